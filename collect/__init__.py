@@ -1,0 +1,1 @@
+"""From the records of all nodes to tables, figures and a report."""

@@ -1,0 +1,1 @@
+"""From a matrix to rendered, submitted and tracked runs."""

@@ -1,0 +1,1 @@
+"""The matrices that ship with the package, as data."""

@@ -1,0 +1,1 @@
+"""From a bare or managed machine to one that is ready to train, verified."""

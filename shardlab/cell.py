@@ -1,0 +1,163 @@
+"""One point of a matrix, resolved: what is trained, on how many ranks, with which batch, and the arithmetic between them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "bf16-pure"]
+State = Literal[
+    "completed", "oom", "timeout", "failed", "cancelled", "node_fail", "preempted", "hung"
+]  # states in which a run can end
+
+
+class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """The update rule; `momentum` is for sgd, `beta1`, `beta2` and `eps` are for adam and adamw."""
+
+    name: Literal["sgd", "adam", "adamw"]
+    lr: Annotated[float, msgspec.Meta(gt=0)]
+    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    beta1: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.999
+    eps: Annotated[float, msgspec.Meta(gt=0)] = 1e-8
+
+
+class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """The learning rate over the run: held, or falling to 0 by a cosine or a line, after a linear rise."""
+
+    name: Literal["constant", "cosine", "linear"] = "constant"
+    lr_warmup_steps: NonNegative = 0
+
+
+class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A cell as a matrix file spells it: every key that a person may write. See `Cell` for what each means."""
+
+    workload: str
+    strategy: str
+    gpus: Positive = 1
+    nnodes: Positive | None = None
+    launcher: str = "torchrun"
+    global_batch_size: Positive | None = None
+    gpu_batch_size: Positive | None = None
+    micro_batch_size: Positive | None = None
+    seq_len: Positive | None = None
+    steps: Positive | None = None
+    epochs: Positive | None = None
+    warmup_steps: NonNegative = 0
+    precision: Precision = "fp32"
+    optimizer: Optimizer | None = None
+    schedule: Schedule = msgspec.field(default_factory=Schedule)
+    seed: NonNegative = 42
+    time_limit: str | None = None
+    expect: list[State] = []
+    options: dict[str, bool | int | float | str | None] = {}
+
+
+class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=False):
+    """A resolved cell: nothing in it is left to a default of another program.
+
+    gpus: ranks that train, one accelerator each (one process each on a machine without GPUs).
+    global_batch_size: units of data (images, sequences) in one optimizer step over all ranks.
+    micro_batch_size: units per rank and forward pass; `gradient_accumulation_steps` passes make a step.
+    steps or epochs: the timed length, exactly one of them; `warmup_steps` run before it, untimed, on top.
+    time_limit_s: seconds until the run is ended as `timeout`, or null.
+    expect: end states that are this cell's proper end, besides completed.
+    options: of the strategy and the workload, with their defaults written out.
+    """
+
+    workload: str
+    strategy: str
+    gpus: int
+    nnodes: int
+    launcher: str
+    global_batch_size: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    seq_len: int | None
+    steps: int | None
+    epochs: int | None
+    warmup_steps: int
+    precision: Precision
+    optimizer: Optimizer
+    schedule: Schedule
+    seed: int
+    time_limit_s: int | None
+    expect: list[State]
+    options: dict[str, bool | int | float | str | None]
+
+    @property
+    def gpu_batch_size(self) -> int:
+        """Units per rank and optimizer step."""
+        return self.micro_batch_size * self.gradient_accumulation_steps
+
+    def hash(self) -> str:
+        """12 hexadecimal digits that depend on every key's value and on no key's order.
+
+        What cannot change the measured work is left out: the time limit and the expected end.
+        """
+        return cell_hash(msgspec.to_builtins(self))
+
+    def name(self) -> str:
+        """A readable head and the hash, fit for a folder's name (at most 52 characters)."""
+        accumulation = f"-a{self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
+        head = f"{self.strategy}-{self.workload}-g{self.gpus}-b{self.global_batch_size}{accumulation}"
+        if self.launcher != "torchrun":
+            head += f"-{self.launcher}"
+        head = re.sub(r"[^a-z0-9._-]+", "-", head.lower())[:39].strip("-._")
+        return f"{head}-{self.hash()}"
+
+
+def cell_hash(cell: dict[str, Any]) -> str:
+    """The hash of a resolved cell in its plain form, as it stands in run.json."""
+    identity = {key: value for key, value in cell.items() if key not in ("time_limit_s", "expect")}
+    return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]
+
+
+def batch(draft: Draft) -> tuple[int, int, int]:
+    """(global_batch_size, micro_batch_size, gradient_accumulation_steps) of a draft.
+
+    Raises ValueError(key, sentence) when the sizes contradict each other or do not divide.
+    """
+    ranks = draft.gpus
+    if (draft.global_batch_size is None) == (draft.gpu_batch_size is None):
+        found = "neither" if draft.global_batch_size is None else "both"
+        raise ValueError(
+            "global_batch_size",
+            f"exactly one of global_batch_size (strong scaling) and gpu_batch_size (weak scaling) is needed, found {found}.",
+        )
+    if draft.global_batch_size is not None:
+        if draft.global_batch_size % ranks:
+            raise ValueError(
+                "global_batch_size",
+                f"{draft.global_batch_size} does not divide among {ranks} ranks. Allowed: a multiple of {ranks}.",
+            )
+        per_rank = draft.global_batch_size // ranks
+    else:
+        assert draft.gpu_batch_size is not None
+        per_rank = draft.gpu_batch_size
+    micro = draft.micro_batch_size or per_rank
+    if per_rank % micro:
+        raise ValueError(
+            "micro_batch_size",
+            f"{micro} does not divide the {per_rank} units that each of {ranks} ranks has per step. "
+            f"Allowed: a divisor of {per_rank}.",
+        )
+    return per_rank * ranks, micro, per_rank // micro
+
+
+def seconds(text: str) -> int:
+    """``[D-]HH:MM:SS`` in seconds. Raises ValueError for anything else."""
+    match = re.fullmatch(r"(?:(\d{1,3})-)?(\d{1,2}):([0-5]\d):([0-5]\d)", text)
+    if not match:
+        raise ValueError(f'found {text!r}. Allowed: a time as "HH:MM:SS" or "D-HH:MM:SS", in quotes.')
+    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    if total == 0:
+        raise ValueError("found a limit of 0 seconds. Allowed: one second or more.")
+    return total

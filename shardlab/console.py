@@ -1,0 +1,117 @@
+"""What every command has in common: its options, its way to speak, and its exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from shardlab import __version__
+from shardlab.errors import ShardlabError, WorkspaceError
+
+INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our manners: no abbreviations, one sentence on stderr, exit 2."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}. See: {self.prog} --help\n")
+
+
+def common_options() -> argparse.ArgumentParser:
+    """The options that every command takes, before or after its verb."""
+    parent = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    parent.add_argument("--workspace", metavar="DIR", help="where runs/ and report/ lie (default: $SHARDLAB_WORKSPACE or .)")
+    parent.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    parent.add_argument("-v", "--verbose", action="store_true", help="say more on standard error")
+    return parent
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--version", action="version", version=f"shardlab {__version__}")
+
+
+class Output:
+    """Results go to standard output, remarks to standard error; with --json standard output holds one document."""
+
+    def __init__(self, *, json: bool = False, verbose: bool = False) -> None:
+        self.json = json
+        self.verbose = verbose
+        self.results = Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+        self.remarks = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Output:
+        return cls(json=getattr(arguments, "json", False), verbose=getattr(arguments, "verbose", False))
+
+    def line(self, text: str, style: str | None = None) -> None:
+        """A line of the result; on standard error where a JSON document is asked for."""
+        (self.remarks if self.json else self.results).print(escape(text), style=style)
+
+    def remark(self, text: str, style: str | None = None) -> None:
+        """Something a person may want to know that is not the result."""
+        self.remarks.print(escape(text), style=style)
+
+    def detail(self, text: str) -> None:
+        """A remark for --verbose."""
+        if self.verbose:
+            self.remark(text, style="dim")
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
+        """Rows of text as a table on a terminal; a column whose heading ends in a unit "(...)" is set to the right."""
+        drawn = Table(title=escape(title) if title else None, title_justify="left", title_style="bold", header_style="bold")
+        for column in columns:
+            drawn.add_column(escape(column), justify="right" if column.endswith(")") else "left", overflow="fold")
+        for index, row in enumerate(rows):
+            drawn.add_row(*(escape(str(cell)) for cell in row), style=styles[index] if index < len(styles) else None)
+        if self.results.is_terminal and not self.json:
+            self.results.print(drawn)
+        else:
+            width = Console(file=self.results.file, width=100_000, highlight=False, color_system=None)
+            (self.remarks if self.json else width).print(drawn)
+
+    def document(self, value: Any) -> None:
+        """The one JSON document, if it was asked for."""
+        if self.json:
+            sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+            sys.stdout.flush()
+
+
+def run(command: Callable[[], int]) -> int:
+    """Run a command and turn what it raises into a sentence and an exit code."""
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code
+    except ShardlabError as error:
+        sys.stderr.write(_clean(f"error: {error}") + "\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; runs that were started go on, their state is saved.\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno is None:
+            raise
+        sys.stderr.write(_clean(f"error: {WorkspaceError.from_os_error(error, 'go on at')}") + "\n")
+        return WorkspaceError.exit_code
+
+
+def _clean(text: str) -> str:
+    """Without control characters, which could write over the terminal."""
+    return "".join(char if char == "\n" or char.isprintable() else "?" for char in text)

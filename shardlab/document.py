@@ -1,0 +1,214 @@
+"""Read YAML so strictly that nothing a person wrote is silently changed, keeping every value's place in the file.
+
+YAML 1.1 turns ``1:30:00`` into 5400, ``3.10`` into 3.1 and ``on`` into true, lets the last of two equal keys win, and
+expands aliases without bound. Here plain scalars are null, true/false, decimal integers, decimal floats or text; what
+is ambiguous is refused with the place and the way to write it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shardlab.errors import InputError, WorkspaceError
+
+MAX_BYTES = 4 * 1024 * 1024  # a matrix holds axes, never rows; more is a mistake or an attack
+MAX_DEPTH = 32
+
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_TIME = re.compile(r"[-+]?[0-9]+(:[0-9]{1,2})+(\.[0-9]*)?\Z")
+_ODD_NUMBER = re.compile(r"[-+]?(0[xob]?[0-9a-fA-F_]+|[0-9][0-9_]*_[0-9_]*|\.(inf|Inf|INF)|\.(nan|NaN|NAN))\Z")
+_ODD_BOOL = {"yes", "no", "on", "off", "y", "n"}
+
+Path_ = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a file; line and column count from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: where it stands and the sentence."""
+
+    mark: Mark
+    path: str
+    sentence: str
+
+
+@dataclass
+class Document:
+    """A file's plain data and the mark of every value and key in it."""
+
+    file: str
+    data: Any = None
+    values: dict[Path_, Mark] = field(default_factory=dict)
+    keys: dict[Path_, Mark] = field(default_factory=dict)
+
+    def problem(self, path: Path_, sentence: str, *, at_key: bool = False) -> Problem:
+        """Place a sentence at `path`, or at its nearest ancestor that stands in the file."""
+        marks = self.keys if at_key else self.values
+        probe = path
+        while probe and probe not in marks and probe not in self.values:
+            probe = probe[:-1]
+        mark = marks.get(probe) or self.values.get(probe) or Mark(1, 1)
+        return Problem(mark, dotted(path), sentence)
+
+    def error(self, path: Path_, sentence: str, *, at_key: bool = False) -> InputError:
+        """The same as an exception ready to raise."""
+        return self.errors([self.problem(path, sentence, at_key=at_key)])
+
+    def errors(self, problems: list[Problem]) -> InputError:
+        """All problems of the file in one exception, a line each, in the order of the file."""
+        ordered = sorted(problems, key=lambda p: (p.mark.line, p.mark.column))
+        lines = [
+            f"{self.file}:{p.mark.line}:{p.mark.column}: {p.path + ': ' if p.path else ''}{p.sentence}" for p in ordered
+        ]
+        return InputError("\n".join(dict.fromkeys(lines)))
+
+
+def dotted(path: Path_) -> str:
+    """``("nodes", 0, "host")`` as ``nodes[0].host``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def load(path: Path) -> Document:
+    """Read `path`. Raises InputError for anything that is not plain, unambiguous YAML."""
+    try:
+        with path.open("rb") as handle:
+            raw = handle.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file.") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder, not a file.") from None
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read") from error
+    if len(raw) > MAX_BYTES:
+        raise InputError(f"{path}: larger than {MAX_BYTES // 2**20} MiB; such a file holds axes, never rows.")
+    return parse(raw, str(path))
+
+
+def parse(raw: bytes, file: str) -> Document:
+    """Parse the bytes of one YAML document; `file` is the name that errors carry."""
+    document = Document(file)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise InputError(f"{file}:{line}:1: byte {error.start} is not UTF-8 text.") from None
+    try:
+        # Only the pure-Python scanner places its errors by character; these files are small.
+        document.data = _Builder(document, yaml.parse(text, Loader=yaml.SafeLoader)).build()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
+        what = error.problem or error.context or "cannot be read"
+        raise InputError(f"{file}:{place}: not valid YAML: {what}.") from None
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        raise InputError(f"{file}:{line}:1: not valid YAML: {error.reason}.") from None
+    return document
+
+
+class _Builder:
+    """Consumes parser events, so that aliases and tags are seen before anything is built from them."""
+
+    def __init__(self, document: Document, events: Iterator[yaml.Event]) -> None:
+        self.document = document
+        self.events = events
+
+    def build(self) -> Any:
+        data: Any = None
+        seen = False
+        for event in self.events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if seen:
+                    raise self.refuse(event, (), "a second document in one file; keep one document per file")
+                seen = True
+            elif isinstance(event, yaml.NodeEvent):
+                data = self.node(event, ())
+        return data
+
+    def refuse(self, event: yaml.Event, path: Path_, sentence: str) -> InputError:
+        mark = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
+        return self.document.errors([Problem(mark, dotted(path), sentence + ".")])
+
+    def node(self, event: yaml.Event, path: Path_) -> Any:
+        if len(path) > MAX_DEPTH:
+            raise self.refuse(event, path[:3], f"nested deeper than {MAX_DEPTH} levels")
+        if isinstance(event, yaml.AliasEvent):
+            raise self.refuse(event, path, f"an alias (*{event.anchor}); write the value out")
+        if getattr(event, "anchor", None):
+            raise self.refuse(event, path, f"an anchor (&{event.anchor}); write the value out where it is needed")
+        if getattr(event, "tag", None):
+            raise self.refuse(event, path, f"a tag ({event.tag}); only plain values are allowed")
+        self.document.values[path] = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
+        if isinstance(event, yaml.ScalarEvent):
+            return self.scalar(event, path)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self.sequence(path)
+        assert isinstance(event, yaml.MappingStartEvent)
+        return self.mapping(path)
+
+    def sequence(self, path: Path_) -> list[Any]:
+        items: list[Any] = []
+        for event in self.events:
+            if isinstance(event, yaml.SequenceEndEvent):
+                break
+            items.append(self.node(event, (*path, len(items))))
+        return items
+
+    def mapping(self, path: Path_) -> dict[str, Any]:
+        items: dict[str, Any] = {}
+        for event in self.events:
+            if isinstance(event, yaml.MappingEndEvent):
+                break
+            if not isinstance(event, yaml.ScalarEvent):
+                raise self.refuse(event, path, "a key that is not plain text")
+            if event.anchor or event.tag:
+                raise self.refuse(event, path, "an anchor or tag on a key; write the key plainly")
+            key = event.value
+            here = (*path, key)
+            if key == "<<" and not event.style:
+                raise self.refuse(event, path, "a merge key (<<); write the keys out")
+            if key in items:
+                first = self.document.keys[here]
+                raise self.refuse(event, here, f"this key stands twice; the first is on line {first.line}")
+            self.document.keys[here] = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
+            items[key] = self.node(next(self.events), here)
+        return items
+
+    def scalar(self, event: yaml.ScalarEvent, path: Path_) -> Any:
+        value = event.value
+        if event.style:
+            return value
+        if value in ("", "~", "null"):
+            return None
+        if value in ("true", "false"):
+            return value == "true"
+        if _INT.match(value):
+            return int(value)
+        if _FLOAT.match(value) and not re.match(r"[-+]?0[0-9]", value):
+            return float(value)
+        if _TIME.match(value):
+            raise self.refuse(event, path, f'a time without quotes, which YAML reads as a number; write "{value}"')
+        if _ODD_NUMBER.match(value):
+            raise self.refuse(
+                event, path, f'{value} is read differently by different YAML parsers; write a plain decimal or "{value}"'
+            )
+        if value.lower() in _ODD_BOOL:
+            raise self.refuse(event, path, f'{value} is true or false to some YAML parsers; write true, false or "{value}"')
+        return value

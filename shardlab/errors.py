@@ -1,0 +1,71 @@
+"""The exceptions that reach a person, each one sentence and an exit code.
+
+::
+
+    ShardlabError            something asked for did not succeed          exit 1
+    ├── InputError           the input is wrong, nothing was changed      exit 2
+    │   └── UnknownName      a name that no plug-in or file answers to    exit 2
+    ├── WorkspaceError       the workspace cannot be read or written      exit 1
+    └── MissingExtra         an optional set of packages is not installed exit 1
+
+Anything else that escapes is a defect of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class ShardlabError(Exception):
+    """One or more sentences for a person; `exit_code` is what the command ends with."""
+
+    exit_code = 1
+
+
+class InputError(ShardlabError):
+    """The input is wrong: what was found, where, and what is allowed. Nothing was changed."""
+
+    exit_code = 2
+
+
+class UnknownName(InputError):
+    """A name that nothing answers to; the sentence prints the menu and the nearest name."""
+
+    def __init__(self, kind: str, name: str, menu: Iterable[str], where: str = "") -> None:
+        names = sorted(menu)
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        prefix = f"{where}: " if where else ""
+        allowed = ", ".join(names) or "none"
+        super().__init__(f"{prefix}unknown {kind} {name!r}.{hint} Allowed: {allowed}.")
+
+
+class WorkspaceError(ShardlabError):
+    """The workspace cannot be read or written."""
+
+    @classmethod
+    def from_os_error(cls, error: OSError, doing: str) -> WorkspaceError:
+        """Turn an OSError into one sentence that says what was being done and what to do next."""
+        where = Path(error.filename) if error.filename else None
+        place = f" {where}" if where else ""
+        advice = {
+            errno.ENOSPC: "the disk is full; free some space and run the same command again",
+            errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+            errno.EROFS: "the file system is read-only; choose another folder with --workspace",
+            errno.EACCES: "permission denied; choose another folder with --workspace",
+            errno.EPERM: "permission denied; choose another folder with --workspace",
+        }.get(error.errno or 0, error.strerror or str(error))
+        return cls(f"cannot {doing}{place}: {advice}.")
+
+
+class MissingExtra(ShardlabError):
+    """A command needs packages that this installation left out."""
+
+    def __init__(self, extra: str, needed_for: str, missing: str) -> None:
+        super().__init__(
+            f"{needed_for} needs the package {missing!r}, which is not installed here; "
+            f"install it with: pip install 'shardlab[{extra}]'."
+        )

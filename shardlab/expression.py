@@ -1,0 +1,150 @@
+"""The one expression grammar of --where, include, exclude and claims: parsed by Python's parser, evaluated by ours.
+
+Comparisons, ``+ - * /``, ``and or not in``, numbers, text, lists, names, and calls of the functions that the caller
+allows. Nothing else is evaluated, ever.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+MAX_LENGTH = 2000
+
+_BINARY: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_COMPARE: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
+
+
+class ExpressionError(ValueError):
+    """The expression is not in the grammar, or names what is not there."""
+
+
+class Expression:
+    """A checked expression; `names` are the cell keys and `calls` the functions that it mentions."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        if len(text) > MAX_LENGTH:
+            raise ExpressionError(f"an expression of more than {MAX_LENGTH} characters")
+        try:
+            self.tree = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise ExpressionError(f"{text!r} is not an expression: {getattr(error, 'msg', None) or error}") from None
+        self.names: set[str] = set()
+        self.calls: set[str] = set()
+        try:
+            _check(self.tree, self.names, self.calls)
+        except RecursionError:
+            raise ExpressionError("an expression nested too deeply") from None
+
+    def evaluate(self, names: Mapping[str, Any], calls: Mapping[str, Callable[..., Any]] | None = None) -> Any:
+        """The value for these names and functions. Raises ExpressionError, never anything else."""
+        try:
+            return _evaluate(self.tree, names, calls or {})
+        except (TypeError, ZeroDivisionError, OverflowError, RecursionError) as error:
+            raise ExpressionError(f"{self.text!r} cannot be evaluated: {error}") from None
+
+
+def _check(node: ast.AST, names: set[str], calls: set[str]) -> None:
+    """Refuse every construct outside the grammar before anything is evaluated."""
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() | None):
+            return
+        case ast.Name(id=name):
+            names.add(name)
+        case ast.Attribute():
+            names.add(_dotted(node))
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            for item in items:
+                _check(item, names, calls)
+        case ast.BoolOp(values=values):
+            for value in values:
+                _check(value, names, calls)
+        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+            _check(operand, names, calls)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            _check(left, names, calls)
+            _check(right, names, calls)
+        case ast.Compare(left=left, ops=ops, comparators=rest) if all(type(op) in _COMPARE for op in ops):
+            for part in (left, *rest):
+                _check(part, names, calls)
+        case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if all(k.arg for k in keywords):
+            calls.add(name)
+            for keyword in keywords:
+                _check(keyword.value, names, calls)
+        case _:
+            raise ExpressionError(
+                f"{ast.unparse(node)!r} is not allowed. Allowed: comparisons, + - * /, and, or, not, in, numbers, "
+                "text, lists, names of cell keys, and metric functions with named arguments"
+            )
+
+
+def _dotted(node: ast.AST) -> str:
+    """``options.bucket_mb`` as one name; any other attribute is refused."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and not node.attr.startswith("_"):
+        return f"{node.value.id}.{node.attr}"
+    raise ExpressionError(f"{ast.unparse(node)!r} is not allowed; a name has at most one dot, as in options.name")
+
+
+def _evaluate(node: ast.AST, names: Mapping[str, Any], calls: Mapping[str, Callable[..., Any]]) -> Any:
+    def value(child: ast.AST) -> Any:
+        return _evaluate(child, names, calls)
+
+    match node:
+        case ast.Constant(value=constant):
+            return constant
+        case ast.Name(id=name):
+            return _lookup(name, names)
+        case ast.Attribute():
+            return _lookup(_dotted(node), names)
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [value(item) for item in items]
+        case ast.BoolOp(op=ast.And(), values=values):
+            return all(value(item) for item in values)
+        case ast.BoolOp(values=values):
+            return any(value(item) for item in values)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not value(operand)
+        case ast.UnaryOp(operand=operand):
+            return -value(operand)
+        case ast.BinOp(left=left, op=op, right=right):
+            a, b = value(left), value(right)
+            if not all(isinstance(side, int | float) for side in (a, b)):
+                raise TypeError("arithmetic needs numbers")
+            return _BINARY[type(op)](a, b)
+        case ast.Compare(left=left, ops=ops, comparators=rest):
+            here = value(left)
+            for op, other in zip(ops, rest, strict=True):
+                there = value(other)
+                if not _COMPARE[type(op)](here, there):
+                    return False
+                here = there
+            return True
+        case ast.Call(func=ast.Name(id=name), keywords=keywords):
+            if name not in calls:
+                raise ExpressionError(f"unknown function {name!r}. Allowed: {', '.join(sorted(calls)) or 'none here'}")
+            return calls[name](**{k.arg: value(k.value) for k in keywords if k.arg})
+        case _:  # pragma: no cover - _check has refused it
+            raise AssertionError(ast.dump(node))
+
+
+def _lookup(name: str, names: Mapping[str, Any]) -> Any:
+    if name not in names:
+        raise ExpressionError(f"unknown name {name!r}. Allowed: {', '.join(sorted(names))}")
+    return names[name]

@@ -1,0 +1,80 @@
+"""Writing so that a reader sees the old file or the new one, and a kill loses at most the line being written."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shardlab.errors import WorkspaceError
+
+
+def write_atomic(path: Path, content: bytes, *, sync: bool = True, mode: int = 0o644) -> None:
+    """Write beside `path`, sync if asked, rename over it. Raises WorkspaceError; `path` is then as it was."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            if sync:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, path)
+        if sync:
+            sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise WorkspaceError.from_os_error(_named(error, path), "write") from error
+
+
+def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
+    """`value` as indented JSON, atomically."""
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n", sync=sync)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents. Raises WorkspaceError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "create the folder") from error
+
+
+def sync_folder(path: Path) -> None:
+    """Make a rename in `path` survive a power loss, where the file system allows it."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256 in hexadecimal."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def as_workspace_error(doing: str) -> Iterator[None]:
+    """Turn an OSError of the block into one sentence for a person."""
+    try:
+        yield
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, doing) from error
+
+
+def _named(error: OSError, path: Path) -> OSError:
+    """The error with the name of the file that was meant, not of the temporary beside it."""
+    return OSError(error.errno, error.strerror, str(path))

@@ -1,0 +1,211 @@
+"""What a rank, a node and a run write, one JSON object a line, and how it is read back when a line is torn.
+
+Times: `t_s` is the monotonic clock in seconds since boot, `wall_s` is seconds since the epoch. Sizes are bytes. What
+could not be read is absent, never 0.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from shardlab.errors import WorkspaceError
+
+SCHEMA = 1
+
+
+class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A line of a record file. Unknown fields are read over, so that older readers understand newer writers."""
+
+
+class StepRecord(Record, kw_only=True):
+    """One optimizer step as one rank saw it.
+
+    step: 1, 2, ... over the timed steps; warm-up steps come first, counted apart, with `warmup` true.
+    loss: mean over this rank's part of the batch, before the update. units: units of data of this rank in the step.
+    data_ms, forward_ms, backward_ms, optimizer_ms: parts of step_ms; step_ms: from asking for data to the end of the update.
+    allocated_bytes, reserved_bytes: peak of the GPU allocator since the start of the step; absent without a GPU.
+    rss_bytes: resident memory of the process after the step.
+    """
+
+    schema: int
+    step: int
+    t_s: float
+    wall_s: float
+    loss: float
+    units: int
+    step_ms: float
+    data_ms: float | None = None
+    forward_ms: float | None = None
+    backward_ms: float | None = None
+    optimizer_ms: float | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    rss_bytes: int | None = None
+    warmup: bool = False
+
+
+class GpuSample(Record, kw_only=True):
+    """One GPU at a moment, from NVML."""
+
+    uuid: str
+    utilization_pct: float | None = None
+    memory_used_bytes: int | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: float | None = None
+
+
+class NicSample(Record, kw_only=True):
+    """One network interface at a moment: the kernel's counters since boot."""
+
+    name: str
+    kind: str  # loopback, physical or virtual
+    mac: str | None = None
+    pci: str | None = None
+    rx_bytes: int | None = None
+    tx_bytes: int | None = None
+
+
+class Sample(Record, kw_only=True):
+    """One host at a moment. cpu_pct: share of all processors that was busy since the sample before, 0 to 100."""
+
+    schema: int
+    t_s: float
+    wall_s: float
+    host: str
+    boot_id: str
+    cpu_pct: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    disk_read_bytes: int | None = None
+    disk_write_bytes: int | None = None
+    gpus: list[GpuSample] | None = None
+    nics: list[NicSample] | None = None
+
+
+class Event(Record, kw_only=True):
+    """Something that happened to a run, by one writer; `data` says what else is known of it."""
+
+    schema: int
+    event: str
+    writer: str
+    wall_s: float
+    host: str
+    data: dict[str, Any] = {}
+
+
+class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The distribution of n measurements; p5 and p95 are linear percentiles."""
+
+    median: float
+    mean: float
+    p5: float
+    p95: float
+    n: int
+
+
+class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """result.json: what one run came to; written last, so that its existence means complete."""
+
+    schema: int
+    run_id: str
+    state: str
+    rehearsal: bool
+    steps: int
+    unit: str
+    final_loss: float | None = None
+    throughput_per_s: float | None = None
+    step_time_ms: Spread | None = None
+    train_time_s: float | None = None
+    epoch_time_s: list[float] | None = None
+    peak_memory_bytes: dict[str, int] | None = None  # allocated and reserved on GPUs, rss: worst rank
+    parameters: int | None = None
+    data: dict[str, Any] = {}  # name, sha256, synthetic
+    knobs: dict[str, dict[str, Any]] = {}  # asked, effective
+    versions: dict[str, str] = {}
+
+
+T = TypeVar("T")
+
+
+class Lines(msgspec.Struct, Generic[T]):
+    """The records of one file, and what could not be read of it."""
+
+    records: list[T]
+    truncated: bool = False  # the last line is cut: the writer was killed, or is writing it now
+    corrupt: int = 0  # complete lines that are not such a record
+
+
+def read_lines(path: Path, kind: type[T]) -> Lines[T]:
+    """Read a record file. A torn last line is noted, a bad line is counted; neither stops the reading.
+
+    A file that is not there gives no records.
+    """
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return Lines([])
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read") from error
+    decoder = msgspec.json.Decoder(kind)
+    lines = Lines[T]([])
+    parts = raw.split(b"\n")
+    tail = parts.pop()
+    for part in parts:
+        try:
+            lines.records.append(decoder.decode(part))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            lines.corrupt += 1
+    if tail:
+        try:
+            lines.records.append(decoder.decode(tail))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            lines.truncated = True
+    return lines
+
+
+class LineWriter:
+    """Appends records to a file, each in one write, so that a kill tears at most the last line."""
+
+    def __init__(self, path: Path) -> None:
+        self._encoder = msgspec.json.Encoder()
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            if (size := os.fstat(self._descriptor).st_size) and not _ends_line(path, size):
+                os.write(self._descriptor, b"\n")  # a torn line of an earlier writer stays a line of its own
+        except OSError as error:
+            raise WorkspaceError.from_os_error(error, "write") from error
+
+    def write(self, record: Record, *, sync: bool = False) -> None:
+        """Append one record; `sync` where losing it would lose a result. Raises WorkspaceError."""
+        line = self._encoder.encode(record) + b"\n"
+        try:
+            written = os.write(self._descriptor, line)
+            if written < len(line):  # the disk filled in mid-line: the second write names the error
+                os.write(self._descriptor, line[written:])
+            if sync:
+                os.fsync(self._descriptor)
+        except OSError as error:
+            error.filename = str(self._path)
+            raise WorkspaceError.from_os_error(error, "write") from error
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def __enter__(self) -> LineWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _ends_line(path: Path, size: int) -> bool:
+    with path.open("rb") as handle:
+        handle.seek(size - 1)
+        return handle.read(1) == b"\n"

@@ -1,0 +1,61 @@
+"""One attempt at a cell, resolved and frozen: run.json, which is all that the nodes are told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from shardlab.cell import Cell
+from shardlab.errors import InputError, WorkspaceError
+
+RUN_ID = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
+
+
+class World(msgspec.Struct, frozen=True):
+    """How many processes come together: world_size = nnodes x nproc_per_node."""
+
+    nnodes: int
+    nproc_per_node: int
+    world_size: int
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """run.json. `repeat` counts from 1 over equal runs of a cell; `attempt` counts from 1 over retries of one of them."""
+
+    schema: Annotated[int, msgspec.Meta(ge=1, le=1)]
+    run_id: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]
+    matrix: str
+    cell: Cell
+    cell_hash: str
+    repeat: int
+    attempt: int
+    launcher: str
+    rehearsal: bool  # ranks forked on a CPU: says that the line works, not how fast it is
+    world: World
+    cluster: dict[str, str]
+    data_path: str
+    versions: dict[str, str]
+    git_commit: str | None
+    templates: dict[str, str]  # template name -> SHA-256
+    created: str  # ISO 8601, UTC
+
+
+def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:
+    """The folder name of a run: readable head, hash of the cell, repeat, and the attempt from the second on."""
+    name = f"{cell.name()}-r{repeat}"
+    return name if attempt == 1 else f"{name}-a{attempt}"
+
+
+def read(path: Path) -> Run:
+    """Read a run.json. Raises InputError where it is not one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Run)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such run.") from None
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: is not a run of this version: {error}.") from None

@@ -1,0 +1,95 @@
+"""Every path that a run owns, and its state as its own files tell it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from socket import gethostname
+from typing import Any
+
+import msgspec
+
+from shardlab import run as run_file
+from shardlab import state
+from shardlab.errors import InputError, WorkspaceError
+from shardlab.record import SCHEMA, Event, Lines, LineWriter, Result, StepRecord, read_lines
+
+
+class RunDir:
+    """The folder runs/RUN_ID."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_json = path / "run.json"
+        self.job_script = path / "job.sh"
+        self.claim = path / "claim"
+        self.result = path / "result.json"
+        self.log = path / "log"
+        self.job_log = self.log / "job.log"
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    def events_file(self, writer: str) -> Path:
+        return self.path / f"events.{writer}.jsonl"
+
+    def environment(self, host: str) -> Path:
+        return self.path / "env" / f"{host}.json"
+
+    def steps_file(self, rank: int) -> Path:
+        return self.path / "steps" / f"rank-{rank:05d}.jsonl"
+
+    def samples_file(self, host: str) -> Path:
+        return self.path / "samples" / f"{host}.jsonl"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.log / f"rank-{rank:05d}.log"
+
+    def read_run(self) -> run_file.Run:
+        return run_file.read(self.run_json)
+
+    def read_result(self) -> Result | None:
+        """The result, or None while there is none. Raises InputError where the file is damaged."""
+        try:
+            return msgspec.json.decode(self.result.read_bytes(), type=Result)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise WorkspaceError.from_os_error(error, "read") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{self.result}: is not a result of this version: {error}.") from None
+
+    def write_event(self, writer: str, event: str, **data: Any) -> None:
+        """Append to the one event file of `writer`, synced: the state is computed from it."""
+        record = Event(
+            schema=SCHEMA, event=event, writer=writer, wall_s=time.time(), host=gethostname(), data=data
+        )
+        with LineWriter(self.events_file(writer)) as lines:
+            lines.write(record, sync=True)
+
+    def events(self) -> list[Event]:
+        """The events of all writers in the order of their clocks; damaged lines are left out."""
+        files = sorted(self.path.glob("events.*.jsonl"))
+        found = [event for file in files for event in read_lines(file, Event).records]
+        return sorted(found, key=lambda event: event.wall_s)
+
+    def steps(self, rank: int) -> Lines[StepRecord]:
+        return read_lines(self.steps_file(rank), StepRecord)
+
+    def timed_steps(self, world_size: int) -> int:
+        """The timed steps that every rank has recorded."""
+        return min((sum(not r.warmup for r in self.steps(rank).records) for rank in range(world_size)), default=0)
+
+    def judge(self) -> state.Verdict:
+        """The state that this run's files tell."""
+        events = self.events()
+        if not any(event.event == "exited" for event in events):
+            return state.judge(events, has_result=False, steps=0, steps_asked=None)
+        try:
+            run, result = self.read_run(), self.read_result()
+        except InputError as error:
+            return state.Verdict("unknown", str(error))
+        asked = run.cell.steps if run.cell.steps is not None else (result.steps if result else None)
+        steps = self.timed_steps(run.world.world_size)
+        return state.judge(events, has_result=result is not None, steps=steps, steps_asked=asked)

@@ -1,0 +1,99 @@
+"""Hold plain data against a typed Struct and say, for every difference, where it stands and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import msgspec
+
+from shardlab.document import Document, Path_, Problem
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def convert(document: Document, shape: type[T], *, at: Path_ = ()) -> T:
+    """The value at `at` as a `shape`. Raises InputError that lists every problem with file:line:column."""
+    data = document.data
+    for part in at:
+        data = data[part]
+    problems: list[Problem] = []
+    check(document, data, shape, at, problems)
+    if problems:
+        raise document.errors(problems)
+    return msgspec.convert(data, shape)
+
+
+def check(document: Document, data: Any, shape: Any, path: Path_, problems: list[Problem]) -> None:
+    """Append a problem for every place below `path` where `data` is not a `shape`."""
+    shape = _unwrap(shape, data)
+    if isinstance(shape, type) and issubclass(shape, msgspec.Struct):
+        _check_struct(document, data, shape, path, problems)
+    elif get_origin(shape) is list and isinstance(data, list):
+        for index, item in enumerate(data):
+            check(document, item, get_args(shape)[0], (*path, index), problems)
+    elif get_origin(shape) is dict and isinstance(data, dict):
+        for key, item in data.items():
+            check(document, item, get_args(shape)[1], (*path, key), problems)
+    else:
+        try:
+            msgspec.convert(data, shape, strict=True)
+        except msgspec.ValidationError as error:
+            detail = str(error).split(" - at ")[0]
+            problems.append(document.problem(path, _sentence(data, shape, detail)))
+
+
+def _check_struct(
+    document: Document, data: Any, shape: type[msgspec.Struct], path: Path_, problems: list[Problem]
+) -> None:
+    if not isinstance(data, dict):
+        problems.append(document.problem(path, f"expected a mapping, found {describe(data)}."))
+        return
+    fields = {field.encode_name: field for field in msgspec.structs.fields(shape)}
+    for key, value in data.items():
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            sentence = f"unknown key.{hint} Allowed here: {', '.join(sorted(fields))}."
+            problems.append(document.problem((*path, key), sentence, at_key=True))
+        else:
+            check(document, value, fields[key].type, (*path, key), problems)
+    for name, field in fields.items():
+        if field.required and name not in data:
+            problems.append(document.problem(path, f"the key {name!r} is missing."))
+
+
+def _unwrap(shape: Any, data: Any) -> Any:
+    """The member of an optional union that `data` has to fit, so that errors speak of that member alone."""
+    if get_origin(shape) in (Union, types.UnionType):
+        members = [m for m in get_args(shape) if m is not type(None)]
+        if data is not None and len(members) == 1:
+            return _unwrap(members[0], data)
+    return shape
+
+
+def _sentence(data: Any, shape: Any, detail: str) -> str:
+    """What was found and what is allowed."""
+    bare = get_args(shape)[0] if get_origin(shape) is typing.Annotated else shape
+    if get_origin(bare) is Literal:
+        allowed = ", ".join(str(choice) for choice in get_args(bare))
+        return f"found {describe(data)}. Allowed: {allowed}."
+    if bare is str and isinstance(data, int | float) and not isinstance(data, bool):
+        return f'expected text, found {describe(data)}; write it in quotes, as YAML drops digits ("3.10" becomes 3.1).'
+    detail = detail[0].lower() + detail[1:] if detail else "is not allowed"
+    return f"found {describe(data)}: {detail}."
+
+
+def describe(data: Any) -> str:
+    """A value as a person would name it, cut to a line."""
+    names = {bool: "the truth value", int: "the number", float: "the number", str: "the text"}
+    if data is None:
+        return "nothing"
+    if isinstance(data, dict):
+        return "a mapping"
+    if isinstance(data, list):
+        return "a list"
+    text = str(data).lower() if isinstance(data, bool) else repr(data)
+    return f"{names[type(data)]} {text[:60]}"

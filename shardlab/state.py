@@ -1,0 +1,66 @@
+"""The states of a run and how they follow from what was written about it; unknown is never success."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from shardlab.record import Event
+
+STATES = {
+    "planned": "rendered, not sent",
+    "pending": "sent, waiting for its turn",
+    "running": "its ranks are at work",
+    "completed": "exit code 0, a result, and every step asked for",
+    "oom": "ran out of memory, on a GPU or on the host",
+    "timeout": "ended at its time limit",
+    "failed": "ended with an error",
+    "cancelled": "ended by a person",
+    "node_fail": "the machine went away under it",
+    "preempted": "ended by the scheduler in favour of another job",
+    "hung": "made no step for too long and was ended",
+    "unknown": "what is known of it does not fit together",
+}
+FINAL = frozenset(STATES) - {"planned", "pending", "running", "unknown"}
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """A state and, in a sentence, why it is not completed."""
+
+    state: str
+    why: str = ""
+
+
+def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked: int | None) -> Verdict:
+    """The state that a run's own events tell; the scheduler may know more (`jobs` reconciles the two).
+
+    steps: timed steps that every rank recorded; steps_asked: None where the length is given in epochs and no result
+    says how many steps that made.
+    """
+    by_name = {event.event: event for event in sorted(events, key=lambda e: e.wall_s)}
+    ended = by_name.get("exited")
+    if ended is None:
+        if "cancelled" in by_name:
+            return Verdict("cancelled", "cancelled before it started")
+        for name, state in (("started", "running"), ("submitted", "pending"), ("rendered", "planned")):
+            if name in by_name:
+                return Verdict(state)
+        return Verdict("unknown", "no event says that it was rendered")
+    return _ended(by_name, ended, has_result, steps, steps_asked)
+
+
+def _ended(by_name: dict[str, Event], ended: Event, has_result: bool, steps: int, asked: int | None) -> Verdict:
+    reason, code = ended.data.get("reason"), ended.data.get("code")
+    if reason in FINAL - {"completed"}:
+        return Verdict(str(reason), str(ended.data.get("why", "")))
+    if code == 0:
+        if not has_result:
+            return Verdict("failed", "exit code 0, but there is no result.json")
+        if asked is None or steps < asked:
+            return Verdict("failed", f"exit code 0, but {steps} steps are recorded of {asked or 'an unknown number'}")
+        return Verdict("completed")
+    if "oom" in by_name:
+        return Verdict("oom", str(by_name["oom"].data.get("why", "out of memory")))
+    failed = by_name.get("failed")
+    return Verdict("failed", str(failed.data.get("why", "")) if failed else f"exit code {code}")

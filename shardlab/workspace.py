@@ -1,0 +1,111 @@
+"""The folder where a person works: their cluster file, our notes, and the runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from shardlab import files
+from shardlab.errors import InputError, UnknownName, WorkspaceError
+from shardlab.run import RUN_ID
+from shardlab.rundir import RunDir
+
+
+class Expansion(msgspec.Struct, kw_only=True):
+    """.shardlab/matrices/NAME.json: what a matrix came to when it was last rendered, for those who only read runs."""
+
+    schema: int
+    name: str
+    title: str
+    path: str
+    cells: list[dict[str, object]]  # id, cell, runs: the run ids of its repeats
+    excluded: list[dict[str, object]]
+    assumed: list[dict[str, object]] = []
+    notes: list[dict[str, object]] = []
+
+
+class Workspace:
+    """Nothing is created before something has to be kept."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.runs = self.path / "runs"
+        self.own = self.path / ".shardlab"
+        self.report = self.path / "report"
+
+    @classmethod
+    def find(cls, given: str | None) -> Workspace:
+        """--workspace, else $SHARDLAB_WORKSPACE, else the current folder. Raises InputError for a file."""
+        path = Path(given or os.environ.get("SHARDLAB_WORKSPACE") or ".")
+        if path.exists() and not path.is_dir():
+            raise InputError(f"{path}: the workspace has to be a folder.")
+        return cls(path)
+
+    def run(self, run_id: str) -> RunDir:
+        """The run with exactly this id. Raises InputError for anything that is no run id or no run here."""
+        if not RUN_ID.match(run_id):
+            raise InputError(f"{run_id!r} is no run id. Allowed: {RUN_ID.pattern}.")
+        found = RunDir(self.runs / run_id)
+        if not found.run_json.exists():
+            raise UnknownName("run", run_id, self.run_ids()[:20], where=str(self.runs))
+        return found
+
+    def run_ids(self) -> list[str]:
+        """The ids of all runs here, sorted."""
+        try:
+            return sorted(e.name for e in os.scandir(self.runs) if RUN_ID.match(e.name) and e.is_dir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise WorkspaceError.from_os_error(error, "read") from error
+
+    def all_runs(self) -> list[RunDir]:
+        """All runs here, by id."""
+        return [RunDir(self.runs / run_id) for run_id in self.run_ids()]
+
+    def keep_expansion(self, expansion: Expansion) -> None:
+        """Remember what a matrix came to, and that it was the last one."""
+        folder = self.own / "matrices"
+        files.make_folder(folder)
+        files.write_json(folder / f"{expansion.name}.json", expansion)
+        files.write_json(self.own / "last-matrix.json", {"schema": 1, "name": expansion.name})
+
+    def expansions(self) -> list[str]:
+        """The names of the matrices that were rendered here."""
+        return sorted(path.stem for path in (self.own / "matrices").glob("*.json"))
+
+    def expansion(self, name: str | None) -> Expansion:
+        """What the named matrix, or else the last one, came to here. Raises InputError where there is none."""
+        try:
+            if name is None:
+                name = str(msgspec.json.decode((self.own / "last-matrix.json").read_bytes())["name"])
+            if name not in self.expansions():
+                raise UnknownName("matrix in this workspace", name, self.expansions())
+            raw = (self.own / "matrices" / f"{name}.json").read_bytes()
+            return msgspec.json.decode(raw, type=Expansion)
+        except FileNotFoundError:
+            raise InputError(
+                f"{self.path}: no matrix was submitted here; start with: jobs submit --matrix quickstart "
+                "(or name the workspace with --workspace)."
+            ) from None
+        except OSError as error:
+            raise WorkspaceError.from_os_error(error, "read") from error
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            raise InputError(f"{self.own}: the notes on the matrix cannot be read: {error}.") from None
+
+
+def chosen(ids: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """The ids that match any of the shell patterns. Raises InputError for a pattern that matches none."""
+    from fnmatch import fnmatchcase
+
+    known = list(ids)
+    picked: set[str] = set()
+    for pattern in patterns:
+        matches = [run_id for run_id in known if fnmatchcase(run_id, pattern)]
+        if not matches:
+            raise UnknownName("run", pattern, known[:20])
+        picked.update(matches)
+    return [run_id for run_id in known if run_id in picked]

@@ -1,0 +1,34 @@
+"""The menus of strategies and workloads, for those who must not import torch."""
+
+from __future__ import annotations
+
+from shardlab import registry
+from shardlab.errors import UnknownName
+from trainers.strategy import Strategy
+from trainers.workload import Workload
+
+
+def strategies() -> dict[str, Strategy]:
+    """Every strategy by name, in the order of the families' files."""
+    return {s.name: s for module in registry.load_all("trainers.strategies") for s in module.VARIANTS}
+
+
+def workloads() -> dict[str, Workload]:
+    """Every workload by name, in the order of the families' files."""
+    return {w.name: w for module in registry.load_all("trainers.workloads") for w in module.VARIANTS}
+
+
+def strategy(name: str) -> Strategy:
+    """The strategy with this name. Raises UnknownName with the menu."""
+    menu = strategies()
+    if name not in menu:
+        raise UnknownName("strategy", name, menu)
+    return menu[name]
+
+
+def workload(name: str) -> Workload:
+    """The workload with this name. Raises UnknownName with the menu."""
+    menu = workloads()
+    if name not in menu:
+        raise UnknownName("workload", name, menu)
+    return menu[name]

@@ -1,0 +1,1 @@
+"""What is trained: model, data, unit of work and loss; one file a family, each naming its variants."""
