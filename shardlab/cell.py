@@ -119,21 +119,29 @@ def cell_hash(cell: dict[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]
 
 
+class BatchError(ValueError):
+    """Batch sizes that contradict each other; `key` is the cell key to look at."""
+
+    def __init__(self, key: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.key = key
+
+
 def batch(draft: Draft) -> tuple[int, int, int]:
     """(global_batch_size, micro_batch_size, gradient_accumulation_steps) of a draft.
 
-    Raises ValueError(key, sentence) when the sizes contradict each other or do not divide.
+    Raises BatchError when the sizes contradict each other or do not divide.
     """
     ranks = draft.gpus
     if (draft.global_batch_size is None) == (draft.gpu_batch_size is None):
         found = "neither" if draft.global_batch_size is None else "both"
-        raise ValueError(
+        raise BatchError(
             "global_batch_size",
             f"exactly one of global_batch_size (strong scaling) and gpu_batch_size (weak scaling) is needed, found {found}.",
         )
     if draft.global_batch_size is not None:
         if draft.global_batch_size % ranks:
-            raise ValueError(
+            raise BatchError(
                 "global_batch_size",
                 f"{draft.global_batch_size} does not divide among {ranks} ranks. Allowed: a multiple of {ranks}.",
             )
@@ -143,7 +151,7 @@ def batch(draft: Draft) -> tuple[int, int, int]:
         per_rank = draft.gpu_batch_size
     micro = draft.micro_batch_size or per_rank
     if per_rank % micro:
-        raise ValueError(
+        raise BatchError(
             "micro_batch_size",
             f"{micro} does not divide the {per_rank} units that each of {ranks} ranks has per step. "
             f"Allowed: a divisor of {per_rank}.",

@@ -31,9 +31,9 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}. See: {self.prog} --help\n")
 
 
-def common_options() -> argparse.ArgumentParser:
+def common_options() -> Parser:
     """The options that every command takes, before or after its verb."""
-    parent = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    parent = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     parent.add_argument("--workspace", metavar="DIR", help="where runs/ and report/ lie (default: $SHARDLAB_WORKSPACE or .)")
     parent.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     parent.add_argument("-v", "--verbose", action="store_true", help="say more on standard error")

@@ -71,9 +71,7 @@ class Document:
     def errors(self, problems: list[Problem]) -> InputError:
         """All problems of the file in one exception, a line each, in the order of the file."""
         ordered = sorted(problems, key=lambda p: (p.mark.line, p.mark.column))
-        lines = [
-            f"{self.file}:{p.mark.line}:{p.mark.column}: {p.path + ': ' if p.path else ''}{p.sentence}" for p in ordered
-        ]
+        lines = [f"{self.file}:{p.mark.line}:{p.mark.column}: {p.path + ': ' if p.path else ''}{p.sentence}" for p in ordered]
         return InputError("\n".join(dict.fromkeys(lines)))
 
 
@@ -143,19 +141,18 @@ class _Builder:
         return data
 
     def refuse(self, event: yaml.Event, path: Path_, sentence: str) -> InputError:
-        mark = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
-        return self.document.errors([Problem(mark, dotted(path), sentence + ".")])
+        return self.document.errors([Problem(_mark(event), dotted(path), sentence + ".")])
 
     def node(self, event: yaml.Event, path: Path_) -> Any:
         if len(path) > MAX_DEPTH:
             raise self.refuse(event, path[:3], f"nested deeper than {MAX_DEPTH} levels")
         if isinstance(event, yaml.AliasEvent):
             raise self.refuse(event, path, f"an alias (*{event.anchor}); write the value out")
-        if getattr(event, "anchor", None):
-            raise self.refuse(event, path, f"an anchor (&{event.anchor}); write the value out where it is needed")
-        if getattr(event, "tag", None):
-            raise self.refuse(event, path, f"a tag ({event.tag}); only plain values are allowed")
-        self.document.values[path] = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
+        if anchor := getattr(event, "anchor", None):
+            raise self.refuse(event, path, f"an anchor (&{anchor}); write the value out where it is needed")
+        if tag := getattr(event, "tag", None):
+            raise self.refuse(event, path, f"a tag ({tag}); only plain values are allowed")
+        self.document.values[path] = _mark(event)
         if isinstance(event, yaml.ScalarEvent):
             return self.scalar(event, path)
         if isinstance(event, yaml.SequenceStartEvent):
@@ -187,7 +184,7 @@ class _Builder:
             if key in items:
                 first = self.document.keys[here]
                 raise self.refuse(event, here, f"this key stands twice; the first is on line {first.line}")
-            self.document.keys[here] = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
+            self.document.keys[here] = _mark(event)
             items[key] = self.node(next(self.events), here)
         return items
 
@@ -212,3 +209,8 @@ class _Builder:
         if value.lower() in _ODD_BOOL:
             raise self.refuse(event, path, f'{value} is true or false to some YAML parsers; write true, false or "{value}"')
         return value
+
+
+def _mark(event: yaml.Event) -> Mark:
+    assert event.start_mark is not None  # the pure-Python parser always sets it
+    return Mark(event.start_mark.line + 1, event.start_mark.column + 1)

@@ -130,9 +130,9 @@ def _evaluate(node: ast.AST, names: Mapping[str, Any], calls: Mapping[str, Calla
             return _BINARY[type(op)](a, b)
         case ast.Compare(left=left, ops=ops, comparators=rest):
             here = value(left)
-            for op, other in zip(ops, rest, strict=True):
+            for comparison, other in zip(ops, rest, strict=True):
                 there = value(other)
-                if not _COMPARE[type(op)](here, there):
+                if not _COMPARE[type(comparison)](here, there):
                     return False
                 here = there
             return True

@@ -8,7 +8,7 @@ stands as a point of its own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,6 +22,7 @@ from shardlab.errors import UnknownName
 from shardlab.expression import Expression, ExpressionError
 
 MAX_CELLS = 100_000
+Placed = dict[str, tuple[Any, Path_]]  # cell key -> its value and where that stands in the file
 
 
 class Assumed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -152,9 +153,10 @@ def key_type(key: str) -> Any:
         return fields.get(head)
     if head == "options":
         return bool | int | float | str | None
-    inner = {"optimizer": Optimizer, "schedule": Schedule}.get(head)
-    members = {field.name: field.type for field in msgspec.structs.fields(inner)} if inner else {}
-    return members.get(tail)
+    for name, inner in (("optimizer", Optimizer), ("schedule", Schedule)):
+        if head == name:
+            return {field.name: field.type for field in msgspec.structs.fields(inner)}.get(tail)
+    return None
 
 
 def origin(point: Point, key: str) -> Path_:
@@ -229,14 +231,14 @@ def _check_claims(text: Document, file: MatrixFile, problems: list[Problem]) -> 
 
 
 def _expand(text: Document, file: MatrixFile) -> tuple[list[Point], list[Excluded]]:
-    defaults = {key: (value, ("defaults", key)) for key, value in file.defaults.items()}
+    defaults: Placed = {key: (value, ("defaults", key)) for key, value in file.defaults.items()}
     size = 1
     for values in itertools.chain(file.axes.values(), (next(iter(group.values()), []) for group in file.zip)):
         size *= len(values)
     if size > MAX_CELLS:
         raise text.error(("axes",), f"{size} combinations. Allowed: {MAX_CELLS} or fewer.")
     crossed = list(_cross(file)) if file.axes or file.zip else ([{}] if not file.include else [])
-    kept: list[dict[str, tuple[Any, Path_]]] = []
+    kept: list[Placed] = []
     excluded: list[Excluded] = []
     for axis_point in crossed:
         point = _merge(defaults, axis_point)
@@ -245,12 +247,15 @@ def _expand(text: Document, file: MatrixFile) -> tuple[list[Point], list[Exclude
             kept.append(axis_point)
         else:
             excluded.append(Excluded(_plain(point), why))
-    extra: list[dict[str, tuple[Any, Path_]]] = []
+    extra: list[Placed] = []
     varying = set(file.axes) | {key for group in file.zip for key in group}
-    additions: list[dict[str, tuple[Any, Path_]]] = [{} for _ in kept]
+    additions: list[Placed] = [{} for _ in kept]
     for index, entry in enumerate(file.include):
-        wanted = {k: (v, ("include", index, k)) for k, v in entry.items() if k not in ("when", "why")}
-        matching = [n for n, p in enumerate(kept) if _accepts(p, wanted, varying, entry.get("when"), defaults)]
+        wanted: Placed = {k: (v, ("include", index, k)) for k, v in entry.items() if k not in ("when", "why")}
+        try:
+            matching = [n for n, p in enumerate(kept) if _accepts(p, wanted, varying, entry.get("when"), defaults)]
+        except ExpressionError as error:
+            raise text.error(("include", index, "when"), f"{error}.") from None
         for n in matching:
             additions[n].update({k: v for k, v in wanted.items() if k not in varying})
         if not matching:
@@ -260,8 +265,8 @@ def _expand(text: Document, file: MatrixFile) -> tuple[list[Point], list[Exclude
     return [Point(_plain(p), {key: place for key, (_, place) in p.items()}) for p in merged], excluded
 
 
-def _cross(file: MatrixFile) -> Iterator[dict[str, tuple[Any, Path_]]]:
-    groups: list[list[dict[str, tuple[Any, Path_]]]] = [
+def _cross(file: MatrixFile) -> Iterator[Placed]:
+    groups: list[list[Placed]] = [
         [{key: (value, ("axes", key, i))} for i, value in enumerate(values)] for key, values in file.axes.items()
     ]
     for z, group in enumerate(file.zip):
@@ -271,9 +276,9 @@ def _cross(file: MatrixFile) -> Iterator[dict[str, tuple[Any, Path_]]]:
         yield {key: value for part in combination for key, value in part.items()}
 
 
-def _merge(*layers: Mapping[str, tuple[Any, Path_]]) -> dict[str, tuple[Any, Path_]]:
+def _merge(*layers: Placed) -> Placed:
     """Later layers win; `gpu_batch_size` and `global_batch_size`, `steps` and `epochs` replace each other."""
-    merged: dict[str, tuple[Any, Path_]] = {}
+    merged: Placed = {}
     for layer in layers:
         for one, other in (("gpu_batch_size", "global_batch_size"), ("steps", "epochs")):
             if (one in layer) != (other in layer):
@@ -283,11 +288,11 @@ def _merge(*layers: Mapping[str, tuple[Any, Path_]]) -> dict[str, tuple[Any, Pat
 
 
 def _accepts(
-    point: dict[str, tuple[Any, Path_]],
-    wanted: dict[str, tuple[Any, Path_]],
+    point: Placed,
+    wanted: Placed,
     varying: set[str],
     when: str | None,
-    defaults: dict[str, tuple[Any, Path_]],
+    defaults: Placed,
 ) -> bool:
     if any(key in varying and point[key][0] != value for key, (value, _) in wanted.items()):
         return False
@@ -312,7 +317,7 @@ def _holds(expression: str, keys: dict[str, Any]) -> bool:
     return bool(Expression(expression).evaluate(names))
 
 
-def _plain(point: Mapping[str, tuple[Any, Path_]]) -> dict[str, Any]:
+def _plain(point: Placed) -> dict[str, Any]:
     return {key: value for key, (value, _) in point.items()}
 
 

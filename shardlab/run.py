@@ -49,6 +49,12 @@ def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:
     return name if attempt == 1 else f"{name}-a{attempt}"
 
 
+def attempt_of(name: str) -> tuple[str, int]:
+    """(the run id of the first attempt, the number of this attempt) that a run id names."""
+    match = re.fullmatch(r"(.*-r\d+)-a(\d+)", name)
+    return (match[1], int(match[2])) if match else (name, 1)
+
+
 def read(path: Path) -> Run:
     """Read a run.json. Raises InputError where it is not one."""
     try:

@@ -62,9 +62,7 @@ class RunDir:
 
     def write_event(self, writer: str, event: str, **data: Any) -> None:
         """Append to the one event file of `writer`, synced: the state is computed from it."""
-        record = Event(
-            schema=SCHEMA, event=event, writer=writer, wall_s=time.time(), host=gethostname(), data=data
-        )
+        record = Event(schema=SCHEMA, event=event, writer=writer, wall_s=time.time(), host=gethostname(), data=data)
         with LineWriter(self.events_file(writer)) as lines:
             lines.write(record, sync=True)
 

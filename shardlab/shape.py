@@ -45,9 +45,7 @@ def check(document: Document, data: Any, shape: Any, path: Path_, problems: list
             problems.append(document.problem(path, _sentence(data, shape, detail)))
 
 
-def _check_struct(
-    document: Document, data: Any, shape: type[msgspec.Struct], path: Path_, problems: list[Problem]
-) -> None:
+def _check_struct(document: Document, data: Any, shape: type[msgspec.Struct], path: Path_, problems: list[Problem]) -> None:
     if not isinstance(data, dict):
         problems.append(document.problem(path, f"expected a mapping, found {describe(data)}."))
         return

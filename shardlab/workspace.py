@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -21,10 +22,10 @@ class Expansion(msgspec.Struct, kw_only=True):
     name: str
     title: str
     path: str
-    cells: list[dict[str, object]]  # id, cell, runs: the run ids of its repeats
-    excluded: list[dict[str, object]]
-    assumed: list[dict[str, object]] = []
-    notes: list[dict[str, object]] = []
+    cells: list[dict[str, Any]]  # id, cell, runs: the run ids of its repeats
+    excluded: list[dict[str, Any]]
+    assumed: list[dict[str, Any]] = []
+    notes: list[dict[str, Any]] = []
 
 
 class Workspace:

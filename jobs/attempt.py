@@ -1,0 +1,151 @@
+"""Supervise one run on the machine where it runs: claim it, start telemetry and ranks, and write down how it ended.
+
+    python -m jobs.attempt RUN_DIR -- COMMAND...
+
+Exit codes: the command's own; 75 where the run is claimed already; 124 at the time limit; 143 where it was cancelled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from socket import gethostname
+from types import FrameType
+
+import psutil
+
+from shardlab import console, host
+from shardlab.errors import InputError, WorkspaceError
+from shardlab.rundir import RunDir
+
+CLAIMED, TIMEOUT, CANCELLED = 75, 124, 143
+SAMPLES_PER_S = 2
+GRACE_S = 10.0  # from SIGTERM to SIGKILL, so that ranks can close their records
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Attempt:
+    """One run from its claim to its last event."""
+
+    def __init__(self, folder: RunDir, command: list[str]) -> None:
+        self.folder = folder
+        self.command = command
+        self.run = folder.read_run()
+        self.cancelled = False
+
+    def main(self) -> int:
+        try:
+            self.folder.claim.mkdir()
+        except FileExistsError:
+            print(f"{self.folder.run_id}: claimed already; this start does nothing.", file=sys.stderr)
+            return CLAIMED
+        except OSError as error:
+            raise WorkspaceError.from_os_error(error, "claim") from error
+        signal.signal(signal.SIGTERM, self._cancel)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphaned ranks come to us, so that none outlives its run
+        me = psutil.Process()
+        self._event("started", pid=me.pid, created=me.create_time(), boot_id=host.boot_id())
+        sampler = self._start_sampler()
+        kills_before = _oom_kills()
+        code, reason = self._run_command()
+        _end(sampler, signal.SIGTERM, 2.0)
+        _end_all([child for child in me.children(recursive=True) if child.pid != sampler.pid])
+        if code != 0 and reason is None and _oom_kills() > kills_before:
+            self._event("oom", why="out of host memory: the kernel's OOM killer ended a process during the run")
+        self._event("exited", code=code, reason=reason, why=self._why(reason))
+        return {"timeout": TIMEOUT, "cancelled": CANCELLED}.get(reason or "", code)
+
+    def _event(self, event: str, **data: object) -> None:
+        self.folder.write_event("attempt", event, **data)
+
+    def _cancel(self, _number: int, _frame: FrameType | None) -> None:
+        self.cancelled = True
+
+    def _start_sampler(self) -> subprocess.Popen[bytes]:
+        out = self.folder.samples_file(gethostname())
+        command = [sys.executable, "-m", "collect", "sample", f"--out={out}", f"--hz={SAMPLES_PER_S}"]
+        command.append(f"--parent={os.getpid()}")  # it ends when we do, however we end
+        with (self.folder.log / "sampler.log").open("ab") as log:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def _run_command(self) -> tuple[int, str | None]:
+        """(exit code, why we ended it or None); a signal's number comes as 128 + number, as in a shell."""
+        limit = self.run.cell.time_limit_s
+        deadline = time.monotonic() + limit if limit else float("inf")
+        with self.folder.job_log.open("ab") as log:
+            ranks = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
+            )
+        reason = None
+        while (code := ranks.poll()) is None:
+            if self.cancelled or time.monotonic() > deadline:
+                reason = "cancelled" if self.cancelled else "timeout"
+                code = _end(ranks, signal.SIGTERM, GRACE_S)
+                break
+            time.sleep(0.05)
+        return (128 - code if code < 0 else code), reason
+
+    def _why(self, reason: str | None) -> str:
+        if reason == "timeout":
+            return f"ended at its time limit of {self.run.cell.time_limit_s} s"
+        return "cancelled while it ran" if reason == "cancelled" else ""
+
+
+def _end(process: subprocess.Popen[bytes], first: signal.Signals, grace_s: float) -> int:
+    """Ask a process group or process to end, then make it; its exit code."""
+    try:
+        os.kill(process.pid, first)
+        return process.wait(grace_s)
+    except ProcessLookupError:
+        return process.wait()
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _end_all(processes: list[psutil.Process]) -> None:
+    """Kill what the run left behind."""
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(processes, timeout=5)
+
+
+def _die_with_parent() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _oom_kills() -> int:
+    """Processes that the kernel killed for want of memory since boot; 0 where it does not count them."""
+    for line in Path("/proc/vmstat").read_text().splitlines():
+        if line.startswith("oom_kill "):
+            return int(line.split()[1])
+    return 0
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) < 3 or argv[1] != "--":
+        raise InputError("usage: python -m jobs.attempt RUN_DIR -- COMMAND...")
+    folder = RunDir(Path(argv[0]).absolute())
+    folder.log.mkdir(exist_ok=True)
+    return Attempt(folder, argv[2:]).main()
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(lambda: main(sys.argv[1:])))

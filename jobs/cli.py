@@ -1,0 +1,209 @@
+"""The command `jobs`: from a matrix to rendered, submitted and tracked runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jobs import menus, plan, render, submit, views, watch
+from jobs.select import select
+from shardlab import cluster, console, state
+from shardlab.console import Output
+from shardlab.errors import InputError
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+EXAMPLES = {
+    "plan": "jobs plan --matrix quickstart",
+    "render": "jobs render --matrix quickstart --out /tmp/scripts",
+    "submit": "jobs submit --matrix quickstart --wait",
+    "status": "jobs status --watch",
+    "logs": "jobs logs 'ddp-gpt2-tiny-*-r1' --rank 1 --follow",
+    "cancel": "jobs cancel --where \"strategy == 'ddp'\"",
+    "retry": "jobs retry --only failed,node_fail",
+    "matrices": "jobs matrices",
+    "strategies": "jobs strategies --json",
+    "workloads": "jobs workloads",
+}
+EPILOG = """example:
+  jobs submit --matrix quickstart --wait
+
+A shell answers a bare `jobs` itself, as it is a builtin there. These reach this program:
+  env jobs status        shardlab jobs status
+  eval "$(shardlab shell-init)"     and from then on  jobs status
+"""
+RETRIED = "failed,node_fail,preempted,hung"
+
+
+def parser() -> console.Parser:
+    common = console.common_options()
+    top = console.Parser(
+        prog="jobs",
+        description="From a matrix of strategies and GPU counts to rendered, submitted and tracked runs.",
+        epilog=EPILOG,
+        parents=[common],
+    )
+    console.add_version(top)
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, run: Callable[[argparse.Namespace], int], summary: str) -> console.Parser:
+        example = f"example:\n  {EXAMPLES[name]}"
+        added: console.Parser = verbs.add_parser(
+            name, parents=[common], help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=example
+        )
+        added.set_defaults(run=run)
+        return added
+
+    _of_a_matrix(verb("plan", _plan, "print the cells of a matrix, and what it excludes and why"))
+
+    added = verb("render", _render, "write the run folders with their scripts; send nothing")
+    _of_a_matrix(added)
+    added.add_argument("--out", metavar="DIR", help="where the run folders go (default: runs/ of the workspace)")
+
+    added = verb("submit", _submit, "render what is new and send it; what has run is not run again")
+    _of_a_matrix(added)
+    _may_wait(added)
+    added.add_argument("--dry-run", action="store_true", help="print what would be sent, with -v the scripts too")
+
+    added = verb("status", _status, "show the state of runs, by their records and their scheduler")
+    _of_runs(added)
+    added.add_argument("--watch", action="store_true", help="a live table, until all have ended or Ctrl-C")
+
+    added = verb("cancel", _cancel, "end runs that wait or run")
+    _of_runs(added)
+    added.add_argument("--all", action="store_true", help="every run of the workspace that has not ended")
+
+    added = verb("retry", _retry, "send a new attempt of runs that did not end well")
+    _of_runs(added)
+    _may_wait(added)
+    added.add_argument("--only", default=RETRIED, metavar="STATE,...", help=f"states to try again (default: {RETRIED})")
+
+    added = verb("logs", _logs, "print what the ranks of a run printed")
+    added.add_argument("run_id", metavar="RUN", help="a run id, or a shell pattern that fits one run")
+    added.add_argument("--rank", type=int, metavar="N", help="this rank (default: the launcher's output, then rank 0)")
+    added.add_argument("--follow", action="store_true", help="go on as more is printed, until the run has ended")
+
+    verb("matrices", _menu(menus.matrices), "list the matrices that ship with shardlab")
+    verb("strategies", _menu(menus.strategies), "list the strategies and their options")
+    verb("workloads", _menu(menus.workloads), "list the workloads and their options")
+    return top
+
+
+def _of_a_matrix(added: argparse.ArgumentParser) -> None:
+    added.add_argument("--matrix", required=True, metavar="NAME|FILE", help="a shipped matrix, or a file (with / or .yaml)")
+    cluster_help = "cluster file (default: cluster.yaml of the workspace, else this machine)"
+    added.add_argument("--cluster", metavar="FILE", help=cluster_help)
+    added.add_argument("--where", metavar="EXPR", help='only cells for which this holds, as in "gpus > 1"')
+    added.add_argument("--repeats", type=int, metavar="N", help="runs of each cell (default: as the matrix says)")
+
+
+def _of_runs(added: argparse.ArgumentParser) -> None:
+    added.add_argument("runs", nargs="*", metavar="RUN", help="run ids or shell patterns (quote them)")
+    added.add_argument("--matrix", metavar="NAME", help="only runs of this matrix")
+    added.add_argument("--where", metavar="EXPR", help="only runs for which this holds, as in \"state == 'failed'\"")
+
+
+def _may_wait(added: argparse.ArgumentParser) -> None:
+    added.add_argument("--wait", action="store_true", help="stay until all have ended; exit 1 if one did not end well")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code."""
+    arguments = parser().parse_args(argv)
+    return console.run(lambda: int(arguments.run(arguments)))
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    out = Output.of(arguments)
+    views.plan(out, _planned(arguments, _workspace(arguments)))
+    return 0
+
+
+def _render(arguments: argparse.Namespace) -> int:
+    out, workspace = Output.of(arguments), _workspace(arguments)
+    planned = _planned(arguments, workspace)
+    folder = Path(arguments.out).absolute() if arguments.out else workspace.runs
+    rendered = plan.render_all(planned, folder)
+    if not arguments.out:
+        render.keep(workspace, planned.matrix, planned.all_cells, planned.repeats)
+    out.line(f"{len(rendered)} run(s) rendered in {folder}; nothing was sent.")
+    out.document([{"id": one.run_id, "path": str(one.path)} for one in rendered])
+    return 0
+
+
+def _submit(arguments: argparse.Namespace) -> int:
+    out, workspace = Output.of(arguments), _workspace(arguments)
+    planned = _planned(arguments, workspace)
+    steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source)
+    views.steps(out, steps, sent=not arguments.dry_run)
+    if arguments.dry_run:
+        views.scripts(out, steps, workspace)
+        out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
+        return 0
+    for remark in planned.remarks:
+        out.remark(f"note: {remark}")
+    render.keep(workspace, planned.matrix, planned.all_cells, planned.repeats)
+    submit.send(workspace, steps)
+    return watch.finish(out, workspace, [step.run.run_id for step in steps], wait=arguments.wait)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    out, workspace = Output.of(arguments), _workspace(arguments)
+    if arguments.watch:
+        return watch.status(out, workspace, lambda: select(workspace, arguments.runs, arguments.matrix, arguments.where))
+    found = select(workspace, arguments.runs, arguments.matrix, arguments.where)
+    views.status(out, found, workspace)
+    return 0
+
+
+def _cancel(arguments: argparse.Namespace) -> int:
+    out, workspace = Output.of(arguments), _workspace(arguments)
+    if not (arguments.runs or arguments.where or arguments.matrix or arguments.all):
+        raise InputError("say what to cancel: run ids, --where, --matrix, or --all.")
+    found = select(workspace, arguments.runs, arguments.matrix, arguments.where)
+    ended = watch.cancel(workspace, [one for one in found if one.state not in state.FINAL])
+    out.line(f"{len(ended)} run(s) cancelled." if ended else "nothing to cancel: every run chosen has ended.")
+    out.document({"runs": ended})
+    return 0 if all(one.state in state.FINAL for one in ended) else 1
+
+
+def _retry(arguments: argparse.Namespace) -> int:
+    out, workspace = Output.of(arguments), _workspace(arguments)
+    only = {name.strip() for name in arguments.only.split(",") if name.strip()}
+    if unknown := sorted(only - state.FINAL - {"unknown"}):
+        allowed = ", ".join(sorted(state.FINAL - {"completed"}))
+        raise InputError(f"--only: {unknown[0]!r} is no state that a run ends in. Allowed: {allowed}.")
+    found = select(workspace, arguments.runs, arguments.matrix, arguments.where)
+    source = render.source("", cluster.find(None, workspace.path), workspace)
+    steps = submit.retry(workspace, [RunDir(workspace.runs / one.id) for one in found], only, source)
+    submit.send(workspace, steps)
+    views.steps(out, steps, sent=True)
+    return watch.finish(out, workspace, [step.run.run_id for step in steps], wait=arguments.wait)
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    return watch.logs(_workspace(arguments), arguments.run_id, arguments.rank, follow=arguments.follow)
+
+
+def _menu(show: Callable[[Output], None]) -> Callable[[argparse.Namespace], int]:
+    def run(arguments: argparse.Namespace) -> int:
+        show(Output.of(arguments))
+        return 0
+
+    return run
+
+
+def _planned(arguments: argparse.Namespace, workspace: Workspace) -> plan.Plan:
+    return plan.of(
+        workspace, arguments.matrix, cluster_file=arguments.cluster, where=arguments.where, repeats=arguments.repeats
+    )
+
+
+def _workspace(arguments: argparse.Namespace) -> Workspace:
+    return Workspace.find(getattr(arguments, "workspace", None))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""What a matrix comes to on a cluster, before anything is written: cells, exclusions, and what to keep in mind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from jobs import render
+from jobs.resolve import Machine, resolve
+from jobs.select import holds
+from shardlab import cluster, host, matrix
+from shardlab.cell import Cell
+from shardlab.errors import InputError
+from shardlab.expression import Expression, ExpressionError
+from shardlab.matrix import Matrix
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A matrix resolved on a cluster: `cells` are those that --where leaves, `all_cells` every one."""
+
+    matrix: Matrix
+    all_cells: list[Cell]
+    cells: list[Cell]
+    repeats: int
+    source: render.Source
+    remarks: list[str]
+
+
+def of(workspace: Workspace, name: str, *, cluster_file: str | None, where: str | None, repeats: int | None) -> Plan:
+    """Read, check and resolve. Raises InputError; nothing is written."""
+    if repeats is not None and not 1 <= repeats <= 1000:
+        raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
+    asked = matrix.load(matrix.find(name))
+    where_runs = cluster.find(Path(cluster_file) if cluster_file else None, workspace.path)
+    here = host.observe()
+    machine = Machine(nodes=1, gpus=len(here.gpus) if here.gpus else None)
+    cells = resolve(asked, machine)
+    chosen = [cell for cell in cells if where is None or holds(expression(where), cell)]
+    if not chosen:
+        raise InputError(f"--where {where!r} leaves none of {len(cells)} cells.")
+    return Plan(
+        matrix=asked,
+        all_cells=cells,
+        cells=chosen,
+        repeats=repeats or asked.file.repeats,
+        source=render.source(asked.name, where_runs, workspace),
+        remarks=_remarks(chosen, machine),
+    )
+
+
+def expression(text: str) -> Expression:
+    """The expression of a --where. Raises InputError."""
+    try:
+        return Expression(text)
+    except ExpressionError as error:
+        raise InputError(f"--where: {error}.") from None
+
+
+def render_all(plan: Plan, runs: Path) -> list[RunDir]:
+    """The run folders of every repeat of every cell, below `runs`; what was sent already stays as it is."""
+    folders = []
+    for repeat in range(1, plan.repeats + 1):
+        for cell in plan.cells:
+            run = render.run_of(cell, repeat, 1, plan.source)
+            existing = RunDir(runs / run.run_id)
+            if not existing.path.exists() or existing.judge().state == "planned":
+                folders.append(render.write(run, runs))
+    return folders
+
+
+def _remarks(cells: Sequence[Cell], machine: Machine) -> list[str]:
+    remarks = []
+    processors = len(os.sched_getaffinity(0))
+    most = max(cell.gpus for cell in cells)
+    if machine.gpus is None:
+        remarks.append("no GPU here: every rank is a process on the CPU.")
+        if most > processors:
+            remarks.append(f"up to {most} ranks share {processors} processors: their timings say little.")
+    if any(cell.launcher == "fork" for cell in cells):
+        remarks.append("cells with the launcher fork are a rehearsal: they show that the line works, not how fast it is.")
+    return remarks

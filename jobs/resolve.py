@@ -1,0 +1,153 @@
+"""Turn the points of a matrix into resolved cells, or say at file:line:column why one cannot be had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from jobs.launcher import Launcher, launchers
+from shardlab import cell as cells
+from shardlab.cell import Cell, Draft
+from shardlab.document import Problem
+from shardlab.errors import UnknownName
+from shardlab.matrix import Matrix, Point
+from trainers import menu
+from trainers.strategy import Strategy
+from trainers.workload import Workload
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What the scheduler has to offer: gpus is None where ranks are processes on a CPU."""
+
+    nodes: int
+    gpus: int | None
+
+
+class Menus(msgspec.Struct, frozen=True):
+    """Every name that a cell may mention."""
+
+    strategies: dict[str, Strategy]
+    workloads: dict[str, Workload]
+    launchers: dict[str, Launcher]
+
+
+def resolve(matrix: Matrix, machine: Machine) -> list[Cell]:
+    """The cells of a matrix in its order. Raises InputError that lists every problem with its place."""
+    menus = Menus(menu.strategies(), menu.workloads(), launchers())
+    problems: list[Problem] = []
+    found: list[Cell] = []
+    first: dict[str, int] = {}
+    for number, point in enumerate(matrix.points, start=1):
+        cell = _cell(matrix, point, menus, machine, problems)
+        if cell is None:
+            continue
+        if cell.hash() in first:
+            sentence = f"cells {first[cell.hash()]} and {number} are the same run. Use `repeats` to run a cell more than once."
+            problems.append(matrix.problem(point, next(reversed(point.keys)), sentence))
+        first.setdefault(cell.hash(), number)
+        found.append(cell)
+    if problems:
+        raise matrix.document.errors(problems)
+    return found
+
+
+def _cell(matrix: Matrix, point: Point, menus: Menus, machine: Machine, problems: list[Problem]) -> Cell | None:
+    """One resolved cell, or None after its problems were appended."""
+    before = len(problems)
+
+    def problem(key: str, sentence: str) -> None:
+        problems.append(matrix.problem(point, key, sentence))
+
+    try:
+        draft = point.draft()
+    except msgspec.ValidationError as error:
+        problem("workload", f"a cell is not complete: {str(error)[0].lower()}{str(error)[1:]}.")
+        return None
+    for key, kind, names in (
+        ("strategy", "strategy", menus.strategies),
+        ("workload", "workload", menus.workloads),
+        ("launcher", "launcher", menus.launchers),
+    ):
+        if getattr(draft, key) not in names:
+            problem(key, str(UnknownName(kind, getattr(draft, key), names)))
+    if len(problems) > before:
+        return None
+    strategy, workload = menus.strategies[draft.strategy], menus.workloads[draft.workload]
+    options = _options(draft, strategy, workload, problem)
+    sizes, limit = _sizes(draft, workload, strategy, problem)
+    if len(problems) > before or sizes is None:
+        return None
+    cell = Cell(
+        workload=draft.workload,
+        strategy=draft.strategy,
+        gpus=draft.gpus,
+        nnodes=draft.nnodes or 1,
+        launcher=draft.launcher,
+        global_batch_size=sizes[0],
+        micro_batch_size=sizes[1],
+        gradient_accumulation_steps=sizes[2],
+        seq_len=draft.seq_len or workload.seq_len,
+        steps=draft.steps,
+        epochs=draft.epochs,
+        warmup_steps=draft.warmup_steps,
+        precision=draft.precision,
+        optimizer=draft.optimizer or workload.optimizer,
+        schedule=draft.schedule,
+        seed=draft.seed,
+        time_limit_s=limit,
+        expect=draft.expect,
+        options=options,
+    )
+    for key, why in (
+        ("strategy", strategy.refuse(cell)),
+        ("launcher", menus.launchers[cell.launcher].refuse(cell)),
+        ("gpus", _too_large(cell, machine)),
+    ):
+        if why is not None:
+            problem(key, why)
+    return cell if len(problems) == before else None
+
+
+def _options(draft: Draft, strategy: Strategy, workload: Workload, problem: Any) -> dict[str, Any]:
+    """The options of strategy and workload with every default written out."""
+    known = {option.name: option for option in (*strategy.options, *workload.options)}
+    for name, value in draft.options.items():
+        if name not in known:
+            what = f"option of {strategy.name} or {workload.name}"
+            problem(f"options.{name}", str(UnknownName(what, name, known)))
+        elif (why := known[name].refuse(value)) is not None:
+            problem(f"options.{name}", why)
+    return {name: draft.options.get(name, option.default) for name, option in known.items()}
+
+
+def _sizes(
+    draft: Draft, workload: Workload, strategy: Strategy, problem: Any
+) -> tuple[tuple[int, int, int] | None, int | None]:
+    """(batch sizes, time limit in seconds), after the checks that need no more than the draft."""
+    limit = None
+    if (draft.steps is None) == (draft.epochs is None):
+        found = "neither" if draft.steps is None else "both"
+        problem("steps", f"exactly one of steps and epochs is needed, found {found}.")
+    if draft.seq_len is not None and workload.seq_len is None:
+        problem("seq_len", f"{workload.name} has no sequences. Allowed: leave seq_len out.")
+    if draft.precision not in strategy.precisions:
+        problem("precision", f"{strategy.name} cannot honour {draft.precision}. Allowed: {', '.join(strategy.precisions)}.")
+    if draft.time_limit is not None:
+        try:
+            limit = cells.seconds(draft.time_limit)
+        except ValueError as error:
+            problem("time_limit", str(error))
+    try:
+        return cells.batch(draft), limit
+    except cells.BatchError as error:
+        problem(error.key, str(error))
+        return None, limit
+
+
+def _too_large(cell: Cell, machine: Machine) -> str | None:
+    if cell.nnodes > machine.nodes:
+        return f"needs {cell.nnodes} nodes, the cluster has {machine.nodes}."
+    if machine.gpus is not None and cell.launcher != "fork" and cell.gpus > machine.gpus * cell.nnodes:
+        return f"needs {cell.gpus} GPUs, the cluster has {machine.gpus} a node."
+    return None

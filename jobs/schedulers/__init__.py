@@ -1,0 +1,1 @@
+"""Where runs wait for their turn: one file a scheduler."""

@@ -1,0 +1,213 @@
+"""This machine as a scheduler: runs wait in the order they were sent and go one at a time, so that none disturbs another.
+
+The queue is the run folders themselves: what was submitted and has not started waits. A runner, detached from the
+terminal, works them off; it may be killed at any moment, and the next `jobs submit` starts another that goes on where
+the first one was, waiting for a run that is still at work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from socket import gethostname
+
+import msgspec
+import psutil
+
+from shardlab import files, host
+from shardlab.errors import WorkspaceError
+from shardlab.record import Event
+from shardlab.rundir import RunDir
+from shardlab.state import Verdict
+from shardlab.workspace import Workspace
+
+NAME = "local"
+POLL_S = 0.2
+CLAIM_TO_START_S = 10.0  # a supervisor that lives writes its first event within milliseconds of its claim
+
+
+class Runner(msgspec.Struct, frozen=True):
+    """.shardlab/local/runner.json: which process works the queue off."""
+
+    schema: int
+    pid: int
+    created: float
+    boot_id: str
+
+
+def submit(workspace: Workspace, folders: Sequence[RunDir]) -> None:
+    """Send runs, in order, and see that a runner is at work."""
+    for folder in folders:
+        folder.write_event("controller", "submitted", scheduler=NAME)
+    ensure_runner(workspace)
+
+
+def ensure_runner(workspace: Workspace) -> None:
+    """Start a runner; it ends by itself where another is at work or nothing waits."""
+    folder = workspace.own / "local"
+    files.make_folder(folder)
+    with files.as_workspace_error("write"), (folder / "runner.log").open("ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "jobs.schedulers.local", str(workspace.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C and the closing of the terminal end this command, not the runs
+        )
+
+
+def runner_alive(workspace: Workspace) -> bool:
+    """Whether the process that said it works the queue off still does."""
+    try:
+        runner = msgspec.json.decode((workspace.own / "local" / "runner.json").read_bytes(), type=Runner)
+    except (OSError, msgspec.DecodeError):
+        return False
+    return _alive(runner.pid, runner.created, runner.boot_id)
+
+
+def observe(workspace: Workspace, folder: RunDir, verdict: Verdict) -> tuple[Verdict, str]:
+    """(what is true of a run, the scheduler's own words), from its events and the processes of this machine."""
+    if verdict.state == "pending":
+        return verdict, "queued" if runner_alive(workspace) else "queued, no runner: `jobs submit` starts one"
+    if verdict.state != "running":
+        return verdict, "ended" if verdict.state not in ("planned", "unknown") else "-"
+    started = _started(folder)
+    if started is None:
+        return verdict, "-"
+    if started.host != gethostname():
+        return verdict, f"process {started.data['pid']} on {started.host}, not seen from here"
+    if _alive_event(started):
+        return verdict, f"process {started.data['pid']}"
+    verdict = folder.judge()  # it may have ended between the two looks
+    if verdict.state != "running":
+        return verdict, "ended"
+    return _vanished(started), "process gone"
+
+
+def cancel(folder: RunDir, verdict: Verdict) -> None:
+    """End a run that waits or runs; one that ended is left alone."""
+    if verdict.state in ("planned", "pending"):
+        with contextlib.suppress(FileExistsError):
+            folder.claim.mkdir()  # whoever has the claim may run it: now nobody will
+            folder.write_event("controller", "cancelled")
+            return
+        verdict = folder.judge()
+    started = _started(folder)
+    if started is not None and _alive_event(started):
+        folder.write_event("controller", "cancel_requested")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(started.data["pid"]), signal.SIGTERM)
+
+
+def work(workspace: Workspace) -> int:
+    """The runner: until nothing waits, wait for the run at work, then start the next. One runner a workspace."""
+    while _waiting(workspace):
+        with _lock(workspace) as mine:
+            if not mine:
+                return 0  # the other runner looks again after it lets the lock go
+            me = psutil.Process()
+            record = Runner(schema=1, pid=me.pid, created=me.create_time(), boot_id=host.boot_id())
+            files.write_json(workspace.own / "local" / "runner.json", record)
+            while waiting := _waiting(workspace):
+                _wait_for_running(workspace)
+                _start(waiting[0])
+    return 0
+
+
+def _start(folder: RunDir) -> None:
+    """Run one script to its end, in a session of its own, so that it outlives this process."""
+    folder.log.mkdir(exist_ok=True)
+    with (folder.log / "script.log").open("ab") as log:
+        process = subprocess.Popen(
+            ["bash", str(folder.job_script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    code = process.wait()
+    events = {event.event for event in folder.events()}
+    if "started" not in events and "cancelled" not in events:
+        # The script itself did not get as far as its supervisor: without this it would wait, and be started, for ever.
+        with contextlib.suppress(FileExistsError):
+            folder.claim.mkdir()
+        why = f"the script ended with exit code {code} before it started anything; see log/script.log"
+        folder.write_event("queue", "exited", code=code, reason="failed", why=why)
+
+
+def _waiting(workspace: Workspace) -> list[RunDir]:
+    """The runs that were sent and wait, first sent first."""
+    found = []
+    for folder in workspace.all_runs():
+        if folder.claim.exists():
+            continue
+        sent = [event.wall_s for event in folder.events() if event.event == "submitted"]
+        if sent:
+            found.append((sent[0], folder.run_id, folder))
+    return [folder for _, _, folder in sorted(found, key=lambda entry: entry[:2])]
+
+
+def _wait_for_running(workspace: Workspace) -> None:
+    """Wait for runs that an earlier runner left at work; write down the end of one whose supervisor is gone."""
+    for folder in workspace.all_runs():
+        while folder.claim.exists() and (state := folder.judge().state) in ("pending", "running"):
+            started = _started(folder)
+            if started is not None and started.host != gethostname():
+                break
+            lost = None
+            if started is None and time.time() - folder.claim.stat().st_mtime > CLAIM_TO_START_S:
+                lost = Verdict("failed", "it was claimed, but its supervisor was killed before it started anything")
+            elif started is not None and not _alive_event(started) and folder.judge().state == state:
+                lost = _vanished(started)
+            if lost is not None:
+                folder.write_event("queue", "exited", code=None, reason=lost.state, why=lost.why)
+            else:
+                time.sleep(POLL_S)
+
+
+def _vanished(started: Event) -> Verdict:
+    if started.data.get("boot_id") != host.boot_id():
+        return Verdict("node_fail", "the machine restarted while it ran")
+    return Verdict("failed", "its supervisor ended without saying how; the run was killed from outside")
+
+
+def _started(folder: RunDir) -> Event | None:
+    return next((event for event in folder.events() if event.event == "started"), None)
+
+
+def _alive_event(started: Event) -> bool:
+    data = started.data
+    return _alive(int(data["pid"]), float(data["created"]), str(data["boot_id"]))
+
+
+def _alive(pid: int, created: float, boot_id: str) -> bool:
+    """Whether this very process lives: a process id alone may have been given to another."""
+    if boot_id != host.boot_id():
+        return False
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextlib.contextmanager
+def _lock(workspace: Workspace) -> Iterator[bool]:
+    """Whether this process is the one runner; the kernel lets the lock go however it ends."""
+    with (workspace.own / "local" / "runner.lock").open("ab") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(work(Workspace(Path(sys.argv[1]))))
+    except (WorkspaceError, FileNotFoundError) as error:
+        sys.exit(f"the runner stops: {error}")

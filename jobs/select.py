@@ -1,0 +1,60 @@
+"""Which runs or cells a person means: ids, shell patterns, a matrix, an expression over cell keys and state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from jobs.reconcile import Status, latest, status
+from shardlab.cell import Cell
+from shardlab.errors import InputError
+from shardlab.expression import Expression, ExpressionError
+from shardlab.run import attempt_of
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace, chosen
+
+
+def select(workspace: Workspace, patterns: Sequence[str], matrix: str | None, where: str | None) -> list[Status]:
+    """The status of the last attempt of each run that is meant; earlier attempts only where a pattern names them."""
+    ids = workspace.run_ids()
+    if matrix is not None:
+        of_matrix = {run_id for cell in workspace.expansion(matrix).cells for run_id in cell["runs"]}
+        ids = [run_id for run_id in ids if attempt_of(run_id)[0] in of_matrix]
+    if patterns:
+        folders = [RunDir(workspace.runs / run_id) for run_id in chosen(ids, patterns)]
+    else:
+        folders = latest(RunDir(workspace.runs / run_id) for run_id in ids)
+    found = [status(workspace, folder) for folder in folders]
+    if where is None:
+        return found
+    try:
+        wanted = Expression(where)
+    except ExpressionError as error:
+        raise InputError(f"--where: {error}.") from None
+
+    def meant(one: Status) -> bool:
+        return one.cell is not None and _true(wanted, names(one.cell) | {"state": one.state, "id": one.id})
+
+    return [one for one in found if meant(one)]
+
+
+def holds(expression: Expression, cell: Cell) -> bool:
+    """Whether an expression over cell keys is true of a cell. Raises InputError for a name that no cell has."""
+    return _true(expression, names(msgspec.to_builtins(cell)))
+
+
+def names(cell: dict[str, Any]) -> dict[str, Any]:
+    """The names that an expression may use of a resolved cell; mappings are spelled with a dot."""
+    flat = {key: value for key, value in cell.items() if not isinstance(value, dict)}
+    for key in ("optimizer", "schedule", "options"):
+        flat |= {f"{key}.{inner}": value for inner, value in cell[key].items()}
+    return flat | {"gpu_batch_size": cell["micro_batch_size"] * cell["gradient_accumulation_steps"]}
+
+
+def _true(expression: Expression, values: dict[str, Any]) -> bool:
+    try:
+        return bool(expression.evaluate(values))
+    except ExpressionError as error:
+        raise InputError(f"--where: {error}.") from None

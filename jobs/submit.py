@@ -1,0 +1,86 @@
+"""Decide for every run of a matrix whether it is to be sent, and send it: a dry run is this without the sending."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from jobs import render
+from jobs.reconcile import latest, status
+from jobs.schedulers import local
+from shardlab.cell import Cell
+from shardlab.errors import InputError
+from shardlab.run import Run, attempt_of
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+
+class Step(msgspec.Struct, frozen=True):
+    """What is to be done with one run: send it, or leave it for the reason in `why`."""
+
+    run: Run
+    send: bool
+    why: str
+
+
+def decide(workspace: Workspace, cells: Sequence[Cell], repeats: int, source: render.Source) -> list[Step]:
+    """A step for every repeat of every cell. Repeats go round by round, so that drift of the machine hits all cells alike.
+
+    Raises InputError where the workspace holds runs of another cluster.
+    """
+    last = {attempt_of(folder.run_id)[0]: folder for folder in latest(workspace.all_runs())}
+    steps = []
+    for repeat in range(1, repeats + 1):
+        for cell in cells:
+            run = render.run_of(cell, repeat, 1, source)
+            folder = last.get(run.run_id)
+            if folder is None:
+                steps.append(Step(run, True, "new"))
+                continue
+            _same_cluster(folder, source)
+            now = status(workspace, folder)
+            if now.state == "planned":
+                steps.append(Step(run, True, "was rendered"))
+            else:
+                steps.append(Step(run, False, _why_not(now.state, now.expected)))
+    return steps
+
+
+def send(workspace: Workspace, steps: Iterable[Step]) -> list[RunDir]:
+    """Render what is to be sent, then send it all in order."""
+    folders = [render.write(step.run, workspace.runs) for step in steps if step.send]
+    local.submit(workspace, folders)
+    return folders
+
+
+def retry(workspace: Workspace, folders: Iterable[RunDir], only: set[str], source: render.Source) -> list[Step]:
+    """A new attempt for each run whose last one ended in one of the states `only`."""
+    steps = []
+    for folder in latest(folders):
+        now = status(workspace, folder)
+        if now.state not in only or now.cell is None:
+            continue
+        old = folder.read_run()
+        _same_cluster(folder, source)
+        same_matrix = msgspec.structs.replace(source, matrix=old.matrix)
+        run = render.run_of(old.cell, old.repeat, attempt_of(old.run_id)[1] + 1, same_matrix)
+        steps.append(Step(run, True, f"attempt {run.attempt} after {now.state}"))
+    return steps
+
+
+def _why_not(state: str, expected: bool) -> str:
+    if state in ("pending", "running"):
+        return f"{state} already"
+    if state == "completed":
+        return "completed already"
+    return f"ended as expected: {state}" if expected else f"ended: {state} (`jobs retry --only {state}` makes a new attempt)"
+
+
+def _same_cluster(folder: RunDir, source: render.Source) -> None:
+    theirs = folder.read_run().cluster
+    if theirs != source.cluster:
+        raise InputError(
+            f"{folder.path}: was run on cluster {theirs.get('name')!r}, not {source.cluster['name']!r}; runs of two "
+            "clusters cannot be compared as one matrix. Use another --workspace for each cluster."
+        )

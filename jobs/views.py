@@ -1,0 +1,107 @@
+"""What a person sees of plans and runs: tables on a terminal, plain lines in a pipe, one document with --json."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from jobs import render
+from jobs.plan import Plan
+from jobs.reconcile import Status
+from jobs.submit import Step
+from shardlab.cell import Cell
+from shardlab.console import Output
+from shardlab.state import FINAL
+from shardlab.workspace import Workspace
+
+STYLES = {"completed": "green", "running": "cyan", "pending": "dim", "planned": "dim", "unknown": "red", "failed": "red"}
+PLAN_COLUMNS = [
+    "cell", "workload", "strategy", "launcher", "ranks (count)", "batch (units)", "micro x passes (units)", "length",
+]  # fmt: skip
+COLUMNS = ["run", "state", "scheduler", "step", "throughput (units/s)", "to go (s)", "why"]
+
+
+def plan(out: Output, planned: Plan) -> None:
+    rows = [[cell.name(), *_cell(cell)] for cell in planned.cells]
+    title = f"{planned.matrix.name}: {planned.matrix.file.title}" if planned.matrix.file.title else planned.matrix.name
+    out.table(title, PLAN_COLUMNS, rows)
+    out.line(f"{len(planned.cells)} cell(s) x {planned.repeats} repeat(s) = {len(planned.cells) * planned.repeats} run(s).")
+    for one in planned.matrix.excluded:
+        keys = ", ".join(f"{key}={value}" for key, value in one.keys.items() if _varies(planned, key))
+        out.line(f"excluded: {keys}: {one.why}")
+    for remark in planned.remarks:
+        out.remark(f"note: {remark}")
+    out.document(
+        {
+            "matrix": planned.matrix.name,
+            "repeats": planned.repeats,
+            "cells": [{"id": cell.name(), "cell": cell} for cell in planned.cells],
+            "excluded": [{"cell": one.keys, "why": one.why} for one in planned.matrix.excluded],
+        }
+    )
+
+
+def steps(out: Output, decided: Sequence[Step], *, sent: bool) -> None:
+    """One line a run: what is done with it and why."""
+    verb = "sent" if sent else "would be sent"
+    for step in decided:
+        what = f"{verb} ({step.why})" if step.send else f"left alone: {step.why}"
+        out.line(f"{step.run.run_id}: {what}", style=None if step.send else "dim")
+    counts = Counter(step.send for step in decided)
+    out.line(f"{counts[True]} run(s) {verb}, {counts[False]} left alone.")
+
+
+def scripts(out: Output, decided: Sequence[Step], workspace: Workspace) -> None:
+    """With --verbose the very scripts that sending would write."""
+    for step in decided:
+        folder = workspace.runs / step.run.run_id
+        if step.send and out.verbose:
+            out.line(f"\n# {folder}/job.sh\n{render.script(step.run, folder)}")
+
+
+def status(out: Output, found: Sequence[Status], workspace: Workspace) -> None:
+    if not found and not out.json:
+        out.line(f"no runs in {workspace.path}.")
+    elif not out.json:
+        out.table("", COLUMNS, [row(one) for one in found], [STYLES.get(one.state, "yellow") for one in found])
+        out.line(summary(found))
+    out.document({"runs": found})
+
+
+def live(found: Sequence[Status]) -> Table:
+    """The table that --watch and --wait keep up to date."""
+    table = Table(caption=summary(found), caption_justify="left", header_style="bold")
+    for column in COLUMNS:
+        table.add_column(column, justify="right" if column.endswith(")") else "left", overflow="fold")
+    for one in found:
+        table.add_row(*row(one), style=STYLES.get(one.state, "yellow"))
+    return table
+
+
+def row(one: Status) -> list[str]:
+    step = f"{one.step or 0} of {one.steps}" if one.steps is not None and one.step is not None else ""
+    rate = f"{one.throughput:,.0f}" if one.throughput is not None else ""
+    to_go = f"{one.eta_s:.0f}" if one.eta_s is not None else ""
+    return [one.id, one.state, one.scheduler["raw"], step, rate, to_go, one.why]
+
+
+def summary(found: Sequence[Status]) -> str:
+    counts = sorted(Counter(one.state for one in found).items(), key=lambda item: (item[0] in FINAL, item[0]))
+    rehearsed = sum(bool(one.rehearsal) for one in found)
+    note = f" {rehearsed} of them a rehearsal (ranks forked on CPU)." if rehearsed else ""
+    return f"{len(found)} run(s): {', '.join(f'{count} {name}' for name, count in counts)}.{note}"
+
+
+def _cell(cell: Cell) -> list[str]:
+    length = f"{cell.steps} steps" if cell.steps is not None else f"{cell.epochs} epochs"
+    if cell.warmup_steps:
+        length += f" + {cell.warmup_steps} warm-up"
+    passes = f"{cell.micro_batch_size} x {cell.gradient_accumulation_steps}"
+    return [cell.workload, cell.strategy, cell.launcher, str(cell.gpus), str(cell.global_batch_size), passes, length]
+
+
+def _varies(planned: Plan, key: str) -> bool:
+    file = planned.matrix.file
+    return key in file.axes or any(key in group for group in file.zip)
