@@ -15,7 +15,7 @@ from trainers import menu
 def strategies(out: Output) -> None:
     found = list(menu.strategies().values())
     rows = [[s.name, s.summary, ", ".join(s.precisions), _options(s.options)] for s in found]
-    out.table("strategies", ["name", "what it does", "precisions", "options (default)  "], rows)
+    out.table("strategies", ["name", "what it does", "precisions", "options (default)"], rows)
     out.document(
         [
             {"name": s.name, "summary": s.summary, "precisions": s.precisions, "options": msgspec.to_builtins(s.options)}
@@ -29,7 +29,7 @@ def workloads(out: Output) -> None:
     rows = [
         [w.name, w.summary, f"{w.parameters:,}", w.unit, f"{w.flops_per_unit / 1e6:.3g}", _options(w.options)] for w in found
     ]
-    columns = ["name", "what it is", "parameters (count)", "unit", "work a unit (MFLOP)", "options (default)  "]
+    columns = ["name", "what it is", "parameters", "unit", "MFLOP a unit", "options (default)"]
     out.table("workloads", columns, rows)
     out.document(
         [
@@ -55,7 +55,7 @@ def matrices(out: Output) -> None:
         loaded = matrix.load(path)
         entries.append({"name": name, "summary": loaded.file.title, "cells": len(loaded.points), "path": str(path)})
     rows = [[e["name"], e["summary"], str(e["cells"])] for e in entries]
-    out.table("matrices", ["name", "what it compares", "cells (count)"], rows)
+    out.table("matrices", ["name", "what it compares", "cells"], rows)
     out.document(entries)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from rich import box
 from rich.table import Table
 
 from jobs import render
@@ -18,9 +19,9 @@ from shardlab.workspace import Workspace
 
 STYLES = {"completed": "green", "running": "cyan", "pending": "dim", "planned": "dim", "unknown": "red", "failed": "red"}
 PLAN_COLUMNS = [
-    "cell", "workload", "strategy", "launcher", "ranks (count)", "batch (units)", "micro x passes (units)", "length",
+    "cell", "workload", "strategy", "launcher", "ranks", "global batch", "micro x passes", "length",
 ]  # fmt: skip
-COLUMNS = ["run", "state", "scheduler", "step", "throughput (units/s)", "to go (s)", "why"]
+COLUMNS = ["run", "state", "scheduler", "step", "units/s", "s to go", "why"]
 
 
 def plan(out: Output, planned: Plan) -> None:
@@ -72,9 +73,9 @@ def status(out: Output, found: Sequence[Status], workspace: Workspace) -> None:
 
 def live(found: Sequence[Status]) -> Table:
     """The table that --watch and --wait keep up to date."""
-    table = Table(caption=summary(found), caption_justify="left", header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=summary(found), caption_justify="left", header_style="bold")
     for column in COLUMNS:
-        table.add_column(column, justify="right" if column.endswith(")") else "left", overflow="fold")
+        table.add_column(column, overflow="fold")
     for one in found:
         table.add_row(*row(one), style=STYLES.get(one.state, "yellow"))
     return table

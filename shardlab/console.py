@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -18,6 +20,7 @@ from shardlab import __version__
 from shardlab.errors import ShardlabError, WorkspaceError
 
 INTERRUPTED = 130
+_NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # a number, with or without a unit, or nothing
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,17 +74,21 @@ class Output:
             self.remark(text, style="dim")
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
-        """Rows of text as a table on a terminal; a column whose heading ends in a unit "(...)" is set to the right."""
-        drawn = Table(title=escape(title) if title else None, title_justify="left", title_style="bold", header_style="bold")
-        for column in columns:
-            drawn.add_column(escape(column), justify="right" if column.endswith(")") else "left", overflow="fold")
+        """Rows of text: a table on a terminal, aligned plain lines elsewhere; columns of numbers are set to the right."""
+        on_terminal = self.results.is_terminal and not self.json
+        if title:
+            self.line(title, style="bold" if on_terminal else None)
+        drawn = Table(box=box.SIMPLE_HEAD if on_terminal else None, header_style="bold", pad_edge=False)
+        for index, column in enumerate(columns):
+            right = all(_NUMERIC.match(row[index]) for row in rows)
+            drawn.add_column(escape(column), justify="right" if right else "left", overflow="fold")
         for index, row in enumerate(rows):
-            drawn.add_row(*(escape(str(cell)) for cell in row), style=styles[index] if index < len(styles) else None)
-        if self.results.is_terminal and not self.json:
+            drawn.add_row(*(escape(cell) for cell in row), style=styles[index] if index < len(styles) else None)
+        if on_terminal:
             self.results.print(drawn)
         else:
-            width = Console(file=self.results.file, width=100_000, highlight=False, color_system=None)
-            (self.remarks if self.json else width).print(drawn)
+            stream = self.remarks.file if self.json else self.results.file
+            Console(file=stream, width=10_000, highlight=False, color_system=None).print(drawn)
 
     def document(self, value: Any) -> None:
         """The one JSON document, if it was asked for."""

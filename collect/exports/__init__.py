@@ -1,0 +1,1 @@
+"""A frame -> a file, one format each."""

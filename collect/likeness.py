@@ -1,0 +1,51 @@
+"""Which cells may be compared: those that do the same work by other means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from collect.load import LoadedCell
+from collect.metric import Compared
+from collect.metrics import scaling
+from shardlab.cell import Cell
+
+_MEANS = {"strategy", "gpus", "nnodes", "micro_batch_size", "gradient_accumulation_steps", "options", "time_limit_s", "expect"}
+_LENGTH = {"steps", "epochs", "warmup_steps", "global_batch_size", "schedule", "seed"}
+
+
+def same_work(one: Cell, other: Cell) -> bool:
+    """Whether two cells train the same model on the same batches: all that differs is how ranks share the work."""
+    return _without(one, _MEANS) == _without(other, _MEANS) and _options_agree(one, other)
+
+
+def differ_only_in_launcher(one: Cell, other: Cell) -> bool:
+    return one.launcher != other.launcher and _without(one, {"launcher"}) == _without(other, {"launcher"})
+
+
+def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) -> LoadedCell | None:
+    """The completed cell of the baseline strategy that this one's throughput stands against, or None.
+
+    It has the same workload, launcher, precision, sequence length and optimizer, and the same global batch or else the
+    same batch per rank; of several, the one on the fewest ranks.
+    """
+    found: list[tuple[bool, int, LoadedCell]] = []
+    for other in cells:
+        if other.cell.strategy != strategy or not other.completed:
+            continue
+        alike = _without(cell.cell, _MEANS | _LENGTH) == _without(other.cell, _MEANS | _LENGTH)
+        how = scaling.kind(Compared(cell.cell, 1, other.cell, 1))
+        if alike and how and _options_agree(cell.cell, other.cell):
+            found.append((how != "strong", other.cell.gpus, other))
+    return min(found, key=lambda entry: entry[:2])[2] if found else None
+
+
+def _without(cell: Cell, keys: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in msgspec.to_builtins(cell).items() if key not in keys}
+
+
+def _options_agree(one: Cell, other: Cell) -> bool:
+    """Whether the options that both have are equal; the others belong to a strategy."""
+    return all(one.options[key] == other.options[key] for key in one.options.keys() & other.options.keys())

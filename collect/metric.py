@@ -1,0 +1,63 @@
+"""What a figure of merit is: a pure function with a name, a unit, a direction and a sentence that defines it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import msgspec
+import polars as pl
+
+from collect.sources.samples import Samples
+from shardlab import registry
+from shardlab.cell import Cell
+from shardlab.record import Result
+
+Direction = Literal["higher is better", "lower is better", "neither"]
+
+
+class Quantity(msgspec.Struct, frozen=True):
+    """A number with its unit. kind: which of the things that a metric may mean this one is, such as `rss`."""
+
+    value: float
+    unit: str
+    kind: str = ""
+
+
+class Measured(NamedTuple):
+    """What a metric sees of a run.
+
+    steps: the timed steps that every rank recorded, one row per step and rank; warm-up is not in it.
+    samples: the telemetry, whole: a metric cuts it to the timed window itself, as counters need their neighbours.
+    result: None where the run wrote none.
+    """
+
+    cell: Cell
+    steps: pl.DataFrame
+    samples: Samples
+    result: Result | None
+
+
+class Compared(NamedTuple):
+    """What a metric sees of a cell beside its baseline: the throughput of both, as means over repeats."""
+
+    cell: Cell
+    throughput_per_s: float
+    baseline: Cell
+    baseline_throughput_per_s: float
+
+
+class Metric(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure of merit of a run (`of_run`) or of a cell beside its baseline (`of_cells`); None is unknown, never 0."""
+
+    name: str
+    unit: str
+    direction: Direction
+    definition: str
+    of_run: Callable[[Measured], Quantity | None] | None = None
+    of_cells: Callable[[Compared], Quantity | None] | None = None
+
+
+def menu() -> list[Metric]:
+    """Every metric, in the order of the files of `collect/metrics`."""
+    return [metric for module in registry.load_all("collect.metrics") for metric in module.METRICS]

@@ -1,0 +1,36 @@
+"""How much memory the hungriest rank needed."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from collect.metric import Measured, Metric, Quantity
+
+KINDS = {"allocated_bytes": "allocated on the GPU", "rss_bytes": "resident set of the process"}
+
+
+def peak_memory(measured: Measured) -> Quantity | None:
+    """The highest value over ranks and timed steps, in bytes: of the GPU allocator, or of the process without a GPU.
+
+    None where some ranks have the one and some the other: they do not compare.
+    """
+    steps = measured.steps
+    if 0 < steps["allocated_bytes"].null_count() < steps.height:
+        return None
+    column = next((name for name in KINDS if steps[name].count()), None)
+    if column is None:
+        return None
+    peak: int = steps.select(pl.col(column).max()).item()
+    return Quantity(peak, "bytes", KINDS[column])
+
+
+METRICS = (
+    Metric(
+        name="peak_memory_bytes",
+        unit="bytes",
+        direction="lower is better",
+        definition="Highest over ranks and timed steps of what the GPU allocator had handed out within the step; "
+        "without a GPU, of the process's resident set after the step. The kind is said beside it.",
+        of_run=peak_memory,
+    ),
+)

@@ -1,0 +1,35 @@
+"""How long a step takes, and how much that varies from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from collect.metric import Measured, Metric, Quantity
+from collect.sources.steps import of_world
+
+
+def percentile(share: float) -> Callable[[Measured], Quantity | None]:
+    """A metric: this linear percentile over the timed steps of the slowest rank's step_ms, in milliseconds."""
+
+    def of_run(measured: Measured) -> Quantity | None:
+        value = of_world(measured.steps)["step_ms"].quantile(share, interpolation="linear")
+        return None if value is None else Quantity(value, "ms")
+
+    return of_run
+
+
+def _metric(name: str, share: float, which: str) -> Metric:
+    return Metric(
+        name=name,
+        unit="ms",
+        direction="lower is better",
+        definition=f"{which} over the timed steps of the time that the slowest rank took for the step.",
+        of_run=percentile(share),
+    )
+
+
+METRICS = (
+    _metric("step_time_ms", 0.50, "Median"),
+    _metric("step_time_p5_ms", 0.05, "5th percentile (linear)"),
+    _metric("step_time_p95_ms", 0.95, "95th percentile (linear)"),
+)

@@ -1,0 +1,50 @@
+"""How busy processors and GPUs were while steps were timed."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from collect.metric import Measured, Metric, Quantity
+from collect.sources.steps import window
+
+
+def cpu(measured: Measured) -> Quantity | None:
+    """Mean over hosts of the mean cpu_pct of the samples within the timed window, 0 to 100."""
+    span = window(measured.steps)
+    if span is None:
+        return None
+    hosts = measured.samples.within(span).hosts
+    return _mean(hosts.group_by("host", maintain_order=True).agg(pl.col("cpu_pct").mean())["cpu_pct"])
+
+
+def gpu(measured: Measured) -> Quantity | None:
+    """Mean over GPUs of the mean utilization_pct of the samples within the timed window, 0 to 100."""
+    span = window(measured.steps)
+    if span is None:
+        return None
+    gpus = measured.samples.within(span).gpus
+    return _mean(gpus.group_by("uuid", maintain_order=True).agg(pl.col("utilization_pct").mean())["utilization_pct"])
+
+
+def _mean(values: pl.Series) -> Quantity | None:
+    return Quantity(float(known.sum()) / known.len(), "%") if (known := values.drop_nulls()).len() else None
+
+
+METRICS = (
+    Metric(
+        name="cpu_pct",
+        unit="%",
+        direction="neither",
+        definition="Share of all processors of the host that was busy, with anything, between the first and the last timed "
+        "step; mean over hosts.",
+        of_run=cpu,
+    ),
+    Metric(
+        name="gpu_pct",
+        unit="%",
+        direction="neither",
+        definition="NVML's GPU utilization (share of time with a kernel running) between the first and the last timed step; "
+        "mean over the GPUs that the hosts have.",
+        of_run=gpu,
+    ),
+)

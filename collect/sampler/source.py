@@ -1,0 +1,45 @@
+"""What every source of telemetry has in common: kernel files kept open, and a count of what could not be read.
+
+Opening a file of /proc or /sys at every tick costs several times what reading it does, so each stays open and is read
+again from its start with pread.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections import Counter
+from pathlib import Path
+
+from shardlab.record import Sample
+
+CHUNK_BYTES = 65536
+
+
+class Source(ABC):
+    """Fills some fields of a sample. A field that cannot be read stays absent and is counted in `failures`."""
+
+    def __init__(self) -> None:
+        self.failures: Counter[str] = Counter()
+
+    @abstractmethod
+    def fill(self, sample: Sample) -> None:
+        """Read once and set this source's fields. Raises nothing for a kernel or driver that does not answer."""
+
+
+class KernelFile:
+    """A file of /proc or /sys, opened once."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError where the kernel does not have it."""
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> bytes:
+        """Its content now. Raises OSError, such as ENODEV for an interface that went away."""
+        content = b""
+        while more := os.pread(self._descriptor, CHUNK_BYTES, len(content)):  # /proc gives about a page at a time
+            content += more
+        return content
+
+    def close(self) -> None:
+        os.close(self._descriptor)

@@ -1,0 +1,184 @@
+"""All that a matrix came to, as one typed value: the table, the page, the files and --json show nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from collect import equal_losses, telemetry
+from collect.equal_losses import LossComparison
+from collect.likeness import baseline_of
+from collect.load import NO_FOLDER, Loaded, LoadedCell, LoadedRun
+from collect.metric import Compared, Metric, Quantity, menu
+from collect.statistics import Estimate, estimate
+from collect.telemetry import Coverage
+from shardlab.state import STATES
+
+SCHEMA = 1
+REHEARSAL = "rehearsal: ranks forked on CPU; shows that the line works, not how fast it is"
+SYNTHETIC = "synthetic data: its losses and accuracies say nothing about a real data set"
+
+
+class RunRow(msgspec.Struct):
+    """A run and its metrics: {name: value} in the units of its row."""
+
+    run_id: str
+    repeat: int
+    attempt: int
+    state: str
+    why: str
+    metrics: dict[str, float]
+
+
+class Row(msgspec.Struct):
+    """A cell. n: completed repeats, over which the metrics are; states: how many repeats are in which state."""
+
+    id: str
+    cell: dict[str, Any]
+    n: int
+    states: dict[str, int]
+    expected: bool  # every repeat ended completed or in a state that the cell expects
+    baseline: str | None  # the cell that speed-up is against
+    metrics: dict[str, Estimate]
+    runs: list[RunRow]
+
+    @property
+    def state(self) -> str:
+        """In words: `completed`, or `2 completed, 1 failed`."""
+        if len(self.states) == 1:
+            return next(iter(self.states))
+        return ", ".join(f"{count} {state}" for state, count in self.states.items())
+
+
+class Failure(msgspec.Struct):
+    """A run that did not complete. superseded: a later attempt of the same repeat counts instead."""
+
+    run: str
+    cell: str
+    state: str
+    why: str
+    superseded: bool
+
+
+class DamagedRun(msgspec.Struct):
+    """A run with records that could not all be read."""
+
+    run: str
+    truncated: list[str]
+    corrupt: dict[str, int]
+    says: str
+
+
+class Summary(msgspec.Struct):
+    """report/summary.json."""
+
+    schema: int
+    matrix: str
+    title: str
+    created_s: float  # seconds since the epoch
+    baseline: str
+    rehearsal: bool
+    synthetic: bool
+    remarks: list[str]
+    rows: list[Row]
+    reported: list[Any]
+    verdicts: list[Any]
+    failures: list[Failure]
+    telemetry: list[Coverage]
+    losses: list[LossComparison]
+    damage: list[DamagedRun]
+
+
+def summarize(loaded: Loaded, baseline: str) -> Summary:
+    """Every metric of every cell, over the completed latest attempts of its repeats."""
+    rows = [_row(cell) for cell in loaded.cells]
+    _compare(loaded.cells, rows, baseline)
+    rehearsal = any(run.run.rehearsal for run in loaded.runs if run.run)
+    synthetic = any(bool(run.result.data.get("synthetic")) for run in loaded.runs if run.result)
+    return Summary(
+        schema=SCHEMA,
+        matrix=loaded.expansion.name,
+        title=loaded.expansion.title,
+        created_s=round(time.time(), 3),
+        baseline=baseline,
+        rehearsal=rehearsal,
+        synthetic=synthetic,
+        remarks=[REHEARSAL] * rehearsal + [SYNTHETIC] * synthetic,
+        rows=rows,
+        reported=[],
+        verdicts=[],
+        failures=[failure for cell in loaded.cells for failure in _failures(cell)],
+        telemetry=[entry for run in loaded.runs for entry in telemetry.coverage(run)],
+        losses=equal_losses.compare(loaded, baseline),
+        damage=[
+            DamagedRun(run.run_id, run.damage.truncated, run.damage.corrupt, run.damage.says())
+            for run in loaded.runs
+            if run.damage
+        ],
+    )
+
+
+def _row(cell: LoadedCell) -> Row:
+    measured: dict[str, list[Quantity]] = {}
+    runs = []
+    for run in cell.runs:
+        quantities = _quantities(cell, run) if run.completed else {}
+        for name, quantity in quantities.items():
+            measured.setdefault(name, []).append(quantity)
+        values = {name: quantity.value for name, quantity in quantities.items()}
+        runs.append(RunRow(run.run_id, run.repeat, run.attempt, run.verdict.state, run.verdict.why, values))
+    order = list(STATES)
+    states = Counter(sorted((run.verdict.state for run in cell.runs), key=order.index))
+    return Row(
+        id=cell.id,
+        cell=msgspec.to_builtins(cell.cell),
+        n=len(cell.completed),
+        states=dict(states),
+        expected=states.keys() <= {"completed", *cell.cell.expect},
+        baseline=None,
+        metrics={name: found for name, values in measured.items() if (found := _over_repeats(values))},
+        runs=runs,
+    )
+
+
+def _quantities(cell: LoadedCell, run: LoadedRun) -> dict[str, Quantity]:
+    of_run = [(metric, metric.of_run) for metric in menu() if metric.of_run]
+    return {metric.name: found for metric, ask in of_run if (found := ask(cell.measured(run))) is not None}
+
+
+def _over_repeats(values: list[Quantity]) -> Estimate | None:
+    """The repeats as one number, or None where they are of different kinds or units and have no common mean."""
+    if len({(quantity.unit, quantity.kind) for quantity in values}) > 1:
+        return None
+    return estimate([quantity.value for quantity in values], values[0].unit, values[0].kind)
+
+
+def _compare(cells: list[LoadedCell], rows: list[Row], baseline: str) -> None:
+    """Add the metrics that set a cell beside its baseline."""
+    throughputs = {row.id: row.metrics["throughput_per_s"].value for row in rows if "throughput_per_s" in row.metrics}
+    of_cells: list[Metric] = [metric for metric in menu() if metric.of_cells]
+    for cell, row in zip(cells, rows, strict=True):
+        against = baseline_of(cell, cells, baseline)
+        if against is None or not {cell.id, against.id} <= throughputs.keys():
+            continue
+        row.baseline = against.id
+        compared = Compared(cell.cell, throughputs[cell.id], against.cell, throughputs[against.id])
+        for metric in of_cells:
+            quantity = metric.of_cells(compared) if metric.of_cells else None
+            if quantity is not None:
+                value = quantity.value
+                row.metrics[metric.name] = Estimate(value, quantity.unit, row.n, value, kind=quantity.kind)
+
+
+def _failures(cell: LoadedCell) -> list[Failure]:
+    """Every run that ended without completing, or of which it is unknown; what still runs or waits is no failure."""
+    going = {"planned", "pending", "running", "completed"}
+    return [
+        Failure(run.run_id, cell.id, run.verdict.state, run.verdict.why, superseded)
+        for runs, superseded in ((cell.runs, False), (cell.earlier, True))
+        for run in runs
+        if run.verdict.state not in going and run.verdict != NO_FOLDER
+    ]

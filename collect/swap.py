@@ -1,0 +1,76 @@
+"""Put a new folder in the place of an old one at once: a reader, or a kill, finds the old one or the new one."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from shardlab import files
+from shardlab.errors import InputError
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+STALE_S = 3600  # what a killed writer left behind is removed after this long: a younger one may still be written to
+
+
+@contextlib.contextmanager
+def replacing(folder: Path, ours: frozenset[str]) -> Iterator[Path]:
+    """A new folder to fill, that takes the place of `folder` when the block ends well.
+
+    ours: the names that may stand in a folder that is replaced. Raises InputError, before anything is written, where
+    `folder` holds anything else: replacing it would remove what is not ours.
+    """
+    _refuse_foreign(folder, ours)
+    with files.as_workspace_error("write"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(folder)
+        fresh = _beside(folder)
+        fresh.mkdir()
+        try:
+            yield fresh
+            _refuse_foreign(folder, ours)
+            if folder.exists():
+                _exchange(fresh, folder)
+            else:
+                fresh.rename(folder)
+            files.sync_folder(folder.parent)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _refuse_foreign(folder: Path, ours: frozenset[str]) -> None:
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise InputError(f"{folder}: is not a folder. Allowed: a new folder, or one that holds an earlier report.")
+    foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in ours) if folder.exists() else []
+    if foreign:
+        raise InputError(
+            f"{folder}: holds {foreign[0]!r}, which is not part of a report and would be lost. "
+            "Allowed with --out: a new folder, or one that holds an earlier report and nothing else."
+        )
+
+
+def _beside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+
+
+def _sweep(folder: Path) -> None:
+    for left in folder.parent.glob(f".{folder.name}.*.tmp"):
+        if left.is_dir() and time.time() - left.stat().st_mtime > STALE_S:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _exchange(fresh: Path, folder: Path) -> None:
+    """Swap two folders in one system call; afterwards `fresh` is the old one."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename and rename(_AT_FDCWD, os.fsencode(fresh), _AT_FDCWD, os.fsencode(folder), _RENAME_EXCHANGE) == 0:
+        return
+    # Some file systems (NFS) cannot exchange: between these two renames a kill leaves the old folder beside its place.
+    old = _beside(folder)
+    folder.rename(old)
+    fresh.rename(folder)
+    old.rename(fresh)

@@ -1,0 +1,61 @@
+"""The summary and the records as flat frames, for files that other programs read; columns carry their units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from collect.load import Loaded
+from collect.metric import menu
+from collect.summary import Summary
+
+CELL_KEYS = (
+    "strategy", "workload", "launcher", "gpus", "nnodes", "global_batch_size", "micro_batch_size",
+    "gradient_accumulation_steps", "seq_len", "precision", "steps", "epochs", "warmup_steps", "seed",
+)  # fmt: skip
+
+
+def summary(summarized: Summary) -> pl.DataFrame:
+    """One row per cell; for every metric its value, the interval's ends and, where they vary, unit and kind.
+
+    A metric that no cell has still has its columns, empty: the shape of the table does not depend on what was measured.
+    """
+    text, number = pl.String, pl.Float64
+    schema: dict[str, Any] = {"matrix": text, "cell": text, "state": text, "n": pl.Int64}
+    numbers = {"gpus", "nnodes", "seq_len", "steps", "epochs", "warmup_steps", "seed"}
+    for key in CELL_KEYS:
+        schema[key] = pl.Int64 if key in numbers or key.endswith(("_size", "_steps")) else text
+    for metric in menu():
+        name = metric.name
+        schema |= {name: number, f"{name}_low": number, f"{name}_high": number, f"{name}_unit": text, f"{name}_kind": text}
+    schema["rehearsal"] = pl.Boolean
+    rows = []
+    for row in summarized.rows:
+        flat: dict[str, Any] = {"matrix": summarized.matrix, "cell": row.id, "state": row.state, "n": row.n}
+        flat |= {key: row.cell[key] for key in CELL_KEYS}
+        for name, found in row.metrics.items():
+            flat |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+            flat |= {f"{name}_unit": found.unit, f"{name}_kind": found.kind}
+        rows.append(flat | {"rehearsal": summarized.rehearsal})
+    return pl.DataFrame([{key: row.get(key) for key in schema} for row in rows], schema=schema)
+
+
+def steps(loaded: Loaded) -> pl.DataFrame:
+    """Every step record of every run, warm-up included and marked, with the run's id and cell before it."""
+    return _with_run({(cell.id, run.run_id): run.steps for cell in loaded.cells for run in (*cell.runs, *cell.earlier)})
+
+
+def samples(loaded: Loaded) -> pl.DataFrame:
+    """Every host sample of every run, with the run's id and cell before it."""
+    return _with_run(
+        {(cell.id, run.run_id): run.samples.hosts for cell in loaded.cells for run in (*cell.runs, *cell.earlier)}
+    )
+
+
+def _with_run(frames: dict[tuple[str, str], pl.DataFrame]) -> pl.DataFrame:
+    if not frames:
+        return pl.DataFrame(schema={"cell": pl.String, "run": pl.String})
+    return pl.concat(
+        rows.select(pl.lit(cell).alias("cell"), pl.lit(run).alias("run"), pl.all()) for (cell, run), rows in frames.items()
+    )

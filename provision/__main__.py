@@ -1,0 +1,8 @@
+"""`python -m provision` is the same as the `provision` command."""
+
+import sys
+
+from provision.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

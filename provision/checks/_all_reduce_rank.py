@@ -1,0 +1,56 @@
+"""One rank of the acceptance test: sums of small integers, which float32 holds exactly, so that equality is the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+ELEMENTS = 4 * 2**20  # of 4 bytes: 16 MiB, large enough that bandwidth and not latency is measured
+ITERATIONS = 5
+WARMUP = 2
+
+
+def main(backend: str) -> None:
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+    base = torch.arange(ELEMENTS, device=device, dtype=torch.float32).remainder_(1024)
+    expected = base * ranks + ranks * (ranks - 1) / 2
+    wrong = torch.zeros(1, dtype=torch.int64, device=device)
+    times = torch.zeros(WARMUP + ITERATIONS, dtype=torch.float64, device=device)
+    for iteration in range(WARMUP + ITERATIONS):
+        values = base + rank
+        dist.barrier()
+        begin = time.perf_counter()
+        dist.all_reduce(values)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times[iteration] = time.perf_counter() - begin
+        wrong += (values != expected).sum()
+    dist.all_reduce(wrong)
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)  # an all-reduce has ended when its slowest rank has
+    if rank == 0:
+        report = {
+            "backend": backend,
+            "ranks": ranks,
+            "bytes": ELEMENTS * 4,
+            "wrong": int(wrong.item()),
+            "iterations": ITERATIONS,
+            "time_s": statistics.median(times[WARMUP:].tolist()),
+        }
+        sys.stdout.write(json.dumps(report) + "\n")
+        sys.stdout.flush()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

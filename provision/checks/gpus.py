@@ -1,0 +1,42 @@
+"""Telemetry counts GPUs by NVML and training by torch: where the two differ, no number of a run can be trusted."""
+
+from __future__ import annotations
+
+from provision.checks import Check, Outcome
+from provision.facts.host import HOST
+from provision.facts.torch import TORCH, Torch
+from provision.operations import Target
+from shardlab.host import Host
+
+
+def run(target: Target) -> Outcome:
+    return judge(target.facts[HOST], target.facts[TORCH])
+
+
+def judge(host: Host, torch: Torch) -> Outcome:
+    """Passed where NVML and torch see equally many GPUs; does not apply where neither sees one."""
+    if torch.version is None:
+        return Outcome(None, "needs torch")
+    if not host.gpus:
+        why = host.gpu_why_absent or "NVML finds none"
+        if torch.gpus:
+            says = f"torch sees {torch.gpus} GPUs, NVML none ({why})"
+            return Outcome(False, says, "install the driver's NVML (libnvidia-ml): telemetry needs it")
+        return Outcome(None, f"no GPU here ({why}): ranks run on the CPU")
+    count = len(host.gpus)
+    if torch.gpus == count:
+        return Outcome(True, f"NVML and torch both see {count} x {host.gpus[0].name}", measured={"gpus": count})
+    seen = "none" if torch.gpus is None else str(torch.gpus)
+    why = f" ({torch.why_no_gpus})" if torch.why_no_gpus else ""
+    return Outcome(False, f"NVML sees {count} GPUs, torch {seen}{why}", _advice(host, torch))
+
+
+def _advice(host: Host, torch: Torch) -> str:
+    if torch.hidden_by is not None:
+        return f"CUDA_VISIBLE_DEVICES={torch.hidden_by} hides GPUs from torch; unset it"
+    if torch.cuda is None:
+        return "this torch is built without CUDA; install the CUDA build: pip install --force-reinstall torch"
+    return f"does driver {host.gpu_driver} support CUDA {torch.cuda}? update the driver, or install torch for an older CUDA"
+
+
+GPUS = Check("gpus", run)

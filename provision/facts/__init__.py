@@ -1,0 +1,74 @@
+"""One question to a node per file: a command and a pure parse of what it prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from provision.providers import Answer, Node
+from shardlab.errors import ShardlabError
+
+T = TypeVar("T")
+
+
+class Unanswered(ShardlabError):
+    """A node did not answer a question, or not in a way that can be read."""
+
+
+@dataclass(frozen=True)
+class Fact(Generic[T]):
+    """A question. `command` takes the node's interpreter; `parse` raises ValueError for output that is no answer."""
+
+    name: str
+    command: Callable[[str], list[str]]
+    parse: Callable[[str], T]
+    timeout_s: float
+
+
+class Facts:
+    """What one node has answered; each question is asked when it is first needed, and once."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.answers: dict[str, Any] = {}
+
+    def __getitem__(self, fact: Fact[T]) -> T:
+        """The answer to `fact`. Raises Unanswered."""
+        if fact.name not in self.answers:
+            self.answers[fact.name] = self._ask(fact)
+        answer: T | Unanswered = self.answers[fact.name]
+        if isinstance(answer, Unanswered):
+            raise answer
+        return answer
+
+    def _ask(self, fact: Fact[T]) -> T | Unanswered:
+        answer = self.node.run(fact.command(self.node.python), timeout_s=fact.timeout_s)
+        where = f"{self.node.name}: the fact {fact.name!r}"
+        if answer.code is None:
+            return Unanswered(f"{where} was not answered within {fact.timeout_s:g} s; is the machine overloaded?")
+        if answer.code != 0:
+            return Unanswered(f"{where} could not be asked: {last_line(answer)}")
+        try:
+            return fact.parse(answer.stdout)
+        except ValueError as error:
+            return Unanswered(f"{where} cannot be read: {error}")
+
+
+def last_line(answer: Answer) -> str:
+    """The last thing that a failed command said, or its exit status."""
+    lines = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit status {answer.code}"
+
+
+def decode(stdout: str, shape: type[T]) -> T:
+    """The last line of `stdout` as a `shape`; libraries print banners before it. Raises ValueError."""
+    lines = [line for line in stdout.splitlines() if line.strip()]
+    if not lines:
+        raise ValueError("it printed nothing.")
+    try:
+        return msgspec.json.decode(lines[-1], type=shape)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise ValueError(f"{error}, in {lines[-1][:80]!r}.") from None

@@ -1,0 +1,18 @@
+"""What a machine is: processors, memory, GPUs, network interfaces, software."""
+
+from __future__ import annotations
+
+from provision.facts import Fact, decode
+from shardlab.host import Host
+
+
+def command(python: str) -> list[str]:
+    return [python, "-m", "shardlab.host"]
+
+
+def parse(stdout: str) -> Host:
+    """The host as it describes itself. Raises ValueError."""
+    return decode(stdout, Host)
+
+
+HOST = Fact("host", command, parse, timeout_s=30)

@@ -1,0 +1,72 @@
+"""Keep what the cluster's machines are, so that jobs can fit runs to them without asking again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from provision.facts.addresses import ADDRESSES
+from provision.facts.host import HOST
+from provision.operations import Change, Nothing, Operation, Site, Target
+from shardlab import files
+
+SCHEMA = 1
+
+# What differs from boot to boot or from shell to shell would make every run find a change.
+VOLATILE = ("boot_id", "cpus_allowed")
+
+
+def plan(site: Site, target: Target) -> list[Change] | Nothing:
+    """Write WORKSPACE/.shardlab/inventory.json unless it says already what the nodes are. Raises Unanswered."""
+    path = site.workspace.own / "inventory.json"
+    content = render(site)
+    found = _read(path)
+    if found == content:
+        return Nothing(f"{path} is up to date")
+    what = "write" if found is None else "rewrite"
+
+    def make() -> None:
+        files.make_folder(path.parent)
+        files.write_atomic(path, content)
+
+    return [Change(f"{what} {path} ({len(content)} bytes)", make)]
+
+
+def render(site: Site) -> bytes:
+    """The inventory of all nodes as indented JSON."""
+    inventory = {
+        "schema": SCHEMA,
+        "cluster": site.cluster.name,
+        "provider": site.cluster.provider,
+        "nodes": [_entry(target) for target in site.targets],
+    }
+    return msgspec.json.format(msgspec.json.encode(inventory), indent=2) + b"\n"
+
+
+def _entry(target: Target) -> dict[str, Any]:
+    node = target.node
+    host = msgspec.to_builtins(target.facts[HOST])
+    facts = {key: value for key, value in host.items() if key not in VOLATILE}
+    # Containers come and go with virtual interfaces of their own.
+    facts["nics"] = [nic for nic in host["nics"] if nic["kind"] == "physical"]
+    return {
+        "name": node.name,
+        "host": node.host,
+        "port": node.port,
+        "user": node.user,
+        "addresses": target.facts[ADDRESSES],
+        "facts": facts,
+    }
+
+
+def _read(path: Path) -> bytes | None:
+    with files.as_workspace_error("read"):
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+INVENTORY = Operation("inventory", plan)

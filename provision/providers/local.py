@@ -1,0 +1,106 @@
+"""This machine as a cluster of one node, so that everything can be tried without owning another."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from provision.providers import Answer
+from shardlab.cluster import Cluster
+
+GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
+
+
+@dataclass(frozen=True)
+class LocalNode:
+    """The machine that this program runs on."""
+
+    name: str = "localhost"
+    host: str = "localhost"
+    port: int | None = None
+    user: str | None = None
+    python: str = sys.executable
+
+    def run(self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> Answer:
+        """Run `argv` in a process group of its own. Its descendants end with it, also when we are interrupted."""
+        # C: parsers read untranslated text. Safe path: a folder `jobs` in the current folder is not our package.
+        environment = {**os.environ, "LC_ALL": "C", "PYTHONSAFEPATH": "1", **(env or {})}
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Answer(127, "", f"{argv[0]}: {error.strerror}")
+        with process:
+            try:
+                stdout, stderr = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                stdout, stderr = _end(process)
+                return Answer(None, stdout, stderr)
+            except BaseException:
+                _end(process)
+                raise
+        return Answer(process.returncode, stdout, stderr)
+
+
+def nodes(cluster: Cluster) -> list[LocalNode]:
+    """The nodes of a cluster whose provider is local: this machine, whatever the file says."""
+    return [LocalNode()]
+
+
+def request(cluster: Cluster) -> str:
+    """Why there is nothing to ask for."""
+    return "provider local has nothing to request: the node is this machine, and it is there already."
+
+
+def down(cluster: Cluster) -> str:
+    """Why there is nothing to take down."""
+    return "provider local: provision created no machine, so there is nothing to undo."
+
+
+def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Ask the process to end, then end it with all its descendants; what it had said until then.
+
+    torchrun starts every rank in a session of its own, so that killing its process group would leave the ranks behind.
+    """
+    descendants: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        descendants = psutil.Process(process.pid).children(recursive=True)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        return process.communicate(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:
+        return _kill(process, descendants)
+    finally:
+        _kill_all(descendants)
+
+
+def _kill(process: subprocess.Popen[str], descendants: list[psutil.Process]) -> tuple[str, str]:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    _kill_all(descendants)
+    try:
+        return process.communicate(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:  # something that left the tree still holds the pipe
+        return "", ""
+
+
+def _kill_all(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -1,0 +1,93 @@
+"""A workspace with an awkward name, and the commands run in it as a person runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from shardlab.rundir import RunDir
+
+MATRIX = """\
+schema: 1
+name: small
+defaults:
+  workload: gpt2-tiny
+  launcher: fork
+  global_batch_size: 4
+  seq_len: 16
+  steps: {steps}
+  optimizer: {{name: sgd, lr: 0.1}}
+{more}
+"""
+
+
+class Bench:
+    """A workspace and its commands."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "a 'b' \"c\" $d; e"
+        self.path.mkdir()
+
+    def matrix(self, more: str, *, steps: int = 3) -> str:
+        """Write a matrix file and give its name for --matrix."""
+        (self.path / "small.yaml").write_text(MATRIX.format(steps=steps, more=more))
+        return str(self.path / "small.yaml")
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-P", "-m", words[0], *words[1:], "--workspace", str(self.path)]
+
+    def run(self, *words: str, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command of ours to its end and hold its exit code."""
+        done = subprocess.run(self.command(*words), capture_output=True, text=True, timeout=240, check=False, **options)
+        assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.logs()}"
+        return done
+
+    def json(self, *words: str, code: int = 0) -> Any:
+        return json.loads(self.run(*words, "--json", code=code).stdout)
+
+    def states(self) -> dict[str, str]:
+        return {run["id"]: run["state"] for run in self.json("jobs", "status")["runs"]}
+
+    def folders(self) -> list[RunDir]:
+        return [RunDir(path) for path in sorted((self.path / "runs").iterdir()) if (path / "run.json").exists()]
+
+    def logs(self) -> str:
+        """Every log of the workspace, for the message of a test that fails."""
+        files = sorted(self.path.glob("**/*.log"))
+        return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files)
+
+
+def until(true: Callable[[], Any], what: str, limit_s: float = 120.0) -> Any:
+    """Look again until it is true; what it gave."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if found := true():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{what}: not within {limit_s} s")
+
+
+def started(folder: RunDir) -> dict[str, Any] | None:
+    """What the supervisor of a run said when it started, or None."""
+    return next((event.data for event in folder.events() if event.event == "started"), None)
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """The processes that work in this folder or name it on their command line."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            if process.pid != os.getpid() and (any(str(folder) in word for word in words) or process.cwd() == str(folder)):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found

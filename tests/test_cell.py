@@ -1,0 +1,96 @@
+"""Batch arithmetic, the hash of a cell, and run ids."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardlab import cell as cells
+from shardlab.cell import Cell, Draft, Optimizer, Schedule
+from shardlab.run import RUN_ID, attempt_of, run_id
+
+
+def draft(**keys: object) -> Draft:
+    return Draft(workload="gpt2-tiny", strategy="ddp", **keys)
+
+
+CELL = Cell(
+    workload="gpt2-tiny",
+    strategy="ddp",
+    gpus=2,
+    nnodes=1,
+    launcher="torchrun",
+    global_batch_size=16,
+    micro_batch_size=4,
+    gradient_accumulation_steps=2,
+    seq_len=64,
+    steps=10,
+    epochs=None,
+    warmup_steps=0,
+    precision="fp32",
+    optimizer=Optimizer("sgd", 0.1),
+    schedule=Schedule(),
+    seed=42,
+    time_limit_s=None,
+    expect=[],
+    options={},
+)
+
+
+@given(ranks=st.integers(1, 64), micro=st.integers(1, 32), passes=st.integers(1, 8))
+def test_both_spellings_of_a_batch_come_to_the_same_work(ranks, micro, passes):
+    strong = cells.batch(draft(gpus=ranks, global_batch_size=ranks * micro * passes, micro_batch_size=micro))
+    weak = cells.batch(draft(gpus=ranks, gpu_batch_size=micro * passes, micro_batch_size=micro))
+    assert strong == weak == (ranks * micro * passes, micro, passes)
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "words"),
+    [
+        ({}, "global_batch_size", "found neither"),
+        ({"global_batch_size": 8, "gpu_batch_size": 4}, "global_batch_size", "found both"),
+        ({"gpus": 3, "global_batch_size": 16}, "global_batch_size", "Allowed: a multiple of 3."),
+        ({"gpus": 2, "global_batch_size": 16, "micro_batch_size": 3}, "micro_batch_size", "Allowed: a divisor of 8."),
+        ({"gpu_batch_size": 4, "micro_batch_size": 8}, "micro_batch_size", "Allowed: a divisor of 4."),
+    ],
+)
+def test_what_does_not_divide_is_refused(keys, key, words):
+    with pytest.raises(cells.BatchError) as caught:
+        cells.batch(draft(**keys))
+    assert caught.value.key == key
+    assert words in str(caught.value)
+
+
+def test_the_hash_depends_on_the_work_alone():
+    assert CELL.hash() == "bbc9cf717eb7"
+    same = msgspec.structs.replace(CELL, time_limit_s=60, expect=["oom"])
+    assert same.hash() == CELL.hash()
+    plain = msgspec.to_builtins(CELL)
+    assert cells.cell_hash(dict(reversed(plain.items()))) == CELL.hash()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"gpus": 4}, {"seed": 1}, {"precision": "bf16"}, {"options": {"a": 1}}, {"optimizer": Optimizer("sgd", 0.2)}],
+)
+def test_any_change_of_the_work_changes_the_hash(change):
+    assert msgspec.structs.replace(CELL, **change).hash() != CELL.hash()
+
+
+@given(strategy=st.text(max_size=80), workload=st.text(max_size=80), repeat=st.integers(1, 1000), attempt=st.integers(1, 99))
+def test_run_ids_are_safe_folder_names_whatever_the_names(strategy, workload, repeat, attempt):
+    cell = msgspec.structs.replace(CELL, strategy="s" + strategy, workload=workload)
+    name = run_id(cell, repeat, attempt)
+    assert RUN_ID.match(name)
+    assert attempt_of(name) == (run_id(cell, repeat), attempt)
+
+
+@pytest.mark.parametrize(("text", "value"), [("00:05:00", 300), ("1-00:00:01", 86401), ("9:00:00", 32400)])
+def test_times(text, value):
+    assert cells.seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["5", "05:00", "00:60:00", "1:2:3", "-00:05:00", "00:00:00", "", "00:05:00\n"])
+def test_times_that_are_none(text):
+    with pytest.raises(ValueError, match="Allowed"):
+        cells.seconds(text)

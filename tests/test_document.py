@@ -1,0 +1,100 @@
+"""YAML is read strictly: what another parser would change in silence is refused with its place."""
+
+import pytest
+
+from shardlab import document
+from shardlab.errors import InputError
+
+
+def parse(text: str) -> object:
+    return document.parse(text.encode(), "f.yaml").data
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a: 3e-4", 3e-4),
+        ("a: 3E4", 3e4),
+        ("a: .5", 0.5),
+        ("a: -12", -12),
+        ("a: 0", 0),
+        ("a: '3.10'", "3.10"),
+        ("a: 3.10", 3.1),
+        ("a: true", True),
+        ("a: ~", None),
+        ("a:", None),
+        ("a: 2026-01-02", "2026-01-02"),
+        ("a: 'on'", "on"),
+        ('a: "1:30:00"', "1:30:00"),
+        ("a: ddp", "ddp"),
+        ("a: 1.2.3", "1.2.3"),
+    ],
+)
+def test_plain_scalars_mean_what_they_look_like(text, value):
+    found = parse(text)["a"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "3:1", "stands twice; the first is on line 1"),
+        ("a: &x 1\nb: *x\n", "1:4", "an anchor (&x)"),
+        ("a: *x\n", "1:4", "an alias (*x)"),
+        ("a: !!python/object:os.system ls\n", "1:4", "a tag"),
+        ("a: !x 1\n", "1:4", "a tag (!x)"),
+        ("a:\n  <<: {b: 1}\n", "2:3", "a merge key"),
+        ("time: 1:30:00\n", "1:7", 'write "1:30:00"'),
+        ("time: 12:00\n", "1:7", 'write "12:00"'),
+        ("a: on\n", "1:4", "true or false to some YAML parsers"),
+        ("a: No\n", "1:4", "true or false to some YAML parsers"),
+        ("a: 010\n", "1:4", "read differently"),
+        ("a: 0x1F\n", "1:4", "read differently"),
+        ("a: 1_000\n", "1:4", "read differently"),
+        ("a: .nan\n", "1:4", "read differently"),
+        ("a: -.inf\n", "1:4", "read differently"),
+        ("a: 1\n---\nb: 2\n", "2:1", "a second document"),
+        ("? [1, 2]\n: 3\n", "1:3", "a key that is not plain text"),
+        ("a: [1, 2\n", "2:1", "not valid YAML"),
+        ("a: b: c\n", "1:5", "not valid YAML"),
+        ("a:\t\x00\n", "1:1", "not valid YAML"),
+    ],
+)
+def test_what_is_ambiguous_is_refused_with_its_place(text, place, words):
+    with pytest.raises(InputError) as caught:
+        parse(text)
+    assert str(caught.value).startswith(f"f.yaml:{place}: ")
+    assert words in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_bytes_that_are_not_text_are_refused_with_their_line():
+    with pytest.raises(InputError, match=r"f\.yaml:2:1: byte 5 is not UTF-8"):
+        document.parse(b"a: 1\n\xff\xfe", "f.yaml")
+
+
+def test_deep_nesting_ends_in_a_sentence_and_not_in_a_stack():
+    with pytest.raises(InputError, match="nested deeper than 32 levels"):
+        parse("[" * 500 + "]" * 500)
+
+
+def test_a_large_file_is_refused_before_it_is_parsed(tmp_path):
+    path = tmp_path / "big.yaml"
+    path.write_bytes(b"# " + b"x" * document.MAX_BYTES)
+    with pytest.raises(InputError, match="larger than 4 MiB"):
+        document.load(path)
+
+
+def test_missing_file_and_folder(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        document.load(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match="is a folder"):
+        document.load(tmp_path)
+
+
+def test_every_value_keeps_its_place():
+    found = document.parse(b"a:\n  - {b: 1}\n  - c: x\n", "f.yaml")
+    assert found.values[("a", 1, "c")] == document.Mark(3, 8)
+    assert found.keys[("a", 0, "b")] == document.Mark(2, 6)
+    assert str(found.error(("a", 1, "c"), "is wrong.")) == "f.yaml:3:8: a[1].c: is wrong."

@@ -1,0 +1,88 @@
+"""The expression grammar computes what it says and refuses the rest of Python."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardlab.expression import Expression, ExpressionError
+
+NAMES = {"strategy": "ddp", "gpus": 2, "seq_len": None, "options.bucket_cap_mb": 25}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("gpus == 2", True),
+        ("1 < gpus <= 2", True),
+        ("strategy in ['ddp', 'fsdp2'] and not gpus == 1", True),
+        ("strategy not in ('single',)", True),
+        ("gpus * 2 + 1 - 3 / 2", 3.5),
+        ("-gpus", -2),
+        ("seq_len == None", True),
+        ("options.bucket_cap_mb > 20", True),
+        ("gpus == 1 or strategy == 'ddp'", True),
+    ],
+)
+def test_the_grammar(text, value):
+    assert Expression(text).evaluate(NAMES) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('true')",
+        "().__class__",
+        "options.__class__",
+        "a.b.c",
+        "[x for x in (1,)]",
+        "lambda: 1",
+        "gpus if gpus else 1",
+        "f'{gpus}'",
+        "strategy[0]",
+        "2 ** 999999999",
+        "gpus % 2",
+        "f(1)",
+        "f(**{})",
+        "x := 1",
+        "b'bytes'",
+        "",
+        "gpus ==",
+        "(" * 300 + "1" + ")" * 300,
+        "1" * 3000,
+        "gpus\x00",
+    ],
+)
+def test_everything_else_is_refused_before_anything_is_evaluated(text):
+    with pytest.raises(ExpressionError):
+        Expression(text).evaluate(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nodes > 1", "unknown name 'nodes'. Allowed: gpus, options.bucket_cap_mb, seq_len, strategy"),
+        ("seq_len > 1", "cannot be evaluated"),
+        ("gpus / 0", "cannot be evaluated"),
+        ("strategy * 1000000000", "arithmetic needs numbers"),
+        ("speed(gpus=1)", "unknown function 'speed'. Allowed: none here"),
+    ],
+)
+def test_what_cannot_be_evaluated_says_why(text, words):
+    with pytest.raises(ExpressionError) as caught:
+        Expression(text).evaluate(NAMES)
+    assert words in str(caught.value)
+
+
+def test_functions_take_named_cells():
+    expression = Expression("throughput(strategy='ddp', gpus=2) / throughput(strategy='single') >= 1.9")
+    assert expression.calls == {"throughput"}
+    calls = {"throughput": lambda **cell: 200.0 if cell["strategy"] == "ddp" else 100.0}
+    assert expression.evaluate({}, calls) is True
+
+
+@given(st.text(max_size=60))
+def test_any_text_ends_in_a_value_or_in_our_error(text):
+    with contextlib.suppress(ExpressionError):
+        Expression(text).evaluate(NAMES)

@@ -1,0 +1,309 @@
+"""`jobs` on this machine with real runs: nothing is lost, nothing runs twice, and no end is falsely green."""
+
+import itertools
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from support_line import Bench, processes_of, started, until
+
+pytestmark = pytest.mark.line
+FOUR = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
+LONG = "axes: {strategy: [ddp], gpus: [2]}"
+FOREVER = 10**7
+
+
+@pytest.fixture
+def bench(tmp_path):
+    made = Bench(tmp_path)
+    yield made
+    made.run("jobs", "cancel", "--all")
+    for process in processes_of(made.path):  # a test that failed may leave some
+        process.kill()
+
+
+def running(bench):
+    """The one run that is at work, once its ranks make steps."""
+    return until(
+        lambda: next((f for f in bench.folders() if f.judge().state == "running" and f.steps(0).records), None),
+        "a run makes steps",
+    )
+
+
+def starts(bench):
+    return [sum(event.event == "started" for event in folder.events()) for folder in bench.folders()]
+
+
+def test_a_matrix_runs_once_and_only_once(bench):
+    name = bench.matrix(FOUR)
+    sent = bench.json("jobs", "submit", "--matrix", name, "--wait")
+    assert [run["state"] for run in sent["runs"]] == ["completed"] * 4
+    again = bench.run("jobs", "submit", "--matrix", name, "--wait")
+    assert again.stdout.count("left alone: completed already") == 4
+    assert starts(bench) == [1, 1, 1, 1]
+    status = bench.json("jobs", "status")["runs"]
+    assert {(run["step"], run["steps"], run["attempt"], run["expected"]) for run in status} == {(3, 3, 1, True)}
+    assert all(run["throughput"] > 0 and run["unit"] == "tokens" for run in status)
+    more = bench.run("jobs", "submit", "--matrix", name, "--repeats", "2", "--where", "seed == 1", "--wait")
+    assert "1 run(s) sent, 1 left alone" in more.stdout
+
+
+def test_runs_go_one_at_a_time_in_their_order(bench):
+    bench.json("jobs", "submit", "--matrix", bench.matrix(FOUR), "--wait")
+    spans = []
+    for folder in bench.folders():
+        at = {event.event: event.wall_s for event in folder.events()}
+        spans.append((at["started"], at["exited"], folder.read_run().cell.seed))
+    spans.sort()
+    assert [seed for _, _, seed in spans] == [1, 2, 3, 4]
+    assert all(end <= start for (_, end, _), (start, _, _) in itertools.pairwise(spans))
+
+
+def test_a_closed_terminal_ends_no_run(bench):
+    words = shlex.join(bench.command("jobs", "submit", "--matrix", bench.matrix(LONG, steps=400)))
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execvp("bash", ["bash", "-c", f"{words}; sleep 1000"])
+    until(lambda: bench.folders(), "rendered")
+    running(bench)
+    os.close(terminal)  # the kernel sends SIGHUP to the session
+    os.waitpid(child, 0)
+    until(lambda: set(bench.states().values()) == {"completed"}, "the run completes")
+
+
+def test_ctrl_c_leaves_the_runs_and_exits_130(bench):
+    waiting = subprocess.Popen(
+        bench.command("jobs", "submit", "--matrix", bench.matrix(LONG, steps=400), "--wait"),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    running(bench)
+    waiting.send_signal(signal.SIGINT)
+    _, stderr = waiting.communicate(timeout=20)
+    assert waiting.returncode == 130
+    assert "runs that were started go on" in stderr
+    until(lambda: set(bench.states().values()) == {"completed"}, "the run completes")
+
+
+def test_a_killed_runner_loses_nothing(bench):
+    name = bench.matrix(FOUR, steps=300)
+    bench.run("jobs", "submit", "--matrix", name)
+    at_work = running(bench)
+    (runner,) = [p for p in processes_of(bench.path) if "jobs.schedulers.local" in p.cmdline()]
+    runner.kill()
+    runner.wait(10)
+    until(lambda: at_work.judge().state == "completed", "the run at work goes on without its runner")
+    raw = {run["scheduler"]["raw"] for run in bench.json("jobs", "status")["runs"] if run["state"] == "pending"}
+    assert raw == {"queued, no runner: `jobs submit` starts one"}
+    bench.run("jobs", "submit", "--matrix", name, "--wait")
+    assert set(bench.states().values()) == {"completed"}
+    assert starts(bench) == [1, 1, 1, 1]
+
+
+def test_a_new_runner_waits_for_the_run_of_a_killed_one(bench):
+    name = bench.matrix(FOUR, steps=600)
+    bench.run("jobs", "submit", "--matrix", name)
+    running(bench)
+    (runner,) = [p for p in processes_of(bench.path) if "jobs.schedulers.local" in p.cmdline()]
+    runner.kill()
+    runner.wait(10)
+    bench.run("jobs", "submit", "--matrix", name, "--wait")
+    ends = sorted((e.wall_s, e.event) for f in bench.folders() for e in f.events() if e.event in ("started", "exited"))
+    assert [event for _, event in ends] == ["started", "exited"] * 4
+
+
+def test_two_submitters_at_once_send_each_run_once(bench):
+    words = bench.command("jobs", "submit", "--matrix", bench.matrix(FOUR), "--wait")
+    both = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for one in both:
+        _, stderr = one.communicate(timeout=120)
+        assert one.returncode in (0, 2), stderr  # 2: the other rendered the same run a moment before
+    bench.run("jobs", "submit", "--matrix", str(bench.path / "small.yaml"), "--wait")
+    assert set(bench.states().values()) == {"completed"}
+    assert starts(bench) == [1, 1, 1, 1]
+
+
+def test_a_killed_supervisor_is_a_failure_and_leaves_nothing_behind(bench):
+    name = bench.matrix("axes: {seed: [1, 2]}\ninclude: [{strategy: ddp, gpus: 2}]", steps=300)
+    bench.run("jobs", "submit", "--matrix", name)
+    at_work = running(bench)
+    pid = started(at_work)["pid"]
+    ranks = psutil.Process(pid).children(recursive=True)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: at_work.judge().state == "failed", "the runner writes the end down")
+    assert "its supervisor ended without saying how" in at_work.judge().why
+    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in ranks), "ranks end", 30)
+    until(lambda: sorted(bench.states().values()) == ["completed", "failed"], "the next run completes")
+
+
+@pytest.mark.parametrize("launcher", ["fork", "torchrun"])
+def test_a_killed_rank_is_a_failure(bench, launcher):
+    name = bench.matrix(f"axes: {{strategy: [ddp], gpus: [2], launcher: [{launcher}]}}", steps=FOREVER)
+    bench.run("jobs", "submit", "--matrix", name)
+    at_work = running(bench)
+    os.kill(rank_pid(at_work, 1), signal.SIGKILL)
+    until(lambda: at_work.judge().state == "failed", "the run fails", 60)
+    assert not at_work.result.exists()
+    until(lambda: not processes_of(at_work.path), "nothing is left", 30)
+
+
+def rank_pid(folder, rank):
+    """The process that holds a rank's step file open."""
+    wanted = str(folder.steps_file(rank))
+    for process in psutil.process_iter():
+        try:
+            if any(opened.path == wanted for opened in process.open_files()):
+                return process.pid
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    raise AssertionError(f"no process has {wanted} open")
+
+
+def test_the_time_limit_is_a_result_and_not_a_failure(bench):
+    name = bench.matrix(LONG + '\ninclude: [{time_limit: "00:00:03", expect: [timeout]}]', steps=FOREVER)
+    sent = bench.json("jobs", "submit", "--matrix", name, "--wait")
+    (run,) = sent["runs"]
+    assert (run["state"], run["expected"]) == ("timeout", True)
+    assert run["why"] == "ended at its time limit of 3 s"
+    assert not processes_of(bench.folders()[0].path)
+
+
+def test_out_of_memory_is_a_result_and_not_a_failure(bench):
+    name = bench.matrix("axes: {strategy: [single]}\ninclude: [{options.n_embd: 1099511627776}]")
+    sent = bench.json("jobs", "submit", "--matrix", name, "--wait", code=1)
+    (run,) = sent["runs"]
+    assert (run["state"], run["expected"]) == ("oom", False)
+    assert "allocate" in run["why"]
+
+
+def test_cancel_ends_what_waits_and_what_runs(bench):
+    bench.run(
+        "jobs", "submit", "--matrix", bench.matrix(FOUR.replace("single", "ddp") + "\ninclude: [{gpus: 2}]", steps=FOREVER)
+    )
+    at_work = running(bench)
+    assert bench.run("jobs", "cancel", code=2).stderr.startswith("error: say what to cancel")
+    waiting = next(f for f in bench.folders() if f.judge().state == "pending")
+    bench.run("jobs", "cancel", waiting.run_id)
+    assert waiting.judge().state == "cancelled"
+    assert at_work.judge().state == "running"
+    bench.run("jobs", "cancel", "--where", "strategy == 'ddp'")
+    assert set(bench.states().values()) == {"cancelled"}
+    assert not processes_of(at_work.path)
+    assert sum(starts(bench)) == 1
+
+
+def test_retry_makes_a_new_attempt_under_the_same_cell(bench):
+    name = bench.matrix(LONG, steps=FOREVER)
+    bench.run("jobs", "submit", "--matrix", name)
+    first = running(bench)
+    os.kill(rank_pid(first, 0), signal.SIGKILL)
+    until(lambda: first.judge().state == "failed", "the run fails", 60)
+    again = bench.run("jobs", "submit", "--matrix", name)
+    assert "ended: failed (`jobs retry --only failed` makes a new attempt)" in again.stdout
+    bench.run("jobs", "retry", "--only", "oom")
+    assert len(bench.folders()) == 1
+    bench.run("jobs", "retry", "--only", "failed")
+    second = running(bench)
+    assert second.run_id == f"{first.run_id}-a2"
+    assert (second.read_run().attempt, second.read_run().cell_hash) == (2, first.read_run().cell_hash)
+    assert bench.states() == {second.run_id: "running"}
+    assert bench.run("jobs", "retry", "--only", "bored", code=2).stderr.startswith("error: --only: 'bored'")
+
+
+def test_a_second_start_of_a_script_does_nothing(bench):
+    bench.run("jobs", "submit", "--matrix", bench.matrix("axes: {strategy: [single]}"), "--wait")
+    (folder,) = bench.folders()
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    assert subprocess.run(["bash", folder.job_script], check=False, stderr=subprocess.DEVNULL).returncode == 75
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_script_that_cannot_start_is_a_failure_and_not_a_loop(bench):
+    name = bench.matrix(FOUR)
+    bench.run("jobs", "render", "--matrix", name)
+    bench.run("jobs", "submit", "--matrix", name, "--where", "seed == 1", "--dry-run")
+    assert not any(folder.claim.exists() for folder in bench.folders())
+    from jobs.schedulers import local
+    from shardlab.workspace import Workspace
+
+    first, second, *_ = bench.folders()
+    first.job_script.write_text("exit 7\n")
+    for folder in (first, second):
+        folder.write_event("controller", "submitted", scheduler="local")
+    assert local.work(Workspace(bench.path)) == 0
+    assert (first.judge().state, second.judge().state) == ("failed", "completed")
+    assert "exit code 7 before it started anything" in first.judge().why
+
+
+def test_logs_show_the_ranks(bench):
+    bench.run("jobs", "submit", "--matrix", bench.matrix(LONG), "--wait")
+    (folder,) = bench.folders()
+    folder.rank_log(1).write_bytes(b"before \xff after\n")
+    assert bench.run("jobs", "logs", "ddp-*", "--rank", "1").stdout == "before � after\n"
+    assert "Allowed: 0 to 1." in bench.run("jobs", "logs", "ddp-*", "--rank", "2", code=2).stderr
+    assert "Allowed:" in bench.run("jobs", "logs", "../ddp", code=2).stderr
+
+
+def test_wrong_input_writes_nothing(bench):
+    text = bench.matrix("axes: {gpus: [1, 1]}")
+    before = sorted(bench.path.rglob("*"))
+    for words in (
+        ("submit", "--matrix", text),
+        ("submit", "--matrix", "nothing-like-it"),
+        ("submit", "--matrix", "quickstart", "--where", "gpu > 1"),
+        ("submit", "--matrix", "quickstart", "--where", "gpus > 64"),
+        ("submit", "--matrix", "quickstart", "--repeats", "0"),
+        ("submit", "--matrix", "quickstart", "--cluster", "none.yaml"),
+        ("render", "--matrix", text),
+        ("status", "none-*"),
+        ("retry", "--only", "bored"),
+    ):
+        done = bench.run("jobs", *words, code=2)
+        assert done.stdout == ""
+        assert "Traceback" not in done.stderr
+    assert sorted(bench.path.rglob("*")) == before
+
+
+def test_runs_of_two_clusters_are_not_mixed(bench):
+    name = bench.matrix("axes: {strategy: [single]}")
+    bench.run("jobs", "submit", "--matrix", name, "--wait")
+    (bench.path / "cluster.yaml").write_text("schema: 1\nname: other\nprovider: local\n")
+    assert "was run on cluster 'local', not 'other'" in bench.run("jobs", "submit", "--matrix", name, code=2).stderr
+
+
+def mounted(folder: Path, *options: str):
+    """A small file system of its own at `folder`, or a skip that says why there is none."""
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", *options, "none", folder], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"needs root to mount a file system: {done.stderr.strip()}")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("-o", "ro"), "the file system is read-only; choose another folder"),
+        (("-o", "size=16k"), "the disk is full; free some"),
+    ],
+)
+def test_a_workspace_that_cannot_be_written_is_one_clear_sentence(tmp_path, options, words):
+    folder = tmp_path / "w"
+    mounted(folder, *options)
+    try:
+        command = [sys.executable, "-m", "jobs", "submit", "--matrix", "quickstart", "--workspace", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        (sentence,) = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
+        assert sentence.startswith("error: cannot ")
+        assert words in sentence
+        time.sleep(0.5)
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)

@@ -1,0 +1,171 @@
+"""Expansion as in a GitHub Actions matrix, and refusals that name the value in the file."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs.resolve import Machine, resolve
+from shardlab import matrix
+from shardlab.errors import InputError, UnknownName
+from shardlab.matrix import Matrix
+
+HEAD = "schema: 1\nname: m\n"
+BASE = "defaults: {workload: gpt2-tiny, strategy: ddp, global_batch_size: 8, steps: 3}\n"
+CPU = Machine(nodes=1, gpus=None)
+
+
+def load(folder: Path, text: str) -> Matrix:
+    path = folder / "m.yaml"
+    path.write_text(HEAD + text)
+    return matrix.load(path)
+
+
+def keys(found: Matrix, *names: str) -> list[tuple[object, ...]]:
+    return [tuple(point.keys.get(name) for name in names) for point in found.points]
+
+
+def test_axes_are_crossed_in_their_order(tmp_path):
+    found = load(tmp_path, BASE + "axes: {strategy: [ddp, fsdp2], gpus: [1, 2]}\n")
+    assert keys(found, "strategy", "gpus") == [("ddp", 1), ("ddp", 2), ("fsdp2", 1), ("fsdp2", 2)]
+
+
+def test_zipped_lists_move_together(tmp_path):
+    found = load(tmp_path, BASE + "axes: {seed: [1, 2]}\nzip: [{gpus: [1, 2], global_batch_size: [8, 16]}]\n")
+    assert keys(found, "seed", "gpus", "global_batch_size") == [(1, 1, 8), (1, 2, 16), (2, 1, 8), (2, 2, 16)]
+
+
+def test_exclusions_carry_their_reason(tmp_path):
+    text = BASE + (
+        "axes: {strategy: [single, ddp], gpus: [1, 2, 4]}\nexclude:\n"
+        "  - {strategy: single, gpus: 2, why: one process}\n"
+        "  - {when: \"strategy == 'single' and gpus > 2\", why: still one}\n"
+    )
+    found = load(tmp_path, text)
+    assert keys(found, "strategy", "gpus") == [("single", 1), ("ddp", 1), ("ddp", 2), ("ddp", 4)]
+    assert [(one.keys["gpus"], one.why) for one in found.excluded] == [(2, "one process"), (4, "still one")]
+
+
+def test_inclusions_add_keys_or_cells_as_github_does(tmp_path):
+    text = BASE + (
+        "axes: {strategy: [single, ddp]}\ninclude:\n"
+        "  - {seed: 7}\n"
+        "  - {strategy: ddp, seed: 8, precision: bf16}\n"
+        "  - {strategy: fsdp2}\n"
+        "  - {strategy: fsdp2, seed: 9}\n"
+    )
+    found = load(tmp_path, text)
+    assert keys(found, "strategy", "seed", "precision") == [
+        ("single", 7, None),
+        ("ddp", 8, "bf16"),
+        ("fsdp2", None, None),
+        ("fsdp2", 9, None),
+    ]
+
+
+def test_a_batch_of_one_kind_replaces_the_other(tmp_path):
+    found = load(tmp_path, BASE + "axes: {gpus: [2]}\ninclude: [{gpu_batch_size: 3}]\n")
+    assert keys(found, "global_batch_size", "gpu_batch_size") == [(None, 3)]
+
+
+def test_dotted_keys_refine_mappings(tmp_path):
+    text = (
+        "defaults: {workload: gpt2-tiny, strategy: ddp, global_batch_size: 8, steps: 3, optimizer: {name: sgd, lr: 3e-1}}\n"
+        "axes: {optimizer.lr: [0.1, 1e-2], options.bucket_cap_mb: [1]}\n"
+    )
+    drafts = [point.draft() for point in load(tmp_path, text).points]
+    assert [draft.optimizer.lr for draft in drafts] == [0.1, 0.01]
+    assert drafts[0].options == {"bucket_cap_mb": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ("axes: {gpu: [1]}", "3:8: axes.gpu", "Did you mean 'gpus'?"),
+        ("axes: {gpus: []}", "3:14: axes.gpus", "found an empty list"),
+        ("axes: {gpus: 2}", "3:14: axes.gpus", "found the number 2"),
+        ("axes: {gpus: [0]}", "3:15: axes.gpus[0]", ">= 1"),
+        ("axes: {gpus: ['2']}", "3:15: axes.gpus[0]", "found the text '2'"),
+        ("axes: {precision: [fp8]}", "3:20: axes.precision[0]", "Allowed: fp32, tf32, bf16, fp16, bf16-pure."),
+        ("axes: {gpus: [1]}\nzip: [{gpus: [1]}]", "4:14: zip[0].gpus", "varies already at axes.gpus"),
+        ("zip: [{gpus: [1, 2], seed: [1]}]", "3:7: zip[0]", "gpus: 2, seed: 1"),
+        ("exclude: [{gpus: 2}]", "3:11: exclude[0]", "the key 'why' is missing"),
+        ("exclude: [{why: because}]", "3:11: exclude[0]", "without any cell key"),
+        ("exclude: [{when: 'nodes > 1', why: x}]", "3:18: exclude[0].when", "unknown name 'nodes'"),
+        ("exclude: [{when: 'import os', why: x}]", "3:18: exclude[0].when", "is not an expression"),
+        ("defaults: {optimizer: {name: sgd, lr: fast}}", "3:39: defaults.optimizer.lr", "found the text 'fast'"),
+        ("defaults: {optimizer: {lr: 0.1}}", "3:23: defaults.optimizer", "the key 'name' is missing"),
+        ("defaults: {options: {a: [1]}}", "3:25: defaults.options.a", "found a list"),
+        ("defaults: {steps: true}", "3:19: defaults.steps", "found the truth value true"),
+        ("claims: [{id: a, says: b, where: c, test: 'x = 1'}]", "3:43: claims[0].test", "is not an expression"),
+        ("repeats: 0", "3:10: repeats", ">= 1"),
+        ("name: again", "3:1: name", "stands twice"),
+        ("axes: {a: [1]}\nb: 2", "4:1: b", "Allowed here"),
+    ],
+)
+def test_a_wrong_matrix_is_refused_with_its_place(tmp_path, text, place, words):
+    with pytest.raises(InputError) as caught:
+        load(tmp_path, text + "\n")
+    message = str(caught.value)
+    assert any(line.startswith(f"{tmp_path}/m.yaml:{place}: ") and words in line for line in message.splitlines()), message
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ("axes: {strategy: [ddp, dpp]}", "4:24: axes.strategy[1]", "Did you mean 'ddp'?"),
+        ("axes: {workload: [gpt3]}", "4:19: axes.workload[0]", "Allowed: gpt2-tiny, vit-tiny."),
+        ("axes: {launcher: [mpirun]}", "4:19: axes.launcher[0]", "Allowed: fork, torchrun."),
+        ("axes: {gpus: [3]}", "3:71: defaults.global_batch_size", "8 does not divide among 3 ranks"),
+        ("axes: {gpus: [2], micro_batch_size: [3]}", "4:38: axes.micro_batch_size[0]", "Allowed: a divisor of 4."),
+        ("axes: {strategy: [single], gpus: [2]}", "4:19: axes.strategy[0]", "one"),
+        ("axes: {options.colour: [red]}", "4:25: axes.options.colour[0]", "unknown option of ddp or gpt2-tiny 'colour'"),
+        ("axes: {options.bucket_cap_mb: [big]}", "4:32: axes.options.bucket_cap_mb[0]", "Allowed: a value like 25"),
+        ("axes: {workload: [vit-tiny], seq_len: [8]}", "4:40: axes.seq_len[0]", "has no sequences"),
+        ("axes: {precision: [bf16-pure]}", "4:20: axes.precision[0]", "ddp cannot honour bf16-pure"),
+        ("axes: {time_limit: ['5 minutes']}", "4:21: axes.time_limit[0]", '"HH:MM:SS"'),
+        ("axes: {nnodes: [2], gpus: [2]}", "4:17: axes.nnodes[0]", "nnodes: 1"),
+        ("axes: {seed: [1, 1]}", "4:18: axes.seed[1]", "cells 1 and 2 are the same run"),
+    ],
+)
+def test_a_cell_that_cannot_be_had_is_refused_with_its_place(tmp_path, text, place, words):
+    found = load(tmp_path, BASE + text + "\n")
+    with pytest.raises(InputError) as caught:
+        resolve(found, CPU)
+    message = str(caught.value)
+    assert any(line.startswith(f"{tmp_path}/m.yaml:{place}: ") and words in line for line in message.splitlines()), message
+
+
+def test_more_ranks_than_gpus_are_refused_where_there_are_gpus(tmp_path):
+    found = load(tmp_path, BASE + "axes: {gpus: [4]}\n")
+    assert len(resolve(found, CPU)) == 1
+    with pytest.raises(InputError, match="needs 4 GPUs, the cluster has 2 a node"):
+        resolve(found, Machine(nodes=1, gpus=2))
+
+
+def test_defaults_of_workload_and_options_are_written_out(tmp_path):
+    (cell,) = resolve(load(tmp_path, BASE + "axes: {gpus: [2]}\n"), CPU)
+    assert cell.optimizer.lr > 0
+    assert cell.seq_len == 64
+    assert cell.options["bucket_cap_mb"] == 25
+    assert cell.micro_batch_size == 4
+
+
+def test_a_thousand_by_a_hundred_cells_and_one_more(tmp_path):
+    many = "[" + ", ".join(str(n) for n in range(1001)) + "]"
+    with pytest.raises(InputError, match="Allowed: 100000 or fewer"):
+        load(tmp_path, BASE + f"axes: {{seed: {many}, options.a: {many.replace('1000', '1')}}}\n")
+
+
+def test_nothing_left_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="no cell is left"):
+        load(tmp_path, BASE + "axes: {gpus: [1]}\nexclude: [{gpus: 1, why: x}]\n")
+
+
+def test_an_unknown_matrix_prints_the_menu():
+    with pytest.raises(UnknownName, match="Did you mean 'quickstart'"):
+        matrix.find("quickstrat")
+
+
+def test_every_shipped_matrix_resolves():
+    for path in matrix.shipped().values():
+        assert resolve(matrix.load(path), CPU)

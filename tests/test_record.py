@@ -1,0 +1,105 @@
+"""Records are read as far as they are whole, and what is not is counted."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardlab import files
+from shardlab.errors import WorkspaceError
+from shardlab.record import Event, LineWriter, StepRecord, read_lines
+
+STEP = StepRecord(schema=1, step=1, t_s=1.0, wall_s=2.0, loss=0.5, units=8, step_ms=3.0)
+
+
+def written(path, count):
+    with LineWriter(path) as lines:
+        for step in range(1, count + 1):
+            lines.write(StepRecord(schema=1, step=step, t_s=1.0, wall_s=2.0, loss=0.5, units=8, step_ms=3.0))
+    return path.read_bytes()
+
+
+def test_what_is_unknown_is_absent_and_never_zero(tmp_path):
+    raw = written(tmp_path / "s.jsonl", 1)
+    assert b"allocated_bytes" not in raw
+    assert b"warmup" not in raw
+
+
+@given(cut=st.integers(1, 400))
+def test_a_torn_last_line_is_noted_wherever_it_is_cut(tmp_path_factory, cut):
+    path = tmp_path_factory.mktemp("r") / "s.jsonl"
+    raw = written(path, 3)
+    path.write_bytes(raw[:-cut] if cut < len(raw) else b"{")
+    whole = path.read_bytes().count(b"}")
+    found = read_lines(path, StepRecord)
+    assert [record.step for record in found.records] == list(range(1, whole + 1))
+    assert found.truncated == (not path.read_bytes().endswith((b"}", b"\n")) and path.stat().st_size > 0)
+    assert found.corrupt == 0
+
+
+def test_bad_lines_are_counted_and_the_rest_is_read(tmp_path):
+    path = tmp_path / "s.jsonl"
+    first, second, third = written(path, 3).splitlines(keepends=True)
+    path.write_bytes(first + b"\xff\xfe garbage\n" + second + b'{"schema":1,"step":"x"}\n' + b'{"loss": NaN}\n' + third)
+    found = read_lines(path, StepRecord)
+    assert [record.step for record in found.records] == [1, 2, 3]
+    assert (found.corrupt, found.truncated) == (3, False)
+
+
+def test_a_new_writer_does_not_join_its_line_to_a_torn_one(tmp_path):
+    path = tmp_path / "s.jsonl"
+    raw = written(path, 2)
+    path.write_bytes(raw[:-5])
+    written(path, 1)
+    found = read_lines(path, StepRecord)
+    assert [record.step for record in found.records] == [1, 1]
+    assert found.corrupt == 1
+
+
+def test_a_missing_file_has_no_records(tmp_path):
+    assert read_lines(tmp_path / "none.jsonl", Event).records == []
+
+
+def test_a_kill_loses_no_line_that_was_written(tmp_path):
+    path = tmp_path / "s.jsonl"
+    code = (
+        "import sys; from pathlib import Path; from shardlab.record import *\n"
+        f"lines = LineWriter(Path({str(path)!r}))\n"
+        "for step in range(10**6):\n"
+        "    lines.write(StepRecord(schema=1, step=step, t_s=1.0, wall_s=2.0, loss=0.5, units=8, step_ms=3.0))\n"
+        "    if step == 500: print('go', flush=True)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"go\n"
+        process.send_signal(signal.SIGKILL)
+    found = read_lines(path, StepRecord)
+    assert len(found.records) > 500
+    assert [record.step for record in found.records] == list(range(len(found.records)))
+    assert found.corrupt == 0
+
+
+def test_a_full_disk_is_one_sentence(tmp_path):
+    path = tmp_path / "full"
+    path.symlink_to("/dev/full")
+    with pytest.raises(WorkspaceError, match="the disk is full; free some space"):
+        LineWriter(path).write(STEP)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    files.write_json(path, {"a": 1})
+    before = path.read_bytes()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(WorkspaceError, match=r"cannot write .*a\.json: the disk is full"):
+        files.write_json(path, {"a": 2})
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]

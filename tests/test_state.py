@@ -1,0 +1,51 @@
+"""States follow from events; completed needs three witnesses, and unknown is never success."""
+
+import pytest
+
+from shardlab.record import Event
+from shardlab.state import STATES, judge
+
+
+def events(*told: tuple[str, dict[str, object]]) -> list[Event]:
+    return [
+        Event(schema=1, event=name, writer="w", wall_s=float(n), host="h", data=data) for n, (name, data) in enumerate(told)
+    ]
+
+
+RUN = (("rendered", {}), ("submitted", {}), ("started", {}))
+
+
+@pytest.mark.parametrize(
+    ("told", "witnesses", "state", "words"),
+    [
+        ((), (False, 0, 5), "unknown", "no event"),
+        (RUN[:1], (False, 0, 5), "planned", ""),
+        (RUN[:2], (False, 0, 5), "pending", ""),
+        ((*RUN[:2], ("cancelled", {})), (False, 0, 5), "cancelled", "before it started"),
+        (RUN, (False, 2, 5), "running", ""),
+        (RUN, (True, 5, 5), "running", ""),
+        ((*RUN, ("exited", {"code": 0})), (True, 5, 5), "completed", ""),
+        ((*RUN, ("exited", {"code": 0})), (False, 5, 5), "failed", "no result.json"),
+        ((*RUN, ("exited", {"code": 0})), (True, 4, 5), "failed", "4 steps are recorded of 5"),
+        ((*RUN, ("exited", {"code": 0})), (True, 4, None), "failed", "an unknown number"),
+        ((*RUN, ("exited", {"code": 1})), (True, 5, 5), "failed", "exit code 1"),
+        ((*RUN, ("oom", {"why": "CUDA"}), ("exited", {"code": 1})), (False, 0, 5), "oom", "CUDA"),
+        ((*RUN, ("failed", {"why": "boom"}), ("exited", {"code": 1})), (False, 0, 5), "failed", "boom"),
+        ((*RUN, ("oom", {}), ("failed", {"why": "peer left"}), ("exited", {"code": 1})), (False, 0, 5), "oom", "memory"),
+        ((*RUN, ("exited", {"code": 143, "reason": "timeout", "why": "10 s"})), (False, 0, 5), "timeout", "10 s"),
+        ((*RUN, ("exited", {"code": 0, "reason": "cancelled"})), (True, 5, 5), "cancelled", ""),
+        ((*RUN, ("exited", {"code": None, "reason": "node_fail"})), (False, 0, 5), "node_fail", ""),
+        ((*RUN, ("exited", {"code": 0, "reason": "completed"})), (False, 0, 5), "failed", "no result.json"),
+    ],
+)
+def test_states(told, witnesses, state, words):
+    has_result, steps, asked = witnesses
+    found = judge(events(*told), has_result=has_result, steps=steps, steps_asked=asked)
+    assert found.state == state
+    assert found.state in STATES
+    assert words in found.why
+
+
+def test_the_order_of_the_clocks_does_not_hide_an_end():
+    told = events(*RUN, ("exited", {"code": 0}))
+    assert judge(told[::-1], has_result=True, steps=5, steps_asked=5).state == "completed"
