@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from socket import gethostname
 from types import FrameType
+from typing import Any
 
 import psutil
 
@@ -60,7 +61,7 @@ class Attempt:
         self._event("exited", code=code, reason=reason, why=self._why(reason))
         return {"timeout": TIMEOUT, "cancelled": CANCELLED}.get(reason or "", code)
 
-    def _event(self, event: str, **data: object) -> None:
+    def _event(self, event: str, **data: Any) -> None:
         self.folder.write_event("attempt", event, **data)
 
     def _cancel(self, _number: int, _frame: FrameType | None) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import msgspec
 
 from shardlab import registry
-from shardlab.cell import Cell
 from shardlab.errors import UnknownName
 from shardlab.run import Run
 
@@ -15,14 +14,13 @@ from shardlab.run import Run
 class Launcher(msgspec.Struct, frozen=True):
     """A launcher on the menu.
 
-    rehearsal: what it starts shows that the line works, not how fast it is. refuse: why a cell cannot be started so, as a
-    sentence, or None. command: argv that starts all ranks of a run on this node, to be run in the run's folder.
+    rehearsal: what it starts shows that the line works, not how fast it is. command: argv that starts all ranks of a run on
+    this node, to be run in the run's folder, for a path of the Python interpreter.
     """
 
     name: str
     summary: str
     rehearsal: bool
-    refuse: Callable[[Cell], str | None]
     command: Callable[[Run, str], list[str]]
 
 

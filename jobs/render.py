@@ -91,7 +91,7 @@ def write(run: Run, runs: Path) -> RunDir:
     try:
         files.write_json(folder.run_json, run, sync=False)
         files.write_atomic(folder.job_script, script(run, final.path).encode(), sync=False, mode=0o755)
-        folder.write_event("controller", "rendered")
+        folder.write_event("controller", "rendered", sync=False)
         with files.as_workspace_error("render"):
             if final.path.exists():
                 shutil.rmtree(final.path)

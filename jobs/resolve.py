@@ -101,8 +101,8 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, machine: Machine, problems
     )
     for key, why in (
         ("strategy", strategy.refuse(cell)),
-        ("launcher", menus.launchers[cell.launcher].refuse(cell)),
-        ("gpus", _too_large(cell, machine)),
+        ("nnodes", _nodes(cell, machine)),
+        ("gpus", _gpus(cell, machine)),
     ):
         if why is not None:
             problem(key, why)
@@ -145,9 +145,15 @@ def _sizes(
         return None, limit
 
 
-def _too_large(cell: Cell, machine: Machine) -> str | None:
+def _nodes(cell: Cell, machine: Machine) -> str | None:
     if cell.nnodes > machine.nodes:
         return f"needs {cell.nnodes} nodes, the cluster has {machine.nodes}."
+    if cell.gpus % cell.nnodes:
+        return f"{cell.gpus} ranks do not divide among {cell.nnodes} nodes."
+    return None
+
+
+def _gpus(cell: Cell, machine: Machine) -> str | None:
     if machine.gpus is not None and cell.launcher != "fork" and cell.gpus > machine.gpus * cell.nnodes:
         return f"needs {cell.gpus} GPUs, the cluster has {machine.gpus} a node."
     return None

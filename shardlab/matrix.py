@@ -109,8 +109,8 @@ class Matrix(msgspec.Struct, frozen=True):
         return self.file.name
 
     def problem(self, point: Point, key: str, sentence: str) -> Problem:
-        """Place a sentence at the value that gave `point` its `key`."""
-        return self.document.problem(origin(point, key), sentence)
+        """Place a sentence at the value that gave `point` its `key`, or at its strategy where a default did."""
+        return self.document.problem(origin(point, key) or origin(point, "strategy"), sentence)
 
 
 def shipped() -> dict[str, Path]:

@@ -60,11 +60,12 @@ class RunDir:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(f"{self.result}: is not a result of this version: {error}.") from None
 
-    def write_event(self, writer: str, event: str, **data: Any) -> None:
-        """Append to the one event file of `writer`, synced: the state is computed from it."""
-        record = Event(schema=SCHEMA, event=event, writer=writer, wall_s=time.time(), host=gethostname(), data=data)
+    def write_event(self, writer: str, event: str, *, sync: bool = True, **data: Any) -> None:
+        """Append to the one event file of `writer`, synced unless losing it loses nothing: the state is computed from it."""
+        now = time.time()
+        record = Event(schema=SCHEMA, event=event, writer=writer, wall_s=now, host=gethostname(), data=data)
         with LineWriter(self.events_file(writer)) as lines:
-            lines.write(record, sync=True)
+            lines.write(record, sync=sync)
 
     def events(self) -> list[Event]:
         """The events of all writers in the order of their clocks; damaged lines are left out."""

@@ -115,7 +115,7 @@ def test_a_wrong_matrix_is_refused_with_its_place(tmp_path, text, place, words):
         ("axes: {strategy: [ddp, dpp]}", "4:24: axes.strategy[1]", "Did you mean 'ddp'?"),
         ("axes: {workload: [gpt3]}", "4:19: axes.workload[0]", "Allowed: gpt2-tiny, vit-tiny."),
         ("axes: {launcher: [mpirun]}", "4:19: axes.launcher[0]", "Allowed: fork, torchrun."),
-        ("axes: {gpus: [3]}", "3:71: defaults.global_batch_size", "8 does not divide among 3 ranks"),
+        ("axes: {gpus: [3]}", "3:62: defaults.global_batch_size", "8 does not divide among 3 ranks"),
         ("axes: {gpus: [2], micro_batch_size: [3]}", "4:38: axes.micro_batch_size[0]", "Allowed: a divisor of 4."),
         ("axes: {strategy: [single], gpus: [2]}", "4:19: axes.strategy[0]", "one"),
         ("axes: {options.colour: [red]}", "4:25: axes.options.colour[0]", "unknown option of ddp or gpt2-tiny 'colour'"),
@@ -123,7 +123,7 @@ def test_a_wrong_matrix_is_refused_with_its_place(tmp_path, text, place, words):
         ("axes: {workload: [vit-tiny], seq_len: [8]}", "4:40: axes.seq_len[0]", "has no sequences"),
         ("axes: {precision: [bf16-pure]}", "4:20: axes.precision[0]", "ddp cannot honour bf16-pure"),
         ("axes: {time_limit: ['5 minutes']}", "4:21: axes.time_limit[0]", '"HH:MM:SS"'),
-        ("axes: {nnodes: [2], gpus: [2]}", "4:17: axes.nnodes[0]", "nnodes: 1"),
+        ("axes: {nnodes: [2], gpus: [2]}", "4:17: axes.nnodes[0]", "needs 2 nodes, the cluster has 1."),
         ("axes: {seed: [1, 1]}", "4:18: axes.seed[1]", "cells 1 and 2 are the same run"),
     ],
 )

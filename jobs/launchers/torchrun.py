@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from jobs.launcher import Launcher
-from shardlab.cell import Cell
 from shardlab.run import Run
-
-
-def refuse(cell: Cell) -> str | None:
-    return "torchrun on provider local has one node. Allowed: nnodes: 1." if cell.nnodes != 1 else None
 
 
 def command(run: Run, python: str) -> list[str]:
@@ -29,6 +24,5 @@ LAUNCHER = Launcher(
     name="torchrun",
     summary="PyTorch's launcher: a new process for every rank, rendezvous by c10d",
     rehearsal=False,
-    refuse=refuse,
     command=command,
 )

@@ -1,0 +1,73 @@
+"""The umbrella command: one name on PATH that no shell keeps for itself."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import resources
+
+from shardlab import console, shell
+from shardlab.errors import UnknownName
+
+COMMANDS = {
+    "provision": "make the machines of a cluster ready to train, and verify that they are",
+    "jobs": "turn a matrix into runs: plan, submit, follow",
+    "collect": "turn records into tables, figures, verdicts and a report",
+}
+SCHEMAS = ("cluster", "matrix")
+
+EXAMPLE = """\
+example:
+  shardlab provision examples/local.yaml
+  shardlab jobs submit --matrix quickstart --wait
+  shardlab collect summarize
+
+  eval "$(shardlab shell-init)"          then `jobs submit ...` works in bash and zsh, where `jobs` is a builtin
+  shardlab shell-init fish | source      the same in fish
+
+More of a command: shardlab COMMAND --help
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; `argv` without the program's name. What follows a command's name is that command's own."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in COMMANDS:
+        # By name, as the ground floor imports nothing of ours.
+        command: Callable[[list[str]], int] = importlib.import_module(f"{words[0]}.cli").main
+        return command(words[1:])
+    parser = _parser()
+    arguments = parser.parse_args(words)
+    return console.run(functools.partial(_run, arguments))
+
+
+def _parser() -> console.Parser:
+    menu = "\n".join(f"  {name:10} {says}" for name, says in COMMANDS.items())
+    parser = console.Parser(
+        prog="shardlab",
+        description=f"Compare distributed-training strategies.\n\ncommands:\n{menu}\n"
+        "  shell-init the text that teaches your shell `jobs submit`\n"
+        "  schema     the JSON Schema of cluster.yaml or matrix.yaml, for editors",
+        epilog=EXAMPLE,
+    )
+    console.add_version(parser)
+    parser.add_argument("command", metavar="COMMAND", help=" | ".join([*COMMANDS, "shell-init", "schema"]))
+    parser.add_argument("name", nargs="?", metavar="NAME", help="shell-init: bash, zsh or fish; schema: cluster or matrix")
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "shell-init":
+        sys.stdout.buffer.write(os.fsencode(shell.init(arguments.name)))  # a path need not be UTF-8
+    elif arguments.command == "schema":
+        if arguments.name not in SCHEMAS:
+            raise UnknownName("schema", arguments.name or "", SCHEMAS)
+        text = resources.files("shardlab").joinpath("schemas", f"{arguments.name}.schema.json").read_text()
+        sys.stdout.write(text)
+    else:
+        raise UnknownName("command", arguments.command, [*COMMANDS, "shell-init", "schema"])
+    return 0

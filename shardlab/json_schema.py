@@ -1,0 +1,104 @@
+"""The two files that people write, as JSON Schema, so that an editor completes keys and marks mistakes while they type.
+
+The schemas are made from the types that read the files; ``python -m shardlab.json_schema`` writes them anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shardlab.cell import Draft
+from shardlab.cluster import Cluster
+from shardlab.matrix import MatrixFile, key_type
+
+FOLDER = Path(__file__).parent / "schemas"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+REFINED = ("optimizer", "schedule")  # keys whose members an axis may vary alone, as in `optimizer.lr`
+OPTIONS = r"^options\..+$"  # a strategy's or workload's own keys, which only that plug-in knows
+
+Schema = dict[str, Any]
+
+
+def schemas() -> dict[str, Schema]:
+    """Name to JSON Schema of each file that a person writes."""
+    return {"cluster": _cluster(), "matrix": _matrix()}
+
+
+def text(schema: Schema) -> bytes:
+    """A schema as its file holds it."""
+    return msgspec.json.format(msgspec.json.encode(schema), indent=2) + b"\n"
+
+
+def write() -> None:
+    """Write every schema beside us, for editors and for `shardlab schema`."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, schema in schemas().items():
+        (FOLDER / f"{name}.schema.json").write_bytes(text(schema))
+
+
+def _cluster() -> Schema:
+    return _document("cluster.yaml", Cluster, {})
+
+
+def _matrix() -> Schema:
+    keys, definitions = _cell_keys()
+    lists = {"type": "array", "minItems": 1}
+    axes = _mapping({key: {**lists, "items": schema} for key, schema in keys.items()}, lists)
+    conditions = {"when": {"type": "string"}, "why": {"type": "string"}}
+    cell = _mapping(keys)
+    definitions |= {
+        "CellKeys": {"title": "CellKeys", "description": "Keys of a cell, none required.", **cell},
+        "Axes": {"title": "Axes", "description": "Keys of a cell, each with the values that it takes.", **axes},
+        "Inclusion": {"title": "Inclusion", **_mapping(keys | conditions)},
+        "Exclusion": {"title": "Exclusion", **_mapping(keys | conditions), "required": ["why"]},
+    }
+    schema = _document("matrix.yaml", MatrixFile, definitions)
+    schema["properties"] |= {
+        "defaults": _reference("CellKeys"),
+        "axes": _reference("Axes"),
+        "zip": {"type": "array", "items": _reference("Axes")},
+        "exclude": {"type": "array", "items": _reference("Exclusion")},
+        "include": {"type": "array", "items": _reference("Inclusion")},
+    }
+    return schema
+
+
+def _cell_keys() -> tuple[Schema, Schema]:
+    """(cell key, dotted ones included, to its schema; the definitions that those refer to)."""
+    names = [field.name for field in msgspec.structs.fields(Draft)]
+    _, definitions = msgspec.json.schema_components([Draft], ref_template="#/$defs/{name}")
+    keys: Schema = dict(definitions.pop("Draft")["properties"])
+    assert set(keys) == set(names)
+    for name in REFINED:
+        members = definitions[name.capitalize()]["properties"]
+        keys |= {f"{name}.{member}": schema for member, schema in members.items()}
+    assert all(key_type(key) is not None for key in keys)  # what we offer is what the reader takes
+    return keys, definitions
+
+
+def _mapping(keys: Schema, option: Schema | None = None) -> Schema:
+    """A mapping of these keys and of options by their dotted names."""
+    return {
+        "type": "object",
+        "properties": keys,
+        "patternProperties": {OPTIONS: option or {"type": ["boolean", "integer", "number", "string", "null"]}},
+        "additionalProperties": False,
+    }
+
+
+def _document(title: str, shape: type[msgspec.Struct], definitions: Schema) -> Schema:
+    """The schema of a file whose root is `shape`."""
+    (_,), components = msgspec.json.schema_components([shape], ref_template="#/$defs/{name}")
+    root = components.pop(shape.__name__)
+    return {"$schema": DIALECT, **root, "title": title, "$defs": dict(sorted((components | definitions).items()))}
+
+
+def _reference(name: str) -> Schema:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+if __name__ == "__main__":
+    write()

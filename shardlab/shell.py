@@ -1,0 +1,76 @@
+"""A shell answers `jobs` itself; this is the text that gives it our verbs and leaves it everything else.
+
+``jobs`` is a builtin of bash, zsh and fish, so that no executable of this name is ever found. A function of this name
+is: it sends ``jobs submit`` and the other verbs to us and keeps ``jobs``, ``jobs -l``, ``jobs %1`` and ``jobs -p`` the shell's.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from shardlab.errors import UnknownName
+
+VERBS = ("plan", "render", "submit", "status", "logs", "cancel", "retry", "matrices", "strategies", "workloads")
+
+# `function` rather than `jobs()`: an alias of that name would otherwise be expanded in the definition. `${1-}`: `set -u`.
+POSIX = """\
+function jobs {{
+    case "${{1-}}" in
+        {verbs}) {command} jobs "$@" ;;
+        *) builtin jobs "$@" ;;
+    esac
+}}
+"""
+
+FISH = """\
+function jobs --description 'shardlab jobs, else the jobs of this shell'
+    switch "$argv[1]"
+        case {verbs}
+            {command} jobs $argv
+        case '*'
+            builtin jobs $argv
+    end
+end
+"""
+
+SHELLS = ("bash", "fish", "zsh")
+
+
+def init(shell: str | None, command: list[str] | None = None) -> str:
+    """The text for a shell to evaluate, any number of times. Raises UnknownName for a shell that has none.
+
+    shell: its name; None finds out. command: what runs us (default: as we were started).
+    """
+    name = shell or running_shell()
+    if name not in SHELLS:
+        raise UnknownName("shell", name, SHELLS, where="shell-init")
+    words = command or our_command()
+    if name == "fish":
+        return FISH.format(verbs=" ".join(VERBS), command=" ".join(map(fish_quote, words)))
+    return POSIX.format(verbs="|".join(VERBS), command=" ".join(map(shlex.quote, words)))
+
+
+def running_shell() -> str:
+    """The shell that started us; where another program did, the shell of the login ("" where that is not set either)."""
+    try:
+        parent = Path(f"/proc/{os.getppid()}/comm").read_text().strip()
+    except OSError:
+        parent = ""
+    return parent if parent in SHELLS else Path(os.environ.get("SHELL", "")).name
+
+
+def our_command() -> list[str]:
+    """The absolute words that run this installation again, from any folder."""
+    started = shutil.which(sys.argv[0])
+    if started and Path(started).name == "shardlab":
+        return [str(Path(started).absolute())]
+    return [sys.executable, "-P", "-m", "shardlab"]  # -P: a folder `jobs` in the current folder is not our package
+
+
+def fish_quote(word: str) -> str:
+    """`word` as one literal word of fish, where a backslash means itself unless a quote or backslash follows."""
+    return "'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'"

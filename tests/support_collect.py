@@ -1,0 +1,252 @@
+"""A believable matrix workspace, made of real records, for the tests of `collect` and for looking at its report.
+
+Every timing is computed, not drawn, so that tests can say what a metric has to be.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shardlab import files
+from shardlab.cell import Cell, Optimizer, Schedule
+from shardlab.host import Gpu, Host, Nic
+from shardlab.record import SCHEMA, Event, GpuSample, LineWriter, NicSample, Result, Sample, StepRecord
+from shardlab.run import Run, World, run_id
+from shardlab.rundir import RunDir
+from shardlab.workspace import Expansion, Workspace
+
+START_S = 1_760_000_000.0  # seconds since the epoch of every run's first step
+MIB = 2**20
+TOKENS = 256  # units of a rank in a step, for two ranks
+HOST = "node0"
+
+
+def cell(strategy: str = "single", gpus: int = 1, launcher: str = "torchrun", **other: Any) -> Cell:
+    """A resolved cell: global batch 8, 10 timed steps after 2 of warm-up."""
+    keys: dict[str, Any] = {
+        "workload": "gpt2-tiny",
+        "strategy": strategy,
+        "gpus": gpus,
+        "nnodes": 1,
+        "launcher": launcher,
+        "global_batch_size": 8,
+        "micro_batch_size": 8 // gpus,
+        "gradient_accumulation_steps": 1,
+        "seq_len": 64,
+        "steps": 10,
+        "epochs": None,
+        "warmup_steps": 2,
+        "precision": "fp32",
+        "optimizer": Optimizer(name="adamw", lr=3e-4),
+        "schedule": Schedule(),
+        "seed": 42,
+        "time_limit_s": 600,
+        "expect": [],
+        "options": {},
+    }
+    return Cell(**(keys | other))
+
+
+def loss_at(step: int) -> float:
+    return 2.0 + 5.0 * math.exp(-step / 6)
+
+
+def step_ms(what: Cell, rank: int, step: int, repeat: int) -> float:
+    """Ranks share the work with 10 % overhead; rank 1 is 2 ms slower; repeats differ by 1 ms."""
+    overhead = {"single": 1.0, "ddp": 1.1, "fsdp2": 1.25}.get(what.strategy, 1.0)
+    return 100 * overhead / what.gpus + 2 * rank + repeat + 3 * math.sin(step * 1.7)
+
+
+def prepare(workspace: Workspace, what: Cell, repeat: int = 1, attempt: int = 1, rehearsal: bool = True) -> RunDir:
+    """A rendered run: run.json and its first event."""
+    folder = RunDir(workspace.runs / run_id(what, repeat, attempt))
+    files.make_folder(folder.path)
+    run = Run(
+        schema=1,
+        run_id=folder.run_id,
+        matrix="quickstart",
+        cell=what,
+        cell_hash=what.hash(),
+        repeat=repeat,
+        attempt=attempt,
+        launcher=what.launcher,
+        rehearsal=rehearsal,
+        world=World(what.nnodes, what.gpus // what.nnodes, what.gpus),
+        cluster={"name": "local", "provider": "local"},
+        data_path="/data",
+        versions={"torch": "2.13.0", "shardlab": "0.1.0"},
+        git_commit="fb940fb5c0ffee00fb940fb5c0ffee00fb940fb5",
+        templates={},
+        created="2026-01-01T00:00:00Z",
+    )
+    files.write_json(folder.run_json, run, sync=False)
+    event(folder, "rendered", -5)
+    return folder
+
+
+def event(folder: RunDir, name: str, after_s: float, **data: Any) -> None:
+    with LineWriter(folder.events_file("attempt")) as lines:
+        lines.write(Event(schema=SCHEMA, event=name, writer="attempt", wall_s=START_S + after_s, host=HOST, data=data))
+
+
+def train(folder: RunDir, steps: int | None = None, gpu: bool = False, loss_shift: float = 0.0) -> float:
+    """Write the records of every rank and the telemetry; returns when the last step ended, in seconds after START_S.
+
+    Warm-up steps are ten times slower than timed ones.
+    """
+    run = folder.read_run()
+    what = run.cell
+    asked = (what.steps or 0) if steps is None else steps
+    ended = 0.0
+    for rank in range(what.gpus):
+        with LineWriter(folder.steps_file(rank)) as lines:
+            now = 0.0
+            for index in range(what.warmup_steps + asked):
+                warmup = index < what.warmup_steps
+                step = index + 1 if warmup else index + 1 - what.warmup_steps
+                ms = step_ms(what, rank, step, run.repeat) * (10 if warmup else 1)
+                now += max(step_ms(what, r, step, run.repeat) for r in range(what.gpus)) * (10 if warmup else 1) / 1000
+                record = StepRecord(
+                    schema=SCHEMA,
+                    step=step,
+                    t_s=now,
+                    wall_s=START_S + now,
+                    loss=loss_at(index) + loss_shift + (0.01 if rank == 0 else -0.01) * (what.gpus > 1),
+                    units=2 * TOKENS // what.gpus,
+                    step_ms=ms,
+                    rss_bytes=(300 + 10 * rank) * MIB,
+                    warmup=warmup,
+                )
+                if gpu:
+                    record.allocated_bytes = (8000 // what.gpus + 100 * rank) * MIB
+                lines.write(record)
+            ended = now
+    sample(folder, ended, gpu=gpu)
+    return ended
+
+
+def sample(folder: RunDir, ended: float, gpu: bool = False, hz: float = 20) -> None:
+    """Telemetry from one second before the first step to one after the last: 50 % CPU, 1 MiB/s on eth0, 8 MiB/s on lo."""
+    with LineWriter(folder.samples_file(HOST)) as lines:
+        for tick in range(int((ended + 2) * hz)):
+            t = tick / hz - 1
+            lines.write(
+                Sample(
+                    schema=SCHEMA,
+                    t_s=t + 1,
+                    wall_s=START_S + t,
+                    host=HOST,
+                    boot_id="boot",
+                    cpu_pct=None if tick == 0 else 50 + 10 * math.sin(tick / 3) * (0 < t < ended),
+                    memory_used_bytes=int((4 + min(t, 1)) * 1024) * MIB,
+                    memory_total_bytes=16 * 1024 * MIB,
+                    gpus=[GpuSample(uuid="GPU-0", utilization_pct=80.0 + tick % 3)] if gpu else None,
+                    nics=[
+                        NicSample(name="eth0", kind="virtual", tx_bytes=5000 + int((t + 1) * MIB), rx_bytes=0),
+                        NicSample(name="lo", kind="loopback", tx_bytes=int((t + 1) * 8 * MIB), rx_bytes=0),
+                    ],
+                )
+            )
+
+
+def finish(folder: RunDir, ended: float) -> None:
+    """A result, and an exit with code 0."""
+    result = Result(
+        schema=1,
+        run_id=folder.run_id,
+        state="completed",
+        rehearsal=True,
+        steps=folder.read_run().cell.steps or 0,
+        unit="tokens",
+        data={"name": "synthetic-tokens", "sha256": "ab" * 32, "synthetic": True},
+        versions={"torch": "2.13.0"},
+    )
+    files.write_json(folder.result, result, sync=False)
+    event(folder, "exited", ended + 1, code=0)
+
+
+def environment(folder: RunDir, gpus: list[Gpu] | None = None) -> None:
+    host = Host(
+        schema=1,
+        host=HOST,
+        boot_id="boot",
+        kernel="6.1.0",
+        system="Debian GNU/Linux 12",
+        cpu_model="AMD EPYC 7B13",
+        cpus=2,
+        cpus_allowed=2,
+        memory_bytes=16 * 1024 * MIB,
+        gpus=gpus,
+        gpu_why_absent="NVML: Driver Not Loaded",
+        nics=[Nic("lo", "loopback"), Nic("eth0", "virtual", speed_mbps=10_000)],
+        python="3.11.2",
+        packages={"torch": "2.13.0", "shardlab": "0.1.0"},
+    )
+    path = folder.environment(HOST)
+    files.make_folder(path.parent)
+    files.write_json(path, host, sync=False)
+
+
+def completed(workspace: Workspace, what: Cell, repeat: int = 1, attempt: int = 1, **options: Any) -> RunDir:
+    folder = prepare(workspace, what, repeat, attempt)
+    event(folder, "started", -2)
+    environment(folder)
+    finish(folder, train(folder, **options))
+    return folder
+
+
+def failed(workspace: Workspace, what: Cell, repeat: int, why: str, steps: int = 0, attempt: int = 1, **ended: Any) -> RunDir:
+    folder = prepare(workspace, what, repeat, attempt)
+    event(folder, "started", -2)
+    environment(folder)
+    train(folder, steps=steps)
+    event(folder, "oom" if why.startswith("CUDA") else "failed", 8, why=why)
+    event(folder, "exited", 9, **(ended or {"code": 1}))
+    return folder
+
+
+def keep(workspace: Workspace, cells: list[Cell], repeats: int = 3, title: str = "Strategies on two ranks") -> None:
+    workspace.keep_expansion(
+        Expansion(
+            schema=1,
+            name="quickstart",
+            title=title,
+            path="matrices/quickstart.yaml",
+            cells=[
+                {
+                    "id": what.name(),
+                    "cell": msgspec.to_builtins(what),
+                    "runs": [run_id(what, repeat) for repeat in range(1, repeats + 1)],
+                }
+                for what in cells
+            ],
+            excluded=[],
+        )
+    )
+
+
+def matrix(path: Path, title: str = "Strategies on two ranks") -> Workspace:
+    """single x1, ddp x2 through both launchers, fsdp2 x2; one oom, one failed, one timeout, one never run; one cut file."""
+    workspace = Workspace(path)
+    single, ddp, forked = cell(), cell("ddp", 2), cell("ddp", 2, "fork")
+    fsdp2, big, never = cell("fsdp2", 2), cell("fsdp2", 2, global_batch_size=64, micro_batch_size=32), cell("zero3", 2)
+    keep(workspace, [single, ddp, forked, fsdp2, big, never], title=title)
+    for repeat in (1, 2, 3):
+        completed(workspace, single, repeat)
+        completed(workspace, ddp, repeat)
+        completed(workspace, forked, repeat, loss_shift=1e-6)
+    completed(workspace, fsdp2, 1)
+    failed(workspace, fsdp2, 2, "RuntimeError: rank 1 left", steps=4)
+    completed(workspace, fsdp2, 2, attempt=2)
+    failed(workspace, fsdp2, 3, "rank 0: ValueError: shapes <1> & 'two'", steps=2)
+    failed(workspace, big, 1, "CUDA out of memory: tried to allocate 2.00 GiB", steps=1)
+    failed(workspace, big, 2, "stopped", steps=3, reason="timeout", why="ended at its time limit of 600 s")
+    with workspace.run(run_id(fsdp2, 1)).samples_file(HOST).open("ab") as handle:
+        handle.write(b'{"schema":1,"t_s":9')
+    with workspace.run(run_id(single, 2)).samples_file(HOST).open("ab") as handle:
+        handle.write(b"not a record\n{}\n")
+    return workspace
