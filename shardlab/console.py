@@ -115,7 +115,7 @@ def run(command: Callable[[], int]) -> int:
     except OSError as error:
         if error.errno is None:
             raise
-        sys.stderr.write(_clean(f"error: {WorkspaceError.from_os_error(error, 'go on at')}") + "\n")
+        sys.stderr.write(_clean(f"error: {WorkspaceError.from_os_error(error, 'read or write')}") + "\n")
         return WorkspaceError.exit_code
 
 

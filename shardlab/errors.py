@@ -49,8 +49,7 @@ class WorkspaceError(ShardlabError):
     @classmethod
     def from_os_error(cls, error: OSError, doing: str) -> WorkspaceError:
         """Turn an OSError into one sentence that says what was being done and what to do next."""
-        where = Path(error.filename) if error.filename else None
-        place = f" {where}" if where else ""
+        place = f" {Path(error.filename)}" if error.filename else ""
         advice = {
             errno.ENOSPC: "the disk is full; free some space and run the same command again",
             errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",

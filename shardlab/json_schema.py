@@ -46,14 +46,16 @@ def _cluster() -> Schema:
 def _matrix() -> Schema:
     keys, definitions = _cell_keys()
     lists = {"type": "array", "minItems": 1}
-    axes = _mapping({key: {**lists, "items": schema} for key, schema in keys.items()}, lists)
+    # A default holds for a cell that does not name the key; a list of values or a condition has none.
+    named = {key: {word: value for word, value in schema.items() if word != "default"} for key, schema in keys.items()}
+    axes = _mapping({key: {**lists, "items": schema} for key, schema in named.items()}, lists)
     conditions = {"when": {"type": "string"}, "why": {"type": "string"}}
     cell = _mapping(keys)
     definitions |= {
         "CellKeys": {"title": "CellKeys", "description": "Keys of a cell, none required.", **cell},
         "Axes": {"title": "Axes", "description": "Keys of a cell, each with the values that it takes.", **axes},
-        "Inclusion": {"title": "Inclusion", **_mapping(keys | conditions)},
-        "Exclusion": {"title": "Exclusion", **_mapping(keys | conditions), "required": ["why"]},
+        "Inclusion": {"title": "Inclusion", **_mapping(named | conditions)},
+        "Exclusion": {"title": "Exclusion", **_mapping(named | conditions), "required": ["why"]},
     }
     schema = _document("matrix.yaml", MatrixFile, definitions)
     schema["properties"] |= {

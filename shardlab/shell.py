@@ -1,7 +1,7 @@
 """A shell answers `jobs` itself; this is the text that gives it our verbs and leaves it everything else.
 
-``jobs`` is a builtin of bash, zsh and fish, so that no executable of this name is ever found. A function of this name
-is: it sends ``jobs submit`` and the other verbs to us and keeps ``jobs``, ``jobs -l``, ``jobs %1`` and ``jobs -p`` the shell's.
+``jobs`` is a builtin of bash, zsh and fish, so that no executable of this name is ever found. A function or an alias is:
+it sends ``jobs submit`` and the other verbs to us and keeps ``jobs``, ``jobs -l``, ``jobs %1`` and ``jobs -p`` the shell's.
 """
 
 from __future__ import annotations
@@ -17,13 +17,39 @@ from shardlab.errors import UnknownName
 VERBS = ("plan", "render", "submit", "status", "logs", "cancel", "retry", "matrices", "strategies", "workloads")
 
 # `function` rather than `jobs()`: an alias of that name would otherwise be expanded in the definition. `${1-}`: `set -u`.
-POSIX = """\
+ZSH = """\
 function jobs {{
     case "${{1-}}" in
         {verbs}) {command} jobs "$@" ;;
         *) builtin jobs "$@" ;;
     esac
 }}
+"""
+
+# bash empties the table of jobs in every part of a pipeline but one that starts with the builtin itself, so that a function
+# would answer `jobs | cat` and the `$(jobs -p | wc -l)` of many prompts with nothing. `jobs -x COMMAND` runs a command from
+# within the builtin, by then with process ids for `%1`, which are turned back. Aliases hold from the next line on and where a
+# person types; `bash -c` and scripts get a function, and there a pipe from `jobs` stays empty.
+BASH = """\
+function _shardlab_jobs {{
+    case "${{1-}}" in
+        {verbs}) {command} jobs "$@"; return ;;
+    esac
+    local word number pid rest words=()
+    for word in "$@"; do
+        while read -r number pid rest; do
+            [[ -n "$word" && "$pid" == "$word" ]] && word="%${{number//[^0-9]/}}"
+        done <<< "$(builtin jobs -l)"
+        words+=("$word")
+    done
+    builtin jobs ${{words[@]+"${{words[@]}}"}}
+}}
+unalias jobs 2> /dev/null || :
+if [[ "$-" == *i* && "$-" != *c* ]]; then
+    alias jobs='jobs -x _shardlab_jobs'
+else
+    function jobs {{ _shardlab_jobs "$@"; }}
+fi
 """
 
 FISH = """\
@@ -51,7 +77,7 @@ def init(shell: str | None, command: list[str] | None = None) -> str:
     words = command or our_command()
     if name == "fish":
         return FISH.format(verbs=" ".join(VERBS), command=" ".join(map(fish_quote, words)))
-    return POSIX.format(verbs="|".join(VERBS), command=" ".join(map(shlex.quote, words)))
+    return {"bash": BASH, "zsh": ZSH}[name].format(verbs="|".join(VERBS), command=" ".join(map(shlex.quote, words)))
 
 
 def running_shell() -> str:

@@ -38,7 +38,10 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
     steps: timed steps that every rank recorded; steps_asked: None where the length is given in epochs and no result
     says how many steps that made.
     """
-    by_name = {event.event: event for event in sorted(events, key=lambda e: e.wall_s)}
+    ordered = sorted(events, key=lambda e: e.wall_s)
+    by_name = {event.event: event for event in ordered}
+    # Of several ranks that failed the first one says why: the others failed because it left them.
+    by_name.update({event.event: event for event in reversed(ordered) if event.event == "failed"})
     ended = by_name.get("exited")
     if ended is None:
         if "cancelled" in by_name:

@@ -199,12 +199,12 @@ def completed(workspace: Workspace, what: Cell, repeat: int = 1, attempt: int = 
     return folder
 
 
-def failed(workspace: Workspace, what: Cell, repeat: int, why: str, steps: int = 0, attempt: int = 1, **ended: Any) -> RunDir:
+def failed(workspace: Workspace, what: Cell, repeat: int, said: str, steps: int = 0, attempt: int = 1, **ended: Any) -> RunDir:
     folder = prepare(workspace, what, repeat, attempt)
     event(folder, "started", -2)
     environment(folder)
     train(folder, steps=steps)
-    event(folder, "oom" if why.startswith("CUDA") else "failed", 8, why=why)
+    event(folder, "oom" if said.startswith("CUDA") else "failed", 8, why=said)
     event(folder, "exited", 9, **(ended or {"code": 1}))
     return folder
 

@@ -57,7 +57,8 @@ class Bench:
         return {run["id"]: run["state"] for run in self.json("jobs", "status")["runs"]}
 
     def folders(self) -> list[RunDir]:
-        return [RunDir(path) for path in sorted((self.path / "runs").iterdir()) if (path / "run.json").exists()]
+        """The run folders, hidden ones (half rendered) left out; none where nothing is rendered yet."""
+        return [RunDir(path.parent) for path in sorted((self.path / "runs").glob("[!.]*/run.json"))]
 
     def logs(self) -> str:
         """Every log of the workspace, for the message of a test that fails."""

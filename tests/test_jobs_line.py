@@ -140,8 +140,15 @@ def test_a_killed_supervisor_is_a_failure_and_leaves_nothing_behind(bench):
     os.kill(pid, signal.SIGKILL)
     until(lambda: at_work.judge().state == "failed", "the runner writes the end down")
     assert "its supervisor ended without saying how" in at_work.judge().why
-    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in ranks), "ranks end", 30)
+    until(lambda: not [p for p in ranks if alive(p)], f"{ranks} end", 30)
     until(lambda: sorted(bench.states().values()) == ["completed", "failed"], "the next run completes")
+
+
+def alive(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize("launcher", ["fork", "torchrun"])

@@ -38,12 +38,15 @@ class Strategy(msgspec.Struct, frozen=True):
 class Engine(ABC):
     """A model spread over ranks, and how one optimizer step is made with it. The loop knows nothing else.
 
-    `effective` says which of the asked knobs took effect, as they stand in the wrapped model and not as they were asked.
+    The global batch is cut into `data_ranks` equal slices and this rank trains on slice `data_rank`: where every rank
+    has its own data these are the world size and the rank; ranks that share one model share a slice.
+    The loop sets the learning rate in `optimizer.param_groups` before every step.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    effective: dict[str, Any]
+    data_rank: int
+    data_ranks: int
 
     @abstractmethod
     def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
@@ -52,3 +55,11 @@ class Engine(ABC):
     @abstractmethod
     def update(self) -> None:
         """Apply the gradients and clear them."""
+
+    @abstractmethod
+    def effective(self) -> dict[str, Any]:
+        """Which knobs took effect, read from the wrapped model after its last step and not from what was asked."""
+
+    def parameters(self) -> int:
+        """The trainable parameters of the whole model, tied weights once."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)

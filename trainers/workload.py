@@ -13,6 +13,7 @@ from shardlab.cell import Cell, Optimizer
 from shardlab.registry import Option
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import nn
 
@@ -38,11 +39,10 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct):
-    """Inputs and targets of one micro-batch on the device, and the units of data in it."""
+    """Inputs and targets of one micro-batch, on the device."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
-    units: int
 
 
 class DataSource(msgspec.Struct, frozen=True):
@@ -55,9 +55,10 @@ class DataSource(msgspec.Struct, frozen=True):
 
 
 class Task(ABC):
-    """Model, data and loss of one run on one rank."""
+    """Model, data and loss of one run on one rank. units_per_item: units of data in one item (tokens in a sequence)."""
 
     source: DataSource
+    units_per_item: int
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -68,9 +69,13 @@ class Task(ABC):
         """The repeated blocks in order, for wrapping, sharding and checkpointing."""
 
     @abstractmethod
-    def fetch(self, indices: Sequence[int], device: torch.device) -> Batch:
-        """The items with these indices, on the device."""
+    def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
+        """The items with these indices, (n,), on the device."""
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """The mean loss over the batch (0-dim)."""
+    def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """The model's outputs for a batch, in the precision that the model computes in."""
+
+    @abstractmethod
+    def criterion(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean loss (0-dim, computed in fp32) of outputs."""

@@ -15,6 +15,7 @@ def command(run: Run, python: str) -> list[str]:
         "--rdzv-endpoint=127.0.0.1:0",  # port 0: a free one, so that runs cannot meet each other
         "--local-addr=127.0.0.1",  # the machine's own name need not resolve
         f"--rdzv-id={run.run_id}",
+        "--log-dir=log",  # else each run leaves a folder in /tmp; the ranks' own logs lie beside it
         "--max-restarts=0",  # a restarted rank would be timed as if nothing had happened
         "-m", "trainers", "run", ".",
     ]  # fmt: skip

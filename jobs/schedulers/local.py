@@ -51,9 +51,8 @@ def submit(workspace: Workspace, folders: Sequence[RunDir]) -> None:
 
 def ensure_runner(workspace: Workspace) -> None:
     """Start a runner; it ends by itself where another is at work or nothing waits."""
-    folder = workspace.own / "local"
-    files.make_folder(folder)
-    with files.as_workspace_error("write"), (folder / "runner.log").open("ab") as log:
+    files.make_folder(workspace.own / "local")
+    with files.as_workspace_error("write"), (workspace.own / "local" / "runner.log").open("ab") as log:
         subprocess.Popen(
             [sys.executable, "-P", "-m", "jobs.schedulers.local", str(workspace.path)],
             stdin=subprocess.DEVNULL,
@@ -108,6 +107,7 @@ def cancel(folder: RunDir, verdict: Verdict) -> None:
 
 def work(workspace: Workspace) -> int:
     """The runner: until nothing waits, wait for the run at work, then start the next. One runner a workspace."""
+    files.make_folder(workspace.own / "local")
     while _waiting(workspace):
         with _lock(workspace) as mine:
             if not mine:

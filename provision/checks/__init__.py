@@ -16,6 +16,7 @@ class Outcome:
     says: str
     advice: str | None = None
     measured: dict[str, float | int | str] = field(default_factory=dict)  # units in the names
+    transcript: str = ""  # all that a failed program said
 
 
 @dataclass(frozen=True)

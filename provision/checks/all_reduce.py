@@ -39,10 +39,8 @@ def run(target: Target) -> Outcome:
 
 
 def command(python: str, backend: str) -> list[str]:
-    """torchrun for one node; port 0 lets the kernel choose a free one."""
-    launch = [python, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={RANKS}"]
-    meet = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-    return [*launch, *meet, "-m", "provision.checks._all_reduce_rank", backend]
+    """The program that starts the ranks by torchrun."""
+    return [python, "-m", "provision.checks._all_reduce_ranks", "launch", backend, str(RANKS)]
 
 
 def environment(backend: str) -> dict[str, str]:
@@ -60,11 +58,13 @@ def judge(answer: Answer, *, cores: int) -> Outcome:
     """Passed where every element of the sum is exact on every rank."""
     what = f"{RANKS}-rank all-reduce"
     if answer.code is None:
-        advice = f"is the machine overloaded ({cores} cores for {RANKS} ranks)? try again: provision CLUSTER.yaml verify"
-        return Outcome(False, f"the {what} did not end within {TIMEOUT_S:g} s", advice)
+        advice = (
+            f"is the loopback interface up (ip link show lo), or the machine overloaded ({cores} cores)? -v shows all output"
+        )
+        return Outcome(False, f"the {what} did not end within {TIMEOUT_S:g} s", advice, transcript=answer.stderr)
     if answer.code != 0:
         advice = "is the loopback interface up (ip link show lo), and /dev/shm not full (df /dev/shm)? -v shows all output"
-        return Outcome(False, f"the {what} failed: {cause(answer)}", advice)
+        return Outcome(False, f"the {what} failed: {cause(answer)}", advice, transcript=answer.stderr)
     try:
         report = decode(answer.stdout, Report)
     except ValueError as error:
@@ -75,7 +75,7 @@ def judge(answer: Answer, *, cores: int) -> Outcome:
     rate = bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
     size = f"{report.bytes / 2**20:g} MiB"
     says = f"{what} of {size} ({report.backend}) is exact; bus bandwidth {rate:.2f} GB/s ({FORMULA})"
-    measured = {
+    measured: dict[str, float | int | str] = {
         "backend": report.backend,
         "ranks": report.ranks,
         "bytes": report.bytes,

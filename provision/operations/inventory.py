@@ -48,15 +48,16 @@ def render(site: Site) -> bytes:
 def _entry(target: Target) -> dict[str, Any]:
     node = target.node
     host = msgspec.to_builtins(target.facts[HOST])
+    addresses = target.facts[ADDRESSES]
     facts = {key: value for key, value in host.items() if key not in VOLATILE}
-    # Containers come and go with virtual interfaces of their own.
-    facts["nics"] = [nic for nic in host["nics"] if nic["kind"] == "physical"]
+    # Containers come and go with virtual interfaces of their own, which have no address on this side.
+    facts["nics"] = [nic for nic in host["nics"] if nic["kind"] == "physical" or nic["name"] in addresses]
     return {
         "name": node.name,
         "host": node.host,
         "port": node.port,
         "user": node.user,
-        "addresses": target.facts[ADDRESSES],
+        "addresses": addresses,
         "facts": facts,
     }
 

@@ -1,4 +1,7 @@
-"""One rank of the acceptance test: sums of small integers, which float32 holds exactly, so that equality is the test."""
+"""The two ranks of the acceptance test: sums of small integers, which float32 holds exactly, so that equality is the test.
+
+``python -m provision.checks._all_reduce_ranks launch BACKEND RANKS`` starts them by torchrun.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,29 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.run import main as torchrun
 
 ELEMENTS = 4 * 2**20  # of 4 bytes: 16 MiB, large enough that bandwidth and not latency is measured
 ITERATIONS = 5
 WARMUP = 2
 
 
-def main(backend: str) -> None:
+def launch(backend: str, ranks: str) -> None:
+    """Run the ranks under torchrun, which leaves a folder of logs behind wherever it is not given one."""
+    with tempfile.TemporaryDirectory(prefix="shardlab-") as logs:
+        # Port 0 lets the kernel choose a free one.
+        meet = ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+        torchrun([*meet, f"--nproc-per-node={ranks}", f"--log-dir={logs}", "-m", __spec__.name, "rank", backend])
+
+
+def work(backend: str) -> None:
+    """One rank."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
@@ -53,4 +67,7 @@ def main(backend: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[1] == "launch":
+        launch(sys.argv[2], sys.argv[3])
+    else:
+        work(sys.argv[2])

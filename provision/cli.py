@@ -1,0 +1,129 @@
+"""The command `provision`: what a person types, checked before anything is looked at or changed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from provision import display, roles
+from provision.facts import Facts, Unanswered
+from provision.operations import Site, Target
+from provision.plan import converge
+from provision.providers import Node
+from provision.verify import verified, verify
+from shardlab import cluster, console, registry
+from shardlab.console import Output
+from shardlab.errors import InputError, UnknownName
+from shardlab.workspace import Workspace
+
+VERBS = {
+    "apply": "observe, plan, change what differs, and verify (without a verb: this)",
+    "plan": "what apply would change; changes nothing",
+    "facts": "what each node is",
+    "verify": "the acceptance checks alone",
+    "request": "what to ask the provider for",
+    "down": "undo what the provider created",
+}
+
+EXAMPLE = """\
+example:
+  provision examples/local.yaml plan     what would change on this machine
+  provision examples/local.yaml          make it so, and show that two ranks can train on it
+
+exit code: 0 all good, 1 a node or a check fell short, 2 the input is wrong and nothing was changed
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; `argv` without the program's name. Returns the exit code, never raises for a person's mistake."""
+    parser = _parser()
+    arguments = parser.parse_intermixed_args(argv)  # options may stand before, between and after CLUSTER.yaml and the verb
+    return console.run(functools.partial(_run, arguments))
+
+
+def _parser() -> console.Parser:
+    menu = "\n".join(f"  {verb:8} {says}" for verb, says in VERBS.items())
+    parser = console.Parser(
+        prog="provision",
+        description=f"Make the machines of a cluster ready to train, and verify that they are.\n\nverbs:\n{menu}",
+        epilog=EXAMPLE,
+        parents=[console.common_options()],
+    )
+    parser.add_argument("cluster", metavar="CLUSTER.yaml", help="the cluster file, for example examples/local.yaml")
+    parser.add_argument("verb", nargs="?", metavar="VERB", help=f"{' | '.join(VERBS)}")
+    parser.add_argument("--check", action="store_true", help="the same as the verb plan")
+    parser.add_argument("--limit", type=_names, metavar="NODE,...", help="only these nodes")
+    parser.add_argument("--only", type=_names, metavar="OP,...", help="only these operations")
+    parser.add_argument("--skip", type=_names, metavar="OP,...", help="all operations but these")
+    console.add_version(parser)
+    return parser
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    output = Output.of(arguments)
+    if arguments.cluster in VERBS and arguments.verb not in (None, *VERBS):
+        raise InputError(f"the cluster file stands first: provision {arguments.verb} {arguments.cluster}.")
+    verb = _verb(arguments.verb, arguments.check)
+    workspace = Workspace.find(getattr(arguments, "workspace", None))
+    described = cluster.load(Path(arguments.cluster))
+    provider = registry.load("provision.providers", described.provider, "provider")
+    nodes: list[Node] = provider.nodes(described)
+    limited = _chosen("node", [node.name for node in nodes], arguments.limit, None)
+    operations = _chosen("operation", [operation.name for operation in roles.OPERATIONS], arguments.only, arguments.skip)
+    if verb == "request":
+        raise InputError(f"{arguments.cluster}: {provider.request(described)}")
+    if verb == "down":
+        output.line(provider.down(described))
+        output.document(display.document(verb, Site(described, workspace, []), [], [], []))
+        return 0
+    site = Site(described, workspace, [Target(node, Facts(node)) for node in nodes])
+    return _converge(output, verb, site, [t for t in site.targets if t.node.name in limited], operations)
+
+
+def _converge(output: Output, verb: str, site: Site, targets: list[Target], operations: set[str]) -> int:
+    begins = functools.partial(output.remark, style="dim")
+    if verb == "facts":
+        _ask_all(targets)
+    steps = converge(site, targets, roles.OPERATIONS, operations, dry=verb == "plan") if verb in ("apply", "plan") else []
+    if steps:
+        display.operations(output, steps)
+    findings = verify(targets, roles.CHECKS, begins) if verb in ("apply", "verify") else []
+    display.machines(output, targets)
+    if findings:
+        display.checks(output, findings)
+    output.document(display.document(verb, site, targets, steps, findings))
+    unanswered = any(isinstance(a, Unanswered) for target in targets for a in target.facts.answers.values())
+    failed = any(step.state == "failed" for step in steps) or verified(findings) is False
+    return 1 if failed or (unanswered and verb == "facts") else 0
+
+
+def _ask_all(targets: list[Target]) -> None:
+    for target in targets:
+        for fact in roles.FACTS:
+            with contextlib.suppress(Unanswered):  # the display tells which
+                target.facts[fact]
+
+
+def _verb(given: str | None, check: bool) -> str:
+    verb = given or ("plan" if check else "apply")
+    if verb not in VERBS:
+        raise UnknownName("verb", verb, VERBS)
+    if check and verb != "plan":
+        raise InputError(f"--check means the verb plan and cannot stand with {verb!r}.")
+    return verb
+
+
+def _chosen(kind: str, menu: Iterable[str], only: list[str] | None, skip: list[str] | None) -> set[str]:
+    """The names of the menu that are asked for. Raises UnknownName."""
+    names = list(menu)
+    for name in [*(only or []), *(skip or [])]:
+        if name not in names:
+            raise UnknownName(kind, name, names)
+    return {name for name in names if (only is None or name in only) and name not in (skip or [])}

@@ -1,0 +1,133 @@
+"""What provision found, as tables for a person and as one document for a program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from provision.facts import Unanswered
+from provision.facts.addresses import ADDRESSES
+from provision.facts.host import HOST
+from provision.facts.torch import TORCH
+from provision.operations import Site, Target
+from provision.plan import Step
+from provision.verify import Finding, verified
+from shardlab.console import Output
+from shardlab.host import Host
+
+SCHEMA = 1
+STYLES = {"changed": "green", "would change": "yellow", "failed": "red", "skipped": "dim"}
+
+
+def document(verb: str, site: Site, targets: Sequence[Target], steps: Sequence[Step], findings: Sequence[Finding]) -> Any:
+    """The JSON document. `facts` holds what was asked; `unanswered` why a question has no answer."""
+    return {
+        "schema": SCHEMA,
+        "cluster": site.cluster.name,
+        "provider": site.cluster.provider,
+        "verb": verb,
+        "changes": sum(step.changes for step in steps),
+        "nodes": [_node(target, steps) for target in targets],
+        "verified": verified(findings),
+        "checks": [{"node": f.node, "check": f.check, **msgspec.to_builtins(f.outcome)} for f in findings],
+    }
+
+
+def _node(target: Target, steps: Sequence[Step]) -> dict[str, Any]:
+    node = target.node
+    answers = target.facts.answers
+    known = {name: answer for name, answer in answers.items() if not isinstance(answer, Unanswered)}
+    return {
+        "name": node.name,
+        "host": node.host,
+        "port": node.port,
+        "user": node.user,
+        "addresses": known.pop(ADDRESSES.name, None),
+        "facts": msgspec.to_builtins(known),
+        "unanswered": {name: str(answer) for name, answer in answers.items() if isinstance(answer, Unanswered)},
+        "operations": [
+            {"name": step.operation, "state": step.state, "changes": step.changes, "says": step.says}
+            for step in steps
+            if step.node == node.name
+        ],
+    }
+
+
+def machines(output: Output, targets: Sequence[Target]) -> None:
+    """What each node is, of what it has been asked."""
+    for target in targets:
+        rows = _machine(target)
+        for answer in target.facts.answers.values():
+            if isinstance(answer, Unanswered):
+                rows.append(("not answered", str(answer)))
+        output.table(target.node.name, ("what", "found"), rows)
+
+
+def _machine(target: Target) -> list[tuple[str, str]]:
+    answers = target.facts.answers
+    rows: list[tuple[str, str]] = []
+    host = answers.get(HOST.name)
+    if isinstance(host, Host):
+        addresses = answers.get(ADDRESSES.name)
+        spoken = addresses if isinstance(addresses, dict) else {}
+        nics = [nic.name for nic in host.nics if nic.kind == "physical" or nic.name in spoken]
+        rows = [
+            ("system", f"{host.system}, kernel {host.kernel}"),
+            ("CPU", f"{host.cpu_model or 'model not stated'}, {host.cpus_allowed} of {host.cpus} usable"),
+            ("memory", f"{host.memory_bytes / 2**30:.1f} GiB"),
+            ("GPUs", _gpus(host)),
+            ("NICs", ", ".join(" ".join([nic, *spoken.get(nic, ())]) for nic in nics) or "none but loopback"),
+            ("Python", host.python),
+        ]
+        torch = answers.get(TORCH.name)
+        if torch is None or isinstance(torch, Unanswered):
+            rows.append(("torch", host.packages.get("torch", "not installed")))
+        elif torch.version is None:
+            rows.append(("torch", f"does not import ({torch.why_absent})"))
+        else:
+            rows.append(("torch", f"{torch.version} ({', '.join(torch.backends) or 'not distributed'})"))
+    return rows
+
+
+def _gpus(host: Host) -> str:
+    if not host.gpus:
+        return f"none ({host.gpu_why_absent or 'NVML finds none'})"
+    kinds: dict[tuple[str, int | None], int] = {}
+    for gpu in host.gpus:
+        kinds[gpu.name, gpu.memory_bytes] = kinds.get((gpu.name, gpu.memory_bytes), 0) + 1
+    spoken = [
+        f"{count} x {name}" + (f" ({size / 2**30:.0f} GiB)" if size is not None else "")
+        for (name, size), count in kinds.items()
+    ]
+    return ", ".join(spoken) + f", driver {host.gpu_driver}"
+
+
+def operations(output: Output, steps: Sequence[Step]) -> None:
+    """Node x operation, and the number of changes."""
+    rows = [(step.node, step.operation, step.state, "\n".join(step.says)) for step in steps]
+    output.table("operations", ("node", "operation", "state", "what"), rows, [STYLES.get(step.state, "") for step in steps])
+    changes = sum(step.changes for step in steps)
+    would = any(step.state == "would change" for step in steps)
+    if any(step.state == "failed" for step in steps):
+        output.line(f"changes: {changes}; some could not be planned", "red")
+    elif changes:
+        output.line(f"changes: {changes}{', none of them made' if would else ''}")
+    else:
+        output.line("changes: 0, nothing to do")
+
+
+def checks(output: Output, findings: Sequence[Finding]) -> None:
+    """Node x check, what to do about each failure, and the verdict."""
+    words = {True: ("passed", "green"), False: ("failed", "red"), None: ("does not apply", "dim")}
+    rows = [(f.node, f.check, words[f.outcome.passed][0], f.outcome.says) for f in findings]
+    output.table("checks", ("node", "check", "result", "what"), rows, [words[f.outcome.passed][1] for f in findings])
+    failed = [finding for finding in findings if finding.outcome.passed is False]
+    for finding in failed:
+        output.detail(finding.outcome.transcript)
+        output.line(f"{finding.node}: {finding.check}: {finding.outcome.says}: {finding.outcome.advice}.", "red")
+    if failed:
+        output.line(f"not verified: {len(failed)} of {len(findings)} checks failed", "red")
+    elif verified(findings):
+        output.line("verified: ready to train", "green")

@@ -1,0 +1,103 @@
+"""Real runs for the tests of `trainers`: a run folder, a warm parent of their own, and what the ranks left behind."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from shardlab import files
+from shardlab.cell import Cell, Optimizer, Schedule
+from shardlab.run import Run, World
+from shardlab.rundir import RunDir
+from trainers import menu
+
+PYTHON = sys.executable
+SGD = Optimizer(name="sgd", lr=0.1, momentum=0.9)  # not adam: it would hide a gradient of the wrong size
+
+
+class Bench:
+    """Makes run folders and starts them, with data and sockets in folders of their own."""
+
+    def __init__(self, folder: Path, runtime: Path) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
+            "XDG_RUNTIME_DIR": str(runtime),
+            "OMP_NUM_THREADS": "1",  # the tests share the machine's few processors with others
+        }
+        self._made = 0
+
+    def run_dir(self, *, workload="gpt2-tiny", strategy="single", gpus=1, accumulation=1, options=None, data=None, **keys):
+        """A run folder with its run.json; global batch 8, 10 steps of SGD unless told otherwise."""
+        of_workload, of_strategy = menu.workload(workload), menu.strategy(strategy)
+        batch = keys.pop("global_batch_size", 8)
+        defaults = {option.name: option.default for option in (*of_workload.options, *of_strategy.options)}
+        cell = Cell(**{
+            "workload": workload, "strategy": strategy, "gpus": gpus, "nnodes": 1, "launcher": "fork",
+            "global_batch_size": batch, "micro_batch_size": batch // gpus // accumulation,
+            "gradient_accumulation_steps": accumulation, "seq_len": of_workload.seq_len, "steps": 10, "epochs": None,
+            "warmup_steps": 0, "precision": "fp32", "optimizer": SGD, "schedule": Schedule(), "seed": 42,
+            "time_limit_s": None, "expect": [], "options": {**defaults, **(options or {})}, **keys,
+        })  # fmt: skip
+        self._made += 1
+        run_dir = RunDir(self.folder / f"run-{self._made}")
+        files.make_folder(run_dir.path)
+        files.write_json(run_dir.run_json, Run(
+            schema=1, run_id=run_dir.run_id, matrix="tests", cell=cell, cell_hash=cell.hash(), repeat=1, attempt=1,
+            launcher="fork", rehearsal=False, world=World(1, gpus, gpus), cluster={}, data_path=str(data or self.data),
+            versions={}, git_commit=None, templates={}, created="2026-01-01T00:00:00Z",
+        ))  # fmt: skip
+        return run_dir
+
+    def start(self, run_dir, *command, **more_environment):
+        """A launcher in the run's folder; its output is kept."""
+        return subprocess.Popen(
+            [PYTHON, "-m", *(command or ("trainers", "fork")), "."],
+            cwd=run_dir.path, env={**self.environment, **more_environment},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def finish(self, run_dir, *command, **more_environment):
+        """(exit code, standard error) of a launcher that is waited for."""
+        process = self.start(run_dir, *command, **more_environment)
+        _, errors = process.communicate(timeout=120)
+        return process.returncode, errors
+
+    def complete(self, **keys):
+        """A run that has to end well."""
+        run_dir = self.run_dir(**keys)
+        code, errors = self.finish(run_dir)
+        assert code == 0, errors + "".join(log.read_text() for log in run_dir.log.glob("*"))
+        return run_dir
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory):
+    """One warm parent for all tests; ended with them."""
+    with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as runtime:  # short: a socket's path has 107 bytes
+        bench = Bench(tmp_path_factory.mktemp("runs"), Path(runtime))
+        socket = subprocess.run(
+            [PYTHON, "-c", "from trainers.forking import address; print(address.socket_path())"],
+            env=bench.environment, capture_output=True, text=True, check=True,
+        ).stdout.strip()  # fmt: skip
+        with Path(runtime, "warm.log").open("wb") as log:
+            warm = subprocess.Popen([PYTHON, "-m", "trainers", "warm", socket], env=bench.environment, stdout=log, stderr=log)
+            yield bench
+            warm.kill()
+            warm.wait()
+
+
+def losses(run_dir):
+    """The mean loss over the ranks at each timed step."""
+    ranks = run_dir.read_run().world.world_size
+    columns = [[r.loss for r in run_dir.steps(rank).records if not r.warmup] for rank in range(ranks)]
+    return [sum(row) / ranks for row in zip(*columns, strict=True)]
+
+
+def largest_difference(one, other):
+    assert len(one) == len(other) > 0
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))

@@ -1,0 +1,346 @@
+"""From run folders to the report: what it says, what it must not do, and what a kill leaves."""
+
+import ctypes
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+
+import polars as pl
+import pytest
+import support_collect as support
+
+from collect import likeness, load, page, summary, swap, tables
+from collect.cli import main
+from collect.equal_losses import compare
+from shardlab.errors import InputError, WorkspaceError
+from shardlab.run import run_id
+from shardlab.workspace import Workspace
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    return support.matrix(tmp_path_factory.mktemp("matrix"))
+
+
+@pytest.fixture(scope="module")
+def loaded(workspace):
+    return load.load(workspace, None)
+
+
+@pytest.fixture(scope="module")
+def summarized(loaded):
+    return summary.summarize(loaded, "single")
+
+
+def row_of(summarized, strategy, launcher="torchrun", batch=8):
+    wanted = (strategy, launcher, batch)
+    (found,) = [
+        row for row in summarized.rows if (row.cell["strategy"], row.cell["launcher"], row.cell["global_batch_size"]) == wanted
+    ]
+    return found
+
+
+def test_every_cell_has_a_row_with_what_it_came_to(summarized):
+    assert [(row.cell["strategy"], row.n, row.state) for row in summarized.rows] == [
+        ("single", 3, "completed"),
+        ("ddp", 3, "completed"),
+        ("ddp", 3, "completed"),
+        ("fsdp2", 2, "2 completed, 1 failed"),
+        ("fsdp2", 0, "1 planned, 1 oom, 1 timeout"),
+        ("zero3", 0, "planned"),
+    ]
+    assert row_of(summarized, "zero3").metrics == {}
+    assert row_of(summarized, "fsdp2", batch=64).metrics == {}
+
+
+def test_the_numbers_are_those_of_the_records(summarized):
+    single, ddp = row_of(summarized, "single"), row_of(summarized, "ddp")
+    means = []
+    for repeat in (1, 2, 3):
+        times = [support.step_ms(support.cell(), 0, step, repeat) for step in range(1, 11)]
+        means.append(1000 * 10 * 2 * support.TOKENS / sum(times))
+    assert single.metrics["throughput_per_s"].value == pytest.approx(sum(means) / 3)
+    assert single.metrics["throughput_per_s"].unit == "tokens/s"
+    assert single.metrics["speed_up"].value == 1
+    ratio = ddp.metrics["throughput_per_s"].value / single.metrics["throughput_per_s"].value
+    assert ddp.metrics["speed_up"].value == pytest.approx(ratio)
+    assert ddp.metrics["scaling_efficiency_pct"].value == pytest.approx(50 * ratio)
+    assert ddp.metrics["speed_up"].kind == "strong"
+    assert ddp.baseline == single.id
+    assert ddp.metrics["peak_memory_bytes"].value == 310 * support.MIB
+    window_s = sum(max(support.step_ms(support.cell("ddp", 2), r, s, 1) for r in (0, 1)) for s in range(2, 11)) / 1000
+    assert ddp.runs[0].metrics["loopback_bytes"] == pytest.approx(8 * support.MIB * window_s, rel=1e-3)
+    assert "gpu_pct" not in ddp.metrics
+
+
+def test_without_a_comparable_baseline_there_is_no_speed_up(summarized, loaded):
+    forked = row_of(summarized, "ddp", "fork")
+    assert forked.baseline is None
+    assert "speed_up" not in forked.metrics
+    assert summary.summarize(loaded, "no such strategy").rows[1].baseline is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"precision": "bf16"}, {"seq_len": 128}, {"workload": "vit-tiny"}, {"launcher": "fork"}, {"options": {"n_layer": 8}}],
+)
+def test_a_baseline_that_does_other_work_is_none(loaded, other):
+    single, ddp = loaded.cells[:2]
+    changed = load.LoadedCell(single.id, support.cell(**({"options": {"n_layer": 4}} | other)), single.runs, [])
+    mine = load.LoadedCell(ddp.id, support.cell("ddp", 2, options={"n_layer": 4, "bucket_mb": 25}), ddp.runs, [])
+    assert likeness.baseline_of(mine, [changed, mine], "single") is None
+
+
+def test_the_latest_attempt_counts_and_the_earlier_is_history(summarized):
+    row = row_of(summarized, "fsdp2")
+    assert [(run.repeat, run.attempt, run.state) for run in row.runs] == [
+        (1, 1, "completed"),
+        (2, 2, "completed"),
+        (3, 1, "failed"),
+    ]
+    found = {(failure.run[-5:], failure.state, failure.superseded) for failure in summarized.failures}
+    assert {("d82-r2"[-5:], "failed", True), ("d82-r3"[-5:], "failed", False)} <= found
+    assert {failure.state for failure in summarized.failures} == {"failed", "oom", "timeout"}
+    assert "ended at its time limit of 600 s" in {failure.why for failure in summarized.failures}
+
+
+def test_damage_is_counted_and_named_and_stops_nothing(summarized):
+    damaged = {damage.run[:6]: (damage.truncated, damage.corrupt) for damage in summarized.damage}
+    assert damaged == {
+        "fsdp2-": (["samples/node0.jsonl"], {}),
+        "single": ([], {"samples/node0.jsonl": 2}),
+    }
+
+
+def test_losses_are_compared_through_launchers_and_strategies(loaded):
+    found = {(entry.differ, entry.other.split("-gpt2")[0], "fork" in entry.other): entry for entry in compare(loaded, "single")}
+    assert found[("launcher", "ddp", True)].max_difference == pytest.approx(1e-6)
+    assert found[("launcher", "ddp", True)].steps == 30
+    assert found[("strategy", "ddp", False)].max_difference < 1e-12
+    assert found[("strategy", "fsdp2", False)].steps == 20  # two repeats of ten steps
+    assert len(found) == 3
+
+
+def test_telemetry_says_how_much_it_saw(summarized):
+    entry = next(entry for entry in summarized.telemetry if entry.run.startswith("single"))
+    assert entry.coverage_pct == pytest.approx(100)
+    assert entry.largest_gap_s == pytest.approx(0.05)
+
+
+def test_a_damaged_run_folder_is_listed_with_its_reason(tmp_path):
+    workspace = support.matrix(tmp_path)
+    run = workspace.run(run_id(support.cell(), 1))
+    run.run_json.write_text("{")
+    workspace.run(run_id(support.cell(), 2)).result.write_text("[]")
+    found = row_of(summary.summarize(load.load(workspace, None), "single"), "single")
+    assert found.states == {"completed": 1, "unknown": 2}
+    assert "is not a run of this version" in found.runs[0].why
+    assert "is not a result of this version" in found.runs[1].why
+    assert main(["summarize", "--workspace", str(tmp_path)]) == 0
+
+
+def test_rehearsal_and_synthetic_data_are_said_everywhere(workspace, capsys):
+    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    shown = capsys.readouterr().out
+    document = json.loads((workspace.report / "summary.json").read_text())
+    html = (workspace.report / "index.html").read_text()
+    table = pl.read_csv(workspace.report / "tables" / "summary.csv")
+    for text in (shown, "\n".join(document["remarks"]), html):
+        assert summary.REHEARSAL in text
+        assert "synthetic data in gpt2-tiny" in text
+    assert table["rehearsal"].all()
+    assert document["rehearsal"]
+    assert shown.rstrip().splitlines()[-1] == f"report: {workspace.report / 'index.html'}"
+
+
+def test_the_files_hold_the_same_numbers(workspace, capsys):
+    assert main(["summarize", "--workspace", str(workspace.path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document == json.loads((workspace.report / "summary.json").read_text())
+    assert {"rows", "reported", "verdicts", "failures", "telemetry"} <= document.keys()
+    cells = pl.read_parquet(workspace.report / "tables" / "summary.parquet")
+    assert cells.height == len(document["rows"])
+    assert cells["throughput_per_s"].to_list()[:2] == [r["metrics"]["throughput_per_s"]["value"] for r in document["rows"][:2]]
+    assert cells["throughput_per_s"][-1] is None
+    steps = pl.read_parquet(workspace.report / "tables" / "steps.parquet")
+    assert steps["run"].n_unique() == 15
+    assert steps.filter(pl.col("warmup")).height > 0
+
+
+class Tags(HTMLParser):
+    """Every attribute and the text of every script and style."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.texts, self._inside = [], [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        self._inside = tag if tag in ("script", "style") else None
+
+    def handle_endtag(self, tag):
+        self._inside = None
+
+    def handle_data(self, data):
+        if self._inside:
+            self.texts.append(data)
+
+
+def test_the_page_asks_no_host_for_anything(loaded, summarized, workspace):
+    """Our own markup has no address in it; plotly's script has some in its text (map tiles), and the page's policy,
+    which the browser enforces on all of it, allows no request at all."""
+    text = page.draw(loaded, summarized, workspace.report, workspace.runs)
+    tags = Tags(text)
+    bundle = page._bundle()
+    assert text.count(bundle) == 1
+    ours = text.replace(bundle, "")
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|fetch\(|XMLHttpRequest|WebSocket|import\(", ours)
+    policies = [attrs["content"] for tag, attrs in tags.found if attrs.get("http-equiv") == "Content-Security-Policy"]
+    assert policies == ["default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"]
+    for tag, attrs in tags.found:
+        assert "src" not in attrs
+        if tag == "a":
+            assert re.match(r"#|\.\./runs/|summary\.json$|tables/", attrs["href"])
+    assert len(text) < 6_000_000
+
+
+def test_the_page_shows_every_cell_state_and_run(loaded, summarized, workspace):
+    text = page.draw(loaded, summarized, workspace.report, workspace.runs).replace(page._bundle(), "")
+    for label in ("single ×1", "ddp ×2", "ddp ×2, fork", "fsdp2 ×2", "fsdp2 ×2, batch 64", "zero3 ×2"):
+        assert label in text
+    for state in ("completed", "oom", "timeout", "failed", "planned"):
+        assert f'class="state {state}"' in text
+    for run in loaded.runs:
+        assert f'href="../runs/{run.run_id}/"' in text
+    assert "no GPU (NVML: Driver Not Loaded)" in text
+    assert "the last line is cut" in text
+    specs = [json.loads(t) for t in Tags(text).texts if t.startswith('{"data"')]
+    assert len(specs) == 5
+    assert all("title" in spec["layout"]["xaxis"] for spec in specs)
+
+
+HOSTILE = "</script><script>alert(1)</script>\"'&{{ 7*7 }}<img src=x onerror=alert(2)>"
+
+
+def test_hostile_names_are_text(tmp_path):
+    workspace = support.matrix(tmp_path / HOSTILE.replace("/", "-"), title=HOSTILE)
+    big = support.cell("ddp", 2, options={"note": HOSTILE, "<b>": 1})
+    support.keep(workspace, [support.cell(), support.cell("ddp", 2), big], title=HOSTILE)
+    support.completed(workspace, big)
+    support.failed(workspace, big, 2, HOSTILE)
+    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    text = (workspace.report / "index.html").read_text().replace(page._bundle(), "")
+    tags = Tags(text)
+    assert {tag for tag, _ in tags.found} & {"img"} == set()
+    assert sum(tag == "script" for tag, _ in tags.found) == 5 + 2  # a figure each, plotly and ours
+    assert not [attrs for _, attrs in tags.found if any(name.startswith("on") for name in attrs)]
+    assert "49<img" not in text
+    figures = [t for t in tags.texts if t.startswith('{"data"')]
+    assert all("<" not in figure for figure in figures)
+
+
+def test_a_folder_that_is_not_a_report_is_left_alone(workspace, tmp_path, capsys):
+    precious = tmp_path / "thesis"
+    precious.mkdir()
+    (precious / "chapter1.tex").write_text("words")
+    assert main(["summarize", "--workspace", str(workspace.path), "--out", str(precious)]) == 2
+    assert "chapter1.tex" in capsys.readouterr().err
+    assert [path.name for path in precious.iterdir()] == ["chapter1.tex"]
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
+
+
+def test_an_error_midway_leaves_the_old_report(tmp_path, monkeypatch):
+    workspace = support.matrix(tmp_path)
+    arguments = ["summarize", "--workspace", str(tmp_path)]
+    assert main(arguments) == 0
+    old = (workspace.report / "summary.json").read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(page, "render", full)
+    assert main(arguments) == 1
+    assert (workspace.report / "summary.json").read_bytes() == old
+    assert not list(tmp_path.glob(".report*"))
+
+
+def test_a_kill_midway_leaves_the_old_report_or_the_new_one(tmp_path):
+    workspace = support.matrix(tmp_path)
+    command = [sys.executable, "-m", "collect", "summarize", "--workspace", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    for delay_s in (0.25, 0.35, 0.45, 0.55):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(delay_s)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert {path.name for path in workspace.report.iterdir()} == {"index.html", "summary.json", "tables"}
+        assert (workspace.report / "index.html").read_text().rstrip().endswith("</html>")
+    for left in tmp_path.glob(".report*"):
+        os.utime(left, (0, 0))
+    subprocess.run(command, check=True, capture_output=True)
+    assert not list(tmp_path.glob(".report*"))
+
+
+def test_where_folders_cannot_be_exchanged_they_are_renamed(tmp_path, monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
+    for content in ("old", "new"):
+        with swap.replacing(tmp_path / "report", frozenset({"a"})) as fresh:
+            (fresh / "a").write_text(content)
+        assert (tmp_path / "report" / "a").read_text() == content
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+
+
+def test_a_link_in_the_reports_place_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "report").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="is not a folder"), swap.replacing(tmp_path / "report", frozenset()):
+        raise AssertionError("the block must not run")
+
+
+def test_a_matrix_of_which_nothing_ran_is_told(tmp_path, capsys):
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, [support.cell(), support.cell("ddp", 2)])
+    assert main(["summarize", "--workspace", str(tmp_path)]) == 0
+    assert "planned" in capsys.readouterr().out
+    text = (workspace.report / "index.html").read_text()
+    assert "No run has telemetry." in text
+    assert len(text) < 50_000  # without figures, plotly stays out
+
+
+def test_a_workspace_without_a_matrix_is_wrong_input(tmp_path, capsys):
+    assert main(["summarize", "--workspace", str(tmp_path)]) == 2
+    assert "no matrix was submitted here" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exports_hold_what_the_report_holds(workspace, tmp_path, capsys):
+    for suffix, read in (("csv", pl.read_csv), ("parquet", pl.read_parquet)):
+        out = tmp_path / suffix
+        assert main(["export", "--to", suffix, "--workspace", str(workspace.path), "--out", str(out)]) == 0
+        assert {path.name for path in out.iterdir()} == {f"{name}.{suffix}" for name in ("summary", "steps", "samples")}
+        assert read(out / f"summary.{suffix}").height == 6
+    assert main(["export", "--to", "xls", "--workspace", str(workspace.path), "--out", str(tmp_path / "x")]) == 2
+    assert "Allowed: csv, parquet" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_shape_of_the_table_does_not_depend_on_what_was_measured(loaded, tmp_path):
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, [support.cell()])
+    empty = tables.summary(summary.summarize(load.load(workspace, None), "single"))
+    assert empty.schema == tables.summary(summary.summarize(loaded, "single")).schema
+
+
+def test_a_disk_that_fills_is_one_sentence(workspace, monkeypatch):
+    def full(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pl.DataFrame, "write_csv", full)
+    with pytest.raises(WorkspaceError, match="disk is full"), swap.replacing(workspace.path / "other", frozenset()) as fresh:
+        pl.DataFrame({"a": [1]}).write_csv(fresh / "a.csv")

@@ -1,0 +1,200 @@
+"""The sampler for real on this machine, and its parsers on what kernels write."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pynvml
+import pytest
+
+from collect.sampler import host
+from collect.sampler.gpu import GpuSource
+from collect.sampler.host import HostSource
+from collect.sampler.nic import NicSource
+from shardlab.record import Sample, read_lines
+
+STAT = b"cpu  100 10 50 800 40 0 0 0 7 0\ncpu0 1 2 3\n"
+MEMINFO = b"MemTotal:       2000 kB\nMemFree:  1 kB\nMemAvailable:   500 kB\n"
+DISKSTATS = b" 8 0 sda 9 0 100 0 9 0 50 0 0 0 0\n 8 1 sda1 9 0 100 0 9 0 50 0 0 0 0\n 7 0 loop0 9 0 8 0 9 0 8 0 0 0 0\n"
+
+
+def blank():
+    return Sample(schema=1, t_s=0, wall_s=0, host="h", boot_id="b")
+
+
+def sampler(out, *options):
+    command = [sys.executable, "-m", "collect", "sample", "--out", str(out), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_two_seconds_of_telemetry_are_evenly_spaced_and_true(tmp_path):
+    out = tmp_path / "node.jsonl"
+    process = sampler(out, "--hz", "10", "--json")
+    time.sleep(2.5)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=5)
+    assert process.returncode == 0
+    lines = read_lines(out, Sample)
+    assert not lines.truncated
+    assert lines.corrupt == 0
+    assert f'"samples": {len(lines.records)}' in said
+    times = [sample.t_s for sample in lines.records]
+    assert 15 <= len(times) <= 27
+    assert times == sorted(times)
+    late_s = sorted((t - times[0] + 0.005) % 0.1 for t in times)  # after the tick of an absolute schedule
+    assert late_s[len(late_s) // 2] < 0.03, "a schedule that drifts is spread over the whole tenth of a second"
+    first, last = lines.records[0], lines.records[-1]
+    assert first.cpu_pct is None
+    assert 0 <= last.cpu_pct <= 100
+    assert 0 < last.memory_used_bytes < last.memory_total_bytes
+    assert any(nic.kind == "loopback" for nic in last.nics)
+    for before, after in zip(first.nics, last.nics, strict=True):
+        assert after.tx_bytes >= before.tx_bytes
+
+
+def test_a_machine_without_a_gpu_has_no_gpu_field():
+    source = GpuSource()
+    if source.why_absent is None:
+        pytest.skip("this machine has a GPU")
+    sample = blank()
+    source.fill(sample)
+    assert sample.gpus is None
+    assert "NVML" in source.why_absent
+
+
+def test_a_gpu_that_does_not_answer_one_question_answers_the_others(monkeypatch):
+    def refuse(*_):
+        raise pynvml.NVMLError_NotSupported()
+
+    answers = {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetUUID": lambda _: "GPU-1",
+        "nvmlDeviceGetUtilizationRates": lambda _: type("U", (), {"gpu": 70}),
+        "nvmlDeviceGetMemoryInfo": lambda _: type("M", (), {"used": 5}),
+        "nvmlDeviceGetPowerUsage": lambda _: 250_500,
+        "nvmlDeviceGetTemperature": refuse,
+        "nvmlDeviceGetClockInfo": lambda *_: 1980,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    source, sample = GpuSource(), blank()
+    source.fill(sample)
+    (gpu,) = sample.gpus
+    assert (gpu.uuid, gpu.utilization_pct, gpu.memory_used_bytes, gpu.power_w) == ("GPU-1", 70, 5, 250.5)
+    assert (gpu.temperature_c, gpu.sm_clock_mhz) == (None, 1980)
+    assert source.failures == {"gpu temperature": 1}
+
+
+@pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "zombie"])
+def test_it_ends_with_its_parent(tmp_path, reaped):
+    parent = subprocess.Popen(["sleep", "60"])
+    process = sampler(tmp_path / "node.jsonl", "--hz", "10", "--parent", str(parent.pid))
+    try:
+        time.sleep(0.8)
+        assert process.poll() is None
+        parent.kill()
+        if reaped:
+            parent.wait()
+        process.communicate(timeout=3)
+        assert process.returncode == 0
+    finally:
+        parent.kill()
+        parent.wait()
+        process.kill()
+
+
+def test_a_parent_that_is_gone_already_ends_it_at_once(tmp_path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    process = sampler(tmp_path / "node.jsonl", "--parent", str(gone.pid))
+    process.communicate(timeout=5)
+    assert process.returncode == 0
+    assert len(read_lines(tmp_path / "node.jsonl", Sample).records) == 1
+
+
+def test_a_rate_that_would_disturb_is_refused(tmp_path):
+    process = sampler(tmp_path / "node.jsonl", "--hz", "1000")
+    _, said = process.communicate(timeout=5)
+    assert process.returncode == 2
+    assert "at most 10" in said
+    assert not (tmp_path / "node.jsonl").exists()
+
+
+def test_the_sampler_starts_without_what_it_does_not_need():
+    code = (
+        "import sys; import collect.cli, collect.sampler.loop, collect.sampler.gpu, collect.sampler.nic, collect.sampler.host;"
+        "print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"polars", "jinja2", "plotly", "torch", "numpy", "psutil"} & set(loaded)
+
+
+def test_kernel_files_are_read_as_documented():
+    assert host.processor_ticks(STAT) == (160, 1000)
+    assert host.memory(MEMINFO) == (1500 * 1024, 2000 * 1024)
+    assert host.disk_bytes(DISKSTATS, frozenset([b"sda"])) == (100 * 512, 50 * 512)
+    assert host.disk_bytes(DISKSTATS, frozenset()) == (None, None)
+
+
+def test_processors_are_busy_since_the_sample_before(tmp_path):
+    for name, content in (("stat", STAT), ("meminfo", MEMINFO), ("diskstats", DISKSTATS)):
+        (tmp_path / name).write_bytes(content)
+    source = HostSource(tmp_path, tmp_path / "no")
+    first, second = blank(), blank()
+    source.fill(first)
+    (tmp_path / "stat").write_bytes(b"cpu  130 10 50 870 40 0 0 0 7 0\n")
+    source.fill(second)
+    assert (first.cpu_pct, second.cpu_pct) == (None, 30.0)
+    assert second.disk_read_bytes is None
+
+
+def test_a_source_that_fails_is_left_out_and_counted(tmp_path):
+    (tmp_path / "stat").write_bytes(b"not what a kernel writes\n")
+    (tmp_path / "meminfo").write_bytes(MEMINFO)
+    source, sample = HostSource(tmp_path, tmp_path / "no"), blank()
+    source.fill(sample)
+    assert sample.cpu_pct is None
+    assert sample.memory_total_bytes == 2000 * 1024
+    assert source.failures == {"stat": 1, "diskstats": 1}
+
+
+def test_interfaces_come_and_go(tmp_path):
+    def add(name, tx):
+        folder = tmp_path / name / "statistics"
+        folder.mkdir(parents=True)
+        (tmp_path / name / "type").write_text("1\n")
+        for counter in ("rx_bytes", "tx_bytes"):
+            (folder / counter).write_text(f"{tx}\n")
+
+    def seen():
+        sample = blank()
+        source.fill(sample)
+        return {nic.name: nic.tx_bytes for nic in sample.nics or ()}
+
+    add("eth0", 5)
+    (tmp_path / "bonding_masters").write_text("")
+    source = NicSource(tmp_path)
+    assert seen() == {"eth0": 5}
+    add("eth1", 6)
+    assert seen() == {"eth0": 5, "eth1": 6}
+    (tmp_path / "eth0").rename(tmp_path.parent / f"{tmp_path.name}-gone")
+    assert seen() == {"eth1": 6}
+    (tmp_path / "eth1" / "statistics" / "tx_bytes").write_text("broken")
+    assert seen() == {}
+    assert source.failures == {"eth1": 1}
+    (tmp_path / "eth1" / "statistics" / "tx_bytes").write_text("8")
+    assert seen() == {"eth1": 8}
+    assert NicSource(tmp_path / "none").failures == {}
+
+
+def test_reading_again_opens_nothing():
+    before = len(os.listdir("/proc/self/fd"))
+    source = NicSource()
+    source.fill(blank())
+    opened = len(os.listdir("/proc/self/fd")) - before
+    source.fill(blank())
+    assert len(os.listdir("/proc/self/fd")) - before == opened

@@ -1,0 +1,201 @@
+"""Facts and checks judged purely, on what real and broken machines print."""
+
+import re
+
+import msgspec
+import pytest
+
+from provision.checks import all_reduce, gpus
+from provision.checks import torch as torch_check
+from provision.facts import Facts, Unanswered
+from provision.facts.addresses import parse as parse_addresses
+from provision.facts.host import HOST
+from provision.facts.host import parse as parse_host
+from provision.facts.torch import TORCH, Torch
+from provision.facts.torch import parse as parse_torch
+from provision.operations import Site, Target
+from provision.operations.inventory import render
+from provision.providers import Answer
+from shardlab.cluster import THIS_MACHINE
+from shardlab.workspace import Workspace
+
+A100S = """\
+Loading modules of the site ...
+{"schema":1,"host":"d8545-10s10501","boot_id":"0b7e3c1a-5d1e-4a0f-9d1c-6a7a1c6b2f10","kernel":"5.15.0-168-generic",\
+"system":"Ubuntu 22.04.5 LTS","cpu_model":"AMD EPYC 7413 24-Core Processor","cpus":96,"cpus_allowed":96,\
+"memory_bytes":540772147200,"gpu_driver":"570.195.03","gpus":[\
+{"uuid":"GPU-1","name":"NVIDIA A100-SXM4-40GB","memory_bytes":42949672960,"power_limit_w":400.0,"pci":"00000000:01:00.0"},\
+{"uuid":"GPU-2","name":"NVIDIA A100-SXM4-40GB","memory_bytes":42949672960,"power_limit_w":400.0,"pci":"00000000:41:00.0"},\
+{"uuid":"GPU-3","name":"NVIDIA A100-SXM4-40GB","memory_bytes":42949672960,"power_limit_w":400.0,"pci":"00000000:81:00.0"},\
+{"uuid":"GPU-4","name":"NVIDIA A100-SXM4-40GB","memory_bytes":42949672960,"pci":"00000000:C1:00.0"}],\
+"nics":[{"name":"docker0","kind":"virtual","mac":"02:42:1f:00:00:01"},\
+{"name":"eno1","kind":"physical","mac":"04:3f:72:00:00:01","pci":"0000:c5:00.0","speed_mbps":25000},\
+{"name":"ens5f0","kind":"physical","mac":"04:3f:72:00:00:02","pci":"0000:a1:00.0","speed_mbps":100000},\
+{"name":"lo","kind":"loopback"},{"name":"veth1","kind":"virtual","mac":"02:42:1f:00:00:09"}],\
+"python":"3.11.13","packages":{"shardlab":"0.1.0","torch":"2.13.0+cu126"}}
+"""
+NO_GPU = """\
+{"schema":1,"host":"vm","boot_id":"32d28cf4-dbec-4c06-b76c-93b4e5799d3a","kernel":"6.18.44","system":"Debian GNU/Linux 12",\
+"cpu_model":"AMD EPYC","cpus":2,"cpus_allowed":2,"memory_bytes":25276502016,\
+"gpu_why_absent":"NVML: NVML Shared Library Not Found","nics":[{"name":"lo","kind":"loopback"}],"python":"3.11.7",\
+"packages":{"torch":"2.13.0+cpu"}}
+"""
+ADDRESSES = '{"lo": ["127.0.0.1"], "ens5f0": ["10.10.1.1"], "eno1": ["128.105.145.10"], "veth1": []}\n'
+TORCH_CUDA = '{"hidden_by": null, "version": "2.13.0+cu126", "cuda": "12.6", "backends": ["gloo", "nccl"], "gpus": 4}\n'
+TORCH_CPU = """\
+A module that was compiled using NumPy 1.x cannot be run in NumPy 2
+{"hidden_by": null, "version": "2.13.0+cpu", "cuda": null, "backends": ["gloo"], "why_no_gpus": "Torch not compiled with CUDA"}
+"""
+TORCH_ABSENT = '{"why_absent": "ModuleNotFoundError: No module named \'torch\'"}\n'
+CPU = parse_host(NO_GPU)
+GPU = parse_host(A100S)
+
+
+class Recorded:
+    """A node that answers from a recording: a part of the command to its answer."""
+
+    name, host, port, user, python = "gpu0", "10.10.1.1", 22, "alice", "/opt/venv/bin/python"
+
+    def __init__(self, answers):
+        self.answers = answers
+        self.asked = []
+
+    def run(self, argv, *, timeout_s, env=None):
+        self.asked.append(argv)
+        return next(answer for part, answer in self.answers.items() if part in " ".join(argv))
+
+
+def target(answers):
+    node = Recorded(answers)
+    return Target(node, Facts(node))
+
+
+def test_a_machine_with_gpus_is_read():
+    assert (len(GPU.gpus), GPU.gpus[0].memory_bytes, GPU.gpus[3].power_limit_w) == (4, 40 * 2**30, None)
+    assert GPU.gpu_driver == "570.195.03"
+
+
+def test_absent_is_not_zero():
+    assert CPU.gpus is None
+    assert parse_torch(TORCH_CPU).gpus is None
+    assert parse_torch(TORCH_ABSENT) == Torch(why_absent="ModuleNotFoundError: No module named 'torch'")
+
+
+def test_addresses_leave_out_loopback_and_silent_interfaces():
+    assert parse_addresses(ADDRESSES) == {"eno1": ["128.105.145.10"], "ens5f0": ["10.10.1.1"]}
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parse_host, ""),
+        (parse_host, "\n \n"),
+        (parse_host, A100S[: len(A100S) // 2]),
+        (parse_host, '{"schema":1,"host":"x"}'),
+        (parse_host, "[]"),
+        (parse_host, NO_GPU + "Segmentation fault"),
+        (parse_torch, "{}"),
+        (parse_torch, '{"version": "2", "why_absent": "no"}'),
+        (parse_torch, '{"version": "2", "gpus": "four"}'),
+        (parse_addresses, '{"lo": "127.0.0.1"}'),
+    ],
+)
+def test_a_broken_answer_is_no_answer(parse, text):
+    with pytest.raises(ValueError, match=r"\.$"):
+        parse(text)
+
+
+def test_a_question_is_asked_once_and_its_failure_says_where():
+    asked = target({"shardlab.host": Answer(1, "", "Traceback ...\nModuleNotFoundError: No module named 'shardlab'\n")})
+    for _ in range(2):
+        with pytest.raises(Unanswered, match=r"gpu0: the fact 'host' could not be asked: ModuleNotFoundError.*'shardlab'"):
+            asked.facts[HOST]
+    assert len(asked.node.asked) == 1
+    late = target({"-c": Answer(None, "", "")})
+    with pytest.raises(Unanswered, match="not answered within 120 s"):
+        late.facts[TORCH]
+
+
+def test_the_inventory_holds_nothing_that_changes_by_itself(tmp_path):
+    def of(host):
+        asked = target({"shardlab.host": Answer(0, host, ""), "psutil": Answer(0, ADDRESSES, "")})
+        return render(Site(THIS_MACHINE, Workspace(tmp_path), [asked]))
+
+    later = A100S.replace("0b7e3c1a", "ffffffff").replace('"cpus_allowed":96', '"cpus_allowed":4').replace("veth1", "veth2")
+    assert of(A100S) == of(later)
+    assert of(A100S) != of(A100S.replace("570.195.03", "580.1"))
+    (node,) = msgspec.json.decode(of(A100S))["nodes"]
+    assert (node["name"], node["host"], node["port"], node["user"]) == ("gpu0", "10.10.1.1", 22, "alice")
+    assert node["addresses"]["ens5f0"] == ["10.10.1.1"]
+    assert [nic["name"] for nic in node["facts"]["nics"]] == ["eno1", "ens5f0"]
+    assert len(node["facts"]["gpus"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("host", "torch", "passed", "says"),
+    [
+        (GPU, parse_torch(TORCH_CUDA), True, "both see 4 x NVIDIA A100"),
+        (CPU, parse_torch(TORCH_CPU), None, "NVML Shared Library Not Found"),
+        (GPU, parse_torch(TORCH_CPU), False, "NVML sees 4 GPUs, torch none .*built without CUDA"),
+        (GPU, Torch(version="2", cuda="12.6", gpus=2, hidden_by="0,1"), False, "torch 2.*CUDA_VISIBLE_DEVICES=0,1 hides"),
+        (GPU, Torch(version="2", cuda="13.0", why_no_gpus="driver too old"), False, "too old.*570.195.03 support CUDA 13.0"),
+        (CPU, Torch(version="2", cuda="12.6", gpus=1), False, "torch sees 1 GPUs, NVML none"),
+        (GPU, parse_torch(TORCH_ABSENT), None, "needs torch"),
+    ],
+)
+def test_gpus_are_counted_twice(host, torch, passed, says):
+    outcome = gpus.judge(host, torch)
+    assert outcome.passed is passed
+    assert re.search(says, f"{outcome.says} {outcome.advice}")
+
+
+def test_a_missing_torch_names_the_command_that_installs_it():
+    outcome = torch_check.judge(parse_torch(TORCH_ABSENT))
+    assert outcome.passed is False
+    assert "No module named 'torch'" in outcome.says
+    assert "pip install 'shardlab[trainers]'" in outcome.advice
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests():
+    assert all_reduce.bus_bandwidth(2, 16 * 2**20, 0.01) == pytest.approx(16 * 2**20 / 0.01)
+    assert all_reduce.bus_bandwidth(8, 10**9, 0.01) == pytest.approx(175e9)
+
+
+REPORT = '{"backend":"gloo","ranks":2,"bytes":16777216,"wrong":%d,"iterations":5,"time_s":0.0125}\n'
+CHILD_FAILED = """\
+[rank1]: Traceback (most recent call last):
+[rank1]: RuntimeError: Unable to find address for: lo
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "passed", "says"),
+    [
+        (Answer(0, "[Gloo] Rank 0 is connected\n" + REPORT % 0, ""), True, "16 MiB (gloo) is exact; bus bandwidth 1.34 GB/s"),
+        (Answer(0, REPORT % 3, ""), False, "gave 3 wrong sums"),
+        (Answer(0, "", ""), False, "it printed nothing"),
+        (Answer(1, "", CHILD_FAILED), False, "RuntimeError: Unable to find address for: lo"),
+        (Answer(-9, "", ""), False, "exit status -9"),
+        (Answer(None, "", ""), False, "did not end within 120 s"),
+    ],
+)
+def test_the_all_reduce_is_judged(answer, passed, says):
+    outcome = all_reduce.judge(answer, cores=2)
+    assert outcome.passed is passed
+    assert says in outcome.says
+    assert bool(outcome.advice) is not passed
+    if passed:
+        assert outcome.measured["bus_bandwidth_gb_per_s"] == pytest.approx(1.342, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("torch", "backend"), [(TORCH_CUDA, "nccl"), (TORCH_CPU, "gloo"), (TORCH_CUDA.replace("4", "1"), "gloo")]
+)
+def test_nccl_where_there_are_two_gpus(torch, backend):
+    asked = target(
+        {"shardlab.host": Answer(0, A100S, ""), "_all_reduce_ranks": Answer(0, REPORT % 0, ""), "-c": Answer(0, torch, "")}
+    )
+    assert all_reduce.run(asked).passed
+    assert asked.node.asked[-1][-2:] == [backend, "2"]

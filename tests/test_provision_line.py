@@ -1,0 +1,259 @@
+"""provision as a person runs it on this machine: it converges, verifies, and says what is wrong in a sentence."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from provision import cli
+from provision.checks import Outcome
+from provision.cli import main
+from provision.operations import Change, Operation
+from provision.plan import converge
+from provision.providers.local import LocalNode
+from provision.verify import Finding, verified
+
+ROOT = Path(__file__).parent.parent
+LOCAL = str(ROOT / "examples/local.yaml")
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    folder = tmp_path / "a 'b' \"c\" $d; e"
+    folder.mkdir()
+    return folder
+
+
+def provision(*words, env=None, cwd=None):
+    command = [sys.executable, "-P", "-m", "provision", *map(str, words)]
+    environment = {**os.environ, **(env or {})}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=120)
+
+
+def stamps(folder):
+    """Everything below a folder: names, bytes, times of change."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in [folder, *folder.rglob("*")]
+    }
+
+
+def test_apply_makes_it_so_and_a_second_time_finds_nothing_to_do(workspace):
+    done = provision(LOCAL, "--json", "--workspace", workspace)
+    assert done.returncode == 0, done.stderr
+    first = json.loads(done.stdout)
+    assert (first["changes"], first["verified"]) == (1, True)
+    (node,) = first["nodes"]
+    assert {"name", "host", "port", "user", "addresses", "facts", "operations"} <= set(node)
+    assert node["facts"]["host"]["cpus"] == os.cpu_count()
+    assert [(operation["name"], operation["state"]) for operation in node["operations"]] == [("inventory", "changed")]
+    checks = {check["check"]: check for check in first["checks"]}
+    assert list(checks) == ["torch", "gpus", "all_reduce"]
+    measured = checks["all_reduce"]["measured"]
+    expected = 2 * (2 - 1) / 2 * measured["bytes"] / measured["time_s"] / 1e9
+    assert measured["bus_bandwidth_gb_per_s"] == pytest.approx(expected)
+    before = stamps(workspace)
+    assert set(before) == {".", ".shardlab", ".shardlab/inventory.json"}
+    inventory = msgspec.json.decode(before[".shardlab/inventory.json"][1])
+    assert (inventory["cluster"], inventory["provider"]) == ("this-machine", "local")
+
+    left = set(Path(tempfile.gettempdir()).iterdir())
+    done = provision(LOCAL, "--workspace", workspace)
+    assert done.returncode == 0
+    assert "nothing to do" in done.stdout
+    assert "changes: 0" in done.stdout
+    assert "verified: ready to train" in done.stdout
+    assert stamps(workspace) == before
+    assert not [path for path in Path(tempfile.gettempdir()).glob("torchelastic*") if path not in left]
+
+
+@pytest.mark.parametrize("words", [["plan"], ["--check"], ["--check", "plan"]])
+def test_plan_twice_changes_nothing(workspace, words, capsys):
+    before = stamps(workspace)
+    for _ in range(2):
+        assert main([LOCAL, *words, "--json", "--workspace", str(workspace)]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert (said["changes"], said["verified"]) == (1, None)
+        (step,) = said["nodes"][0]["operations"]
+        assert step["state"] == "would change"
+        assert "inventory.json" in step["says"][0]
+    assert stamps(workspace) == before
+
+
+def test_a_damaged_inventory_is_rewritten(workspace, capsys):
+    (workspace / ".shardlab").mkdir()
+    (workspace / ".shardlab" / "inventory.json").write_text("{half")
+    assert main([LOCAL, "plan", "--workspace", str(workspace)]) == 0
+    assert "rewrite" in capsys.readouterr().out
+
+
+def test_operations_left_out_are_said_so(workspace, capsys):
+    for words in (["--skip", "inventory"], ["--only", ""]):
+        assert main([LOCAL, "plan", *words, "--json", "--workspace", str(workspace)]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert said["changes"] == 0
+        assert said["nodes"][0]["operations"][0]["state"] == "skipped"
+    assert main(["--json", LOCAL, "--limit", "localhost", "plan", "--workspace", str(workspace)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["paln"], "unknown verb 'paln'. Did you mean 'plan'?"),
+        (["--check", "apply"], "--check means the verb plan"),
+        (["--limit", "gpu7"], "unknown node 'gpu7'. Allowed: localhost."),
+        (["--only", "inventroy"], "Did you mean 'inventory'? Allowed: inventory."),
+        (["--skip", "x,inventory"], "unknown operation 'x'"),
+        (["request"], "provider local has nothing to request"),
+    ],
+)
+def test_wrong_words_write_nothing(workspace, words, says, capsys):
+    before = stamps(workspace)
+    assert main([LOCAL, *words, "--workspace", str(workspace)]) == 2
+    assert says in capsys.readouterr().err
+    assert stamps(workspace) == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "schema: 1\nname: x\n",
+        "schema: 1\nname: x\nprovider: cloud\n",
+        "a: [",
+        "",
+        "schema: 1\nname: x\nprovider: local\nnode: 1\n",
+    ],
+)
+def test_a_wrong_file_writes_nothing(workspace, tmp_path, text, capsys):
+    file = tmp_path / "cluster.yaml"
+    file.write_text(text)
+    before = stamps(workspace)
+    assert main([str(file), "--workspace", str(workspace)]) == 2
+    assert f"{file}:" in capsys.readouterr().err
+    assert stamps(workspace) == before
+
+
+def test_the_verb_before_the_file_is_turned_round(capsys):
+    assert main(["plan", LOCAL]) == 2
+    assert f"provision {LOCAL} plan" in capsys.readouterr().err
+
+
+def test_down_says_that_there_is_nothing_to_undo(workspace, capsys):
+    assert main([LOCAL, "down", "--workspace", str(workspace)]) == 0
+    assert "created no machine" in capsys.readouterr().out
+
+
+def test_a_workspace_that_cannot_be_written_is_one_sentence(workspace, capsys):
+    (workspace / ".shardlab").write_text("in the way")
+    assert main([LOCAL, "--workspace", str(workspace)]) == 1
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("error: cannot ")
+
+
+@pytest.mark.parametrize(("options", "says"), [("ro", "read-only"), ("size=4k", "the disk is full")])
+def test_a_read_only_or_full_disk_is_one_sentence(tmp_path, options, says):
+    inner = f'mount -t tmpfs -o {options} tmpfs "$1" && shift && {{ dd if=/dev/zero "of=$0/fill" 2> /dev/null; exec "$@"; }}'
+    command = [sys.executable, "-P", "-m", "provision", LOCAL, "--workspace", tmp_path, "--json"]
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", inner, tmp_path, tmp_path, *command], capture_output=True, text=True)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("this machine does not let a test mount a file system of its own")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+
+
+def test_without_torch_verify_says_how_to_install_it(workspace, tmp_path):
+    hidden = tmp_path / "hidden" / "torch"
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    done = provision(LOCAL, "verify", "--json", "--workspace", workspace, env={"PYTHONPATH": str(hidden.parent)})
+    assert done.returncode == 1
+    said = json.loads(done.stdout)
+    assert (said["verified"], said["changes"]) == (False, 0)
+    assert {check["check"]: check["passed"] for check in said["checks"]} == {"torch": False, "gpus": None, "all_reduce": None}
+    assert "No module named 'torch'" in said["checks"][0]["says"]
+    assert "pip install 'shardlab[trainers]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert stamps(workspace).keys() == {"."}
+
+
+def test_an_interpreter_that_is_not_there(workspace, monkeypatch, capsys):
+    monkeypatch.setattr("provision.providers.local.LocalNode", lambda: LocalNode(python="/nowhere/python"))
+    assert main([LOCAL, "--json", "--workspace", str(workspace)]) == 1
+    caught = capsys.readouterr()
+    said = json.loads(caught.out)
+    assert said["nodes"][0]["operations"][0]["state"] == "failed"
+    assert "/nowhere/python: No such file or directory" in said["nodes"][0]["unanswered"]["host"]
+    assert said["verified"] is False
+    assert main([LOCAL, "facts", "--workspace", str(workspace)]) == 1
+    assert stamps(workspace).keys() == {"."}
+
+
+def test_facts_tells_what_the_machine_is(workspace, capsys):
+    assert main([LOCAL, "facts", "--workspace", str(workspace)]) == 0
+    said = capsys.readouterr().out
+    assert all(word in said for word in ("CPU", "memory", "GPUs", "NICs", "Python", "torch"))
+    assert stamps(workspace).keys() == {"."}
+
+
+def test_a_dry_run_takes_the_same_path(tmp_path):
+    made = []
+    operation = Operation("two", lambda site, target: [Change(f"step {n}", lambda: made.append(1)) for n in (1, 2)])
+    site = cli.Site(None, None, [])
+    target = cli.Target(LocalNode(), None)
+    (dry,) = converge(site, [target], [operation], {"two"}, dry=True)
+    assert (dry.state, dry.changes, made) == ("would change", 2, [])
+    (done,) = converge(site, [target], [operation], {"two"}, dry=False)
+    assert (done.says, done.state, made) == (dry.says, "changed", [1, 1])
+
+
+def test_verified_needs_one_that_passed_and_none_that_failed():
+    def of(*outcomes):
+        return verified([Finding("n", "c", Outcome(passed, "")) for passed in outcomes])
+
+    assert (of(), of(True, None), of(True, False), of(None)) == (None, True, False, False)
+
+
+def test_past_its_limit_a_command_ends_with_everything_that_it_started(tmp_path):
+    pids = tmp_path / "pids"
+    # As torchrun does: a child in a session of its own, and a parent that does not listen.
+    program = (
+        "import os, signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen(['sleep', '99'], start_new_session=True)\n"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        "print('said', flush=True)\n"
+        "time.sleep(99)\n"
+    )
+    begin = time.monotonic()
+    answer = LocalNode().run([sys.executable, "-c", program], timeout_s=1.0)
+    assert (answer.code, answer.stdout) == (None, "said\n")
+    assert time.monotonic() - begin < 10
+    time.sleep(0.1)
+    for pid in map(int, pids.read_text().split()):
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_commands_run_untranslated_and_safe_from_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')")
+    monkeypatch.chdir(tmp_path)
+    answer = LocalNode().run([sys.executable, "-c", "import json, os; print(os.environ['LC_ALL'])"], timeout_s=20)
+    assert (answer.code, answer.stdout) == (0, "C\n")
+
+
+def test_help_has_an_example_and_needs_no_torch():
+    code = (
+        "import sys\nfrom provision.cli import main\ntry: main(['--help'])\nexcept SystemExit as end: print(end.code)\n"
+        "print('torch' in sys.modules, 'psutil' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert "provision examples/local.yaml" in done.stdout
+    assert done.stdout.splitlines()[-2:] == ["0", "False False"]

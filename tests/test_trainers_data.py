@@ -1,0 +1,207 @@
+"""Data files are checked before they are trained on, made once however many race for them, and served in one order."""
+
+import hashlib
+import multiprocessing
+import struct
+
+import numpy as np
+import pytest
+
+from shardlab.errors import InputError, WorkspaceError
+from trainers.data import cifar10, stdlib_text, tokens
+from trainers.data.once import make_once
+from trainers.data.order import TIMED, WARMUP, Order
+
+
+@pytest.fixture
+def token_file(tmp_path):
+    path = tmp_path / "some.tokens"
+    tokens.write(path, np.arange(100, dtype=np.uint16), 100)
+    return path
+
+
+def test_tokens_come_back_as_samples_that_share_one_token(token_file):
+    text = tokens.TokenFile(token_file)
+    assert text.sequences(11) == 9
+    assert text.sample(np.array([0, 8]), 11).tolist() == [list(range(12)), list(range(88, 100))]
+    assert text.sha256 == hashlib.sha256(np.arange(100, dtype="<u2").tobytes()).hexdigest()
+    assert tokens.TokenFile(token_file).sequences(100) == 0
+
+
+def test_wide_tokens_keep_their_width(tmp_path):
+    tokens.write(tmp_path / "wide", np.array([0, 70_000], dtype=np.uint32), 70_001)
+    assert tokens.TokenFile(tmp_path / "wide").tokens.tolist() == [0, 70_000]
+
+
+def header(**other):
+    fields = {"magic": b"SHLTOKEN", "version": 1, "width": 2, "count": 100, "vocabulary": 100, "digest": b"\0" * 32, **other}
+    return struct.pack("<8sIIQQ32s", *fields.values())
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "found 0 bytes. Allowed: a token file, whose header alone has 64."),
+        (b"\x80\x04\x95 a pickle" * 8, "is not a token file: it starts with"),
+        (header(version=2), "found version 2 of the token file format. Allowed: 1."),
+        (header(width=8), "found 8 bytes per token. Allowed: 2, 4."),
+        (header(count=0), "found no tokens."),
+        (header(), "found 64 bytes. Allowed: 264, as its header promises 100 tokens of 2 bytes."),
+        (header(count=2**63), f"found 64 bytes. Allowed: {64 + 2**64}"),
+        (header() + b"\0" * 201, "found 265 bytes. Allowed: 264"),
+        (header() + b"\0" * 200, "(SHA-256 differs)"),
+        (
+            header(vocabulary=7, digest=hashlib.sha256(b"\7\0" * 100).digest()) + b"\7\0" * 100,
+            "found the token 7. Allowed: below its vocabulary size 7.",
+        ),
+    ],
+)
+def test_a_hostile_token_file_is_refused_in_a_sentence(tmp_path, content, why):
+    path = tmp_path / "hostile; rm -rf $HOME"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as refusal:
+        tokens.TokenFile(path)
+    assert str(refusal.value).startswith(f"{path}: ")
+    assert why in str(refusal.value)
+
+
+def test_a_token_file_that_cannot_be_read_says_so(tmp_path):
+    with pytest.raises(WorkspaceError, match="cannot read the data set"):
+        tokens.TokenFile(tmp_path)
+
+
+def test_the_stdlib_is_the_same_text_each_time_and_without_tests(tmp_path):
+    one, two = (tokens.TokenFile(stdlib_text.ready(tmp_path / name)) for name in ("one", "two"))
+    assert one.sha256 == two.sha256
+    assert len(one.tokens) == stdlib_text.MOST_BYTES
+    start = bytes(one.tokens[:2000].astype(np.uint8))
+    assert start in stdlib_text.sources(stdlib_text.Path(stdlib_text.sysconfig.get_path("stdlib")))[0].read_bytes()
+
+
+def test_of_the_library_only_its_own_modules_are_taken_in_order(tmp_path):
+    for name in (
+        "b.py",
+        "a/z.py",
+        "a.py",
+        "test/x.py",
+        "a/tests/y.py",
+        "site-packages/s.py",
+        "idlelib/idle_test/t.py",
+        "c.txt",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert [str(path.relative_to(tmp_path)) for path in stdlib_text.sources(tmp_path)] == ["a.py", "a/z.py", "b.py"]
+
+
+def _make_slowly(path, made):
+    def make(temporary):
+        with made.get_lock():
+            made.value += 1
+        temporary.write_text("whole")
+
+    make_once(path, make)
+    assert path.read_text() == "whole"
+
+
+def test_of_many_that_race_one_makes_the_file(tmp_path):
+    fork = multiprocessing.get_context("fork")
+    made = fork.Value("i", 0)
+    racers = [fork.Process(target=_make_slowly, args=(tmp_path / "data" / "set", made)) for _ in range(8)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert [racer.exitcode for racer in racers] == [0] * 8
+    assert made.value == 1
+    assert sorted(entry.name for entry in (tmp_path / "data").iterdir()) == [".set.lock", "set"]
+
+
+def test_what_fails_half_way_leaves_nothing_and_is_made_again(tmp_path):
+    def fail(temporary):
+        temporary.write_text("half")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        make_once(tmp_path / "set", fail)
+    assert not (tmp_path / "set").exists()
+    make_once(tmp_path / "set", lambda temporary: temporary.write_text("whole") and None)
+    assert (tmp_path / "set").read_text() == "whole"
+
+
+def test_the_stand_in_has_the_official_format_and_says_that_it_is_none(tmp_path):
+    folder, synthetic = cifar10.folder_in(tmp_path)
+    assert synthetic
+    train, test = cifar10.Images(folder, cifar10.TRAIN), cifar10.Images(folder, cifar10.TEST)
+    assert (len(train.labels), len(test.labels)) == (2000, 500)
+    assert train.pixels.shape == (2000, 3, 32, 32)
+    assert set(train.labels) == set(range(10))
+    assert cifar10.Images(cifar10.folder_in(tmp_path / "again")[0], cifar10.TRAIN).sha256 == train.sha256
+    pixels = train.normalised(np.arange(2000))
+    assert pixels.dtype == np.float32
+    assert abs(pixels.mean()) < 0.5
+    assert 0.3 < pixels.std() < 2
+
+
+def record(label, red=0):
+    return bytes([label, red]) + bytes(cifar10.RECORD_BYTES - 2)
+
+
+def test_the_real_archive_is_preferred_and_read_plane_by_plane(tmp_path):
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for number, name in enumerate(cifar10.TRAIN):
+        (folder / name).write_bytes(record(number, red=200) + record(9))
+    assert cifar10.folder_in(tmp_path) == (folder, False)
+    images = cifar10.Images(folder, cifar10.TRAIN)
+    assert images.labels.tolist() == [0, 9, 1, 9, 2, 9, 3, 9, 4, 9]
+    assert images.pixels[0, :, 0, 0].tolist() == [200, 0, 0]
+    expected = (200 / 255 - 0.4914) / 0.2470
+    assert images.normalised(np.array([0]))[0, 0, 0, 0] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "found 0 bytes. Allowed: a multiple of 3073"),
+        (record(1)[:-1], "found 3072 bytes. Allowed: a multiple of 3073"),
+        (record(1) + record(10), "record 1 has the label 10. Allowed: 0 to 9."),
+        (None, "no such file; the archive's folder has data_batch_1.bin"),
+    ],
+)
+def test_a_damaged_archive_is_refused_in_a_sentence(tmp_path, content, why):
+    for name in cifar10.TRAIN:
+        (tmp_path / name).write_bytes(record(0))
+    broken = tmp_path / "data_batch_4.bin"
+    broken.unlink() if content is None else broken.write_bytes(content)
+    with pytest.raises(InputError) as refusal:
+        cifar10.Images(tmp_path, cifar10.TRAIN)
+    assert str(refusal.value).startswith(f"{broken}: {why}")
+
+
+def test_an_epoch_takes_each_item_once_and_the_next_one_in_another_order():
+    order = Order(items=103, global_batch_size=10, seed=1)
+    assert order.steps_per_epoch == 10
+    epochs = [np.concatenate([order.batch(TIMED, 10 * epoch + step) for step in range(10)]) for epoch in range(2)]
+    for epoch in epochs:
+        assert len(set(epoch.tolist())) == 100
+        assert set(epoch.tolist()) <= set(range(103))
+    assert epochs[0].tolist() != epochs[1].tolist()
+    assert order.batch(WARMUP, 0).tolist() != order.batch(TIMED, 0).tolist()
+    assert Order(103, 10, seed=2).batch(TIMED, 0).tolist() != order.batch(TIMED, 0).tolist()
+
+
+@pytest.mark.parametrize(("parts", "size"), [(1, 12), (1, 3), (2, 6), (2, 2), (3, 4), (6, 1)])
+def test_however_it_is_cut_the_global_batch_is_the_same(parts, size):
+    order = Order(items=50, global_batch_size=12, seed=7)
+    cut = [order.micro_batches(TIMED, 5, part=part, parts=parts, size=size) for part in range(parts)]
+    assert np.concatenate([micro for part in cut for micro in part]).tolist() == order.batch(TIMED, 5).tolist()
+    assert {len(micro) for part in cut for micro in part} == {size}
+
+
+def test_what_does_not_divide_or_suffice_is_refused():
+    with pytest.raises(InputError, match=r"found 9, but the data has 8 items\. Allowed: at most 8\."):
+        Order(items=8, global_batch_size=9, seed=0)
+    for parts, size in ((3, 1), (2, 3)):
+        with pytest.raises(InputError, match="cannot be cut"):
+            Order(items=8, global_batch_size=8, seed=0).micro_batches(TIMED, 0, part=0, parts=parts, size=size)

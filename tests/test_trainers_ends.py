@@ -1,0 +1,162 @@
+"""However a run ends, it ends at once, says why, and leaves no process behind."""
+
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest_plugins = ["support_trainers"]
+HUGE = 2**40  # a table of 256 x 2**40 weights is 2**50 bytes, beyond what an address of this processor can name
+
+
+def until(condition, limit_s=30.0):
+    """Wait for something that other processes bring about."""
+    end = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < end, "did not come about"
+        time.sleep(0.02)
+    return found
+
+
+def ranks_of(run_dir):
+    """The living processes that write this run's rank logs."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if Path(f"/proc/{process.pid}/fd/1").readlink().is_relative_to(run_dir.log):
+                found.append(process)
+        except OSError:
+            continue
+    return found
+
+
+def event(run_dir, name):
+    """What the first event of this name says."""
+    return next(e.data["why"] for e in run_dir.events() if e.event == name)
+
+
+@pytest.fixture
+def long_run(bench):
+    """A run of two ranks in the middle of its steps, and its client."""
+    run_dir = bench.run_dir(strategy="ddp", gpus=2, steps=1_000_000)
+    client = bench.start(run_dir)
+    until(lambda: len(run_dir.steps(1).records) > 3)
+    yield run_dir, client
+    client.kill()
+    client.communicate()
+
+
+def test_out_of_memory_is_an_event_of_its_own_and_eats_none(bench):
+    run_dir = bench.run_dir(strategy="ddp", gpus=2, options={"n_embd": HUGE})
+    code, errors = bench.finish(run_dir)
+    assert code == 1
+    assert {e.event for e in run_dir.events()} == {"oom"}
+    assert f"can't allocate memory: you tried to allocate {HUGE * 256 * 4} bytes" in event(run_dir, "oom")
+    assert errors.count("RuntimeError") in (1, 2)  # one sentence a rank, unless the other was ended before it spoke
+    assert "Traceback" in "".join(log.read_text() for log in run_dir.log.glob("*"))
+    assert not run_dir.result.exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"strategy": "single", "gpus": 2}, "single is one process: found gpus: 2. Allowed: gpus: 1."),
+        ({"precision": "fp16"}, "single cannot honour fp16. Allowed: fp32, tf32, bf16."),
+        ({"options": {"n_head": 3}}, "n_embd: 64 does not divide among 3 heads (n_head)."),
+        ({"seq_len": 2**22, "options": {"n_embd": 4}}, "global_batch_size: found 8, but the data has 1 items"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_a_sentence(bench, keys, why):
+    run_dir = bench.run_dir(**keys)
+    code, errors = bench.finish(run_dir)
+    assert code == 1
+    assert event(run_dir, "failed").startswith(why)
+    assert f"rank 0: {why}" in errors or f"rank 1: {why}" in errors
+
+
+def test_a_loss_that_is_no_number_ends_the_run(bench):
+    from shardlab.cell import Optimizer
+
+    run_dir = bench.run_dir(optimizer=Optimizer(name="sgd", lr=1e30))
+    assert bench.finish(run_dir)[0] == 1
+    assert event(run_dir, "failed").startswith("FloatingPointError: the loss is nan at step")
+
+
+def test_the_launcher_has_to_start_as_many_ranks_as_the_run_says(bench):
+    run_dir = bench.run_dir(strategy="ddp", gpus=2)
+    code, _ = bench.finish(run_dir, "trainers", "run")
+    assert code == 1
+    assert "started 1 ranks. Allowed: 2, as run.json says" in event(run_dir, "failed")
+
+
+def test_half_an_environment_and_no_run_are_refused_before_anything_is_written(bench, tmp_path):
+    run_dir = bench.run_dir()
+    code, errors = bench.finish(run_dir, "trainers", "run", RANK="0")
+    assert code == 2
+    assert "has RANK but not LOCAL_RANK, WORLD_SIZE" in errors
+    run_dir.run_json.unlink()
+    for verb in ("run", "fork"):
+        code, errors = bench.finish(run_dir, "trainers", verb)
+        assert (code, errors.count("no such run")) == (2, 1)
+    assert not list(run_dir.path.iterdir())
+
+
+def test_the_rank_that_failed_first_says_why(bench):
+    run_dir = bench.run_dir(strategy="ddp", gpus=2)
+    for writer, event_name, data in (
+        ("jobs", "started", {}),
+        ("rank-00001", "failed", {"why": "ValueError: the cause"}),
+        ("rank-00000", "failed", {"why": "RuntimeError: Connection closed by peer"}),
+        ("job", "exited", {"code": 1}),
+    ):
+        run_dir.write_event(writer, event_name, **data)
+    assert run_dir.judge().why == "ValueError: the cause"
+
+
+def test_a_second_attempt_does_not_write_into_the_first(bench):
+    run_dir = bench.complete()
+    before = run_dir.result.read_bytes(), run_dir.steps_file(0).read_bytes()
+    assert bench.finish(run_dir)[0] == 1
+    assert "has records already" in event(run_dir, "failed")
+    assert before == (run_dir.result.read_bytes(), run_dir.steps_file(0).read_bytes())
+
+
+def test_a_killed_rank_ends_the_others(long_run):
+    run_dir, client = long_run
+    ranks = ranks_of(run_dir)
+    assert len(ranks) == 2
+    ranks[1].send_signal(signal.SIGKILL)
+    _, errors = client.communicate(timeout=30)
+    assert client.returncode in (1, 128 + signal.SIGKILL), errors  # 1: the other rank saw it first
+    until(lambda: not ranks_of(run_dir))
+    assert not run_dir.result.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_rank_outlives_its_client(long_run, number):
+    run_dir, client = long_run
+    client.send_signal(number)
+    client.communicate(timeout=30)
+    assert client.returncode != 0
+    until(lambda: not ranks_of(run_dir))
+
+
+def test_no_rank_outlives_the_parent_of_the_run(long_run):
+    run_dir, client = long_run
+    ranks_of(run_dir)[0].parent().send_signal(signal.SIGKILL)
+    _, errors = client.communicate(timeout=30)
+    assert client.returncode == 1
+    assert "the parent of its ranks was killed" in errors
+    until(lambda: not ranks_of(run_dir))
+
+
+def test_the_step_that_was_last_written_is_whole_after_a_kill(long_run):
+    run_dir, client = long_run
+    client.kill()
+    until(lambda: not ranks_of(run_dir))
+    for rank in (0, 1):
+        steps = run_dir.steps(rank)
+        assert [r.step for r in steps.records] == list(range(1, len(steps.records) + 1))
+        assert steps.corrupt == 0

@@ -1,0 +1,128 @@
+"""The warm parent serves its own user, its own code, and one run like another."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shardlab.errors import InputError, ShardlabError
+from trainers.forking import address
+
+pytest_plugins = ["support_trainers"]
+
+
+@pytest.fixture
+def runtime(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_the_folder_is_ours_alone(runtime):
+    folder = address.folder()
+    assert folder == runtime / f"shardlab-{os.getuid()}"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert address.folder() == folder
+
+
+@pytest.mark.parametrize("kind", ["open", "link", "file"])
+def test_a_folder_that_others_could_have_prepared_is_refused(runtime, kind):
+    path = runtime / f"shardlab-{os.getuid()}"
+    if kind == "link":
+        (runtime / "elsewhere").mkdir(mode=0o700)
+        path.symlink_to("elsewhere")
+    elif kind == "file":
+        path.touch(0o700)
+    else:
+        path.mkdir()
+        path.chmod(0o755)
+    with pytest.raises(ShardlabError, match=r"has to be a folder of user|create the folder"):
+        address.folder()
+
+
+def test_a_path_that_no_socket_can_have_is_refused(tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    with pytest.raises(InputError, match="too long for a socket"):
+        address.socket_path()
+
+
+def test_changed_code_has_another_socket(runtime, tmp_path, monkeypatch):
+    for package in ("shardlab", "trainers"):
+        (tmp_path / "source" / package).mkdir(parents=True)
+        (tmp_path / "source" / package / "a.py").write_text("1")
+    monkeypatch.setattr(address, "SOURCE", tmp_path / "source")
+    seen = {address.socket_path()}
+    (tmp_path / "source" / "trainers" / "a.py").write_text("2")
+    seen.add(address.socket_path())
+    (tmp_path / "source" / "trainers" / "a.py").rename(tmp_path / "source" / "trainers" / "b.py")
+    seen.add(address.socket_path())
+    monkeypatch.setattr(address.host, "packages", lambda: {"torch": "0"})
+    seen.add(address.socket_path())
+    assert len(seen) == 4
+
+
+def test_the_client_imports_neither_torch_nor_numpy(bench):
+    run_dir = bench.run_dir(steps=1)
+    code = (
+        "import sys; from trainers.__main__ import main; assert main(['fork', '.']) == 0\n"
+        "print({'torch', 'numpy', 'transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=run_dir.path, env=bench.environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
+    assert "rehearsal" in done.stderr
+
+
+def test_runs_at_the_same_time_do_not_meet(bench):
+    runs = [bench.run_dir(strategy="ddp", gpus=2, seed=seed) for seed in (1, 2, 3)]
+    with ThreadPoolExecutor() as pool:
+        ended = list(pool.map(bench.finish, runs))
+    assert [code for code, _ in ended] == [0, 0, 0], ended
+    assert len({run.read_result().final_loss for run in runs}) == 3
+
+
+def test_a_run_has_the_environment_of_its_client(bench):
+    run_dir = bench.run_dir(strategy="ddp", gpus=2, steps=1)
+    assert bench.finish(run_dir, OMP_NUM_THREADS="2", RANK="7", MASTER_ADDR="nowhere.invalid")[0] == 0
+    host = json.loads(next((run_dir.path / "env").iterdir()).read_text())
+    assert host["torch"]["threads"] == 2
+    refused = bench.run_dir()
+    assert bench.finish(refused, OMP_NUM_THREADS="many")[0] == 1
+    assert "OMP_NUM_THREADS: found 'many'" in refused.events()[0].data["why"]
+
+
+def test_noise_at_the_socket_harms_no_run(bench):
+    (listening,) = Path(bench.environment["XDG_RUNTIME_DIR"]).rglob("*.sock")
+    for noise in (b"", b"\x80\x04\x95", b"[]\n", b"{}\n", b'{"run_dir": 1'):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(listening))
+            connection.sendall(noise)
+    assert bench.finish(bench.run_dir(steps=1))[0] == 0
+
+
+def test_a_client_starts_the_warm_parent_itself_also_after_one_that_was_killed(bench):
+    with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as runtime:
+        for _ in range(2):
+            runs = [bench.run_dir(steps=1) for _ in range(2)]
+            with ThreadPoolExecutor() as pool:  # two at once: only one warm parent may come of it
+                ended = list(pool.map(lambda run: bench.finish(run, XDG_RUNTIME_DIR=runtime), runs))
+            assert [code for code, _ in ended] == [0, 0], ended
+            (warm,) = [process for process in psutil.process_iter() if runtime in " ".join(_arguments(process))]
+            warm.kill()
+            psutil.wait_procs([warm], timeout=10)
+
+
+def _arguments(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

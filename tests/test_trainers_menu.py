@@ -1,0 +1,101 @@
+"""What the menus say without torch is what torch finds in the built models."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from shardlab.cell import Optimizer, Schedule
+from trainers import menu, optimization
+
+pytest_plugins = ["support_trainers"]
+
+
+def test_the_menus_need_no_torch():
+    code = (
+        "import sys; from trainers import menu; menu.strategies(); menu.workloads(); import trainers.forking.client\n"
+        "print(sorted({'torch', 'transformers', 'numpy', 'psutil'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_the_menus_are_complete():
+    assert list(menu.strategies()) == ["ddp", "fsdp2", "fsdp2-zero2", "single"]
+    assert list(menu.workloads()) == ["gpt2-tiny", "vit-tiny"]
+
+
+@pytest.fixture(params=["gpt2-tiny", "vit-tiny"])
+def built(request, bench):
+    """(workload, task, model) of a workload at its default options."""
+    workload = menu.workload(request.param)
+    run = bench.run_dir(workload=request.param).read_run()
+    task = workload.build(run.cell, bench.data)
+    return workload, task, task.model()
+
+
+def test_parameters_and_floating_point_operations_are_as_told(built):
+    """torch counts matrix products and convolutions. The formula of a ViT counts those and no more: it has to be exact.
+
+    PaLM's 6N also counts weights that multiply nothing (biases, norms, the table of positions): its excess over the
+    count has to be exactly six times their number, here 3 %. Attention has to be eager: torch does not count the
+    fused one on a CPU.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    workload, task, model = built
+    weights = [p for p in model.parameters() if p.requires_grad]
+    assert sum(p.numel() for p in weights) == workload.parameters
+    model.set_attn_implementation("eager")
+    batch = task.fetch(np.arange(2), torch.device("cpu"))
+    with FlopCounterMode(display=False) as counter:
+        task.criterion(task.outputs(model, batch), batch.targets).backward()
+    counted = counter.get_total_flops() / (2 * task.units_per_item)
+    idle = 0
+    if workload.unit == "tokens":
+        idle = sum(p.numel() for p in weights if p.dim() == 1) + model.transformer.wpe.weight.numel()
+    assert workload.flops_per_unit == pytest.approx(counted + 6 * idle, rel=1e-9)
+    assert workload.flops_per_unit == pytest.approx(counted, rel=0.05)
+
+
+def test_blocks_hold_most_of_the_model_and_targets_are_the_next_byte(built):
+    import torch
+
+    workload, task, model = built
+    assert len(task.blocks(model)) == 4
+    assert sum(p.numel() for block in task.blocks(model) for p in block.parameters()) > 0.8 * workload.parameters
+    batch = task.fetch(np.array([3, 0]), torch.device("cpu"))
+    if workload.unit == "tokens":
+        assert batch.inputs.shape == batch.targets.shape == (2, 64)
+        assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+    else:
+        assert batch.inputs.shape == (2, 3, 32, 32)
+        assert task.source.synthetic
+        assert "stand-in" in task.source.name
+
+
+def test_the_learning_rate_rises_is_held_or_falls_to_nothing():
+    rule = Optimizer(name="sgd", lr=2.0)
+
+    def rates(name, rise, steps=10):
+        return [optimization.learning_rate(rule, Schedule(name, rise), step, steps) for step in range(steps)]
+
+    assert rates("constant", 0) == [2.0] * 10
+    assert rates("constant", 3)[:4] == [0.5, 1.0, 1.5, 2.0]
+    assert rates("linear", 0) == pytest.approx([2.0 * (1 - step / 10) for step in range(10)])
+    cosine = rates("cosine", 2)
+    assert cosine[2] == 2.0
+    assert cosine[6] == pytest.approx(1.0)
+    assert 0 < cosine[9] < 0.1
+    assert rates("linear", 20)[-1] == pytest.approx(2.0 * 10 / 21)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_each_update_rule_is_torchs_own_with_the_cells_numbers(name):
+    import torch
+
+    rule = Optimizer(name=name, lr=0.5, momentum=0.8, weight_decay=0.25, beta1=0.7, beta2=0.6, eps=1e-3)
+    group = optimization.make(rule, [torch.nn.Parameter(torch.zeros(1))]).param_groups[0]
+    expected = {"momentum": 0.8} if name == "sgd" else {"betas": (0.7, 0.6), "eps": 1e-3}
+    assert {"lr": 0.5, "weight_decay": 0.25, **expected}.items() <= group.items()

@@ -1,0 +1,37 @@
+"""Make a data set once per data folder while ranks and runs race for it: one makes, the others wait and then read."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from shardlab import files
+
+
+def make_once(path: Path, make: Callable[[Path], None]) -> None:
+    """Unless `path` exists, let `make` write it at a temporary path beside it and rename that, so that it is whole or absent.
+
+    Raises WorkspaceError.
+    """
+    if path.exists():
+        return
+    files.make_folder(path.parent)
+    with files.as_workspace_error("make the data set"):
+        lock = os.open(path.parent / f".{path.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it however this process ends
+            if path.exists():
+                return
+            folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+            try:
+                make(folder / path.name)
+                (folder / path.name).rename(path)
+                files.sync_folder(path.parent)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)

@@ -1,0 +1,52 @@
+"""Which items make which step: a function of the seed alone, so that every strategy trains on the same data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardlab.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+WARMUP, TIMED = 0, 1  # phases draw apart, so that timed epochs are whole passes over the data
+
+
+class Order:
+    """A new permutation of all items for every epoch; what is left of an epoch after its last whole batch is left out."""
+
+    def __init__(self, items: int, global_batch_size: int, seed: int) -> None:
+        self.steps_per_epoch = items // global_batch_size
+        if self.steps_per_epoch == 0:
+            raise InputError(
+                f"global_batch_size: found {global_batch_size}, but the data has {items} items. Allowed: at most {items}."
+            )
+        self._items, self._size, self._seed = items, global_batch_size, seed
+        self._current: tuple[tuple[int, int], np.ndarray] | None = None
+
+    def batch(self, phase: int, step: int) -> np.ndarray:
+        """The indices of the global batch of step 0, 1, ... of a phase, (global_batch_size,)."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        begin = position * self._size
+        return self._permutation(phase, epoch)[begin : begin + self._size]
+
+    def micro_batches(self, phase: int, step: int, *, part: int, parts: int, size: int) -> list[np.ndarray]:
+        """Slice `part` of `parts` equal slices of a step's global batch, cut in order into micro-batches of `size` items.
+
+        Raises InputError where the sizes do not divide.
+        """
+        share, rest = divmod(self._size, parts)
+        if rest or share % size:
+            raise InputError(
+                f"global_batch_size {self._size} cannot be cut into {parts} slices of micro-batches of {size} items."
+            )
+        mine = self.batch(phase, step)[part * share : (part + 1) * share]
+        return [mine[begin : begin + size] for begin in range(0, share, size)]
+
+    def _permutation(self, phase: int, epoch: int) -> np.ndarray:
+        import numpy as np
+
+        key = (phase, epoch)
+        if self._current is None or self._current[0] != key:
+            self._current = (key, np.random.default_rng([self._seed, *key]).permutation(self._items))
+        return self._current[1]

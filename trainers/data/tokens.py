@@ -1,0 +1,95 @@
+"""A file of tokens that says what it holds, so that a wrong or damaged one is refused before it is trained on.
+
+Little-endian: 64 bytes of header, then the tokens.
+
+====== ===== =====================================================
+offset bytes
+====== ===== =====================================================
+0      8     ``SHLTOKEN``
+8      4     version, 1
+12     4     bytes per token: 2 or 4 (uint16 or uint32)
+16     8     tokens in the file
+24     8     vocabulary size; every token is below it
+32     32    SHA-256 of the tokens' bytes
+====== ===== =====================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardlab import files
+from shardlab.errors import InputError, WorkspaceError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAGIC = b"SHLTOKEN"
+VERSION = 1
+HEADER = struct.Struct("<8sIIQQ32s")
+DTYPES = {2: "<u2", 4: "<u4"}
+
+
+class TokenFile:
+    """A token file, checked whole and mapped into memory: ranks of one host share its pages."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises InputError, naming the file, for anything that is not a whole token file."""
+        import numpy as np
+
+        width, count, self.vocabulary, digest = _header(path)
+        self.sha256 = digest.hex()
+        self.tokens: np.ndarray = np.memmap(path, dtype=DTYPES[width], mode="r", offset=HEADER.size, shape=(count,))
+        if hashlib.sha256(self.tokens.data).digest() != digest:
+            raise InputError(f"{path}: the tokens are not those that its header was written for (SHA-256 differs).")
+        if (largest := int(self.tokens.max())) >= self.vocabulary:
+            raise InputError(f"{path}: found the token {largest}. Allowed: below its vocabulary size {self.vocabulary}.")
+
+    def sequences(self, seq_len: int) -> int:
+        """How many samples of seq_len + 1 tokens it gives; neighbours share one token, so that each is predicted once."""
+        return max(0, (len(self.tokens) - 1) // seq_len)
+
+    def sample(self, indices: np.ndarray, seq_len: int) -> np.ndarray:
+        """The samples with these indices, (n, seq_len + 1) in int64."""
+        import numpy as np
+
+        offsets = indices[:, None] * seq_len + np.arange(seq_len + 1)
+        return self.tokens[offsets].astype(np.int64)
+
+
+def write(path: Path, tokens: np.ndarray, vocabulary: int) -> None:
+    """Write a token file of 1-dimensional uint16 or uint32 tokens. Raises WorkspaceError."""
+    width = tokens.dtype.itemsize
+    payload = tokens.astype(DTYPES[width], copy=False).tobytes()
+    digest = hashlib.sha256(payload).digest()
+    files.write_atomic(path, HEADER.pack(MAGIC, VERSION, width, len(tokens), vocabulary, digest) + payload)
+
+
+def _header(path: Path) -> tuple[int, int, int, bytes]:
+    """(bytes per token, tokens, vocabulary size, SHA-256), after every check that needs no token."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as handle:
+            raw = handle.read(HEADER.size)
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read the data set") from error
+    if len(raw) < HEADER.size:
+        raise InputError(f"{path}: found {size} bytes. Allowed: a token file, whose header alone has {HEADER.size}.")
+    magic, version, width, count, vocabulary, digest = HEADER.unpack(raw)
+    if magic != MAGIC:
+        raise InputError(f"{path}: is not a token file: it starts with {magic!r}, not with {MAGIC!r}.")
+    if version != VERSION:
+        raise InputError(f"{path}: found version {version} of the token file format. Allowed: {VERSION}.")
+    if width not in DTYPES:
+        raise InputError(f"{path}: found {width} bytes per token. Allowed: {', '.join(map(str, DTYPES))}.")
+    if count == 0:
+        raise InputError(f"{path}: found no tokens. Allowed: a file with at least one.")
+    if size != HEADER.size + count * width:
+        raise InputError(
+            f"{path}: found {size} bytes. Allowed: {HEADER.size + count * width}, "
+            f"as its header promises {count} tokens of {width} bytes."
+        )
+    return width, count, vocabulary, digest

@@ -1,0 +1,103 @@
+"""Where the warm parent of exactly this code listens, in a folder that nobody else can enter; and how the two ends speak."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import stat
+import struct
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from shardlab import host
+from shardlab.errors import InputError, WorkspaceError
+
+SOURCE = Path(__file__).resolve().parents[2]  # the folder that holds trainers/ and shardlab/
+LONGEST_PATH = 107  # bytes in sockaddr_un, one is the final zero
+LONGEST_LINE = 4 * 2**20  # bytes; an environment is at most 2 MiB on Linux
+
+
+def socket_path() -> Path:
+    """The socket of the warm parent for this interpreter, these packages and this source. Raises InputError, WorkspaceError.
+
+    Whatever changes any of them changes the name, so that no run is made by code that is not the code on disk.
+    """
+    seen = hashlib.sha256(json.dumps([sys.executable, sys.version, host.packages()]).encode())
+    for package in ("shardlab", "trainers"):
+        for path in sorted((SOURCE / package).rglob("*.py")):
+            content = path.read_bytes()
+            seen.update(f"{path.relative_to(SOURCE)} {len(content)}\n".encode() + content)
+    path = folder() / f"{seen.hexdigest()[:16]}.sock"
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise InputError(f"{path}: is too long for a socket; set XDG_RUNTIME_DIR so that it has at most {LONGEST_PATH} bytes.")
+    return path
+
+
+def folder() -> Path:
+    """The user's own folder for sockets, made if it is not there. Raises InputError where it is not ours alone."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) if runtime and Path(runtime).is_dir() else Path(tempfile.gettempdir())
+    path = base / f"shardlab-{os.getuid()}"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "create the folder") from error
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise InputError(f"{path}: has to be a folder of user {os.getuid()} that no other can enter (mode 0700).")
+    return path
+
+
+def same_user(connection: socket.socket) -> bool:
+    """Whether the other end runs as this user, as the kernel says it."""
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return bool(uid == os.getuid())
+
+
+def send(connection: socket.socket, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
+    """Send one message as a line of JSON, with open files beside its first byte."""
+    line = json.dumps(message).encode() + b"\n"
+    sent = socket.send_fds(connection, [line], descriptors) if descriptors else 0
+    connection.sendall(line[sent:])
+
+
+def receive(connection: socket.socket, descriptors: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
+    """(the next message, None where the other end is gone; the open files that came with it).
+
+    Reads byte by byte where no file is expected to be sent, so that a message that follows stays in the socket.
+    """
+    raw, opened = b"", list[int]()
+    while not raw.endswith(b"\n"):
+        if len(raw) > LONGEST_LINE:
+            raise InputError(f"the message is longer than {LONGEST_LINE} bytes.")
+        try:
+            if descriptors:
+                part, found, _, _ = socket.recv_fds(connection, 2**16, descriptors)
+                opened += found
+            else:
+                part = connection.recv(1)
+        except ConnectionResetError:
+            part = b""
+        if not part:
+            return None, opened
+        raw += part
+    message = json.loads(raw)
+    return (message if isinstance(message, dict) else None), opened
+
+
+def lock_path(socket_file: Path) -> Path:
+    return socket_file.with_suffix(".lock")
+
+
+def log_path(socket_file: Path) -> Path:
+    return socket_file.with_suffix(".log")
+
+
+def unlink(socket_file: Path) -> None:
+    """Remove a socket and what lies beside it."""
+    for path in (socket_file, lock_path(socket_file), log_path(socket_file)):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,102 @@
+"""The command that a job runs: asks the warm parent for a run, starting one if none answers. It never imports torch."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from shardlab.console import INTERRUPTED
+from shardlab.errors import ShardlabError
+from shardlab.rundir import RunDir
+from trainers.forking import address
+
+START_LIMIT_S = 300  # for importing torch and transformers from a cold, slow disk
+LOOK_EVERY_S = 0.02
+# What a warm parent takes over from whoever happens to start it; a run gets its own client's environment in full.
+INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "USER", "XDG_RUNTIME_DIR")
+
+
+def run(path: Path) -> int:
+    """Make the run at `path` with forked ranks on this machine's CPU and return its exit code.
+
+    When this process ends, in whatever way, the run ends with it. Raises InputError, ShardlabError.
+    """
+    run_dir = RunDir(path.absolute())
+    world_size = run_dir.read_run().world.world_size
+    sys.stderr.write("rehearsal: ranks are forked on this machine's CPU; their times say nothing about a GPU.\n")
+    sys.stderr.flush()
+    request = {
+        "run_dir": str(run_dir.path),
+        "world_size": world_size,
+        "environment": dict(os.environ),
+        "folder": str(Path.cwd()),
+    }
+    where = address.socket_path()
+    try:
+        while True:
+            with _connect(where) as connection:
+                try:
+                    address.send(connection, request, [1, 2])
+                    begun, _ = address.receive(connection)
+                except (BrokenPipeError, ConnectionResetError):
+                    begun = None
+                if begun is None:
+                    continue  # the warm parent ended its idle life just as we came; nothing of the run has begun
+                ended, _ = address.receive(connection)
+                if ended is None:
+                    raise ShardlabError(f"{run_dir.path}: the parent of its ranks was killed, and the ranks with it.")
+                return int(ended["exit_code"])
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _connect(where: Path) -> socket.socket:
+    """A connection to the warm parent, started if it is not there. Raises ShardlabError where it cannot be started."""
+    started: subprocess.Popen[bytes] | None = None
+    limit = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < limit:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(str(where))
+        except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
+            connection.close()
+        else:
+            if address.same_user(connection):
+                return connection
+            connection.close()
+            raise ShardlabError(f"{where}: is answered by another user.")
+        if started is not None and started.poll() not in (None, 0):
+            raise ShardlabError(f"the warm parent ended with code {started.returncode}; see {address.log_path(where)}.")
+        if (started is None or started.poll() == 0) and not _being_started(where):
+            started = _start(where)
+        time.sleep(LOOK_EVERY_S)
+    raise ShardlabError(f"the warm parent did not answer within {START_LIMIT_S} s; see {address.log_path(where)}.")
+
+
+def _being_started(where: Path) -> bool:
+    """Whether a warm parent lives: it holds the lock from its first moment, and answers when it has imported everything."""
+    with address.lock_path(where).open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def _start(where: Path) -> subprocess.Popen[bytes]:
+    environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    with address.log_path(where).open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainers", "warm", str(where)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=address.SOURCE,
+            env={**environment, "CUDA_VISIBLE_DEVICES": ""},
+            start_new_session=True,  # a Ctrl-C in this terminal is not for it
+        )

@@ -1,0 +1,104 @@
+"""The warm parent: imports everything once, then forks a parent for every run that is asked for over its socket.
+
+It stays a process with one thread that has computed nothing, which is what makes forking it safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import os
+import selectors
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from trainers.forking import address, brood
+
+IDLE_S = 60  # without a run, then it ends
+# What ranks would import on their first step; a module that is missing here only costs its run that time.
+PRELOADED = (
+    "pynvml",
+    "psutil",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.nn.parallel",
+    "trainers.loop",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.vit.modeling_vit",
+)
+
+
+def serve(path: Path) -> int:
+    """Answer at the socket `path` until nobody has asked for anything for a minute; 0 at once if another one does already."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with address.lock_path(path).open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return 0
+        _import_everything()
+        path.unlink(missing_ok=True)  # of a warm parent that was killed
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+            listening.bind(str(path))
+            listening.listen(128)
+            _answer(listening, lock.fileno())
+            address.unlink(path)
+    return 0
+
+
+def _import_everything() -> None:
+    from trainers import menu
+
+    menu.strategies(), menu.workloads()
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # the collector of a fork leaves these objects alone, and so their pages shared
+
+
+def _answer(listening: socket.socket, lock: int) -> None:
+    """Fork a run's parent for every connection of this user, until none lives and none has come for IDLE_S."""
+    runs: dict[int, int] = {}  # pidfd -> pid
+    idle_since = time.monotonic()
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(listening, selectors.EVENT_READ)
+        while runs or time.monotonic() - idle_since < IDLE_S:
+            for key, _ in waiting.select(None if runs else IDLE_S):
+                idle_since = time.monotonic()
+                if key.fileobj is not listening:
+                    waiting.unregister(key.fd)
+                    os.waitpid(runs.pop(key.fd), 0)
+                    os.close(key.fd)
+                    continue
+                connection, _ = listening.accept()
+                with connection:
+                    if not address.same_user(connection):
+                        continue
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    if (pid := os.fork()) == 0:
+                        _become_parent_of_run(connection, [listening.fileno(), lock, *runs])
+                    with contextlib.suppress(ProcessLookupError):
+                        descriptor = os.pidfd_open(pid)
+                        runs[descriptor] = pid
+                        waiting.register(descriptor, selectors.EVENT_READ)
+
+
+def _become_parent_of_run(connection: socket.socket, not_ours: list[int]) -> None:
+    """In the forked child: let go of what is the warm parent's, and end with the run."""
+    code = 1
+    try:
+        for descriptor in not_ours:
+            os.close(descriptor)
+        brood.raise_ranks(connection)
+        code = 0
+    except BaseException:  # noqa: BLE001 - nothing may climb out of a fork into the parent's code
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)

@@ -1,0 +1,111 @@
+"""Time the parts of a step without changing it: the host's clock on a CPU, events read late on a GPU."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+DATA, FORWARD, BACKWARD, OPTIMIZER = PARTS = ("data", "forward", "backward", "optimizer")
+
+
+class Reading(ABC):
+    """The times of one step; on a GPU they are known only when the GPU has come to the step's end."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether the times can be read without waiting for the device."""
+
+    @abstractmethod
+    def parts_ms(self) -> dict[str, float]:
+        """Milliseconds by part; waits for the device where it has to. Their sum is the step's time."""
+
+
+class Clock(ABC):
+    """Start it, mark the end of each part as it passes (a part may come often), stop it. One clock serves all steps."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """A step begins."""
+
+    @abstractmethod
+    def mark(self, part: str) -> None:
+        """The time since the mark before (or the start) belongs to `part`."""
+
+    @abstractmethod
+    def stop(self) -> Reading:
+        """The step ended with the last mark."""
+
+
+class HostClock(Clock):
+    """`time.perf_counter`: right where the host itself computes, as on a CPU."""
+
+    def start(self) -> None:
+        self._marks = [("", time.perf_counter())]
+
+    def mark(self, part: str) -> None:
+        self._marks.append((part, time.perf_counter()))
+
+    def stop(self) -> Reading:
+        return HostReading(self._marks)
+
+
+class HostReading(Reading):
+    def __init__(self, marks: Sequence[tuple[str, float]]) -> None:
+        self._marks = marks
+
+    def ready(self) -> bool:
+        return True
+
+    def parts_ms(self) -> dict[str, float]:
+        return _by_part([(part, (end - begin) * 1000) for (_, begin), (part, end) in pairwise(self._marks)])
+
+
+class CudaClock(Clock):
+    """Events in the GPU's own stream: nothing waits inside a timed step, and host and GPU stay as far apart as they run."""
+
+    def start(self) -> None:
+        self._marks = [("", _event())]
+
+    def mark(self, part: str) -> None:
+        self._marks.append((part, _event()))
+
+    def stop(self) -> Reading:
+        return CudaReading(self._marks)
+
+
+class CudaReading(Reading):
+    def __init__(self, marks: Sequence[tuple[str, torch.cuda.Event]]) -> None:
+        self._marks = marks
+
+    def ready(self) -> bool:
+        return bool(self._marks[-1][1].query())  # type: ignore[no-untyped-call]
+
+    def parts_ms(self) -> dict[str, float]:
+        self._marks[-1][1].synchronize()
+        return _by_part([(part, begin.elapsed_time(end)) for (_, begin), (part, end) in pairwise(self._marks)])
+
+
+def clock_for(device: torch.device) -> Clock:
+    """The clock that is right on this device."""
+    return CudaClock() if device.type == "cuda" else HostClock()
+
+
+def _event() -> torch.cuda.Event:
+    import torch
+
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _by_part(spans: Sequence[tuple[str, float]]) -> dict[str, float]:
+    times = dict.fromkeys(PARTS, 0.0)
+    for part, span_ms in spans:
+        times[part] += span_ms
+    return times

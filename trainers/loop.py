@@ -1,0 +1,152 @@
+"""The one training loop: it names no strategy and no workload, so that what is compared differs in nothing else."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from pathlib import Path
+from socket import gethostname
+from typing import Any
+
+import msgspec
+import torch
+
+from shardlab.cell import Cell
+from shardlab.errors import InputError
+from shardlab.record import SCHEMA, LineWriter, StepRecord
+from shardlab.run import Run
+from shardlab.rundir import RunDir
+from trainers import menu, optimization, outcome, precision
+from trainers.data.order import TIMED, WARMUP, Order
+from trainers.instruments import environment
+from trainers.instruments.memory import MemoryMeter
+from trainers.instruments.timing import DATA, OPTIMIZER, Reading, clock_for
+from trainers.ranks import Ranks
+from trainers.strategy import Engine
+from trainers.workload import Task
+
+
+def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
+    """Train as run.json says and leave step records on every rank, env/HOST.json on every host, and the result.
+
+    The weights are drawn from the cell's seed on every rank alike. An epoch is floor(items / global_batch_size) steps.
+    The learning rate runs over all steps, the untimed warm-up steps included. Raises InputError for a cell that
+    cannot be trained.
+    """
+    cell = run.cell
+    strategy, workload = menu.strategy(cell.strategy), menu.workload(cell.workload)
+    if cell.precision not in strategy.precisions:
+        allowed = ", ".join(strategy.precisions)
+        raise InputError(f"{cell.strategy} cannot honour {cell.precision}. Allowed: {allowed}.")
+    if (why := strategy.refuse(cell)) is not None:
+        raise InputError(why)
+    if ranks.local_rank == 0:
+        environment.write(run_dir.environment(gethostname()), ranks)
+    precision.set_tf32(cell.precision)
+    task = workload.build(cell, Path(run.data_path))
+    order = Order(task.source.items, cell.global_batch_size, cell.seed)
+    torch.manual_seed(cell.seed)
+    engine = strategy.build(cell, task, ranks)
+    with LineWriter(run_dir.steps_file(ranks.rank)) as lines:
+        recorder = Recorder(lines)
+        train_time_s = _steps(cell, task, order, engine, ranks, recorder)
+    mine = outcome.OfRank(
+        train_time_s=train_time_s, loss=recorder.loss, peak_bytes=recorder.peak_bytes, step_ms=recorder.step_ms
+    )
+    outcome.write(run, run_dir, ranks, mine, engine, task, order.steps_per_epoch)
+
+
+def _steps(cell: Cell, task: Task, order: Order, engine: Engine, ranks: Ranks, recorder: Recorder) -> float:
+    """Run the warm-up steps, then the timed ones; seconds that the timed ones took by this rank's wall clock."""
+    clock, memory = clock_for(ranks.device), MemoryMeter(ranks.device)
+    timed = cell.steps if cell.steps is not None else (cell.epochs or 0) * order.steps_per_epoch
+    started = 0.0
+    for phase, count, before in ((WARMUP, cell.warmup_steps, 0), (TIMED, timed, cell.warmup_steps)):
+        ranks.barrier()  # no rank's timed steps start while another still sets up
+        started = time.perf_counter()
+        for step in range(count):
+            rate = optimization.learning_rate(cell.optimizer, cell.schedule, before + step, cell.warmup_steps + timed)
+            optimization.set_learning_rate(engine.optimizer, rate)
+            memory.start()
+            clock.start()
+            parts = order.micro_batches(phase, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
+            batches = [task.fetch(indices, ranks.device) for indices in parts]
+            clock.mark(DATA)
+            loss = engine.forward_backward(batches, clock)
+            engine.update()
+            clock.mark(OPTIMIZER)
+            recorder.add(
+                Passed(
+                    step=step + 1,
+                    warmup=phase == WARMUP,
+                    t_s=time.monotonic(),
+                    wall_s=time.time(),
+                    units=sum(map(len, parts)) * task.units_per_item,
+                    reading=clock.stop(),
+                    loss=loss,
+                    memory=memory.read(),
+                )
+            )
+        recorder.settle()
+    return time.perf_counter() - started
+
+
+class Passed(msgspec.Struct):
+    """A step that the host has passed and the device may still be working on."""
+
+    step: int
+    warmup: bool
+    t_s: float
+    wall_s: float
+    units: int
+    reading: Reading
+    loss: torch.Tensor
+    memory: dict[str, int]
+
+
+class Recorder:
+    """Writes step records as soon as their times are there, at most one step late, so that no step waits for its record."""
+
+    def __init__(self, lines: LineWriter) -> None:
+        self._lines = lines
+        self._passed: deque[Passed] = deque()
+        self.step_ms: list[float] = []  # of the timed steps
+        self.loss = math.nan  # of the last step
+        self.peak_bytes: dict[str, int] = {}
+
+    def add(self, passed: Passed) -> None:
+        """Take a step, and write those whose times are known, or that lie a step back."""
+        self._passed.append(passed)
+        while self._passed and (len(self._passed) > 1 or self._passed[0].reading.ready()):
+            self._write(self._passed.popleft())
+
+    def settle(self) -> None:
+        """Wait for the device and write what is left."""
+        while self._passed:
+            self._write(self._passed.popleft())
+
+    def _write(self, passed: Passed) -> None:
+        parts = passed.reading.parts_ms()
+        step_ms, self.loss = sum(parts.values()), float(passed.loss)
+        if not math.isfinite(self.loss):
+            raise FloatingPointError(f"the loss is {self.loss} at step {passed.step}{' of the warm-up' * passed.warmup}")
+        if not passed.warmup:
+            self.step_ms.append(step_ms)
+        for kind, size in passed.memory.items():
+            self.peak_bytes[kind] = max(size, self.peak_bytes.get(kind, 0))
+        times: dict[str, Any] = {f"{part}_ms": part_ms for part, part_ms in parts.items()}
+        sizes: dict[str, Any] = {f"{kind}_bytes": size for kind, size in passed.memory.items()}
+        record = StepRecord(
+            schema=SCHEMA,
+            step=passed.step,
+            t_s=passed.t_s,
+            wall_s=passed.wall_s,
+            loss=self.loss,
+            units=passed.units,
+            step_ms=step_ms,
+            warmup=passed.warmup,
+            **times,
+            **sizes,
+        )
+        self._lines.write(record)

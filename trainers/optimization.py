@@ -1,0 +1,43 @@
+"""The update rule and the learning rate over a run, the same for every strategy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from shardlab.cell import Optimizer, Schedule
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def make(rule: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer that a cell names, over these parameters (whole, or shards of them)."""
+    import torch
+
+    if rule.name == "sgd":
+        return torch.optim.SGD(parameters, lr=rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay)
+    kind = torch.optim.Adam if rule.name == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=rule.lr, betas=(rule.beta1, rule.beta2), eps=rule.eps, weight_decay=rule.weight_decay)
+
+
+def learning_rate(rule: Optimizer, schedule: Schedule, step: int, steps: int) -> float:
+    """The learning rate of step 0, 1, ... of all `steps`, the untimed warm-up steps included.
+
+    It rises linearly and is whole at step `lr_warmup_steps`; from there it is held, or falls so that it would be 0 at
+    the step after the last.
+    """
+    rise = schedule.lr_warmup_steps
+    if step < rise:
+        return rule.lr * (step + 1) / (rise + 1)
+    passed = (step - rise) / max(1, steps - rise)
+    if schedule.name == "cosine":
+        return rule.lr * 0.5 * (1 + math.cos(math.pi * passed))
+    return rule.lr * (1 - passed) if schedule.name == "linear" else rule.lr
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate

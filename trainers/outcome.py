@@ -1,0 +1,94 @@
+"""What all ranks together came to: result.json, written by one of them when every rank has done its last step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shardlab import files, host
+from shardlab.record import SCHEMA, Result, Spread
+from shardlab.run import Run
+from shardlab.rundir import RunDir
+from trainers import menu
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from trainers.ranks import Ranks
+    from trainers.strategy import Engine
+    from trainers.workload import Task
+
+
+class OfRank(msgspec.Struct, frozen=True):
+    """What one rank brings: wall seconds of its timed steps, its loss at the last one, peaks in bytes, and each timed step."""
+
+    train_time_s: float
+    loss: float
+    peak_bytes: dict[str, int]
+    step_ms: list[float]
+
+
+def write(run: Run, run_dir: RunDir, ranks: Ranks, mine: OfRank, engine: Engine, task: Task, steps_per_epoch: int) -> None:
+    """Gather what the ranks bring; rank 0 writes the result. All ranks call this; none returns before the file is there.
+
+    A step takes as long as on its slowest rank (as ranks drift within a step, these add up to a little more than wall
+    time, never to less than any rank's own steps). throughput_per_s = units of all timed steps over all ranks / seconds of
+    all timed steps; step_time_ms is the spread of those times. train_time_s is wall time, slowest rank, from the first
+    timed step's start to the last one's end with what lies between steps. peak_memory_bytes: the worst rank.
+    """
+    kinds = sorted(mine.peak_bytes)
+    everyone = ranks.gather([mine.train_time_s, mine.loss, *(mine.peak_bytes[kind] for kind in kinds), *mine.step_ms])
+    knobs = {"asked": _asked(run), "effective": engine.effective()}  # on every rank: reading them may need all
+    parameters = engine.parameters()
+    ranks.barrier()
+    if ranks.rank == 0:
+        steps_ms = everyone[:, 2 + len(kinds) :].max(axis=0)
+        peaks = everyone[:, 2 : 2 + len(kinds)].max(axis=0)
+        workload = menu.workload(run.cell.workload)
+        units = len(steps_ms) * run.cell.global_batch_size * task.units_per_item
+        result = Result(
+            schema=SCHEMA,
+            run_id=run.run_id,
+            state="completed",
+            rehearsal=run.rehearsal or ranks.forked,
+            steps=len(steps_ms),
+            unit=workload.unit,
+            final_loss=float(everyone[:, 1].mean()),
+            throughput_per_s=units / (float(steps_ms.sum()) / 1000),
+            step_time_ms=_spread(steps_ms),
+            train_time_s=float(everyone[:, 0].max()),
+            epoch_time_s=_epochs(steps_ms, steps_per_epoch) if run.cell.epochs is not None else None,
+            peak_memory_bytes={kind: int(size) for kind, size in zip(kinds, peaks)},
+            parameters=parameters,
+            data=msgspec.to_builtins(task.source),
+            knobs=knobs,
+            versions=host.packages(),
+        )
+        files.write_json(run_dir.result, result)
+    ranks.barrier()
+
+
+def _asked(run: Run) -> dict[str, Any]:
+    """What the cell asked of strategy, precision and optimizer."""
+    cell = run.cell
+    return {
+        **cell.options,
+        "precision": cell.precision,
+        "micro_batch_size": cell.micro_batch_size,
+        "gradient_accumulation_steps": cell.gradient_accumulation_steps,
+        "optimizer": msgspec.to_builtins(cell.optimizer),
+        "schedule": msgspec.to_builtins(cell.schedule),
+    }
+
+
+def _spread(steps_ms: np.ndarray) -> Spread:
+    import numpy as np
+
+    p5, median, p95 = (float(value) for value in np.percentile(steps_ms, (5, 50, 95)))
+    return Spread(median=median, mean=float(steps_ms.mean()), p5=p5, p95=p95, n=len(steps_ms))
+
+
+def _epochs(steps_ms: np.ndarray, steps_per_epoch: int) -> list[float]:
+    """Seconds of each epoch, as the sum of its steps."""
+    return [float(epoch.sum()) / 1000 for epoch in steps_ms.reshape(-1, steps_per_epoch)]

@@ -1,0 +1,96 @@
+"""One rank from its first line to its last: where its output goes, and what is known of it however it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from shardlab import files
+from shardlab.errors import InputError, ShardlabError
+from shardlab.run import Run
+from shardlab.rundir import RunDir
+from trainers.ranks import Place, Ranks
+
+# How torch says on a CPU, and how libraries below it say on a GPU, what has no exception type of its own.
+OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def run(path: Path) -> None:
+    """Train as this rank of the run at `path`; its output goes to the rank's log.
+
+    Returns when the run is complete. Any error becomes an event of the run, a traceback in the log and one sentence on
+    the standard error that the launcher gave; then the process ends at once with code 1, as a rank that lingers lets
+    the others hang in a collective. Raises InputError where `path` is no run or the launcher's environment is
+    contradictory.
+    """
+    run_dir = RunDir(path.absolute())
+    frozen, place = run_dir.read_run(), Place.of(os.environ)
+    launcher_stderr = _redirect(run_dir.rank_log(place.rank))
+    try:
+        _refuse(frozen, run_dir, place)
+        from trainers import loop  # torch from here on
+
+        ranks = Ranks(place)
+        loop.train(frozen, run_dir, ranks)
+        ranks.leave()
+    except BaseException as error:  # noqa: BLE001 - whatever ends a rank has to be on record
+        _end(error, run_dir, place, launcher_stderr)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def sentence(error: BaseException) -> str:
+    """An error as one line: type and first line of the message, or that line alone where it was written for people."""
+    first = next(iter(str(error).splitlines()), "")
+    if isinstance(error, ShardlabError):
+        return first
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on a GPU or on the host."""
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def _refuse(run: Run, run_dir: RunDir, place: Place) -> None:
+    """Raises InputError where the launcher and the run disagree, or the run has been made already."""
+    if place.world_size != run.world.world_size:
+        raise InputError(
+            f"{run_dir.path}: the launcher started {place.world_size} ranks. Allowed: {run.world.world_size}, "
+            "as run.json says (world.world_size)."
+        )
+    steps = run_dir.steps_file(place.rank)
+    if run_dir.result.exists() or (steps.exists() and steps.stat().st_size):
+        raise InputError(f"{run_dir.path}: has records already; a further attempt is a run of its own.")
+
+
+def _redirect(log: Path) -> int:
+    """Send standard output and error, of this process and of what it loads, to the log; a copy of the old standard error."""
+    files.make_folder(log.parent)
+    with files.as_workspace_error("write"):
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    before = os.dup(2)  # not inherited by programs that the rank starts
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    return before
+
+
+def _end(error: BaseException, run_dir: RunDir, place: Place, launcher_stderr: int) -> NoReturn:
+    try:
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        why = sentence(error)
+        os.write(launcher_stderr, f"rank {place.rank}: {why}\n".encode())
+        run_dir.write_event(f"rank-{place.rank:05d}", "oom" if is_out_of_memory(error) else "failed", why=why)
+    finally:
+        os._exit(1)

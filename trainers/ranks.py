@@ -1,0 +1,113 @@
+"""How the processes of a run find each other, and the few numbers that they exchange beside training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shardlab.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+STORE = "SHARDLAB_STORE"  # set by the fork launcher: the file at which its ranks meet
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Which process of how many this is, as the launcher says it; without a launcher, the only one."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    store: str | None = None
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Place:
+        """RANK, LOCAL_RANK and WORLD_SIZE of an environment: all of them or none. Raises InputError otherwise."""
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        found = [name for name in names if name in environment]
+        if not found:
+            return cls()
+        if len(found) < len(names):
+            missing = ", ".join(name for name in names if name not in environment)
+            raise InputError(f"the environment has {', '.join(found)} but not {missing}; a launcher sets all three.")
+        rank, local_rank, world_size = (_number(environment, name) for name in names)
+        if not (rank < world_size and local_rank < world_size):
+            raise InputError(f"RANK={rank} and LOCAL_RANK={local_rank} do not fit WORLD_SIZE={world_size}.")
+        return cls(rank, local_rank, world_size, environment.get(STORE))
+
+
+class Ranks:
+    """All processes of a run as one of them sees them; its device, and collectives on plain numbers (never on objects)."""
+
+    def __init__(self, place: Place) -> None:
+        """Join the others; blocks until all are there. gloo on a CPU, NCCL and GPU number LOCAL_RANK where there are GPUs."""
+        import torch
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import HashStore
+
+        self.rank, self.local_rank, self.world_size = place.rank, place.local_rank, place.world_size
+        self.forked = place.store is not None
+        cuda = torch.cuda.is_available()
+        self.device = torch.device("cuda", place.local_rank) if cuda else torch.device("cpu")
+        self.backend = "nccl" if cuda else "gloo"
+        if cuda:
+            torch.cuda.set_device(self.device)
+        if (threads := _threads(place.world_size)) is not None:
+            torch.set_num_threads(threads)
+        meeting: dict[str, Any]
+        if place.world_size == 1:
+            meeting = {"store": HashStore()}
+        else:
+            meeting = {"init_method": f"file://{place.store}" if place.store else "env://"}
+        dist.init_process_group(
+            self.backend,
+            rank=place.rank,
+            world_size=place.world_size,
+            device_id=self.device if cuda else None,
+            **meeting,
+        )
+
+    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+        """Every rank's numbers, (world_size, n) in float64; all ranks give equally many."""
+        import torch
+        import torch.distributed as dist
+
+        mine = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(everyone, mine)
+        return torch.stack(everyone).cpu().numpy()
+
+    def barrier(self) -> None:
+        """Wait until every rank is here and its device has nothing left to do."""
+        import torch
+        import torch.distributed as dist
+
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        dist.barrier()
+
+    def leave(self) -> None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+
+def _threads(world_size: int) -> int | None:
+    """Threads per rank: OMP_NUM_THREADS, else 1 among several ranks, else torch's own choice (None)."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        return 1 if world_size > 1 else None
+    threads = _number(os.environ, "OMP_NUM_THREADS")
+    if threads == 0:
+        raise InputError("OMP_NUM_THREADS: found 0. Allowed: a number from 1.")
+    return threads
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment[name]
+    if not (text.isascii() and text.isdigit()):
+        raise InputError(f"{name}: found {text!r}. Allowed: a whole number from 0.")
+    return int(text)

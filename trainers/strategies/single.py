@@ -1,0 +1,39 @@
+"""One process with the whole model and the whole batch: what every other strategy is compared with."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from shardlab.cell import Cell
+from trainers.precision import MIXED
+from trainers.replicated import ReplicatedEngine
+from trainers.strategy import Strategy
+
+if TYPE_CHECKING:
+    from trainers.ranks import Ranks
+    from trainers.workload import Task
+
+
+class SingleEngine(ReplicatedEngine):
+    def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+def refuse(cell: Cell) -> str | None:
+    return None if cell.gpus == 1 else f"single is one process: found gpus: {cell.gpus}. Allowed: gpus: 1."
+
+
+def build(cell: Cell, task: Task, ranks: Ranks) -> SingleEngine:
+    return SingleEngine(cell, task, ranks, task.model().to(ranks.device))
+
+
+VARIANTS = (
+    Strategy(
+        name="single",
+        summary="one process, nothing shared: the reference",
+        precisions=MIXED,
+        refuse=refuse,
+        build=build,
+    ),
+)
