@@ -19,7 +19,7 @@ from shardlab.state import STATES
 
 SCHEMA = 1
 REHEARSAL = "rehearsal: ranks forked on CPU; shows that the line works, not how fast it is"
-SYNTHETIC = "synthetic data: its losses and accuracies say nothing about a real data set"
+SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
 
 
 class RunRow(msgspec.Struct):
@@ -96,17 +96,19 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
     """Every metric of every cell, over the completed latest attempts of its repeats."""
     rows = [_row(cell) for cell in loaded.cells]
     _compare(loaded.cells, rows, baseline)
-    rehearsal = any(run.run.rehearsal for run in loaded.runs if run.run)
-    synthetic = any(bool(run.result.data.get("synthetic")) for run in loaded.runs if run.result)
+    rehearsals = [run.run.rehearsal for run in loaded.runs if run.run]
+    synthetic = [
+        cell.cell.workload for cell in loaded.cells for run in cell.runs if run.result and run.result.data.get("synthetic")
+    ]
     return Summary(
         schema=SCHEMA,
         matrix=loaded.expansion.name,
         title=loaded.expansion.title,
         created_s=round(time.time(), 3),
         baseline=baseline,
-        rehearsal=rehearsal,
-        synthetic=synthetic,
-        remarks=[REHEARSAL] * rehearsal + [SYNTHETIC] * synthetic,
+        rehearsal=any(rehearsals),
+        synthetic=bool(synthetic),
+        remarks=_remarks(rehearsals, synthetic),
         rows=rows,
         reported=[],
         verdicts=[],
@@ -119,6 +121,17 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
             if run.damage
         ],
     )
+
+
+def _remarks(rehearsals: list[bool], synthetic: list[str]) -> list[str]:
+    """What every output has to say of all its numbers."""
+    remarks = []
+    if any(rehearsals):
+        share = "" if all(rehearsals) else f"{sum(rehearsals)} of {len(rehearsals)} runs are a "
+        remarks.append(share + REHEARSAL)
+    if synthetic:
+        remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic))))
+    return remarks
 
 
 def _row(cell: LoadedCell) -> Row:

@@ -48,9 +48,7 @@ def steps(loaded: Loaded) -> pl.DataFrame:
 
 def samples(loaded: Loaded) -> pl.DataFrame:
     """Every host sample of every run, with the run's id and cell before it."""
-    return _with_run(
-        {(cell.id, run.run_id): run.samples.hosts for cell in loaded.cells for run in (*cell.runs, *cell.earlier)}
-    )
+    return _with_run({(cell.id, run.run_id): run.samples.hosts for cell in loaded.cells for run in (*cell.runs, *cell.earlier)})
 
 
 def _with_run(frames: dict[tuple[str, str], pl.DataFrame]) -> pl.DataFrame:

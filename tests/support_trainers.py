@@ -74,6 +74,13 @@ class Bench:
         assert code == 0, errors + "".join(log.read_text() for log in run_dir.log.glob("*"))
         return run_dir
 
+    def losses(self, **keys):
+        """The mean loss over the ranks at each timed step of such a run."""
+        run_dir = self.complete(**keys)
+        ranks = run_dir.read_run().world.world_size
+        columns = [[r.loss for r in run_dir.steps(rank).records if not r.warmup] for rank in range(ranks)]
+        return [sum(row) / ranks for row in zip(*columns, strict=True)]
+
 
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory):
@@ -89,15 +96,3 @@ def bench(tmp_path_factory):
             yield bench
             warm.kill()
             warm.wait()
-
-
-def losses(run_dir):
-    """The mean loss over the ranks at each timed step."""
-    ranks = run_dir.read_run().world.world_size
-    columns = [[r.loss for r in run_dir.steps(rank).records if not r.warmup] for rank in range(ranks)]
-    return [sum(row) / ranks for row in zip(*columns, strict=True)]
-
-
-def largest_difference(one, other):
-    assert len(one) == len(other) > 0
-    return max(abs(a - b) for a, b in zip(one, other, strict=True))

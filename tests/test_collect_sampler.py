@@ -1,10 +1,10 @@
 """The sampler for real on this machine, and its parsers on what kernels write."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -191,10 +191,14 @@ def test_interfaces_come_and_go(tmp_path):
     assert NicSource(tmp_path / "none").failures == {}
 
 
+def open_files():
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 def test_reading_again_opens_nothing():
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     source = NicSource()
     source.fill(blank())
-    opened = len(os.listdir("/proc/self/fd")) - before
+    opened = open_files() - before
     source.fill(blank())
-    assert len(os.listdir("/proc/self/fd")) - before == opened
+    assert open_files() - before == opened

@@ -73,7 +73,8 @@ def test_fsdp2_shards_what_it_says(bench, strategy, kept, precision):
     assert effective["sharded_groups"] == 5  # four blocks and the rest
     assert effective["shard_parameters"] == result.parameters / 2
     assert effective["parameters_gathered_as"] == ("bfloat16" if precision == "bf16" else "float32")
-    assert effective["gradients_reduced_as"] == "float32"
+    assert effective["output_dtype"] == effective["parameters_gathered_as"]
+    assert effective["gradients_reduced_as"] == effective["weights_dtype"] == effective["optimizer_state_dtype"] == "float32"
 
 
 def test_the_host_is_described_beside_the_result(run):

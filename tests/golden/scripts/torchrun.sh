@@ -26,6 +26,7 @@ exec '/opt/my env/bin/python3' -m jobs.attempt . -- \
   --rdzv-endpoint=127.0.0.1:0 \
   --local-addr=127.0.0.1 \
   --rdzv-id=ddp-gpt2-tiny-0123456789ab-r1 \
+  --log-dir=log \
   --max-restarts=0 \
   -m \
   trainers \

@@ -1,0 +1,182 @@
+"""The command `collect`: from records to tables, figures and a report."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardlab import console
+from shardlab.console import Output
+from shardlab.errors import InputError, MissingExtra
+from shardlab.workspace import Workspace
+
+FASTEST_HZ = 10.0  # above it the sampler was measured to slow the ranks that it watches
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Exit codes: 0 all good, 1 something asked for did not succeed, 2 wrong input, nothing changed."""
+    arguments = parser().parse_args(argv)
+    return console.run(lambda: int(arguments.command(arguments, Output.of(arguments))))
+
+
+def parser() -> console.Parser:
+    common = console.common_options()
+    top = console.Parser(
+        prog="collect",
+        description="From the records of runs to tables, figures and a report.",
+        epilog="example:\n  collect fetch && collect summarize",
+        parents=[common],
+    )
+    console.add_version(top)
+    verbs = top.add_subparsers(metavar="VERB", required=True)
+
+    def verb(name: str, summary: str, example: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(name, help=summary, description=summary, epilog=f"example:\n  {example}", parents=[common])
+
+    fetch = verb("fetch", "bring runs together and checksum them; say what changed since", "collect fetch --run 'ddp-*'")
+    fetch.add_argument("--run", action="append", default=[], metavar="GLOB", help="only these runs; may be given again")
+    fetch.set_defaults(command=_fetch)
+
+    summarize = verb("summarize", "tables on the terminal, the report on disk", "collect summarize --matrix quickstart")
+    _add_matrix(summarize)
+    summarize.add_argument("--out", metavar="DIR", help="the report's folder (default: report/ in the workspace)")
+    summarize.add_argument("--baseline", metavar="STRATEGY", help="speed-up is against this strategy (default: single)")
+    summarize.set_defaults(command=_summarize)
+
+    export = verb("export", "the tables alone, for other programs", "collect export --to parquet --out tables/")
+    _add_matrix(export)
+    export.add_argument("--to", required=True, metavar="FORMAT", help="csv or parquet")
+    export.add_argument("--out", metavar="DIR", help="the folder to write (default: export/ in the workspace)")
+    export.set_defaults(command=_export)
+
+    sample = verb("sample", "write telemetry of this machine until told to end", "collect sample --out node0.jsonl --hz 2")
+    sample.add_argument("--out", required=True, metavar="FILE", help="the file to append samples to")
+    sample.add_argument("--hz", type=float, default=2.0, metavar="N", help=f"per second, at most {FASTEST_HZ:g} (default: 2)")
+    sample.add_argument("--parent", type=int, metavar="PID", help="end when this process is gone")
+    sample.set_defaults(command=_sample)
+
+    metrics = verb("metrics", "list the figures of merit with unit, direction and definition", "collect metrics")
+    metrics.set_defaults(command=_metrics)
+    return top
+
+
+def _add_matrix(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--matrix", metavar="NAME", help="a matrix of this workspace (default: the last one)")
+
+
+def _need_report(command: str) -> None:
+    """Raises MissingExtra where the packages of the report are left out."""
+    for package in ("polars", "plotly"):
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError:
+            raise MissingExtra("report", f"collect {command}", package) from None
+
+
+def _workspace(arguments: argparse.Namespace) -> Workspace:
+    return Workspace.find(getattr(arguments, "workspace", None))
+
+
+def _fetch(arguments: argparse.Namespace, output: Output) -> int:
+    from collect import fetch
+
+    workspace = _workspace(arguments)
+    fetched = fetch.fetch(workspace, arguments.run)
+    columns = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Cut files (n)", "Corrupt lines (n)"]
+    rows = [
+        [run.run, run.state, *(f"{n:,}" for n in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt))]
+        for run in fetched
+    ]
+    output.table("", columns, rows)
+    for run in fetched:
+        if run.damage:
+            output.remark(f"{run.run}: damaged records: {run.damage}", style="yellow")
+        for name in run.added:
+            output.detail(f"{run.run}: {name}: new since it was fetched")
+        for problem in run.problems:
+            output.remark(f"{run.run}: {problem}", style="red")
+    changed = sum(bool(run.problems) for run in fetched)
+    if changed:
+        output.remark(f"{changed} of {len(fetched)} runs are not what they were; their manifest.json is left as it was.")
+    elif not fetched:
+        output.remark(f"{workspace.runs}: no runs yet.")
+    output.document(fetched)
+    return 1 if changed else 0
+
+
+def _summarize(arguments: argparse.Namespace, output: Output) -> int:
+    _need_report("summarize")
+    from collect import report, terminal
+    from collect.load import load
+    from collect.summary import summarize
+
+    workspace = _workspace(arguments)
+    loaded = load(workspace, arguments.matrix)
+    summary = summarize(loaded, _baseline(arguments.baseline, {cell.cell.strategy for cell in loaded.cells}))
+    folder = Path(arguments.out).absolute() if arguments.out else workspace.report
+    report.write(folder, workspace, loaded, summary)
+    terminal.show(output, summary)
+    output.line(f"report: {folder / report.PAGE}")
+    output.document(summary)
+    return 0
+
+
+def _baseline(asked: str | None, strategies: set[str]) -> str:
+    """The strategy that speed-up is against. Raises UnknownName for one that the matrix does not have."""
+    from shardlab.errors import UnknownName
+
+    if asked is not None and asked not in strategies:
+        raise UnknownName("baseline strategy", asked, strategies)
+    return asked or "single"
+
+
+def _export(arguments: argparse.Namespace, output: Output) -> int:
+    _need_report("export")
+    from collect import report, tables
+    from collect.load import load
+    from collect.summary import summarize
+    from shardlab import registry
+
+    workspace = _workspace(arguments)
+    writer = registry.load("collect.exports", arguments.to, "export format")
+    loaded = load(workspace, arguments.matrix)
+    folder = Path(arguments.out).absolute() if arguments.out else workspace.path / "export"
+    frames = {"summary": tables.summary(summarize(loaded, "single")), "steps": tables.steps(loaded)}
+    frames["samples"] = tables.samples(loaded)
+    written = report.write_tables(folder, frames, arguments.to, writer.write)
+    for path in written:
+        output.line(str(path))
+    output.document({"format": arguments.to, "files": [str(path) for path in written]})
+    return 0
+
+
+def _sample(arguments: argparse.Namespace, output: Output) -> int:
+    from collect.sampler import loop
+    from collect.sampler.gpu import GpuSource
+    from collect.sampler.host import HostSource
+    from collect.sampler.nic import NicSource
+
+    if not 0 < arguments.hz <= FASTEST_HZ:
+        raise InputError(f"--hz: found {arguments.hz:g}. Allowed: more than 0, at most {FASTEST_HZ:g}.")
+    gpus = GpuSource()
+    if gpus.why_absent:
+        output.detail(f"no GPU telemetry: {gpus.why_absent}")
+    tally = loop.run(Path(arguments.out), arguments.hz, arguments.parent, [HostSource(), NicSource(), gpus])
+    failures = ", ".join(f"{what} unread {count} times" for what, count in tally.failures.items())
+    output.remark(f"{tally.samples} samples, {tally.missed} ticks missed{'; ' + failures if failures else ''}")
+    output.document(tally)
+    return 0
+
+
+def _metrics(_arguments: argparse.Namespace, output: Output) -> int:
+    _need_report("metrics")
+    from collect.metric import menu
+
+    metrics = menu()
+    rows = [[metric.name, metric.unit, metric.direction, metric.definition] for metric in metrics]
+    output.table("", ["Metric", "Unit", "Direction", "Definition"], rows)
+    keys = ("name", "unit", "direction", "definition")
+    output.document([{key: getattr(metric, key) for key in keys} for metric in metrics])
+    return 0

@@ -1,0 +1,182 @@
+"""The columns of the summary table, chosen once for the terminal and the page: what is equal in all rows is said above it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from collect import notation
+from collect.statistics import Estimate
+from collect.summary import Row
+
+_ALWAYS = ("strategy", "gpus")
+_USUAL = ("workload", "launcher", "global_batch_size", "precision", "seq_len", "optimizer.name", "steps", "epochs")
+_HEADINGS = {"gpus": "Ranks", "global_batch_size": "Batch", "seq_len": "Sequence length", "optimizer.name": "Optimizer"}
+
+
+class Text(msgspec.Struct, frozen=True):
+    """A cell of the table: the value and, where it is known, half the width of its 95 % interval."""
+
+    value: str
+    spread: str = ""
+    unit: str = ""  # only where the rows of a column differ in it
+
+    def __str__(self) -> str:
+        value = f"{self.value} ± {self.spread}" if self.spread else self.value
+        return f"{value} {self.unit}" if self.unit else value
+
+
+class Column(msgspec.Struct, frozen=True):
+    """name: the metric's or cell key's; cells: one per row, empty where nothing is known."""
+
+    name: str
+    heading: str
+    unit: str
+    is_number: bool
+    cells: list[Text]
+
+
+class Table(msgspec.Struct, frozen=True):
+    """common: what all rows share, as (what, value)."""
+
+    common: list[tuple[str, str]]
+    columns: list[Column]
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """The summary's rows as text."""
+    cells = [_flat(row.cell) for row in rows]
+    keys = distinguishing(cells)
+    keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]  # it follows the ranks
+    common = [(_heading(key), _plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
+    common = [(what, value) for what, value in common if value]
+    identity = [
+        Column(key, _heading(key), "", _is_count(cells, key), [Text(_plain(cell.get(key))) for cell in cells]) for key in keys
+    ]
+    state = Column("state", "State", "", False, [Text(row.state) for row in rows])
+    n = Column("n", "n", "", True, [Text(str(row.n)) for row in rows])
+    measured = [build(rows) for build in _MEASURED]
+    shown = [column for column in measured if any(cell.value for cell in column.cells)]
+    return Table(common, [*identity, state, n, *shown])
+
+
+def labels(rows: Sequence[Row]) -> list[str]:
+    """A short and unique name for each row, such as `ddp ×2, fork`: its strategy, its ranks, and what is unusual about it.
+
+    Of the other keys that tell rows apart, a value is named where it is not the one that most rows have.
+    """
+    cells = [_flat(row.cell) for row in rows]
+    others = [key for key in distinguishing(cells) if key not in _ALWAYS]
+    usual = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in others}
+    found = []
+    for cell in cells:
+        unusual = [_named(key, cell.get(key)) for key in others if repr(cell.get(key)) != usual[key]]
+        found.append(", ".join([f"{cell['strategy']} ×{cell['gpus']}", *unusual]))
+    return found
+
+
+def distinguishing(cells: Sequence[dict[str, Any]]) -> list[str]:
+    """The cell keys that tell the rows apart: strategy and ranks, then others as far as they are needed, usual ones first."""
+    keys = list(_ALWAYS)
+    for key in (*_USUAL, *sorted({key for cell in cells for key in cell} - {*_ALWAYS, *_USUAL})):
+        if _kinds(cells, [*keys, key]) > _kinds(cells, keys):
+            keys.append(key)
+    return keys
+
+
+def _flat(cell: dict[str, Any]) -> dict[str, Any]:
+    """Nested keys with a dot, as a matrix file may spell them."""
+    flat: dict[str, Any] = {}
+    for key, value in cell.items():
+        flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
+
+
+def _named(key: str, value: Any) -> str:
+    """A value that speaks for itself stands alone; a number or a truth value needs the name of its key."""
+    return str(value) if isinstance(value, str) else f"{_heading(key).lower()} {_plain(value) or 'none'}"
+
+
+def _kinds(cells: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
+    return len({repr([cell.get(key) for key in keys]) for cell in cells})
+
+
+def _heading(key: str) -> str:
+    return _HEADINGS.get(key) or key.removeprefix("options.").replace("_", " ").capitalize()
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_count(cells: Sequence[dict[str, Any]], key: str) -> bool:
+    return all(isinstance(cell.get(key), int | float) and not isinstance(cell.get(key), bool) for cell in cells)
+
+
+def _estimates(rows: Sequence[Row], name: str) -> list[Estimate | None]:
+    return [row.metrics.get(name) for row in rows]
+
+
+def _column(name: str, heading: str, unit: str, found: Sequence[Estimate | None], scale: float = 1, digits: int = 4) -> Column:
+    cells = []
+    for estimate in found:
+        if estimate is None:
+            cells.append(Text(""))
+            continue
+        half = (estimate.high - estimate.low) / 2 / scale if estimate.low is not None and estimate.high is not None else None
+        spread = notation.spread(half) if half and name == "throughput_per_s" else ""
+        cells.append(Text(notation.number(estimate.value / scale, digits), spread, "" if unit else estimate.unit))
+    return Column(name, heading, unit, True, cells)
+
+
+def _of(name: str, heading: str, digits: int = 4) -> Callable[[Sequence[Row]], Column]:
+    def build(rows: Sequence[Row]) -> Column:
+        found = _estimates(rows, name)
+        units = {estimate.unit for estimate in found if estimate}
+        return _column(name, heading, units.pop() if len(units) == 1 else "", found, digits=digits)
+
+    return build
+
+
+def _of_bytes(name: str, heading: str) -> Callable[[Sequence[Row]], Column]:
+    def build(rows: Sequence[Row]) -> Column:
+        found = _estimates(rows, name)
+        unit, scale = notation.bytes_unit([estimate.value for estimate in found if estimate])
+        return _column(name, heading, unit, found, scale, 3)
+
+    return build
+
+
+def _of_kind(build: Callable[[Sequence[Row]], Column], words: dict[str, str]) -> Callable[[Sequence[Row]], Column]:
+    """Say in the heading which kind the numbers are of, or beside each where they differ."""
+
+    def built(rows: Sequence[Row]) -> Column:
+        column = build(rows)
+        found = _estimates(rows, column.name)
+        kinds = {estimate.kind for estimate in found if estimate}
+        if len(kinds) == 1:
+            return msgspec.structs.replace(column, heading=words.get(kinds.pop(), column.heading))
+        cells = [Text(cell.value, unit=estimate.kind) if estimate else cell for cell, estimate in zip(column.cells, found)]
+        return msgspec.structs.replace(column, cells=cells)
+
+    return built
+
+
+_MEMORY = {"allocated on the GPU": "Peak GPU memory", "resident set of the process": "Peak RSS"}
+_MEASURED = (
+    _of("throughput_per_s", "Throughput"),
+    _of("step_time_ms", "Step, median"),
+    _of_kind(_of("speed_up", "Speed-up", 3), {"strong": "Speed-up, strong", "weak": "Speed-up, weak"}),
+    _of("scaling_efficiency_pct", "Efficiency", 3),
+    _of_kind(_of_bytes("peak_memory_bytes", "Peak memory"), _MEMORY),
+    _of("cpu_pct", "CPU", 3),
+    _of("gpu_pct", "GPU", 3),
+    _of_bytes("network_bytes", "Network"),
+    _of_bytes("loopback_bytes", "Loopback"),
+    _of("final_loss", "Final loss"),
+)

@@ -1,0 +1,32 @@
+"""Loss over steps: ways of sharing the same work should lie on one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collect.figure import MOST_SHOWN, Figure, Group, axis, layout, thin
+from collect.sources.steps import of_world
+
+
+def draw(group: Group) -> Figure | None:
+    """One line per cell, of its first completed repeat."""
+    data: list[dict[str, Any]] = []
+    for mark in group.marks:
+        if mark.cell.completed:
+            world = of_world(mark.cell.completed[0].timed)
+            x, y = thin(world["step"].to_list(), world["loss"].to_list())
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "name": mark.label,
+                    "x": x,
+                    "y": y,
+                    "line": {"color": mark.look.colour, "dash": mark.look.dash, "width": 2},
+                    "visible": True if len(data) < MOST_SHOWN else "legendonly",
+                    "hovertemplate": "%{y:.5~g} at step %{x}",
+                }
+            )
+    caption = "Mean over the global batch at each timed step, before its update; the first completed repeat of each cell."
+    shape = layout(axis("step", showgrid=False), axis("loss"), showlegend=True)
+    return Figure("loss", "Loss", caption, 380, data, shape) if data else None

@@ -1,0 +1,40 @@
+"""Peak memory of the hungriest rank, cell by cell."""
+
+from __future__ import annotations
+
+from collect import notation
+from collect.figure import INK, Figure, Group, by_cell, by_cell_height, states
+
+NAME = "peak_memory_bytes"
+
+
+def draw(group: Group) -> Figure | None:
+    """A bar per cell from 0, with its number at its end."""
+    found = [mark.row.metrics.get(NAME) for mark in group.marks]
+    kinds = sorted({estimate.kind for estimate in found if estimate})
+    if not kinds:
+        return None
+    unit, size = notation.bytes_unit([estimate.value for estimate in found if estimate])
+    data = [states(group, [estimate is not None for estimate in found])]
+    for mark, estimate in zip(group.marks, found, strict=True):
+        if estimate:
+            value = estimate.value / size
+            data.append(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "x": [value],
+                    "y": [mark.label],
+                    "text": [notation.number(value, 3)],
+                    "textposition": "outside",
+                    "textfont": {"color": INK, "size": 12},
+                    "cliponaxis": False,
+                    "marker": {"color": mark.look.colour},
+                    "width": 0.45,
+                    "hovertemplate": f"%{{x:,.4~g}} {unit}, {estimate.kind}<extra>%{{y}}</extra>",
+                }
+            )
+    caption = f"Highest over ranks and timed steps, mean over repeats: {' or '.join(kinds)}."
+    shape = by_cell(group, unit)
+    shape["margin"]["r"] = 56
+    return Figure(NAME, "Peak memory", caption, by_cell_height(group), data, shape)

@@ -1,0 +1,38 @@
+"""How step times spread, cell by cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from collect.figure import Figure, Group, by_cell, by_cell_height, states
+from collect.sources.steps import of_world
+
+SHARES = {"lowerfence": 0.05, "q1": 0.25, "median": 0.5, "q3": 0.75, "upperfence": 0.95}
+
+
+def draw(group: Group) -> Figure | None:
+    """A box per cell over the timed steps of all completed repeats; its whiskers are the 5th and 95th percentile."""
+    data: list[dict[str, Any]] = []
+    for mark in group.marks:
+        if mark.cell.completed:
+            times = pl.concat(of_world(run.timed) for run in mark.cell.completed)["step_ms"]
+            data.append(
+                {
+                    "type": "box",
+                    "orientation": "h",
+                    "y": [mark.label],
+                    "line": {"color": mark.look.colour, "width": 1.5},
+                    "fillcolor": "rgba(0,0,0,0)",
+                    "width": 0.45,
+                    "hoverinfo": "x",
+                    "name": mark.label,
+                }
+                | {part: [times.quantile(share, "linear")] for part, share in SHARES.items()}
+            )
+    if not data:
+        return None
+    data.append(states(group, [bool(mark.cell.completed) for mark in group.marks]))
+    caption = "The slowest rank of each timed step, all repeats. Box: quartiles and median; whiskers: 5th to 95th percentile."
+    return Figure("step_time", "Step time", caption, by_cell_height(group), data, by_cell(group, "ms"))

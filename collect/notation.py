@@ -1,0 +1,40 @@
+"""How numbers are written for a person: enough digits to compare, one unit per column, nothing for what is not known."""
+
+from __future__ import annotations
+
+import math
+
+KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
+
+
+def number(value: float, digits: int = 4) -> str:
+    """`digits` significant digits at least, never dropping integer ones; thousands are grouped."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    decimals = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
+    return f"{value:.{digits - 1}e}" if decimals > digits + 3 else f"{value:,.{decimals}f}"
+
+
+def spread(value: float) -> str:
+    """Half an interval in two significant digits: more of them would say that the uncertainty itself is known well."""
+    if not math.isfinite(value) or value == 0:
+        return number(value)
+    return number(round(value, 1 - math.floor(math.log10(abs(value)))), 2)
+
+
+def bytes_unit(values: list[float]) -> tuple[str, float]:
+    """(name, size in bytes) of the one unit that suits the largest of these."""
+    largest = max(values, default=0)
+    for name, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if largest >= size:
+            return name, size
+    return "B", 1.0
+
+
+def moment(seconds: float) -> str:
+    """Seconds since the epoch as a date and time in UTC."""
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")

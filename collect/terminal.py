@@ -1,0 +1,48 @@
+"""The summary for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from collect import columns, notation
+from collect.equal_losses import LossComparison
+from collect.summary import Summary
+from shardlab.console import Output
+
+STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red", "node_fail": "red", "hung": "red"}
+
+
+def show(output: Output, summary: Summary) -> None:
+    """The table, then what a reader has to know to believe it."""
+    table = columns.table(summary.rows)
+    about = ", ".join(f"{what.lower()} {value}" for what, value in table.common)
+    title = f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
+    headings = [f"{column.heading} ({column.unit})" if column.unit else column.heading for column in table.columns]
+    cells = [column.cells for column in table.columns]
+    rows = [[str(column[index]) for column in cells] for index in range(len(summary.rows))]
+    styles = [next((STYLES[state] for state in row.states if state in STYLES), "") for row in summary.rows]
+    output.table(f"{title} ({about})" if about else title, headings, rows, styles)
+    output.line(f"± is half the 95 % interval of the mean over n repeats; speed-up is against {summary.baseline}.")
+    for remark in summary.remarks:
+        output.line(remark, style="yellow")
+    labels = dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True))
+    for comparison in summary.losses:
+        output.line(losses(comparison, labels))
+    for failure in summary.failures:
+        said = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
+        output.line(f"{failure.state}: {said}", STYLES.get(failure.state))
+    for damage in summary.damage:
+        output.line(f"damaged records: {damage.run}: {damage.says}", style="yellow")
+
+
+def losses(comparison: LossComparison, labels: Mapping[str, str]) -> str:
+    """One sentence on two cells, by their labels."""
+    what = "both launchers" if comparison.differ == "launcher" else "both strategies"
+    pair = f"{labels[comparison.one]} and {labels[comparison.other]}"
+    if comparison.max_difference is None:
+        return f"losses through {what}: no step in common: {pair}"
+    if comparison.max_difference == 0:
+        return f"same losses through {what}: no difference in {comparison.steps} steps: {pair}"
+    difference = notation.number(comparison.max_difference, 2)
+    relative = f" ({notation.number(100 * comparison.relative, 2)} % of the loss)" if comparison.relative else ""
+    return f"losses through {what}: max difference {difference}{relative} in {comparison.steps} steps: {pair}"

@@ -1,0 +1,96 @@
+"""The whole line as a newcomer walks it, in a workspace whose name has spaces and quotes: machine, runs, records, report."""
+
+import csv
+import json
+
+import pytest
+from support_line import Bench
+
+pytestmark = pytest.mark.line
+MATRIX = """\
+axes:
+  workload: [gpt2-tiny]
+zip:
+  - strategy: [single, ddp, fsdp2, fsdp2-zero2, ddp]
+    gpus: [1, 2, 2, 2, 2]
+    launcher: [fork, fork, fork, fork, torchrun]
+include:
+  - {strategy: single, gpus: 1, options.n_embd: 1099511627776, launcher: fork, workload: vit-tiny, expect: [oom]}
+repeats: 2
+"""
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory):
+    """A workspace after the four commands."""
+    bench = Bench(tmp_path_factory.mktemp("line"))
+    (bench.path / "cluster.yaml").write_text("schema: 1\nname: here\nprovider: local\n")
+    assert bench.json("provision", str(bench.path / "cluster.yaml"))["verified"] is True
+    name = bench.matrix(MATRIX, steps=10)
+    text = (bench.path / "small.yaml").read_text().replace("  seq_len: 16\n", "")
+    (bench.path / "small.yaml").write_text(text)
+    bench.run("jobs", "submit", "--matrix", name, "--wait")
+    bench.run("collect", "fetch")
+    bench.printed = bench.run("collect", "summarize").stdout
+    bench.summary = json.loads((bench.path / "report" / "summary.json").read_text())
+    return bench
+
+
+def row(walked, **keys):
+    (found,) = [r for r in walked.summary["rows"] if all(r["cell"][key] == value for key, value in keys.items())]
+    return found
+
+
+def test_every_cell_stands_in_the_summary_as_what_it_is(walked):
+    assert {r["state"] for r in walked.summary["rows"] if r["cell"]["workload"] == "gpt2-tiny"} == {"completed"}
+    assert row(walked, workload="vit-tiny")["state"] == "oom"
+    assert {failure["state"] for failure in walked.summary["failures"]} == {"oom"}
+    assert len(walked.summary["rows"]) == 6
+
+
+def test_all_strategies_and_launchers_did_the_same_work(walked):
+    losses = {}
+    for folder in walked.folders():
+        run = folder.read_run()
+        if run.cell.workload == "gpt2-tiny":
+            ranks = [[r.loss for r in folder.steps(rank).records] for rank in range(run.world.world_size)]
+            losses[folder.run_id] = [sum(step) / len(step) for step in zip(*ranks, strict=True)]
+    reference = losses[row(walked, strategy="single", workload="gpt2-tiny")["runs"][0]["id"]]
+    assert len(losses) == 10
+    assert len(reference) == 10
+    assert reference[-1] < reference[0]
+    for run_id, found in losses.items():
+        assert max(abs(a - b) for a, b in zip(found, reference, strict=True)) < 1e-4, run_id
+    assert "same losses through both launchers" in walked.printed
+
+
+def test_numbers_have_units_and_leave_out_what_was_not_measured(walked):
+    metrics = row(walked, strategy="ddp", launcher="fork")["metrics"]
+    assert metrics["throughput_per_s"]["unit"] == "tokens/s"
+    assert metrics["throughput_per_s"]["low"] <= metrics["throughput_per_s"]["value"] <= metrics["throughput_per_s"]["high"]
+    assert all(metric["unit"] for metric in metrics.values())
+    assert "gpu_utilization_pct" not in metrics
+    assert row(walked, workload="vit-tiny")["metrics"] == {}
+
+
+def test_every_output_says_rehearsal_and_synthetic(walked):
+    page = (walked.path / "report" / "index.html").read_text()
+    assert "rehearsal" in walked.printed
+    assert "rehearsal" in page
+    assert "rehearsal" in walked.run("jobs", "status").stdout
+    assert {r.read_run().rehearsal for r in walked.folders()} == {True, False}
+
+
+def test_tables_are_on_disk(walked):
+    with (walked.path / "report" / "tables" / "summary.csv").open() as handle:
+        assert len(list(csv.DictReader(handle))) == 6
+    assert (walked.path / "report" / "tables" / "summary.parquet").read_bytes().startswith(b"PAR1")
+
+
+def test_a_second_walk_changes_nothing_and_runs_nothing(walked):
+    runs = {p: p.stat().st_mtime_ns for p in (walked.path / "runs").rglob("*") if p.is_file()}
+    assert walked.json("provision", str(walked.path / "cluster.yaml"))["changes"] == 0
+    again = walked.run("jobs", "submit", "--matrix", str(walked.path / "small.yaml"), "--wait")
+    assert "0 run(s) sent, 12 left alone" in again.stdout
+    walked.run("collect", "fetch")
+    assert {p: p.stat().st_mtime_ns for p in (walked.path / "runs").rglob("*") if p.is_file()} == runs
