@@ -7,6 +7,7 @@ Exit codes: the command's own; 75 where the run is claimed already; 124 at the t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -27,7 +28,8 @@ from shardlab.rundir import RunDir
 CLAIMED, TIMEOUT, CANCELLED = 75, 124, 143
 SAMPLES_PER_S = 2
 GRACE_S = 10.0  # from SIGTERM to SIGKILL, so that ranks can close their records
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+MARK = "SHARDLAB_RUN"  # in the environment of every process of a run, by which one that got away is found
+_PR_SET_PDEATHSIG = 1
 
 
 class Attempt:
@@ -48,14 +50,13 @@ class Attempt:
         except OSError as error:
             raise WorkspaceError.from_os_error(error, "claim") from error
         signal.signal(signal.SIGTERM, self._cancel)
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphaned ranks come to us, so that none outlives its run
         me = psutil.Process()
         self._event("started", pid=me.pid, created=me.create_time(), boot_id=host.boot_id())
         sampler = self._start_sampler()
         kills_before = _oom_kills()
         code, reason = self._run_command()
         _end(sampler, signal.SIGTERM, 2.0)
-        _end_all([child for child in me.children(recursive=True) if child.pid != sampler.pid])
+        _end_strays(str(self.folder.path))
         if code != 0 and reason is None and _oom_kills() > kills_before:
             self._event("oom", why="out of host memory: the kernel's OOM killer ended a process during the run")
         self._event("exited", code=code, reason=reason, why=self._why(reason))
@@ -84,6 +85,7 @@ class Attempt:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env={**os.environ, MARK: str(self.folder.path)},
                 start_new_session=True,
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
             )
@@ -114,22 +116,24 @@ def _end(process: subprocess.Popen[bytes], first: signal.Signals, grace_s: float
         return process.wait()
 
 
-def _end_all(processes: list[psutil.Process]) -> None:
-    """Kill what the run left behind."""
-    for process in processes:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(processes, timeout=5)
+def _end_strays(mark: str) -> None:
+    """Kill what the run left behind, in whatever session: launchers give each rank a session of its own."""
+    while strays := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
+        for process in strays:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(strays, timeout=1)
+
+
+def _is_marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
+    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+        return False
 
 
 def _die_with_parent() -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _oom_kills() -> int:

@@ -9,15 +9,15 @@ from collect.sources.steps import of_world
 def final_loss(measured: Measured) -> Quantity | None:
     """The loss of the last timed step, as the mean over the global batch before the update."""
     losses = of_world(measured.steps)["loss"]
-    return None if losses.is_empty() or losses[-1] is None else Quantity(losses[-1], "")
+    return None if losses.is_empty() or losses[-1] is None else Quantity(losses[-1], "nats")
 
 
 METRICS = (
     Metric(
         name="final_loss",
-        unit="",
+        unit="nats",
         direction="lower is better",
-        definition="Mean loss over the global batch at the last timed step, before its update.",
+        definition="Mean loss over the global batch (cross-entropy, natural logarithm) at the last timed step, before its update.",
         of_run=final_loss,
     ),
 )

@@ -26,7 +26,7 @@ def socket_path() -> Path:
 
     Whatever changes any of them changes the name, so that no run is made by code that is not the code on disk.
     """
-    seen = hashlib.sha256(json.dumps([sys.executable, sys.version, host.packages()]).encode())
+    seen = hashlib.sha256(json.dumps([str(SOURCE), sys.executable, sys.version, host.packages()]).encode())
     for package in ("shardlab", "trainers"):
         for path in sorted((SOURCE / package).rglob("*.py")):
             content = path.read_bytes()

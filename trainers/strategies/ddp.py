@@ -27,7 +27,7 @@ class DdpEngine(ReplicatedEngine):
 
     def effective(self) -> dict[str, Any]:
         logged = cast("DistributedDataParallel", self.model)._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        buckets = logged.get("rebuilt_bucket_sizes") or logged["initial_bucket_sizes"]
+        buckets = logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]  # rebuilt after the first step
         return {
             **super().effective(),
             "bucket_cap_mb": logged["bucket_cap_bytes"] / MIB,
