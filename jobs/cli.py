@@ -125,9 +125,12 @@ def _render(arguments: argparse.Namespace) -> int:
     out, workspace = Output.of(arguments), _workspace(arguments)
     planned = _planned(arguments, workspace)
     folder = Path(arguments.out).absolute() if arguments.out else workspace.runs
-    rendered = plan.render_all(planned, folder)
-    if not arguments.out:
-        render.keep(workspace, planned.matrix, planned.all_cells, planned.repeats)
+    if arguments.out:
+        rendered = plan.render_all(planned, folder)
+    else:
+        with workspace.alone():
+            rendered = plan.render_all(planned, folder)
+            render.keep(workspace, planned.matrix, planned.all_cells, planned.repeats)
     out.line(f"{len(rendered)} run(s) rendered in {folder}; nothing was sent.")
     out.document([{"id": one.run_id, "path": str(one.path)} for one in rendered])
     return 0
@@ -136,16 +139,19 @@ def _render(arguments: argparse.Namespace) -> int:
 def _submit(arguments: argparse.Namespace) -> int:
     out, workspace = Output.of(arguments), _workspace(arguments)
     planned = _planned(arguments, workspace)
-    steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source)
-    views.steps(out, steps, sent=not arguments.dry_run)
     if arguments.dry_run:
+        steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source)
+        views.steps(out, steps, sent=False)
         views.scripts(out, steps, workspace)
         out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
         return 0
+    with workspace.alone():
+        steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source)
+        render.keep(workspace, planned.matrix, planned.all_cells, planned.repeats)
+        submit.send(workspace, steps)
+    views.steps(out, steps, sent=True)
     for remark in planned.remarks:
         out.remark(f"note: {remark}")
-    render.keep(workspace, planned.matrix, planned.all_cells, planned.repeats)
-    submit.send(workspace, steps)
     return watch.finish(out, workspace, [step.run.run_id for step in steps], wait=arguments.wait)
 
 
@@ -177,8 +183,9 @@ def _retry(arguments: argparse.Namespace) -> int:
         raise InputError(f"--only: {unknown[0]!r} is no state that a run ends in. Allowed: {allowed}.")
     found = select(workspace, arguments.runs, arguments.matrix, arguments.where)
     source = render.source("", cluster.find(None, workspace.path), workspace)
-    steps = submit.retry(workspace, [RunDir(workspace.runs / one.id) for one in found], only, source)
-    submit.send(workspace, steps)
+    with workspace.alone():
+        steps = submit.retry(workspace, [RunDir(workspace.runs / one.id) for one in found], only, source)
+        submit.send(workspace, steps)
     views.steps(out, steps, sent=True)
     return watch.finish(out, workspace, [step.run.run_id for step in steps], wait=arguments.wait)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,16 @@ class Workspace:
     def all_runs(self) -> list[RunDir]:
         """All runs here, by id."""
         return [RunDir(self.runs / run_id) for run_id in self.run_ids()]
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until no other command changes which runs there are; the kernel lets go however a command ends."""
+        files.make_folder(self.own)
+        with files.as_workspace_error("lock"):
+            handle = (self.own / "runs.lock").open("ab")
+        with handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
 
     def keep_expansion(self, expansion: Expansion) -> None:
         """Remember what a matrix came to, and that it was the last one."""

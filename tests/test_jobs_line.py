@@ -125,8 +125,7 @@ def test_two_submitters_at_once_send_each_run_once(bench):
     both = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     for one in both:
         _, stderr = one.communicate(timeout=120)
-        assert one.returncode in (0, 2), stderr  # 2: the other rendered the same run a moment before
-    bench.run("jobs", "submit", "--matrix", str(bench.path / "small.yaml"), "--wait")
+        assert one.returncode == 0, stderr
     assert set(bench.states().values()) == {"completed"}
     assert starts(bench) == [1, 1, 1, 1]
 
