@@ -17,7 +17,7 @@ METRICS = (
         name="final_loss",
         unit="nats",
         direction="lower is better",
-        definition="Mean loss over the global batch (cross-entropy, natural logarithm) at the last timed step, before its update.",
+        definition="Mean loss over the global batch (cross-entropy, in nats) at the last timed step, before its update.",
         of_run=final_loss,
     ),
 )
