@@ -62,7 +62,7 @@ def run_of(cell: Cell, repeat: int, attempt: int, source: Source) -> Run:
         attempt=attempt,
         launcher=cell.launcher,
         rehearsal=launcher(cell.launcher).rehearsal,
-        world=World(cell.nnodes, cell.gpus // cell.nnodes, cell.gpus),
+        world=World(cell.nnodes, cell.world_size // cell.nnodes, cell.world_size),
         cluster=source.cluster,
         data_path=source.data_path,
         versions=source.versions,

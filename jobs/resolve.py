@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -75,7 +76,9 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, machine: Machine, problems
         return None
     strategy, workload = menus.strategies[draft.strategy], menus.workloads[draft.workload]
     options = _options(draft, strategy, workload, problem)
-    sizes, limit = _sizes(draft, workload, strategy, problem)
+    _switches(draft, strategy, problem)
+    degrees = _degrees(draft, strategy, problem)
+    sizes, limit = _sizes(draft, workload, strategy, degrees, problem)
     if len(problems) > before or sizes is None:
         return None
     cell = Cell(
@@ -83,6 +86,10 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, machine: Machine, problems
         strategy=draft.strategy,
         gpus=draft.gpus,
         nnodes=draft.nnodes or 1,
+        dp=degrees["dp"],
+        tp=degrees["tp"],
+        pp=degrees["pp"],
+        servers=(draft.servers or 1) if strategy.servers else 0,
         launcher=draft.launcher,
         global_batch_size=sizes[0],
         micro_batch_size=sizes[1],
@@ -92,6 +99,10 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, machine: Machine, problems
         epochs=draft.epochs,
         warmup_steps=draft.warmup_steps,
         precision=draft.precision,
+        activation_checkpointing=draft.activation_checkpointing,
+        compile=draft.compile,
+        max_grad_norm=draft.max_grad_norm,
+        prove=draft.prove,
         optimizer=draft.optimizer or workload.optimizer,
         schedule=draft.schedule,
         seed=draft.seed,
@@ -121,8 +132,41 @@ def _options(draft: Draft, strategy: Strategy, workload: Workload, problem: Any)
     return {name: draft.options.get(name, option.default) for name, option in known.items()}
 
 
+def _degrees(draft: Draft, strategy: Strategy, problem: Any) -> dict[str, int]:
+    """dp, tp and pp: those given, the one that is left, and 1 for what the strategy does not have."""
+    given = {"dp": draft.dp, "tp": draft.tp, "pp": draft.pp}
+    for name, size in given.items():
+        if name not in strategy.degrees and size not in (None, 1):
+            problem(name, f"{strategy.name} has no {name} dimension. Allowed: {', '.join(strategy.degrees)}.")
+            return {"dp": draft.gpus, "tp": 1, "pp": 1}
+    known = {name: given[name] for name in strategy.degrees}
+    left = [name for name, size in known.items() if size is None]
+    product = math.prod(size for size in known.values() if size is not None)
+    if len(left) > 1:
+        problem("strategy", f"{strategy.name} on {draft.gpus} ranks needs {' or '.join(left[::-1])} to be given.")
+    elif draft.gpus % product or (not left and product != draft.gpus):
+        sizes = " x ".join(f"{name}: {size}" for name, size in known.items() if size is not None)
+        problem(next(n for n, size in known.items() if size is not None), f"{sizes} does not make {draft.gpus} ranks.")
+    else:
+        known |= dict.fromkeys(left, draft.gpus // product)
+    return {name: known.get(name) or 1 for name in given}
+
+
+def _switches(draft: Draft, strategy: Strategy, problem: Any) -> None:
+    """Refuse what the strategy cannot honour: a knob that is asked for and ignored makes a comparison unequal."""
+    asked = {
+        "activation_checkpointing": draft.activation_checkpointing != "none",
+        "compile": draft.compile,
+        "max_grad_norm": draft.max_grad_norm is not None,
+    }
+    for name in (name for name, on in asked.items() if on and name not in strategy.switches):
+        problem(name, f"{strategy.name} cannot honour it. Allowed: leave {name} out.")
+    if draft.servers is not None and not strategy.servers:
+        problem("servers", f"{strategy.name} has no parameter servers. Allowed: leave servers out.")
+
+
 def _sizes(
-    draft: Draft, workload: Workload, strategy: Strategy, problem: Any
+    draft: Draft, workload: Workload, strategy: Strategy, degrees: dict[str, int], problem: Any
 ) -> tuple[tuple[int, int, int] | None, int | None]:
     """(batch sizes, time limit in seconds), after the checks that need no more than the draft."""
     limit = None
@@ -139,7 +183,7 @@ def _sizes(
         except ValueError as error:
             problem("time_limit", str(error))
     try:
-        return cells.batch(draft), limit
+        return cells.batch(draft, degrees["dp"]), limit
     except cells.BatchError as error:
         problem(error.key, str(error))
         return None, limit

@@ -10,6 +10,7 @@ import msgspec
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+Checkpointing = Annotated[str, msgspec.Meta(pattern=r"^(none|full|every-[1-9][0-9]{0,3})$")]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "bf16-pure"]
 State = Literal[
     "completed", "oom", "timeout", "failed", "cancelled", "node_fail", "preempted", "hung"
@@ -29,10 +30,14 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """The learning rate over the run: held, or falling to 0 by a cosine or a line, after a linear rise."""
+    """The learning rate over the run: held, or falling to 0 by a cosine or a line, after a linear rise.
+
+    lr_scaling: linear multiplies the optimizer's lr by the number of data-parallel ranks (Goyal et al., 2017, section 2.1).
+    """
 
     name: Literal["constant", "cosine", "linear"] = "constant"
     lr_warmup_steps: NonNegative = 0
+    lr_scaling: Literal["none", "linear"] = "none"
 
 
 class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -42,15 +47,24 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     strategy: str
     gpus: Positive = 1
     nnodes: Positive | None = None
+    tp: Positive | None = None
+    pp: Positive | None = None
+    dp: Positive | None = None
+    servers: Positive | None = None
     launcher: str = "torchrun"
     global_batch_size: Positive | None = None
     gpu_batch_size: Positive | None = None
     micro_batch_size: Positive | None = None
+    microbatches: Positive | None = None
     seq_len: Positive | None = None
     steps: Positive | None = None
     epochs: Positive | None = None
     warmup_steps: NonNegative = 0
     precision: Precision = "fp32"
+    activation_checkpointing: Checkpointing = "none"
+    compile: bool = False
+    max_grad_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    prove: Literal["auto", "off"] = "auto"
     optimizer: Optimizer | None = None
     schedule: Schedule = msgspec.field(default_factory=Schedule)
     seed: NonNegative = 42
@@ -62,10 +76,15 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=False):
     """A resolved cell: nothing in it is left to a default of another program.
 
-    gpus: ranks that train, one accelerator each (one process each on a machine without GPUs).
+    gpus: ranks that train, one accelerator each (one process each on a machine without GPUs) = dp x tp x pp.
+    dp, tp, pp: data-parallel, tensor-parallel and pipeline-parallel degree. servers: parameter-server ranks on top.
     global_batch_size: units of data (images, sequences) in one optimizer step over all ranks.
-    micro_batch_size: units per rank and forward pass; `gradient_accumulation_steps` passes make a step.
+    micro_batch_size: units per data-parallel rank and forward pass; `gradient_accumulation_steps` passes make a step
+    (under a pipeline these are its microbatches).
     steps or epochs: the timed length, exactly one of them; `warmup_steps` run before it, untimed, on top.
+    activation_checkpointing: none; full (every block); every-K (each K-th block).
+    max_grad_norm: the gradient is scaled down to this global L2 norm where it is larger, or null.
+    prove: auto runs the same-work proof once per distinct computation.
     time_limit_s: seconds until the run is ended as `timeout`, or null.
     expect: end states that are this cell's proper end, besides completed.
     options: of the strategy and the workload, with their defaults written out.
@@ -75,6 +94,10 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     strategy: str
     gpus: int
     nnodes: int
+    dp: int
+    tp: int
+    pp: int
+    servers: int
     launcher: str
     global_batch_size: int
     micro_batch_size: int
@@ -84,6 +107,10 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     epochs: int | None
     warmup_steps: int
     precision: Precision
+    activation_checkpointing: str
+    compile: bool
+    max_grad_norm: float | None
+    prove: str
     optimizer: Optimizer
     schedule: Schedule
     seed: int
@@ -92,14 +119,19 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     options: dict[str, bool | int | float | str | None]
 
     @property
+    def world_size(self) -> int:
+        """All processes: those that train and the parameter servers."""
+        return self.gpus + self.servers
+
+    @property
     def gpu_batch_size(self) -> int:
-        """Units per rank and optimizer step."""
+        """Units per data-parallel rank and optimizer step."""
         return self.micro_batch_size * self.gradient_accumulation_steps
 
     def hash(self) -> str:
         """12 hexadecimal digits that depend on every key's value and on no key's order.
 
-        What cannot change the measured work is left out: the time limit and the expected end.
+        What cannot change the measured work is left out: the time limit, the expected end, and the proof.
         """
         return cell_hash(msgspec.to_builtins(self))
 
@@ -107,6 +139,8 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """A readable head and the hash, fit for a folder's name (at most 52 characters)."""
         accumulation = f"-a{self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
         head = f"{self.strategy}-{self.workload}-g{self.gpus}-b{self.global_batch_size}{accumulation}"
+        for degree, size in (("tp", self.tp), ("pp", self.pp)):
+            head += f"-{degree}{size}" if 1 < size < self.gpus else ""
         if self.launcher != "torchrun":
             head += f"-{self.launcher}"
         head = re.sub(r"[^a-z0-9._-]+", "-", head.lower())[:39].strip("-._")
@@ -115,7 +149,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 def cell_hash(cell: dict[str, Any]) -> str:
     """The hash of a resolved cell in its plain form, as it stands in run.json."""
-    identity = {key: value for key, value in cell.items() if key not in ("time_limit_s", "expect")}
+    identity = {key: value for key, value in cell.items() if key not in ("time_limit_s", "expect", "prove")}
     return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]
 
 
@@ -127,12 +161,11 @@ class BatchError(ValueError):
         self.key = key
 
 
-def batch(draft: Draft) -> tuple[int, int, int]:
-    """(global_batch_size, micro_batch_size, gradient_accumulation_steps) of a draft.
+def batch(draft: Draft, dp: int) -> tuple[int, int, int]:
+    """(global_batch_size, micro_batch_size, gradient_accumulation_steps) of a draft on `dp` data-parallel ranks.
 
     Raises BatchError when the sizes contradict each other or do not divide.
     """
-    ranks = draft.gpus
     if (draft.global_batch_size is None) == (draft.gpu_batch_size is None):
         found = "neither" if draft.global_batch_size is None else "both"
         raise BatchError(
@@ -140,23 +173,28 @@ def batch(draft: Draft) -> tuple[int, int, int]:
             f"exactly one of global_batch_size (strong scaling) and gpu_batch_size (weak scaling) is needed, found {found}.",
         )
     if draft.global_batch_size is not None:
-        if draft.global_batch_size % ranks:
+        if draft.global_batch_size % dp:
             raise BatchError(
                 "global_batch_size",
-                f"{draft.global_batch_size} does not divide among {ranks} ranks. Allowed: a multiple of {ranks}.",
+                f"{draft.global_batch_size} does not divide among {dp} data-parallel ranks. Allowed: a multiple of {dp}.",
             )
-        per_rank = draft.global_batch_size // ranks
+        per_rank = draft.global_batch_size // dp
     else:
         assert draft.gpu_batch_size is not None
         per_rank = draft.gpu_batch_size
-    micro = draft.micro_batch_size or per_rank
-    if per_rank % micro:
+    key, parts = "micro_batch_size", draft.micro_batch_size or per_rank
+    if draft.microbatches is not None:
+        if draft.micro_batch_size is not None:
+            raise BatchError("microbatches", "found micro_batch_size as well. Allowed: one of them; the other follows.")
+        key, parts = "microbatches", draft.microbatches
+    if per_rank % parts:
         raise BatchError(
-            "micro_batch_size",
-            f"{micro} does not divide the {per_rank} units that each of {ranks} ranks has per step. "
+            key,
+            f"{parts} does not divide the {per_rank} units that each of {dp} data-parallel ranks has per step. "
             f"Allowed: a divisor of {per_rank}.",
         )
-    return per_rank * ranks, micro, per_rank // micro
+    micro = per_rank // parts if key == "microbatches" else parts
+    return per_rank * dp, micro, per_rank // micro
 
 
 def seconds(text: str) -> int:

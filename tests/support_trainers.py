@@ -36,9 +36,12 @@ class Bench:
         of_workload, of_strategy = menu.workload(workload), menu.strategy(strategy)
         batch = keys.pop("global_batch_size", 8)
         defaults = {option.name: option.default for option in (*of_workload.options, *of_strategy.options)}
+        dp = gpus // keys.get("tp", 1) // keys.get("pp", 1)
         cell = Cell(**{
             "workload": workload, "strategy": strategy, "gpus": gpus, "nnodes": 1, "launcher": "fork",
-            "global_batch_size": batch, "micro_batch_size": batch // gpus // accumulation,
+            "dp": dp, "tp": 1, "pp": 1, "servers": 0, "activation_checkpointing": "none", "compile": False,
+            "max_grad_norm": None, "prove": "off",
+            "global_batch_size": batch, "micro_batch_size": batch // dp // accumulation,
             "gradient_accumulation_steps": accumulation, "seq_len": of_workload.seq_len, "steps": 10, "epochs": None,
             "warmup_steps": 0, "precision": "fp32", "optimizer": SGD, "schedule": Schedule(), "seed": 42,
             "time_limit_s": None, "expect": [], "options": {**defaults, **(options or {})}, **keys,
@@ -48,7 +51,8 @@ class Bench:
         files.make_folder(run_dir.path)
         files.write_json(run_dir.run_json, Run(
             schema=1, run_id=run_dir.run_id, matrix="tests", cell=cell, cell_hash=cell.hash(), repeat=1, attempt=1,
-            launcher="fork", rehearsal=False, world=World(1, gpus, gpus), cluster={}, data_path=str(data or self.data),
+            launcher="fork", rehearsal=False, world=World(1, cell.world_size, cell.world_size), cluster={},
+            data_path=str(data or self.data),
             versions={}, git_commit=None, templates={}, created="2026-01-01T00:00:00Z",
         ))  # fmt: skip
         return run_dir

@@ -19,6 +19,10 @@ CELL = Cell(
     strategy="ddp",
     gpus=2,
     nnodes=1,
+    dp=2,
+    tp=1,
+    pp=1,
+    servers=0,
     launcher="torchrun",
     global_batch_size=16,
     micro_batch_size=4,
@@ -28,6 +32,10 @@ CELL = Cell(
     epochs=None,
     warmup_steps=0,
     precision="fp32",
+    activation_checkpointing="none",
+    compile=False,
+    max_grad_norm=None,
+    prove="auto",
     optimizer=Optimizer("sgd", 0.1),
     schedule=Schedule(),
     seed=42,
@@ -39,8 +47,8 @@ CELL = Cell(
 
 @given(ranks=st.integers(1, 64), micro=st.integers(1, 32), passes=st.integers(1, 8))
 def test_both_spellings_of_a_batch_come_to_the_same_work(ranks, micro, passes):
-    strong = cells.batch(draft(gpus=ranks, global_batch_size=ranks * micro * passes, micro_batch_size=micro))
-    weak = cells.batch(draft(gpus=ranks, gpu_batch_size=micro * passes, micro_batch_size=micro))
+    strong = cells.batch(draft(gpus=ranks, global_batch_size=ranks * micro * passes, micro_batch_size=micro), ranks)
+    weak = cells.batch(draft(gpus=ranks, gpu_batch_size=micro * passes, microbatches=passes), ranks)
     assert strong == weak == (ranks * micro * passes, micro, passes)
 
 
@@ -56,13 +64,13 @@ def test_both_spellings_of_a_batch_come_to_the_same_work(ranks, micro, passes):
 )
 def test_what_does_not_divide_is_refused(keys, key, words):
     with pytest.raises(cells.BatchError) as caught:
-        cells.batch(draft(**keys))
+        cells.batch(draft(**keys), keys.get("gpus", 1))
     assert caught.value.key == key
     assert words in str(caught.value)
 
 
 def test_the_hash_depends_on_the_work_alone():
-    assert CELL.hash() == "bbc9cf717eb7"
+    assert CELL.hash() == "d02e9f2d2bf9"
     same = msgspec.structs.replace(CELL, time_limit_s=60, expect=["oom"])
     assert same.hash() == CELL.hash()
     plain = msgspec.to_builtins(CELL)

@@ -79,7 +79,7 @@ def test_the_learning_rate_rises_is_held_or_falls_to_nothing():
     rule = Optimizer(name="sgd", lr=2.0)
 
     def rates(name, rise, steps=10):
-        return [optimization.learning_rate(rule, Schedule(name, rise), step, steps) for step in range(steps)]
+        return [optimization.learning_rate(rule, Schedule(name, rise), step, steps, 1) for step in range(steps)]
 
     assert rates("constant", 0) == [2.0] * 10
     assert rates("constant", 3)[:4] == [0.5, 1.0, 1.5, 2.0]

@@ -66,7 +66,9 @@ def _steps(cell: Cell, task: Task, order: Order, engine: Engine, ranks: Ranks, r
         ranks.barrier()  # no rank's timed steps start while another still sets up
         started = time.perf_counter()
         for step in range(count):
-            rate = optimization.learning_rate(cell.optimizer, cell.schedule, before + step, cell.warmup_steps + timed)
+            rate = optimization.learning_rate(
+                cell.optimizer, cell.schedule, before + step, cell.warmup_steps + timed, engine.data_ranks
+            )
             optimization.set_learning_rate(engine.optimizer, rate)
             memory.start()
             clock.start()

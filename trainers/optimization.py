@@ -23,19 +23,20 @@ def make(rule: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Opt
     return kind(parameters, lr=rule.lr, betas=(rule.beta1, rule.beta2), eps=rule.eps, weight_decay=rule.weight_decay)
 
 
-def learning_rate(rule: Optimizer, schedule: Schedule, step: int, steps: int) -> float:
+def learning_rate(rule: Optimizer, schedule: Schedule, step: int, steps: int, data_ranks: int) -> float:
     """The learning rate of step 0, 1, ... of all `steps`, the untimed warm-up steps included.
 
-    It rises linearly and is whole at step `lr_warmup_steps`; from there it is held, or falls so that it would be 0 at
-    the step after the last.
+    Under linear scaling it is `data_ranks` times the rule's (Goyal et al., 2017). It rises linearly and is whole at
+    step `lr_warmup_steps`; from there it is held, or falls so that it would be 0 at the step after the last.
     """
     rise = schedule.lr_warmup_steps
+    full = rule.lr * (data_ranks if schedule.lr_scaling == "linear" else 1)
     if step < rise:
-        return rule.lr * (step + 1) / (rise + 1)
+        return full * (step + 1) / (rise + 1)
     passed = (step - rise) / max(1, steps - rise)
     if schedule.name == "cosine":
-        return rule.lr * 0.5 * (1 + math.cos(math.pi * passed))
-    return rule.lr * (1 - passed) if schedule.name == "linear" else rule.lr
+        return full * 0.5 * (1 + math.cos(math.pi * passed))
+    return full * (1 - passed) if schedule.name == "linear" else full
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

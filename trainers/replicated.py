@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from shardlab.cell import Cell
-from trainers import optimization, precision
+from trainers import optimization, precision, switches
 from trainers.instruments.timing import BACKWARD, FORWARD
 from trainers.strategy import Engine
 
@@ -56,8 +56,17 @@ class ReplicatedEngine(Engine):
         return total
 
     def update(self) -> None:
+        if self.cell.max_grad_norm is not None:
+            norm = switches.gradient_norm(self.model.parameters())
+            switches.clip(self.model.parameters(), self.cell.max_grad_norm, norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def gradient_norm(self) -> float:
+        return float(switches.gradient_norm(self.model.parameters()))
+
+    def whole_parameters(self) -> dict[str, torch.Tensor]:
+        return switches.whole_parameters(self.model)
 
     def effective(self) -> dict[str, Any]:
         weights = {p.dtype for p in self.model.parameters()}
@@ -75,6 +84,8 @@ class ReplicatedEngine(Engine):
             "weights_dtype": _names(weights),
             "optimizer_state_dtype": _names(state),
             "output_dtype": _names({self._output_dtype} - {None}),
+            **switches.effective(self.model),
+            "max_grad_norm": self.cell.max_grad_norm,
             "tf32": precision.tf32_in_effect(self.device),
         }
 

@@ -25,6 +25,8 @@ class Strategy(msgspec.Struct, frozen=True):
 
     precisions: those that it honours. options: its knobs. refuse: why a cell cannot be had, as a sentence, or None;
     it sees the resolved cell and needs no torch. build: makes the engine on a rank; imports torch itself.
+    degrees: the dimensions of its mesh, of dp, tp and pp. switches: which of activation_checkpointing, compile and
+    max_grad_norm it honours. servers: whether it has parameter-server ranks besides those that train.
     """
 
     name: str
@@ -33,6 +35,9 @@ class Strategy(msgspec.Struct, frozen=True):
     refuse: Callable[[Cell], str | None]
     build: Callable[[Cell, Task, Ranks], Engine]
     options: tuple[Option, ...] = ()
+    degrees: tuple[str, ...] = ("dp",)
+    switches: tuple[str, ...] = ()
+    servers: bool = False
 
 
 class Engine(ABC):
@@ -50,11 +55,25 @@ class Engine(ABC):
 
     @abstractmethod
     def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
-        """Accumulate the gradients of one step and return this rank's mean loss (0-dim, detached, on the device)."""
+        """Accumulate the gradients of one step and return this rank's mean loss (0-dim, detached, on the device).
+
+        The mean of what the ranks return is the mean over the global batch.
+        """
 
     @abstractmethod
     def update(self) -> None:
-        """Apply the gradients and clear them."""
+        """Scale the gradients down to the cell's max_grad_norm where it has one, apply them, and clear them."""
+
+    @abstractmethod
+    def gradient_norm(self) -> float:
+        """The L2 norm of the whole model's gradient between forward_backward and update; all ranks call it together."""
+
+    @abstractmethod
+    def whole_parameters(self) -> dict[str, torch.Tensor]:
+        """The whole model's parameters by the names that `Task.model` gives them, in fp32 on the CPU, tied ones once.
+
+        All ranks call it together; rank 0 has them all, other ranks may give none.
+        """
 
     @abstractmethod
     def effective(self) -> dict[str, Any]:

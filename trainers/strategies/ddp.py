@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell
 from shardlab.registry import Option
+from trainers import switches
 from trainers.precision import MIXED
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
@@ -47,7 +48,7 @@ def build(cell: Cell, task: Task, ranks: Ranks) -> DdpEngine:
     from torch.nn.parallel import DistributedDataParallel
 
     wrapped = DistributedDataParallel(
-        task.model().to(ranks.device),
+        switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device)),
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
         bucket_cap_mb=cast("int", cell.options.get("bucket_cap_mb", 25)),
     )
@@ -61,6 +62,7 @@ VARIANTS = (
         precisions=MIXED,
         refuse=refuse,
         build=build,
+        switches=switches.ALL,
         options=(Option("bucket_cap_mb", 25, "gradients are exchanged in buckets of about so many MiB"),),
     ),
 )

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell
+from trainers import switches
 from trainers.precision import MIXED, dtype_name
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
@@ -58,7 +59,7 @@ def builder(*, reshard_after_forward: bool) -> Callable[[Cell, Task, Ranks], Fsd
         mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
         mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         policy = mixed if cell.precision == "bf16" else MixedPrecisionPolicy()
-        model = task.model().to(ranks.device)
+        model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device))
         for block in task.blocks(model):
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
         # What no block holds (embeddings, head) is needed at once by backward: it is never freed after forward.
@@ -78,6 +79,7 @@ VARIANTS = (
         summary="parameters, gradients and optimizer state sharded (PyTorch fully_shard; as ZeRO stage 3)",
         precisions=MIXED,
         refuse=refuse,
+        switches=switches.ALL,
         build=builder(reshard_after_forward=True),
     ),
     Strategy(
@@ -85,6 +87,7 @@ VARIANTS = (
         summary="sharded alike, but parameters stay gathered from forward to backward (as ZeRO stage 2)",
         precisions=MIXED,
         refuse=refuse,
+        switches=switches.ALL,
         build=builder(reshard_after_forward=False),
     ),
 )

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from shardlab.cell import Cell
+from trainers import switches
 from trainers.precision import MIXED
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
@@ -25,7 +26,8 @@ def refuse(cell: Cell) -> str | None:
 
 
 def build(cell: Cell, task: Task, ranks: Ranks) -> SingleEngine:
-    return SingleEngine(cell, task, ranks, task.model().to(ranks.device))
+    model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device))
+    return SingleEngine(cell, task, ranks, model)
 
 
 VARIANTS = (
@@ -35,5 +37,6 @@ VARIANTS = (
         precisions=MIXED,
         refuse=refuse,
         build=build,
+        switches=switches.ALL,
     ),
 )
