@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from trainers.communication import Term
     from trainers.instruments.timing import Clock
     from trainers.ranks import Ranks
     from trainers.workload import Batch, Task
@@ -74,6 +75,15 @@ class Engine(ABC):
 
         All ranks call it together; rank 0 has them all, other ranks may give none.
         """
+
+    @abstractmethod
+    def theory(self) -> list[Term]:
+        """What this rank has to send in one step by theory, for what the strategy really does, every term of it."""
+
+    @abstractmethod
+    def textbook_bytes(self) -> float | None:
+        """What textbooks give for one rank and step (2 psi for data parallel, 3 psi for ZeRO-3 and FSDP, psi the bytes of
+        all gradients); None where they give no such figure."""
 
     @abstractmethod
     def effective(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from shardlab.cell import Cell
 from shardlab.registry import Option
 from trainers import switches
+from trainers.communication import Term, bytes_of
 from trainers.precision import MIXED
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
@@ -25,6 +26,13 @@ class DdpEngine(ReplicatedEngine):
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         wrapped = cast("DistributedDataParallel", self.model)
         return nullcontext() if last else wrapped.no_sync()
+
+    def theory(self) -> list[Term]:
+        psi = bytes_of(self.model.parameters())
+        return [Term("gradients, all buckets of a step together: 2 (n-1)/n psi", "all_reduce", psi, self.data_ranks)]
+
+    def textbook_bytes(self) -> float:
+        return 2.0 * bytes_of(self.model.parameters())
 
     def effective(self) -> dict[str, Any]:
         logged = cast("DistributedDataParallel", self.model)._get_ddp_logging_data()  # type: ignore[no-untyped-call]

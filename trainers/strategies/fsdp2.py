@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell
 from trainers import switches
+from trainers.communication import Term
 from trainers.precision import MIXED, dtype_name
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.distributed.fsdp import FSDPModule
 
     from trainers.ranks import Ranks
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 
 class Fsdp2Engine(ReplicatedEngine):
+    def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, *, reshards: bool) -> None:
+        super().__init__(cell, task, ranks, model)
+        self._reshards = reshards  # after forward, so that backward gathers again
+
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         # Until the last pass gradients stay whole on every rank: no communication, at the price of their memory.
         cast("FSDPModule", self.model).set_requires_gradient_sync(last)
@@ -27,6 +33,36 @@ class Fsdp2Engine(ReplicatedEngine):
 
     def computing(self) -> AbstractContextManager[object]:
         return nullcontext()  # fully_shard itself casts what it gathers
+
+    def theory(self) -> list[Term]:
+        blocks, rest = self._padded_elements()
+        passes, n = self.cell.gradient_accumulation_steps, self.data_ranks
+        again = 2 if self._reshards else 1
+        gathered, reduced = self._itemsizes()
+        return [
+            Term("blocks' parameters, gathered for forward and (unless kept) backward of each pass", "all_gather",
+                 blocks * gathered, n, again * passes),
+            Term("other parameters, gathered once a pass", "all_gather", rest * gathered, n, passes),
+            Term("gradients, once a step", "reduce_scatter", (blocks + rest) * reduced, n),
+        ]  # fmt: skip
+
+    def textbook_bytes(self) -> float:
+        psi = 4.0 * self.parameters()
+        return (3 if self._reshards else 2) * psi
+
+    def _padded_elements(self) -> tuple[int, int]:
+        """Elements of the blocks and of the rest; each parameter's first dimension is padded to a multiple of the ranks."""
+        blocks = {id(p) for block in self.task.blocks(self.model) for p in block.parameters()}
+        n = self.data_ranks
+        sizes = {True: 0, False: 0}
+        for parameter in self.model.parameters():
+            first = parameter.shape[0] if parameter.dim() else 1
+            sizes[id(parameter) in blocks] += parameter.numel() // first * (-(-first // n) * n)
+        return sizes[True], sizes[False]
+
+    def _itemsizes(self) -> tuple[int, int]:
+        """Bytes of an element as parameters are gathered and as gradients are reduced."""
+        return (2, 4) if self.cell.precision == "bf16" else (4, 4)
 
     def effective(self) -> dict[str, Any]:
         from torch.distributed.fsdp import FSDPModule
@@ -64,7 +100,7 @@ def builder(*, reshard_after_forward: bool) -> Callable[[Cell, Task, Ranks], Fsd
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
         # What no block holds (embeddings, head) is needed at once by backward: it is never freed after forward.
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-        return Fsdp2Engine(cell, task, ranks, model)
+        return Fsdp2Engine(cell, task, ranks, model, reshards=reshard_after_forward)
 
     return build
 

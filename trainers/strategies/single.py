@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardlab.cell import Cell
 from trainers import switches
+from trainers.communication import Term
 from trainers.precision import MIXED
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 class SingleEngine(ReplicatedEngine):
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext()
+
+    def theory(self) -> list[Term]:
+        return []
+
+    def textbook_bytes(self) -> float:
+        return 0.0
 
 
 def refuse(cell: Cell) -> str | None:

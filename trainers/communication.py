@@ -1,0 +1,150 @@
+"""Bytes that ranks send: what theory says a step needs, and what its collectives really moved.
+
+Both are counted alike, as bytes that one rank sends in a ring (Patarasuk and Yuan, 2009; the bus-bandwidth factors of
+nccl-tests): over n ranks an all-reduce of S bytes sends 2 (n-1)/n S, an all-gather to S bytes and a reduce-scatter of S
+bytes (n-1)/n S, an all-to-all (n-1)/n S, a broadcast (n-1)/n S averaged over the ranks, a send S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    import torch
+
+FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: (n - 1) / n,
+    "send": lambda n: 1.0,
+}
+
+
+class Term(msgspec.Struct, frozen=True):
+    """One kind of communication in a step of one rank, as theory has it.
+
+    what: in words, with its symbols. payload_bytes: S of one collective. ranks: n. times: collectives of this kind a step.
+    """
+
+    what: str
+    op: str
+    payload_bytes: float
+    ranks: int
+    times: float = 1.0
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that this rank sends for it in one step."""
+        return FACTORS[self.op](self.ranks) * self.payload_bytes * self.times
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One collective that ran: S and n as in `Term`."""
+
+    op: str
+    payload_bytes: int
+    ranks: int
+
+    @property
+    def sent_bytes(self) -> float:
+        return FACTORS[self.op](self.ranks) * self.payload_bytes
+
+
+@contextmanager
+def counting() -> Iterator[list[Call]]:
+    """The collectives that this rank starts inside the block, as they start.
+
+    Seen are those that go through torch's dispatcher: DDP's buckets, FSDP, tensor and pipeline parallel, DeepSpeed,
+    and calls of torch.distributed. It slows each operator down: never around a step that is timed.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    calls: list[Call] = []
+
+    class Counter(TorchDispatchMode):
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            # DTensor is told to unfold first: the collectives are in what it unfolds to.
+            if any(kind.__name__ == "DTensor" for kind in types):
+                return NotImplemented
+            if (call := _call(operator, args)) is not None and call.ranks > 1:
+                calls.append(call)
+            return operator(*args, **(kwargs or {}))
+
+    with Counter():
+        yield calls
+
+
+def _call(operator: Any, args: Any) -> Call | None:
+    """What an operator moves, or None where it is no collective."""
+    namespace, _, name = operator._schema.name.partition("::")
+    if namespace == "c10d" and name in _C10D:
+        op, which = _C10D[name]
+        return Call(op, _bytes(args[which]), _group_size(args))
+    if namespace == "_c10d_functional" and name in _FUNCTIONAL:
+        op, grows = _FUNCTIONAL[name]
+        ranks = _named_group_size(args)
+        return Call(op, _bytes(args[0]) * (ranks if grows else 1), ranks)
+    return None
+
+
+# c10d operator -> (collective, index of the argument that has S bytes)
+_C10D = {
+    "allreduce_": ("all_reduce", 0),
+    "allreduce_coalesced_": ("all_reduce", 0),
+    "allgather_": ("all_gather", 0),
+    "_allgather_base_": ("all_gather", 0),
+    "allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "reduce_scatter_": ("reduce_scatter", 1),
+    "_reduce_scatter_base_": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "alltoall_": ("all_to_all", 1),
+    "alltoall_base_": ("all_to_all", 1),
+    "broadcast_": ("broadcast", 0),
+    "send": ("send", 0),
+}
+# functional operator -> (collective, whether S is the input times the ranks)
+_FUNCTIONAL = {
+    "all_reduce": ("all_reduce", False),
+    "all_reduce_": ("all_reduce", False),
+    "all_reduce_coalesced": ("all_reduce", False),
+    "all_gather_into_tensor": ("all_gather", True),
+    "all_gather_into_tensor_coalesced": ("all_gather", True),
+    "reduce_scatter_tensor": ("reduce_scatter", False),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", False),
+    "all_to_all_single": ("all_to_all", False),
+    "broadcast": ("broadcast", False),
+}
+
+
+def _bytes(value: Any) -> int:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
+
+
+def _group_size(args: Iterable[Any]) -> int:
+    import torch
+    from torch.distributed import ProcessGroup
+
+    boxed = next(value for value in args if isinstance(value, torch.ScriptObject))
+    return int(ProcessGroup.unbox(boxed).size())
+
+
+def _named_group_size(args: Iterable[Any]) -> int:
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    name = [value for value in args if isinstance(value, str)][-1]  # the reduction comes before the group
+    return int(_resolve_process_group(name).size())
+
+
+def bytes_of(tensors: Iterable[torch.Tensor], itemsize: int | None = None) -> int:
+    """Bytes of tensors, each element counted as `itemsize` bytes where that is given."""
+    return sum(tensor.numel() * (itemsize or tensor.element_size()) for tensor in tensors)
