@@ -57,10 +57,12 @@ def table(rows: Sequence[Row]) -> Table:
         Column(key, _heading(key), "", _is_count(cells, key), [Text(_plain(cell.get(key))) for cell in cells]) for key in keys
     ]
     state = Column("state", "State", "", False, [Text(row.state) for row in rows])
+    proof = Column("same_work", "Same work", "", False, [Text(row.same_work.verdict if row.same_work else "") for row in rows])
     n = Column("n", "n", "", True, [Text(str(row.n)) for row in rows])
     measured = [build(rows) for build in _MEASURED]
     shown = [column for column in measured if any(cell.value for cell in column.cells)]
-    return Table(common, [*identity, state, n, *shown])
+    proofs = [proof] if any(cell.value for cell in proof.cells) else []
+    return Table(common, [*identity, state, *proofs, n, *shown])
 
 
 def labels(rows: Sequence[Row]) -> list[str]:
@@ -176,6 +178,9 @@ _MEASURED = (
     _of_kind(_of_bytes("peak_memory_bytes", "Peak memory"), _MEMORY),
     _of("cpu_pct", "CPU", 3),
     _of("gpu_pct", "GPU", 3),
+    _of_bytes("sent_counted_bytes", "Sent a step"),
+    _of_bytes("sent_theory_bytes", "by theory"),
+    _of_bytes("sent_textbook_bytes", "by textbook"),
     _of_bytes("network_bytes", "Network"),
     _of_bytes("loopback_bytes", "Loopback"),
     _of("final_loss", "Final loss"),

@@ -12,7 +12,10 @@ from collect.metric import Compared
 from collect.metrics import scaling
 from shardlab.cell import Cell
 
-_MEANS = {"strategy", "gpus", "nnodes", "micro_batch_size", "gradient_accumulation_steps", "options", "time_limit_s", "expect"}
+_MEANS = {
+    "strategy", "gpus", "nnodes", "dp", "tp", "pp", "servers", "micro_batch_size", "gradient_accumulation_steps",
+    "activation_checkpointing", "compile", "options", "prove", "time_limit_s", "expect",
+}  # fmt: skip
 _LENGTH = {"steps", "epochs", "warmup_steps", "global_batch_size", "schedule", "seed"}
 
 

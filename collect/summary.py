@@ -15,6 +15,7 @@ from collect.load import NO_FOLDER, Loaded, LoadedCell, LoadedRun
 from collect.metric import Compared, Metric, Quantity, menu
 from collect.statistics import Estimate, estimate
 from collect.telemetry import Coverage
+from shardlab.record import SameWork
 from shardlab.state import STATES
 
 SCHEMA = 1
@@ -41,6 +42,7 @@ class Row(msgspec.Struct):
     n: int
     states: dict[str, int]
     expected: bool  # every repeat ended completed or in a state that the cell expects
+    same_work: SameWork | None  # the proof's verdict, of the first run that has one
     baseline: str | None  # the cell that speed-up is against
     metrics: dict[str, Estimate]
     runs: list[RunRow]
@@ -108,7 +110,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         baseline=baseline,
         rehearsal=any(rehearsals),
         synthetic=bool(synthetic),
-        remarks=_remarks(rehearsals, synthetic),
+        remarks=_remarks(rehearsals, synthetic, [row.id for row in rows if _is_different(row)]),
         rows=rows,
         reported=[],
         verdicts=[],
@@ -123,7 +125,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
     )
 
 
-def _remarks(rehearsals: list[bool], synthetic: list[str]) -> list[str]:
+def _remarks(rehearsals: list[bool], synthetic: list[str], different: list[str]) -> list[str]:
     """What every output has to say of all its numbers."""
     remarks = []
     if any(rehearsals):
@@ -131,6 +133,8 @@ def _remarks(rehearsals: list[bool], synthetic: list[str]) -> list[str]:
         remarks.append(share + REHEARSAL)
     if synthetic:
         remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic))))
+    if different:
+        remarks.append(f"not the same work, and so not compared: {', '.join(different)}")
     return remarks
 
 
@@ -151,6 +155,7 @@ def _row(cell: LoadedCell) -> Row:
         n=len(cell.completed),
         states=dict(states),
         expected=states.keys() <= {"completed", *cell.cell.expect},
+        same_work=next((run.result.same_work for run in cell.runs if run.result and run.result.same_work), None),
         baseline=None,
         metrics={name: found for name, values in measured.items() if (found := _over_repeats(values))},
         runs=runs,
@@ -175,7 +180,7 @@ def _compare(cells: list[LoadedCell], rows: list[Row], baseline: str) -> None:
     of_cells: list[Metric] = [metric for metric in menu() if metric.of_cells]
     for cell, row in zip(cells, rows, strict=True):
         against = baseline_of(cell, cells, baseline)
-        if against is None or not {cell.id, against.id} <= throughputs.keys():
+        if against is None or not {cell.id, against.id} <= throughputs.keys() or _is_different(row):
             continue
         row.baseline = against.id
         compared = Compared(cell.cell, throughputs[cell.id], against.cell, throughputs[against.id])
@@ -184,6 +189,11 @@ def _compare(cells: list[LoadedCell], rows: list[Row], baseline: str) -> None:
             if quantity is not None:
                 value = quantity.value
                 row.metrics[metric.name] = Estimate(value, quantity.unit, row.n, value, kind=quantity.kind)
+
+
+def _is_different(row: Row) -> bool:
+    """Whether the proof found other work: such a cell is never ranked with those that did the same."""
+    return row.same_work is not None and row.same_work.verdict == "different"
 
 
 def _failures(cell: LoadedCell) -> list[Failure]:

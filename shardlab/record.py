@@ -108,6 +108,22 @@ class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
     n: int
 
 
+class SameWork(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Whether a cell did the work of one process. verdict: proven, different, not provable, not proven; why: in a sentence.
+
+    Differences are relative (see trainers/proof.py). communication_bytes: sent in one step by all ranks together: theory,
+    counted, and textbook where textbooks give a figure.
+    """
+
+    verdict: str
+    why: str
+    loss_difference: float | None = None
+    gradient_norm_difference: float | None = None
+    parameter_difference: float | None = None
+    communication_bytes: dict[str, float] | None = None
+    proof_s: float | None = None
+
+
 class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     """result.json: what one run came to; written last, so that its existence means complete."""
 
@@ -124,6 +140,8 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     epoch_time_s: list[float] | None = None
     peak_memory_bytes: dict[str, int] | None = None  # allocated and reserved on GPUs, rss: worst rank
     parameters: int | None = None
+    same_work: SameWork | None = None
+    communication_bytes: dict[str, float] | None = None  # in one step, all ranks: theory, counted, textbook
     data: dict[str, Any] = {}  # name, sha256, synthetic
     knobs: dict[str, dict[str, Any]] = {}  # asked, effective
     versions: dict[str, str] = {}

@@ -41,6 +41,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     git_commit: str | None
     templates: dict[str, str]  # template name -> SHA-256
     created: str  # ISO 8601, UTC
+    proofs_path: str | None = None  # where same-work proofs are kept, so that a computation is proven once
 
 
 def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:

@@ -67,7 +67,7 @@ def counting() -> Iterator[list[Call]]:
 
     calls: list[Call] = []
 
-    class Counter(TorchDispatchMode):
+    class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             # DTensor is told to unfold first: the collectives are in what it unfolds to.
             if any(kind.__name__ == "DTensor" for kind in types):
@@ -76,7 +76,7 @@ def counting() -> Iterator[list[Call]]:
                 calls.append(call)
             return operator(*args, **(kwargs or {}))
 
-    with Counter():
+    with Counter():  # type: ignore[no-untyped-call]
         yield calls
 
 
@@ -139,10 +139,10 @@ def _group_size(args: Iterable[Any]) -> int:
 
 
 def _named_group_size(args: Iterable[Any]) -> int:
-    from torch.distributed.distributed_c10d import _resolve_process_group
+    from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 
     name = [value for value in args if isinstance(value, str)][-1]  # the reduction comes before the group
-    return int(_resolve_process_group(name).size())
+    return int(_resolve_process_group(name).size())  # type: ignore[arg-type]
 
 
 def bytes_of(tensors: Iterable[torch.Tensor], itemsize: int | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -71,12 +72,20 @@ class Ranks:
             **meeting,
         )
 
+    def alone(self) -> Ranks:
+        """This process as the only one of a world of its own, which talks to nobody."""
+        only = copy.copy(self)
+        only.rank, only.world_size = 0, 1
+        return only
+
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
         """Every rank's numbers, (world_size, n) in float64; all ranks give equally many."""
         import torch
         import torch.distributed as dist
 
         mine = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        if self.world_size == 1:
+            return mine[None].cpu().numpy()
         everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
         dist.all_gather(everyone, mine)
         return torch.stack(everyone).cpu().numpy()

@@ -27,7 +27,8 @@ class Strategy(msgspec.Struct, frozen=True):
     precisions: those that it honours. options: its knobs. refuse: why a cell cannot be had, as a sentence, or None;
     it sees the resolved cell and needs no torch. build: makes the engine on a rank; imports torch itself.
     degrees: the dimensions of its mesh, of dp, tp and pp. switches: which of activation_checkpointing, compile and
-    max_grad_norm it honours. servers: whether it has parameter-server ranks besides those that train.
+    max_grad_norm it honours. servers: whether it has parameter-server ranks besides those that train. unprovable: why
+    it cannot be held against one process, or nothing.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Strategy(msgspec.Struct, frozen=True):
     degrees: tuple[str, ...] = ("dp",)
     switches: tuple[str, ...] = ()
     servers: bool = False
+    unprovable: str = ""
 
 
 class Engine(ABC):

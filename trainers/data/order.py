@@ -9,7 +9,7 @@ from shardlab.errors import InputError
 if TYPE_CHECKING:
     import numpy as np
 
-WARMUP, TIMED = 0, 1  # phases draw apart, so that timed epochs are whole passes over the data
+WARMUP, TIMED, PROOF = 0, 1, 2  # phases draw apart, so that timed epochs are whole passes over the data
 
 
 class Order:

@@ -1,0 +1,202 @@
+"""The same-work proof: a strategy's first steps, held against those of one process on the same weights and data.
+
+Losses, the gradient's norm and the parameters after the last step have to agree. The steps are made with SGD, whatever
+the cell's optimizer is: Adam divides by the gradient's size and so hides a gradient of the wrong scale. The reference is
+plain: no activation checkpointing, no compilation, the same precision.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shardlab import files, host
+from shardlab.cell import Cell, Optimizer, Schedule
+from shardlab.record import SameWork
+from trainers import communication, menu
+from trainers.data.order import PROOF, Order
+from trainers.instruments.timing import clock_for
+from trainers.strategy import Strategy
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.ranks import Ranks
+    from trainers.strategy import Engine
+    from trainers.workload import Task
+
+STEPS = 3
+WITHOUT_EFFECT = (  # keys of a cell that the proof's numbers do not depend on
+    "launcher", "nnodes", "steps", "epochs", "warmup_steps", "optimizer", "schedule", "max_grad_norm", "prove", "expect",
+    "time_limit_s",
+)  # fmt: skip
+SGD = Optimizer(name="sgd", lr=0.01, momentum=0.9)
+
+
+class Tolerance(msgspec.Struct, frozen=True):
+    """How far two ways to the same numbers may be apart, each relative: losses and gradient norms to the reference's,
+    parameters to the length of the way that the reference's parameters went (L2)."""
+
+    loss: float
+    gradient_norm: float
+    parameters: float
+
+
+# Two sums of the same numbers in another order differ by rounding: a unit in the last place is 2^-24 of an fp32 number,
+# 2^-11 of a tf32 or fp16 one, 2^-9 of a bf16 one. Losses average over many roundings; parameters add up those of all
+# steps, so they get more room. A wrong gradient scale, a missed rank or a wrong slice of data is off by tens of percent.
+TOLERANCES = {
+    "fp32": Tolerance(loss=2e-5, gradient_norm=1e-4, parameters=1e-3),
+    "tf32": Tolerance(loss=1e-3, gradient_norm=5e-3, parameters=2e-2),
+    "fp16": Tolerance(loss=1e-3, gradient_norm=5e-3, parameters=2e-2),
+    "bf16": Tolerance(loss=2e-3, gradient_norm=1e-2, parameters=5e-2),
+    "bf16-pure": Tolerance(loss=4e-3, gradient_norm=2e-2, parameters=1e-1),
+}
+
+
+class Trajectory(msgspec.Struct):
+    """What STEPS steps came to: the global loss and gradient norm of each, the whole parameters before and after."""
+
+    losses: list[float]
+    norms: list[float]
+    before: dict[str, torch.Tensor]
+    after: dict[str, torch.Tensor]
+    sent_bytes: float  # by this rank in the last step, as counted
+    theory_bytes: float  # by this rank, as the strategy states it
+    textbook_bytes: float | None
+
+
+def prove(cell: Cell, task: Task, ranks: Ranks, folder: Path | None) -> SameWork:
+    """The verdict on a cell, the same on every rank; kept in `folder` by what was computed, so that it is made once.
+
+    All ranks call it together, before the cell's own engine is built; afterwards nothing of it is left in memory.
+    """
+    strategy = menu.strategy(cell.strategy)
+    if cell.prove == "off":
+        return SameWork(verdict="not proven", why="the cell says prove: off")
+    if strategy.unprovable:
+        return SameWork(verdict="not provable", why=strategy.unprovable)
+    kept = folder / f"{digest(cell, ranks.device.type)}.json" if folder is not None else None
+    # Rank 0 decides for all: a file that appears between two ranks' looks must not part them.
+    known = kept is not None and ranks.rank == 0 and kept.exists()
+    if kept is not None and ranks.gather([float(known)])[0, 0]:
+        return msgspec.json.decode(kept.read_bytes(), type=SameWork)
+    started = time.perf_counter()
+    found = _prove(cell, task, ranks, strategy)
+    found.proof_s = round(time.perf_counter() - started, 3)
+    if kept is not None and ranks.rank == 0:
+        files.make_folder(kept.parent)
+        files.write_json(kept, found)
+    ranks.barrier()
+    return found
+
+
+def digest(cell: Cell, device: str) -> str:
+    """Names a computation: what of a cell, the software and the device can change the numbers."""
+    what = {name: value for name, value in msgspec.to_builtins(cell).items() if name not in WITHOUT_EFFECT}
+    packages = {name: version for name, version in host.packages().items() if name in ("torch", "transformers", "deepspeed")}
+    text = msgspec.json.encode([what, device, packages, _source_digest()], order="deterministic")
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def _source_digest() -> str:
+    """Of the trainers' own source: a proof holds for the code that it was made with."""
+    found = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _prove(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy) -> SameWork:
+    plain = msgspec.structs.replace(cell, optimizer=SGD, schedule=Schedule(), max_grad_norm=None)
+    single = msgspec.structs.replace(
+        plain, strategy="single", gpus=1, dp=1, tp=1, pp=1, servers=0, activation_checkpointing="none", compile=False
+    )
+    reference = _walk(single, task, ranks.alone(), menu.strategy("single")) if ranks.rank == 0 else None
+    ours = _walk(plain, task, ranks, strategy)
+    sent, theory = ranks.gather([ours.sent_bytes, ours.theory_bytes]).sum(axis=0)
+    differences = [0.0, 0.0, 0.0]
+    if reference is not None:
+        differences = [
+            max(abs(a - b) / abs(b) for a, b in zip(ours.losses, reference.losses, strict=True)),
+            max(abs(a - b) / abs(b) for a, b in zip(ours.norms, reference.norms, strict=True)),
+            _apart(ours, reference),
+        ]
+    loss, norm, parameters = (float(value) for value in ranks.gather(differences)[0])
+    allowed = TOLERANCES[cell.precision]
+    return SameWork(
+        verdict="proven" if _within(allowed, loss, norm, parameters) else "different",
+        why=f"against one process, {STEPS} steps with SGD, {cell.precision}: loss differs by {loss:.1e}, gradient norm by "
+        f"{norm:.1e}, parameters by {parameters:.1e} of their way (allowed {allowed.loss:.0e}, {allowed.gradient_norm:.0e}, "
+        f"{allowed.parameters:.0e})",
+        loss_difference=loss,
+        gradient_norm_difference=norm,
+        parameter_difference=parameters,
+        communication_bytes={
+            "theory": float(theory),
+            "counted": float(sent),
+            **({"textbook": ours.textbook_bytes * cell.gpus} if ours.textbook_bytes is not None else {}),
+        },
+    )
+
+
+def _within(allowed: Tolerance, loss: float, norm: float, parameters: float) -> bool:
+    # Written so that a NaN is not within anything.
+    return loss <= allowed.loss and norm <= allowed.gradient_norm and parameters <= allowed.parameters
+
+
+def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy) -> Trajectory:
+    """Make STEPS steps from the cell's seed with a new engine, and let it go."""
+    import torch
+
+    torch.manual_seed(cell.seed)
+    engine = strategy.build(cell, task, ranks)
+    order, clock = Order(task.source.items, cell.global_batch_size, cell.seed), clock_for(ranks.device)
+    before = engine.whole_parameters()
+    losses, norms, sent_bytes = [], [], 0.0
+    for step in range(STEPS):
+        parts = order.micro_batches(PROOF, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
+        batches = [task.fetch(indices, ranks.device) for indices in parts]
+        clock.start()
+        with communication.counting() as while_computing:
+            loss = engine.forward_backward(batches, clock)
+        norms.append(engine.gradient_norm())
+        with communication.counting() as while_updating:
+            engine.update()
+        sent_bytes = sum(call.sent_bytes for call in (*while_computing, *while_updating))
+        losses.append(float(ranks.gather([float(loss)]).mean()))
+    walked = Trajectory(
+        losses=losses,
+        norms=norms,
+        before=before,
+        after=engine.whole_parameters(),
+        sent_bytes=sent_bytes,
+        theory_bytes=sum(term.sent_bytes for term in engine.theory()),
+        textbook_bytes=engine.textbook_bytes(),
+    )
+    _let_go(engine, ranks)
+    return walked
+
+
+def _let_go(engine: Engine, ranks: Ranks) -> None:
+    import torch
+
+    engine.__dict__.clear()  # its parameters and buffers, also where a hook of torch still holds the engine itself
+    gc.collect()
+    if ranks.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _apart(ours: Trajectory, reference: Trajectory) -> float:
+    """How far our parameters ended from the reference's, as a share of the way that the reference's went (L2)."""
+    if ours.after.keys() != reference.after.keys():
+        return float("inf")
+    apart = sum(float((ours.after[name] - there).square().sum()) for name, there in reference.after.items())
+    way = sum(float((there - reference.before[name]).square().sum()) for name, there in reference.after.items())
+    started_apart = sum(float((ours.before[name] - start).square().sum()) for name, start in reference.before.items())
+    return float("inf") if started_apart > 1e-6 * way else (apart / way) ** 0.5
