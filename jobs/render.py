@@ -32,6 +32,7 @@ class Source(msgspec.Struct, frozen=True):
     matrix: str
     cluster: dict[str, str]
     data_path: str
+    proofs_path: str
     versions: dict[str, str]
     git_commit: str | None
     created: str
@@ -44,6 +45,7 @@ def source(matrix: str, cluster: Cluster, workspace: Workspace) -> Source:
         matrix=matrix,
         cluster={"name": cluster.name, "provider": cluster.provider},
         data_path=str((workspace.path / data).absolute()),
+        proofs_path=str(workspace.own / "proofs"),
         versions={**host.packages(), "shardlab": __version__, "python": sys.version.split()[0]},
         git_commit=_git_commit(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -69,6 +71,7 @@ def run_of(cell: Cell, repeat: int, attempt: int, source: Source) -> Run:
         git_commit=source.git_commit,
         templates={SCRIPT: templates.digest(SCRIPT)},
         created=source.created,
+        proofs_path=source.proofs_path,
     )
 
 

@@ -17,7 +17,7 @@ from shardlab.errors import InputError
 from shardlab.record import SCHEMA, LineWriter, StepRecord
 from shardlab.run import Run
 from shardlab.rundir import RunDir
-from trainers import menu, optimization, outcome, precision
+from trainers import menu, optimization, outcome, precision, proof
 from trainers.data.order import TIMED, WARMUP, Order
 from trainers.instruments import environment
 from trainers.instruments.memory import MemoryMeter
@@ -46,6 +46,7 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     precision.set_tf32(cell.precision)
     task = workload.build(cell, Path(run.data_path))
     order = Order(task.source.items, cell.global_batch_size, cell.seed)
+    same_work = proof.prove(cell, task, ranks, Path(run.proofs_path) if run.proofs_path else None)
     torch.manual_seed(cell.seed)
     engine = strategy.build(cell, task, ranks)
     with LineWriter(run_dir.steps_file(ranks.rank)) as lines:
@@ -54,7 +55,7 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     mine = outcome.OfRank(
         train_time_s=train_time_s, loss=recorder.loss, peak_bytes=recorder.peak_bytes, step_ms=recorder.step_ms
     )
-    outcome.write(run, run_dir, ranks, mine, engine, task, order.steps_per_epoch)
+    outcome.write(run, run_dir, ranks, mine, engine, task, order.steps_per_epoch, same_work)
 
 
 def _steps(cell: Cell, task: Task, order: Order, engine: Engine, ranks: Ranks, recorder: Recorder) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shardlab import files, host
-from shardlab.record import SCHEMA, Result, Spread
+from shardlab.record import SCHEMA, Result, SameWork, Spread
 from shardlab.run import Run
 from shardlab.rundir import RunDir
 from trainers import menu
@@ -29,7 +29,9 @@ class OfRank(msgspec.Struct, frozen=True):
     step_ms: list[float]
 
 
-def write(run: Run, run_dir: RunDir, ranks: Ranks, mine: OfRank, engine: Engine, task: Task, steps_per_epoch: int) -> None:
+def write(
+    run: Run, run_dir: RunDir, ranks: Ranks, mine: OfRank, engine: Engine, task: Task, steps_per_epoch: int, same_work: SameWork
+) -> None:
     """Gather what the ranks bring; rank 0 writes the result. All ranks call this; none returns before the file is there.
 
     A step takes as long as on its slowest rank (as ranks drift within a step, these add up to a little more than wall
@@ -61,6 +63,8 @@ def write(run: Run, run_dir: RunDir, ranks: Ranks, mine: OfRank, engine: Engine,
             epoch_time_s=_epochs(steps_ms, steps_per_epoch) if run.cell.epochs is not None else None,
             peak_memory_bytes={kind: int(size) for kind, size in zip(kinds, peaks)},
             parameters=parameters,
+            same_work=same_work,
+            communication_bytes=same_work.communication_bytes,
             data=msgspec.to_builtins(task.source),
             knobs=knobs,
             versions=host.packages(),

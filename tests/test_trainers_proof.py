@@ -1,0 +1,156 @@
+"""The same-work proof proves what is right, catches what is wrong, and counts the bytes that theory states."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shardlab.cell import Cell
+from shardlab.record import SameWork
+
+pytest_plugins = ["support_trainers"]
+# Forks two ranks of a process that has broken the code in one place, proves, and prints rank 0's verdict.
+TWO_RANKS = """
+import os, sys, tempfile
+import msgspec, torch
+from pathlib import Path
+from shardlab.cell import Cell
+from trainers import menu, proof
+from trainers.ranks import Place, Ranks
+
+cell = msgspec.json.decode(sys.argv[1], type=Cell)
+BREAK
+def rank(number, store):
+    ranks = Ranks(Place(number, number, 2, store))
+    task = menu.workload(cell.workload).build(cell, Path(sys.argv[2]))
+    found = proof.prove(cell, task, ranks, None)
+    if number == 0:
+        print(msgspec.json.encode(found).decode())
+    ranks.leave()
+
+store = tempfile.mkdtemp() + "/store"
+children = []
+for number in range(2):
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            rank(number, store)
+            code = 0
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    children.append(child)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+BROKEN = {
+    "no all-reduce": """
+from contextlib import nullcontext
+from trainers.strategies.ddp import DdpEngine
+DdpEngine.one_pass = lambda self, *, last: self.model.no_sync()
+""",
+    "a sum for a mean": """
+from trainers.strategies.ddp import DdpEngine
+right = DdpEngine.forward_backward
+def doubled(self, batches, clock):
+    loss = right(self, batches, clock)
+    for parameter in self.model.parameters():
+        parameter.grad *= 2
+    return loss
+DdpEngine.forward_backward = doubled
+""",
+    "the same data on both ranks": """
+from trainers.replicated import ReplicatedEngine
+made = ReplicatedEngine.__init__
+def same_slice(self, *arguments):
+    made(self, *arguments)
+    self.data_rank = 0
+ReplicatedEngine.__init__ = same_slice
+""",
+    "other weights": """
+from trainers.strategies import ddp
+build = ddp.VARIANTS[0].build
+def reseeded(cell, task, ranks):
+    torch.manual_seed(7)
+    return build(cell, task, ranks)
+object.__setattr__(menu, "strategy", lambda name, real=menu.strategy: msgspec.structs.replace(real(name), build=reseeded)
+    if name == "ddp" else real(name))
+""",
+}
+
+
+def prove(bench, cell: Cell, broken: str = "") -> SameWork:
+    words = [msgspec.json.encode(cell).decode(), str(bench.data)]
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_RANKS.replace("BREAK", broken), *words],
+        capture_output=True,
+        text=True,
+        env={**bench.environment, "GLOO_SOCKET_IFNAME": "lo"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return msgspec.json.decode(done.stdout, type=SameWork)
+
+
+def cell_of(bench, **keys) -> Cell:
+    return msgspec.structs.replace(bench.run_dir(gpus=2, **keys).read_run().cell, prove="auto")
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_wrong_work_is_called_different(bench, broken):
+    found = prove(bench, cell_of(bench, strategy="ddp"), BROKEN[broken])
+    assert found.verdict == "different", found.why
+
+
+def test_bf16_is_held_against_bf16(bench):
+    found = prove(bench, cell_of(bench, strategy="fsdp2", precision="bf16"))
+    assert found.verdict == "proven", found.why
+    assert found.parameter_difference > 1e-6  # autocast and fully_shard do round differently
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "fsdp2-zero2"])
+def test_right_work_is_proven_and_its_bytes_are_those_of_theory(bench, strategy, accumulation):
+    run_dir = bench.complete(strategy=strategy, gpus=2, accumulation=accumulation, prove="auto", steps=2)
+    result = run_dir.read_result()
+    assert result.same_work.verdict == "proven", result.same_work.why
+    sent = result.communication_bytes
+    assert sent["counted"] == pytest.approx(sent["theory"], rel=0.02)
+    assert sent["counted"] > result.parameters * 4
+    assert sent["textbook"] > 0
+
+
+def test_checkpointing_and_compilation_do_not_change_the_work(bench):
+    found = prove(bench, cell_of(bench, strategy="fsdp2", activation_checkpointing="every-2"))
+    assert found.verdict == "proven", found.why
+
+
+def test_the_proof_does_not_change_what_is_trained(bench):
+    assert bench.losses(strategy="ddp", gpus=2, prove="auto") == bench.losses(strategy="ddp", gpus=2)
+
+
+def test_a_proof_is_made_once_and_holds_for_any_length(bench, tmp_path):
+    kept = tmp_path / "proofs"
+
+    def complete(**keys) -> SameWork:
+        run_dir = bench.run_dir(strategy="ddp", gpus=2, prove="auto", **keys)
+        frozen = json.loads(run_dir.run_json.read_text())
+        run_dir.run_json.write_text(json.dumps(frozen | {"proofs_path": str(kept)}))
+        code, errors = bench.finish(run_dir)
+        assert code == 0, errors
+        return run_dir.read_result().same_work
+
+    complete(steps=2)
+    (file,) = kept.iterdir()
+    told = msgspec.json.decode(file.read_bytes(), type=SameWork)
+    file.write_bytes(msgspec.json.encode(msgspec.structs.replace(told, why="read from the file")))
+    assert complete(steps=3, warmup_steps=1).why == "read from the file"
+    assert complete(steps=2, global_batch_size=4).why != "read from the file"
+    assert len(list(kept.iterdir())) == 2
+
+
+def test_a_cell_may_go_without(bench):
+    assert bench.complete(strategy="single", steps=1).read_result().same_work.verdict == "not proven"
+    assert Path(bench.data).exists()
