@@ -4,45 +4,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support_cells import CELL
 
 from shardlab import cell as cells
-from shardlab.cell import Cell, Draft, Optimizer, Schedule
+from shardlab.cell import Draft, Optimizer
 from shardlab.run import RUN_ID, attempt_of, run_id
 
 
 def draft(**keys: object) -> Draft:
     return Draft(workload="gpt2-tiny", strategy="ddp", **keys)
-
-
-CELL = Cell(
-    workload="gpt2-tiny",
-    strategy="ddp",
-    gpus=2,
-    nnodes=1,
-    dp=2,
-    tp=1,
-    pp=1,
-    servers=0,
-    launcher="torchrun",
-    global_batch_size=16,
-    micro_batch_size=4,
-    gradient_accumulation_steps=2,
-    seq_len=64,
-    steps=10,
-    epochs=None,
-    warmup_steps=0,
-    precision="fp32",
-    activation_checkpointing="none",
-    compile=False,
-    max_grad_norm=None,
-    prove="auto",
-    optimizer=Optimizer("sgd", 0.1),
-    schedule=Schedule(),
-    seed=42,
-    time_limit_s=None,
-    expect=[],
-    options={},
-)
 
 
 @given(ranks=st.integers(1, 64), micro=st.integers(1, 32), passes=st.integers(1, 8))

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support_cells import CELL
 
 import jobs.cli
 from jobs import render
 from shardlab import cell as cells
-from shardlab.cell import Cell, Optimizer, Schedule
 from shardlab.run import Run, World
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -28,35 +28,6 @@ COMMANDS = [
     "collect",
     *(f"collect {verb}" for verb in ("export", "fetch", "metrics", "sample", "summarize")),
 ]
-CELL = Cell(
-    workload="gpt2-tiny",
-    strategy="ddp",
-    gpus=2,
-    nnodes=1,
-    dp=2,
-    tp=1,
-    pp=1,
-    servers=0,
-    launcher="torchrun",
-    global_batch_size=16,
-    micro_batch_size=4,
-    gradient_accumulation_steps=2,
-    seq_len=64,
-    steps=10,
-    epochs=None,
-    warmup_steps=0,
-    precision="fp32",
-    activation_checkpointing="none",
-    compile=False,
-    max_grad_norm=None,
-    prove="auto",
-    optimizer=Optimizer("sgd", 0.1),
-    schedule=Schedule(),
-    seed=42,
-    time_limit_s=60,
-    expect=[],
-    options={"bucket_cap_mb": 25},
-)
 HOSTILE = '/tmp/it\'s "here"\n; touch owned; $(touch owned) `touch owned` #'
 
 
