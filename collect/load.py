@@ -135,7 +135,7 @@ def _run(folder: RunDir, repeat: int, attempt: int) -> LoadedRun:
         run=run,
         result=result,
         steps=rows,
-        timed=steps.timed(rows, run.world.world_size if run else 0),
+        timed=steps.timed(rows, run.cell.gpus, run.cell.dp) if run else steps.timed(rows, 0, 0),
         samples=samples.frames(found.samples),
         damage=found.damage,
         hosts=_hosts(folder),

@@ -79,7 +79,7 @@ def _progress(run: Run, records: list[StepRecord]) -> tuple[float | None, float 
     busy_s = sum(record.step_ms for record in records) / 1000
     if not busy_s:
         return None, None
-    rate = sum(record.units for record in records) * run.world.world_size / busy_s
+    rate = sum(record.units for record in records) * run.cell.dp / busy_s
     left = run.cell.steps - len(records) if run.cell.steps is not None else None
     return rate, left * busy_s / len(records) if left is not None else None
 

@@ -25,7 +25,8 @@ class StepRecord(Record, kw_only=True):
     """One optimizer step as one rank saw it.
 
     step: 1, 2, ... over the timed steps; warm-up steps come first, counted apart, with `warmup` true.
-    loss: mean over this rank's part of the batch, before the update. units: units of data of this rank in the step.
+    loss: mean over this rank's part of the batch, before the update. units: units of data of this rank in the step; ranks
+    that share one model (tensor and pipeline parallel) share a slice of the batch and record the same units.
     data_ms, forward_ms, backward_ms, optimizer_ms: parts of step_ms; step_ms: from asking for data to the end of the update.
     allocated_bytes, reserved_bytes: peak of the GPU allocator since the start of the step; absent without a GPU.
     rss_bytes: resident memory of the process after the step.

@@ -39,7 +39,7 @@ def measured(ranks, telemetry_of=(), gpus=None):
     for entry in telemetry_of:
         hosts.setdefault(entry.host, []).append(entry)
     world = gpus or max(len(ranks), 1)
-    return Measured(support.cell("ddp", world), steps.timed(frame, world), samples.frames(hosts), RESULT)
+    return Measured(support.cell("ddp", world), steps.timed(frame, world, world), samples.frames(hosts), RESULT)
 
 
 TWO_RANKS = {
@@ -247,3 +247,13 @@ def test_every_metric_says_what_it_is():
 
 def test_a_frame_of_no_records_has_its_columns():
     assert steps.frame({}).schema == pl.Schema(steps.SCHEMA)
+
+
+def test_ranks_that_share_a_model_count_their_units_once():
+    """Four ranks, two of them to a model: every rank records the 64 units of its slice; the step trained on 128."""
+    records = {
+        rank: [StepRecord(schema=1, step=1, t_s=1.0, wall_s=2.0, loss=1.0, units=64, step_ms=500.0)] for rank in range(4)
+    }
+    shared = steps.timed(steps.frame(records), 4, 2)
+    assert shared["units"].sum() == 128
+    assert steps.of_world(shared)["loss"].to_list() == [1.0]

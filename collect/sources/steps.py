@@ -37,10 +37,15 @@ def frame(ranks: dict[int, list[StepRecord]]) -> pl.DataFrame:
     return rows.unique(["rank", "step", "warmup"], keep="last", maintain_order=True)
 
 
-def timed(steps: pl.DataFrame, world_size: int) -> pl.DataFrame:
-    """The timed steps that every rank of the world recorded: a step with a rank missing has no slowest rank."""
-    rows = steps.filter(~pl.col("warmup"), pl.col("rank") < world_size)
-    return rows.filter(pl.len().over("step") == world_size).sort("step", "rank")
+def timed(steps: pl.DataFrame, ranks: int, data_ranks: int) -> pl.DataFrame:
+    """The timed steps that every rank that trains recorded: a step with a rank missing has no slowest rank.
+
+    Ranks that share one model (tensor and pipeline parallel) record the same units; here each has its part of them, so that
+    their sum is what the step trained on.
+    """
+    rows = steps.filter(~pl.col("warmup"), pl.col("rank") < ranks)
+    whole = rows.filter(pl.len().over("step") == ranks).sort("step", "rank")
+    return whole.with_columns(pl.col("units") * (data_ranks / ranks)) if ranks else whole
 
 
 def of_world(timed_steps: pl.DataFrame) -> pl.DataFrame:
