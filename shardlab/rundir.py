@@ -76,9 +76,9 @@ class RunDir:
     def steps(self, rank: int) -> Lines[StepRecord]:
         return read_lines(self.steps_file(rank), StepRecord)
 
-    def timed_steps(self, world_size: int) -> int:
-        """The timed steps that every rank has recorded."""
-        return min((sum(not r.warmup for r in self.steps(rank).records) for rank in range(world_size)), default=0)
+    def timed_steps(self, gpus: int) -> int:
+        """The timed steps that every rank that trains has recorded, one that was lost included: ranks 0 to gpus - 1."""
+        return min((sum(not r.warmup for r in self.steps(rank).records) for rank in range(gpus)), default=0)
 
     def judge(self) -> state.Verdict:
         """The state that this run's files tell."""
@@ -90,5 +90,5 @@ class RunDir:
         except InputError as error:
             return state.Verdict("unknown", str(error))
         asked = run.cell.steps if run.cell.steps is not None else (result.steps if result else None)
-        steps = self.timed_steps(run.world.world_size)
+        steps = self.timed_steps(run.cell.gpus)
         return state.judge(events, has_result=result is not None, steps=steps, steps_asked=asked)

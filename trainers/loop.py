@@ -22,13 +22,13 @@ from trainers.data.order import TIMED, WARMUP, Order
 from trainers.instruments import environment
 from trainers.instruments.memory import MemoryMeter
 from trainers.instruments.timing import DATA, OPTIMIZER, Reading, clock_for
-from trainers.ranks import Ranks
+from trainers.ranks import Company, Ranks
 from trainers.strategy import Engine
 from trainers.workload import Task
 
 
 def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
-    """Train as run.json says and leave step records on every rank, env/HOST.json on every host, and the result.
+    """Train as run.json says and leave step records on every rank that trains, env/HOST.json on every host, and the result.
 
     The weights are drawn from the cell's seed on every rank alike. An epoch is floor(items / global_batch_size) steps.
     The learning rate runs over all steps, the untimed warm-up steps included. Raises InputError for a cell that
@@ -48,23 +48,30 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     order = Order(task.source.items, cell.global_batch_size, cell.seed)
     same_work = proof.prove(cell, task, ranks, Path(run.proofs_path) if run.proofs_path else None)
     torch.manual_seed(cell.seed)
+    if strategy.server is not None and ranks.rank >= cell.gpus:
+        strategy.server(cell, task, ranks).serve()
+        return
     engine = strategy.build(cell, task, ranks)
+    company = engine.company(ranks)
     with LineWriter(run_dir.steps_file(ranks.rank)) as lines:
         recorder = Recorder(lines)
-        train_time_s = _steps(cell, task, order, engine, ranks, recorder)
+        train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder)
     mine = outcome.OfRank(
         train_time_s=train_time_s, loss=recorder.loss, peak_bytes=recorder.peak_bytes, step_ms=recorder.step_ms
     )
-    outcome.write(run, run_dir, ranks, mine, engine, task, order.steps_per_epoch, same_work)
+    outcome.write(run, run_dir, ranks, company, mine, engine, task, order.steps_per_epoch, same_work)
+    engine.close()
 
 
-def _steps(cell: Cell, task: Task, order: Order, engine: Engine, ranks: Ranks, recorder: Recorder) -> float:
+def _steps(
+    cell: Cell, task: Task, order: Order, engine: Engine, device: torch.device, company: Company, recorder: Recorder
+) -> float:
     """Run the warm-up steps, then the timed ones; seconds that the timed ones took by this rank's wall clock."""
-    clock, memory = clock_for(ranks.device), MemoryMeter(ranks.device)
+    clock, memory = clock_for(device), MemoryMeter(device)
     timed = cell.steps if cell.steps is not None else (cell.epochs or 0) * order.steps_per_epoch
     started = 0.0
     for phase, count, before in ((WARMUP, cell.warmup_steps, 0), (TIMED, timed, cell.warmup_steps)):
-        ranks.barrier()  # no rank's timed steps start while another still sets up
+        company.barrier()  # no rank's timed steps start while another still sets up
         started = time.perf_counter()
         for step in range(count):
             rate = optimization.learning_rate(
@@ -74,7 +81,7 @@ def _steps(cell: Cell, task: Task, order: Order, engine: Engine, ranks: Ranks, r
             memory.start()
             clock.start()
             parts = order.micro_batches(phase, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
-            batches = [task.fetch(indices, ranks.device) for indices in parts]
+            batches = [task.fetch(indices, device) for indices in parts]
             clock.mark(DATA)
             loss = engine.forward_backward(batches, clock)
             engine.update()

@@ -15,7 +15,7 @@ from trainers import menu
 if TYPE_CHECKING:
     import numpy as np
 
-    from trainers.ranks import Ranks
+    from trainers.ranks import Company, Ranks
     from trainers.strategy import Engine
     from trainers.workload import Task
 
@@ -30,29 +30,40 @@ class OfRank(msgspec.Struct, frozen=True):
 
 
 def write(
-    run: Run, run_dir: RunDir, ranks: Ranks, mine: OfRank, engine: Engine, task: Task, steps_per_epoch: int, same_work: SameWork
+    run: Run,
+    run_dir: RunDir,
+    ranks: Ranks,
+    company: Company,
+    mine: OfRank,
+    engine: Engine,
+    task: Task,
+    steps_per_epoch: int,
+    same_work: SameWork,
 ) -> None:
-    """Gather what the ranks bring; rank 0 writes the result. All ranks call this; none returns before the file is there.
+    """Gather what the ranks of `company` bring; rank 0 writes the result. They all call this; none returns before the file
+    is there.
 
     A step takes as long as on its slowest rank (as ranks drift within a step, these add up to a little more than wall
     time, never to less than any rank's own steps). throughput_per_s = units of all timed steps over all ranks / seconds of
     all timed steps; step_time_ms is the spread of those times. train_time_s is wall time, slowest rank, from the first
-    timed step's start to the last one's end with what lies between steps. peak_memory_bytes: the worst rank.
+    timed step's start to the last one's end with what lies between steps. peak_memory_bytes: the worst rank. All of it is
+    of the ranks that came to the end: where one was lost, the state is not completed, and its units count for nothing.
     """
     kinds = sorted(mine.peak_bytes)
-    everyone = ranks.gather([mine.train_time_s, mine.loss, *(mine.peak_bytes[kind] for kind in kinds), *mine.step_ms])
+    everyone = company.gather([mine.train_time_s, mine.loss, *(mine.peak_bytes[kind] for kind in kinds), *mine.step_ms])
     knobs = {"asked": _asked(run), "effective": engine.effective()}  # on every rank: reading them may need all
     parameters = engine.parameters()
-    ranks.barrier()
+    company.barrier()
     if ranks.rank == 0:
         steps_ms = everyone[:, 2 + len(kinds) :].max(axis=0)
         peaks = everyone[:, 2 : 2 + len(kinds)].max(axis=0)
         workload = menu.workload(run.cell.workload)
-        units = len(steps_ms) * run.cell.global_batch_size * task.units_per_item
+        finished = len(everyone) / run.cell.gpus  # ranks have equal shares of every batch
+        units = len(steps_ms) * run.cell.global_batch_size * task.units_per_item * finished
         result = Result(
             schema=SCHEMA,
             run_id=run.run_id,
-            state="completed",
+            state="completed" if finished == 1 else "failed",
             rehearsal=run.rehearsal or ranks.forked,
             steps=len(steps_ms),
             unit=workload.unit,
@@ -70,7 +81,7 @@ def write(
             versions=host.packages(),
         )
         files.write_json(run_dir.result, result)
-    ranks.barrier()
+    company.barrier()
 
 
 def _asked(run: Run) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from shardlab.record import SameWork
 from trainers import communication, menu
 from trainers.data.order import PROOF, Order
 from trainers.instruments.timing import clock_for
-from trainers.strategy import Strategy
+from trainers.strategy import Server, Strategy
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +120,6 @@ def _prove(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy) -> SameWork
     )
     reference = _walk(single, task, ranks.alone(), menu.strategy("single")) if ranks.rank == 0 else None
     ours = _walk(plain, task, ranks, strategy)
-    sent, theory = ranks.gather([ours.sent_bytes, ours.theory_bytes]).sum(axis=0)
     differences = [0.0, 0.0, 0.0]
     if reference is not None:
         differences = [
@@ -137,12 +137,15 @@ def _prove(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy) -> SameWork
         loss_difference=loss,
         gradient_norm_difference=norm,
         parameter_difference=parameters,
-        communication_bytes={
-            "theory": float(theory),
-            "counted": float(sent),
-            **({"textbook": ours.textbook_bytes * cell.gpus} if ours.textbook_bytes is not None else {}),
-        },
+        communication_bytes=_sent(cell, ranks, ours),
     )
+
+
+def _sent(cell: Cell, ranks: Ranks, ours: Trajectory) -> dict[str, float]:
+    """Bytes sent in one step by all ranks, servers included."""
+    counted, theory = ranks.gather([ours.sent_bytes, ours.theory_bytes]).sum(axis=0)
+    textbook = {"textbook": ours.textbook_bytes * cell.gpus} if ours.textbook_bytes is not None else {}
+    return {"theory": float(theory), "counted": float(counted), **textbook}
 
 
 def _within(allowed: Tolerance, loss: float, norm: float, parameters: float) -> bool:
@@ -151,36 +154,54 @@ def _within(allowed: Tolerance, loss: float, norm: float, parameters: float) -> 
 
 
 def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy) -> Trajectory:
-    """Make STEPS steps from the cell's seed with a new engine, and let it go."""
+    """Make STEPS steps from the cell's seed with a new engine, and let it go; or serve those who do."""
     import torch
 
     torch.manual_seed(cell.seed)
+    if strategy.server is not None and ranks.rank >= cell.gpus:
+        return _serve(strategy.server(cell, task, ranks))
     engine = strategy.build(cell, task, ranks)
+    company = engine.company(ranks)
     order, clock = Order(task.source.items, cell.global_batch_size, cell.seed), clock_for(ranks.device)
     before = engine.whole_parameters()
-    losses, norms, sent_bytes = [], [], 0.0
+    losses, norms, calls = [], [], list[communication.Call]()
     for step in range(STEPS):
         parts = order.micro_batches(PROOF, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
         batches = [task.fetch(indices, ranks.device) for indices in parts]
         clock.start()
-        with communication.counting() as while_computing:
+        # Counting keeps torch.compile from its work: only the last step is counted.
+        with _counted(step == STEPS - 1) as while_computing:
             loss = engine.forward_backward(batches, clock)
         norms.append(engine.gradient_norm())
-        with communication.counting() as while_updating:
+        with _counted(step == STEPS - 1) as while_updating:
             engine.update()
-        sent_bytes = sum(call.sent_bytes for call in (*while_computing, *while_updating))
-        losses.append(float(ranks.gather([float(loss)]).mean()))
+        calls += [*while_computing, *while_updating]
+        losses.append(float(company.gather([float(loss)]).mean()))
     walked = Trajectory(
         losses=losses,
         norms=norms,
         before=before,
         after=engine.whole_parameters(),
-        sent_bytes=sent_bytes,
+        sent_bytes=sum(call.sent_bytes for call in calls),
         theory_bytes=sum(term.sent_bytes for term in engine.theory()),
         textbook_bytes=engine.textbook_bytes(),
     )
+    engine.close()
     _let_go(engine, ranks)
     return walked
+
+
+def _serve(server: Server) -> Trajectory:
+    """The part of a parameter server in it: what it sends, as a mean over the steps, since it knows no steps."""
+    with communication.counting() as calls:
+        server.serve()
+    sent_bytes = sum(call.sent_bytes for call in calls) / STEPS
+    theory_bytes = sum(term.sent_bytes for term in server.theory())
+    return Trajectory([], [], {}, {}, sent_bytes=sent_bytes, theory_bytes=theory_bytes, textbook_bytes=None)
+
+
+def _counted(on: bool) -> AbstractContextManager[list[communication.Call]]:
+    return communication.counting() if on else nullcontext([])
 
 
 def _let_go(engine: Engine, ranks: Ranks) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -39,6 +39,16 @@ class Place(msgspec.Struct, frozen=True):
         if not (rank < world_size and local_rank < world_size):
             raise InputError(f"RANK={rank} and LOCAL_RANK={local_rank} do not fit WORLD_SIZE={world_size}.")
         return cls(rank, local_rank, world_size, environment.get(STORE))
+
+
+class Company(Protocol):
+    """Those who train, as one of them sees the others: all ranks, unless a strategy has ranks of another kind."""
+
+    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+        """The numbers of each of them by rank, (how many they are, n) in float64; all give equally many."""
+
+    def barrier(self) -> None:
+        """Wait until each of them is here and its device has nothing left to do."""
 
 
 class Ranks:
@@ -97,7 +107,8 @@ class Ranks:
 
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        dist.barrier()
+        if self.world_size > 1:
+            dist.barrier()
 
     def leave(self) -> None:
         import torch.distributed as dist

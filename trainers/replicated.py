@@ -39,6 +39,10 @@ class ReplicatedEngine(Engine):
         """The context of a forward pass that gives the cell's precision."""
         return precision.autocast(self.cell.precision, self.device)
 
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of a pass, whose loss is its share of the step's, to those before it."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
     def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
         import torch
 
@@ -49,7 +53,7 @@ class ReplicatedEngine(Engine):
                     outputs = self.task.outputs(self.model, batch)
                     loss = self.task.criterion(outputs, batch.targets) / len(micro_batches)
                 clock.mark(FORWARD)
-                loss.backward()  # type: ignore[no-untyped-call]
+                self.backward(loss)
                 clock.mark(BACKWARD)
             self._output_dtype = outputs.dtype
             total += loss.detach()

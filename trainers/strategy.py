@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from trainers.communication import Term
     from trainers.instruments.timing import Clock
-    from trainers.ranks import Ranks
+    from trainers.ranks import Company, Ranks
     from trainers.workload import Batch, Task
 
 
@@ -28,7 +28,9 @@ class Strategy(msgspec.Struct, frozen=True):
     it sees the resolved cell and needs no torch. build: makes the engine on a rank; imports torch itself.
     degrees: the dimensions of its mesh, of dp, tp and pp. switches: which of activation_checkpointing, compile and
     max_grad_norm it honours. servers: whether it has parameter-server ranks besides those that train. unprovable: why
-    it cannot be held against one process, or nothing.
+    it cannot be held against one process, or nothing. server: makes what a parameter-server rank runs; the last ranks are
+    servers, and `build` is for the others. tolerates_lost_ranks: a run goes on when a rank that trains is killed, rank 0
+    (which writes the result) and servers apart.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Strategy(msgspec.Struct, frozen=True):
     switches: tuple[str, ...] = ()
     servers: bool = False
     unprovable: str = ""
+    server: Callable[[Cell, Task, Ranks], Server] | None = None
+    tolerates_lost_ranks: bool = False
 
 
 class Engine(ABC):
@@ -91,6 +95,25 @@ class Engine(ABC):
     def effective(self) -> dict[str, Any]:
         """Which knobs took effect, read from the wrapped model after its last step and not from what was asked."""
 
+    def company(self, ranks: Ranks) -> Company:
+        """Those who wait for each other before the timed steps and bring the result together."""
+        return ranks
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to do
+        """Called when the result is written: this rank makes no step any more."""
+
     def parameters(self) -> int:
         """The trainable parameters of the whole model, tied weights once."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+
+class Server(ABC):
+    """What a rank does that holds parameters for the ranks that train; it has no data and records no steps."""
+
+    @abstractmethod
+    def serve(self) -> None:
+        """Serve until every rank that trains has closed its engine or is lost."""
+
+    @abstractmethod
+    def theory(self) -> list[Term]:
+        """What this rank has to send by theory while each rank that trains makes one step."""

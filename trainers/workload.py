@@ -17,13 +17,17 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from trainers.plans.plan import Plan
+
 
 class Workload(msgspec.Struct, frozen=True):
     """A variant on the menu.
 
     parameters: trainable, tied weights once. unit: what is counted (tokens, images). flops_per_unit: forward and backward of
     one unit at the default options, by the formula named in `flops_source`. seq_len: the default, None where the
-    workload has no sequences. optimizer: the default, always written into run.json.
+    workload has no sequences. optimizer: the default, always written into run.json. heads: the option that counts
+    attention heads, which tensor parallelism deals out, and blocks: the one that counts repeated blocks, which a pipeline
+    deals out; None where `Task.plan` has no such cut.
     """
 
     name: str
@@ -36,6 +40,8 @@ class Workload(msgspec.Struct, frozen=True):
     build: Callable[[Cell, Path], Task]
     seq_len: int | None = None
     options: tuple[Option, ...] = ()
+    heads: str | None = None
+    blocks: str | None = None
 
 
 class Batch(msgspec.Struct):
@@ -67,6 +73,10 @@ class Task(ABC):
     @abstractmethod
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         """The repeated blocks in order, for wrapping, sharding and checkpointing."""
+
+    def plan(self) -> Plan:
+        """How the model is cut over tensor-parallel ranks and into stages, where the menu says that it can be."""
+        raise NotImplementedError
 
     @abstractmethod
     def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:

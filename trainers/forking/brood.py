@@ -1,4 +1,4 @@
-"""The parent of one run's ranks: all of them end when one fails, when the client is gone, or when this parent is."""
+"""The parent of one run's ranks: all of them end when one fails that is needed, when the client is gone, or this parent."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shardlab import console
+from shardlab.rundir import RunDir
+from trainers import menu
 from trainers.forking import address
 from trainers.ranks import STORE
 
@@ -36,7 +38,7 @@ def raise_ranks(connection: socket.socket) -> None:
     meeting = Path(tempfile.mkdtemp(prefix="shardlab-ranks-"))
     os.environ[STORE] = str(meeting / "store")
     ranks = [_fork_rank(rank, request, connection) for rank in range(int(request["world_size"]))]
-    code = _wait(ranks, connection)
+    code = _wait(ranks, connection, RunDir(Path(request["run_dir"])))
     shutil.rmtree(meeting, ignore_errors=True)
     if code is None:
         os.killpg(0, signal.SIGKILL)
@@ -93,10 +95,21 @@ def _die_with(parent: int) -> None:
         os._exit(1)  # it ended before we asked
 
 
-def _wait(ranks: list[int], connection: socket.socket) -> int | None:
+def _dispensable(run_dir: RunDir) -> list[int]:
+    """The ranks without which the run goes on, where its strategy can do without: those that train, but for rank 0, once
+    they have set up; before that the others wait for them.
+    """
+    cell = run_dir.read_run().cell
+    if not menu.strategy(cell.strategy).tolerates_lost_ranks:
+        return []
+    return [rank for rank in range(1, cell.gpus) if run_dir.steps_file(rank).exists()]
+
+
+def _wait(ranks: list[int], connection: socket.socket, run_dir: RunDir) -> int | None:
     """The exit code of the first rank that failed (128 + number for a signal), 0 where none did, None if the client went away.
 
-    When it returns, no rank is left.
+    A dispensable rank that is killed becomes an event `lost` of the run and no failure; one that ends with an error of
+    its own has failed like any other. When it returns, no rank is left.
     """
     living = {os.pidfd_open(pid): pid for pid in ranks}
     waiting = select.poll()
@@ -109,9 +122,14 @@ def _wait(ranks: list[int], connection: socket.socket) -> int | None:
                 gone = True
                 waiting.unregister(descriptor)
             else:
-                status = os.waitstatus_to_exitcode(os.waitpid(living.pop(descriptor), 0)[1])
+                pid = living.pop(descriptor)
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 waiting.unregister(descriptor)
                 os.close(descriptor)
+                rank = ranks.index(pid)
+                if status < 0 and not (failed or gone) and rank in _dispensable(run_dir):
+                    run_dir.write_event("ranks", "lost", rank=rank, why=f"rank {rank} was killed by signal {-status}")
+                    continue
                 failed = failed or (status if status >= 0 else 128 - status)
         if failed or gone:
             for pid in living.values():

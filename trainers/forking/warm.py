@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import importlib.util
 import os
 import selectors
 import socket
@@ -25,12 +26,18 @@ PRELOADED = (
     "pynvml",
     "psutil",
     "torch.distributed.fsdp",
-    "torch.distributed.tensor",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
     "torch.nn.parallel",
     "trainers.loop",
+    "trainers.parallel_schedule",
+    "trainers.plans.gpt2",
+    "trainers.plans.vit",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.vit.modeling_vit",
 )
+# A family's own library, where it is installed; original_muon is what ZeRO's optimizers import on their first step.
+OPTIONAL = {"deepspeed": ("deepspeed", "deepspeed.runtime.zero.muon.original_muon", "deepspeed.runtime.zero.stage3")}
 
 
 def serve(path: Path) -> int:
@@ -57,6 +64,11 @@ def _import_everything() -> None:
     menu.strategies(), menu.workloads()
     for name in PRELOADED:
         importlib.import_module(name)
+    os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed asks once, when it is imported
+    for library, names in OPTIONAL.items():
+        if importlib.util.find_spec(library) is not None:
+            for name in names:
+                importlib.import_module(name)
     gc.collect()
     gc.freeze()  # the collector of a fork leaves these objects alone, and so their pages shared
 

@@ -14,6 +14,7 @@ from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
     from trainers.ranks import Ranks
@@ -22,14 +23,28 @@ if TYPE_CHECKING:
 MIB = 2**20
 
 
+RANK = 1  # of PowerSGD's approximation
+WORTH = 2  # PowerSGD compresses a matrix that becomes smaller by more than this factor
+EXACT_STEPS = 2  # before PowerSGD starts; its own least number with error feedback
+
+
 class DdpEngine(ReplicatedEngine):
+    hook = "none"  # what gradients go through on their way
+
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         wrapped = cast("DistributedDataParallel", self.model)
         return nullcontext() if last else wrapped.no_sync()
 
     def theory(self) -> list[Term]:
-        psi = bytes_of(self.model.parameters())
-        return [Term("gradients, all buckets of a step together: 2 (n-1)/n psi", "all_reduce", psi, self.data_ranks)]
+        n, psi = self.data_ranks, bytes_of(self.model.parameters(), 2 if self.hook == "bf16" else None)
+        if self.hook == "powersgd":
+            vectors, factors = _powersgd(self.model)
+            return [
+                Term("gradients that are not worth compressing", "all_reduce", vectors, n),
+                Term(f"both factors of rank {RANK} of the others, once its {EXACT_STEPS} exact steps are over", "all_reduce",
+                     factors, n),
+            ]  # fmt: skip
+        return [Term("gradients, all buckets of a step together: 2 (n-1)/n psi", "all_reduce", psi, n)]
 
     def textbook_bytes(self) -> float:
         return 2.0 * bytes_of(self.model.parameters())
@@ -42,10 +57,36 @@ class DdpEngine(ReplicatedEngine):
             "bucket_cap_mb": logged["bucket_cap_bytes"] / MIB,
             "bucket_sizes_bytes": [int(size) for size in buckets.split(",")],
             "backend": logged["backend_name"],
+            "static_graph": cast("DistributedDataParallel", self.model).static_graph,
+            "gradient_as_bucket_view": cast("DistributedDataParallel", self.model).gradient_as_bucket_view,
+            "comm_hook": logged.get("comm_hook") or "none",
         }
 
 
+def _powersgd(model: nn.Module) -> tuple[int, int]:
+    """Bytes of the gradients that PowerSGD (Vogels et al., 2019) sends whole, and of the two factors of each other one.
+
+    A gradient of r rows is taken as an r x c matrix; its factors have RANK (r + c) elements.
+    """
+    whole = factors = 0
+    for parameter in model.parameters():
+        rows = parameter.shape[0] if parameter.dim() > 1 else 0
+        small = RANK * (rows + parameter.numel() // rows) if rows else 0
+        if small and small * WORTH < parameter.numel():
+            factors += small * 4
+        else:
+            whole += parameter.numel() * 4
+    return whole, factors
+
+
 def refuse(cell: Cell) -> str | None:
+    if cell.options.get("comm_hook", "none") == "bf16" and cell.precision != "bf16":
+        return f"comm_hook: found bf16 in an {cell.precision} run, whose gradients it would round. Allowed: none."
+    if cell.options.get("static_graph") is True and cell.gradient_accumulation_steps > 1:
+        return (
+            "static_graph: torch learns the graph in the first pass, which has to exchange gradients. "
+            "Allowed: gradient_accumulation_steps of 1, or false."
+        )
     cap = cell.options.get("bucket_cap_mb", 25)
     if isinstance(cap, int) and cap < 1:
         return f"bucket_cap_mb: found {cap}. Allowed: a number of MiB from 1."
@@ -58,11 +99,52 @@ def build(cell: Cell, task: Task, ranks: Ranks) -> DdpEngine:
     wrapped = DistributedDataParallel(
         switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device)),
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
-        bucket_cap_mb=cast("int", cell.options.get("bucket_cap_mb", 25)),
+        bucket_cap_mb=cast("int", cell.options["bucket_cap_mb"]),
+        static_graph=cast("bool", cell.options["static_graph"]),
+        gradient_as_bucket_view=cast("bool", cell.options["gradient_as_bucket_view"]),
     )
-    return DdpEngine(cell, task, ranks, wrapped)
+    engine = DdpEngine(cell, task, ranks, wrapped)
+    if cell.options.get("comm_hook", "none") == "bf16":
+        wrapped.register_comm_hook(ranks.world_size, _in_bf16)
+        engine.hook = "bf16"
+    return engine
 
 
+def _in_bf16(world_size, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own classes as annotations or none
+    """Average a bucket in bf16. torch's own hook does the same but refuses to on a CPU."""
+    import torch
+    import torch.distributed as dist
+
+    rounded = bucket.buffer().to(torch.bfloat16).div_(world_size)
+    sent = dist.all_reduce(rounded, async_op=True).get_future()
+    return sent.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+
+
+def build_powersgd(cell: Cell, task: Task, ranks: Ranks) -> DdpEngine:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    engine = build(cell, task, ranks)
+    state = powerSGD_hook.PowerSGDState(
+        process_group=None,
+        matrix_approximation_rank=RANK,
+        start_powerSGD_iter=EXACT_STEPS,
+        min_compression_rate=WORTH,
+        use_error_feedback=True,
+        warm_start=True,
+        orthogonalization_epsilon=0,
+        random_seed=cell.seed,
+        batch_tensors_with_same_shape=False,
+    )
+    cast("DistributedDataParallel", engine.model).register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    engine.hook = "powersgd"
+    return engine
+
+
+OPTIONS = (
+    Option("bucket_cap_mb", 25, "gradients are exchanged in buckets of about so many MiB"),
+    Option("static_graph", False, "promise that every step uses the same parameters in the same order"),
+    Option("gradient_as_bucket_view", False, "gradients lie in the buckets instead of being copied there and back"),
+)
 VARIANTS = (
     Strategy(
         name="ddp",
@@ -71,6 +153,16 @@ VARIANTS = (
         refuse=refuse,
         build=build,
         switches=switches.ALL,
-        options=(Option("bucket_cap_mb", 25, "gradients are exchanged in buckets of about so many MiB"),),
+        options=(*OPTIONS, Option("comm_hook", "none", "what gradients are rounded to on their way", ("none", "bf16"))),
+    ),
+    Strategy(
+        name="ddp-powersgd",
+        summary=f"DDP whose gradients travel as matrices of rank {RANK} with error feedback (PowerSGD)",
+        precisions=MIXED,
+        refuse=refuse,
+        build=build_powersgd,
+        switches=switches.ALL,
+        options=OPTIONS,
+        unprovable="PowerSGD approximates gradients: it is another computation than one process makes",
     ),
 )

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from trainers.plans.plan import Plan
+
 SEQ_LEN, N_LAYER, N_EMBD, N_HEAD = 64, 4, 64, 4
 PARAMETERS = 220_544
 FLOPS_SOURCE = (
@@ -65,6 +67,11 @@ class Gpt2Task(Task):
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         return list(cast("Any", model).transformer.h)
 
+    def plan(self) -> Plan:
+        from trainers.plans.gpt2 import Gpt2Plan
+
+        return Gpt2Plan(self._seq_len, self._shape["n_embd"])
+
     def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
         import torch
 
@@ -96,5 +103,7 @@ VARIANTS = (
             Option("n_embd", N_EMBD, "width"),
             Option("n_head", N_HEAD, "attention heads; they divide the width"),
         ),
+        heads="n_head",
+        blocks="n_layer",
     ),
 )

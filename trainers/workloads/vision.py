@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from trainers.plans.plan import Plan
+
 IMAGE, PATCH, CHANNELS = 32, 4, 3  # pixels, pixels, colours
 N_LAYER, N_EMBD, N_HEAD = 4, 64, 4
 PARAMETERS = 208_074
@@ -75,6 +77,11 @@ class VitTask(Task):
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         return list(cast("Any", model).vit.layers)
 
+    def plan(self) -> Plan:
+        from trainers.plans.vit import VitPlan
+
+        return VitPlan((IMAGE // PATCH) ** 2 + 1, self._width)  # the class token before the patches
+
     def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
         import torch
 
@@ -106,5 +113,7 @@ VARIANTS = (
             Option("n_embd", N_EMBD, "width"),
             Option("n_head", N_HEAD, "attention heads; they divide the width"),
         ),
+        heads="n_head",
+        blocks="n_layer",
     ),
 )

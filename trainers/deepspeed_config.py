@@ -1,0 +1,78 @@
+"""DeepSpeed's configuration as a function of the cell, so that no default of DeepSpeed's own decides what a run computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardlab.cell import Cell
+
+OWN = 500_000_000  # elements of a bucket in DeepSpeed's own configuration; it allocates one whole, however small the model
+NEVER = 10**9  # steps
+
+
+def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str, Any]:
+    """The configuration of a cell at a ZeRO stage. elements: of the whole model. pin_memory: of what is offloaded."""
+    bf16 = cell.precision == "bf16"
+    config: dict[str, Any] = {
+        "train_batch_size": cell.global_batch_size,
+        "train_micro_batch_size_per_gpu": cell.micro_batch_size,
+        "gradient_accumulation_steps": cell.gradient_accumulation_steps,
+        "gradient_clipping": cell.max_grad_norm or 0.0,  # DeepSpeed clips at 1.0 where nothing is said
+        "prescale_gradients": False,
+        "gradient_predivide_factor": 1.0,
+        "communication_data_type": cell.options["communication_dtype"] if bf16 else "fp32",
+        "bf16": {"enabled": bf16},
+        "fp16": {"enabled": False},
+        "torch_autocast": {"enabled": False},
+        # The optimizer is torch's, made by trainers.optimization as for every other strategy.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": {"stage": stage, **_zero(cell, stage, elements, pin_memory)},
+        "steps_per_print": NEVER,
+        "wall_clock_breakdown": False,
+        "memory_breakdown": False,
+        "dump_state": False,
+        "disable_python_gc": False,
+    }
+    if bf16 and stage > 0:
+        config["data_types"] = {"grad_accum_dtype": "fp32"}  # without ZeRO, DeepSpeed adds up in bf16 and in nothing else
+    return config
+
+
+def _zero(cell: Cell, stage: int, elements: int, pin_memory: bool) -> dict[str, Any]:
+    """What is cut, and in which buckets; sizes are in elements."""
+    if stage == 0:
+        return {}
+    options, every = cell.options, min(elements, OWN)
+    zero: dict[str, Any] = {
+        "reduce_bucket_size": options["reduce_bucket_size"] or every,
+        "overlap_comm": options["overlap_comm"],
+        "contiguous_gradients": True,
+        "reduce_scatter": True,
+        "ignore_unused_parameters": True,
+        "round_robin_gradients": False,
+    }
+    if stage < 3:
+        zero |= {
+            "allgather_bucket_size": options["allgather_bucket_size"] or every,
+            "allgather_partitions": True,
+            "use_multi_rank_bucket_allreduce": True,
+        }
+    else:
+        zero |= {
+            "stage3_prefetch_bucket_size": options["prefetch_bucket_size"],
+            "stage3_param_persistence_threshold": options["param_persistence_threshold"],
+            "stage3_max_reuse_distance": options["max_reuse_distance"],
+            "stage3_max_live_parameters": options["max_live_parameters"],
+            "stage3_module_granularity_threshold": 0,
+            "stage3_use_all_reduce_for_fetch_params": False,
+            "sub_group_size": 1_000_000_000,  # elements that the optimizer takes at a time
+            "zero_hpz_partition_size": 1,
+            "zero_quantized_weights": False,
+            "zero_quantized_gradients": False,
+        }
+    for what in ("offload_optimizer", "offload_param"):
+        if (device := options.get(what, "none")) != "none":
+            path = {"nvme_path": options["nvme_path"]} if device == "nvme" else {}
+            zero[what] = {"device": device, "pin_memory": pin_memory, **path}
+    return zero

@@ -1,0 +1,62 @@
+"""The step and the questions that tensor, pipeline and mesh engines have in common: their ranks hold parts of a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardlab.cell import Cell
+from trainers.communication import Term
+from trainers.replicated import ReplicatedEngine
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.parallel_held import Held
+    from trainers.ranks import Ranks
+    from trainers.workload import Task
+
+
+class HeldEngine(ReplicatedEngine):
+    """Ranks of a mesh's tp and pp dimensions share one model and one slice of the data; dp counts the slices."""
+
+    def __init__(self, cell: Cell, task: Task, ranks: Ranks, held: Held) -> None:
+        from trainers import optimization
+
+        super().__init__(cell, task, ranks, held.module)
+        self.held = held
+        self.data_rank, self.data_ranks = held.mesh["dp"].get_local_rank(), held.mesh["dp"].size()
+        self.optimizer = optimization.make(cell.optimizer, held.by_mesh())
+
+    def update(self) -> None:
+        if self.cell.max_grad_norm is not None:
+            self.held.clip(self.cell.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def gradient_norm(self) -> float:
+        return float(self.held.gradient_norm())
+
+    def whole_parameters(self) -> dict[str, torch.Tensor]:
+        return self.held.whole_parameters()
+
+    def parameters(self) -> int:
+        return self.held.parameters
+
+    def textbook_bytes(self) -> None:
+        return None  # it depends on the activations, so no single figure is taught
+
+    def effective(self) -> dict[str, Any]:
+        from trainers.parallel_held import local
+
+        mesh = self.held.mesh
+        return {
+            **super().effective(),
+            "mesh": dict(zip(mesh.mesh_dim_names or (), mesh.shape)),
+            "rank_parameters": sum(local(p).numel() for p in self.model.parameters()),
+        }
+
+    def clipping(self) -> list[Term]:
+        """The one number that clipping by the global norm needs from everyone."""
+        if self.cell.max_grad_norm is None:
+            return []
+        return [Term("the gradient's norm", "all_reduce", 4, self.held.mesh.size())]

@@ -1,0 +1,193 @@
+"""What one rank holds of a model that is cut in up to three dimensions of one mesh, and the whole put together again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+
+from shardlab.cell import Cell
+from trainers import switches
+
+if TYPE_CHECKING:
+    from trainers.ranks import Ranks
+    from trainers.workload import Task
+
+
+def mesh_of(cell: Cell, ranks: Ranks) -> DeviceMesh:
+    """All ranks as (pp, dp, tp): what talks most, tensor parallelism, among neighbours; what talks least over the ends."""
+    return init_device_mesh(ranks.device.type, (cell.pp, cell.dp, cell.tp), mesh_dim_names=("pp", "dp", "tp"))
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that lies on this rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Held:
+    """This rank's stages of a model (`parts`), or all of it as the only part; `module` has all parts.
+
+    stages: of the whole pipeline. blocks: the repeated blocks in the parts, wrapped as they stand there. parameters:
+    trainable ones of the whole model. padded: elements inside (True) and outside of blocks as `shard` cuts them, each
+    parameter's rows filled up to a multiple of the dp ranks.
+    """
+
+    def __init__(
+        self, cell: Cell, task: Task, ranks: Ranks, *, stages: int = 0, split: bool = False, sequence: bool = False
+    ) -> None:
+        """stages: of the whole pipeline, dealt out to its ranks in turn; 0 where the model is not cut into any.
+        split: whether blocks are cut over the mesh's tp ranks; sequence: positions between their layers as well."""
+        self.mesh = mesh = mesh_of(cell, ranks)
+        self.stages, self._plan, self._split, self.sequence = stages, task.plan(), split, sequence
+        model = task.model()
+        self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        bare = list(task.blocks(model))
+        switches.checkpoint_and_compile(cell, task, model)
+        wrapped = list(task.blocks(model))
+        every = [self._plan.stage(model, index, stages) for index in range(stages)] or [model]
+        here, ends = mesh["pp"].get_local_rank(), mesh["pp"].size()
+        self.parts = {index: part for index, part in enumerate(every) if index % ends == here}
+        self.module = nn.ModuleList(self.parts.values()) if stages else model
+        self._names = {switches.plain_name(name): names[id(p)] for name, p in self.module.named_parameters()}
+        holders: dict[str, set[int]] = {}
+        for index, part in enumerate(every):
+            for parameter in part.parameters():
+                holders.setdefault(names[id(parameter)], set()).add(index % ends)
+        self._holders = {name: sorted(found) for name, found in holders.items()}
+        self._tied_groups = self._meet({tuple(found) for found in self._holders.values() if len(found) > 1})
+        self.padded = {True: 0, False: 0}
+        self.module.to(ranks.device)
+        mine = {id(module) for module in self.module.modules()}
+        self.blocks = [block for block in wrapped if id(block) in mine]
+        partial: set[int] = set()
+        if split:
+            for block in bare:
+                if id(block) in mine:
+                    partial.update(map(id, self._plan.split(block, mesh["tp"], sequence=sequence)))
+        self._partial = {name for name, p in self.named() if id(p) in partial}
+
+    def shard(self, precision: str, *, reshard_after_forward: bool) -> None:
+        """Cut each block, and what is left of each part, over the mesh's dp ranks as well; after all else that wraps them.
+
+        What no block holds is needed at once by backward: it is never freed after forward.
+        """
+        mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        policy = mixed if precision == "bf16" else MixedPrecisionPolicy()
+        mesh = self.mesh["dp"]
+        inside = {id(p) for block in self.blocks for p in block.parameters()}
+        for parameter in self.module.parameters():
+            here = local(parameter)
+            rows = here.shape[0] if here.dim() else 1
+            padded = here.numel() // rows * -(-rows // mesh.size()) * mesh.size()
+            self.padded[id(parameter) in inside] += padded
+        for block in self.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+        for part in self.parts.values():
+            fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+    def _meet(self, sets: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], dist.ProcessGroup]:
+        """The groups of stages that hold a weight in common, of this rank's pipeline; all ranks make all of them together."""
+        found = {}
+        lines = self.mesh.mesh.flatten(1)  # (pp, pipelines)
+        for ends in sorted(sets):
+            pipelines = [lines[list(ends), line].tolist() for line in range(lines.shape[1])]
+            group, _ = dist.new_subgroups_by_enumeration(pipelines)  # type: ignore[no-untyped-call]
+            if group is not None:
+                found[ends] = group
+        return found
+
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        """This rank's parameters by the names that `Task.model` gives them."""
+        return [(self._names[switches.plain_name(name)], p) for name, p in self.module.named_parameters()]
+
+    def by_mesh(self) -> list[nn.Parameter]:
+        """For an optimizer: groups of parameters that lie on the same mesh, as its fused kernels take no mixture."""
+        groups: dict[object, list[nn.Parameter]] = {}
+        for _, parameter in self.named():
+            groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+        return [{"params": group} for group in groups.values()]  # type: ignore[misc]
+
+    def tied(self) -> list[tuple[nn.Parameter, int]]:
+        """Parameters that stages on other ranks hold as well, and how many ranks of this pipeline do."""
+        return [(p, len(self._holders[name])) for name, p in self.named() if len(self._holders[name]) > 1]
+
+    def sum_tied_gradients(self) -> None:
+        """Give each stage that holds a tied weight the gradient of all of them."""
+        for name, parameter in self.named():
+            ends = tuple(self._holders[name])
+            if len(ends) > 1:
+                assert parameter.grad is not None, f"{name} got no gradient"
+                dist.all_reduce(local(parameter.grad), group=self._tied_groups[ends])
+
+    def sum_partial_gradients(self) -> None:
+        """Add up, over the tp ranks, the gradients of parameters that saw a slice of the positions on each."""
+        gradients = [local(p.grad) for name, p in self.named() if name in self._partial and p.grad is not None]
+        if gradients:
+            together = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(together, group=self.mesh["tp"].get_group())
+            for gradient, summed in zip(gradients, torch.split(together, [gradient.numel() for gradient in gradients])):
+                gradient.copy_(summed.view_as(gradient))
+
+    def partial(self) -> int:
+        """Elements on this rank of parameters whose gradients `sum_partial_gradients` adds up."""
+        return sum(local(p).numel() for name, p in self.named() if name in self._partial)
+
+    def gradient_norm(self) -> torch.Tensor:
+        """The L2 norm (0-dim) of the whole model's gradient; what several ranks hold alike counts once. All ranks call it."""
+        squares = torch.zeros((), device=self.mesh.device_type)
+        for name, parameter in self.named():
+            if parameter.grad is not None:
+                norm = torch.linalg.vector_norm(local(parameter.grad), dtype=torch.float32)
+                squares += norm.square() / (self._copies(parameter) * len(self._holders[name]))
+        dist.all_reduce(squares)
+        return squares.sqrt()
+
+    def _copies(self, parameter: nn.Parameter) -> int:
+        """Ranks of one stage that hold the same numbers of a parameter as this one."""
+        ranks = self.mesh["dp"].size() * self.mesh["tp"].size()
+        if not isinstance(parameter, DTensor):
+            return ranks
+        cut = zip(parameter.placements, parameter.device_mesh.shape)
+        return ranks // math.prod(size for placement, size in cut if not placement.is_replicate())
+
+    def clip(self, max_norm: float) -> None:
+        """Scale the gradients by max_norm / norm where that is below 1. All ranks call it."""
+        scale = torch.clamp(max_norm / (self.gradient_norm() + 1e-6), max=1.0)  # 1e-6 as torch.nn.utils has it
+        for _, parameter in self.named():
+            if parameter.grad is not None:
+                local(parameter.grad).mul_(scale)
+
+    def whole_parameters(self) -> dict[str, torch.Tensor]:
+        """The whole model's parameters, as `Engine.whole_parameters` has them. All ranks call it."""
+        mine, found = dict(self.named()), {}
+        pipeline, here = self.mesh["pp"].get_group(), self.mesh["pp"].get_local_rank()
+        for name, shape in self._shapes.items():
+            whole = torch.zeros(shape, device=self.mesh.device_type)
+            if name in mine:
+                gathered = mine[name].detach()
+                gathered = _gathered(gathered) if isinstance(gathered, DTensor) else gathered
+                gathered = self._plan.restored(name, gathered, self.mesh["tp"].size()) if self._split else gathered
+                if here == self._holders[name][0]:
+                    whole.copy_(gathered)
+            if self.mesh["pp"].size() > 1:
+                dist.all_reduce(whole, group=pipeline)  # all but one add zeros
+            found[name] = whole.cpu()
+        return found
+
+
+def _gathered(cut: DTensor) -> torch.Tensor:
+    """A tensor's whole, gathered over one dimension of its mesh after the other, as it was cut; all in one go torch warns."""
+    for dimension in range(cut.device_mesh.ndim):
+        placements = list(cut.placements)
+        placements[dimension] = Replicate()
+        cut = cut.redistribute(placements=placements)
+    return cut.to_local()

@@ -1,0 +1,147 @@
+"""A pipeline's step as one rank makes it: torch's schedules, with every pass and the wait before it on the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+from shardlab.cell import Cell
+from trainers import precision, switches
+from trainers.communication import Term
+from trainers.instruments.timing import BACKWARD, FORWARD
+
+if TYPE_CHECKING:
+    from trainers.instruments.timing import Clock
+    from trainers.parallel_held import Held
+    from trainers.workload import Batch, Task
+
+DTYPES = (torch.float32, torch.bfloat16)  # that logits can have
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
+
+
+class Pipeline:
+    """The stages that this rank holds, and how a step goes through them and their neighbours on other ranks.
+
+    sharded: the stages are under fully_shard, which itself casts what they compute with and pass on.
+    """
+
+    def __init__(
+        self, cell: Cell, task: Task, held: Held, device: torch.device, schedule: str, *, sharded: bool = False
+    ) -> None:
+        self._cell, self._task, self._held, self._device = cell, task, held, device
+        self._sharded = sharded
+        self._group = held.mesh["pp"].get_group()
+        self._stages = [Stage(self, part, index, device) for index, part in held.parts.items()]
+        self._output_dtype: torch.dtype | None = None
+        kind: Any = SCHEDULES[schedule]
+        self._schedule = kind(
+            self._stages if schedule == "interleaved" else self._stages[0],
+            cell.gradient_accumulation_steps,
+            loss_fn=self._loss,
+            scale_grads=False,  # each loss is its share of the step's already
+        )
+
+    @property
+    def stages(self) -> int:
+        """Of the whole pipeline."""
+        return self._held.stages
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        return self._group
+
+    def computing(self) -> AbstractContextManager[object]:
+        """The context of a forward pass that gives the cell's precision."""
+        return nullcontext() if self._sharded else precision.autocast(self._cell.precision, self._device)
+
+    def _loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self._output_dtype = outputs.dtype
+        return self._task.criterion(outputs, targets) / self._cell.gradient_accumulation_steps
+
+    def step(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
+        """Accumulate the gradients of a step on this rank's stages; the pipeline's mean loss (0-dim), on all its ranks."""
+        for stage in self._stages:
+            stage.clock = clock
+        # The schedule takes a whole batch and cuts it again, into as many equal pieces.
+        inputs = torch.cat([batch.inputs for batch in micro_batches])
+        targets = torch.cat([batch.targets for batch in micro_batches])
+        losses: list[torch.Tensor] = []
+        self._schedule.step(
+            *((inputs,) if self._stages[0].is_first else ()),
+            target=targets if self._stages[-1].is_last else None,
+            losses=losses,
+            return_outputs=False,
+        )
+        loss = torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self._device)
+        if self._pp > 1:
+            dist.broadcast(loss, group=self._group, group_src=(self.stages - 1) % self._pp)
+        clock.mark(BACKWARD)
+        return loss
+
+    def rehearse(self, clock: Clock) -> None:
+        """A step on some item, whose gradients are to be thrown away: the first finds out shapes and opens connections."""
+        import numpy as np
+
+        some = self._task.fetch(np.zeros(self._cell.micro_batch_size, dtype=np.int64), self._device)
+        with self.computing():  # shapes are found out by calls of the modules alone
+            self.step([some] * self._cell.gradient_accumulation_steps, clock)
+
+    @property
+    def _pp(self) -> int:
+        return self._held.mesh["pp"].size()
+
+    def theory(self) -> list[Term]:
+        """What this rank sends to its neighbours in a step."""
+        positions, width = self._task.plan().hidden
+        # Blocks add to a stream that autocast leaves in fp32; fully_shard hands bf16 on.
+        itemsize = 2 if self._sharded and self._cell.precision == "bf16" else 4
+        size = self._cell.micro_batch_size * positions * width * itemsize
+        passes, others = self._cell.gradient_accumulation_steps, 0 if self._pp == 1 else 1
+        onward = sum(not stage.is_last for stage in self._stages) * others
+        back = sum(not stage.is_first for stage in self._stages) * others
+        return [
+            Term("hidden states to the next stage, each micro-batch", "send", size, self._pp, onward * passes),
+            Term("their gradients to the stage before, each micro-batch", "send", size, self._pp, back * passes),
+            Term("the loss, from the last stage to all", "broadcast", 4, self._pp),
+        ]
+
+    def effective(self) -> dict[str, Any]:
+        """What stands in the schedule and in the stages of all ranks of this pipeline, which call it together."""
+        switched = switches.effective(self._held.module)
+        logits = DTYPES.index(self._output_dtype) if self._stages[-1].is_last and self._output_dtype else 0
+        everywhere = torch.tensor([*switched.values(), logits], device=self._device)
+        dist.all_reduce(everywhere, group=self.group)
+        *counts, logits = everywhere.tolist()
+        return {
+            **dict(zip(switched, counts)),
+            "output_dtype": precision.dtype_name(DTYPES[logits]),
+            "schedule": type(self._schedule).__name__,
+            "stages": self._stages[0].num_stages,
+            "stages_per_rank": len(self._stages),
+            "microbatches": self._schedule._n_microbatches,
+        }
+
+
+class Stage(PipelineStage):
+    """A stage that computes in the cell's precision and tells the clock of each pass that it has made."""
+
+    clock: Clock
+
+    def __init__(self, pipeline: Pipeline, part: torch.nn.Module, index: int, device: torch.device) -> None:
+        super().__init__(part, index, pipeline.stages, device, group=pipeline.group)
+        self._computing = pipeline.computing
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self._computing():
+            output = super().forward_one_chunk(*args, **kwargs)
+        self.clock.mark(FORWARD)
+        return output
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        super().backward_one_chunk(*args, **kwargs)
+        self.clock.mark(BACKWARD)

@@ -1,0 +1,1 @@
+"""Servers that hold the parameters, workers that push gradients to them and pull parameters back."""

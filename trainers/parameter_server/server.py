@@ -1,0 +1,205 @@
+"""A server: a thread listens to each worker, one loop answers them all, so that neither a slow nor a lost one holds it up."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from trainers import optimization
+from trainers.communication import Term
+from trainers.parameter_server import protocol
+from trainers.parameter_server.ledger import Ledger, Mode
+from trainers.parameter_server.protocol import Kind, Link
+from trainers.precision import dtype_name
+from trainers.strategy import Server
+
+if TYPE_CHECKING:
+    import torch
+
+    from shardlab.cell import Cell
+    from trainers.ranks import Ranks
+    from trainers.workload import Task
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a listening thread took from a worker; the payload is that thread's until the worker is answered."""
+
+    worker: int
+    kind: Kind
+    a: float = 0.0
+    b: float = 0.0
+    c: float = 0.0
+    payload: torch.Tensor | None = None
+
+
+class ParameterServer(Server):
+    """Holds its share of the parameters on the CPU and updates it with SGD as the mode says.
+
+    It takes the share's size in parameters, gradient and momentum, and for each worker in what it receives and replies.
+    """
+
+    def __init__(self, cell: Cell, task: Task, ranks: Ranks, mode: Mode) -> None:
+        """Its share is cut from the same weights that every worker draws from the cell's seed; nothing is sent for it."""
+        import torch
+        from torch.nn.utils import parameters_to_vector
+
+        self._link = Link(ranks)
+        whole = parameters_to_vector(p.detach() for p in task.model().parameters() if p.requires_grad)
+        self._cell, self._rank = cell, ranks.rank
+        mine = protocol.shares(whole.numel(), cell.servers)[ranks.rank - cell.gpus]
+        self._parameters = torch.nn.Parameter(whole[mine].clone())
+        self._parameters.grad = torch.zeros_like(self._parameters)
+        self._optimizer = optimization.make(cell.optimizer, [self._parameters])
+        self._ledger = Ledger(cell.gpus, mode)
+        self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._pushed: dict[int, Request] = {}  # pushes of a round, where it waits for all
+        self._held: dict[int, Request] = {}  # pushes that are applied, of workers that may not begin their next step yet
+        self._met: dict[int, torch.Tensor] = {}
+
+    def serve(self) -> None:
+        listeners = [threading.Thread(target=self._listen, args=(worker,), daemon=True) for worker in range(self._cell.gpus)]
+        for listener in listeners:
+            listener.start()
+        while self._ledger.present:
+            self._answer(self._requests.get())
+            self._let_begin()
+        for listener in listeners:
+            listener.join()
+
+    def theory(self) -> list[Term]:
+        size, pulls = 4.0 * self._parameters.numel(), self._cell.gpus / self._ledger.mode.pull_interval
+        return [Term("its share of the parameters, to every worker that pulls", "send", size, self._cell.world_size, pulls)]
+
+    def _listen(self, worker: int) -> None:
+        """Take a worker's requests until it leaves or is lost."""
+        import torch
+
+        gradient = torch.empty_like(self._parameters, requires_grad=False)
+        try:
+            while True:
+                code, a, b, c = self._link.header(worker)
+                kind, payload = Kind(int(code)), None
+                if kind is Kind.PUSH:
+                    payload = self._link.receive(worker, gradient)
+                elif kind is Kind.MEET and a:
+                    payload = self._link.receive(worker, torch.empty(int(a), dtype=torch.float64))
+                self._requests.put(Request(worker, kind, a, b, c, payload))
+                if kind is Kind.BYE:
+                    return
+        except RuntimeError as error:  # its connection closed, or it was silent for the 30 minutes that gloo waits
+            print(f"worker {worker} is lost: {error}", flush=True)  # into this rank's log
+            self._requests.put(Request(worker, Kind.LOST))
+
+    def _answer(self, request: Request) -> None:
+        worker = request.worker
+        if request.kind is Kind.PUSH:
+            self._take(request)
+        elif request.kind is Kind.PULL:
+            self._reply_parameters(request, wanted=True)
+        elif request.kind is Kind.ASK:
+            self._reply_bytes(worker, msgspec.json.encode(self._known()))
+        elif request.kind is Kind.MEET:
+            self._met[worker] = self._numbers(request)
+            self._meet()
+        else:
+            lost = request.kind is Kind.LOST
+            self._ledger.leave(worker, lost=lost)
+            self._held.pop(worker, None)
+            if lost and self._ledger.mode.waits:
+                raise RuntimeError(f"worker {worker} is lost, and every update needs the gradients of all workers")
+            self._meet()
+
+    def _take(self, request: Request) -> None:
+        """A gradient: wait for those of the other workers, or apply it at once."""
+        if not self._ledger.mode.waits:
+            self._update([request])
+            self._held[request.worker] = request
+            return
+        self._pushed[request.worker] = request
+        if self._pushed.keys() == self._ledger.present:
+            self._update([self._pushed[worker] for worker in sorted(self._pushed)])  # in one order, for equal rounding
+            self._held, self._pushed = self._pushed, {}
+
+    def _update(self, pushes: list[Request]) -> None:
+        """One update with the mean of the gradients, each weighted by its age."""
+        import torch
+
+        mean = self._parameters.grad
+        assert mean is not None
+        mean.zero_()
+        with torch.no_grad():
+            for push in pushes:
+                assert push.payload is not None
+                mean.add_(push.payload, alpha=self._ledger.push(push.worker, int(push.a)) / len(pushes))
+        optimization.set_learning_rate(self._optimizer, pushes[-1].b)
+        self._optimizer.step()
+        self._ledger.updates += 1
+
+    def _let_begin(self) -> None:
+        """Answer those whose push is applied and who may begin their next step."""
+        for worker in [worker for worker in self._held if self._ledger.may_begin(worker)]:
+            self._ledger.begin(worker)
+            push = self._held.pop(worker)
+            self._reply_parameters(push, wanted=push.c == 1)
+
+    def _meet(self) -> None:
+        """Answer those who meet when nobody else will come; a worker that came and was lost since counts as having come."""
+        import torch
+
+        if not self._met or not self._met.keys() >= self._ledger.present:
+            return
+        rows = torch.stack([self._met[worker] for worker in sorted(self._met)])
+        for worker in self._met.keys() & self._ledger.present:
+            self._reply(worker, (len(rows),), rows if rows.numel() else None)
+        self._met = {}
+
+    def _numbers(self, request: Request) -> torch.Tensor:
+        import torch
+
+        return torch.empty(0, dtype=torch.float64) if request.payload is None else request.payload
+
+    def _reply_parameters(self, request: Request, *, wanted: bool) -> None:
+        # A copy: the next update must not change what is still being sent.
+        parameters = self._parameters.detach().clone() if wanted else None
+        self._ledger.pulls += wanted
+        self._reply(request.worker, (self._ledger.updates,), parameters)
+
+    def _reply_bytes(self, worker: int, text: bytes) -> None:
+        import torch
+
+        self._reply(worker, (len(text),), torch.frombuffer(bytearray(text), dtype=torch.uint8))
+
+    def _reply(self, worker: int, header: tuple[float, ...], payload: torch.Tensor | None) -> None:
+        with contextlib.suppress(RuntimeError):  # it is lost: its listener says so
+            self._link.send(worker, header, payload)
+
+    def _known(self) -> dict[str, Any]:
+        group = self._optimizer.param_groups[0]
+        state = {
+            dtype_name(value.dtype)
+            for entry in self._optimizer.state.values()
+            for value in entry.values()
+            if value is not None and value.dim() > 0
+        }
+        ledger = self._ledger
+        return {
+            "optimizer": type(self._optimizer).__name__,
+            "momentum": group["momentum"],
+            "weight_decay": group["weight_decay"],
+            "last_lr": group["lr"],
+            "optimizer_state_dtype": ", ".join(sorted(state)) or None,
+            "elements": self._parameters.numel(),
+            "updates": ledger.updates,
+            "pushes_by_worker": ledger.steps,
+            "pulls": ledger.pulls,
+            "staleness_counts": dict(sorted(ledger.staleness.items())),
+            "largest_lead_steps": ledger.largest_lead,
+            "workers_lost": sorted(ledger.lost),
+            "waits_for_all_workers": ledger.mode.waits,
+            "staleness_bound": ledger.mode.staleness_bound,
+            "staleness_weighted": ledger.mode.staleness_weighted,
+        }

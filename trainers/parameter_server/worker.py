@@ -1,0 +1,168 @@
+"""A worker: computes a gradient, pushes a slice of it to each server, and goes on with the parameters that come back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shardlab.cell import Cell
+from trainers import switches
+from trainers.communication import Term
+from trainers.parameter_server import protocol
+from trainers.parameter_server.ledger import Mode
+from trainers.parameter_server.protocol import Kind, Link
+from trainers.replicated import ReplicatedEngine
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import nn
+
+    from trainers.ranks import Company, Ranks
+    from trainers.workload import Task
+
+
+class WorkerEngine(ReplicatedEngine):
+    """The model's parameters and gradients are views of one vector each, of which every server holds a slice.
+
+    `update` is push and pull: its time holds that of waiting for servers and, where the mode says so, for other workers.
+    The optimizer that the loop sets the learning rate of makes no step and has no state: the rate goes with each push.
+    """
+
+    def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, mode: Mode) -> None:
+        import torch.distributed as dist
+
+        super().__init__(cell, task, ranks, model)
+        self.data_ranks = cell.gpus
+        self._mode, self._steps = mode, 0
+        self._flatten()
+        self._servers = range(cell.gpus, cell.world_size)
+        self._slices = dict(zip(self._servers, protocol.shares(self._parameters.numel(), cell.servers)))
+        self._versions = dict.fromkeys(self._servers, 0.0)  # of the parameters that this worker computes on
+        self._link = Link(ranks)
+        everyone = list(range(cell.gpus))
+        self._workers = dist.new_group(everyone, backend="gloo", use_local_synchronization=True) if mode.waits else None
+
+    def _flatten(self) -> None:
+        """Make parameters and gradients views of one vector each, so that slices are sent without being put together."""
+        import torch
+        from torch.nn.utils import parameters_to_vector
+
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self._parameters = parameters_to_vector(p.detach() for p in trained)
+        self._gradients = torch.zeros_like(self._parameters)
+        sizes = [parameter.numel() for parameter in trained]
+        views = zip(trained, torch.split(self._parameters, sizes), torch.split(self._gradients, sizes))
+        for parameter, weights, gradient in views:
+            parameter.data = weights.view_as(parameter)
+            parameter.grad = gradient.view_as(parameter)
+        # What is pulled arrives here: on a CPU the parameters themselves.
+        on_gpu = self.device.type == "cuda"
+        self._pulled = torch.empty_like(self._parameters, device="cpu", pin_memory=True) if on_gpu else self._parameters
+
+    def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def update(self) -> None:
+        self._steps += 1
+        pulls = self._steps % self._mode.pull_interval == 0
+        rate = self.optimizer.param_groups[0]["lr"]
+        gradients = self._gradients.cpu()
+        for server, part in self._slices.items():
+            header = (Kind.PUSH, self._versions[server], rate, float(pulls))
+            self._link.send(server, header, gradients[part])
+        self._await_parameters(pulls=pulls)
+        self._gradients.zero_()
+
+    def _await_parameters(self, *, pulls: bool) -> None:
+        """The servers' answers to a push or a pull: with them the next step may begin, on the new parameters if any."""
+        for server, part in self._slices.items():
+            version = self._link.header(server)[0]
+            if pulls:
+                self._link.receive(server, self._pulled[part])
+                self._versions[server] = version
+        if pulls and self._pulled is not self._parameters:
+            self._parameters.copy_(self._pulled)
+
+    def gradient_norm(self) -> float:
+        """Of the mean gradient where the servers wait for all workers; else of this worker's, which is an update alone."""
+        import torch
+        import torch.distributed as dist
+
+        mean = self._gradients.cpu().clone()
+        if self._workers is not None:
+            dist.all_reduce(mean, group=self._workers)
+            mean /= self.data_ranks
+        return float(torch.linalg.vector_norm(mean, dtype=torch.float64))  # one sum over all: fp32 would lose digits
+
+    def whole_parameters(self) -> dict[str, torch.Tensor]:
+        if not self._mode.waits:  # other workers have pushed since this one pulled
+            for server in self._servers:
+                self._link.send(server, (Kind.PULL,))
+            self._await_parameters(pulls=True)
+        return switches.whole_parameters(self.model)
+
+    def theory(self) -> list[Term]:
+        return [Term("the gradient, a slice to each server: psi", "send", self._psi(), self.cell.world_size)]
+
+    def textbook_bytes(self) -> float:
+        return 2.0 * self._psi()  # pushed, and pulled
+
+    def _psi(self) -> float:
+        return float(self._gradients.numel() * self._gradients.element_size())
+
+    def effective(self) -> dict[str, Any]:
+        for server in self._servers:
+            self._link.send(server, (Kind.ASK,))
+        known = [self._read(server) for server in self._servers]
+        # Every push reaches every server by itself; counts (of warm-up steps too) are those of the first one.
+        return {
+            **super().effective(),
+            **{name: value for name, value in known[0].items() if name != "elements"},
+            "server_elements": [one["elements"] for one in known],
+            "largest_staleness": max(int(age) for one in known for age in one["staleness_counts"]),
+            "largest_lead_steps": max(one["largest_lead_steps"] for one in known),
+            "backend": "gloo, point to point",
+        }
+
+    def _read(self, server: int) -> dict[str, Any]:
+        import torch
+
+        text = self._link.receive(server, torch.empty(int(self._link.header(server)[0]), dtype=torch.uint8))
+        found: dict[str, Any] = msgspec.json.decode(bytes(text.tolist()))
+        return found
+
+    def company(self, ranks: Ranks) -> Company:
+        return AtServer(self._link, self._servers[0], self.device)
+
+    def close(self) -> None:
+        for server in self._servers:
+            self._link.send(server, (Kind.BYE,))
+            self._link.flush(server)
+
+
+class AtServer:
+    """The workers meet at the first server: a collective over all ranks would fail with the first worker that is lost."""
+
+    def __init__(self, link: Link, server: int, device: torch.device) -> None:
+        self._link, self._server, self._device = link, server, device
+
+    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+        """The numbers of every worker that is left, by rank, (workers, n) in float64; all give equally many."""
+        import torch
+
+        mine = torch.tensor(numbers, dtype=torch.float64)
+        self._link.send(self._server, (Kind.MEET, len(mine)), mine if len(mine) else None)
+        rows = torch.empty(int(self._link.header(self._server)[0]), len(mine), dtype=torch.float64)
+        return (self._link.receive(self._server, rows) if rows.numel() else rows).numpy()
+
+    def barrier(self) -> None:
+        """Wait until every worker that is left is here and its device has nothing left to do."""
+        import torch
+
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self.gather([])

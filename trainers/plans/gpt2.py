@@ -1,0 +1,93 @@
+"""The cuts of transformers' GPT-2, whose linear layers are stored transposed and whose q, k and v are one of them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from trainers.plans.plan import Plan, share
+from trainers.plans.sequence import POSITIONS
+
+TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+FUSED = ("attn.c_attn.weight", "attn.c_attn.bias")
+
+
+class Gpt2Plan(Plan):
+    backward_reductions = 2  # into c_attn and into c_fc
+
+    def __init__(self, positions: int, width: int) -> None:
+        self.hidden = (positions, width)
+
+    def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
+        layer = cast("Any", block)
+        _, width = self.hidden
+        # ColwiseParallel takes nn.Linear only, not the library's Conv1D; q|k|v are reordered so that equal slices of rows
+        # hold whole heads of each.
+        layer.attn.c_attn = _linear(layer.attn.c_attn, fused_rows(width, mesh.size()))
+        layer.attn.split_size = width // mesh.size()
+        layer.attn.c_proj = _linear(layer.attn.c_proj)
+        layer.mlp.c_fc, layer.mlp.c_proj = _linear(layer.mlp.c_fc), _linear(layer.mlp.c_proj)
+        between = Shard(POSITIONS) if sequence else Replicate()
+        styles = {
+            "attn.c_attn": ColwiseParallel(input_layouts=between),
+            "attn.c_proj": RowwiseParallel(output_layouts=between),
+            "mlp.c_fc": ColwiseParallel(input_layouts=between),
+            "mlp.c_proj": RowwiseParallel(output_layouts=between),
+        }
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # nothing to send: all ranks drew the same weights
+        return [*layer.ln_1.parameters(), *layer.ln_2.parameters()] if sequence else []
+
+    def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
+        if name.endswith(FUSED):
+            parameter = parameter[torch.argsort(fused_rows(self.hidden[1], ranks)).to(parameter.device)]
+        return parameter.t() if name.endswith(TRANSPOSED) else parameter
+
+    def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
+        return Gpt2Stage(model, index, count)
+
+
+class Gpt2Stage(nn.Module):
+    """Token ids (items, positions) or a hidden state in; a hidden state or logits (items, positions, vocabulary) out."""
+
+    def __init__(self, model: nn.Module, index: int, count: int) -> None:
+        super().__init__()
+        whole = cast("Any", model)
+        # By itself, a block's attention is causal in every implementation but this one, which needs a mask.
+        assert whole.config._attn_implementation != "eager", "a stage gives its blocks no mask"
+        body = whole.transformer
+        first, last = index == 0, index == count - 1
+        self.wte: nn.Module | None = body.wte if first else None
+        self.wpe: nn.Module | None = body.wpe if first else None
+        self.h = nn.ModuleList(body.h[share(len(body.h), index, count)])
+        self.ln_f: nn.Module | None = body.ln_f if last else None
+        self.lm_head: nn.Module | None = whole.lm_head if last else None
+
+    def forward(self, entering: torch.Tensor) -> torch.Tensor:
+        hidden = entering
+        if self.wte is not None and self.wpe is not None:
+            hidden = self.wte(entering) + self.wpe(torch.arange(entering.shape[1], device=entering.device))
+        for block in self.h:
+            hidden = block(hidden)
+        if self.ln_f is not None and self.lm_head is not None:
+            hidden = self.lm_head(self.ln_f(hidden))
+        return hidden
+
+
+def fused_rows(width: int, ranks: int) -> torch.Tensor:
+    """Which rows of q|k|v, (3 * width,), stand where after the reordering q0|k0|v0|q1|k1|v1|..., one q|k|v a rank."""
+    return torch.arange(3 * width).reshape(3, ranks, width // ranks).transpose(0, 1).flatten()
+
+
+def _linear(stored: nn.Module, rows: torch.Tensor | None = None) -> nn.Linear:
+    """The nn.Linear that computes what a Conv1D does, its outputs reordered."""
+    weight, bias = cast("torch.Tensor", stored.weight).detach().t(), cast("torch.Tensor", stored.bias).detach()
+    if rows is not None:
+        weight, bias = weight[rows.to(weight.device)], bias[rows.to(bias.device)]
+    linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    linear.weight, linear.bias = nn.Parameter(weight.contiguous()), nn.Parameter(bias.clone())
+    return linear

@@ -1,0 +1,59 @@
+"""The cuts of transformers' Vision Transformer, whose q, k and v are layers of their own."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from trainers.plans.plan import Plan, share
+
+
+class VitPlan(Plan):
+    backward_reductions = 4  # into each of q_proj, k_proj and v_proj, and into fc1
+
+    def __init__(self, positions: int, width: int) -> None:
+        self.hidden = (positions, width)
+
+    def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
+        assert not sequence, "refused at plan time: the menu gives images no positions"
+        styles = {
+            "attention.q_proj": ColwiseParallel(),
+            "attention.k_proj": ColwiseParallel(),
+            "attention.v_proj": ColwiseParallel(),
+            "attention.o_proj": RowwiseParallel(),
+            "mlp.fc1": ColwiseParallel(),
+            "mlp.fc2": RowwiseParallel(),
+        }
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # nothing to send: all ranks drew the same weights
+        return []
+
+    def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
+        return parameter
+
+    def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
+        return VitStage(model, index, count)
+
+
+class VitStage(nn.Module):
+    """Images (items, colours, height, width) or a hidden state in; a hidden state or logits (items, classes) out."""
+
+    def __init__(self, model: nn.Module, index: int, count: int) -> None:
+        super().__init__()
+        whole = cast("Any", model)
+        body, last = whole.vit, index == count - 1
+        self.embeddings: nn.Module | None = body.embeddings if index == 0 else None
+        self.layers = nn.ModuleList(body.layers[share(len(body.layers), index, count)])
+        self.layernorm: nn.Module | None = body.layernorm if last else None
+        self.classifier: nn.Module | None = whole.classifier if last else None
+
+    def forward(self, entering: torch.Tensor) -> torch.Tensor:
+        hidden = self.embeddings(entering) if self.embeddings is not None else entering
+        for block in self.layers:
+            hidden = block(hidden)
+        if self.layernorm is not None and self.classifier is not None:
+            hidden = self.classifier(self.layernorm(hidden)[:, 0])  # of the class token's position
+        return hidden

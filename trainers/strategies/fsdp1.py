@@ -1,0 +1,196 @@
+"""FSDP1 (`FullyShardedDataParallel`): flat parameters cut over the ranks, as the published studies of FSDP ran it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+from shardlab.cell import Cell
+from shardlab.registry import Option
+from trainers import switches
+from trainers.communication import Term
+from trainers.hybrid_mesh import REPLICAS, refuse_replicas, replicas_mesh
+from trainers.precision import MIXED, dtype_name
+from trainers.replicated import ReplicatedEngine
+from trainers.strategy import Strategy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.distributed import ProcessGroup
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from trainers.ranks import Ranks
+    from trainers.workload import Task
+
+HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+FREES = ("FULL_SHARD", "HYBRID_SHARD")  # blocks after forward, so that backward gathers them again
+
+
+class Fsdp1Engine(ReplicatedEngine):
+    def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, sizes: tuple[int, int], sharding: str) -> None:
+        super().__init__(cell, task, ranks, model)
+        self._blocks, self._rest = sizes  # elements wrapped block by block, and those of the outermost unit
+        self._sharding = sharding
+        self._replicas = cast("int", cell.options["replicas"]) if sharding in HYBRID else 1
+
+    @property
+    def _wrapped(self) -> FullyShardedDataParallel:
+        return cast("FullyShardedDataParallel", self.model)
+
+    def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
+        return nullcontext() if last else self._wrapped.no_sync()
+
+    def computing(self) -> AbstractContextManager[object]:
+        return nullcontext()  # FSDP itself casts what it gathers
+
+    def update(self) -> None:
+        if self.cell.max_grad_norm is not None:
+            self._wrapped.clip_grad_norm_(self.cell.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def gradient_norm(self) -> float:
+        import torch
+        import torch.distributed as dist
+
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]  # this rank's shards
+        square = torch.stack([torch.zeros((), device=self.device), *(g.float().square().sum() for g in grads)]).sum()
+        if self._sharding != "NO_SHARD":
+            dist.all_reduce(square, group=self._wrapped.process_group)
+        return float(square.sqrt())
+
+    def whole_parameters(self) -> dict[str, torch.Tensor]:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        with FullyShardedDataParallel.summon_full_params(self.model, writeback=False):
+            return switches.whole_parameters(self.model)
+
+    def parameters(self) -> int:
+        return self._blocks + self._rest
+
+    def theory(self) -> list[Term]:
+        passes, shards = self.cell.gradient_accumulation_steps, self.data_ranks // self._replicas
+        whole = self.parameters() * 4.0  # gradients are reduced in fp32
+        if self._sharding == "NO_SHARD":
+            return [Term("gradients, once a step", "all_reduce", whole, self.data_ranks)]
+        gathered = 2.0 if self.cell.precision == "bf16" else 4.0
+        if self._sharding in FREES:
+            gathers = [
+                Term("blocks' parameters, for forward and for backward of each pass", "all_gather",
+                     self._blocks * gathered, shards, 2 * passes),
+                Term("the outermost unit's parameters, once a pass", "all_gather", self._rest * gathered, shards, passes),
+            ]  # fmt: skip
+        else:  # kept from forward to backward, and until the last pass of a step
+            gathers = [Term("parameters, once a step", "all_gather", self.parameters() * gathered, shards)]
+        reduces = [Term("gradients, once a step", "reduce_scatter", whole, shards)]
+        if self._replicas > 1:
+            reduces.append(Term("gradients' shards among replicas, once a step", "all_reduce", whole / shards, self._replicas))
+        return [*gathers, *reduces]
+
+    def textbook_bytes(self) -> float:
+        return (3 if self._sharding in FREES else 2) * 4.0 * self.parameters()
+
+    def effective(self) -> dict[str, Any]:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        units = FullyShardedDataParallel.fsdp_modules(self.model)
+        root = self._wrapped
+        prefetch = root.backward_prefetch
+        return {
+            **super().effective(),
+            "sharding": ", ".join(sorted({unit.sharding_strategy.name for unit in units})),
+            "units": len(units),
+            "shard_parameters": sum(p.numel() for p in self.model.parameters()),
+            "ranks_of_a_shard_group": cast("ProcessGroup", root.process_group).size(),
+            "backward_prefetch": prefetch.name if prefetch else None,
+            "forward_prefetch": root.forward_prefetch,
+            "limit_all_gathers": root.limit_all_gathers,
+            "parameters_gathered_as": dtype_name(root.mixed_precision.param_dtype or _fp32()),
+            "gradients_reduced_as": dtype_name(root.mixed_precision.reduce_dtype or _fp32()),
+        }
+
+
+def _fp32() -> torch.dtype:
+    import torch
+
+    return torch.float32
+
+
+def refuser(sharding: str) -> Callable[[Cell], str | None]:
+    """What says why a cell cannot be had with a sharding."""
+
+    def refuse(cell: Cell) -> str | None:
+        if sharding == "NO_SHARD" and cell.precision == "bf16" and cell.gradient_accumulation_steps > 1:
+            return (
+                "fsdp1-no-shard leaves bf16 gradients between passes where torch 2.13 wants fp32 ones, and fails. "
+                "Allowed: gradient_accumulation_steps of 1, or ddp."
+            )
+        return refuse_replicas(cell) if sharding in HYBRID else None
+
+    return refuse
+
+
+def builder(sharding: str) -> Callable[[Cell, Task, Ranks], Fsdp1Engine]:
+    """What builds the engine with a sharding of FSDP's `ShardingStrategy`."""
+
+    def build(cell: Cell, task: Task, ranks: Ranks) -> Fsdp1Engine:
+        import torch
+        from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+        from torch.distributed.fsdp.wrap import CustomPolicy
+
+        options = cell.options
+        mesh = replicas_mesh(cell, ranks) if sharding in HYBRID else None
+        model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device))
+        blocks = list(task.blocks(model)) if options["wrap"] == "block" else []
+        chosen = {id(block) for block in blocks}
+        inside = sum(p.numel() for block in blocks for p in block.parameters())
+        sizes = inside, sum(p.numel() for p in model.parameters()) - inside
+        mixed = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=True)
+        prefetch = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
+        wrapped = FullyShardedDataParallel(
+            model,
+            device_mesh=mesh,
+            sharding_strategy=ShardingStrategy[sharding],
+            auto_wrap_policy=CustomPolicy(lambda module: id(module) in chosen) if chosen else None,
+            mixed_precision=mixed if cell.precision == "bf16" else None,
+            backward_prefetch=prefetch[cast("str", options["backward_prefetch"])],
+            forward_prefetch=cast("bool", options["forward_prefetch"]),
+            limit_all_gathers=cast("bool", options["limit_all_gathers"]),
+            use_orig_params=True,
+            sync_module_states=False,  # every rank draws the same weights
+            device_id=ranks.device,  # on a CPU as well: without it FSDP looks for an accelerator
+        )
+        return Fsdp1Engine(cell, task, ranks, wrapped, sizes, sharding)
+
+    return build
+
+
+OPTIONS = (
+    Option("wrap", "block", "one unit a block and one for the rest, or one flat unit for all", ("block", "none")),
+    Option("backward_prefetch", "pre", "gather the next unit before or after this one's gradients", ("pre", "post", "none")),
+    Option("forward_prefetch", False, "gather the next unit while this one computes"),
+    Option("limit_all_gathers", True, "hold the CPU back so that at most two gathered units wait"),
+)
+
+
+def _variant(name: str, sharding: str, summary: str) -> Strategy:
+    return Strategy(
+        name=f"fsdp1-{name}",
+        summary=summary,
+        precisions=MIXED,
+        refuse=refuser(sharding),
+        build=builder(sharding),
+        options=(*OPTIONS, REPLICAS) if sharding in HYBRID else OPTIONS,
+        switches=("activation_checkpointing", "max_grad_norm"),
+    )
+
+
+VARIANTS = (
+    _variant("full-shard", "FULL_SHARD", "PyTorch FSDP1: parameters, gradients and optimizer state sharded (as ZeRO stage 3)"),
+    _variant("shard-grad-op", "SHARD_GRAD_OP", "FSDP1 that keeps parameters from forward to backward (as ZeRO stage 2)"),
+    _variant("no-shard", "NO_SHARD", "FSDP1 that shards nothing (as DDP, without its buckets)"),
+    _variant("hybrid-shard", "HYBRID_SHARD", "FSDP1 that shards within a group of ranks and replicates across groups"),
+    _variant("hybrid-shard-zero2", "_HYBRID_SHARD_ZERO2", "hybrid alike, but parameters stay gathered until backward"),
+)

@@ -1,0 +1,170 @@
+"""Tensor, pipeline and data parallelism on one mesh: blocks split, dealt out to stages, and what is left sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+from shardlab.cell import Cell
+from shardlab.registry import Option
+from trainers.communication import Term
+from trainers.precision import MIXED, dtype_name
+from trainers.strategies.pipeline import PipelineEngine, why_not_1f1b, why_not_staged
+from trainers.strategies.tensor import SEQUENCE_PARALLEL, TensorEngine, activations, split_layers, why_not_split
+from trainers.strategies.tensor import refuse as refuse_split
+from trainers.strategy import Strategy
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+    from trainers.parallel_held import Held
+    from trainers.ranks import Ranks
+    from trainers.workload import Task
+
+Refuse = Callable[[Cell], str | None]
+Build = Callable[[Cell, "Task", "Ranks"], TensorEngine | PipelineEngine]
+
+
+class ShardedTensorEngine(TensorEngine):
+    """Blocks are split over tp, and what each rank is left with is sharded over dp."""
+
+    def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
+        # Until the last pass gradients stay as they are on every rank: no communication, at the price of their memory.
+        cast("FSDPModule", self.model).set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def computing(self) -> AbstractContextManager[object]:
+        return nullcontext()  # fully_shard itself casts what it gathers
+
+    def theory(self) -> list[Term]:
+        passes = self.cell.gradient_accumulation_steps
+        split = activations(self.cell, self.task, self.held, sharded=True)
+        return [*split, *shards(self.cell, self.held, block_gathers=2 * passes, other_gathers=passes), *self.clipping()]
+
+    def effective(self) -> dict[str, Any]:
+        return {**super().effective(), **sharding(self.held)}
+
+
+class MeshPipelineEngine(PipelineEngine):
+    """A pipeline whose blocks may be split over tp and sharded over dp."""
+
+    def theory(self) -> list[Term]:
+        found, degrees = super().theory(), _degrees(self.cell)
+        if "tp" in degrees:
+            found += activations(self.cell, self.task, self.held, sharded="dp" in degrees)
+        if "dp" in degrees:
+            # Gathered by a step's first micro-batch and kept to its last: to gather for each would cost more than it frees.
+            found += shards(self.cell, self.held, block_gathers=1, other_gathers=1)
+        return found
+
+    def effective(self) -> dict[str, Any]:
+        found, degrees = super().effective(), _degrees(self.cell)
+        if "tp" in degrees:
+            found["split_layers"] = split_layers(self.held)
+        return {**found, **sharding(self.held)} if "dp" in degrees else found
+
+
+def shards(cell: Cell, held: Held, *, block_gathers: int, other_gathers: int) -> list[Term]:
+    """What fully_shard exchanges over the dp ranks in a step."""
+    inside, outside = held.padded[True], held.padded[False]
+    itemsize, n = (2 if cell.precision == "bf16" else 4), held.mesh["dp"].size()
+    return [
+        Term("blocks' parameters, gathered over dp", "all_gather", inside * itemsize, n, block_gathers),
+        Term("other parameters, gathered over dp", "all_gather", outside * itemsize, n, other_gathers),
+        Term("gradients over dp, once a step", "reduce_scatter", (inside + outside) * 4.0, n),  # in fp32
+    ]
+
+
+def sharding(held: Held) -> dict[str, Any]:
+    """How this rank's blocks are sharded."""
+    from torch.distributed.fsdp import FSDPModule
+
+    # The public interface tells none of this; torch is pinned, and a test reads these fields.
+    groups = {
+        id(module): group
+        for module in held.module.modules()
+        if isinstance(module, FSDPModule)
+        for group in module._get_fsdp_state()._fsdp_param_groups
+    }
+    policies = {group.mp_policy for group in groups.values()}
+    assert len(policies) == 1, f"one policy was given to all groups, found {policies}"
+    policy = policies.pop()
+    return {
+        "reshard_after_forward": all(groups[id(block)].post_forward_mesh_info is not None for block in held.blocks),
+        "sharded_groups": len(groups),
+        "parameters_gathered_as": dtype_name(policy.param_dtype) if policy.param_dtype else "float32",
+        "gradients_reduced_as": dtype_name(policy.reduce_dtype) if policy.reduce_dtype else "float32",
+    }
+
+
+def _degrees(cell: Cell) -> tuple[str, ...]:
+    return next(variant.degrees for variant in VARIANTS if variant.name == cell.strategy)
+
+
+def build_sharded_tensor(cell: Cell, task: Task, ranks: Ranks) -> ShardedTensorEngine:
+    from trainers.parallel_held import Held
+
+    held = Held(cell, task, ranks, split=True, sequence=bool(cell.options["sequence_parallel"]))
+    held.shard(cell.precision, reshard_after_forward=True)
+    return ShardedTensorEngine(cell, task, ranks, held)
+
+
+def build_pipeline(cell: Cell, task: Task, ranks: Ranks) -> MeshPipelineEngine:
+    from trainers.parallel_held import Held
+    from trainers.parallel_schedule import Pipeline
+
+    sharded = "dp" in _degrees(cell)
+    held = Held(cell, task, ranks, stages=cell.pp, split="tp" in _degrees(cell))
+    if sharded:
+        held.shard(cell.precision, reshard_after_forward=False)
+    pipeline = Pipeline(cell, task, held, ranks.device, "1f1b", sharded=sharded)
+    return MeshPipelineEngine(cell, task, ranks, held, pipeline)
+
+
+def refuse_pipeline(cell: Cell) -> str | None:
+    return why_not_staged(cell) or why_not_1f1b(cell)
+
+
+def refuse_split_pipeline(cell: Cell) -> str | None:
+    return why_not_split(cell) or refuse_pipeline(cell)
+
+
+def _variant(name: str, degrees: tuple[str, ...], summary: str, refuse: Refuse, build: Build, *options: Option) -> Strategy:
+    return Strategy(
+        name=name,
+        summary=summary,
+        precisions=MIXED,
+        refuse=refuse,
+        build=build,
+        degrees=degrees,
+        switches=("activation_checkpointing", "max_grad_norm"),
+        options=options,
+    )
+
+
+VARIANTS = (
+    _variant(
+        "tp-fsdp2",
+        ("dp", "tp"),
+        "each block's layers cut over tp, what a rank is left with sharded over dp",
+        refuse_split,
+        build_sharded_tensor,
+        SEQUENCE_PARALLEL,
+    ),
+    _variant(
+        "tp-pp",
+        ("tp", "pp"),
+        "stages of a 1F1B pipeline, their blocks' layers cut over tp",
+        refuse_split_pipeline,
+        build_pipeline,
+    ),
+    _variant("pp-fsdp2", ("dp", "pp"), "stages of a 1F1B pipeline, each sharded over dp", refuse_pipeline, build_pipeline),
+    _variant(
+        "tp-pp-fsdp2",
+        ("dp", "tp", "pp"),
+        "stages of a 1F1B pipeline, their blocks' layers cut over tp, what is left sharded over dp",
+        refuse_split_pipeline,
+        build_pipeline,
+    ),
+)

@@ -1,0 +1,148 @@
+"""Pipeline parallelism: blocks dealt out to the ranks in order, and micro-batches that follow one another through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shardlab.cell import Cell
+from shardlab.registry import Option
+from trainers import menu, switches
+from trainers.communication import Term
+from trainers.parallel_engine import HeldEngine
+from trainers.precision import MIXED
+from trainers.strategy import Strategy
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.instruments.timing import Clock
+    from trainers.parallel_held import Held
+    from trainers.parallel_schedule import Pipeline
+    from trainers.ranks import Ranks
+    from trainers.workload import Batch, Task
+
+
+class PipelineEngine(HeldEngine):
+    """A cell's micro-batches of one step are the pipeline's; all stages of one pipeline share a slice of the data."""
+
+    def __init__(self, cell: Cell, task: Task, ranks: Ranks, held: Held, pipeline: Pipeline) -> None:
+        from trainers.instruments.timing import clock_for
+
+        super().__init__(cell, task, ranks, held)
+        self._pipeline = pipeline
+        clock = clock_for(ranks.device)
+        clock.start()
+        pipeline.rehearse(clock)  # here, not in the first step that is timed
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
+        from trainers.instruments.timing import BACKWARD
+
+        loss = self._pipeline.step(micro_batches, clock)
+        self.held.sum_tied_gradients()
+        clock.mark(BACKWARD)
+        return loss
+
+    def theory(self) -> list[Term]:
+        return [*self._pipeline.theory(), *tied_weights(self.held), *self.clipping()]
+
+    def effective(self) -> dict[str, Any]:
+        return {**super().effective(), **self._pipeline.effective()}
+
+
+def tied_weights(held: Held) -> list[Term]:
+    """The gradients that stages with a weight in common sum up."""
+    from trainers.parallel_held import local
+
+    return [
+        Term("gradient of a weight that stages have in common, once a step", "all_reduce", 4.0 * local(p).numel(), holders)
+        for p, holders in held.tied()
+    ]
+
+
+def why_not_staged(cell: Cell, stages_per_rank: int = 1) -> str | None:
+    """Why a workload's blocks cannot be dealt out to so many stages, or None."""
+    workload, stages = menu.workload(cell.workload), cell.pp * stages_per_rank
+    if workload.blocks is None:
+        able = ", ".join(name for name, other in menu.workloads().items() if other.blocks is not None)
+        return f"{cell.strategy} has no way to cut {cell.workload} into stages. Allowed workloads: {able}."
+    blocks = cell.options[workload.blocks]
+    assert isinstance(blocks, int)
+    if stages > blocks:
+        found = f"pp: {cell.pp}" + (f" with {stages_per_rank} stages each" if stages_per_rank > 1 else "")
+        return (
+            f"{cell.workload} has {blocks} blocks ({workload.blocks}) for {stages} stages, found {found}. "
+            f"Allowed pp: up to {blocks // stages_per_rank}."
+        )
+    return None
+
+
+def why_not_1f1b(cell: Cell) -> str | None:
+    """Why the one-forward-one-backward schedule has no steady state for a cell, or None."""
+    if cell.gradient_accumulation_steps < cell.pp:
+        return (
+            f"one forward, one backward in turn needs a micro-batch for each of {cell.pp} stages, "
+            f"found {cell.gradient_accumulation_steps} a step. Allowed: microbatches from {cell.pp}."
+        )
+    return None
+
+
+def _refuse_gpipe(cell: Cell) -> str | None:
+    return why_not_staged(cell)
+
+
+def _refuse_1f1b(cell: Cell) -> str | None:
+    return why_not_staged(cell) or why_not_1f1b(cell)
+
+
+def _refuse_interleaved(cell: Cell) -> str | None:
+    per_rank, passes = cell.options["stages_per_rank"], cell.gradient_accumulation_steps
+    if not isinstance(per_rank, int) or per_rank < 2:
+        return f"stages_per_rank: found {per_rank}. Allowed: a number from 2; with 1 it is pp-1f1b."
+    rounds = max(1, passes // cell.pp)
+    if passes % rounds:
+        return (
+            f"{passes} micro-batches a step do not fill {rounds} rounds of {cell.pp} ranks evenly. "
+            f"Allowed: a multiple of {cell.pp}."
+        )
+    return why_not_staged(cell, per_rank)
+
+
+def builder(schedule: str) -> Callable[[Cell, Task, Ranks], PipelineEngine]:
+    def build(cell: Cell, task: Task, ranks: Ranks) -> PipelineEngine:
+        from trainers.parallel_held import Held
+        from trainers.parallel_schedule import Pipeline
+
+        per_rank = cell.options.get("stages_per_rank", 1)
+        assert isinstance(per_rank, int)
+        held = Held(cell, task, ranks, stages=cell.pp * per_rank)
+        return PipelineEngine(cell, task, ranks, held, Pipeline(cell, task, held, ranks.device, schedule))
+
+    return build
+
+
+def _variant(name: str, schedule: str, summary: str, refuse: Callable[[Cell], str | None], *options: Option) -> Strategy:
+    return Strategy(
+        name=name,
+        summary=summary,
+        precisions=MIXED,
+        refuse=refuse,
+        build=builder(schedule),
+        degrees=("pp",),
+        switches=switches.ALL,
+        options=options,
+    )
+
+
+VARIANTS = (
+    _variant("pp-gpipe", "gpipe", "all micro-batches forward, then all backward (Huang et al., 2019)", _refuse_gpipe),
+    _variant("pp-1f1b", "1f1b", "one forward, one backward in turn: fewer activations are kept (PipeDream)", _refuse_1f1b),
+    _variant(
+        "pp-interleaved",
+        "interleaved",
+        "one forward, one backward, several stages a rank: a smaller bubble, more messages (Narayanan et al., 2021)",
+        _refuse_interleaved,
+        Option("stages_per_rank", 2, "stages on each rank, a round of the pipeline apart"),
+    ),
+)
