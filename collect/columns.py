@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -40,10 +40,11 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """common: what all rows share, as (what, value)."""
+    """common: what all rows share, as (what, value). sent: the columns of the table of bytes, none where none are known."""
 
     common: list[tuple[str, str]]
     columns: list[Column]
+    sent: list[Column]
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -59,10 +60,15 @@ def table(rows: Sequence[Row]) -> Table:
     state = Column("state", "State", "", False, [Text(row.state) for row in rows])
     proof = Column("same_work", "Same work", "", False, [Text(row.same_work.verdict if row.same_work else "") for row in rows])
     n = Column("n", "n", "", True, [Text(str(row.n)) for row in rows])
-    measured = [build(rows) for build in _MEASURED]
-    shown = [column for column in measured if any(cell.value for cell in column.cells)]
-    proofs = [proof] if any(cell.value for cell in proof.cells) else []
-    return Table(common, [*identity, state, *proofs, n, *shown])
+    proofs = _known([proof])
+    sent = _known(build(rows) for build in _SENT)
+    measured = _known(build(rows) for build in _MEASURED)
+    return Table(common, [*identity, state, *proofs, n, *measured], [*identity, *sent] if sent else [])
+
+
+def _known(columns: Iterable[Column]) -> list[Column]:
+    """The columns that say anything."""
+    return [column for column in columns if any(cell.value for cell in column.cells)]
 
 
 def labels(rows: Sequence[Row]) -> list[str]:
@@ -178,10 +184,12 @@ _MEASURED = (
     _of_kind(_of_bytes("peak_memory_bytes", "Peak memory"), _MEMORY),
     _of("cpu_pct", "CPU", 3),
     _of("gpu_pct", "GPU", 3),
-    _of_bytes("sent_counted_bytes", "Sent a step"),
-    _of_bytes("sent_theory_bytes", "by theory"),
-    _of_bytes("sent_textbook_bytes", "by textbook"),
-    _of_bytes("network_bytes", "Network"),
-    _of_bytes("loopback_bytes", "Loopback"),
     _of("final_loss", "Final loss"),
+)
+_SENT = (
+    _of_bytes("sent_counted_bytes", "A step, counted"),
+    _of_bytes("sent_theory_bytes", "A step, by theory"),
+    _of_bytes("sent_textbook_bytes", "A step, by textbook"),
+    _of_bytes("network_bytes", "All timed steps, network"),
+    _of_bytes("loopback_bytes", "All timed steps, loopback"),
 )

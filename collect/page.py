@@ -36,6 +36,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         label_of=dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True)),
         common=table.common,
         columns=table.columns,
+        sent=table.sent,
         runs_path=Path(os.path.relpath(runs, folder)).as_posix(),
         run_columns=_run_columns(table.columns),
         run_value=_run_value,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from collect import columns, notation
 from collect.equal_losses import LossComparison
@@ -17,11 +17,10 @@ def show(output: Output, summary: Summary) -> None:
     table = columns.table(summary.rows)
     about = ", ".join(f"{what.lower()} {value}" for what, value in table.common)
     title = f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
-    headings = [f"{column.heading} ({column.unit})" if column.unit else column.heading for column in table.columns]
-    cells = [column.cells for column in table.columns]
-    rows = [[str(column[index]) for column in cells] for index in range(len(summary.rows))]
     styles = [next((STYLES[state] for state in row.states if state in STYLES), "") for row in summary.rows]
-    output.table(f"{title} ({about})" if about else title, headings, rows, styles)
+    _table(output, f"{title} ({about})" if about else title, table.columns, styles)
+    if table.sent:
+        _table(output, "bytes sent, all ranks together", table.sent, styles)
     output.line(f"± is half the 95 % interval of the mean over n repeats; speed-up is against {summary.baseline}.")
     for remark in summary.remarks:
         output.line(remark, style="yellow")
@@ -33,6 +32,12 @@ def show(output: Output, summary: Summary) -> None:
         output.line(f"{failure.state}: {said}", STYLES.get(failure.state))
     for damage in summary.damage:
         output.line(f"damaged records: {damage.run}: {damage.says}", style="yellow")
+
+
+def _table(output: Output, title: str, shown: Sequence[columns.Column], styles: Sequence[str]) -> None:
+    headings = [f"{column.heading} ({column.unit})" if column.unit else column.heading for column in shown]
+    rows = [[str(column.cells[index]) for column in shown] for index in range(len(styles))]
+    output.table(title, headings, rows, styles)
 
 
 def losses(comparison: LossComparison, labels: Mapping[str, str]) -> str:
