@@ -10,11 +10,10 @@ import msgspec
 
 from jobs import render
 from jobs.resolve import Machine, resolve
-from jobs.select import holds
+from jobs.select import condition, holds
 from shardlab import cluster, host, matrix
 from shardlab.cell import Cell
 from shardlab.errors import InputError
-from shardlab.expression import Expression, ExpressionError
 from shardlab.matrix import Matrix
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
@@ -40,7 +39,7 @@ def of(workspace: Workspace, name: str, *, cluster_file: str | None, where: str 
     here = host.observe()
     machine = Machine(nodes=1, gpus=len(here.gpus) if here.gpus else None)
     cells = resolve(asked, machine)
-    chosen = [cell for cell in cells if where is None or holds(expression(where), cell)]
+    chosen = [cell for cell in cells if where is None or holds(condition(where), cell)]
     if not chosen:
         raise InputError(f"--where {where!r} leaves none of {len(cells)} cells.")
     return Plan(
@@ -51,14 +50,6 @@ def of(workspace: Workspace, name: str, *, cluster_file: str | None, where: str 
         source=render.source(asked.name, where_runs, workspace),
         remarks=_remarks(chosen, machine),
     )
-
-
-def expression(text: str) -> Expression:
-    """The expression of a --where. Raises InputError."""
-    try:
-        return Expression(text)
-    except ExpressionError as error:
-        raise InputError(f"--where: {error}.") from None
 
 
 def render_all(plan: Plan, runs: Path) -> list[RunDir]:

@@ -29,15 +29,20 @@ def select(workspace: Workspace, patterns: Sequence[str], matrix: str | None, wh
     found = [status(workspace, folder) for folder in folders]
     if where is None:
         return found
-    try:
-        wanted = Expression(where)
-    except ExpressionError as error:
-        raise InputError(f"--where: {error}.") from None
+    wanted = condition(where)
 
     def meant(one: Status) -> bool:
         return one.cell is not None and _true(wanted, names(one.cell) | {"state": one.state, "id": one.id})
 
     return [one for one in found if meant(one)]
+
+
+def condition(where: str) -> Expression:
+    """The expression of a --where. Raises InputError."""
+    try:
+        return Expression(where)
+    except ExpressionError as error:
+        raise InputError(f"--where: {error}.") from None
 
 
 def holds(expression: Expression, cell: Cell) -> bool:
