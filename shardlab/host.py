@@ -11,7 +11,10 @@ from socket import gethostname
 
 import msgspec
 
-PACKAGES = ("shardlab", "torch", "transformers", "deepspeed", "numpy", "submitit", "fabric", "msgspec", "polars", "plotly")
+PACKAGES = (
+    "shardlab", "torch", "torchvision", "transformers", "deepspeed", "numpy", "submitit", "fabric",
+    "msgspec", "polars", "plotly",
+)  # fmt: skip
 
 
 class Gpu(msgspec.Struct, omit_defaults=True):

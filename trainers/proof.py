@@ -36,6 +36,7 @@ WITHOUT_EFFECT = (  # keys of a cell that the proof's numbers do not depend on
     "launcher", "nnodes", "steps", "epochs", "warmup_steps", "optimizer", "schedule", "max_grad_norm", "prove", "expect",
     "time_limit_s",
 )  # fmt: skip
+LIBRARIES = ("torch", "torchvision", "transformers", "deepspeed")  # that a model or a strategy is made of
 SGD = Optimizer(name="sgd", lr=0.01, momentum=0.9)
 
 
@@ -100,7 +101,7 @@ def prove(cell: Cell, task: Task, ranks: Ranks, folder: Path | None) -> SameWork
 def digest(cell: Cell, device: str) -> str:
     """Names a computation: what of a cell, the software and the device can change the numbers."""
     what = {name: value for name, value in msgspec.to_builtins(cell).items() if name not in WITHOUT_EFFECT}
-    packages = {name: version for name, version in host.packages().items() if name in ("torch", "transformers", "deepspeed")}
+    packages = {name: version for name, version in host.packages().items() if name in LIBRARIES}
     text = msgspec.json.encode([what, device, packages, _source_digest()], order="deterministic")
     return hashlib.sha256(text).hexdigest()[:16]
 

@@ -59,7 +59,9 @@ def serve(path: Path) -> int:
 
 
 def _import_everything() -> None:
-    from trainers import menu
+    from trainers import menu, vision_library
+
+    vision_library.load()
 
     menu.strategies(), menu.workloads()
     for name in PRELOADED:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from shardlab.cell import Cell, Optimizer
 from shardlab.errors import InputError
 from shardlab.registry import Option
+from trainers import vision_library
 from trainers.data import stdlib_text
 from trainers.data.tokens import TokenFile
 from trainers.workload import Batch, DataSource, Task, Workload
@@ -50,6 +51,7 @@ class Gpt2Task(Task):
         )
 
     def model(self) -> nn.Module:
+        vision_library.load()
         from transformers import GPT2Config, GPT2LMHeadModel
 
         return cast("nn.Module", GPT2LMHeadModel(GPT2Config(

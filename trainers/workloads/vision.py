@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from shardlab.cell import Cell, Optimizer
 from shardlab.errors import InputError
 from shardlab.registry import Option
+from trainers import vision_library
 from trainers.data import cifar10
 from trainers.workload import Batch, DataSource, Task, Workload
 
@@ -59,6 +60,7 @@ class VitTask(Task):
         )
 
     def model(self) -> nn.Module:
+        vision_library.load()
         from transformers import ViTConfig, ViTForImageClassification
 
         return cast("nn.Module", ViTForImageClassification(ViTConfig(
