@@ -20,10 +20,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from torch.nn.functional import cross_entropy
 
-from shardlab.cell import Cell, Optimizer, Schedule
+from shardlab.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.record import LineWriter
 from trainers import loop, menu
 from trainers.data.order import TIMED, Order
+from trainers.instrument import Watch
 from trainers.ranks import Place, Ranks
 
 
@@ -52,6 +53,8 @@ def cell(arguments: argparse.Namespace) -> Cell:
         prove="off",
         optimizer=Optimizer("sgd", 0.01),
         schedule=Schedule(),
+        instruments=Instruments(),
+        memory_limit_gib=None,
         seed=42,
         time_limit_s=None,
         expect=[],
@@ -87,7 +90,7 @@ def measure(one: Cell, rounds: int, folder: Path) -> tuple[list[float], list[flo
     def with_loop(number: int) -> float:
         with LineWriter(folder / f"steps-{number}.jsonl") as lines:
             started = time.perf_counter()
-            loop._steps(one, task, order, engine, ranks, loop.Recorder(lines))
+            loop._steps(one, task, order, engine, ranks.device, ranks, loop.Recorder(lines), Watch([], ranks.device))
             return (time.perf_counter() - started) / (one.steps or 1) * 1000
 
     def without(_: int) -> float:

@@ -105,6 +105,8 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, machine: Machine, problems
         prove=draft.prove,
         optimizer=draft.optimizer or workload.optimizer,
         schedule=draft.schedule,
+        instruments=draft.instruments,
+        memory_limit_gib=draft.memory_limit_gib,
         seed=draft.seed,
         time_limit_s=limit,
         expect=draft.expect,
@@ -175,6 +177,10 @@ def _sizes(
         problem("steps", f"exactly one of steps and epochs is needed, found {found}.")
     if draft.seq_len is not None and workload.seq_len is None:
         problem("seq_len", f"{workload.name} has no sequences. Allowed: leave seq_len out.")
+    for key, every in (("validation", draft.instruments.validation), ("checkpoints", draft.instruments.checkpoints)):
+        if every is not None and (every.every_steps is None) == (every.every_epochs is None):
+            found = "neither" if every.every_steps is None else "both"
+            problem(f"instruments.{key}", f"exactly one of every_steps and every_epochs is needed, found {found}.")
     if draft.precision not in strategy.precisions:
         problem("precision", f"{strategy.name} cannot honour {draft.precision}. Allowed: {', '.join(strategy.precisions)}.")
     if draft.time_limit is not None:

@@ -10,7 +10,7 @@ import msgspec
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
-Checkpointing = Annotated[str, msgspec.Meta(pattern=r"^(none|full|every-[1-9][0-9]{0,3})$")]
+Checkpointing = Annotated[str, msgspec.Meta(pattern=r"^(none|full|every-[1-9][0-9]{0,3}|segments-[1-9][0-9]{0,3})$")]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "bf16-pure"]
 State = Literal[
     "completed", "oom", "timeout", "failed", "cancelled", "node_fail", "preempted", "hung"
@@ -40,6 +40,55 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     lr_scaling: Literal["none", "linear"] = "none"
 
 
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """torch.profiler over `steps` timed steps from `first_step` on (1 is the first), on these ranks; traces in Chrome's format.
+
+    shapes, stacks, memory: what is recorded of each operator besides its times.
+    """
+
+    first_step: Positive = 3
+    steps: Positive = 2
+    ranks: list[NonNegative] = msgspec.field(default_factory=lambda: [0])
+    shapes: bool = False
+    stacks: bool = False
+    memory: bool = False
+
+
+class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """Loss and accuracy over the validation split, every so many steps or epochs (exactly one of them) and after the last step.
+
+    items: the first so many of the split, or null for all of it.
+    """
+
+    every_steps: Positive | None = None
+    every_epochs: Positive | None = None
+    items: Positive | None = None
+
+
+class Checkpoints(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """Everything that training goes on from, kept every so many steps or epochs (exactly one of them).
+
+    keep: how many of them stay. layout: sharded (each rank writes what it holds) or whole (gathered, by one rank).
+    """
+
+    every_steps: Positive | None = None
+    every_epochs: Positive | None = None
+    keep: Positive = 2
+    layout: Literal["sharded", "whole"] = "sharded"
+
+
+class Instruments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """What is looked at while a run trains, besides times, losses and peak memory, which always are.
+
+    memory: categories (what memory holds, over one step) or snapshot (the CUDA allocator's blocks and its history).
+    """
+
+    memory: Literal["peak", "categories", "snapshot"] = "peak"
+    profile: Profile | None = None
+    validation: Validation | None = None
+    checkpoints: Checkpoints | None = None
+
+
 class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A cell as a matrix file spells it: every key that a person may write. See `Cell` for what each means."""
 
@@ -67,6 +116,8 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     prove: Literal["auto", "off"] = "auto"
     optimizer: Optimizer | None = None
     schedule: Schedule = msgspec.field(default_factory=Schedule)
+    instruments: Instruments = msgspec.field(default_factory=Instruments)
+    memory_limit_gib: Annotated[float, msgspec.Meta(gt=0)] | None = None
     seed: NonNegative = 42
     time_limit: str | None = None
     expect: list[State] = []
@@ -82,9 +133,12 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     micro_batch_size: units per data-parallel rank and forward pass; `gradient_accumulation_steps` passes make a step
     (under a pipeline these are its microbatches).
     steps or epochs: the timed length, exactly one of them; `warmup_steps` run before it, untimed, on top.
-    activation_checkpointing: none; full (every block); every-K (each K-th block).
+    activation_checkpointing: none; full (every block); every-K (each K-th block); segments-N (the blocks in N runs of as equal
+    length as can be, each but the last computed again as one).
     max_grad_norm: the gradient is scaled down to this global L2 norm where it is larger, or null.
     prove: auto runs the same-work proof once per distinct computation.
+    instruments: what is looked at while it trains.
+    memory_limit_gib: what a rank may have of its GPU's memory, or of the host's where it has no GPU; or null.
     time_limit_s: seconds until the run is ended as `timeout`, or null.
     expect: end states that are this cell's proper end, besides completed.
     options: of the strategy and the workload, with their defaults written out.
@@ -113,6 +167,8 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     prove: str
     optimizer: Optimizer
     schedule: Schedule
+    instruments: Instruments
+    memory_limit_gib: float | None
     seed: int
     time_limit_s: int | None
     expect: list[State]

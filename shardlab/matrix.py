@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from shardlab import document, shape
-from shardlab.cell import Draft, Optimizer, Schedule
+from shardlab.cell import Draft, Instruments, Optimizer, Schedule
 from shardlab.document import Document, Path_, Problem
 from shardlab.errors import UnknownName
 from shardlab.expression import Expression, ExpressionError
@@ -153,7 +153,7 @@ def key_type(key: str) -> Any:
         return fields.get(head)
     if head == "options":
         return bool | int | float | str | None
-    for name, inner in (("optimizer", Optimizer), ("schedule", Schedule)):
+    for name, inner in (("optimizer", Optimizer), ("schedule", Schedule), ("instruments", Instruments)):
         if head == name:
             return {field.name: field.type for field in msgspec.structs.fields(inner)}.get(tail)
     return None

@@ -30,6 +30,7 @@ class StepRecord(Record, kw_only=True):
     data_ms, forward_ms, backward_ms, optimizer_ms: parts of step_ms; step_ms: from asking for data to the end of the update.
     allocated_bytes, reserved_bytes: peak of the GPU allocator since the start of the step; absent without a GPU.
     rss_bytes: resident memory of the process after the step.
+    watched: an instrument looked into the step and slowed it down; its loss counts, its times and sizes do not.
     """
 
     schema: int
@@ -47,6 +48,7 @@ class StepRecord(Record, kw_only=True):
     reserved_bytes: int | None = None
     rss_bytes: int | None = None
     warmup: bool = False
+    watched: bool = False
 
 
 class GpuSample(Record, kw_only=True):
@@ -144,6 +146,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     same_work: SameWork | None = None
     communication_bytes: dict[str, float] | None = None  # in one step, all ranks: theory, counted, textbook
     data: dict[str, Any] = {}  # name, sha256, synthetic
+    instruments: dict[str, dict[str, Any]] = {}  # by name: what it found, and cost_s, what it took between steps
     knobs: dict[str, dict[str, Any]] = {}  # asked, effective
     versions: dict[str, str] = {}
 

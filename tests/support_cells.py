@@ -1,6 +1,6 @@
 """One resolved cell for tests that need any."""
 
-from shardlab.cell import Cell, Optimizer, Schedule
+from shardlab.cell import Cell, Instruments, Optimizer, Schedule
 
 CELL = Cell(
     workload="gpt2-tiny",
@@ -26,6 +26,8 @@ CELL = Cell(
     prove="auto",
     optimizer=Optimizer("sgd", 0.1),
     schedule=Schedule(),
+    instruments=Instruments(),
+    memory_limit_gib=None,
     seed=42,
     time_limit_s=None,
     expect=[],

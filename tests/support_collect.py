@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from shardlab import files
-from shardlab.cell import Cell, Optimizer, Schedule
+from shardlab.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.host import Gpu, Host, Nic
 from shardlab.record import SCHEMA, Event, GpuSample, LineWriter, NicSample, Result, Sample, StepRecord
 from shardlab.run import Run, World, run_id
@@ -51,6 +51,8 @@ def cell(strategy: str = "single", gpus: int = 1, launcher: str = "torchrun", **
         "precision": "fp32",
         "optimizer": Optimizer(name="adamw", lr=3e-4),
         "schedule": Schedule(),
+        "instruments": Instruments(),
+        "memory_limit_gib": None,
         "seed": 42,
         "time_limit_s": 600,
         "expect": [],

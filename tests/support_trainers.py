@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardlab import files
-from shardlab.cell import Cell, Optimizer, Schedule
+from shardlab.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.run import Run, World
 from shardlab.rundir import RunDir
 from trainers import menu
@@ -43,7 +43,8 @@ class Bench:
             "max_grad_norm": None, "prove": "off",
             "global_batch_size": batch, "micro_batch_size": batch // dp // accumulation,
             "gradient_accumulation_steps": accumulation, "seq_len": of_workload.seq_len, "steps": 10, "epochs": None,
-            "warmup_steps": 0, "precision": "fp32", "optimizer": SGD, "schedule": Schedule(), "seed": 42,
+            "warmup_steps": 0, "precision": "fp32", "optimizer": SGD, "schedule": Schedule(),
+            "instruments": Instruments(), "memory_limit_gib": None, "seed": 42,
             "time_limit_s": None, "expect": [], "options": {**defaults, **(options or {})}, **keys,
         })  # fmt: skip
         self._made += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -17,14 +18,16 @@ from shardlab.errors import InputError
 from shardlab.record import SCHEMA, LineWriter, StepRecord
 from shardlab.run import Run
 from shardlab.rundir import RunDir
-from trainers import menu, optimization, outcome, precision, proof
+from trainers import instruments, memory_limit, menu, optimization, outcome, precision, proof
 from trainers.data.order import TIMED, WARMUP, Order
+from trainers.data.prefetch import prefetched
+from trainers.instrument import Watch
 from trainers.instruments import environment
 from trainers.instruments.memory import MemoryMeter
 from trainers.instruments.timing import DATA, OPTIMIZER, Reading, clock_for
 from trainers.ranks import Company, Ranks
 from trainers.strategy import Engine
-from trainers.workload import Task
+from trainers.workload import Batch, Task
 
 
 def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
@@ -47,41 +50,66 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     task = workload.build(cell, Path(run.data_path))
     order = Order(task.source.items, cell.global_batch_size, cell.seed)
     same_work = proof.prove(cell, task, ranks, Path(run.proofs_path) if run.proofs_path else None)
+    if cell.memory_limit_gib is not None:
+        memory_limit.hold(cell.memory_limit_gib, ranks.device)
     torch.manual_seed(cell.seed)
     if strategy.server is not None and ranks.rank >= cell.gpus:
         strategy.server(cell, task, ranks).serve()
         return
     engine = strategy.build(cell, task, ranks)
+    torch.manual_seed(cell.seed + 1 + engine.data_rank)  # dropout: apart where the data is, alike on ranks that share a model
     company = engine.company(ranks)
+    watch = Watch(instruments.chosen(cell, task, engine, run_dir, ranks, company, order.steps_per_epoch), ranks.device)
     with LineWriter(run_dir.steps_file(ranks.rank)) as lines:
         recorder = Recorder(lines)
-        train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder)
+        train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder, watch)
     mine = outcome.OfRank(
-        train_time_s=train_time_s, loss=recorder.loss, peak_bytes=recorder.peak_bytes, step_ms=recorder.step_ms
+        train_time_s=train_time_s,
+        loss=recorder.loss,
+        peak_bytes=recorder.peak_bytes,
+        step_ms=recorder.step_ms,
+        watched=recorder.watched,
     )
-    outcome.write(run, run_dir, ranks, company, mine, engine, task, order.steps_per_epoch, same_work)
+    outcome.write(run, run_dir, ranks, company, mine, engine, task, order.steps_per_epoch, same_work, watch.found())
     engine.close()
 
 
 def _steps(
-    cell: Cell, task: Task, order: Order, engine: Engine, device: torch.device, company: Company, recorder: Recorder
+    cell: Cell,
+    task: Task,
+    order: Order,
+    engine: Engine,
+    device: torch.device,
+    company: Company,
+    recorder: Recorder,
+    watch: Watch,
 ) -> float:
-    """Run the warm-up steps, then the timed ones; seconds that the timed ones took by this rank's wall clock."""
+    """Run the warm-up steps, then the timed ones; seconds that the timed ones took by this rank's wall clock, what
+    instruments took between them left out."""
     clock, memory = clock_for(device), MemoryMeter(device)
     timed = cell.steps if cell.steps is not None else (cell.epochs or 0) * order.steps_per_epoch
+    phases = ((WARMUP, cell.warmup_steps, 0), (TIMED, timed, cell.warmup_steps))
+
+    def fetch(phase: int, step: int) -> tuple[int, list[Batch]]:
+        parts = order.micro_batches(phase, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
+        return sum(map(len, parts)) * task.units_per_item, [task.fetch(indices, device) for indices in parts]
+
+    coming = prefetched(partial(fetch, phase, step) for phase, count, _ in phases for step in range(count))
     started = 0.0
-    for phase, count, before in ((WARMUP, cell.warmup_steps, 0), (TIMED, timed, cell.warmup_steps)):
+    for phase, count, before in phases:
         company.barrier()  # no rank's timed steps start while another still sets up
         started = time.perf_counter()
         for step in range(count):
+            watched = phase == TIMED and watch.watches(step + 1)
+            if watched:
+                watch.before(step + 1)
             rate = optimization.learning_rate(
                 cell.optimizer, cell.schedule, before + step, cell.warmup_steps + timed, engine.data_ranks
             )
             optimization.set_learning_rate(engine.optimizer, rate)
             memory.start()
             clock.start()
-            parts = order.micro_batches(phase, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
-            batches = [task.fetch(indices, device) for indices in parts]
+            units, batches = next(coming)
             clock.mark(DATA)
             loss = engine.forward_backward(batches, clock)
             engine.update()
@@ -90,16 +118,20 @@ def _steps(
                 Passed(
                     step=step + 1,
                     warmup=phase == WARMUP,
+                    watched=watched,
                     t_s=time.monotonic(),
                     wall_s=time.time(),
-                    units=sum(map(len, parts)) * task.units_per_item,
+                    units=units,
                     reading=clock.stop(),
                     loss=loss,
                     memory=memory.read(),
                 )
             )
+            if phase == TIMED:
+                watch.after(step + 1)
         recorder.settle()
-    return time.perf_counter() - started
+    coming.close()
+    return time.perf_counter() - started - watch.between_s()
 
 
 class Passed(msgspec.Struct):
@@ -107,6 +139,7 @@ class Passed(msgspec.Struct):
 
     step: int
     warmup: bool
+    watched: bool
     t_s: float
     wall_s: float
     units: int
@@ -122,6 +155,7 @@ class Recorder:
         self._lines = lines
         self._passed: deque[Passed] = deque()
         self.step_ms: list[float] = []  # of the timed steps
+        self.watched: list[bool] = []  # which of them an instrument slowed down
         self.loss = math.nan  # of the last step
         self.peak_bytes: dict[str, int] = {}
 
@@ -143,7 +177,8 @@ class Recorder:
             raise FloatingPointError(f"the loss is {self.loss} at step {passed.step}{' of the warm-up' * passed.warmup}")
         if not passed.warmup:
             self.step_ms.append(step_ms)
-        for kind, size in passed.memory.items():
+            self.watched.append(passed.watched)
+        for kind, size in ({} if passed.watched else passed.memory).items():
             self.peak_bytes[kind] = max(size, self.peak_bytes.get(kind, 0))
         times: dict[str, Any] = {f"{part}_ms": part_ms for part, part_ms in parts.items()}
         sizes: dict[str, Any] = {f"{kind}_bytes": size for kind, size in passed.memory.items()}
@@ -156,6 +191,7 @@ class Recorder:
             units=passed.units,
             step_ms=step_ms,
             warmup=passed.warmup,
+            watched=passed.watched,
             **times,
             **sizes,
         )

@@ -27,6 +27,7 @@ class OfRank(msgspec.Struct, frozen=True):
     loss: float
     peak_bytes: dict[str, int]
     step_ms: list[float]
+    watched: list[bool]  # which of them an instrument slowed down
 
 
 def write(
@@ -39,16 +40,20 @@ def write(
     task: Task,
     steps_per_epoch: int,
     same_work: SameWork,
+    instruments: dict[str, dict[str, Any]],
 ) -> None:
     """Gather what the ranks of `company` bring; rank 0 writes the result. They all call this; none returns before the file
     is there.
 
     A step takes as long as on its slowest rank (as ranks drift within a step, these add up to a little more than wall
     time, never to less than any rank's own steps). throughput_per_s = units of all timed steps over all ranks / seconds of
-    all timed steps; step_time_ms is the spread of those times. train_time_s is wall time, slowest rank, from the first
-    timed step's start to the last one's end with what lies between steps. peak_memory_bytes: the worst rank. All of it is
-    of the ranks that came to the end: where one was lost, the state is not completed, and its units count for nothing.
+    all timed steps; step_time_ms is the spread of those times; both, and peak_memory_bytes of the worst rank, without the
+    steps that an instrument slowed down. train_time_s is wall time, slowest rank, from the first timed step's start to the
+    last one's end with what lies between steps but for what instruments took there. All of it is of the ranks that came
+    to the end: where one was lost, the state is not completed, and its units count for nothing.
     """
+    import numpy as np
+
     kinds = sorted(mine.peak_bytes)
     everyone = company.gather([mine.train_time_s, mine.loss, *(mine.peak_bytes[kind] for kind in kinds), *mine.step_ms])
     knobs = {"asked": _asked(run), "effective": engine.effective()}  # on every rank: reading them may need all
@@ -56,10 +61,11 @@ def write(
     company.barrier()
     if ranks.rank == 0:
         steps_ms = everyone[:, 2 + len(kinds) :].max(axis=0)
+        counted_ms = steps_ms[~np.array(mine.watched, dtype=bool)]
         peaks = everyone[:, 2 : 2 + len(kinds)].max(axis=0)
         workload = menu.workload(run.cell.workload)
         finished = len(everyone) / run.cell.gpus  # ranks have equal shares of every batch
-        units = len(steps_ms) * run.cell.global_batch_size * task.units_per_item * finished
+        units = len(counted_ms) * run.cell.global_batch_size * task.units_per_item * finished
         result = Result(
             schema=SCHEMA,
             run_id=run.run_id,
@@ -68,8 +74,8 @@ def write(
             steps=len(steps_ms),
             unit=workload.unit,
             final_loss=float(everyone[:, 1].mean()),
-            throughput_per_s=units / (float(steps_ms.sum()) / 1000),
-            step_time_ms=_spread(steps_ms),
+            throughput_per_s=units / (float(counted_ms.sum()) / 1000) if len(counted_ms) else None,
+            step_time_ms=_spread(counted_ms) if len(counted_ms) else None,
             train_time_s=float(everyone[:, 0].max()),
             epoch_time_s=_epochs(steps_ms, steps_per_epoch) if run.cell.epochs is not None else None,
             peak_memory_bytes={kind: int(size) for kind, size in zip(kinds, peaks)},
@@ -77,6 +83,7 @@ def write(
             same_work=same_work,
             communication_bytes=same_work.communication_bytes,
             data=msgspec.to_builtins(task.source),
+            instruments=instruments,
             knobs=knobs,
             versions=host.packages(),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from collect.metric import Measured, Metric, Quantity
+from collect.sources.steps import unwatched
 
 KINDS = {"allocated_bytes": "allocated on the GPU", "rss_bytes": "resident set of the process"}
 
@@ -14,7 +15,7 @@ def peak_memory(measured: Measured) -> Quantity | None:
 
     None where some ranks have the one and some the other: they do not compare.
     """
-    steps = measured.steps
+    steps = unwatched(measured.steps)
     if 0 < steps["allocated_bytes"].null_count() < steps.height:
         return None
     column = next((name for name in KINDS if steps[name].count()), None)

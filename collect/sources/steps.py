@@ -10,6 +10,7 @@ SCHEMA = {
     "rank": pl.Int64,
     "step": pl.Int64,
     "warmup": pl.Boolean,
+    "watched": pl.Boolean,
     "t_s": pl.Float64,
     "wall_s": pl.Float64,
     "loss": pl.Float64,
@@ -46,6 +47,11 @@ def timed(steps: pl.DataFrame, ranks: int, data_ranks: int) -> pl.DataFrame:
     rows = steps.filter(~pl.col("warmup"), pl.col("rank") < ranks)
     whole = rows.filter(pl.len().over("step") == ranks).sort("step", "rank")
     return whole.with_columns(pl.col("units") * (data_ranks / ranks)) if ranks else whole
+
+
+def unwatched(timed_steps: pl.DataFrame) -> pl.DataFrame:
+    """The timed steps that no instrument slowed down: what is said of times and memory is said of these."""
+    return timed_steps.filter(~pl.col("watched"))
 
 
 def of_world(timed_steps: pl.DataFrame) -> pl.DataFrame:

@@ -1,0 +1,82 @@
+"""What looks at a run beside its times and losses: between steps, where it costs the run nothing, or into some of them."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Instrument(ABC):
+    """All ranks that train call it alike, so that it may use collectives. Steps are the timed ones, 1, 2, ... ."""
+
+    name: str
+
+    def watches(self, step: int) -> bool:
+        """Whether it looks into this step and so slows it down: on every rank alike, also where only one looks."""
+        return False
+
+    def before(self, step: int) -> None:  # noqa: B027 - most look only after a step
+        """A step that it watches begins."""
+
+    def due(self, step: int) -> bool:
+        """Whether `after` has something to do."""
+        return self.watches(step)
+
+    @abstractmethod
+    def after(self, step: int) -> None:
+        """The step is over, its update made."""
+
+    def found(self) -> dict[str, Any]:
+        """What it came to, for result.json; called on every rank when all steps are made. Rank 0's is written."""
+        return {}
+
+
+class Watch:
+    """The instruments of a run, and the seconds that each of them took outside of steps."""
+
+    def __init__(self, instruments: Sequence[Instrument], device: torch.device) -> None:
+        self._instruments, self._device = instruments, device
+        self.cost_s = {instrument.name: 0.0 for instrument in instruments}
+
+    def watches(self, step: int) -> bool:
+        """Whether any of them looks into this step."""
+        return any(instrument.watches(step) for instrument in self._instruments)
+
+    def before(self, step: int) -> None:
+        for instrument in self._instruments:
+            if instrument.watches(step):
+                self._timed(instrument, instrument.before, step)
+
+    def after(self, step: int) -> None:
+        for instrument in self._instruments:
+            if instrument.due(step):
+                self._timed(instrument, instrument.after, step)
+
+    def between_s(self) -> float:
+        """Seconds of all of them so far."""
+        return sum(self.cost_s.values())
+
+    def found(self) -> dict[str, dict[str, Any]]:
+        """By instrument: what it found, and cost_s, what it took of this rank's time between steps."""
+        return {
+            instrument.name: {"cost_s": round(self.cost_s[instrument.name], 6), **instrument.found()}
+            for instrument in self._instruments
+        }
+
+    def _timed(self, instrument: Instrument, act: Any, step: int) -> None:
+        self._wait()  # what the device still does is the step's, not the instrument's
+        started = time.perf_counter()
+        act(step)
+        self._wait()
+        self.cost_s[instrument.name] += time.perf_counter() - started
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self._device)
