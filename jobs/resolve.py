@@ -163,6 +163,11 @@ def _switches(draft: Draft, strategy: Strategy, problem: Any) -> None:
     }
     for name in (name for name, on in asked.items() if on and name not in strategy.switches):
         problem(name, f"{strategy.name} cannot honour it. Allowed: leave {name} out.")
+    if draft.activation_checkpointing.startswith("segments-") and strategy.degrees != ("dp",):
+        problem(
+            "activation_checkpointing",
+            f"{strategy.name} splits what a segment would hold together. Allowed: none, full, every-K.",
+        )
     if draft.servers is not None and not strategy.servers:
         problem("servers", f"{strategy.name} has no parameter servers. Allowed: leave servers out.")
 

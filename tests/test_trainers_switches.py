@@ -15,13 +15,30 @@ def difference(one, other):
 
 
 @pytest.mark.parametrize(("strategy", "gpus"), STRATEGIES)
-@pytest.mark.parametrize(("which", "blocks"), [("full", 4), ("every-3", 2)])
+@pytest.mark.parametrize(("which", "blocks"), [("full", 4), ("every-3", 2), ("segments-2", 1)])
 def test_recomputing_activations_changes_no_loss(bench, strategy, gpus, which, blocks):
     run_dir = bench.complete(strategy=strategy, gpus=gpus, activation_checkpointing=which)
     assert run_dir.read_result().knobs["effective"]["checkpointed_blocks"] == blocks
     ours = [record.loss for record in run_dir.steps(0).records]
     plain = [record.loss for record in bench.complete(strategy=strategy, gpus=gpus).steps(0).records]
     assert difference(ours, plain) < ROUNDING
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp1-full-shard", "fsdp2", "zero3"])
+def test_blocks_checkpointed_as_one_prove_the_same_work_and_the_same_bytes(bench, strategy):
+    run_dir = bench.complete(strategy=strategy, gpus=2, activation_checkpointing="segments-3", prove="auto", steps=1)
+    result = run_dir.read_result()
+    assert result.same_work.verdict == "proven"
+    assert result.knobs["effective"]["checkpointed_blocks"] == 2
+    sent = result.communication_bytes
+    assert abs(sent["counted"] / sent["theory"] - 1) < 0.02
+
+
+def test_more_segments_than_blocks_are_refused(bench):
+    run_dir = bench.run_dir(activation_checkpointing="segments-5")
+    code, errors = bench.finish(run_dir)
+    assert code == 1
+    assert "found segments-5 for 4 blocks. Allowed: up to segments-4" in errors
 
 
 @pytest.mark.parametrize(("strategy", "gpus"), STRATEGIES[1:])

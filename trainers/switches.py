@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -14,35 +15,29 @@ if TYPE_CHECKING:
     from trainers.workload import Task
 
 ALL = ("activation_checkpointing", "compile", "max_grad_norm")
+_IN_CHAIN = re.compile(r"_at:([^.]+)")  # as trainers.checkpointing.Chain names its blocks
 _WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
 def checkpoint_and_compile(cell: Cell, task: Task, model: nn.Module) -> nn.Module:
     """Turn on what the cell asks of a whole model, block by block; the same model. Before any sharding or replication."""
+    from trainers import checkpointing
+
     if cell.activation_checkpointing != "none":
-        _checkpoint(cell.activation_checkpointing, task, model)
+        checkpointing.checkpoint(cell.activation_checkpointing, task, model)
     if cell.compile:
-        for block in task.blocks(model):
+        for block in checkpointing.units(task, model):
             block.compile()
     return model
 
 
-def _checkpoint(which: str, task: Task, model: nn.Module) -> None:
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-
-    every = 1 if which == "full" else int(which.removeprefix("every-"))
-    chosen = {id(block) for index, block in enumerate(task.blocks(model)) if index % every == 0}
-    apply_activation_checkpointing(model, check_fn=lambda module: id(module) in chosen)
-
-
 def effective(model: nn.Module) -> dict[str, Any]:
     """What of it stands in the model: how many blocks are recomputed in backward, how many are compiled."""
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+    from trainers import checkpointing
 
-    modules = list(model.modules())
     return {
-        "checkpointed_blocks": sum(isinstance(module, CheckpointWrapper) for module in modules),
-        "compiled_blocks": sum(module._compiled_call_impl is not None for module in modules),
+        "checkpointed_blocks": checkpointing.count(model),
+        "compiled_blocks": sum(module._compiled_call_impl is not None for module in model.modules()),
     }
 
 
@@ -77,4 +72,6 @@ def plain_name(name: str) -> str:
     """A parameter's name as the bare model has it."""
     for wrapper in _WRAPPERS:
         name = name.removeprefix(wrapper) if wrapper == "module." else name.replace(wrapper, "")
+    if (chained := _IN_CHAIN.search(name)) is not None:
+        name = chained[1].replace(":", ".") + name[chained.end() :]
     return name
