@@ -26,7 +26,7 @@ BREAK
 def rank(number, store):
     ranks = Ranks(Place(number, number, 2, store))
     task = menu.workload(cell.workload).build(cell, Path(sys.argv[2]))
-    found = proof.prove(cell, task, ranks, None)
+    found = proof.prove(cell, task, Path(sys.argv[2]), ranks, None)
     if number == 0:
         print(msgspec.json.encode(found).decode())
     ranks.leave()
@@ -101,6 +101,30 @@ def cell_of(bench, **keys) -> Cell:
 @pytest.mark.parametrize("broken", BROKEN)
 def test_wrong_work_is_called_different(bench, broken):
     found = prove(bench, cell_of(bench, strategy="ddp"), BROKEN[broken])
+    assert found.verdict == "different", found.why
+
+
+CLIPPED_APART = """
+from trainers import switches
+from torch.distributed.tensor import DTensor
+whole = switches.gradient_norm
+def of_one_shard(parameters):
+    grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters]
+    return torch.nn.utils.get_total_norm(grads)
+switches.clip = lambda parameters, max_norm, norm, real=switches.clip: (
+    parameters := list(parameters), real(parameters, max_norm, of_one_shard(parameters)))
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp1-full-shard", "fsdp2", "zero2", "zero3"])
+def test_clipping_is_part_of_what_is_proven(bench, strategy):
+    run_dir = bench.complete(strategy=strategy, gpus=2, max_grad_norm=0.1, prove="auto", steps=1)
+    found = run_dir.read_result().same_work
+    assert found.verdict == "proven", found.why
+
+
+def test_clipping_by_a_shards_own_norm_is_called_different(bench):
+    found = prove(bench, cell_of(bench, strategy="fsdp2", max_grad_norm=0.1), CLIPPED_APART)
     assert found.verdict == "different", found.why
 
 

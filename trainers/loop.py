@@ -49,7 +49,8 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     precision.set_tf32(cell.precision)
     task = workload.build(cell, Path(run.data_path))
     order = Order(task.source.items, cell.global_batch_size, cell.seed)
-    same_work = proof.prove(cell, task, ranks, Path(run.proofs_path) if run.proofs_path else None)
+    proofs = Path(run.proofs_path) if run.proofs_path else None
+    same_work = proof.prove(cell, task, Path(run.data_path), ranks, proofs)
     if cell.memory_limit_gib is not None:
         memory_limit.hold(cell.memory_limit_gib, ranks.device)
     torch.manual_seed(cell.seed)

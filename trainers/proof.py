@@ -2,7 +2,8 @@
 
 Losses, the gradient's norm and the parameters after the last step have to agree. The steps are made with SGD, whatever
 the cell's optimizer is: Adam divides by the gradient's size and so hides a gradient of the wrong scale. The reference is
-plain: no activation checkpointing, no compilation, the same precision.
+plain: no activation checkpointing, no compilation, the same precision. Clipping is that of the cell. Both ways are made
+without what would part them rightly: dropout is off, and BatchNorm is frozen (`trainers.frozen_statistics`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 from shardlab import files, host
 from shardlab.cell import Cell, Optimizer, Schedule
 from shardlab.record import SameWork
-from trainers import communication, menu
+from trainers import communication, frozen_statistics, menu
 from trainers.data.order import PROOF, Order
 from trainers.instruments.timing import clock_for
 from trainers.strategy import Server, Strategy
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 STEPS = 3
 WITHOUT_EFFECT = (  # keys of a cell that the proof's numbers do not depend on
-    "launcher", "nnodes", "steps", "epochs", "warmup_steps", "optimizer", "schedule", "max_grad_norm", "prove", "expect",
-    "time_limit_s",
+    "launcher", "nnodes", "steps", "epochs", "warmup_steps", "optimizer", "schedule", "prove", "expect", "time_limit_s",
+    "instruments", "memory_limit_gib",
 )  # fmt: skip
 LIBRARIES = ("torch", "torchvision", "transformers", "deepspeed")  # that a model or a strategy is made of
 SGD = Optimizer(name="sgd", lr=0.01, momentum=0.9)
@@ -71,9 +72,10 @@ class Trajectory(msgspec.Struct):
     sent_bytes: float  # by this rank in the last step, as counted
     theory_bytes: float  # by this rank, as the strategy states it
     textbook_bytes: float | None
+    normalising: bool = False  # whether the model has BatchNorm
 
 
-def prove(cell: Cell, task: Task, ranks: Ranks, folder: Path | None) -> SameWork:
+def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | None) -> SameWork:
     """The verdict on a cell, the same on every rank; kept in `folder` by what was computed, so that it is made once.
 
     All ranks call it together, before the cell's own engine is built; afterwards nothing of it is left in memory.
@@ -89,7 +91,7 @@ def prove(cell: Cell, task: Task, ranks: Ranks, folder: Path | None) -> SameWork
     if kept is not None and ranks.gather([float(known)])[0, 0]:
         return msgspec.json.decode(kept.read_bytes(), type=SameWork)
     started = time.perf_counter()
-    found = _prove(cell, task, ranks, strategy)
+    found = _prove(cell, task, data_path, ranks, strategy)
     found.proof_s = round(time.perf_counter() - started, 3)
     if kept is not None and ranks.rank == 0:
         files.make_folder(kept.parent)
@@ -114,13 +116,24 @@ def _source_digest() -> str:
     return found.hexdigest()
 
 
-def _prove(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy) -> SameWork:
-    plain = msgspec.structs.replace(cell, optimizer=SGD, schedule=Schedule(), max_grad_norm=None)
+def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Strategy) -> SameWork:
+    plain = msgspec.structs.replace(cell, optimizer=SGD, schedule=Schedule())
+    remarks = []
+    if plain.options.get("dropout"):
+        plain = msgspec.structs.replace(plain, options={**plain.options, "dropout": False})
+        remarks.append("dropout off, which the run has on")
+    if plain.options != cell.options:
+        task = menu.workload(plain.workload).build(plain, data_path)
     single = msgspec.structs.replace(
         plain, strategy="single", gpus=1, dp=1, tp=1, pp=1, servers=0, activation_checkpointing="none", compile=False
     )
-    reference = _walk(single, task, ranks.alone(), menu.strategy("single")) if ranks.rank == 0 else None
-    ours = _walk(plain, task, ranks, strategy)
+    first = Order(task.source.items, cell.global_batch_size, cell.seed).batch(PROOF, 0)[: cell.micro_batch_size]
+    still = frozen_statistics.frozen(task, first, ranks.device)
+    reference = _reference(single, still, ranks) if ranks.rank == 0 else None
+    ours = _walk(plain, still, ranks, strategy)
+    if ours.normalising and (cell.dp > 1 or cell.gradient_accumulation_steps > 1):
+        part = f"its own {cell.micro_batch_size} of {cell.global_batch_size} items"
+        remarks.append(f"BatchNorm frozen, while in the run each rank and pass normalises by {part}")
     differences = [0.0, 0.0, 0.0]
     if reference is not None:
         differences = [
@@ -128,18 +141,35 @@ def _prove(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy) -> SameWork
             max(abs(a - b) / abs(b) for a, b in zip(ours.norms, reference.norms, strict=True)),
             _apart(ours, reference),
         ]
-    loss, norm, parameters = (float(value) for value in ranks.gather(differences)[0])
+    made, *rest = ranks.gather([float(reference is not None), *differences])[0]
+    if not made:
+        why = "one process has not the memory that it takes"
+        return SameWork(verdict="not provable", why=why, communication_bytes=_sent(cell, ranks, ours))
+    loss, norm, parameters = map(float, rest)
     allowed = TOLERANCES[cell.precision]
+    with_remarks = "".join(f"; {remark}" for remark in remarks)
     return SameWork(
         verdict="proven" if _within(allowed, loss, norm, parameters) else "different",
         why=f"against one process, {STEPS} steps with SGD, {cell.precision}: loss differs by {loss:.1e}, gradient norm by "
         f"{norm:.1e}, parameters by {parameters:.1e} of their way (allowed {allowed.loss:.0e}, {allowed.gradient_norm:.0e}, "
-        f"{allowed.parameters:.0e})",
+        f"{allowed.parameters:.0e}){with_remarks}",
         loss_difference=loss,
         gradient_norm_difference=norm,
         parameter_difference=parameters,
         communication_bytes=_sent(cell, ranks, ours),
     )
+
+
+def _reference(single: Cell, task: Task, ranks: Ranks) -> Trajectory | None:
+    """The steps of one process, or None where its memory does not hold them."""
+    import torch
+
+    try:
+        return _walk(single, task, ranks.alone(), menu.strategy("single"))
+    except torch.OutOfMemoryError:
+        gc.collect()
+        torch.cuda.empty_cache()
+        return None
 
 
 def _sent(cell: Cell, ranks: Ranks, ours: Trajectory) -> dict[str, float]:
@@ -186,6 +216,7 @@ def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy) -> Trajector
         sent_bytes=sum(call.sent_bytes for call in calls),
         theory_bytes=sum(term.sent_bytes for term in engine.theory()),
         textbook_bytes=engine.textbook_bytes(),
+        normalising=bool(frozen_statistics.layers(engine.model)),
     )
     engine.close()
     _let_go(engine, ranks)

@@ -1,0 +1,58 @@
+"""BatchNorm that normalises by fixed numbers, so that a batch can be cut over ranks without changing what is computed.
+
+In training it normalises by the part of a batch that one rank sees in one pass (Ioffe and Szegedy, 2015): on several ranks
+that is another computation than one process makes, rightly.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import nn
+
+    from trainers.workload import Task
+
+
+def frozen(task: Task, indices: np.ndarray, device: torch.device) -> Task:
+    """The task with models whose BatchNorm has the statistics of the items with these indices, (n,), and keeps them.
+
+    On every rank alike. At its initial ones, mean 0 and variance 1, deep networks would overflow.
+    """
+
+    def model() -> nn.Module:
+        made = task.model()
+        _freeze(made, task, indices, device)
+        return made
+
+    still = copy.copy(task)
+    still.model = model  # type: ignore[method-assign]
+    return still
+
+
+def layers(model: nn.Module) -> list[nn.Module]:
+    """The BatchNorm layers of a model."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+def _freeze(model: nn.Module, task: Task, indices: np.ndarray, device: torch.device) -> None:
+    import torch
+
+    normalising = layers(model)
+    if not normalising:
+        return
+    if not next(model.parameters()).is_meta:  # else its statistics come with the weights, from a rank that has them
+        momenta = [module.momentum for module in normalising]
+        for module in normalising:
+            module.momentum = 1.0  # type: ignore[assignment]
+        with torch.no_grad():
+            task.outputs(model.to(device), task.fetch(indices, device))
+        for module, momentum in zip(normalising, momenta, strict=True):
+            module.momentum = momentum
+    for module in normalising:
+        module.eval()
