@@ -1,6 +1,6 @@
 """What the training loop costs beside a bare loop of the same model on the same data, in one process, in turns.
 
-    python benchmarks/loop.py [--rounds 15] [--steps 20] [--n-embd 192] [--seq-len 128]
+    python benchmarks/loop.py [--workload gpt2-tiny] [--rounds 15] [--steps 20] [--n-embd 192] [--seq-len 128]
 
 Prints milliseconds a step of both (median over rounds) and their ratio round by round, so that a machine whose speed
 drifts slows both alike.
@@ -30,7 +30,7 @@ from trainers.ranks import Place, Ranks
 
 def cell(arguments: argparse.Namespace) -> Cell:
     return Cell(
-        workload="gpt2-tiny",
+        workload=arguments.workload,
         strategy="single",
         gpus=1,
         nnodes=1,
@@ -58,12 +58,19 @@ def cell(arguments: argparse.Namespace) -> Cell:
         seed=42,
         time_limit_s=None,
         expect=[],
-        options={"n_layer": 4, "n_embd": arguments.n_embd, "n_head": 4},
+        options=options(arguments),
     )
+
+
+def options(arguments: argparse.Namespace) -> dict[str, bool | int | float | str | None]:
+    """The workload's own, but for the width of gpt2-tiny, whose steps would be too short to tell anything."""
+    found = {option.name: option.default for option in menu.workload(arguments.workload).options}
+    return found | ({"n_embd": arguments.n_embd} if arguments.workload == "gpt2-tiny" else {})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", default="gpt2-tiny", help="a language workload (default: gpt2-tiny)")
     for name, default in (("--rounds", 15), ("--steps", 20), ("--n-embd", 192), ("--seq-len", 128)):
         parser.add_argument(name, type=int, default=default, help=f"(default: {default})")
     arguments = parser.parse_args()
@@ -84,7 +91,7 @@ def measure(one: Cell, rounds: int, folder: Path) -> tuple[list[float], list[flo
     torch.manual_seed(one.seed)
     engine = menu.strategy(one.strategy).build(one, task, ranks)
     torch.manual_seed(one.seed)
-    model = task.model()
+    model = task.model().to(ranks.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def with_loop(number: int) -> float:
@@ -101,6 +108,7 @@ def measure(one: Cell, rounds: int, folder: Path) -> tuple[list[float], list[flo
             cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        ranks.barrier()  # what the device still does is part of it
         return (time.perf_counter() - started) / (one.steps or 1) * 1000
 
     ours, bare = [], []

@@ -184,6 +184,7 @@ _MEASURED = (
     _of_kind(_of_bytes("peak_memory_bytes", "Peak memory"), _MEMORY),
     _of("cpu_pct", "CPU", 3),
     _of("gpu_pct", "GPU", 3),
+    _of("mfu_pct", "MFU", 3),
     _of("final_loss", "Final loss"),
 )
 _SENT = (

@@ -11,6 +11,7 @@ import polars as pl
 from collect.sources.samples import Samples
 from shardlab import registry
 from shardlab.cell import Cell
+from shardlab.host import Host
 from shardlab.record import Result
 
 Direction = Literal["higher is better", "lower is better", "neither"]
@@ -29,13 +30,14 @@ class Measured(NamedTuple):
 
     steps: the timed steps that every rank recorded, one row per step and rank; warm-up is not in it.
     samples: the telemetry, whole: a metric cuts it to the timed window itself, as counters need their neighbours.
-    result: None where the run wrote none.
+    result: None where the run wrote none. hosts: those that it ran on, as they describe themselves.
     """
 
     cell: Cell
     steps: pl.DataFrame
     samples: Samples
     result: Result | None
+    hosts: list[Host]
 
 
 class Compared(NamedTuple):

@@ -143,6 +143,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     epoch_time_s: list[float] | None = None
     peak_memory_bytes: dict[str, int] | None = None  # allocated and reserved on GPUs, rss: worst rank
     parameters: int | None = None
+    flops_per_unit: float | None = None  # forward and backward, by the workload's formula
     same_work: SameWork | None = None
     communication_bytes: dict[str, float] | None = None  # in one step, all ranks: theory, counted, textbook
     data: dict[str, Any] = {}  # name, sha256, synthetic

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import polars as pl
 import pytest
 import support_collect as support
@@ -11,10 +12,11 @@ from hypothesis import strategies as st
 from collect import notation, statistics, telemetry
 from collect.figure import thin
 from collect.metric import Compared, Measured, Quantity, menu
-from collect.metrics import memory, network, scaling, throughput, utilization
+from collect.metrics import memory, mfu, network, scaling, throughput, utilization
 from collect.metrics.loss import final_loss
 from collect.metrics.step_time import percentile
 from collect.sources import samples, steps
+from shardlab.host import Gpu, Host
 from shardlab.record import GpuSample, NicSample, Result, Sample, StepRecord
 
 RESULT = Result(schema=1, run_id="r", state="completed", rehearsal=True, steps=2, unit="tokens")
@@ -33,13 +35,14 @@ def nic(tx_bytes, name="eth0", kind="physical"):
     return NicSample(name=name, kind=kind, tx_bytes=tx_bytes)
 
 
-def measured(ranks, telemetry_of=(), gpus=None):
+def measured(ranks, telemetry_of=(), gpus=None, *, result=RESULT, hosts_of=(), **keys):
     frame = steps.frame(ranks)
     hosts = {}
     for entry in telemetry_of:
         hosts.setdefault(entry.host, []).append(entry)
     world = gpus or max(len(ranks), 1)
-    return Measured(support.cell("ddp", world), steps.timed(frame, world, world), samples.frames(hosts), RESULT)
+    cell = msgspec.structs.replace(support.cell("ddp", world), **keys)
+    return Measured(cell, steps.timed(frame, world, world), samples.frames(hosts), result, list(hosts_of))
 
 
 TWO_RANKS = {
@@ -51,6 +54,35 @@ TWO_RANKS = {
 def test_throughput_is_all_units_over_the_slowest_ranks_time():
     found = throughput.throughput(measured(TWO_RANKS))  # (8 + 24 + 8 + 8) units in 200 + 300 ms; warm-up is not in it
     assert (found.value, found.unit) == (pytest.approx(96.0), "tokens/s")
+
+
+def host_with(*names):
+    return Host(
+        schema=1, host="a", boot_id="1", kernel="", system="", cpu_model=None, cpus=1, cpus_allowed=1, memory_bytes=1, nics=[],
+        python="", packages={}, gpus=[Gpu(uuid=str(number), name=name) for number, name in enumerate(names)],
+    )  # fmt: skip
+
+
+def test_mfu_is_the_share_of_the_gpus_peak_that_the_model_needs():
+    counted = msgspec.structs.replace(RESULT, flops_per_unit=1e12)  # 96 tokens/s of 1 TFLOP on two A100, 312 TFLOP/s each
+    a100 = host_with("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB")
+    found = mfu.mfu(measured(TWO_RANKS, result=counted, hosts_of=[a100], precision="bf16"))
+    assert (found.value, found.unit) == (pytest.approx(100 * 96 / 624), "%")
+    assert mfu.mfu(measured(TWO_RANKS, result=counted, hosts_of=[a100], precision="fp32")).value == pytest.approx(100 * 96 / 39)
+
+
+@pytest.mark.parametrize("names", [(), ("NVIDIA Unheard-of 9000",), ("NVIDIA A100-SXM4-40GB", "NVIDIA H200")])
+def test_mfu_is_blank_where_the_peak_is_not_known(names):
+    counted = msgspec.structs.replace(RESULT, flops_per_unit=1e12)
+    assert mfu.mfu(measured(TWO_RANKS, result=counted, hosts_of=[host_with(*names)])) is None
+    assert mfu.mfu(measured(TWO_RANKS, hosts_of=[host_with("NVIDIA H200")])) is None  # FLOPs of a unit are not known
+
+
+def test_a_watched_step_counts_for_its_loss_and_for_no_time():
+    ranks = {0: [step(1, 100.0), step(2, 9000.0, watched=True, loss=3.0)]}
+    assert throughput.throughput(measured(ranks)).value == pytest.approx(80.0)
+    assert percentile(0.95)(measured(ranks)).value == pytest.approx(100.0)
+    assert final_loss(measured(ranks)).value == 3.0
 
 
 def test_step_time_is_of_the_slowest_rank_with_linear_percentiles():

@@ -80,6 +80,7 @@ def write(
             epoch_time_s=_epochs(steps_ms, steps_per_epoch) if run.cell.epochs is not None else None,
             peak_memory_bytes={kind: int(size) for kind, size in zip(kinds, peaks)},
             parameters=parameters,
+            flops_per_unit=task.flops_per_unit(),
             same_work=same_work,
             communication_bytes=same_work.communication_bytes,
             data=msgspec.to_builtins(task.source),

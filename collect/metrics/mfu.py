@@ -1,0 +1,31 @@
+"""How much of what the GPUs can do the model's own arithmetic makes use of."""
+
+from __future__ import annotations
+
+from collect.metric import Measured, Metric, Quantity
+from collect.metrics.throughput import throughput
+from collect.peaks import peak_flops
+
+
+def mfu(measured: Measured) -> Quantity | None:
+    """Throughput times FLOPs of a unit, over the peak of all GPUs, in percent. Absent where any of the three is not known."""
+    rate = throughput(measured)
+    flops = measured.result.flops_per_unit if measured.result else None
+    names = {gpu.name for host in measured.hosts for gpu in host.gpus or ()}
+    if rate is None or flops is None or len(names) != 1:
+        return None
+    peak = peak_flops(names.pop(), measured.cell.precision)
+    return None if peak is None else Quantity(100 * rate.value * flops / (peak * measured.cell.gpus), "%")
+
+
+METRICS = (
+    Metric(
+        name="mfu_pct",
+        unit="%",
+        direction="higher is better",
+        definition="Model FLOPs utilization (Chowdhery et al., PaLM, 2022, appendix B): throughput times the FLOPs of forward "
+        "and backward of a unit (what activation checkpointing computes again is not counted), over the data sheets' peak of "
+        "the GPUs in the cell's precision. Blank for a GPU whose peak is not known, and for a CPU.",
+        of_run=mfu,
+    ),
+)
