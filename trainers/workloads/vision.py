@@ -10,8 +10,8 @@ from shardlab.cell import Cell, Optimizer
 from shardlab.errors import InputError
 from shardlab.registry import Option
 from trainers import vision_library
-from trainers.data import cifar10
-from trainers.workload import Batch, DataSource, Task, Workload
+from trainers.data.image_sets import open_images
+from trainers.workload import Batch, Task, Workload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from trainers.plans.plan import Plan
 
-IMAGE, PATCH, CHANNELS = 32, 4, 3  # pixels, pixels, colours
+IMAGE, PATCH, CHANNELS, CLASSES = 32, 4, 3, 10  # pixels, pixels, colours, labels
 N_LAYER, N_EMBD, N_HEAD = 4, 64, 4
 PARAMETERS = 208_074
 FLOPS_SOURCE = (
@@ -39,7 +39,7 @@ def flops_per_image(n_layer: int, n_embd: int) -> float:
     patches = (IMAGE // PATCH) ** 2
     positions = patches + 1
     blocks = 72.0 * n_layer * n_embd**2 * positions + 12.0 * n_layer * n_embd * positions**2
-    return blocks + 4.0 * CHANNELS * PATCH**2 * n_embd * patches + 6.0 * n_embd * cifar10.CLASSES
+    return blocks + 4.0 * CHANNELS * PATCH**2 * n_embd * patches + 6.0 * n_embd * CLASSES
 
 
 class VitTask(Task):
@@ -50,14 +50,8 @@ class VitTask(Task):
         if width % heads:
             raise InputError(f"n_embd: {width} does not divide among {heads} heads (n_head).")
         self._layers, self._width, self._heads = layers, width, heads
-        folder, synthetic = cifar10.folder_in(data_path)
-        self._images = cifar10.Images(folder, cifar10.TRAIN)
-        self.source = DataSource(
-            name="synthetic stand-in for CIFAR-10" if synthetic else "CIFAR-10",
-            sha256=self._images.sha256,
-            synthetic=synthetic,
-            items=len(self._images.labels),
-        )
+        self._images = open_images("synthetic", data_path, "train", size=IMAGE, classes=CLASSES, subset=None, subset_seed=0)
+        self.source = self._images.source
 
     def model(self) -> nn.Module:
         vision_library.load()
@@ -67,7 +61,7 @@ class VitTask(Task):
             image_size=IMAGE,
             patch_size=PATCH,
             num_channels=CHANNELS,
-            num_labels=cifar10.CLASSES,
+            num_labels=CLASSES,
             hidden_size=self._width,
             intermediate_size=4 * self._width,
             num_hidden_layers=self._layers,
@@ -87,9 +81,8 @@ class VitTask(Task):
     def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
         import torch
 
-        inputs = torch.from_numpy(self._images.normalised(indices)).to(device)
-        targets = torch.from_numpy(self._images.labels[indices]).to(device, dtype=torch.int64)
-        return Batch(inputs=inputs, targets=targets)
+        images, labels = self._images.read(indices)
+        return Batch(inputs=torch.from_numpy(images).to(device), targets=torch.from_numpy(labels).to(device))
 
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("torch.Tensor", model(pixel_values=batch.inputs).logits)
@@ -103,7 +96,7 @@ class VitTask(Task):
 VARIANTS = (
     Workload(
         name="vit-tiny",
-        summary="Vision Transformer of 4 layers and width 64 on CIFAR-10, or on a stand-in where it is not there",
+        summary="Vision Transformer of 4 layers and width 64 on synthetic images of 32 x 32",
         parameters=PARAMETERS,
         unit="images",
         flops_per_unit=flops_per_image(N_LAYER, N_EMBD),
