@@ -29,8 +29,7 @@ class LlamaPlan(Plan):
         styles |= {name: RowwiseParallel(output_layouts=between) for name in ROWS}
         if sequence:
             # Gathered once for the layers that read it, and not by each of them.
-            whole = {"input_layouts": between, "desired_input_layouts": Replicate()}
-            styles["mlp"] = PrepareModuleInput(**whole)
+            styles["mlp"] = PrepareModuleInput(input_layouts=between, desired_input_layouts=Replicate())
             styles["self_attn"] = PrepareModuleInput(
                 input_kwarg_layouts={"hidden_states": between}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
             )

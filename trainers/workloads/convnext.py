@@ -39,12 +39,25 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 VARIANTS = (
     variant(
-        "convnext-large-tiny", "ConvNeXt of 5 blocks with 16 to 96 channels, the twin of convnext-large",
-        parameters=202_490, flops_per_unit=4_961_472.0, image_size=32, classes=10, architecture=tiny, blocks=blocks, dropout=RATES,
+        "convnext-large-tiny",
+        "ConvNeXt of 5 blocks with 16 to 96 channels, the twin of convnext-large",
+        parameters=202_490,
+        flops_per_unit=4_961_472.0,
+        image_size=32,
+        classes=10,
+        architecture=tiny,
+        blocks=blocks,
+        dropout=RATES,
     ),
     variant(
-        "convnext-large", "ConvNeXt-L (Liu et al., 2022), 36 blocks",
-        parameters=197_767_336, flops_per_unit=206_110_798_848.0, image_size=224, classes=IMAGENET_CLASSES, architecture=original,
-        blocks=blocks, dropout=RATES,
+        "convnext-large",
+        "ConvNeXt-L (Liu et al., 2022), 36 blocks",
+        parameters=197_767_336,
+        flops_per_unit=206_110_798_848.0,
+        image_size=224,
+        classes=IMAGENET_CLASSES,
+        architecture=original,
+        blocks=blocks,
+        dropout=RATES,
     ),
-)  # fmt: skip
+)

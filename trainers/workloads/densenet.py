@@ -32,12 +32,23 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 VARIANTS = (
     variant(
-        "densenet121-tiny", "DenseNet of 3 dense blocks with 8 layers that grow by 12, the twin of densenet121",
-        parameters=64_486, flops_per_unit=11_828_088.0, image_size=32, classes=10, architecture=tiny, blocks=blocks,
-    ),
-    variant(
-        "densenet121", "DenseNet-121 (Huang et al., 2017), 4 dense blocks",
-        parameters=7_978_856, flops_per_unit=16_768_942_080.0, image_size=224, classes=IMAGENET_CLASSES, architecture=original,
+        "densenet121-tiny",
+        "DenseNet of 3 dense blocks with 8 layers that grow by 12, the twin of densenet121",
+        parameters=64_486,
+        flops_per_unit=11_828_088.0,
+        image_size=32,
+        classes=10,
+        architecture=tiny,
         blocks=blocks,
     ),
-)  # fmt: skip
+    variant(
+        "densenet121",
+        "DenseNet-121 (Huang et al., 2017), 4 dense blocks",
+        parameters=7_978_856,
+        flops_per_unit=16_768_942_080.0,
+        image_size=224,
+        classes=IMAGENET_CLASSES,
+        architecture=original,
+        blocks=blocks,
+    ),
+)

@@ -58,12 +58,25 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 VARIANTS = (
     variant(
-        "efficientnet-v2-l-tiny", "EfficientNetV2 of 6 blocks with 16 to 48 channels, the twin of efficientnet-v2-l",
-        parameters=101_388, flops_per_unit=12_082_176.0, image_size=32, classes=10, architecture=tiny, blocks=blocks, dropout=RATES,
+        "efficientnet-v2-l-tiny",
+        "EfficientNetV2 of 6 blocks with 16 to 48 channels, the twin of efficientnet-v2-l",
+        parameters=101_388,
+        flops_per_unit=12_082_176.0,
+        image_size=32,
+        classes=10,
+        architecture=tiny,
+        blocks=blocks,
+        dropout=RATES,
     ),
     variant(
-        "efficientnet-v2-l", "EfficientNetV2-L (Tan and Le, 2021), 79 blocks",
-        parameters=118_515_272, flops_per_unit=73_365_455_232.0, image_size=224, classes=IMAGENET_CLASSES, architecture=original,
-        blocks=blocks, dropout=RATES,
+        "efficientnet-v2-l",
+        "EfficientNetV2-L (Tan and Le, 2021), 79 blocks",
+        parameters=118_515_272,
+        flops_per_unit=73_365_455_232.0,
+        image_size=224,
+        classes=IMAGENET_CLASSES,
+        architecture=original,
+        blocks=blocks,
+        dropout=RATES,
     ),
-)  # fmt: skip
+)

@@ -59,13 +59,25 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 VARIANTS = (
     variant(
-        "vgg16-tiny", "VGG of 13 convolutions with 8 to 32 channels, the twin of vgg16",
-        parameters=188_146, flops_per_unit=22_527_744.0, image_size=32, classes=10, architecture=tiny, blocks=blocks,
+        "vgg16-tiny",
+        "VGG of 13 convolutions with 8 to 32 channels, the twin of vgg16",
+        parameters=188_146,
+        flops_per_unit=22_527_744.0,
+        image_size=32,
+        classes=10,
+        architecture=tiny,
+        blocks=blocks,
         dropout="0.5 between the linear layers",
     ),
     variant(
-        "vgg16", "VGG-16 (Simonyan and Zisserman, 2015, configuration D)",
-        parameters=138_357_544, flops_per_unit=92_648_177_664.0, image_size=224, classes=IMAGENET_CLASSES, architecture=original,
-        blocks=blocks, dropout="0.5 between the linear layers",
+        "vgg16",
+        "VGG-16 (Simonyan and Zisserman, 2015, configuration D)",
+        parameters=138_357_544,
+        flops_per_unit=92_648_177_664.0,
+        image_size=224,
+        classes=IMAGENET_CLASSES,
+        architecture=original,
+        blocks=blocks,
+        dropout="0.5 between the linear layers",
     ),
-)  # fmt: skip
+)
