@@ -94,6 +94,7 @@ def variant(
     classes: int,
     architecture: Callable[[int, bool], nn.Module],
     blocks: Callable[[nn.Module], list[nn.Module]],
+    optimizer: Optimizer,
     dropout: str | None = None,
 ) -> Workload:
     """A convolutional workload for the menu."""
@@ -104,7 +105,7 @@ def variant(
         unit="images",
         flops_per_unit=flops_per_unit,
         flops_source=FLOPS_SOURCE,
-        optimizer=Optimizer(name="sgd", lr=0.05),
+        optimizer=optimizer,
         build=partial(ConvolutionalTask, classes=classes, architecture=architecture, blocks=blocks),
         options=image_task.options(image_size, dropout),
     )

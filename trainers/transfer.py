@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """The array as a tensor on the device; on a GPU the copy may still be under way, ordered before what its stream does next."""
+    """The array as a tensor on the device. On a GPU the copy is only ordered: before what the current stream does next."""
     import torch
 
     tensor = torch.from_numpy(array)

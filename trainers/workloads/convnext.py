@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from shardlab.cell import Optimizer
 from trainers.convolutional_task import of_type, variant
 from trainers.image_task import IMAGENET_CLASSES
 
 if TYPE_CHECKING:
     from torch import nn
+
+OPTIMIZER = Optimizer(name="adamw", lr=1e-3)
 
 STOCHASTIC_DEPTH = 0.5
 RATES = "blocks are left out with a probability that rises to 0.5"
@@ -47,6 +50,7 @@ VARIANTS = (
         classes=10,
         architecture=tiny,
         blocks=blocks,
+        optimizer=OPTIMIZER,
         dropout=RATES,
     ),
     variant(
@@ -58,6 +62,7 @@ VARIANTS = (
         classes=IMAGENET_CLASSES,
         architecture=original,
         blocks=blocks,
+        optimizer=OPTIMIZER,
         dropout=RATES,
     ),
 )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from shardlab.cell import Optimizer
 from trainers.convolutional_task import of_type, variant
 from trainers.image_task import IMAGENET_CLASSES
 
 if TYPE_CHECKING:
     from torch import nn
+
+OPTIMIZER = Optimizer(name="sgd", lr=0.1)  # Huang et al., 2017, section 4.2, at 256 images
 
 
 def original(classes: int, dropout: bool) -> nn.Module:
@@ -40,6 +43,7 @@ VARIANTS = (
         classes=10,
         architecture=tiny,
         blocks=blocks,
+        optimizer=OPTIMIZER,
     ),
     variant(
         "densenet121",
@@ -50,5 +54,6 @@ VARIANTS = (
         classes=IMAGENET_CLASSES,
         architecture=original,
         blocks=blocks,
+        optimizer=OPTIMIZER,
     ),
 )

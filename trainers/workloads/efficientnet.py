@@ -5,11 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from shardlab.cell import Optimizer
 from trainers.convolutional_task import variant
 from trainers.image_task import IMAGENET_CLASSES
 
 if TYPE_CHECKING:
     from torch import nn
+
+OPTIMIZER = Optimizer(name="adamw", lr=1e-3)
 
 DROPOUT, STOCHASTIC_DEPTH = 0.4, 0.2
 RATES = "0.4 before the head, and blocks are left out with a probability that rises to 0.2"
@@ -66,6 +69,7 @@ VARIANTS = (
         classes=10,
         architecture=tiny,
         blocks=blocks,
+        optimizer=OPTIMIZER,
         dropout=RATES,
     ),
     variant(
@@ -77,6 +81,7 @@ VARIANTS = (
         classes=IMAGENET_CLASSES,
         architecture=original,
         blocks=blocks,
+        optimizer=OPTIMIZER,
         dropout=RATES,
     ),
 )

@@ -5,11 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from shardlab.cell import Optimizer
 from trainers.convolutional_task import of_type, variant
 from trainers.image_task import IMAGENET_CLASSES
 
 if TYPE_CHECKING:
     from torch import nn
+
+OPTIMIZER = Optimizer(name="sgd", lr=0.1)  # He et al., 2016, section 3.4, at 256 images
 
 
 def original(depth: int, classes: int, dropout: bool) -> nn.Module:
@@ -52,6 +55,7 @@ VARIANTS = (
         classes=10,
         architecture=partial(tiny, (1, 1, 1, 1)),
         blocks=blocks,
+        optimizer=OPTIMIZER,
     ),
     variant(
         "resnet101-tiny",
@@ -62,6 +66,7 @@ VARIANTS = (
         classes=10,
         architecture=partial(tiny, (1, 1, 2, 1)),
         blocks=blocks,
+        optimizer=OPTIMIZER,
     ),
     variant(
         "resnet50",
@@ -72,6 +77,7 @@ VARIANTS = (
         classes=IMAGENET_CLASSES,
         architecture=partial(original, 50),
         blocks=blocks,
+        optimizer=OPTIMIZER,
     ),
     variant(
         "resnet101",
@@ -82,5 +88,6 @@ VARIANTS = (
         classes=IMAGENET_CLASSES,
         architecture=partial(original, 101),
         blocks=blocks,
+        optimizer=OPTIMIZER,
     ),
 )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from shardlab.cell import Optimizer
 from trainers.convolutional_task import variant
 from trainers.image_task import IMAGENET_CLASSES
 
 if TYPE_CHECKING:
     from torch import nn
+
+OPTIMIZER = Optimizer(name="sgd", lr=0.01)  # Simonyan and Zisserman, 2015, section 3.1, at 256 images
 
 DROPOUT = 0.5
 NARROW = (8, 8, "M", 16, 16, "M", 32, 32, 32, "M", 32, 32, 32, "M", 32, 32, 32, "M")
@@ -67,6 +70,7 @@ VARIANTS = (
         classes=10,
         architecture=tiny,
         blocks=blocks,
+        optimizer=OPTIMIZER,
         dropout="0.5 between the linear layers",
     ),
     variant(
@@ -78,6 +82,7 @@ VARIANTS = (
         classes=IMAGENET_CLASSES,
         architecture=original,
         blocks=blocks,
+        optimizer=OPTIMIZER,
         dropout="0.5 between the linear layers",
     ),
 )
