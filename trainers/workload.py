@@ -27,7 +27,8 @@ class Workload(msgspec.Struct, frozen=True):
     one unit at the default options, by the formula named in `flops_source`. seq_len: the default, None where the
     workload has no sequences. optimizer: the default, always written into run.json. heads: the option that counts
     attention heads, which tensor parallelism deals out, and blocks: the one that counts repeated blocks, which a pipeline
-    deals out; None where `Task.plan` has no such cut.
+    deals out; None where `Task.plan` has no such cut. proof_options: options that make a model small enough to be held
+    against one process, where it is not.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Workload(msgspec.Struct, frozen=True):
     options: tuple[Option, ...] = ()
     heads: str | None = None
     blocks: str | None = None
+    proof_options: dict[str, int] = {}
 
 
 class Batch(msgspec.Struct):
@@ -52,12 +54,16 @@ class Batch(msgspec.Struct):
 
 
 class DataSource(msgspec.Struct, frozen=True):
-    """What a run was fed: its name, the SHA-256 of the bytes, and whether it stands in for a real set."""
+    """What a run was fed: its name, the SHA-256 of the bytes, and whether it stands in for a real set.
+
+    classes: of labelled data, which is how many outputs the model's head has; None where there are no labels.
+    """
 
     name: str
     sha256: str
     synthetic: bool
     items: int
+    classes: int | None = None
 
 
 class Task(ABC):
@@ -78,14 +84,30 @@ class Task(ABC):
         """How the model is cut over tensor-parallel ranks and into stages, where the menu says that it can be."""
         raise NotImplementedError
 
+    def flops_per_unit(self) -> float | None:
+        """Floating-point operations of forward and backward for one unit, as `Workload.flops_per_unit` counts them, at the
+        sizes that this run really has; None where they are not known."""
+        return None
+
+    def validation(self) -> Task | None:
+        """The same model and loss over the validation split, or None where the data has none."""
+        return None
+
     @abstractmethod
     def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
-        """The items with these indices, (n,), on the device."""
+        """The items with these indices, (n,), on the device. Another thread than the one that trains may call it; on a GPU
+        the copy is ordered before whatever the current stream is given next."""
 
     @abstractmethod
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """The model's outputs for a batch, in the precision that the model computes in."""
 
-    @abstractmethod
     def criterion(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The mean loss (0-dim, computed in fp32) of outputs."""
+        """The mean loss (0-dim, computed in fp32) of outputs (..., classes) for targets (...): the cross-entropy."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(outputs.float().flatten(0, -2), targets.flatten())
+
+    def correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """How many of the targets (...) are the likeliest class in outputs (..., classes), 0-dim in int64."""
+        return (outputs.argmax(-1) == targets).sum()

@@ -1,1 +1,1 @@
-"""Readers of data sets in their own file formats, and stand-ins where the real set is not there."""
+"""Readers of data sets in their own file formats, and synthetic ones where none is staged."""

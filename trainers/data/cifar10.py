@@ -1,7 +1,7 @@
-"""CIFAR-10 in its official binary format, and a small stand-in in the same format where the archive is not there.
+"""CIFAR-10 in its official binary format, read whole into memory: the set is small and its pixels are wanted at random.
 
 A record is 1 byte of label (0 to 9) and 3,072 bytes of pixels: the red, green and blue plane of 32 rows of 32. The
-archive is https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz; unpack it in the data folder.
+archive is https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz, and its folder is what lies in the data path.
 """
 
 from __future__ import annotations
@@ -11,59 +11,66 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardlab import files
 from shardlab.errors import InputError, WorkspaceError
-from trainers.data.once import make_once
+from trainers.data.images import ImageSet, not_staged
+from trainers.data.resize import resized
+from trainers.data.subset import Subset
+from trainers.workload import DataSource
 
 if TYPE_CHECKING:
     import numpy as np
 
-OFFICIAL, STAND_IN = "cifar-10-batches-bin", "synthetic-cifar-10"
-TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-TEST = ("test_batch.bin",)
-CLASSES, SHAPE = 10, (3, 32, 32)
-RECORD_BYTES = 1 + 3 * 32 * 32
+FOLDER = "cifar-10-batches-bin"
+FILES = {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "validation": ("test_batch.bin",)}
+CLASSES, SIDE = 10, 32
+RECORD_BYTES = 1 + 3 * SIDE * SIDE
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # per channel of the official training set, pixels in 0..1
 
 
-class Images:
-    """Labels (n,) and pixels (n, 3, 32, 32), both uint8, of some files of a folder in the official format."""
+def opened(data_path: Path, split: str, size: int, subset: int | None, subset_seed: int) -> ImageSet:
+    """The split, or a subset of it. Raises InputError, naming what is missing or damaged, and WorkspaceError."""
+    folder = data_path / FOLDER
+    if not folder.is_dir():
+        raise not_staged("cifar10", folder)
+    whole = Cifar10(folder, split, size)
+    return whole if subset is None else Subset(whole, subset, subset_seed)
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+
+class Cifar10(ImageSet):
+    """The images of one split's files, resized bilinearly where the model wants another size than 32."""
+
+    classes = CLASSES
+
+    def __init__(self, folder: Path, split: str, size: int) -> None:
         """Raises InputError, naming the file, for anything that is not whole records with labels below 10."""
         import numpy as np
 
-        records = np.concatenate([_records(folder / name) for name in names])
-        self.labels: np.ndarray = records[:, 0]
-        self.pixels: np.ndarray = records[:, 1:].reshape(-1, *SHAPE)
-        self.sha256 = hashlib.sha256(records.data).hexdigest()
+        records = np.concatenate([_records(folder / name, FILES[split]) for name in FILES[split]])
+        self._size = size
+        self._labels = records[:, 0]
+        self._pixels = records[:, 1:].reshape(-1, 3, SIDE, SIDE)
+        self.source = DataSource(
+            name="CIFAR-10" if size == SIDE else f"CIFAR-10 resized to {size} x {size}",
+            sha256=hashlib.sha256(records.data).hexdigest(),
+            synthetic=False,
+            items=len(records),
+        )
 
-    def normalised(self, indices: np.ndarray) -> np.ndarray:
-        """The images with these indices, (n, 3, 32, 32) in float32, with about mean 0 and deviation 1 per channel."""
+    def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         import numpy as np
 
         mean, std = (np.array(values, np.float32).reshape(3, 1, 1) for values in (MEAN, STD))
-        scaled: np.ndarray = (self.pixels[indices].astype(np.float32) / 255 - mean) / std
-        return scaled
+        scaled = (self._pixels[indices] * np.float32(1 / 255) - mean) / std
+        return resized(scaled, self._size), self._labels[indices].astype(np.int64)
 
 
-def folder_in(data_path: Path) -> tuple[Path, bool]:
-    """(the folder to read, whether it is the stand-in). The stand-in is made if neither is there. Raises WorkspaceError."""
-    official = data_path / OFFICIAL
-    if official.exists():
-        return official, False
-    stand_in = data_path / STAND_IN
-    make_once(stand_in, _make_stand_in)
-    return stand_in, True
-
-
-def _records(path: Path) -> np.ndarray:
+def _records(path: Path, wanted: Sequence[str]) -> np.ndarray:
     import numpy as np
 
     try:
         raw = np.fromfile(path, dtype=np.uint8)
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file; the archive's folder has {', '.join((*TRAIN, *TEST))}.") from None
+        raise InputError(f"{path}: no such file. Allowed: a folder with {', '.join(wanted)}.") from None
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read the data set") from error
     if len(raw) == 0 or len(raw) % RECORD_BYTES:
@@ -73,18 +80,3 @@ def _records(path: Path) -> np.ndarray:
         first = int(wrong[0])
         raise InputError(f"{path}: record {first} has the label {records[first, 0]}. Allowed: 0 to {CLASSES - 1}.")
     return records
-
-
-def _make_stand_in(folder: Path) -> None:
-    """2,000 images to train and 500 to test: a coarse pattern per class under noise, so that there is something to learn."""
-    import numpy as np
-
-    generator = np.random.default_rng(10)
-    coarse = generator.integers(64, 192, size=(CLASSES, 3, 4, 4))
-    patterns = np.kron(coarse, np.ones((1, 1, 8, 8), dtype=np.int64))
-    files.make_folder(folder)
-    for name, images in [(name, 400) for name in TRAIN] + [(TEST[0], 500)]:
-        labels = generator.integers(0, CLASSES, size=images)
-        pixels = np.clip(patterns[labels] + generator.integers(-48, 49, size=(images, *SHAPE)), 0, 255)
-        records = np.concatenate([labels[:, None], pixels.reshape(images, -1)], axis=1).astype(np.uint8)
-        files.write_atomic(folder / name, records.tobytes())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from shardlab.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,3 +27,12 @@ class ImageSet(ABC):
         A function of the indices alone, and safe to call from several threads at once. Raises InputError, naming the
         file, for one that is damaged.
         """
+
+
+def not_staged(name: str, missing: Path) -> InputError:
+    """What to say where a set's files are not there: nothing is ever put in their place unasked."""
+    return InputError(
+        f"{missing}: not found, so there is no {name} to read. `provision` stages it: write "
+        f"`data: {{sets: [{{name: {name}, archive: PATH_OR_URL}}]}}` into cluster.yaml (docs/data.md). "
+        f"Allowed without any file: the data set synthetic."
+    )

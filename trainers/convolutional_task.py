@@ -1,0 +1,111 @@
+"""What all convolutional workloads have in common: how their work is counted, as no formula in a few sizes tells it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from shardlab.cell import Cell, Optimizer
+from shardlab.errors import InputError
+from trainers import image_task, vision_library
+from trainers.image_task import ImageTask
+from trainers.workload import Batch, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch import nn
+
+SMALLEST = 32  # pixels: the networks halve an image five times
+FLOPS_SOURCE = (
+    "per image 6*M - 2*M0: M multiply-adds of all convolutions and linear layers, as 2 operations, once forward and twice "
+    "backward (Amodei and Hernandez, AI and Compute, 2018, appendix), less the gradient of the image, which the first "
+    "layer's M0 would make and nobody needs"
+)
+
+
+class ConvolutionalTask(ImageTask):
+    """architecture: makes the network with so many classes, with its own dropout or none; torchvision is there by then.
+    blocks: finds its repeated blocks."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        data_path: Path,
+        *,
+        classes: int,
+        architecture: Callable[[int, bool], nn.Module],
+        blocks: Callable[[nn.Module], list[nn.Module]],
+    ) -> None:
+        super().__init__(cell, data_path, classes)
+        if self.image_size < SMALLEST:
+            raise InputError(f"image_size: found {self.image_size}. Allowed: from {SMALLEST}.")
+        self._architecture, self._blocks = architecture, blocks
+
+    def model(self) -> nn.Module:
+        vision_library.load()
+        return self._architecture(self.classes, self.dropout)
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        return self._blocks(model)
+
+    def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return cast("torch.Tensor", model(batch.inputs))
+
+    def flops_per_unit(self) -> float:
+        """By FLOPS_SOURCE, counted on a copy without memory that one image without pixels goes through."""
+        import torch
+
+        with torch.device("meta"):
+            model, image = self.model().eval(), torch.empty(1, 3, self.image_size, self.image_size)
+        return flops_per_image(model, image)
+
+
+def flops_per_image(model: nn.Module, image: torch.Tensor) -> float:
+    """Floating-point operations of forward and backward for `image`, (1, 3, size, size), by FLOPS_SOURCE."""
+    from torch import nn
+
+    found: list[int] = []
+
+    def count(layer: Any, _: object, output: torch.Tensor) -> None:
+        found.append(output.numel() * layer.weight[0].numel())  # each output sums over the weights of its channel
+
+    hooks = [layer.register_forward_hook(count) for layer in model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    model(image)
+    for hook in hooks:
+        hook.remove()
+    return 6.0 * sum(found) - 2.0 * found[0]
+
+
+def of_type(block: type, model: nn.Module) -> list[nn.Module]:
+    """A network's modules of one class, in order."""
+    return [module for module in model.modules() if isinstance(module, block)]
+
+
+def variant(
+    name: str,
+    summary: str,
+    *,
+    parameters: int,
+    flops_per_unit: float,
+    image_size: int,
+    classes: int,
+    architecture: Callable[[int, bool], nn.Module],
+    blocks: Callable[[nn.Module], list[nn.Module]],
+    optimizer: Optimizer,
+    dropout: str | None = None,
+) -> Workload:
+    """A convolutional workload for the menu."""
+    return Workload(
+        name=name,
+        summary=summary,
+        parameters=parameters,
+        unit="images",
+        flops_per_unit=flops_per_unit,
+        flops_source=FLOPS_SOURCE,
+        optimizer=optimizer,
+        build=partial(ConvolutionalTask, classes=classes, architecture=architecture, blocks=blocks),
+        options=image_task.options(image_size, dropout),
+    )

@@ -1,0 +1,136 @@
+"""Which image files a run reads, drawn once and written down with a checksum each, so that any later run reads the same.
+
+A list is a file of JSON lines: first what it is, then `[path, class, SHA-256]` for each image, in the order of the paths.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from shardlab import files
+from shardlab.errors import InputError, WorkspaceError
+from trainers.data.once import make_once
+from trainers.data.subset import draw
+
+SCHEMA = 1
+SUFFIXES = (".jpeg", ".jpg")
+
+
+class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a list holds: `images` of a split, drawn from `found` ones by `seed` where that is not null."""
+
+    schema: int
+    split: str
+    classes: int
+    found: int
+    images: int
+    seed: int | None
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """An image: its path within the data set's folder, its class, and its file's SHA-256 in hexadecimal."""
+
+    path: str
+    label: int
+    sha256: str
+
+
+class ImageList(msgspec.Struct, frozen=True):
+    """A list as read, and the SHA-256 of its file, which vouches for every image in it."""
+
+    head: Head
+    entries: list[Entry]
+    sha256: str
+
+
+def ready(root: Path, split: str, subset: int | None, seed: int) -> ImageList:
+    """The list of `root/train` or `root/val`, made beside them where it is not there. Raises InputError, WorkspaceError.
+
+    The first to ask reads every image that is drawn once, for its checksum; everyone after reads the list.
+    """
+    path = root / (f"{split}-{subset}-seed-{seed}.list" if subset else f"{split}.list")
+    make_once(path, lambda temporary: _make(root, split, subset, seed, temporary))
+    return read(path, split, subset)
+
+
+def read(path: Path, split: str, subset: int | None) -> ImageList:
+    """A list, checked line by line. Raises InputError, naming the file and the line."""
+    with files.as_workspace_error("read the list of images"):
+        lines = path.read_bytes().splitlines()
+    try:
+        head = msgspec.json.decode(lines[0] if lines else b"", type=Head)
+    except msgspec.DecodeError as error:
+        raise InputError(f"{path}:1: is not the head of a list of images: {error}. Delete it and it is drawn anew.") from None
+    if head.schema != SCHEMA or head.split != split or head.images != len(lines) - 1 or head.images != (subset or head.found):
+        raise InputError(f"{path}: its first line does not fit what follows or what is asked. Delete it and it is drawn anew.")
+    decoder = msgspec.json.Decoder(Entry)
+    entries = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            entry = decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise InputError(f"{path}:{number}: is no entry of a list of images: {error}.") from None
+        parts = entry.path.split("/")
+        if (
+            not 0 <= entry.label < head.classes
+            or len(parts) != 3
+            or parts[0] != split
+            or not set(parts).isdisjoint({"", ".", ".."})
+        ):
+            allowed = f"{split}/CLASS/FILE, 0 to {head.classes - 1}"
+            raise InputError(f"{path}:{number}: found {entry.path!r} of class {entry.label}. Allowed: {allowed}.")
+        entries.append(entry)
+    return ImageList(head, entries, hashlib.sha256(b"\n".join(lines)).hexdigest())
+
+
+def class_names(root: Path) -> list[str]:
+    """The folders of `root/train` in order; a class's number is its place among all of them. Raises InputError."""
+    names = sorted(entry.name for entry in _entries(root / "train") if entry.is_dir() and not entry.name.startswith("."))
+    if len(names) < 2:
+        raise InputError(
+            f"{root / 'train'}: found {len(names)} class folders. Allowed: at least 2, one a class, named by its wnid."
+        )
+    return names
+
+
+def _make(root: Path, split: str, subset: int | None, seed: int, path: Path) -> None:
+    names = class_names(root)
+    found = [(name, label) for label, folder in enumerate(names) for name in _images(root, split, folder)]
+    strangers = {entry.name for entry in _entries(root / split) if entry.is_dir() and not entry.name.startswith(".")} - set(
+        names
+    )
+    if strangers:
+        raise InputError(
+            f"{root / split / min(strangers)}: is no class of {root / 'train'}. Allowed: its {len(names)} folders."
+        )
+    if not found:
+        raise InputError(f"{root / split}: found no image. Allowed: CLASS/*.JPEG, as in the official archive.")
+    chosen = found if subset is None else [found[i] for i in draw(len(found), subset, seed, str(root / split))]
+    head = Head(SCHEMA, split, len(names), len(found), len(chosen), None if subset is None else seed)
+    with files.as_workspace_error("read the data set"), ThreadPoolExecutor(8) as threads:
+        digests = threads.map(files.sha256, [root / name for name, _ in chosen])
+        entries = [Entry(name, label, digest) for (name, label), digest in zip(chosen, digests, strict=True)]
+    files.write_atomic(path, b"".join(msgspec.json.encode(line) + b"\n" for line in [head, *entries]))
+
+
+def _images(root: Path, split: str, folder: str) -> list[str]:
+    place = root / split / folder
+    if split != "train" and not place.is_dir():
+        return []  # a validation split need not show every class
+    return [f"{split}/{folder}/{name}" for name in sorted(e.name for e in _entries(place) if e.name.lower().endswith(SUFFIXES))]
+
+
+def _entries(folder: Path) -> Iterable[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        raise InputError(f"{folder}: no such folder. Allowed: train/CLASS/*.JPEG and val/CLASS/*.JPEG.") from None
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read the data set") from error

@@ -1,0 +1,41 @@
+"""Sets of labelled images by name, so that a workload takes any of them and names none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardlab.errors import InputError, UnknownName
+from trainers.data import cifar10, imagenet, mnist, synthetic_images
+
+if TYPE_CHECKING:
+    from trainers.data.images import ImageSet
+
+NAMES = ("cifar10", "mnist", "imagenet", "synthetic")
+SPLITS = ("train", "validation")
+
+
+def open_images(
+    name: str, data_path: Path, split: str, *, size: int, classes: int | None, subset: int | None, subset_seed: int
+) -> ImageSet:
+    """One split of a set, images of size x size pixels in three colours.
+
+    classes: how many the synthetic set draws from (None: 10); a set of files has its own number, which `ImageSet.classes`
+    says. subset: so many images of the training split, drawn by `subset_seed`, or of the synthetic set, its length; None
+    means all. The validation split is always whole. Raises InputError where the files are not there or damaged, or where
+    the set has fewer images than `subset`, and WorkspaceError.
+    """
+    if name not in NAMES:
+        raise UnknownName("data set", name, NAMES)
+    if split not in SPLITS:
+        raise UnknownName("split", split, SPLITS)
+    if size < 1 or (subset is not None and subset < 1):
+        raise InputError(f"{name}: found the size {size} and the subset {subset}. Allowed: at least 1.")
+    drawn = subset if split == "train" else None
+    if name == "cifar10":
+        return cifar10.opened(data_path, split, size, drawn, subset_seed)
+    if name == "mnist":
+        return mnist.opened(data_path, split, size, drawn, subset_seed)
+    if name == "imagenet":
+        return imagenet.opened(data_path, split, size, drawn, subset_seed)
+    return synthetic_images.SyntheticImages(split, size, classes or synthetic_images.CLASSES, drawn)

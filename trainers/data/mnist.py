@@ -1,0 +1,130 @@
+"""MNIST in its official IDX files, unpacked or as they are published (.gz), read whole into memory.
+
+A file is two zero bytes, the type (8: unsigned bytes), the number of dimensions, each dimension as a big-endian 32-bit
+number, and the bytes. The grey plane stands three times, for networks that take three colours. 28 x 28 pixels are framed
+with two black ones on each side, 32 x 32, and resized bilinearly where the model wants another size; at size 28 they are
+left as they are.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import struct
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from shardlab.errors import InputError, WorkspaceError
+from trainers.data.images import ImageSet, not_staged
+from trainers.data.resize import resized
+from trainers.data.subset import Subset
+from trainers.workload import DataSource
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FOLDER = "mnist"
+FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "validation": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+CLASSES, SIDE, FRAME = 10, 28, 2
+UNSIGNED_BYTES = 8
+MOST_BYTES = 2**30  # the official set has 47 MB; more is damage or an attack
+MEAN, STD = 0.1307, 0.3081  # of the official training set, pixels in 0..1
+
+
+def opened(data_path: Path, split: str, size: int, subset: int | None, subset_seed: int) -> ImageSet:
+    """The split, or a subset of it. Raises InputError, naming what is missing or damaged, and WorkspaceError."""
+    folder = data_path / FOLDER
+    if not folder.is_dir():
+        raise not_staged("mnist", folder)
+    whole = Mnist(folder, split, size)
+    return whole if subset is None else Subset(whole, subset, subset_seed)
+
+
+class Mnist(ImageSet):
+    """The images of one split's two files."""
+
+    classes = CLASSES
+
+    def __init__(self, folder: Path, split: str, size: int) -> None:
+        """Raises InputError, naming the file, for anything that is not whole images with as many labels below 10."""
+        import numpy as np
+
+        images_file, labels_file = (_present(folder, name) for name in FILES[split])
+        self._planes, self._labels = read_idx(images_file, 3), read_idx(labels_file, 1)
+        if self._planes.shape[1:] != (SIDE, SIDE):
+            found = " x ".join(map(str, self._planes.shape[1:]))
+            raise InputError(f"{images_file}: found images of {found} pixels. Allowed: {SIDE} x {SIDE}.")
+        if len(self._planes) != len(self._labels):
+            raise InputError(
+                f"{labels_file}: found {len(self._labels)} labels. Allowed: one for each of {len(self._planes)} images."
+            )
+        if (wrong := np.flatnonzero(self._labels >= CLASSES)).size:
+            first = int(wrong[0])
+            raise InputError(f"{labels_file}: label {first} is {self._labels[first]}. Allowed: 0 to {CLASSES - 1}.")
+        self._size = size
+        shown = {SIDE: "", SIDE + 2 * FRAME: " framed to 32 x 32"}.get(size, f" framed to 32 x 32, resized to {size} x {size}")
+        self.source = DataSource(
+            name=f"MNIST, grey in three colours{shown}",
+            sha256=hashlib.sha256(self._planes.tobytes() + self._labels.tobytes()).hexdigest(),
+            synthetic=False,
+            items=len(self._labels),
+        )
+
+    def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        import numpy as np
+
+        planes = self._planes[indices, None]
+        if self._size != SIDE:
+            planes = np.pad(planes, ((0, 0), (0, 0), (FRAME, FRAME), (FRAME, FRAME)))
+        scaled = resized((planes * np.float32(1 / 255) - np.float32(MEAN)) / np.float32(STD), self._size)
+        return np.repeat(scaled, 3, axis=1), self._labels[indices].astype(np.int64)
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """An IDX file of unsigned bytes as an array of so many dimensions. Raises InputError, before it allocates."""
+    import numpy as np
+
+    try:
+        with _unpacked(path) as handle:
+            header = handle.read(4 + 4 * dimensions)
+            magic = bytes([0, 0, UNSIGNED_BYTES, dimensions])
+            if header[:4] != magic or len(header) < 4 + 4 * dimensions:
+                raise InputError(
+                    f"{path}: starts with {header[:4].hex(' ')}. Allowed: {magic.hex(' ')}, IDX of unsigned bytes."
+                )
+            shape = struct.unpack(f">{dimensions}I", header[4:])
+            count = 1
+            for size in shape:
+                count *= size  # in Python's own integers, which do not overflow
+            if not 0 < count <= MOST_BYTES:
+                raise InputError(f"{path}: promises {count} bytes. Allowed: 1 to {MOST_BYTES}.")
+            if path.suffix != ".gz" and path.stat().st_size != len(header) + count:
+                raise _wrong_size(path, path.stat().st_size - len(header), count)
+            content = handle.read(count + 1)  # one more byte than promised shows what follows
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path}: is not a whole gzip file: {error}.") from None
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read the data set") from error
+    if len(content) != count:
+        raise _wrong_size(path, len(content), count)
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _wrong_size(path: Path, found: int, promised: int) -> InputError:
+    much = f"found more than {promised}" if found > promised else f"found {found}"
+    return InputError(f"{path}: {much} bytes after the header. Allowed: {promised}, as its dimensions promise.")
+
+
+def _unpacked(path: Path) -> BinaryIO:
+    return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def _present(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.exists():
+            return path
+    raise InputError(f"{folder / name}: no such file, nor with .gz. Allowed: a folder with the four files of MNIST.")

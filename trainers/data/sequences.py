@@ -1,0 +1,33 @@
+"""What a reader of token sequences gives, whatever files they lie in, and how every such set is split."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from trainers.workload import DataSource
+
+VALIDATION = 10  # one sequence of so many, the last ones
+
+
+class TokenSet(ABC):
+    """One split of a set. vocabulary: every token is below it, in every split alike."""
+
+    source: DataSource
+    vocabulary: int
+
+    @abstractmethod
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """The sequences with these indices, (n, seq_len + 1) in int64: inputs are all but the last, targets all but the first.
+
+        A function of the indices alone, and safe to call from several threads at once.
+        """
+
+
+def part(sequences: int, split: str) -> tuple[int, int]:
+    """(the first of a split's sequences, how many it has) of so many in the whole set."""
+    held_out = sequences // VALIDATION
+    return (0, sequences - held_out) if split == "train" else (sequences - held_out, held_out)

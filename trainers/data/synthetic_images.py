@@ -1,0 +1,60 @@
+"""Images that can be learned and need no file, in any size and number of classes, for machines where no set is staged."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from shardlab.errors import InputError
+from trainers.data.images import ImageSet
+from trainers.workload import DataSource
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CLASSES, ITEMS = 10, {"train": 2_000, "validation": 500}
+SEED, VERSION = 10, 1  # another rule gets another version, so that no two rules share a checksum
+COARSE = 4  # a class is a pattern of 4 x 4 fields in each colour
+PATTERN, NOISE = 1.3, 1.15  # half-widths of two uniform distributions whose sum has the deviation 1
+
+
+class SyntheticImages(ImageSet):
+    """A class's coarse pattern under noise, both functions of a fixed seed and the image's index. Nothing is stored."""
+
+    def __init__(self, split: str, size: int, classes: int, items: int | None) -> None:
+        """items: how many images the split has; None: 2,000 to train on, 500 to validate. Raises InputError."""
+        import numpy as np
+
+        if classes < 2:
+            raise InputError(f"classes: found {classes}. Allowed: at least 2, or there is nothing to learn.")
+        self.classes, self._size = classes, size
+        count = items or ITEMS[split]
+        self._first = 0 if split == "train" else 2**40  # the splits never meet
+        patterns = np.random.default_rng(SEED).uniform(-PATTERN, PATTERN, (classes, 3, COARSE, COARSE))
+        field = np.arange(size) * COARSE // size
+        self._patterns, self._field = patterns.astype(np.float32), field
+        rule = f"synthetic images {VERSION}, seed {SEED}, {split}, {count} of {size} x {size} in {classes} classes"
+        self.source = DataSource(
+            name=f"synthetic images, {size} x {size}, {classes} classes",
+            sha256=hashlib.sha256(rule.encode()).hexdigest(),
+            synthetic=True,
+            items=count,
+        )
+
+    def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        import numpy as np
+
+        size = self._size
+        values = 3 * size * size
+        labels = np.empty(len(indices), np.int64)
+        images = np.empty((len(indices), 3, size, size), np.float32)
+        for row, index in enumerate(indices):
+            # A counter-based generator starts at any index without the ones before it; 8 pixels a draw.
+            generator = np.random.Philox(key=np.array([SEED, self._first + int(index)], np.uint64))
+            drawn = generator.random_raw(1 + (values + 7) // 8)
+            labels[row] = drawn[0] % self.classes
+            noise = drawn[1:].view(np.uint8)[:values].reshape(3, size, size)
+            np.multiply(noise, np.float32(2 * NOISE / 255), out=images[row])
+            pattern = self._patterns[labels[row]] - np.float32(NOISE)
+            images[row] += pattern[:, self._field[:, None], self._field]
+        return images, labels

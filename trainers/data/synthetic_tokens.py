@@ -1,0 +1,66 @@
+"""Sequences that can be learned and need no file: the next token follows from the last one, now and then it does not."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from shardlab.errors import InputError
+from trainers.data.sequences import TokenSet, part
+from trainers.workload import DataSource
+
+if TYPE_CHECKING:
+    import numpy as np
+
+VOCABULARY, SEQUENCES = 256, 10_000
+SEED, VERSION = 10, 1  # another rule gets another version, so that no two rules share a checksum
+MOST_SYMBOLS = 256  # a larger vocabulary is drawn from its first 256, or a short run would hardly see any token twice
+SURPRISE = 0.1  # the probability that a token is drawn evenly from all symbols
+
+
+class SyntheticTokens(TokenSet):
+    """token[k + 1] = (5 token[k] + 3) mod symbols, or with probability 0.1 any symbol. A function of seed and index.
+
+    The least mean loss is the rule's entropy: with V symbols and q = 0.9 + 0.1 / V it is
+    -q ln q - (V - 1) (0.1 / V) ln(0.1 / V) nats, 0.88 for 256.
+    """
+
+    def __init__(self, split: str, seq_len: int, vocabulary: int) -> None:
+        """Raises InputError."""
+        import numpy as np
+
+        if vocabulary < 2:
+            raise InputError(f"vocabulary: found {vocabulary}. Allowed: at least 2, or there is nothing to learn.")
+        self.vocabulary = vocabulary
+        self._symbols = min(vocabulary, MOST_SYMBOLS)
+        self._first, items = part(SEQUENCES, split)
+        factors, terms = [1], [0]  # the rule applied k times is one product and one sum
+        for _ in range(seq_len):
+            factors.append(5 * factors[-1] % self._symbols)
+            terms.append((5 * terms[-1] + 3) % self._symbols)
+        self._factors, self._terms = np.array(factors), np.array(terms)
+        rule = f"synthetic tokens {VERSION}, seed {SEED}, {split}, {items} of {seq_len} + 1 below {self._symbols}"
+        self.source = DataSource(
+            name=f"synthetic tokens below {self._symbols}",
+            sha256=hashlib.sha256(rule.encode()).hexdigest(),
+            synthetic=True,
+            items=items,
+        )
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        import numpy as np
+
+        length = len(self._factors)
+        fresh = np.empty((len(indices), length), np.int64)
+        drawn_at = np.empty((len(indices), length), np.int64)
+        positions = np.arange(length)
+        for row, index in enumerate(indices):
+            generator = np.random.Generator(np.random.Philox(key=np.array([SEED, self._first + int(index)], np.uint64)))
+            surprised = generator.random(length, np.float32) < SURPRISE
+            surprised[0] = True
+            drawn_at[row] = np.maximum.accumulate(np.where(surprised, positions, 0))
+            fresh[row] = generator.integers(0, self._symbols, length)
+        steps = positions - drawn_at
+        begun = np.take_along_axis(fresh, drawn_at, axis=1)
+        tokens: np.ndarray = (self._factors[steps] * begun + self._terms[steps]) % self._symbols
+        return tokens

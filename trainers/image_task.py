@@ -1,0 +1,82 @@
+"""What all workloads with images have in common: which images, how large, and how many classes that gives the head."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from shardlab.cell import Cell
+from shardlab.errors import InputError
+from shardlab.registry import Option
+from trainers.data.image_sets import NAMES, open_images
+from trainers.transfer import to_device
+from trainers.workload import Batch, Task
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from trainers.data.images import ImageSet
+
+SUBSET_SEED = 38850191  # in the code of the study that trained ResNet-101 on 131,072 images of ImageNet
+IMAGENET_CLASSES = 1000
+
+
+def options(image_size: int, dropout: str | None) -> tuple[Option, ...]:
+    """The knobs of an image workload. dropout: the architecture's own rates in words, or None where it has none."""
+    rates = "the architecture has none" if dropout is None else f"as the architecture has it: {dropout}"
+    return (
+        Option("data", "synthetic", "where images come from; the head gets as many outputs as it has classes", choices=NAMES),
+        Option("image_size", image_size, "pixels a side"),
+        Option("dropout", False, rates, choices=(False,) if dropout is None else (False, True)),
+        Option("subset", None, "train on so many images, drawn by subset_seed; null: all"),
+        Option("subset_seed", SUBSET_SEED, "which images a subset has"),
+    )
+
+
+class ImageTask(Task):
+    """classes: of the synthetic set and of the workload as the menu has it; a set of files brings its own."""
+
+    units_per_item = 1
+
+    def __init__(self, cell: Cell, data_path: Path, classes: int) -> None:
+        subset = cell.options["subset"]
+        if subset is not None and (isinstance(subset, bool) or not isinstance(subset, int)):
+            raise InputError(f"subset: found {subset!r}. Allowed: a number of images, or null for all.")
+        self.image_size = cast("int", cell.options["image_size"])
+        self.dropout = bool(cell.options["dropout"])
+        self._cell, self._data_path = cell, data_path
+        self._read(self._opened("train", classes))
+
+    @property
+    def classes(self) -> int:
+        """Of the data and so of the model's head."""
+        return self._images.classes
+
+    def _opened(self, split: str, classes: int) -> ImageSet:
+        asked = self._cell.options
+        return open_images(
+            cast("str", asked["data"]),
+            self._data_path,
+            split,
+            size=self.image_size,
+            classes=classes,
+            subset=cast("int | None", asked["subset"]),
+            subset_seed=cast("int", asked["subset_seed"]),
+        )
+
+    def _read(self, images: ImageSet) -> None:
+        self._images = images
+        self.source = msgspec.structs.replace(images.source, classes=images.classes)
+
+    def validation(self) -> Task:
+        other = copy.copy(self)
+        other._read(self._opened("validation", self.classes))
+        return other
+
+    def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
+        images, labels = self._images.read(indices)
+        return Batch(inputs=to_device(images, device), targets=to_device(labels, device))

@@ -1,0 +1,65 @@
+"""What all workloads with text have in common: which tokens, in sequences of which length, and that the next one is asked."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from shardlab.cell import Cell
+from shardlab.registry import Option
+from trainers.data.token_sets import NAMES, open_tokens
+from trainers.transfer import to_device
+from trainers.workload import Batch, Task
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import nn
+
+    from trainers.data.sequences import TokenSet
+
+
+def options(data: str) -> tuple[Option, ...]:
+    """The knobs of a language workload, whose data is this one unless a cell says otherwise."""
+    return (
+        Option("data", data, "where tokens come from", choices=NAMES),
+        Option("tokens_file", None, "for data: tokens, a file that `python -m trainers tokenize` wrote"),
+    )
+
+
+class TokenTask(Task):
+    """vocabulary: outputs of the model; the data's may be smaller."""
+
+    def __init__(self, cell: Cell, data_path: Path, vocabulary: int) -> None:
+        assert cell.seq_len is not None, "the workload has a default"
+        self.seq_len, self.vocabulary = cell.seq_len, vocabulary
+        self.units_per_item = cell.seq_len
+        self._cell, self._data_path = cell, data_path
+        self._read(self._opened("train"))
+
+    def _opened(self, split: str) -> TokenSet:
+        file = self._cell.options["tokens_file"]
+        return open_tokens(
+            cast("str", self._cell.options["data"]),
+            self._data_path,
+            split,
+            seq_len=self.seq_len,
+            vocabulary=self.vocabulary,
+            tokens_file=None if file is None else str(file),
+        )
+
+    def _read(self, tokens: TokenSet) -> None:
+        self._tokens, self.source = tokens, tokens.source
+
+    def validation(self) -> Task:
+        other = copy.copy(self)
+        other._read(self._opened("validation"))
+        return other
+
+    def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
+        sequences = to_device(self._tokens.read(indices), device)
+        return Batch(inputs=sequences[:, :-1], targets=sequences[:, 1:])
+
+    def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return cast("torch.Tensor", model(input_ids=batch.inputs).logits)

@@ -1,0 +1,112 @@
+"""Predict the next token with GPT-2 of the transformers library, from random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from shardlab.cell import Cell, Optimizer
+from trainers import token_task, transformer_shape, vision_library
+from trainers.token_task import TokenTask
+from trainers.transformer_shape import Shape
+from trainers.workload import Workload
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainers.plans.plan import Plan
+
+VOCABULARY = 50_257  # of the published byte-pair encoding
+FLOPS_SOURCE = (
+    "per token 6N + 12*L*d*T (Chowdhery et al., PaLM, 2022, appendix B): N parameters, L layers, width d, sequence length T"
+)
+
+
+def parameters(shape: Shape, vocabulary: int, positions: int) -> int:
+    """Trainable parameters: two tables, the first of them tied to the head, and per block 12 d^2 weights and 13 d others."""
+    width = shape.width
+    return (vocabulary + positions) * width + shape.layers * (12 * width**2 + 13 * width) + 2 * width
+
+
+def flops_per_token(parameters: int, shape: Shape, seq_len: int) -> float:
+    """Floating-point operations of forward and backward for one token, by FLOPS_SOURCE; a multiply-add counts as 2.
+
+    6N: each weight multiplies once in forward and twice in backward. 12*L*d*T: attention's two products with all T
+    positions (what a causal kernel may skip is counted), again three times.
+    """
+    return 6.0 * parameters + 12.0 * shape.layers * shape.width * seq_len
+
+
+class Gpt2Task(TokenTask):
+    """positions: rows of the table of positions, more where the cell's sequences are longer."""
+
+    def __init__(self, cell: Cell, data_path: Path, *, vocabulary: int, positions: int) -> None:
+        self._shape = transformer_shape.of(cell)
+        super().__init__(cell, data_path, vocabulary)
+        self._positions = max(positions, self.seq_len)
+
+    def model(self) -> nn.Module:
+        vision_library.load()
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        return cast("nn.Module", GPT2LMHeadModel(GPT2Config(
+            vocab_size=self.vocabulary,
+            n_positions=self._positions,
+            n_layer=self._shape.layers,
+            n_embd=self._shape.width,
+            n_head=self._shape.heads,
+            resid_pdrop=0.0,  # with dropout, two ways to spread the same work would no longer agree
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            use_cache=False,
+            bos_token_id=0,
+            eos_token_id=0,
+        )))  # fmt: skip
+
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        return list(cast("Any", model).transformer.h)
+
+    def plan(self) -> Plan:
+        from trainers.plans.gpt2 import Gpt2Plan
+
+        return Gpt2Plan(self.seq_len, self._shape.width)
+
+    def flops_per_unit(self) -> float:
+        return flops_per_token(parameters(self._shape, self.vocabulary, self._positions), self._shape, self.seq_len)
+
+
+def _variant(
+    name: str, summary: str, parameters: int, shape: Shape, vocabulary: int, seq_len: int, data: str, lr: float
+) -> Workload:
+    return Workload(
+        name=name,
+        summary=summary,
+        parameters=parameters,
+        unit="tokens",
+        flops_per_unit=flops_per_token(parameters, shape, seq_len),
+        flops_source=FLOPS_SOURCE,
+        optimizer=Optimizer(name="adamw", lr=lr),
+        build=partial(Gpt2Task, vocabulary=vocabulary, positions=seq_len),
+        seq_len=seq_len,
+        options=(*shape.options(), *token_task.options(data)),
+        heads="n_head",
+        blocks="n_layer",
+    )
+
+
+VARIANTS = (
+    _variant(
+        "gpt2-tiny", "GPT-2 of 4 layers and width 64 on the bytes of Python's standard library",
+        220_544, Shape(4, 64, 4), 256, 64, "stdlib-text", 1e-3,
+    ),
+    _variant(
+        "gpt2-large-tiny", "GPT-2 of 6 layers and width 64 with 512 tokens, the twin of gpt2-large",
+        336_896, Shape(6, 64, 4), 512, 64, "synthetic", 1e-3,
+    ),
+    _variant("gpt2", "GPT-2 of 12 layers and width 768 (Radford et al., 2019)",
+             124_439_808, Shape(12, 768, 12), VOCABULARY, 1024, "synthetic", 3e-4),
+    _variant("gpt2-large", "GPT-2 of 36 layers and width 1280 (Radford et al., 2019)",
+             774_030_080, Shape(36, 1280, 20), VOCABULARY, 1024, "synthetic", 3e-4),
+)  # fmt: skip

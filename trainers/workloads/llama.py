@@ -1,0 +1,115 @@
+"""Predict the next token with LLaMA of the transformers library, from random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from shardlab.cell import Cell, Optimizer
+from shardlab.errors import InputError
+from trainers import token_task, transformer_shape, vision_library
+from trainers.token_task import TokenTask
+from trainers.transformer_shape import Shape
+from trainers.workload import Workload
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainers.plans.plan import Plan
+
+VOCABULARY = 32_000
+FLOPS_SOURCE = (
+    "per token 6*(N - V*d) + 12*L*d*T (Chowdhery et al., PaLM, 2022, appendix B, without the table of V tokens, which "
+    "multiplies nothing and is not tied to the head): N parameters, L layers, width d, sequence length T"
+)
+
+
+def inner_width(width: int) -> int:
+    """Of the MLP: 43/16 of the width, which is 11,008 for 4096 (LLaMA 7B) and 5,504 for 2048 (Sheared-LLaMA 1.3B)."""
+    return width * 43 // 16
+
+
+def parameters(shape: Shape, vocabulary: int) -> int:
+    """Trainable parameters: table and head, and per block 4 d^2 of attention, 3 d i of the MLP and two norms."""
+    width = shape.width
+    block = 4 * width**2 + 3 * width * inner_width(width) + 2 * width
+    return 2 * vocabulary * width + shape.layers * block + width
+
+
+def flops_per_token(parameters: int, shape: Shape, vocabulary: int, seq_len: int) -> float:
+    """Floating-point operations of forward and backward for one token, by FLOPS_SOURCE; a multiply-add counts as 2."""
+    return 6.0 * (parameters - vocabulary * shape.width) + 12.0 * shape.layers * shape.width * seq_len
+
+
+class LlamaTask(TokenTask):
+    def __init__(self, cell: Cell, data_path: Path, *, vocabulary: int) -> None:
+        self._shape = transformer_shape.of(cell)
+        if self._shape.width // self._shape.heads % 2:
+            raise InputError(f"n_embd: {self._shape.width} gives {self._shape.heads} heads an odd width. Allowed: an even one.")
+        if (inner := inner_width(self._shape.width)) % cell.tp:
+            raise InputError(f"tp: {cell.tp} ranks do not divide the MLP's width, {inner} (43/16 of n_embd).")
+        super().__init__(cell, data_path, vocabulary)
+
+    def model(self) -> nn.Module:
+        vision_library.load()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        return cast("nn.Module", LlamaForCausalLM(LlamaConfig(
+            vocab_size=self.vocabulary,
+            hidden_size=self._shape.width,
+            intermediate_size=inner_width(self._shape.width),
+            num_hidden_layers=self._shape.layers,
+            num_attention_heads=self._shape.heads,
+            num_key_value_heads=self._shape.heads,
+            max_position_embeddings=self.seq_len,
+            attention_dropout=0.0,
+            tie_word_embeddings=False,
+            use_cache=False,
+            bos_token_id=0,
+            eos_token_id=0,
+        )))  # fmt: skip
+
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        return list(cast("Any", model).model.layers)
+
+    def plan(self) -> Plan:
+        from trainers.plans.llama import LlamaPlan
+
+        return LlamaPlan(self.seq_len, self._shape.width)
+
+    def flops_per_unit(self) -> float:
+        return flops_per_token(parameters(self._shape, self.vocabulary), self._shape, self.vocabulary, self.seq_len)
+
+
+def _variant(
+    name: str, summary: str, parameters: int, shape: Shape, vocabulary: int, seq_len: int, lr: float, **proof_options: int
+) -> Workload:
+    return Workload(
+        name=name,
+        summary=summary,
+        parameters=parameters,
+        unit="tokens",
+        flops_per_unit=flops_per_token(parameters, shape, vocabulary, seq_len),
+        flops_source=FLOPS_SOURCE,
+        optimizer=Optimizer(name="adamw", lr=lr),
+        build=partial(LlamaTask, vocabulary=vocabulary),
+        seq_len=seq_len,
+        options=(*shape.options(), *token_task.options("synthetic")),
+        heads="n_head",
+        blocks="n_layer",
+        proof_options=proof_options,
+    )
+
+
+VARIANTS = (
+    _variant("llm-1.3b-tiny", "LLaMA of 4 layers and width 64 with 512 tokens, the twin of llm-1.3b",
+             263_744, Shape(4, 64, 4), 512, 64, 1e-3),
+    _variant("llm-7b-tiny", "LLaMA of 6 layers and width 64 with 512 tokens, the twin of llm-7b",
+             362_816, Shape(6, 64, 4), 512, 64, 1e-3),
+    _variant("llm-1.3b", "LLaMA of 24 layers and width 2048, the shape of Sheared-LLaMA-1.3B (Xia et al., 2023)",
+             1_345_423_360, Shape(24, 2048, 16), VOCABULARY, 2048, 3e-4, n_layer=2),
+    _variant("llm-7b", "LLaMA of 32 layers and width 4096, the 7B of Touvron et al., 2023, table 2",
+             6_738_415_616, Shape(32, 4096, 32), VOCABULARY, 2048, 3e-4, n_layer=2),
+)  # fmt: skip
