@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from shardlab import matrix
 from shardlab.console import Output
-from shardlab.registry import Option
 from trainers import menu
+from trainers.strategy import Strategy
+from trainers.workload import Workload
 
 
 def strategies(out: Output) -> None:
     found = list(menu.strategies().values())
-    rows = [[s.name, s.summary, ", ".join(s.precisions), _options(s.options)] for s in found]
-    out.table("strategies", ["name", "what it does", "precisions", "options (default)"], rows)
+    rows = [[s.name, s.summary, ", ".join(s.precisions)] for s in found]
+    out.table("strategies", ["name", "what it does", "precisions"], rows)
+    _options(out, found)
     out.document(
         [
             {"name": s.name, "summary": s.summary, "precisions": s.precisions, "options": msgspec.to_builtins(s.options)}
@@ -27,10 +31,17 @@ def strategies(out: Output) -> None:
 def workloads(out: Output) -> None:
     found = list(menu.workloads().values())
     rows = [
-        [w.name, w.summary, f"{w.parameters:,}", w.unit, f"{w.flops_per_unit / 1e6:.3g}", _options(w.options)] for w in found
+        [
+            w.name,
+            w.summary,
+            f"{w.parameters:,}",
+            w.unit,
+            f"{w.flops_per_unit / 1e6:,.3g}" if w.flops_per_unit < 1e9 else f"{w.flops_per_unit / 1e6:,.0f}",
+        ]
+        for w in found
     ]
-    columns = ["name", "what it is", "parameters", "unit", "MFLOP a unit", "options (default)"]
-    out.table("workloads", columns, rows)
+    out.table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP a unit"], rows)
+    _options(out, found)
     out.document(
         [
             {
@@ -59,5 +70,40 @@ def matrices(out: Output) -> None:
     out.document(entries)
 
 
-def _options(options: tuple[Option, ...]) -> str:
-    return "\n".join(f"{o.name} ({o.default}): {o.summary}" for o in options) or "none"
+def _options(out: Output, found: Sequence[Strategy | Workload]) -> None:
+    """Each option once, with those that have it and its default there."""
+    having: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for entry in found:
+        for option in entry.options:
+            choices = f" ({' | '.join(map(_word, option.choices))})" if option.choices else ""
+            defaults = having.setdefault((option.name, option.summary + choices), {})
+            defaults.setdefault(_word(option.default), []).append(entry.name)
+    rows = [
+        [name if first else "", default, summary if first else "", _shorter(names, [entry.name for entry in found])]
+        for (name, summary), defaults in having.items()
+        for first, (default, names) in zip([True, *[False] * len(defaults)], defaults.items())
+    ]
+    out.table("options", ["option", "default", "what it is", "of"], rows)
+
+
+def _shorter(names: Sequence[str], every: Sequence[str]) -> str:
+    """The names, with one pattern for a family that is there as a whole."""
+    shown: list[str] = []
+    for name in names:
+        families = [found[0] for pattern in ("[a-z]+", "[a-z]+[0-9](?=-|$)") if (found := re.match(pattern, name))]
+        members = {family: [other for other in every if other.startswith(family)] for family in families}
+        whole = [family for family, those in members.items() if len(those) > 1 and set(those) <= set(names)]
+        shown.append(f"{whole[0]}*" if whole else name)
+    return ", ".join(dict.fromkeys(shown))
+
+
+def _count(value: float) -> str:
+    """Three digits at least."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _word(value: bool | int | float | str | None) -> str:
+    """A value as a matrix file spells it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -122,6 +122,9 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
     if plain.options.get("dropout"):
         plain = msgspec.structs.replace(plain, options={**plain.options, "dropout": False})
         remarks.append("dropout off, which the run has on")
+    if smaller := _smaller(cell, ranks):
+        plain = msgspec.structs.replace(plain, options={**plain.options, **smaller})
+        remarks.append("at reduced depth (" + ", ".join(f"{name}: {size}" for name, size in smaller.items()) + ")")
     if plain.options != cell.options:
         task = menu.workload(plain.workload).build(plain, data_path)
     single = msgspec.structs.replace(
@@ -158,6 +161,31 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
         parameter_difference=parameters,
         communication_bytes=_sent(cell, ranks, ours),
     )
+
+
+def _smaller(cell: Cell, ranks: Ranks) -> dict[str, int]:
+    """The options that make the model one that a process can hold, where it cannot hold the cell's; the same on all ranks."""
+    workload = menu.workload(cell.workload)
+    kept = {name: size for name, size in workload.proof_options.items() if cell.options[name] != size}
+    if cell.pp > 1 and workload.blocks in kept:
+        per_rank = cell.options.get("stages_per_rank", 1)
+        kept[workload.blocks] = max(kept[workload.blocks], cell.pp * (per_rank if isinstance(per_rank, int) else 1))
+    holds = float(ranks.rank > 0 or not kept or _holds(workload.parameters, ranks.device))
+    return {} if ranks.gather([holds])[0, 0] else kept
+
+
+def _holds(parameters: int, device: torch.device) -> bool:
+    """Whether a process has room for a proof on so many parameters: weights, gradients and momentum in fp32 where it
+    computes, and on the host four copies to compare. Activations come on top; what they need shows when they are there."""
+    import psutil
+    import torch
+
+    host = psutil.virtual_memory().available
+    computing, compared = 12 * parameters, 16 * parameters
+    if device.type == "cpu":
+        return computing + compared < host
+    free, _ = torch.cuda.mem_get_info(device)
+    return computing < free and compared < host
 
 
 def _reference(single: Cell, task: Task, ranks: Ranks) -> Trajectory | None:
