@@ -58,6 +58,7 @@ def write(
     everyone = company.gather([mine.train_time_s, mine.loss, *(mine.peak_bytes[kind] for kind in kinds), *mine.step_ms])
     knobs = {"asked": _asked(run), "effective": engine.effective()}  # on every rank: reading them may need all
     parameters = engine.parameters()
+    sent = same_work.communication_bytes or _by_theory(run, company, engine)
     company.barrier()
     if ranks.rank == 0:
         steps_ms = everyone[:, 2 + len(kinds) :].max(axis=0)
@@ -82,7 +83,7 @@ def write(
             parameters=parameters,
             flops_per_unit=task.flops_per_unit(),
             same_work=same_work,
-            communication_bytes=same_work.communication_bytes,
+            communication_bytes=sent,
             data=msgspec.to_builtins(task.source),
             instruments=instruments,
             knobs=knobs,
@@ -90,6 +91,15 @@ def write(
         )
         files.write_json(run_dir.result, result)
     company.barrier()
+
+
+def _by_theory(run: Run, company: Company, engine: Engine) -> dict[str, float] | None:
+    """Bytes of a step where none were counted, as the strategy states them; None where servers send some that it cannot."""
+    theory = company.gather([sum(term.sent_bytes for term in engine.theory())])
+    textbook = engine.textbook_bytes()
+    if run.cell.servers or len(theory) < run.cell.gpus:
+        return None
+    return {"theory": float(theory.sum()), **({"textbook": textbook * run.cell.gpus} if textbook is not None else {})}
 
 
 def _asked(run: Run) -> dict[str, Any]:

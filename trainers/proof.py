@@ -150,6 +150,7 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
         return SameWork(verdict="not provable", why=why, communication_bytes=_sent(cell, ranks, ours))
     loss, norm, parameters = map(float, rest)
     allowed = TOLERANCES[cell.precision]
+    sent = _sent(cell, ranks, ours)
     with_remarks = "".join(f"; {remark}" for remark in remarks)
     return SameWork(
         verdict="proven" if _within(allowed, loss, norm, parameters) else "different",
@@ -159,19 +160,23 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
         loss_difference=loss,
         gradient_norm_difference=norm,
         parameter_difference=parameters,
-        communication_bytes=_sent(cell, ranks, ours),
+        communication_bytes=None if smaller else sent,  # those of a smaller model are not the cell's
     )
 
 
 def _smaller(cell: Cell, ranks: Ranks) -> dict[str, int]:
     """The options that make the model one that a process can hold, where it cannot hold the cell's; the same on all ranks."""
     workload = menu.workload(cell.workload)
-    kept = {name: size for name, size in workload.proof_options.items() if cell.options[name] != size}
+    kept = {name: size for name, size in workload.proof_options.items() if _above(cell.options[name], size)}
     if cell.pp > 1 and workload.blocks in kept:
         per_rank = cell.options.get("stages_per_rank", 1)
         kept[workload.blocks] = max(kept[workload.blocks], cell.pp * (per_rank if isinstance(per_rank, int) else 1))
     holds = float(ranks.rank > 0 or not kept or _holds(workload.parameters, ranks.device))
     return {} if ranks.gather([holds])[0, 0] else kept
+
+
+def _above(value: bool | int | float | str | None, size: int) -> bool:
+    return isinstance(value, int) and value > size
 
 
 def _holds(parameters: int, device: torch.device) -> bool:
