@@ -51,6 +51,21 @@ class StepRecord(Record, kw_only=True):
     watched: bool = False
 
 
+class ValidationRecord(Record, kw_only=True):
+    """The validation split as the model stood after `step` timed steps.
+
+    loss: mean over the items. accuracy: share of the targets (labels, or next tokens) whose likeliest class was right, 0 to 1.
+    """
+
+    schema: int
+    step: int
+    t_s: float
+    wall_s: float
+    loss: float
+    accuracy: float
+    items: int
+
+
 class GpuSample(Record, kw_only=True):
     """One GPU at a moment, from NVML."""
 
@@ -137,6 +152,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     steps: int
     unit: str
     final_loss: float | None = None
+    final_accuracy: float | None = None  # on the validation split after the last step, 0 to 1
     throughput_per_s: float | None = None
     step_time_ms: Spread | None = None
     train_time_s: float | None = None

@@ -40,6 +40,10 @@ class RunDir:
     def steps_file(self, rank: int) -> Path:
         return self.path / "steps" / f"rank-{rank:05d}.jsonl"
 
+    @property
+    def validation_file(self) -> Path:
+        return self.path / "validation.jsonl"
+
     def samples_file(self, host: str) -> Path:
         return self.path / "samples" / f"{host}.jsonl"
 

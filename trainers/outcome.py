@@ -75,6 +75,7 @@ def write(
             steps=len(steps_ms),
             unit=workload.unit,
             final_loss=float(everyone[:, 1].mean()),
+            final_accuracy=instruments.get("validation", {}).get("accuracy"),
             throughput_per_s=units / (float(counted_ms.sum()) / 1000) if len(counted_ms) else None,
             step_time_ms=_spread(counted_ms) if len(counted_ms) else None,
             train_time_s=float(everyone[:, 0].max()),

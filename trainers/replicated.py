@@ -59,6 +59,15 @@ class ReplicatedEngine(Engine):
             total += loss.detach()
         return total
 
+    def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        with torch.no_grad(), self.computing():
+            outputs = self.task.outputs(self.model, batch)
+            found = self.task.criterion(outputs, batch.targets), self.task.correct(outputs, batch.targets)
+        switches.free_gathered(self.model)
+        return found
+
     def update(self) -> None:
         if self.cell.max_grad_norm is not None:
             norm = switches.gradient_norm(self.model.parameters())

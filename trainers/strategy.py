@@ -72,6 +72,13 @@ class Engine(ABC):
         """Scale the gradients down to the cell's max_grad_norm where it has one, apply them, and clear them."""
 
     @abstractmethod
+    def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """(mean loss, right predictions), both 0-dim on the device, of a micro-batch of the shape that it trains on.
+
+        All ranks call it together, with the model in evaluation mode; ranks that share a model get the same.
+        """
+
+    @abstractmethod
     def gradient_norm(self) -> float:
         """The L2 norm of the whole model's gradient between forward_backward and update; all ranks call it together."""
 

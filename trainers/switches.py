@@ -57,6 +57,15 @@ def clip(parameters: Iterable[nn.Parameter], max_norm: float, norm: torch.Tensor
     clip_grads_with_norm_(list(parameters), max_norm, norm)
 
 
+def free_gathered(model: nn.Module) -> None:
+    """Free what fully_shard keeps gathered for a backward pass, after a forward pass that has none."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def whole_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     """A model's parameters by their own names, wrappers' prefixes taken off, in fp32 on the CPU; shards (DTensor) gathered."""
     from torch.distributed.tensor import DTensor

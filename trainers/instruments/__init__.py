@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shardlab.cell import Cell
     from shardlab.rundir import RunDir
+    from trainers.data.order import Order
     from trainers.instrument import Instrument
     from trainers.ranks import Company, Ranks
     from trainers.strategy import Engine
@@ -14,7 +15,26 @@ if TYPE_CHECKING:
 
 
 def chosen(
-    cell: Cell, task: Task, engine: Engine, run_dir: RunDir, ranks: Ranks, company: Company, steps_per_epoch: int
+    cell: Cell,
+    task: Task,
+    engine: Engine,
+    run_dir: RunDir,
+    ranks: Ranks,
+    company: Company,
+    order: Order,
+    *,
+    meets: bool,
 ) -> list[Instrument]:
-    """The instruments that a cell asks for, in the order in which they act after a step."""
-    return []
+    """The instruments that a cell asks for, in the order in which they act after a step.
+
+    meets: whether ranks may wait for each other before the last step.
+    """
+    found: list[Instrument] = []
+    asked = cell.instruments
+    if asked.validation is not None:
+        from trainers.instruments.validation import Validator
+
+        found.append(
+            Validator(asked.validation, cell, task, engine, ranks, company, order, run_dir.validation_file, meets=meets)
+        )
+    return found
