@@ -65,6 +65,16 @@ def reference(bench):
         ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),
         ("pp-fsdp2", 4, {"pp": 2, "accumulation": 4, "workload": "vit-tiny"}),
         ("tp-pp-fsdp2", 8, {"tp": 2, "pp": 2, "accumulation": 2}),
+        ("tp", 2, {"workload": "llm-1.3b-tiny", "accumulation": 2, "activation_checkpointing": "every-2"}),
+        ("tp", 4, {"workload": "llm-1.3b-tiny", "options": SLICES}),
+        ("tp", 2, {"workload": "llm-1.3b-tiny", "options": SLICES, "accumulation": 2, "activation_checkpointing": "full"}),
+        ("pp-1f1b", 2, {"workload": "llm-1.3b-tiny", "accumulation": 2, "activation_checkpointing": "full"}),
+        ("pp-interleaved", 2, {"workload": "llm-1.3b-tiny", "accumulation": 4}),
+        ("tp-fsdp2", 4, {"workload": "llm-1.3b-tiny", "tp": 2, "accumulation": 2}),
+        ("tp-fsdp2", 4, {"workload": "llm-1.3b-tiny", "tp": 2, "options": SLICES}),
+        ("tp-pp-fsdp2", 8, {"workload": "llm-1.3b-tiny", "tp": 2, "pp": 2, "accumulation": 2}),
+        ("tp", 2, {"workload": "vit-b-32-tiny"}),
+        ("pp-1f1b", 3, {"workload": "gpt2-large-tiny", "accumulation": 4}),
     ],
 )
 def test_the_work_of_one_process_and_the_bytes_of_theory(bench, reference, strategy, gpus, keys):

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 OPTIMIZER = Optimizer(name="sgd", lr=0.01)  # Simonyan and Zisserman, 2015, section 3.1, at 256 images
-
 DROPOUT = 0.5
 NARROW = (8, 8, "M", 16, 16, "M", 32, 32, 32, "M", 32, 32, 32, "M", 32, 32, 32, "M")
 NARROW_LINEAR = 64
