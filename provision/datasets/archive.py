@@ -38,7 +38,7 @@ def unpack(archive: Path, wanted: Format, folder: Path) -> None:
             member = tar.next()
             if member is None:
                 break
-            tar.members.clear()  # else a million headers stay in memory
+            tar.members.clear()  # type: ignore[attr-defined]  # else a million headers stay in memory
             members += 1
             if members > wanted.most_files:
                 raise InputError(f"{archive}: has more than {wanted.most_files} members, the most that this set may have.")
@@ -66,7 +66,7 @@ def _check_path(archive: Path, name: str) -> None:
 def _kept(archive: Path, member: tarfile.TarInfo, wanted: Format) -> str:
     """Where a member goes within the set's folder. Raises InputError for what does not belong there."""
     name = member.name
-    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:  # type: ignore[attr-defined]
+    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
         kind = KINDS.get(member.type, "a file with holes" if member.isreg() else f"of the type {member.type!r}")
         raise InputError(f"{archive}: the member {name!r} is {kind}. Allowed: plain files.")
     match = wanted.member.fullmatch(name.removeprefix("./"))

@@ -112,11 +112,12 @@ def _check_imagenet(folder: Path) -> None:
         )
     for split, names in classes.items():
         for name in names:
-            first = next((e for e in os.scandir(folder / split / name) if e.name.lower().endswith((".jpeg", ".jpg"))), None)
+            with os.scandir(folder / split / name) as entries:
+                first = next((entry.path for entry in entries if entry.name.lower().endswith((".jpeg", ".jpg"))), None)
             if first is None:
                 raise InputError(f"{folder / split / name}: found no image. Allowed: *.JPEG.")
-            with Path(first.path).open("rb") as handle:
-                check_image_start(first.path, handle.read(4))
+            with Path(first).open("rb") as handle:
+                check_image_start(first, handle.read(4))
 
 
 def check_image_start(where: str, start: bytes) -> None:
@@ -127,7 +128,8 @@ def check_image_start(where: str, start: bytes) -> None:
 
 def _folders(folder: Path) -> list[str]:
     try:
-        return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     except FileNotFoundError:
         raise InputError(f"{folder}: no such folder. Allowed: train/WNID/*.JPEG and val/WNID/*.JPEG.") from None
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 PIECE = 2**20  # bytes read at a time
+LONGEST_LINE = 2**24  # characters; a longer one is cut where it happens to be
 LINE_END = re.compile(r"\n(?=\S)")  # a tokenizer may join spaces and line ends to what follows, never a letter to a line before
 
 
@@ -76,6 +77,9 @@ def _pieces(text: Path) -> Iterator[str]:
             if ends:
                 yield held[: ends[-1]]
                 held = held[ends[-1] :]
+            elif len(held) > LONGEST_LINE:
+                yield held
+                held = ""
         held += decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         raise InputError(
