@@ -71,8 +71,8 @@ def _pieces(text: Path) -> Iterator[str]:
     held, read = "", 0
     try:
         for piece in _read(text):
-            held += decoder.decode(piece)
             read += len(piece)
+            held += decoder.decode(piece)
             ends = [match.end() for match in LINE_END.finditer(held)]
             if ends:
                 yield held[: ends[-1]]
@@ -82,9 +82,9 @@ def _pieces(text: Path) -> Iterator[str]:
                 held = ""
         held += decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{text}: is not UTF-8 text: {error.reason}, after byte {read}. Allowed: UTF-8, or --tokenizer bytes."
-        ) from None
+        byte = read - len(error.object) + error.start
+        allowed = "Allowed: UTF-8, or --tokenizer bytes"
+        raise InputError(f"{text}: byte {byte} is not UTF-8 text: {error.reason}. {allowed}.") from None
     if held:
         yield held
 
