@@ -44,9 +44,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bytes_an_image = write_images(folder / "imagenet", given.images, given.width, given.height)
-        print(
-            f"{given.images} JPEGs of {given.width} x {given.height}, {bytes_an_image / 1e3:.0f} kB each; {imagenet.threads()} threads"
-        )
+        print(f"{given.images} JPEGs of {given.width} x {given.height}, {bytes_an_image / 1e3:.0f} kB each")
+        print(f"all threads: {imagenet.threads()}")
         compare(folder, given.images, given.batch, given.rounds)
         write_others(folder)
         others(folder, given.batch, given.rounds)
@@ -66,9 +65,8 @@ def compare(folder: Path, images: int, batch: int, rounds: int) -> None:
         ratios = sorted(a / b for a, b in zip(*rates, strict=True))
         low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
         medians = [statistics.median(one) for one in rates]
-        print(
-            f"{'images/s, ' + label:24}{medians[0]:10.0f}{medians[1]:10.0f}{statistics.median(ratios):8.2f}  {low:.2f} to {high:.2f}"
-        )
+        spread = f"{statistics.median(ratios):8.2f}  {low:.2f} to {high:.2f}"
+        print(f"{'images/s, ' + label:24}{medians[0]:10.0f}{medians[1]:10.0f}{spread}")
 
 
 def plain_reader(paths: list[Path]) -> Read:
