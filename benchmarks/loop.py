@@ -55,7 +55,7 @@ def cell(arguments: argparse.Namespace) -> Cell:
         seed=42,
         time_limit_s=None,
         expect=[],
-        options={"n_layer": 4, "n_embd": arguments.n_embd, "n_head": 4},
+        options={"n_layer": 4, "n_embd": arguments.n_embd, "n_head": 4, "data": "stdlib-text", "tokens_file": None},
     )
 
 
