@@ -40,11 +40,10 @@ class Source(msgspec.Struct, frozen=True):
 
 def source(matrix: str, cluster: Cluster, workspace: Workspace) -> Source:
     """Observed once for a whole matrix."""
-    data = Path(cluster.data.path).expanduser() if cluster.data.path else workspace.own / "data"
     return Source(
         matrix=matrix,
         cluster={"name": cluster.name, "provider": cluster.provider},
-        data_path=str((workspace.path / data).absolute()),
+        data_path=str(workspace.data(cluster.data.path)),
         proofs_path=str(workspace.own / "proofs"),
         versions={**host.packages(), "shardlab": __version__, "python": sys.version.split()[0]},
         git_commit=_git_commit(),
