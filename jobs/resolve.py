@@ -175,8 +175,8 @@ def _sizes(
         problem("steps", f"exactly one of steps and epochs is needed, found {found}.")
     if draft.seq_len is not None and workload.seq_len is None:
         problem("seq_len", f"{workload.name} has no sequences. Allowed: leave seq_len out.")
-    if draft.precision not in strategy.precisions:
-        problem("precision", f"{strategy.name} cannot honour {draft.precision}. Allowed: {', '.join(strategy.precisions)}.")
+    if (why := strategy.refuse_precision(draft.precision)) is not None:
+        problem("precision", why)
     if draft.time_limit is not None:
         try:
             limit = cells.seconds(draft.time_limit)
