@@ -186,8 +186,8 @@ def _sizes(
         if every is not None and (every.every_steps is None) == (every.every_epochs is None):
             found = "neither" if every.every_steps is None else "both"
             problem(f"instruments.{key}", f"exactly one of every_steps and every_epochs is needed, found {found}.")
-    if draft.precision not in strategy.precisions:
-        problem("precision", f"{strategy.name} cannot honour {draft.precision}. Allowed: {', '.join(strategy.precisions)}.")
+    if (why := strategy.refuse_precision(draft.precision)) is not None:
+        problem("precision", why)
     if draft.time_limit is not None:
         try:
             limit = cells.seconds(draft.time_limit)

@@ -31,11 +31,14 @@ def test_it_comes_every_so_many_steps_and_at_the_end(reference):
         ("fsdp2", {"accumulation": 2}),
         ("zero3", {}),
         ("tp", {"dp": 1, "tp": 2}),
+        ("pp-1f1b", {"dp": 1, "pp": 2, "accumulation": 2}),
+        ("pp-interleaved", {"dp": 1, "pp": 2, "accumulation": 2}),
+        ("pp-fsdp2", {"gpus": 4, "dp": 2, "pp": 2, "accumulation": 2}),
         ("ps-sync", {"servers": 1}),
     ],
 )
 def test_strategies_come_to_the_same_loss_and_accuracy(bench, reference, strategy, keys):
-    found = records(bench.complete(strategy=strategy, gpus=2, instruments=EVERY_5, steps=12, **keys))
+    found = records(bench.complete(**{"strategy": strategy, "gpus": 2, "instruments": EVERY_5, "steps": 12, **keys}))
     assert [record.step for record in found] == [5, 10, 12]
     for ours, theirs in zip(found, reference, strict=True):
         assert ours.loss == pytest.approx(theirs.loss, abs=1e-4)

@@ -39,10 +39,7 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     """
     cell = run.cell
     strategy, workload = menu.strategy(cell.strategy), menu.workload(cell.workload)
-    if cell.precision not in strategy.precisions:
-        allowed = ", ".join(strategy.precisions)
-        raise InputError(f"{cell.strategy} cannot honour {cell.precision}. Allowed: {allowed}.")
-    if (why := strategy.refuse(cell)) is not None:
+    if (why := strategy.refuse_precision(cell.precision) or strategy.refuse(cell)) is not None:
         raise InputError(why)
     if ranks.local_rank == 0:
         environment.write(run_dir.environment(gethostname()), ranks)

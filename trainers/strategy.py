@@ -30,7 +30,7 @@ class Strategy(msgspec.Struct, frozen=True):
     max_grad_norm it honours. servers: whether it has parameter-server ranks besides those that train. unprovable: why
     it cannot be held against one process, or nothing. server: makes what a parameter-server rank runs; the last ranks are
     servers, and `build` is for the others. tolerates_lost_ranks: a run goes on when a rank that trains is killed, rank 0
-    (which writes the result) and servers apart.
+    (which writes the result) and servers apart. reasons: why it leaves a precision out, by precision.
     """
 
     name: str
@@ -45,6 +45,14 @@ class Strategy(msgspec.Struct, frozen=True):
     unprovable: str = ""
     server: Callable[[Cell, Task, Ranks], Server] | None = None
     tolerates_lost_ranks: bool = False
+    reasons: dict[str, str] = {}
+
+    def refuse_precision(self, precision: str) -> str | None:
+        """Why a precision cannot be had, as a sentence, or None."""
+        if precision in self.precisions:
+            return None
+        why = f": {self.reasons[precision]}" if precision in self.reasons else ""
+        return f"{self.name} cannot honour {precision}{why}. Allowed: {', '.join(self.precisions)}."
 
 
 class Engine(ABC):
@@ -105,6 +113,9 @@ class Engine(ABC):
     def company(self, ranks: Ranks) -> Company:
         """Those who wait for each other before the timed steps and bring the result together."""
         return ranks
+
+    def start_loss_scale(self, scale: float) -> None:  # noqa: B027 - only fp16 has one
+        """Scale losses by so much from the next step on, where the precision is fp16; a power of two."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to do
         """Called when the result is written: this rank makes no step any more."""

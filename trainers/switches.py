@@ -43,10 +43,12 @@ def effective(model: nn.Module) -> dict[str, Any]:
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
     """The L2 norm over all gradients (0-dim); of sharded ones (DTensor) over all shards."""
+    import torch
     from torch.distributed.tensor import DTensor
-    from torch.nn.utils import get_total_norm
 
-    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    # As torch.nn.utils.get_total_norm, which would round each norm and their sum to the gradients' dtype.
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)))
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
