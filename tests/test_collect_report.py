@@ -17,7 +17,7 @@ import support_collect as support
 from collect import columns, figure, likeness, load, page, summary, swap, tables
 from collect.cli import main
 from collect.equal_losses import compare
-from collect.figures import scaling
+from collect.figures import accuracy, scaling
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.record import LineWriter, ValidationRecord
 from shardlab.run import run_id
