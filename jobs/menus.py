@@ -27,7 +27,7 @@ def strategies(out: Output) -> None:
 def workloads(out: Output) -> None:
     found = list(menu.workloads().values())
     rows = [
-        [w.name, w.summary, f"{w.parameters:,}", w.unit, f"{w.flops_per_unit / 1e6:.3g}", _options(w.options)] for w in found
+        [w.name, w.summary, f"{w.parameters:,}", w.unit, f"{w.flops_per_unit / 1e6:,.1f}", _options(w.options)] for w in found
     ]
     columns = ["name", "what it is", "parameters", "unit", "MFLOP a unit", "options (default)"]
     out.table("workloads", columns, rows)
