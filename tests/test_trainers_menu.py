@@ -72,7 +72,7 @@ def test_blocks_hold_most_of_the_model_and_targets_are_the_next_byte(built):
     else:
         assert batch.inputs.shape == (2, 3, 32, 32)
         assert task.source.synthetic
-        assert "stand-in" in task.source.name
+        assert task.source.name == "synthetic images, 32 x 32, 10 classes"
 
 
 def test_the_learning_rate_rises_is_held_or_falls_to_nothing():
