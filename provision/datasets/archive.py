@@ -29,7 +29,8 @@ KINDS = {
 def unpack(archive: Path, wanted: Format, folder: Path, within: str = "") -> None:
     """Write the members of a tar file, plain or gzipped, into `folder`, which is new. Raises InputError, OSError.
 
-    within: put before the names of an archive that holds a part of the set. Names, kinds, sizes and number are held to `wanted` before a byte of a member is written.
+    within: put before the names of an archive that holds a part of the set.
+    Names, kinds, sizes and number are held to `wanted` before a byte of a member is written.
     """
     members = written = 0
     with _opened(archive) as (tar, meter):

@@ -73,8 +73,8 @@ def _transfer(url: str, partial: Path, most_bytes: int) -> bool:
     noted = _noted(partial)
     if have and noted.get("url") == url:
         request.add_header("Range", f"bytes={have}-")
-        if noted.get("validator"):
-            request.add_header("If-Range", noted["validator"])  # another file under this name is then sent whole
+        if validator := noted.get("validator"):
+            request.add_header("If-Range", validator)  # another file under this name is then sent whole
     with urllib.request.urlopen(request, timeout=STALL_S) as answer:  # noqa: S310
         begin, total = _extent(answer.status, answer.headers)
         if begin not in (0, have):
