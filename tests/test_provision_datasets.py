@@ -168,7 +168,7 @@ def test_a_wrong_checksum_is_refused(tmp_path):
         stage.stage(wanted(tmp_path, source=made, sha256="0" * 64))
 
 
-def test_folders_are_copied_if_small_and_linked_if_large(tmp_path):
+def test_folders_are_copied_linked_or_unpacked(tmp_path):
     small = put(tmp_path / "four files", mnist_members() | {"notes.txt": b"mine"})
     assert stage.stage(wanted(tmp_path, "mnist", small)).ready
     assert tree(tmp_path / "data" / "mnist") == mnist_members()
@@ -176,6 +176,16 @@ def test_folders_are_copied_if_small_and_linked_if_large(tmp_path):
     assert stage.stage(wanted(tmp_path, "imagenet", large)).ready
     assert (tmp_path / "data" / "imagenet").readlink() == large
     assert stage.look(wanted(tmp_path, "imagenet", large)).ready
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    for split in ("train", "val"):
+        of_split = {name: content for name, content in imagenet_members().items() if name.startswith(split)}
+        cut = f"{split}/" if split == "val" else ""  # with the split's name before it, or without
+        tar(parts / f"{split}.tar", {name.removeprefix(cut): content for name, content in of_split.items()})
+    assert stage.stage(Wanted(str(tmp_path / "third"), "imagenet", str(parts))).ready
+    assert tree(tmp_path / "third" / "imagenet") == imagenet_members()
+    with pytest.raises(InputError, match="is a folder, which has no SHA-256"):
+        stage.stage(Wanted(str(tmp_path / "fourth"), "imagenet", str(parts), "0" * 64))
     bad = put(tmp_path / "bad", {"val/flat.JPEG": b"", "train/a/x.JPEG": b""})
     with pytest.raises(InputError, match="found 1 class folders"):
         stage.stage(Wanted(str(tmp_path / "other"), "imagenet", str(bad)))
@@ -313,7 +323,7 @@ def test_provision_stages_converges_and_says_what_it_cannot_do(tmp_path, monkeyp
         return code, json.loads(capsys.readouterr().out)["nodes"][0]["operations"][0]
 
     code, dry = step("plan")
-    assert (code, dry["state"], dry["says"]) == (0, "would change", [f"unpack {made} to {tmp_path}/my data/{CIFAR}"])
+    assert (code, dry["state"], dry["says"]) == (0, "would change", [f"unpack {made} as {tmp_path}/my data/{CIFAR}"])
     assert not (tmp_path / "my data").exists()
     made.rename(tmp_path / "gone")
     code, gone = step("plan")

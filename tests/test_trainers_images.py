@@ -38,6 +38,8 @@ def test_wrong_words_are_refused(tmp_path):
     for keys in ({"size": 0}, {"subset": 0}, {"classes": 1}):
         with pytest.raises(InputError, match="Allowed: at least"):
             opened(tmp_path, "synthetic", **keys)
+    with pytest.raises(InputError, match=r"subset_seed: found -1\. Allowed: 0 to"):
+        opened(tmp_path, "cifar10", subset_seed=-1)
 
 
 @pytest.mark.parametrize("size", [8, 32, 50])

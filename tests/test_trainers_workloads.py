@@ -142,7 +142,9 @@ def test_a_twin_has_something_to_learn(name, bench):
     outputs = 10 if menu.workload(name).unit == "images" else 256 if name == "gpt2-tiny" else 512
     assert losses[0] == pytest.approx(np.log(outputs), rel=0.25)
     assert np.mean(losses[-5:]) < 0.85 * losses[0]
-    assert run.read_result().parameters == menu.workload(name).parameters
+    result = run.read_result()
+    assert result.parameters == menu.workload(name).parameters
+    assert result.data["classes"] == (10 if result.unit == "images" else None)
 
 
 def test_right_answers_are_counted_and_the_validation_split_is_another(task_of):
@@ -261,3 +263,30 @@ def test_twins_with_batch_norm_do_the_same_work_sharded_as_replicated(name, benc
     replicated = bench.losses(strategy="ddp", **keys)
     sharded = bench.losses(strategy="fsdp2", activation_checkpointing="full", **keys)
     assert sharded == pytest.approx(replicated, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"), [("resnet50-tiny", "fsdp2"), ("efficientnet-v2-l-tiny", "zero1"), ("densenet121-tiny", "zero3")]
+)
+def test_batch_norm_bears_weights_in_bf16(name, strategy, bench):
+    """Its statistics stay in fp32; torch refuses such a mixture. A rounding of bf16 is at most 2**-9 of a number."""
+    keys = {"workload": name, "gpus": 2, "steps": 2}
+    rounded, whole = bench.losses(strategy=strategy, precision="bf16", **keys), bench.losses(strategy="ddp", **keys)
+    assert 1e-6 < abs(rounded[0] - whole[0]) < 0.01 * whole[0]
+
+
+def test_batch_norm_in_bf16_counts_and_follows_its_batches_as_torchs_own():
+    import torch
+
+    from trainers.batch_norm import mix
+
+    torch.manual_seed(0)
+    images = torch.randn(4, 3, 5, 5) * 2 + 1
+    whole, mixed = torch.nn.BatchNorm2d(3), mix(torch.nn.BatchNorm2d(3))
+    mixed.weight.data, mixed.bias.data = mixed.weight.data.bfloat16(), mixed.bias.data.bfloat16()
+    for _ in range(2):
+        expected, found = whole(images), mixed(images)
+    assert torch.equal(expected, found)
+    for name, buffer in whole.named_buffers():
+        assert torch.equal(buffer, mixed.get_buffer(name))
+    assert torch.equal(whole.eval()(images), mixed.eval()(images))

@@ -26,9 +26,10 @@ KINDS = {
 }
 
 
-def unpack(archive: Path, wanted: Format, folder: Path) -> None:
+def unpack(archive: Path, wanted: Format, folder: Path, within: str = "") -> None:
     """Write the members of a tar file, plain or gzipped, into `folder`, which is new. Raises InputError, OSError.
 
+    within: put before the names of an archive that holds a part of the set.
     Names, kinds, sizes and number are held to `wanted` before a byte of a member is written.
     """
     members = written = 0
@@ -45,7 +46,7 @@ def unpack(archive: Path, wanted: Format, folder: Path) -> None:
             _check_path(archive, member.name)
             if member.isdir():
                 continue
-            kept = _kept(archive, member, wanted)
+            kept = _kept(archive, member, wanted, within)
             written += member.size
             if written > wanted.most_bytes:
                 raise InputError(f"{archive}: unpacks to more than {wanted.most_bytes} bytes, the most that this set may have.")
@@ -63,13 +64,13 @@ def _check_path(archive: Path, name: str) -> None:
         raise InputError(f"{archive}: the member {name!r} leads out of its folder. Allowed: paths within the archive.")
 
 
-def _kept(archive: Path, member: tarfile.TarInfo, wanted: Format) -> str:
+def _kept(archive: Path, member: tarfile.TarInfo, wanted: Format, within: str) -> str:
     """Where a member goes within the set's folder. Raises InputError for what does not belong there."""
     name = member.name
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
         kind = KINDS.get(member.type, "a file with holes" if member.isreg() else f"of the type {member.type!r}")
         raise InputError(f"{archive}: the member {name!r} is {kind}. Allowed: plain files.")
-    match = wanted.member.fullmatch(name.removeprefix("./"))
+    match = wanted.member.fullmatch(within + name.removeprefix("./").removeprefix(within))
     if match is None:
         raise InputError(f"{archive}: the member {name!r} does not belong to this set. Allowed: {wanted.spoken}.")
     if member.size < 0:

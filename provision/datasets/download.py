@@ -70,11 +70,11 @@ def _transfer(url: str, partial: Path, most_bytes: int) -> bool:
     """Fetch what is missing; whether all is there now."""
     request = urllib.request.Request(url)  # noqa: S310  # the scheme is checked where cluster.yaml is read
     have = partial.stat().st_size if partial.exists() else 0
-    noted = json.loads(_note(partial).read_text()) if have and _note(partial).exists() else {}
+    noted = _noted(partial)
     if have and noted.get("url") == url:
         request.add_header("Range", f"bytes={have}-")
-        if noted.get("validator"):
-            request.add_header("If-Range", noted["validator"])  # another file under this name is then sent whole
+        if validator := noted.get("validator"):
+            request.add_header("If-Range", validator)  # another file under this name is then sent whole
     with urllib.request.urlopen(request, timeout=STALL_S) as answer:  # noqa: S310
         begin, total = _extent(answer.status, answer.headers)
         if begin not in (0, have):
@@ -103,6 +103,15 @@ def _validator(headers: Message) -> str | None:
     """What If-Range takes: a strong ETag, else the date of change."""
     tag = headers.get("ETag")
     return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
+
+
+def _noted(partial: Path) -> dict[str, str | None]:
+    """Of what the partial file is a part; nothing where that is not known, and it is fetched anew."""
+    try:
+        noted = json.loads(_note(partial).read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return noted if isinstance(noted, dict) else {}
 
 
 def _note(partial: Path) -> Path:

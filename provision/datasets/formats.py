@@ -40,6 +40,7 @@ class Format:
     check: Callable[[Path], None]
     summary: Callable[[Path], dict[str, int]]
     linked: bool = False  # an unpacked folder elsewhere is linked to rather than copied
+    parts: tuple[str, ...] = ()  # folders that may come as a tar file each
 
 
 def _check_cifar10(folder: Path) -> None:
@@ -172,5 +173,6 @@ FORMATS = {
         check=_check_imagenet,
         summary=_class_counts,
         linked=True,
+        parts=("train", "val"),
     ),
 }

@@ -55,8 +55,8 @@ def look(wanted: Wanted) -> Found:
         return Found(False, False, f"{folder} is not there, and cluster.yaml names no archive for {wanted.name}")
     if not _is_url(wanted.source) and not Path(wanted.source).exists():
         return Found(False, False, f"{wanted.source}: no such file, so {wanted.name} cannot be staged")
-    how = "fetch" if _is_url(wanted.source) else "link" if form.linked and Path(wanted.source).is_dir() else "unpack"
-    return Found(False, True, f"{how} {wanted.source} to {folder}")
+    how = "fetch" if _is_url(wanted.source) else "take over" if Path(wanted.source).is_dir() else "unpack"
+    return Found(False, True, f"{how} {wanted.source} as {folder}")
 
 
 def stage(wanted: Wanted) -> Found:
@@ -85,6 +85,8 @@ def _make(wanted: Wanted, form: Format, folder: Path) -> str | None:
     unpacked = folder.parent / OWN / f"{wanted.name}.unpacking"
     shutil.rmtree(unpacked, ignore_errors=True)  # of one that was killed: the lock is ours
     if not _is_url(wanted.source) and source.is_dir():
+        if wanted.sha256:
+            raise InputError(f"{source}: is a folder, which has no SHA-256. Allowed: a folder without one, or an archive.")
         _of_folder(source, form, unpacked, folder)
         return None
     if _is_url(wanted.source):
@@ -95,19 +97,20 @@ def _make(wanted: Wanted, form: Format, folder: Path) -> str | None:
         sha256 = download.digest(source)
         if wanted.sha256 not in (None, sha256):
             raise InputError(f"{source}: its SHA-256 is {sha256}. Allowed: {wanted.sha256}, as cluster.yaml says.")
-    unpacked.mkdir()
-    try:
+    with _filled(form, unpacked, folder):
         archive.unpack(source, form, unpacked)
-        _settle(form, unpacked, folder)
-    except BaseException:
-        shutil.rmtree(unpacked, ignore_errors=True)
-        raise
     download.forget(partial)
     return sha256
 
 
 def _of_folder(source: Path, form: Format, unpacked: Path, folder: Path) -> None:
-    """A folder that somebody has unpacked: a small set is copied, a large one is linked to."""
+    """A folder of somebody's: archives of the parts are unpacked, a small set is copied, a large one is linked to."""
+    parts = {name: source / f"{name}.tar" for name in form.parts}
+    if parts and all(path.is_file() for path in parts.values()):
+        with _filled(form, unpacked, folder):
+            for name, path in parts.items():
+                archive.unpack(path, form, unpacked, within=f"{name}/")
+        return
     if form.linked:
         form.check(source)
         link = unpacked.with_suffix(".link")
@@ -115,11 +118,18 @@ def _of_folder(source: Path, form: Format, unpacked: Path, folder: Path) -> None
         link.symlink_to(source.absolute())
         link.rename(folder)
         return
-    unpacked.mkdir()
-    try:
+    with _filled(form, unpacked, folder):
         for path in sorted(source.iterdir()):
             if form.member.fullmatch(path.name) and path.is_file():
                 shutil.copyfile(path, unpacked / path.name)
+
+
+@contextlib.contextmanager
+def _filled(form: Format, unpacked: Path, folder: Path) -> Iterator[None]:
+    """A new folder for the block to fill, which then gets its name, or is gone where anything went wrong."""
+    unpacked.mkdir()
+    try:
+        yield
         _settle(form, unpacked, folder)
     except BaseException:
         shutil.rmtree(unpacked, ignore_errors=True)
