@@ -30,8 +30,8 @@ class Strategy(msgspec.Struct, frozen=True):
     max_grad_norm it honours. servers: whether it has parameter-server ranks besides those that train. unprovable: why
     it cannot be held against one process, or nothing. cuts: which of parameter, gradient and optimizer_state textbooks have
     it cut over the data-parallel ranks of a group, None where it cuts the model in another way. server: makes what a
-    parameter-server rank runs; the last ranks are servers, and `build` is for the others. tolerates_lost_ranks: a run goes on when a rank that trains is killed, rank 0
-    (which writes the result) and servers apart.
+    parameter-server rank runs; the last ranks are servers, and `build` is for the others. tolerates_lost_ranks: a run goes
+    on when a rank that trains is killed, rank 0 (which writes the result) and servers apart.
     """
 
     name: str

@@ -79,9 +79,10 @@ class ZeroEngine(ReplicatedEngine):
             if zero.grad_partitions_flat_buffer is not None:
                 found["gradient"].append(zero.grad_partitions_flat_buffer)
             found["master_parameter"] += zero.fp32_partitioned_groups_flat
-            found = {"parameter": [p.ds_tensor for p in parameters], "gathered": [p.data for p in parameters]} | {
-                name: tensors for name, tensors in found.items() if name != "parameter"
-            }
+            found["parameter"] = [p.ds_tensor for p in parameters]
+            found["gathered"] = [p.data for p in parameters]
+            # Before gradients, which for a while are views of it.
+            found = {"buffer": [bucket.buffer for bucket in zero.ipg_buckets.values() if bucket.buffer is not None], **found}
         return found
 
     def parameters(self) -> int:
