@@ -19,7 +19,7 @@ def categories(run_dir, rank=0):
 # (strategy, ranks, options, what the gradients on one rank really are cut by)
 STRATEGIES = (
     ("single", 1, {}, 1), ("ddp", 2, {}, 1), ("fsdp2", 2, {}, 2), ("fsdp1-full-shard", 2, {}, 2), ("zero0", 2, {}, 1),
-    ("zero1", 2, {}, 2), ("zero2", 2, {}, 2), ("zero3", 2, CUT, 2), ("fsdp2-hsdp", 4, {}, 2),
+    ("zero1", 2, {}, 2), ("zero2", 2, {}, 2), ("zero3", 2, CUT, 1), ("fsdp2-hsdp", 4, {}, 2),
 )  # fmt: skip
 
 
@@ -32,7 +32,6 @@ def test_categories_agree_with_arithmetic(bench, strategy, gpus, options, gradie
     found, psi = result.instruments["memory"], 4 * result.parameters
     expected = memory_estimate.of_cell(result.parameters, run_dir.read_run().cell, menu.strategy(strategy))
     assert found["estimate_bytes"] == expected
-    print(strategy, psi, found, categories(run_dir)["start"], categories(run_dir)["end"])
     start, most = categories(run_dir)["start"], found["largest_bytes"]
     assert start["parameter"] == pytest.approx(expected["parameter"], rel=0.02)
     assert start["optimizer_state"] == pytest.approx(expected["optimizer_state"], rel=0.02)
