@@ -13,9 +13,9 @@ ANCESTORS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "
 
 
 class Gpu(msgspec.Struct, omit_defaults=True):
-    """A GPU as NVML names it. Sizes in bytes, power in watts.
+    """A GPU as NVML names it, without what changes from moment to moment (telemetry has that). Sizes in bytes, power in watts.
 
-    pcie: such as "gen 4 x16", what runs now (an idle link slows down) out of what it could do. nvlinks: active links by
+    pcie_width: lanes in use, out of pcie_width_max: fewer than that is a card that sits badly. nvlinks: active links by
     the PCI address of their other end, a GPU or a switch. paths: to each other GPU by its UUID, the nearest thing on
     PCI that both share: PIX (one bridge), PXB (several), PHB (host bridge), NODE (NUMA node), SYS (between nodes).
     """
@@ -26,14 +26,13 @@ class Gpu(msgspec.Struct, omit_defaults=True):
     power_limit_w: float | None = None
     pci: str | None = None
     power_limit_max_w: float | None = None
-    sm_clock_mhz: int | None = None
     sm_clock_max_mhz: int | None = None
-    memory_clock_mhz: int | None = None
     memory_clock_max_mhz: int | None = None
     numa_node: int | None = None
     persistence: bool | None = None
-    pcie: str | None = None
-    pcie_max: str | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
     nvlinks: dict[str, int] | None = None
     paths: dict[str, str] | None = None
 
@@ -69,18 +68,13 @@ def _gpu(handle: Any, uuid: str) -> Gpu:
     gpu.pci = _asked(lambda: str(nvml.nvmlDeviceGetPciInfo(handle).busId))
     gpu.power_limit_w = _asked(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000)  # NVML gives milliwatts
     gpu.power_limit_max_w = _asked(lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)[1] / 1000)
-    gpu.sm_clock_mhz = _asked(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
     gpu.sm_clock_max_mhz = _asked(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
-    gpu.memory_clock_mhz = _asked(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM)
     gpu.memory_clock_max_mhz = _asked(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM)
     gpu.numa_node = _asked(nvml.nvmlDeviceGetNumaNodeId, handle)
     gpu.persistence = _asked(lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)))
-    for name, generation, width in (
-        ("pcie", nvml.nvmlDeviceGetCurrPcieLinkGeneration, nvml.nvmlDeviceGetCurrPcieLinkWidth),
-        ("pcie_max", nvml.nvmlDeviceGetMaxPcieLinkGeneration, nvml.nvmlDeviceGetMaxPcieLinkWidth),
-    ):
-        of_link = (_asked(generation, handle), _asked(width, handle))
-        setattr(gpu, name, f"gen {of_link[0]} x{of_link[1]}" if None not in of_link else None)
+    gpu.pcie_generation_max = _asked(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
+    gpu.pcie_width = _asked(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle)
+    gpu.pcie_width_max = _asked(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
     gpu.nvlinks = _nvlinks(handle)
     return gpu
 

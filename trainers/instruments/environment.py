@@ -58,11 +58,11 @@ def _interfaces() -> dict[str, int]:
     found: Counter[str] = Counter()
     for connection in psutil.Process().net_connections("tcp"):
         if connection.status == psutil.CONN_ESTABLISHED and meeting not in (connection.laddr.port, connection.raddr.port):
-            found[_interface(connection.laddr.ip, names)] += 1
+            found[interface(connection.laddr.ip, names)] += 1
     return dict(found)
 
 
-def _interface(address: str, names: dict[str, str]) -> str:
+def interface(address: str, names: dict[str, str]) -> str:
     """The interface that has an address, by `names`; every address of 127.0.0.0/8 is the loopback's."""
     plain = address.removeprefix("::ffff:")  # IPv4 in an IPv6 socket
     if ip_address(plain.partition("%")[0]).is_loopback:
