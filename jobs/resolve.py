@@ -14,6 +14,7 @@ from shardlab.document import Problem
 from shardlab.errors import UnknownName
 from shardlab.matrix import Matrix, Point
 from trainers import menu
+from trainers.instruments import windows
 from trainers.strategy import Strategy
 from trainers.workload import Workload
 
@@ -116,6 +117,7 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, machine: Machine, problems
         ("strategy", strategy.refuse(cell)),
         ("nnodes", _nodes(cell, machine)),
         ("gpus", _gpus(cell, machine)),
+        *windows.refusals(cell, cell.steps),
     ):
         if why is not None:
             problem(key, why)

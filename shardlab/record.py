@@ -157,13 +157,15 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     step_time_ms: Spread | None = None
     train_time_s: float | None = None
     epoch_time_s: list[float] | None = None
-    peak_memory_bytes: dict[str, int] | None = None  # allocated and reserved on GPUs, rss: worst rank
+    peak_memory_bytes: dict[str, int] | None = (
+        None  # allocated and reserved on GPUs, rss, by category where measured: worst rank
+    )
     parameters: int | None = None
     flops_per_unit: float | None = None  # forward and backward, by the workload's formula
     same_work: SameWork | None = None
     communication_bytes: dict[str, float] | None = None  # in one step, all ranks: theory, counted, textbook
     data: dict[str, Any] = {}  # name, sha256, synthetic
-    instruments: dict[str, dict[str, Any]] = {}  # by name: what it found, and cost_s, what it took between steps
+    instruments: dict[str, dict[str, Any]] = {}  # by name: what it found, cost_s between steps, watched_steps
     knobs: dict[str, dict[str, Any]] = {}  # asked, effective
     versions: dict[str, str] = {}
 

@@ -153,6 +153,7 @@ VARIANTS = (
         refuse=refuse,
         build=build,
         switches=switches.ALL,
+        cuts=(),
         options=(*OPTIONS, Option("comm_hook", "none", "what gradients are rounded to on their way", ("none", "bf16"))),
     ),
     Strategy(
@@ -163,6 +164,7 @@ VARIANTS = (
         refuse=refuse,
         build=build_powersgd,
         switches=switches.ALL,
+        cuts=(),
         options=OPTIONS,
         unprovable="PowerSGD approximates gradients: it is another computation than one process makes",
     ),

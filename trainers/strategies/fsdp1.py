@@ -186,6 +186,7 @@ def _variant(name: str, sharding: str, summary: str) -> Strategy:
         build=builder(sharding),
         options=(*OPTIONS, REPLICAS) if sharding in HYBRID else OPTIONS,
         switches=("activation_checkpointing", "max_grad_norm"),
+        cuts=() if sharding == "NO_SHARD" else ("parameter", "gradient", "optimizer_state"),
     )
 
 

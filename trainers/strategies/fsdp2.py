@@ -191,6 +191,7 @@ def _variant(name: str, summary: str, *, reshard_after_forward: bool, replicated
         precisions=ALL,
         refuse=refuse,
         switches=switches.ALL,
+        cuts=("parameter", "gradient", "optimizer_state"),
         options=(*OPTIONS, REPLICAS) if replicated else OPTIONS,
         build=builder(reshard_after_forward=reshard_after_forward, replicated=replicated),
     )

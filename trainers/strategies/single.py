@@ -45,5 +45,6 @@ VARIANTS = (
         refuse=refuse,
         build=build,
         switches=switches.ALL,
+        cuts=(),
     ),
 )
