@@ -184,7 +184,6 @@ def test_the_environment_says_where_sockets_really_are(bench, profiled):
     assert not [name for name in found["interfaces"]["sockets"] if name.startswith("unknown")]
     assert found["variables"]["OMP_NUM_THREADS"] == "1"
     assert found["numa_nodes"][0]["cpus"]
-    assert all(node["memory_bytes"] > 0 for node in found["numa_nodes"])
     assert {nic["name"]: nic["mtu"] for nic in found["nics"]}["lo"] > 0
     assert found.get("git_commit") == host.git_commit()
     assert "gpus" in found or found["gpu_why_absent"]
