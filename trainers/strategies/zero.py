@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from shardlab.cell import Cell
 from shardlab.errors import InputError
 from shardlab.registry import Option
-from trainers import deepspeed_config, switches
+from trainers import deepspeed_config, precision, switches
 from trainers.communication import Term
-from trainers.precision import dtype_name
+from trainers.precision import ALL, dtype_name
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
 
@@ -27,19 +27,48 @@ FLAGS = 8  # bytes of the gradient's norm and of the sign that a number overflow
 
 
 class ZeroEngine(ReplicatedEngine):
-    """DeepSpeed's own engine, driven pass by pass; its bf16 keeps fp32 weights in the optimizer and casts the model."""
+    """DeepSpeed's own engine, driven pass by pass; its bf16 and fp16 keep fp32 weights in the optimizer and cast the model."""
 
     model: Any  # deepspeed.DeepSpeedEngine
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, stage: int) -> None:
         deepspeed = _deepspeed(ranks)
+        if cell.precision == "fp16" and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
+            raise InputError("DeepSpeed's fp16 needs a GPU, and this rank has none. Allowed: bf16.")
         super().__init__(cell, task, ranks, model)
+        self.scaler = None  # DeepSpeed has its own
         self.stage = stage
         # Before they are cut: each parameter's elements, and which parameter a pass needs when.
         self._sizes = {id(p): p.numel() for p in model.parameters() if p.requires_grad}
         self._uses = _uses(model)
         self.config = deepspeed_config.make(cell, stage, elements=self.parameters(), pin_memory=ranks.device.type == "cuda")
+        low = precision.low_dtype(cell.precision)
+        drawn = {name: p.detach().clone() for name, p in model.named_parameters()} if low else {}
         self.model, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=self.config)
+        self._start_from(drawn)
+
+    def _start_from(self, drawn: dict[str, torch.Tensor]) -> None:
+        """Give the optimizer the weights as they were drawn: DeepSpeed's fp32 weights are those it had rounded before."""
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
+        from torch.nn.functional import pad
+
+        own = self._own_weights()
+        for name, parameter in self.model.module.named_parameters():
+            if name in drawn and self.stage == 3:
+                # Its own way to set a whole parameter fails where one does not divide among the ranks.
+                whole = drawn[name].flatten()
+                parts = pad(whole, (0, -whole.numel() % self.data_ranks)).chunk(self.data_ranks)
+                safe_set_local_fp32_param(parameter, parts[self.data_rank])
+            elif name in drawn and self.stage:
+                safe_set_full_fp32_param(parameter, drawn[name])
+            elif name in drawn:
+                own[parameter].detach().copy_(drawn[name])
+
+    def _own_weights(self) -> dict[torch.Tensor, torch.Tensor]:
+        """The fp32 weights behind each of the model's in 16 bits, where nothing is cut."""
+        optimizer = self.model.optimizer
+        low, full = (getattr(optimizer, name, []) for name in ("fp16_groups", "fp32_groups"))
+        return {p: weight for many, weights in zip(low, full) for p, weight in zip(many, weights)} if self.stage == 0 else {}
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         self.model.set_gradient_accumulation_boundary(last)
@@ -49,6 +78,9 @@ class ZeroEngine(ReplicatedEngine):
         return nullcontext()  # DeepSpeed has cast the model itself
 
     def backward(self, loss: torch.Tensor) -> None:
+        if self.stage == 0 and self.cell.precision == "fp16":
+            # Without ZeRO, DeepSpeed 0.19 divides gradients by the loss scale in step and multiplies by it nowhere.
+            loss = loss * self._scaling().cur_scale
         self.model.backward(loss, scale_wrt_gas=False)  # it is a share of the step's loss already
 
     def update(self) -> None:
@@ -59,14 +91,23 @@ class ZeroEngine(ReplicatedEngine):
         from deepspeed.utils import safe_get_full_grad
 
         squares = [safe_get_full_grad(p).float().square().sum() for p in self.model.module.parameters()]
-        return float(torch.stack(squares).sum().sqrt())
+        return float(torch.stack(squares).sum().sqrt()) / (self._scaling().cur_scale if self.cell.precision == "fp16" else 1.0)
+
+    def _scaling(self) -> Any:
+        """What holds the loss scale of an fp16 run as `cur_scale`: gradients are as large as it until the step."""
+        optimizer = self.model.optimizer
+        return optimizer.loss_scaler if self.stage else optimizer.loss_scale_config
+
+    def start_loss_scale(self, scale: float) -> None:
+        if self.cell.precision == "fp16":
+            self._scaling().cur_scale = scale
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        found = {}
+        found, own = {}, self._own_weights()
         for name, parameter in self.model.module.named_parameters():
-            whole = safe_get_full_fp32_param(parameter) if self.stage else None
+            whole = safe_get_full_fp32_param(parameter) if self.stage else own.get(parameter)
             found[switches.plain_name(name)] = (parameter if whole is None else whole).detach().float().cpu().clone()
         return found
 
@@ -90,7 +131,7 @@ class ZeroEngine(ReplicatedEngine):
 
     def theory(self) -> list[Term]:
         n, elements, passes = self.data_ranks, self.parameters(), self.cell.gradient_accumulation_steps
-        weight = 2 if self.cell.precision == "bf16" else 4
+        weight = precision.computed_bytes(self.cell.precision)
         reduced = elements * (2 if self.config["communication_data_type"] == "bf16" else 4)
         if self.stage == 0:
             return [Term("gradients, once a step", "all_reduce", reduced, n)]
@@ -130,7 +171,7 @@ class ZeroEngine(ReplicatedEngine):
         return self.config["zero_optimization"][name]
 
     def textbook_bytes(self) -> float:
-        return (3 if self.stage == 3 else 2) * 4.0 * self.parameters()
+        return (3 if self.stage == 3 else 2) * float(precision.weight_bytes(self.cell.precision)) * self.parameters()
 
     def effective(self) -> dict[str, Any]:
         engine = self.model
@@ -143,6 +184,8 @@ class ZeroEngine(ReplicatedEngine):
             "gradients_reduced_as": dtype_name(engine.communication_data_type),
             "gradients_added_up_as": dtype_name(engine.get_data_types()[1]),
         }
+        if self.cell.precision == "fp16":
+            read |= {"loss_scale": self._scaling().cur_scale, "skipped_steps": engine.skipped_steps}
         if self.stage:
             read |= {
                 "reduce_bucket_size": getattr(engine.optimizer, "reduce_bucket_size", None),
@@ -204,6 +247,8 @@ def refuser(stage: int) -> Callable[[Cell], str | None]:
 
     def refuse(cell: Cell) -> str | None:
         options = cell.options
+        if cell.precision == "fp16" and cell.launcher == "fork":
+            return "DeepSpeed's fp16 needs a GPU: ranks that are forked have none. Allowed: bf16."
         for name in ("reduce_bucket_size", "allgather_bucket_size"):
             size = options.get(name)
             if size is not None and (type(size) is not int or size < 1):
@@ -211,7 +256,7 @@ def refuser(stage: int) -> Callable[[Cell], str | None]:
         for name in ("prefetch_bucket_size", "param_persistence_threshold", "max_reuse_distance", "max_live_parameters"):
             if isinstance(size := options.get(name, 0), int) and size < 0:
                 return f"{name}: found {size}. Allowed: a number of elements from 0."
-        if options.get("communication_dtype", "fp32") != "fp32" and cell.precision != "bf16":
+        if options.get("communication_dtype", "fp32") != "fp32" and cell.precision not in ("bf16", "bf16-pure"):
             return f"communication_dtype: found bf16 in an {cell.precision} run. Allowed: fp32."
         bucketed = options.get("reduce_bucket_size") is not None or options.get("overlap_comm") is True
         if stage == 1 and cell.precision == "bf16" and bucketed and options["offload_optimizer"] == "none":
@@ -242,7 +287,8 @@ def builder(stage: int) -> Callable[[Cell, Task, Ranks], ZeroEngine]:
     def build(cell: Cell, task: Task, ranks: Ranks) -> ZeroEngine:
         if ranks.device.type == "cpu" and "nvme" in cell.options.values():
             raise InputError("offloading to nvme needs a GPU beside the disk, and this rank has none. Allowed: cpu.")
-        model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device))
+        weights = precision.weight_dtype(cell.precision)
+        model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weights))
         return ZeroEngine(cell, task, ranks, model, stage)
 
     return build
@@ -279,7 +325,8 @@ def _variant(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
     return Strategy(
         name=f"zero{stage}",
         summary=summary,
-        precisions=("fp32", "tf32", "bf16"),
+        precisions=ALL if stage else precision.MIXED,
+        reasons={} if stage else {"bf16-pure": "without ZeRO, DeepSpeed keeps fp32 weights behind those in bf16"},
         refuse=refuser(stage),
         build=builder(stage),
         options=options,
