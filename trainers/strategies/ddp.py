@@ -37,14 +37,17 @@ class DdpEngine(ReplicatedEngine):
 
     def theory(self) -> list[Term]:
         n, psi = self.data_ranks, bytes_of(self.model.parameters(), 2 if self.hook == "bf16" else None)
+        held = bytes_of(self.model.buffers())
+        buffers = [Term("buffers (BatchNorm's statistics), rank 0's to all, once a step", "broadcast", held, n)] if held else []
         if self.hook == "powersgd":
             vectors, factors = _powersgd(self.model)
             return [
                 Term("gradients that are not worth compressing", "all_reduce", vectors, n),
                 Term(f"both factors of rank {RANK} of the others, once its {EXACT_STEPS} exact steps are over", "all_reduce",
                      factors, n),
+                *buffers,
             ]  # fmt: skip
-        return [Term("gradients, all buckets of a step together: 2 (n-1)/n psi", "all_reduce", psi, n)]
+        return [Term("gradients, all buckets of a step together: 2 (n-1)/n psi", "all_reduce", psi, n), *buffers]
 
     def textbook_bytes(self) -> float:
         return 2.0 * bytes_of(self.model.parameters())
