@@ -141,6 +141,8 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
     if ours.normalising and (cell.dp > 1 or cell.gradient_accumulation_steps > 1):
         part = f"its own {cell.micro_batch_size} of {cell.global_batch_size} items"
         remarks.append(f"BatchNorm frozen, while in the run each rank and pass normalises by {part}")
+    if ours.normalising and cell.precision not in ("fp32", "tf32"):
+        remarks.append("where a strategy casts all weights, BatchNorm's near 1 are rounded too, which autocast leaves in fp32")
     differences, tells = (0.0, 0.0, 0.0), True
     if reference is not None and (tells := _tells(reference)):
         differences = _furthest(ours.losses, reference.losses), _furthest(ours.norms, reference.norms), _apart(ours, reference)
