@@ -139,12 +139,12 @@ def builder(sharding: str) -> Callable[[Cell, Task, Ranks], Fsdp1Engine]:
         from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
         from torch.distributed.fsdp.wrap import CustomPolicy
 
-        from trainers import checkpointing
+        from trainers import activation_checkpointing
 
         options = cell.options
         mesh = replicas_mesh(cell, ranks) if sharding in HYBRID else None
         model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weight_dtype(cell.precision)))
-        blocks = checkpointing.units(task, model) if options["wrap"] == "block" else []
+        blocks = activation_checkpointing.units(task, model) if options["wrap"] == "block" else []
         chosen = {id(block) for block in blocks}
         inside = sum(p.numel() for block in blocks for p in block.parameters())
         sizes = inside, sum(p.numel() for p in model.parameters()) - inside
