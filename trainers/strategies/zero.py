@@ -33,8 +33,6 @@ class ZeroEngine(ReplicatedEngine):
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, stage: int) -> None:
         deepspeed = _deepspeed(ranks)
-        if cell.precision == "fp16" and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
-            raise InputError("DeepSpeed's fp16 needs a GPU, and this rank has none. Allowed: bf16.")
         super().__init__(cell, task, ranks, model)
         self.scaler = None  # DeepSpeed has its own
         self.stage = stage
@@ -287,6 +285,8 @@ def builder(stage: int) -> Callable[[Cell, Task, Ranks], ZeroEngine]:
     def build(cell: Cell, task: Task, ranks: Ranks) -> ZeroEngine:
         if ranks.device.type == "cpu" and "nvme" in cell.options.values():
             raise InputError("offloading to nvme needs a GPU beside the disk, and this rank has none. Allowed: cpu.")
+        if ranks.device.type == "cpu" and cell.precision == "fp16":  # which DeepSpeed leaves to what the CPU can do
+            raise InputError("DeepSpeed's fp16 needs a GPU, and this rank has none. Allowed: bf16.")
         weights = precision.weight_dtype(cell.precision)
         model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weights))
         return ZeroEngine(cell, task, ranks, model, stage)
