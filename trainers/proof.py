@@ -85,7 +85,7 @@ def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | 
         return SameWork(verdict="not proven", why="the cell says prove: off")
     if (why := strategy.unprovable(cell)) is not None:
         return SameWork(verdict="not provable", why=why)
-    kept = folder / f"{digest(cell, ranks.device.type)}.json" if folder is not None else None
+    kept = folder / f"{digest(cell, ranks.trains_on)}.json" if folder is not None else None
     # Rank 0 decides for all: a file that appears between two ranks' looks must not part them.
     known = kept is not None and ranks.rank == 0 and kept.exists()
     if kept is not None and ranks.gather([float(known)])[0, 0]:
