@@ -33,7 +33,7 @@ def run(path: Path) -> None:
         _refuse(frozen, run_dir, place)
         from trainers import loop  # torch from here on
 
-        ranks = Ranks(place)
+        ranks = Ranks(place, frozen.cell.servers)
         loop.train(frozen, run_dir, ranks)
         ranks.leave()
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank has to be on record

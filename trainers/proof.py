@@ -92,9 +92,9 @@ def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | 
     strategy = menu.strategy(cell.strategy)
     if cell.prove == "off":
         return SameWork(verdict="not proven", why="the cell says prove: off")
-    if strategy.unprovable:
-        return SameWork(verdict="not provable", why=strategy.unprovable)
-    kept = folder / f"{digest(cell, ranks.device.type)}.json" if folder is not None else None
+    if (why := strategy.unprovable(cell)) is not None:
+        return SameWork(verdict="not provable", why=why)
+    kept = folder / f"{digest(cell, ranks.trains_on)}.json" if folder is not None else None
     # Rank 0 decides for all: a file that appears between two ranks' looks must not part them.
     known = kept is not None and ranks.rank == 0 and kept.exists()
     if kept is not None and ranks.gather([float(known)])[0, 0]:

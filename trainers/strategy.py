@@ -27,11 +27,11 @@ class Strategy(msgspec.Struct, frozen=True):
     precisions: those that it honours. options: its knobs. refuse: why a cell cannot be had, as a sentence, or None;
     it sees the resolved cell and needs no torch. build: makes the engine on a rank; imports torch itself.
     degrees: the dimensions of its mesh, of dp, tp and pp. switches: which of activation_checkpointing, compile and
-    max_grad_norm it honours. servers: whether it has parameter-server ranks besides those that train. unprovable: why
-    it cannot be held against one process, or nothing. cuts: which of parameter, gradient and optimizer_state textbooks have
-    it cut over the data-parallel ranks of a group, None where it cuts the model in another way. server: makes what a
-    parameter-server rank runs; the last ranks are servers, and `build` is for the others. tolerates_lost_ranks: a run goes
-    on when a rank that trains is killed, rank 0 (which writes the result) and servers apart. reasons: why it leaves a
+    max_grad_norm it honours. servers: whether it has parameter-server ranks besides those that train. unprovable: why a cell
+    cannot be held against one process, as a sentence, or None. cuts: which of parameter, gradient and optimizer_state
+    textbooks have it cut over the data-parallel ranks of a group, None where it cuts the model in another way. server: makes
+    what a parameter-server rank runs; the last ranks are servers, and `build` is for the others. tolerates_lost_ranks: a run
+    goes on when a rank that trains is killed, rank 0 (which writes the result) and servers apart. reasons: why it leaves a
     precision out, by precision.
     """
 
@@ -44,7 +44,7 @@ class Strategy(msgspec.Struct, frozen=True):
     degrees: tuple[str, ...] = ("dp",)
     switches: tuple[str, ...] = ()
     servers: bool = False
-    unprovable: str = ""
+    unprovable: Callable[[Cell], str | None] = lambda _: None
     cuts: tuple[str, ...] | None = None
     server: Callable[[Cell, Task, Ranks], Server] | None = None
     tolerates_lost_ranks: bool = False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell
 from shardlab.registry import Option
-from trainers import loss_scaling, switches
+from trainers import deferred_init, loss_scaling, switches
 from trainers.communication import Term
 from trainers.hybrid_mesh import REPLICAS, refuse_replicas, replicas_mesh
 from trainers.precision import ALL, COMPUTED_IN, MIXED, computed_bytes, dtype_name, low_dtype, weight_bytes, weight_dtype
@@ -29,8 +29,11 @@ FREES = ("FULL_SHARD", "HYBRID_SHARD")  # blocks after forward, so that backward
 
 
 class Fsdp1Engine(ReplicatedEngine):
+    on_meta = False  # whether the parameters were made without memory
+
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, sizes: tuple[int, int], sharding: str) -> None:
         super().__init__(cell, task, ranks, model)
+        self._ranks = ranks
         self._blocks, self._rest = sizes  # elements wrapped block by block, and those of the outermost unit
         self._sharding = sharding
         self._replicas = cast("int", cell.options["replicas"]) if sharding in HYBRID else 1
@@ -107,6 +110,7 @@ class Fsdp1Engine(ReplicatedEngine):
             "sharding": ", ".join(sorted({unit.sharding_strategy.name for unit in units})),
             "units": len(units),
             "shard_parameters": sum(p.numel() for p in self.model.parameters()),
+            "ranks_made_on_meta": int(self._ranks.gather([self.on_meta]).sum()),
             "ranks_of_a_shard_group": cast("ProcessGroup", root.process_group).size(),
             "backward_prefetch": prefetch.name if prefetch else None,
             "forward_prefetch": root.forward_prefetch,
@@ -143,7 +147,14 @@ def builder(sharding: str) -> Callable[[Cell, Task, Ranks], Fsdp1Engine]:
 
         options = cell.options
         mesh = replicas_mesh(cell, ranks) if sharding in HYBRID else None
-        model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weight_dtype(cell.precision)))
+        weights = weight_dtype(cell.precision)
+        if options["deferred_init"]:
+            bare, fill = deferred_init.model(task, ranks)
+            bare = bare.to(weights)
+        else:
+            bare, fill = task.model().to(ranks.device, weights), None
+        on_meta = all(p.is_meta for p in bare.parameters())
+        model = switches.checkpoint_and_compile(cell, task, bare)
         blocks = activation_checkpointing.units(task, model) if options["wrap"] == "block" else []
         chosen = {id(block) for block in blocks}
         inside = sum(p.numel() for block in blocks for p in block.parameters())
@@ -161,10 +172,13 @@ def builder(sharding: str) -> Callable[[Cell, Task, Ranks], Fsdp1Engine]:
             forward_prefetch=cast("bool", options["forward_prefetch"]),
             limit_all_gathers=cast("bool", options["limit_all_gathers"]),
             use_orig_params=True,
-            sync_module_states=False,  # every rank draws the same weights
+            param_init_fn=fill,
+            sync_module_states=False,  # every rank draws the same weights, or `fill` sends them
             device_id=ranks.device,  # on a CPU as well: without it FSDP looks for an accelerator
         )
-        return Fsdp1Engine(cell, task, ranks, wrapped, sizes, sharding)
+        engine = Fsdp1Engine(cell, task, ranks, wrapped, sizes, sharding)
+        engine.on_meta = on_meta
+        return engine
 
     return build
 
@@ -174,6 +188,7 @@ OPTIONS = (
     Option("backward_prefetch", "pre", "gather the next unit before or after this one's gradients", ("pre", "post", "none")),
     Option("forward_prefetch", False, "gather the next unit while this one computes"),
     Option("limit_all_gathers", True, "hold the CPU back so that at most two gathered units wait"),
+    Option("deferred_init", False, "only rank 0 draws the weights and holds them all; it sends them unit by unit"),
 )
 
 

@@ -104,7 +104,7 @@ VARIANTS = (
         server=server(asynchronous),
         servers=True,
         switches=SWITCHES,
-        unprovable=OWN_ORDER,
+        unprovable=lambda _: OWN_ORDER,
         tolerates_lost_ranks=True,
     ),
     Strategy(
@@ -121,7 +121,7 @@ VARIANTS = (
             Option("staleness_weighted", True, "a gradient counts 1 / (1 + staleness), in updates since it was pulled"),
             Option("pull_interval", 1, "a worker pulls parameters with every so-manieth push"),
         ),
-        unprovable=OWN_ORDER,
+        unprovable=lambda _: OWN_ORDER,
         tolerates_lost_ranks=True,
     ),
 )
