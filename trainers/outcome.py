@@ -41,6 +41,8 @@ def write(
     steps_per_epoch: int,
     same_work: SameWork,
     instruments: dict[str, dict[str, Any]],
+    *,
+    resumed_from_step: int | None,
 ) -> None:
     """Gather what the ranks of `company` bring; rank 0 writes the result. They all call this; none returns before the file
     is there.
@@ -73,6 +75,7 @@ def write(
             rehearsal=run.rehearsal or ranks.forked,
             steps=len(steps_ms),
             unit=workload.unit,
+            resumed_from_step=resumed_from_step,
             final_loss=float(everyone[:, 1].mean()),
             throughput_per_s=units / (float(counted_ms.sum()) / 1000) if len(counted_ms) else None,
             step_time_ms=_spread(counted_ms) if len(counted_ms) else None,

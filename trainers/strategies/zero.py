@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainers.ranks import Ranks
+    from trainers.state_parts import State
     from trainers.workload import Task
 
 FLAGS = 8  # bytes of the gradient's norm and of the sign that a number overflowed, once a step
@@ -69,6 +70,21 @@ class ZeroEngine(ReplicatedEngine):
             whole = safe_get_full_fp32_param(parameter) if self.stage else None
             found[switches.plain_name(name)] = (parameter if whole is None else whole).detach().float().cpu().clone()
         return found
+
+    def state(self) -> State:
+        from trainers import state_parts, zero_state
+
+        return {**zero_state.parts(self.model, self.optimizer, self._sizes), **state_parts.of_buffers(self.model.module)}
+
+    def make_room(self) -> None:
+        from trainers import zero_state
+
+        zero_state.make_room(self.model, self.optimizer)
+
+    def restored(self, numbers: dict[str, float]) -> None:
+        from trainers import zero_state
+
+        zero_state.restored(self.model)
 
     def parameters(self) -> int:
         return sum(self._sizes.values())  # what is cut has no size of its own
