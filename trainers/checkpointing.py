@@ -54,7 +54,7 @@ class Saver:
         What is each rank's own (buffers, PowerSGD's errors) a rank of another world takes from the saved rank of its
         number modulo the world saved; random numbers then begin anew.
         """
-        self._engine.make_room()
+        self._engine.make_room(manifest.numbers)
         state: State = self._engine.state()
         if manifest.world == self._world:
             state |= state_parts.of_random_numbers(self._device)

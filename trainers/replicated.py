@@ -79,7 +79,7 @@ class ReplicatedEngine(Engine):
         named = [(switches.plain_name(name), parameter) for name, parameter in self.model.named_parameters()]
         return {**state_parts.of_parameters(named, self.optimizer), **state_parts.of_buffers(self.model)}
 
-    def make_room(self) -> None:
+    def make_room(self, numbers: dict[str, float]) -> None:
         from trainers import state_parts
 
         state_parts.make_room(self.optimizer)

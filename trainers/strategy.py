@@ -108,8 +108,8 @@ class Engine(ABC):
         return {}
 
     @abstractmethod
-    def make_room(self) -> None:
-        """Before a state is read: have what only a first step would make. Parameters stay as they are."""
+    def make_room(self, numbers: dict[str, float]) -> None:
+        """Before a state that these numbers belong to is read: have what only first steps would make."""
 
     def restored(self, numbers: dict[str, float]) -> None:  # noqa: B027 - most have nothing to do
         """The parts of `state` were written into; make the rest agree with them. All ranks call it together."""

@@ -76,7 +76,7 @@ class ZeroEngine(ReplicatedEngine):
 
         return {**zero_state.parts(self.model, self.optimizer, self._sizes), **state_parts.of_buffers(self.model.module)}
 
-    def make_room(self) -> None:
+    def make_room(self, numbers: dict[str, float]) -> None:
         from trainers import zero_state
 
         zero_state.make_room(self.model, self.optimizer)
