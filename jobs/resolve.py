@@ -163,6 +163,8 @@ def _switches(draft: Draft, strategy: Strategy, problem: Any) -> None:
     }
     for name in (name for name, on in asked.items() if on and name not in strategy.switches):
         problem(name, f"{strategy.name} cannot honour it. Allowed: leave {name} out.")
+    if draft.instruments.checkpoints is not None and strategy.no_checkpoints:
+        problem("instruments.checkpoints", f"{strategy.name} keeps none: {strategy.no_checkpoints}. Allowed: leave it out.")
     if draft.servers is not None and not strategy.servers:
         problem("servers", f"{strategy.name} has no parameter servers. Allowed: leave servers out.")
 

@@ -10,8 +10,9 @@ from jobs import render
 from jobs.reconcile import latest, status
 from jobs.schedulers import local
 from shardlab.cell import Cell
+from shardlab.checkpoint import step_of, whole
 from shardlab.errors import InputError
-from shardlab.run import Run, attempt_of
+from shardlab.run import Run, attempt_of, run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
@@ -55,7 +56,10 @@ def send(workspace: Workspace, steps: Iterable[Step]) -> list[RunDir]:
 
 
 def retry(workspace: Workspace, folders: Iterable[RunDir], only: set[str], source: render.Source) -> list[Step]:
-    """A new attempt for each run whose last one ended in one of the states `only`."""
+    """A new attempt for each run whose last one ended in one of the states `only`.
+
+    It goes on from the newest checkpoint of the earlier attempts, where they left any; the ranks look whether it is sound.
+    """
     steps = []
     for folder in latest(folders):
         now = status(workspace, folder)
@@ -64,8 +68,13 @@ def retry(workspace: Workspace, folders: Iterable[RunDir], only: set[str], sourc
         old = folder.read_run()
         _same_cluster(folder, source)
         same_matrix = msgspec.structs.replace(source, matrix=old.matrix)
-        run = render.run_of(old.cell, old.repeat, attempt_of(old.run_id)[1] + 1, same_matrix)
-        steps.append(Step(run, True, f"attempt {run.attempt} after {now.state}"))
+        last = attempt_of(old.run_id)[1]
+        attempts = [workspace.runs / run_id(old.cell, old.repeat, attempt) for attempt in range(last, 0, -1)]
+        saved = [(path.name, step_of(found[0])) for path in attempts if (found := whole(path))]
+        saved.sort(key=lambda entry: entry[1], reverse=True)
+        run = render.run_of(old.cell, old.repeat, last + 1, same_matrix, [name for name, _ in saved])
+        goes_on = f", from its checkpoint at step {saved[0][1]}" if saved else ""
+        steps.append(Step(run, True, f"attempt {run.attempt} after {now.state}{goes_on}"))
     return steps
 
 

@@ -26,8 +26,8 @@ class World(msgspec.Struct, frozen=True):
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """run.json. `repeat` counts from 1 over equal runs of a cell; `attempt` counts from 1 over retries of one of them.
 
-    resume: earlier attempts that left checkpoints, newest first. The run goes on from the newest sound one, and its step
-    records begin with those that the attempt had up to there, so that what is said of steps is said of all.
+    resume: earlier attempts that left checkpoints, those with the latest step first. The run goes on from the latest
+    sound one, and its step records begin with those that the attempt had up to there: what is said of steps is said of all.
     """
 
     schema: Annotated[int, msgspec.Meta(ge=1, le=1)]

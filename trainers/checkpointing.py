@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
-from shardlab import checkpoint, files
+from shardlab import checkpoint
 from shardlab.checkpoint import Manifest
 from shardlab.errors import InputError
 from trainers import state_parts
@@ -40,7 +41,7 @@ class Saver:
         writer = Writer(growing, self._rank)
         if layout == "whole":
             writer = Gatherer(growing, self._group, self._engine.reordered)
-        dcp.save(state, storage_writer=writer, planner=SavingPlanner(), process_group=self._group)
+        save(state, storage_writer=writer, planner=SavingPlanner(), process_group=self._group)
         if self._rank:
             return [], 0
         index = checkpoint.Growing(growing / INDEX)
@@ -70,7 +71,7 @@ class Saver:
         sizes = {file.name: file.bytes for file in manifest.files}
         reader = Reader(path, index, sizes, asked, self._engine.reordered if whole else None)
         with torch.no_grad():
-            dcp.load(dict(asked), storage_reader=reader, planner=LoadingPlanner(), process_group=self._group)
+            load(dict(asked), storage_reader=reader, planner=LoadingPlanner(), process_group=self._group)
             self._engine.restored(manifest.numbers)
         if manifest.world == self._world:
             state_parts.set_random_numbers(state, self._device)

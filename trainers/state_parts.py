@@ -22,9 +22,7 @@ class Part:
     torch.distributed.checkpoint takes it for a tensor by the three methods at its end.
     """
 
-    def __init__(
-        self, memory: torch.Tensor, shape: Iterable[int], offsets: Iterable[int], *, own: bool = False
-    ) -> None:
+    def __init__(self, memory: torch.Tensor, shape: Iterable[int], offsets: Iterable[int], *, own: bool = False) -> None:
         self.memory = memory.detach()
         self.shape, self.offsets, self.own = torch.Size(shape), torch.Size(offsets), own
 
@@ -32,7 +30,7 @@ class Part:
     def of(cls, tensor: torch.Tensor) -> Part:
         """A whole tensor, or the shard of one (DTensor) that lies here."""
         if isinstance(tensor, DTensor):
-            (box,) = tensor.__create_chunk_list__()
+            (box,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
             return cls(tensor.to_local(), tensor.shape, box.offsets)
         return cls(tensor, tensor.shape, [0] * tensor.dim())
 
@@ -68,9 +66,7 @@ def of_parameters(named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.op
     return {name: part for name, part in found.items() if part.memory.numel()}
 
 
-def of_shares(
-    shares: Iterable[tuple[str, torch.Tensor, int, int]], optimizer_state: Iterable[dict[str, Any]]
-) -> State:
+def of_shares(shares: Iterable[tuple[str, torch.Tensor, int, int]], optimizer_state: Iterable[dict[str, Any]]) -> State:
     """The same of parameters that ranks share out flat: (name, memory here, elements of the whole, where it begins) of
     each, and the optimizer's state of each, laid out as that memory is."""
     found = {}

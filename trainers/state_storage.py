@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, StorageReader, StorageWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner, WriteItem
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
 from shardlab.checkpoint import File, Growing
@@ -122,7 +122,9 @@ class Writer(StorageWriter):
             growing.write(content)
         file = growing.close() if growing else None
         return [
-            WriteResult(item.index, size, (Box(list(item.index.offset or ()), list(tensor.shape), self._path.name, begin), file))
+            WriteResult(
+                item.index, size, (Box(list(item.index.offset or ()), list(tensor.shape), self._path.name, begin), file)
+            )
             for item, tensor, begin, size in found
         ]
 
@@ -188,7 +190,7 @@ class Gatherer(Writer):
             if last:
                 order = self._reorder(name, together.shape)
                 together = together if order is None else together.flatten()[order]
-                yield WriteItem(MetadataIndex(name, [0] * together.dim()), item.type, item.tensor_data), together
+                yield WriteItem(MetadataIndex(name, [0] * together.dim()), item.type, tensor_data=item.tensor_data), together
 
 
 class Reader(StorageReader):
@@ -264,7 +266,7 @@ def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(_flat_bytes(tensor).numpy())
+    return _flat_bytes(tensor).numpy().data
 
 
 def _done(value: Any) -> Future[Any]:

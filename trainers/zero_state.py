@@ -67,10 +67,11 @@ def restored(engine: Any) -> None:
 def _cut(outer: Any, parameter: Any) -> tuple[torch.Tensor, int, int, int]:
     """(flat memory of fp32 weights, where a parameter's share begins in it, its elements, where it begins in the parameter)."""
     if hasattr(parameter, "ds_id"):
-        group, at, count = outer.grad_position[outer.get_param_id(parameter)]
-        return outer.fp32_partitioned_groups_flat[group], int(at), int(count), int(count) * outer._get_param_partition_rank(parameter)
+        group, at, count = map(int, outer.grad_position[outer.get_param_id(parameter)])
+        return outer.fp32_partitioned_groups_flat[group], at, count, count * outer._get_param_partition_rank(parameter)
     flats = outer.fp32_groups_flat_partition if isinstance(outer, BF16_Optimizer) else outer.single_partition_of_fp32_groups
     cut = parameter._hp_mapping
     if cut is None:
         return flats[0], 0, 0, 0
-    return flats[cut.param_group_index], cut.hp_fragment_address.start, cut.lp_fragment_address.numel, cut.lp_fragment_address.start
+    high, low = cut.hp_fragment_address, cut.lp_fragment_address
+    return flats[cut.param_group_index], high.start, low.numel, low.start

@@ -26,12 +26,11 @@ class Kind(IntEnum):
 
     PUSH: the gradient of this server's share follows; a: version it was computed on, b: learning rate, c: 1 where
     parameters are wanted. Answered when the worker may begin its next step; a: version of the parameters, which follow
-    where they were wanted. SAVE: answered with the momentum of this server's share, a: 1 where there is any and it follows.
-    RESTORE: this server's share of the parameters follows, and its momentum after it; a: updates made so far, b: 1 where there
-    is momentum; answered when they are in force. PULL: parameters are wanted; answered as PUSH. MEET: a float64 numbers follow; answered when
+    where they were wanted. PULL: parameters are wanted; answered as PUSH. MEET: a float64 numbers follow; answered when
     all workers that are left have come, a: how many rows of that many numbers follow, by rank. ASK: answered with a bytes
     of JSON, what the server knows of itself. BYE: the worker leaves. LOST: never sent; a server notes it for a worker
-    whose connection broke.
+    whose connection broke. SAVE: answered with a: 1 where this server has momentum, which follows. RESTORE: its share of
+    the parameters follows, where b is 1 with the momentum behind it; a: updates made so far. Answered when it is done.
     """
 
     PUSH = 1

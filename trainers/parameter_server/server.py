@@ -151,7 +151,7 @@ class ParameterServer(Server):
         import torch
 
         assert request.payload is not None
-        parameters, *momentum = request.payload.split(self._parameters.numel())
+        parameters, *momentum = torch.split(request.payload, self._parameters.numel())
         with torch.no_grad():
             self._parameters.copy_(parameters)
         for buffer in momentum:

@@ -92,13 +92,15 @@ class WorkerEngine(ReplicatedEngine):
 
     def state(self) -> State:
         """Every worker has the parameters; the first one has the momentum, which it gets from the servers."""
+        import torch
+
         from trainers.state_parts import Part
 
         found = super().state()
         if self._speaks:
             momentum = self._momentum() if self._room is None else self._room
             trained = [(switches.plain_name(name), p) for name, p in self.model.named_parameters() if p.requires_grad]
-            cut = momentum.split([p.numel() for _, p in trained])
+            cut = torch.split(momentum, [p.numel() for _, p in trained])
             parts = {name: Part.of(flat.view(p.shape)) for (name, p), flat in zip(trained, cut)}
             found |= {f"optimizer/momentum_buffer/{name}": part for name, part in parts.items()}
         return found

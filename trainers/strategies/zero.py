@@ -232,6 +232,8 @@ def _offload(cell: Cell, stage: int) -> str | None:
         return None if path is None else "nvme_path: found without anything that is offloaded to nvme."
     if not (isinstance(path, str) and path.startswith("/")):
         return f"offloading to nvme needs nvme_path, an absolute path on each node: found {path!r}."
+    if cell.instruments.checkpoints is not None:
+        return "instruments.checkpoints: what is offloaded to nvme is not saved. Allowed: leave it out, or offload to cpu."
     if cell.launcher == "fork":
         return "offloading to nvme needs a GPU beside the disk: ranks that are forked have none. Allowed: cpu."
     return None
