@@ -53,7 +53,7 @@ def source(matrix: str, cluster: Cluster, workspace: Workspace) -> Source:
 
 
 def run_of(cell: Cell, repeat: int, attempt: int, source: Source, resume: Sequence[str] = ()) -> Run:
-    """The frozen run of one attempt at one repeat of a cell. resume: earlier attempts to go on from, in order."""
+    """The frozen run of one attempt at one repeat of a cell. resume: runs to go on from, in order."""
     return Run(
         schema=1,
         run_id=run_id(cell, repeat, attempt),

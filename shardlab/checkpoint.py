@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from shardlab import files
+from shardlab.cell import Cell
 from shardlab.errors import WorkspaceError
 
 FOLDER = "checkpoints"
@@ -137,6 +138,26 @@ def damage(path: Path, these: Iterable[File]) -> str | None:
         except OSError as error:
             return f"{there}: cannot be read: {error.strerror}"
     return None
+
+
+# Of a cell, what may differ between a run and the one whose checkpoint it goes on from: on how many ranks and how they
+# share the same work, and what does not touch it. A gathered checkpoint leaves the strategy open as well.
+_RANKS = frozenset((
+    "gpus", "nnodes", "dp", "pp", "servers", "launcher", "micro_batch_size", "gradient_accumulation_steps", "instruments",
+    "memory_limit_gib", "time_limit_s", "expect", "prove",
+))  # fmt: skip
+_STRATEGY = frozenset(("strategy", "tp", "activation_checkpointing", "compile", "options"))
+
+
+def why_not(saved: Cell, cell: Cell, layout: str, of_workload: Iterable[str]) -> str | None:
+    """Why a run of `cell` cannot go on from a checkpoint of `saved`, as a clause, or None. of_workload: names of the
+    workload's own options."""
+    ours, theirs = msgspec.to_builtins(cell), msgspec.to_builtins(saved)
+    free = _RANKS | (_STRATEGY if layout == "whole" else frozenset())
+    differ = sorted(key for key in ours if key not in free and ours[key] != theirs[key])
+    options = {name for name in of_workload if cell.options.get(name) != saved.options.get(name)}
+    differ += sorted(f"options.{name}" for name in options if "options" in free)
+    return f"its cell differs in {', '.join(differ)}" if differ else None
 
 
 class Growing:

@@ -28,6 +28,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     resume: earlier attempts that left checkpoints, those with the latest step first. The run goes on from the latest
     sound one, and its step records begin with those that the attempt had up to there: what is said of steps is said of all.
+    Or a run of another cell, on other ranks (`jobs submit --resume-from`): then its own records begin behind that step.
     """
 
     schema: Annotated[int, msgspec.Meta(ge=1, le=1)]

@@ -79,6 +79,7 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
         peak_bytes=recorder.peak_bytes,
         step_ms=recorder.step_ms,
         watched=recorder.watched,
+        goes_back=resumed is None or bool(resumed.records),
     )
     outcome.write(
         run, run_dir, ranks, company, mine, engine, task, order.steps_per_epoch, same_work, watch.found(),

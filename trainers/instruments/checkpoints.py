@@ -17,6 +17,7 @@ from shardlab.errors import InputError
 from shardlab.record import SCHEMA, StepRecord
 from shardlab.run import SAVE_AT, Run
 from shardlab.rundir import RunDir
+from trainers import menu
 from trainers.instrument import Instrument
 
 if TYPE_CHECKING:
@@ -33,7 +34,10 @@ class OutOfTime(Exception):
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """Where a run goes on: timed steps made already, what they took, and this rank's records up to there."""
+    """Where a run goes on: timed steps made already, what they took, and this rank's records up to there.
+
+    Where another cell made them on other ranks there are no records of them, and what they took does not count.
+    """
 
     step: int
     train_time_s: float
@@ -60,8 +64,9 @@ class Checkpoints(Instrument):
         self._asked, self._engine, self._run, self._run_dir = asked, engine, run, run_dir
         self._rank, self._company, self._world = ranks.rank, company, run.cell.gpus
         self._every = asked.every_steps or (asked.every_epochs or 0) * steps_per_epoch
-        # Servers take no part; each group of workers makes theirs without them.
-        group = dist.new_group(list(range(self._world)), backend="gloo", use_local_synchronization=True)
+        # Servers take no part, and so do not come to make the group; where all ranks do, torch finds it a safer name.
+        apart = self._world < ranks.world_size
+        group = dist.new_group(list(range(self._world)), backend="gloo", use_local_synchronization=apart)
         assert group is not None
         self._group, self._saver = group, Saver(engine, ranks.rank, self._world, ranks.device, group)
         self.train_time_s = 0.0
@@ -92,7 +97,8 @@ class Checkpoints(Instrument):
                     self._event("checkpoint_passed_over", why=why)
                 continue
             assert isinstance(manifest, Manifest)
-            records = _records(run, self._rank, manifest.step)
+            ours = manifest.cell_hash == self._run.cell_hash
+            records = _records(run, self._rank, manifest.step) if ours else []
             files.make_folder(self._run_dir.steps_file(self._rank).parent)
             lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
             files.write_atomic(self._run_dir.steps_file(self._rank), lines)
@@ -101,17 +107,21 @@ class Checkpoints(Instrument):
             if self._rank == 0:
                 self._event("resumed", step=manifest.step, run=run.run_id)
             self._saved_step = manifest.step if run is self._run_dir else 0
-            return Resumed(manifest.step, manifest.train_time_s, records)
+            return Resumed(manifest.step, manifest.train_time_s if ours else 0.0, records)
         if self._run_dir.steps(self._rank).records:
             raise InputError(f"{self._run_dir.path}: has records but no checkpoint that is sound; see its events.")
         return None
 
     def _damage(self, path: Path, manifest: Manifest, run: RunDir) -> str | None:
         """Why it cannot be gone on from; each rank looks at its share of the files and at its own records."""
-        if (manifest.cell_hash, manifest.world) != (self._run.cell_hash, self._world):
-            return f"{path}: is of another cell"
-        if len([record for record in _records(run, self._rank, manifest.step) if not record.warmup]) < manifest.step:
-            return f"{path}: the records of rank {self._rank} do not go as far as its step {manifest.step}"
+        if manifest.cell_hash == self._run.cell_hash:
+            timed = [record.step for record in _records(run, self._rank, manifest.step) if not record.warmup]
+            if timed != list(range(manifest.step - len(timed) + 1, manifest.step + 1)) or not timed:
+                return f"{path}: the records of rank {self._rank} do not go as far as its step {manifest.step}"
+        else:
+            options = [option.name for option in menu.workload(self._run.cell.workload).options]
+            if (why := checkpoint.why_not(run.read_run().cell, self._run.cell, manifest.layout, options)) is not None:
+                return f"{path}: {why}"
         return checkpoint.damage(path, manifest.files[self._rank :: self._world])
 
     def due(self, step: int) -> bool:

@@ -127,7 +127,7 @@ class WorkerEngine(ReplicatedEngine):
         """The first worker hands the servers their shares; the others' parameters came from the checkpoint as its own did."""
         import torch
 
-        updates = numbers["updates"]
+        updates = numbers.get("updates", 0.0)  # none where another strategy saved
         self._steps, self._versions = int(updates), dict.fromkeys(self._servers, updates)
         assert self._room is not None
         if self.data_rank == 0:

@@ -94,12 +94,12 @@ class PowerSgdEngine(DdpEngine):
         clock = clock_for(self.device)
         clock.start()
         some = self.task.fetch(np.zeros(self.cell.micro_batch_size, dtype=np.int64), self.device)
-        for _ in range(EXACT_STEPS + (numbers["powersgd_iterations"] > EXACT_STEPS)):
+        for _ in range(EXACT_STEPS + (numbers.get("powersgd_iterations", 0) > EXACT_STEPS)):
             self.forward_backward([some], clock)
             self.optimizer.zero_grad(set_to_none=True)
 
     def restored(self, numbers: dict[str, float]) -> None:
-        self.kept.iter = int(numbers["powersgd_iterations"])
+        self.kept.iter = int(numbers.get("powersgd_iterations", 0))  # 0 in a run that goes on from another strategy's
 
 
 def _powersgd(model: nn.Module) -> tuple[int, int]:
