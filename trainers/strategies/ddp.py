@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardlab.cell import Cell
 from shardlab.registry import Option
@@ -15,11 +15,14 @@ from trainers.strategy import Strategy
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
     from torch.nn.parallel import DistributedDataParallel
 
     from trainers.ranks import Ranks
+    from trainers.state_parts import State
     from trainers.workload import Task
 
+E = TypeVar("E", bound="DdpEngine")
 MIB = 2**20
 
 
@@ -66,6 +69,43 @@ class DdpEngine(ReplicatedEngine):
         }
 
 
+class PowerSgdEngine(DdpEngine):
+    """What PowerSGD keeps from step to step lies by bucket, and DDP settles its buckets only in its first steps."""
+
+    kept: PowerSGDState
+    hook = "powersgd"
+
+    def state(self) -> State:
+        from trainers.state_parts import Part
+
+        found = super().state()
+        for name in ("error", "p_memory", "q_memory"):
+            for bucket, tensor in getattr(self.kept, f"{name}_dict").items():
+                found[f"powersgd/{name}/{bucket}"] = Part(tensor, tensor.shape, (0,), own=True)
+        return found
+
+    def numbers(self) -> dict[str, float]:
+        return {**super().numbers(), "powersgd_iterations": float(self.kept.iter)}
+
+    def make_room(self, numbers: dict[str, float]) -> None:
+        """Steps on one item, whose gradients are thrown away: until buckets are settled and all that was kept has its place."""
+        import numpy as np
+
+        from trainers.instruments.timing import clock_for
+
+        super().make_room(numbers)
+        clock = clock_for(self.device)
+        clock.start()
+        some = self.task.fetch(np.zeros(self.cell.micro_batch_size, dtype=np.int64), self.device)
+        for _ in range(EXACT_STEPS + (numbers.get("powersgd_iterations", 0) > EXACT_STEPS)):
+            self.forward_backward([some], clock)
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def restored(self, numbers: dict[str, float]) -> None:
+        super().restored(numbers)
+        self.kept.iter = int(numbers.get("powersgd_iterations", 0))  # 0 in a run that goes on from another strategy's
+
+
 def _powersgd(model: nn.Module) -> tuple[int, int]:
     """Bytes of the gradients that PowerSGD (Vogels et al., 2019) sends whole, and of the two factors of each other one.
 
@@ -97,6 +137,10 @@ def refuse(cell: Cell) -> str | None:
 
 
 def build(cell: Cell, task: Task, ranks: Ranks) -> DdpEngine:
+    return _wrapped(cell, task, ranks, DdpEngine)
+
+
+def _wrapped(cell: Cell, task: Task, ranks: Ranks, kind: type[E]) -> E:
     from torch.nn.parallel import DistributedDataParallel
 
     wrapped = DistributedDataParallel(
@@ -106,7 +150,7 @@ def build(cell: Cell, task: Task, ranks: Ranks) -> DdpEngine:
         static_graph=cast("bool", cell.options["static_graph"]),
         gradient_as_bucket_view=cast("bool", cell.options["gradient_as_bucket_view"]),
     )
-    engine = DdpEngine(cell, task, ranks, wrapped)
+    engine = kind(cell, task, ranks, wrapped)
     if cell.options.get("comm_hook", "none") == "bf16":
         wrapped.register_comm_hook(ranks.world_size, _in_bf16)
         engine.hook = "bf16"
@@ -123,11 +167,11 @@ def _in_bf16(world_size, bucket):  # type: ignore[no-untyped-def]  # DDP wants i
     return sent.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
-def build_powersgd(cell: Cell, task: Task, ranks: Ranks) -> DdpEngine:
+def build_powersgd(cell: Cell, task: Task, ranks: Ranks) -> PowerSgdEngine:
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-    engine = build(cell, task, ranks)
-    state = powerSGD_hook.PowerSGDState(
+    engine = _wrapped(cell, task, ranks, PowerSgdEngine)
+    engine.kept = state = powerSGD_hook.PowerSGDState(
         process_group=None,
         matrix_approximation_rank=RANK,
         start_powerSGD_iter=EXACT_STEPS,
@@ -139,7 +183,6 @@ def build_powersgd(cell: Cell, task: Task, ranks: Ranks) -> DdpEngine:
         batch_tensors_with_same_shape=False,
     )
     cast("DistributedDataParallel", engine.model).register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    engine.hook = "powersgd"
     return engine
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     from trainers.ranks import Ranks
+    from trainers.state_parts import State
     from trainers.workload import Task
 
 HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
@@ -73,6 +74,24 @@ class Fsdp1Engine(ReplicatedEngine):
 
         with FullyShardedDataParallel.summon_full_params(self.model, writeback=False):
             return switches.whole_parameters(self.model)
+
+    def state(self) -> State:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        from trainers import state_parts
+
+        if self._sharding == "NO_SHARD":
+            return super().state()
+        names = {id(p): switches.plain_name(name) for name, p in self.model.named_parameters()}
+        shares, states = [], []
+        for unit in FullyShardedDataParallel.fsdp_modules(self.model):
+            # Which part of a parameter a flat shard holds no public interface tells; torch is pinned, and a test resumes.
+            flat = unit._handle.flat_param  # type: ignore[union-attr]
+            for parameter, here, shape in zip(flat._params or (), flat._shard_param_infos, flat._shapes):
+                if here.in_shard:
+                    shares.append((names[id(parameter)], parameter, shape.numel(), here.intra_param_start_idx or 0))
+                    states.append(self.optimizer.state[parameter])
+        return {**state_parts.of_shares(shares, states), **state_parts.of_buffers(self.model)}
 
     def parameters(self) -> int:
         return self._blocks + self._rest

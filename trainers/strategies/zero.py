@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainers.ranks import Ranks
+    from trainers.state_parts import State
     from trainers.workload import Task
 
 FLAGS = 8  # bytes of the gradient's norm and of the sign that a number overflowed, once a step
@@ -125,6 +126,21 @@ class ZeroEngine(ReplicatedEngine):
             # Before gradients, which for a while are views of it.
             found = {"buffer": [bucket.buffer for bucket in zero.ipg_buckets.values() if bucket.buffer is not None], **found}
         return found
+
+    def state(self) -> State:
+        from trainers import state_parts, zero_state
+
+        return {**zero_state.parts(self.model, self.optimizer, self._sizes), **state_parts.of_buffers(self.model.module)}
+
+    def make_room(self, numbers: dict[str, float]) -> None:
+        from trainers import zero_state
+
+        zero_state.make_room(self.model, self.optimizer)
+
+    def restored(self, numbers: dict[str, float]) -> None:
+        from trainers import zero_state
+
+        zero_state.restored(self.model)
 
     def parameters(self) -> int:
         return sum(self._sizes.values())  # what is cut has no size of its own
@@ -321,6 +337,8 @@ def _offload(cell: Cell) -> str | None:
         return None if path is None else "nvme_path: found without anything that is offloaded to nvme."
     if not (isinstance(path, str) and path.startswith("/")):
         return f"offloading to nvme needs nvme_path, an absolute path on each node: found {path!r}."
+    if cell.instruments.checkpoints is not None:
+        return "instruments.checkpoints: what is offloaded to nvme is not saved. Allowed: leave it out, or offload to cpu."
     if cell.launcher == "fork":
         return "offloading to nvme needs a GPU beside the disk: ranks that are forked have none. Allowed: cpu."
     return None
