@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardlab.cell import Cell
+from shardlab.errors import InputError
 from shardlab.registry import Option
 from trainers import switches
 from trainers.communication import Term, bytes_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound="DdpEngine")
 MIB = 2**20
+WITHOUT_GPU = "torch has SyncBatchNorm for GPUs only, and ranks on a CPU have none. Allowed: false."
 
 
 RANK = 1  # of PowerSGD's approximation
@@ -125,6 +127,8 @@ def _powersgd(model: nn.Module) -> tuple[int, int]:
 def refuse(cell: Cell) -> str | None:
     if cell.options.get("comm_hook", "none") == "bf16" and cell.precision != "bf16":
         return f"comm_hook: bf16 rounds the fp32 gradients of a bf16 run, found precision {cell.precision}. Allowed: none."
+    if cell.options["sync_batch_norm"] is True and cell.launcher == "fork":
+        return f"sync_batch_norm: {WITHOUT_GPU}"
     if cell.options.get("static_graph") is True and cell.gradient_accumulation_steps > 1:
         return (
             "static_graph: torch learns the graph in the first pass, which has to exchange gradients. "
@@ -141,10 +145,16 @@ def build(cell: Cell, task: Task, ranks: Ranks) -> DdpEngine:
 
 
 def _wrapped(cell: Cell, task: Task, ranks: Ranks, kind: type[E]) -> E:
+    from torch.nn import SyncBatchNorm
     from torch.nn.parallel import DistributedDataParallel
 
+    model = task.model().to(ranks.device, weight_dtype(cell.precision))
+    if cell.options["sync_batch_norm"]:
+        if ranks.device.type == "cpu":
+            raise InputError(f"sync_batch_norm: {WITHOUT_GPU}")
+        model = SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     wrapped = DistributedDataParallel(
-        switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weight_dtype(cell.precision))),
+        switches.checkpoint_and_compile(cell, task, model),
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
         bucket_cap_mb=cast("int", cell.options["bucket_cap_mb"]),
         static_graph=cast("bool", cell.options["static_graph"]),
@@ -189,6 +199,7 @@ def build_powersgd(cell: Cell, task: Task, ranks: Ranks) -> PowerSgdEngine:
 OPTIONS = (
     Option("bucket_cap_mb", 25, "gradients are exchanged in buckets of about so many MiB"),
     Option("static_graph", False, "promise that every step uses the same parameters in the same order"),
+    Option("sync_batch_norm", False, "BatchNorm over the parts of all ranks, as one process that takes them in one pass"),
     Option("gradient_as_bucket_view", False, "gradients lie in the buckets instead of being copied there and back"),
 )
 VARIANTS = (

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell
+from shardlab.errors import InputError
 from shardlab.registry import Option
 from trainers import deferred_init, loss_scaling, switches
 from trainers.communication import Term
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from trainers.state_parts import State
     from trainers.workload import Task
 
+WITHOUT_GPU = "FSDP1 moves what it offloads to a GPU and back, and ranks on a CPU have none. Allowed: none."
 HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 FREES = ("FULL_SHARD", "HYBRID_SHARD")  # blocks after forward, so that backward gathers them again
 
@@ -63,8 +65,9 @@ class Fsdp1Engine(ReplicatedEngine):
         import torch
         import torch.distributed as dist
 
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]  # this rank's shards
-        square = torch.stack([torch.zeros((), device=self.device), *(g.float().square().sum() for g in grads)]).sum()
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]  # this rank's shards, maybe offloaded
+        squares = [g.float().square().sum().to(self.device) for g in grads]
+        square = torch.stack([torch.zeros((), device=self.device), *squares]).sum()
         if self._sharding != "NO_SHARD":
             dist.all_reduce(square, group=self._wrapped.process_group)
         return float(square.sqrt())
@@ -149,6 +152,8 @@ def refuser(sharding: str) -> Callable[[Cell], str | None]:
                 f"fsdp1-no-shard leaves {cell.precision} gradients between passes where torch 2.13 wants fp32 ones, and fails. "
                 "Allowed: gradient_accumulation_steps of 1, or ddp."
             )
+        if cell.options["offload"] == "cpu" and cell.launcher == "fork":
+            return f"offload: {WITHOUT_GPU}"
         return refuse_replicas(cell) if sharding in HYBRID else None
 
     return refuse
@@ -159,12 +164,20 @@ def builder(sharding: str) -> Callable[[Cell, Task, Ranks], Fsdp1Engine]:
 
     def build(cell: Cell, task: Task, ranks: Ranks) -> Fsdp1Engine:
         import torch
-        from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+        from torch.distributed.fsdp import (
+            BackwardPrefetch,
+            CPUOffload,
+            FullyShardedDataParallel,
+            MixedPrecision,
+            ShardingStrategy,
+        )
         from torch.distributed.fsdp.wrap import CustomPolicy
 
         from trainers import activation_checkpointing
 
         options = cell.options
+        if options["offload"] == "cpu" and ranks.device.type == "cpu":
+            raise InputError(f"offload: {WITHOUT_GPU}")
         mesh = replicas_mesh(cell, ranks) if sharding in HYBRID else None
         weights = weight_dtype(cell.precision)
         if options["deferred_init"]:
@@ -187,6 +200,7 @@ def builder(sharding: str) -> Callable[[Cell, Task, Ranks], Fsdp1Engine]:
             sharding_strategy=ShardingStrategy[sharding],
             auto_wrap_policy=CustomPolicy(lambda module: id(module) in chosen) if chosen else None,
             mixed_precision=mixed if low else None,
+            cpu_offload=CPUOffload(offload_params=options["offload"] == "cpu"),
             backward_prefetch=prefetch[cast("str", options["backward_prefetch"])],
             forward_prefetch=cast("bool", options["forward_prefetch"]),
             limit_all_gathers=cast("bool", options["limit_all_gathers"]),
@@ -207,6 +221,7 @@ OPTIONS = (
     Option("backward_prefetch", "pre", "gather the next unit before or after this one's gradients", ("pre", "post", "none")),
     Option("forward_prefetch", False, "gather the next unit while this one computes"),
     Option("limit_all_gathers", True, "hold the CPU back so that at most two gathered units wait"),
+    Option("offload", "none", "where shards, their gradients and the optimizer are kept", ("none", "cpu")),
     Option("deferred_init", False, "only rank 0 draws the weights and holds them all; it sends them unit by unit"),
 )
 
