@@ -126,7 +126,7 @@ def _powersgd(model: nn.Module) -> tuple[int, int]:
 
 def refuse(cell: Cell) -> str | None:
     if cell.options.get("comm_hook", "none") == "bf16" and cell.precision != "bf16":
-        return f"comm_hook: bf16 rounds the fp32 gradients of a bf16 run, found precision {cell.precision}. Allowed: none."
+        return f"comm_hook: found bf16 in an {cell.precision} run; it is for the fp32 gradients of a bf16 run. Allowed: none."
     if cell.options["sync_batch_norm"] is True and cell.launcher == "fork":
         return f"sync_batch_norm: {WITHOUT_GPU}"
     if cell.options.get("static_graph") is True and cell.gradient_accumulation_steps > 1:
