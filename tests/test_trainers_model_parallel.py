@@ -9,7 +9,11 @@ pytest_plugins = ["support_trainers"]
 ROUNDING = 2e-5  # sums in another order; at most 2e-6 was seen, 7e-5 where layer norms missed the other positions
 SLICES = {"sequence_parallel": True}
 TORCHRUN = (
-    "torch.distributed.run", "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1",
+    "torch.distributed.run",
+    "--nnodes=1",
+    "--rdzv-backend=c10d",
+    "--rdzv-endpoint=127.0.0.1:0",
+    "--local-addr=127.0.0.1",
 )
 
 

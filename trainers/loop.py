@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from socket import gethostname
@@ -33,7 +34,8 @@ from trainers.workload import Batch, Task
 def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     """Train as run.json says and leave step records on every rank that trains, env/HOST.json on every host, and the result.
 
-    The weights are drawn from the cell's seed on every rank alike. An epoch is floor(items / global_batch_size) steps.
+    The weights are drawn from the cell's seed on every rank alike. An epoch is floor(items / global_batch_size) steps, and
+    a short one where the engine joins. A rank without data in it records no loss and 0 units.
     The learning rate runs over all steps, the untimed warm-up steps included. Raises InputError for a cell that
     cannot be trained.
     """
@@ -58,6 +60,8 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
         strategy.server(cell, task, ranks).serve()
         return
     engine = strategy.build(cell, task, ranks)
+    if engine.joins:
+        order = order.with_rest(cell.gpu_batch_size)
     torch.manual_seed(cell.seed + 1 + engine.data_rank)  # dropout: apart where the data is, alike on ranks that share a model
     company = engine.company(ranks)
     watch = Watch(instruments.chosen(cell, task, engine, run_dir, ranks, company, order.steps_per_epoch), ranks.device)
@@ -70,6 +74,7 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
         peak_bytes=recorder.peak_bytes,
         step_ms=recorder.step_ms,
         watched=recorder.watched,
+        items=[order.items_in(TIMED, step) for step in range(len(recorder.step_ms))],
     )
     outcome.write(run, run_dir, ranks, company, mine, engine, task, order.steps_per_epoch, same_work, watch.found())
     engine.close()
@@ -112,8 +117,11 @@ def _steps(
             clock.start()
             units, batches = next(coming)
             clock.mark(DATA)
-            loss = engine.forward_backward(batches, clock)
-            engine.update()
+            whole = order.items_in(phase, step) == cell.global_batch_size
+            with nullcontext() if whole else engine.join():
+                loss = engine.forward_backward(batches, clock) if batches else None
+                if batches:
+                    engine.update()
             clock.mark(OPTIMIZER)
             recorder.add(
                 Passed(
@@ -145,7 +153,7 @@ class Passed(msgspec.Struct):
     wall_s: float
     units: int
     reading: Reading
-    loss: torch.Tensor
+    loss: torch.Tensor | None  # of a rank without data in it
     memory: dict[str, int]
 
 
@@ -157,7 +165,7 @@ class Recorder:
         self._passed: deque[Passed] = deque()
         self.step_ms: list[float] = []  # of the timed steps
         self.watched: list[bool] = []  # which of them an instrument slowed down
-        self.loss = math.nan  # of the last step
+        self.loss = math.nan  # of the last step, on a rank that had data in it
         self.peak_bytes: dict[str, int] = {}
 
     def add(self, passed: Passed) -> None:
@@ -173,8 +181,8 @@ class Recorder:
 
     def _write(self, passed: Passed) -> None:
         parts = passed.reading.parts_ms()
-        step_ms, self.loss = sum(parts.values()), float(passed.loss)
-        if not math.isfinite(self.loss):
+        step_ms, self.loss = sum(parts.values()), math.nan if passed.loss is None else float(passed.loss)
+        if passed.loss is not None and not math.isfinite(self.loss):
             raise FloatingPointError(f"the loss is {self.loss} at step {passed.step}{' of the warm-up' * passed.warmup}")
         if not passed.warmup:
             self.step_ms.append(step_ms)
@@ -188,7 +196,7 @@ class Recorder:
             step=passed.step,
             t_s=passed.t_s,
             wall_s=passed.wall_s,
-            loss=self.loss,
+            loss=None if passed.loss is None else self.loss,
             units=passed.units,
             step_ms=step_ms,
             warmup=passed.warmup,
