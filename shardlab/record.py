@@ -25,7 +25,8 @@ class StepRecord(Record, kw_only=True):
     """One optimizer step as one rank saw it.
 
     step: 1, 2, ... over the timed steps; warm-up steps come first, counted apart, with `warmup` true.
-    loss: mean over this rank's part of the batch, before the update. units: units of data of this rank in the step; ranks
+    loss: mean over this rank's part of the batch, before the update; absent on a rank
+    that had no data in the step. units: units of data of this rank in the step; ranks
     that share one model (tensor and pipeline parallel) share a slice of the batch and record the same units.
     data_ms, forward_ms, backward_ms, optimizer_ms: parts of step_ms; step_ms: from asking for data to the end of the update.
     allocated_bytes, reserved_bytes: peak of the GPU allocator since the start of the step; absent without a GPU.
@@ -38,9 +39,9 @@ class StepRecord(Record, kw_only=True):
     step: int
     t_s: float
     wall_s: float
-    loss: float
     units: int
     step_ms: float
+    loss: float | None = None
     data_ms: float | None = None
     forward_ms: float | None = None
     backward_ms: float | None = None

@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from socket import gethostname
@@ -35,7 +36,8 @@ from trainers.workload import Batch, Task
 def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     """Train as run.json says and leave step records on every rank that trains, env/HOST.json on every host, and the result.
 
-    The weights are drawn from the cell's seed on every rank alike. An epoch is floor(items / global_batch_size) steps.
+    The weights are drawn from the cell's seed on every rank alike. An epoch is floor(items / global_batch_size) steps, and
+    a short one where the engine joins. A rank without data in it records no loss and 0 units.
     The learning rate runs over all steps, the untimed warm-up steps included. Raises InputError for a cell that
     cannot be trained.
     """
@@ -59,6 +61,8 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
         strategy.server(cell, task, ranks).serve()
         return
     engine = strategy.build(cell, task, ranks)
+    if engine.joins:
+        order = order.with_rest(cell.gpu_batch_size)
     torch.manual_seed(cell.seed + 1 + engine.data_rank)  # dropout: apart where the data is, alike on ranks that share a model
     company = engine.company(ranks)
     meets = not strategy.tolerates_lost_ranks
@@ -72,13 +76,15 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     with LineWriter(run_dir.steps_file(ranks.rank)) as lines:
         recorder = Recorder(lines, resumed.records if resumed else ())
         train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder, watch, checkpoints, resumed)
+    first = resumed.step if resumed and not resumed.records else 0  # steps of another cell's checkpoint have no records here
     mine = outcome.OfRank(
         train_time_s=train_time_s,
         loss=recorder.loss,
         peak_bytes=recorder.peak_bytes,
         step_ms=recorder.step_ms,
         watched=recorder.watched,
-        goes_back=resumed is None or bool(resumed.records),
+        items=[order.items_in(TIMED, first + step) for step in range(len(recorder.step_ms))],
+        goes_back=first == 0,
     )
     outcome.write(
         run, run_dir, ranks, company, mine, engine, task, order.steps_per_epoch, same_work, watch.found(),
@@ -133,8 +139,11 @@ def _steps(
             clock.start()
             units, batches = next(coming)
             clock.mark(DATA)
-            loss = engine.forward_backward(batches, clock)
-            engine.update()
+            whole = order.items_in(phase, step) == cell.global_batch_size
+            with nullcontext() if whole else engine.join():
+                loss = engine.forward_backward(batches, clock) if batches else None
+                if batches:
+                    engine.update()
             clock.mark(OPTIMIZER)
             recorder.add(
                 Passed(
@@ -175,7 +184,7 @@ class Passed(msgspec.Struct):
     wall_s: float
     units: int
     reading: Reading
-    loss: torch.Tensor
+    loss: torch.Tensor | None  # of a rank without data in it
     memory: dict[str, int]
 
 
@@ -188,7 +197,7 @@ class Recorder:
         self._passed: deque[Passed] = deque()
         self.step_ms: list[float] = []  # of the timed steps
         self.watched: list[bool] = []  # which of them an instrument slowed down
-        self.loss = math.nan  # of the last step
+        self.loss = math.nan  # of the last step, on a rank that had data in it
         self.peak_bytes: dict[str, int] = {}
         for record in earlier:
             sizes = {"allocated": record.allocated_bytes, "reserved": record.reserved_bytes, "rss": record.rss_bytes}
@@ -207,8 +216,8 @@ class Recorder:
 
     def _write(self, passed: Passed) -> None:
         parts = passed.reading.parts_ms()
-        step_ms, loss = sum(parts.values()), float(passed.loss)
-        if not math.isfinite(loss):
+        step_ms, loss = sum(parts.values()), None if passed.loss is None else float(passed.loss)
+        if loss is not None and not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} at step {passed.step}{' of the warm-up' * passed.warmup}")
         times: dict[str, Any] = {f"{part}_ms": part_ms for part, part_ms in parts.items()}
         memory: dict[str, Any] = {f"{kind}_bytes": size for kind, size in passed.memory.items()}
@@ -229,7 +238,7 @@ class Recorder:
         self._count(record, passed.memory)
 
     def _count(self, record: StepRecord, sizes: dict[str, int]) -> None:
-        self.loss = record.loss
+        self.loss = math.nan if record.loss is None else record.loss
         if not record.warmup:
             self.step_ms.append(record.step_ms)
             self.watched.append(record.watched)

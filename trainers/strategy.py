@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -72,6 +73,7 @@ class Engine(ABC):
     optimizer: torch.optim.Optimizer
     data_rank: int
     data_ranks: int
+    joins = False  # whether what is left of the one epoch is trained too, in a last step for which not all ranks have data
 
     @abstractmethod
     def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
@@ -114,6 +116,10 @@ class Engine(ABC):
     @abstractmethod
     def effective(self) -> dict[str, Any]:
         """Which knobs took effect, read from the wrapped model after its last step and not from what was asked."""
+
+    def join(self) -> AbstractContextManager[object]:
+        """The context of such a step; a rank without data calls neither forward_backward nor update in it."""
+        raise NotImplementedError
 
     def keeps(self) -> dict[str, list[torch.Tensor]]:
         """The tensors that now hold this rank's parameters, their gradients, the optimizer's state and, where it updates

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardlab.cell import Cell
@@ -40,6 +41,19 @@ class DdpEngine(ReplicatedEngine):
         wrapped = cast("DistributedDataParallel", self.model)
         return nullcontext() if last else wrapped.no_sync()
 
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """A rank without data takes part in the others' collectives; gradients are means over those that have data. At the
+        end all get the parameters of one of those."""
+        from torch.distributed.algorithms.join import _JoinConfig
+
+        wrapped = cast("DistributedDataParallel", self.model)
+        with wrapped.join(divide_by_initial_world_size=False):
+            yield
+        wrapped._join_config = _JoinConfig(
+            enable=False, throw_on_early_termination=False, is_first_joinable=False
+        )  # torch leaves it on, and validation may follow
+
     def theory(self) -> list[Term]:
         n, psi = self.data_ranks, bytes_of(self.model.parameters(), 2 if self.hook == "bf16" else None)
         held = bytes_of(self.model.buffers())
@@ -68,6 +82,7 @@ class DdpEngine(ReplicatedEngine):
             "static_graph": cast("DistributedDataParallel", self.model).static_graph,
             "gradient_as_bucket_view": cast("DistributedDataParallel", self.model).gradient_as_bucket_view,
             "comm_hook": logged.get("comm_hook") or "none",
+            "joined": bool(logged.get("join_uneven_inputs")),
         }
 
 
@@ -134,9 +149,23 @@ def refuse(cell: Cell) -> str | None:
             "static_graph: torch learns the graph in the first pass, which has to exchange gradients. "
             "Allowed: gradient_accumulation_steps of 1, or false."
         )
+    if cell.options.get("join") is True and (why := _join(cell)) is not None:
+        return why
     cap = cell.options.get("bucket_cap_mb", 25)
     if isinstance(cap, int) and cap < 1:
         return f"bucket_cap_mb: found {cap}. Allowed: a number of MiB from 1."
+    return None
+
+
+def _join(cell: Cell) -> str | None:
+    if cell.epochs != 1:
+        found = f"steps: {cell.steps}" if cell.epochs is None else f"epochs: {cell.epochs}"
+        return (
+            "join: a rank without data makes no optimizer step, so that nothing may follow the short one: "
+            f"found {found}. Allowed: epochs: 1."
+        )
+    if cell.options.get("comm_hook", "none") != "none" or cell.options.get("static_graph") is True:
+        return "join: torch's join knows neither comm_hook nor static_graph. Allowed: leave both out, or join: false."
     return None
 
 
@@ -161,6 +190,7 @@ def _wrapped(cell: Cell, task: Task, ranks: Ranks, kind: type[E]) -> E:
         gradient_as_bucket_view=cast("bool", cell.options["gradient_as_bucket_view"]),
     )
     engine = kind(cell, task, ranks, wrapped)
+    engine.joins = cell.options.get("join") is True
     if cell.options.get("comm_hook", "none") == "bf16":
         wrapped.register_comm_hook(ranks.world_size, _in_bf16)
         engine.hook = "bf16"
@@ -211,7 +241,11 @@ VARIANTS = (
         build=build,
         switches=switches.ALL,
         cuts=(),
-        options=(*OPTIONS, Option("comm_hook", "none", "what gradients are rounded to on their way", ("none", "bf16"))),
+        options=(
+            *OPTIONS,
+            Option("comm_hook", "none", "what gradients are rounded to on their way", ("none", "bf16")),
+            Option("join", False, "train what is left of the epoch too, on as many ranks as it fills"),
+        ),
     ),
     Strategy(
         name="ddp-powersgd",
