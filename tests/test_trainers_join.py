@@ -26,7 +26,7 @@ from trainers.data.order import TIMED, WARMUP, Order
 from trainers.instruments.timing import HostClock
 from trainers.ranks import Place, Ranks
 from trainers.strategies.ddp import DdpEngine
-from trainers import vision_library
+from trainers.tasks import vision_library
 vision_library.load()
 
 run_dir, out = RunDir(Path(sys.argv[1])), Path(sys.argv[2])

@@ -253,7 +253,7 @@ from trainers.communication import counting
 from trainers.data.order import TIMED, Order
 from trainers.instruments.timing import HostClock
 from trainers.ranks import Place, Ranks
-from trainers import vision_library
+from trainers.tasks import vision_library
 vision_library.load()
 import torch.distributed.algorithms, transformers.models.gpt2.modeling_gpt2  # once, before the ranks are forked
 

@@ -54,12 +54,12 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     order = Order(task.source.items, cell.global_batch_size, cell.seed)
     proofs = Path(run.proofs_path) if run.proofs_path else None
     same_work = proof.prove(cell, task, Path(run.data_path), ranks, proofs)
-    if cell.memory_limit_gib is not None:
-        memory_limit.hold(cell.memory_limit_gib, ranks.device)
     torch.manual_seed(cell.seed)
     if strategy.server is not None and ranks.rank >= cell.gpus:
         strategy.server(cell, task, ranks).serve()
         return
+    if cell.memory_limit_gib is not None:
+        memory_limit.hold(cell.memory_limit_gib, ranks.device)
     engine = strategy.build(cell, task, ranks)
     if engine.joins:
         order = order.with_rest(cell.gpu_batch_size)

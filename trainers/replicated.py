@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from trainers.instruments.timing import Clock
     from trainers.ranks import Ranks
-    from trainers.state_parts import State
+    from trainers.saving.state_parts import State
     from trainers.workload import Batch, Task
 
 
@@ -113,13 +113,13 @@ class ReplicatedEngine(Engine):
         return switches.whole_parameters(self.model)
 
     def state(self) -> State:
-        from trainers import state_parts
+        from trainers.saving import state_parts
 
         named = [(switches.plain_name(name), parameter) for name, parameter in self.model.named_parameters()]
         return {**state_parts.of_parameters(named, self.optimizer), **state_parts.of_buffers(self.model)}
 
     def make_room(self, numbers: dict[str, float]) -> None:
-        from trainers import state_parts
+        from trainers.saving import state_parts
 
         state_parts.make_room(self.optimizer)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainers.communication import Term
     from trainers.instruments.timing import Clock
     from trainers.ranks import Company, Ranks
-    from trainers.state_parts import State
+    from trainers.saving.state_parts import State
     from trainers.workload import Batch, Task
 
 

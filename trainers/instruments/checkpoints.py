@@ -59,7 +59,7 @@ class Checkpoints(Instrument):
     ) -> None:
         import torch.distributed as dist
 
-        from trainers.checkpointing import Saver
+        from trainers.saving.saver import Saver
 
         self._asked, self._engine, self._run, self._run_dir = asked, engine, run, run_dir
         self._rank, self._company, self._world = ranks.rank, company, run.cell.gpus

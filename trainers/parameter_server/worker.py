@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainers.ranks import Company, Ranks
-    from trainers.state_parts import State
+    from trainers.saving.state_parts import State
     from trainers.workload import Task
 
 
@@ -105,7 +105,7 @@ class WorkerEngine(ReplicatedEngine):
         """Every worker has the parameters; the first one has the momentum, which it gets from the servers."""
         import torch
 
-        from trainers.state_parts import Part
+        from trainers.saving.state_parts import Part
 
         found = super().state()
         if self._speaks:

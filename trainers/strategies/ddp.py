@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
     from trainers.ranks import Ranks
-    from trainers.state_parts import State
+    from trainers.saving.state_parts import State
     from trainers.workload import Task
 
 E = TypeVar("E", bound="DdpEngine")
@@ -93,7 +93,7 @@ class PowerSgdEngine(DdpEngine):
     hook = "powersgd"
 
     def state(self) -> State:
-        from trainers.state_parts import Part
+        from trainers.saving.state_parts import Part
 
         found = super().state()
         for name in ("error", "p_memory", "q_memory"):

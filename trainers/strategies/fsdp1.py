@@ -11,7 +11,7 @@ from shardlab.errors import InputError
 from shardlab.registry import Option
 from trainers import deferred_init, loss_scaling, switches
 from trainers.communication import Term
-from trainers.hybrid_mesh import REPLICAS, refuse_replicas, replicas_mesh
+from trainers.parallel.hybrid_mesh import REPLICAS, refuse_replicas, replicas_mesh
 from trainers.precision import ALL, COMPUTED_IN, MIXED, computed_bytes, dtype_name, low_dtype, weight_bytes, weight_dtype
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     from trainers.ranks import Ranks
-    from trainers.state_parts import State
+    from trainers.saving.state_parts import State
     from trainers.workload import Task
 
 WITHOUT_GPU = "FSDP1 moves what it offloads to a GPU and back, and ranks on a CPU have none. Allowed: none."
@@ -81,7 +81,7 @@ class Fsdp1Engine(ReplicatedEngine):
     def state(self) -> State:
         from torch.distributed.fsdp import FullyShardedDataParallel
 
-        from trainers import state_parts
+        from trainers.saving import state_parts
 
         if self._sharding == "NO_SHARD":
             return super().state()

@@ -10,7 +10,7 @@ from shardlab.cell import Cell
 from shardlab.registry import Option
 from trainers import loss_scaling, switches
 from trainers.communication import Term
-from trainers.hybrid_mesh import REPLICAS, refuse_replicas, replicas_mesh
+from trainers.parallel.hybrid_mesh import REPLICAS, refuse_replicas, replicas_mesh
 from trainers.precision import ALL, computed_bytes, dtype_name, low_dtype, weight_bytes, weight_dtype
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy

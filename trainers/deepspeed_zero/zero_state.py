@@ -13,8 +13,9 @@ import torch
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 
-from trainers import state_parts, switches
-from trainers.state_parts import State
+from trainers import switches
+from trainers.saving import state_parts
+from trainers.saving.state_parts import State
 
 
 def parts(engine: Any, inner: torch.optim.Optimizer, sizes: dict[int, int]) -> State:

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from shardlab.checkpoint import File, Growing
-from trainers.state_parts import State
+from trainers.saving.state_parts import State
 
 ALIGNED = 64  # bytes: a multiple of every element's size, so that a mapped file can be taken for tensors
 Reorder = Callable[[str, torch.Size], torch.Tensor | None]

@@ -12,9 +12,9 @@ from trainers.replicated import ReplicatedEngine
 if TYPE_CHECKING:
     import torch
 
-    from trainers.parallel_held import Held
+    from trainers.parallel.held import Held
     from trainers.ranks import Ranks
-    from trainers.state_parts import State
+    from trainers.saving.state_parts import State
     from trainers.workload import Task
 
 
@@ -45,7 +45,7 @@ class HeldEngine(ReplicatedEngine):
         return self.held.whole_parameters()
 
     def state(self) -> State:
-        from trainers import state_parts
+        from trainers.saving import state_parts
 
         return {**state_parts.of_parameters(self.held.named(), self.optimizer), **state_parts.of_buffers(self.model)}
 
@@ -59,7 +59,7 @@ class HeldEngine(ReplicatedEngine):
         return None  # it depends on the activations, so no single figure is taught
 
     def effective(self) -> dict[str, Any]:
-        from trainers.parallel_held import local
+        from trainers.parallel.held import local
 
         mesh = self.held.mesh
         return {

@@ -13,9 +13,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from shardlab import checkpoint
 from shardlab.checkpoint import Manifest
 from shardlab.errors import InputError
-from trainers import state_parts
-from trainers.state_parts import Part, State
-from trainers.state_storage import Gatherer, Index, LoadingPlanner, Reader, SavingPlanner, Writer
+from trainers.saving import state_parts
+from trainers.saving.state_parts import Part, State
+from trainers.saving.storage import Gatherer, Index, LoadingPlanner, Reader, SavingPlanner, Writer
 
 if TYPE_CHECKING:
     import torch.distributed as dist
