@@ -186,6 +186,7 @@ _MEASURED = (
     _of("gpu_pct", "GPU", 3),
     _of("mfu_pct", "MFU", 3),
     _of("final_loss", "Final loss"),
+    _of("final_accuracy_pct", "Accuracy", 3),
 )
 _SENT = (
     _of_bytes("sent_counted_bytes", "A step, counted"),

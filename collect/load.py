@@ -16,7 +16,7 @@ from collect.sources.samples import Samples
 from shardlab.cell import Cell
 from shardlab.errors import InputError
 from shardlab.host import Host
-from shardlab.record import Result
+from shardlab.record import Result, ValidationRecord
 from shardlab.run import Run
 from shardlab.rundir import RunDir
 from shardlab.state import Verdict
@@ -41,6 +41,7 @@ class LoadedRun(msgspec.Struct):
     steps: pl.DataFrame
     timed: pl.DataFrame
     samples: Samples
+    validation: list[ValidationRecord]
     damage: Damage
     hosts: list[Host]
 
@@ -137,6 +138,7 @@ def _run(folder: RunDir, repeat: int, attempt: int) -> LoadedRun:
         steps=rows,
         timed=steps.timed(rows, run.cell.gpus, run.cell.dp) if run else steps.timed(rows, 0, 0),
         samples=samples.frames(found.samples),
+        validation=found.validation,
         damage=found.damage,
         hosts=_hosts(folder),
     )

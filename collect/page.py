@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from collect import columns, figure, notation, terminal
 from collect.columns import Column
-from collect.figures import loss, memory, scaling, step_time, telemetry, throughput
+from collect.figures import accuracy, loss, memory, scaling, step_time, telemetry, throughput
 from collect.load import Loaded
 from collect.metric import menu
 from collect.summary import Row, Summary
@@ -21,7 +21,8 @@ from shardlab import __version__
 from templates import render
 
 TEMPLATE = "report/index.html.j2"
-FIGURES: tuple[ModuleType, ...] = (throughput, scaling, step_time, memory, loss, telemetry)  # in the order of the page
+# in the order of the page
+FIGURES: tuple[ModuleType, ...] = (throughput, scaling, step_time, memory, loss, accuracy, telemetry)
 
 
 def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:

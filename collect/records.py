@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from shardlab.record import Event, Lines, Sample, StepRecord, read_lines
+from shardlab.record import Event, Lines, Sample, StepRecord, ValidationRecord, read_lines
 from shardlab.rundir import RunDir
 
 _RANK = re.compile(r"rank-(\d{5,})\.jsonl")
@@ -19,7 +19,7 @@ class Damage(msgspec.Struct):
     truncated: list[str] = []
     corrupt: dict[str, int] = {}
 
-    def note(self, name: str, lines: Lines[Event] | Lines[StepRecord] | Lines[Sample]) -> None:
+    def note(self, name: str, lines: Lines[Event] | Lines[StepRecord] | Lines[Sample] | Lines[ValidationRecord]) -> None:
         if lines.truncated:
             self.truncated.append(name)
         if lines.corrupt:
@@ -45,12 +45,13 @@ class Records(msgspec.Struct):
 
     steps: dict[int, list[StepRecord]]
     samples: dict[str, list[Sample]]
+    validation: list[ValidationRecord]
     damage: Damage
 
 
 def read(run: RunDir) -> Records:
     """All records of a run. Raises WorkspaceError where a file is there and cannot be opened."""
-    records = Records({}, {}, Damage())
+    records = Records({}, {}, [], Damage())
     for path in sorted(run.path.glob("steps/rank-*.jsonl")):
         if match := _RANK.fullmatch(path.name):
             steps = read_lines(path, StepRecord)
@@ -60,6 +61,9 @@ def read(run: RunDir) -> Records:
         samples = read_lines(path, Sample)
         records.samples[path.stem] = samples.records
         records.damage.note(_inside(run, path), samples)
+    validation = read_lines(run.validation_file, ValidationRecord)
+    records.validation = validation.records
+    records.damage.note(_inside(run, run.validation_file), validation)
     for path in sorted(run.path.glob("events.*.jsonl")):
         records.damage.note(_inside(run, path), read_lines(path, Event))
     return records

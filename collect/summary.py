@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from collect import equal_losses, telemetry
+from collect import equal_losses, instrument_cost, telemetry
 from collect.equal_losses import LossComparison
+from collect.instrument_cost import InstrumentCost
 from collect.likeness import baseline_of
 from collect.load import NO_FOLDER, Loaded, LoadedCell, LoadedRun
 from collect.metric import Compared, Metric, Quantity, menu
@@ -91,6 +92,7 @@ class Summary(msgspec.Struct):
     failures: list[Failure]
     telemetry: list[Coverage]
     losses: list[LossComparison]
+    instruments: list[InstrumentCost]
     damage: list[DamagedRun]
 
 
@@ -117,6 +119,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         failures=[failure for cell in loaded.cells for failure in _failures(cell)],
         telemetry=[entry for run in loaded.runs for entry in telemetry.coverage(run)],
         losses=equal_losses.compare(loaded, baseline),
+        instruments=instrument_cost.costs(loaded),
         damage=[
             DamagedRun(run.run_id, run.damage.truncated, run.damage.corrupt, run.damage.says())
             for run in loaded.runs

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from collect import columns, notation
 from collect.equal_losses import LossComparison
+from collect.instrument_cost import InstrumentCost
 from collect.summary import Summary
 from shardlab.console import Output
 
@@ -27,6 +28,8 @@ def show(output: Output, summary: Summary) -> None:
     labels = dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True))
     for comparison in summary.losses:
         output.line(losses(comparison, labels))
+    for cost in summary.instruments:
+        output.line(instrument(cost, labels))
     for failure in summary.failures:
         said = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
         output.line(f"{failure.state}: {said}", STYLES.get(failure.state))
@@ -51,3 +54,13 @@ def losses(comparison: LossComparison, labels: Mapping[str, str]) -> str:
     difference = notation.number(comparison.max_difference, 2)
     relative = f" ({notation.number(100 * comparison.relative, 2)} % of the loss)" if comparison.relative else ""
     return f"losses through {what}: max difference {difference}{relative} in {comparison.steps} steps: {pair}"
+
+
+def instrument(cost: InstrumentCost, labels: Mapping[str, str]) -> str:
+    """One sentence on what an instrument cost a cell."""
+    said = f"instrument {cost.instrument}: {notation.number(cost.cost_s, 2)} s between steps"
+    if cost.watched_steps:
+        said += f", {cost.watched_steps} step{'s' if cost.watched_steps > 1 else ''} looked into and not counted"
+    if cost.step_ratio is not None:
+        said += f" ({notation.number(cost.step_ratio, 3)} times as long as the others)"
+    return f"{said}: {labels[cost.cell]}"

@@ -30,16 +30,7 @@ def strategies(out: Output) -> None:
 
 def workloads(out: Output) -> None:
     found = list(menu.workloads().values())
-    rows = [
-        [
-            w.name,
-            w.summary,
-            f"{w.parameters:,}",
-            w.unit,
-            f"{w.flops_per_unit / 1e6:,.3g}" if w.flops_per_unit < 1e9 else f"{w.flops_per_unit / 1e6:,.0f}",
-        ]
-        for w in found
-    ]
+    rows = [[w.name, w.summary, f"{w.parameters:,}", w.unit, f"{w.flops_per_unit / 1e6:,.1f}"] for w in found]
     out.table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP a unit"], rows)
     _options(out, found)
     out.document(
@@ -95,11 +86,6 @@ def _shorter(names: Sequence[str], every: Sequence[str]) -> str:
         whole = [family for family, those in members.items() if len(those) > 1 and set(those) <= set(names)]
         shown.append(f"{whole[0]}*" if whole else name)
     return ", ".join(dict.fromkeys(shown))
-
-
-def _count(value: float) -> str:
-    """Three digits at least."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _word(value: bool | int | float | str | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -40,14 +39,13 @@ class Source(msgspec.Struct, frozen=True):
 
 def source(matrix: str, cluster: Cluster, workspace: Workspace) -> Source:
     """Observed once for a whole matrix."""
-    data = Path(cluster.data.path).expanduser() if cluster.data.path else workspace.own / "data"
     return Source(
         matrix=matrix,
         cluster={"name": cluster.name, "provider": cluster.provider},
-        data_path=str((workspace.path / data).absolute()),
+        data_path=str(workspace.data(cluster.data.path)),
         proofs_path=str(workspace.own / "proofs"),
         versions={**host.packages(), "shardlab": __version__, "python": sys.version.split()[0]},
-        git_commit=_git_commit(),
+        git_commit=host.git_commit(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
@@ -132,17 +130,3 @@ def keep(workspace: Workspace, source: Source, matrix: Matrix, cells: Sequence[C
             claims=[msgspec.to_builtins(one) for one in matrix.file.claims],
         )
     )
-
-
-def _git_commit() -> str | None:
-    """The commit of the checkout that this code runs from, with "-dirty" where it differs; None for an installed wheel."""
-    here = Path(__file__).parent
-    command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty", "--match="]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    tracked = subprocess.run(
-        ["git", "-C", str(here), "ls-files", "--error-unmatch", "render.py"], capture_output=True, timeout=10, check=False
-    )
-    return answer.stdout.strip() or None if answer.returncode == 0 and tracked.returncode == 0 else None

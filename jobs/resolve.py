@@ -15,6 +15,7 @@ from shardlab.document import Problem
 from shardlab.errors import UnknownName
 from shardlab.matrix import Matrix, Point
 from trainers import menu
+from trainers.instruments import windows
 from trainers.strategy import Strategy
 from trainers.workload import Workload
 
@@ -137,7 +138,11 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem]) -
         expect=draft.expect,
         options=options,
     )
-    for key, why in (("strategy", strategy.refuse(cell)), ("nnodes", _uneven(cell))):
+    for key, why in (
+        ("strategy", strategy.refuse(cell)),
+        ("nnodes", _uneven(cell)),
+        *windows.refusals(cell, cell.steps),
+    ):
         if why is not None:
             problem(key, why)
     return cell if len(problems) == before else None
@@ -207,8 +212,8 @@ def _sizes(
         if every is not None and (every.every_steps is None) == (every.every_epochs is None):
             found = "neither" if every.every_steps is None else "both"
             problem(f"instruments.{key}", f"exactly one of every_steps and every_epochs is needed, found {found}.")
-    if draft.precision not in strategy.precisions:
-        problem("precision", f"{strategy.name} cannot honour {draft.precision}. Allowed: {', '.join(strategy.precisions)}.")
+    if (why := strategy.refuse_precision(draft.precision)) is not None:
+        problem("precision", why)
     if draft.time_limit is not None:
         try:
             limit = cells.seconds(draft.time_limit)

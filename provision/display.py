@@ -111,7 +111,7 @@ def operations(output: Output, steps: Sequence[Step]) -> None:
     changes = sum(step.changes for step in steps)
     would = any(step.state == "would change" for step in steps)
     if any(step.state == "failed" for step in steps):
-        output.line(f"changes: {changes}; some could not be planned", "red")
+        output.line(f"changes: {changes}; some could not be planned or made", "red")
     elif changes:
         output.line(f"changes: {changes}{', none of them made' if would else ''}")
     else:

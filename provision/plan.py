@@ -38,8 +38,10 @@ def _step(site: Site, target: Target, operation: Operation, chosen: set[str], dr
         return Step(node, operation.name, "failed", [str(error)])
     if isinstance(planned, Nothing):
         return Step(node, operation.name, "nothing to do", [planned.why])
-    if not dry:
-        for change in planned:
+    for made, change in enumerate([] if dry else planned):
+        try:
             change.make()
+        except Unanswered as error:
+            return Step(node, operation.name, "failed", [*(c.says for c in planned[:made]), str(error)], made)
     says = [change.says for change in planned]
     return Step(node, operation.name, "would change" if dry else "changed", says, len(planned))

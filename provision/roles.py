@@ -13,6 +13,7 @@ from provision.facts.addresses import ADDRESSES
 from provision.facts.host import HOST
 from provision.facts.torch import TORCH
 from provision.operations import Operation
+from provision.operations.datasets import DATASETS
 from provision.operations.inventory import INVENTORY
 
 FACTS: list[Fact[Any]] = [
@@ -22,6 +23,7 @@ FACTS: list[Fact[Any]] = [
 ]
 
 OPERATIONS: list[Operation] = [
+    DATASETS,
     INVENTORY,  # last of all operations: it records what the others have made
 ]
 

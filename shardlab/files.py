@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -35,6 +35,26 @@ def write_atomic(path: Path, content: bytes, *, sync: bool = True, mode: int = 0
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise WorkspaceError.from_os_error(_named(error, path), "write") from error
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """A new file to write beside `path`, synced and renamed over it at the end, deleted where the block raises.
+
+    Raises WorkspaceError.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as handle:
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.rename(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise WorkspaceError.from_os_error(_named(error, path), "write") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any, *, sync: bool = True) -> None:

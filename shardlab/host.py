@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -11,30 +13,34 @@ from socket import gethostname
 
 import msgspec
 
+from shardlab import nvml
+from shardlab.nvml import Gpu
+
 PACKAGES = (
     "shardlab", "torch", "torchvision", "transformers", "deepspeed", "numpy", "submitit", "fabric",
     "msgspec", "polars", "plotly",
 )  # fmt: skip
 
 
-class Gpu(msgspec.Struct, omit_defaults=True):
-    """A GPU as NVML names it. Sizes in bytes, power in watts."""
-
-    uuid: str
-    name: str
-    memory_bytes: int | None = None
-    power_limit_w: float | None = None
-    pci: str | None = None
-
-
 class Nic(msgspec.Struct, omit_defaults=True):
-    """A network interface. kind: loopback, physical (it has a device) or virtual; speed_mbps as the driver states it."""
+    """A network interface. kind: loopback, physical (it has a device) or virtual; speed_mbps as the driver states it; mtu in
+    bytes."""
 
     name: str
     kind: str
     mac: str | None = None
     pci: str | None = None
     speed_mbps: int | None = None
+    mtu: int | None = None
+    driver: str | None = None
+
+
+class NumaNode(msgspec.Struct, omit_defaults=True):
+    """Processors and memory that are near to each other. cpus as the kernel lists them, such as 0-15,32-47."""
+
+    node: int
+    cpus: str
+    memory_bytes: int | None = None
 
 
 class Host(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -53,6 +59,7 @@ class Host(msgspec.Struct, omit_defaults=True, kw_only=True):
     gpus: list[Gpu] | None = None
     gpu_why_absent: str | None = None
     nics: list[Nic]
+    numa_nodes: list[NumaNode] | None = None
     python: str
     packages: dict[str, str]
 
@@ -61,7 +68,7 @@ def observe() -> Host:
     """This machine, now."""
     import psutil
 
-    driver, gpus, why = _gpus()
+    driver, gpus, why = nvml.gpus()
     return Host(
         schema=1,
         host=gethostname(),
@@ -76,6 +83,7 @@ def observe() -> Host:
         gpus=gpus,
         gpu_why_absent=why,
         nics=nics(),
+        numa_nodes=numa_nodes() or None,
         python=platform.python_version(),
         packages=packages(),
     )
@@ -113,7 +121,32 @@ def _nic(folder: Path) -> Nic:
         mac=_text(folder / "address") if kind != "loopback" else None,
         pci=device.resolve().name if device.exists() else None,
         speed_mbps=int(speed) if speed and speed.isdigit() and int(speed) > 0 else None,
+        mtu=int(mtu) if (mtu := _text(folder / "mtu")) and mtu.isdigit() else None,
+        driver=(device / "driver").resolve().name if (device / "driver").exists() else None,
     )
+
+
+def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> list[NumaNode]:
+    """The NUMA nodes that the kernel shows, in order; none where it shows none."""
+    found = []
+    for folder in sorted(root.glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node"))):
+        node = NumaNode(int(folder.name.removeprefix("node")), _text(folder / "cpulist") or "")
+        if total := re.search(r"MemTotal:\s*(\d+) kB", _text(folder / "meminfo") or ""):
+            node.memory_bytes = int(total[1]) * 1024
+        found.append(node)
+    return found
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout that this code runs from, with "-dirty" where it differs; None for an installed wheel."""
+    here = Path(__file__).parent
+    command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty", "--match="]
+    tracked = ["git", "-C", str(here), "ls-files", "--error-unmatch", Path(__file__).name]
+    try:
+        answers = [subprocess.run(ask, capture_output=True, text=True, timeout=10, check=False) for ask in (command, tracked)]
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answers[0].stdout.strip() or None if not any(answer.returncode for answer in answers) else None
 
 
 def _text(path: Path) -> str | None:
@@ -135,36 +168,6 @@ def _cpu_model() -> str | None:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return None
-
-
-def _gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
-    """(driver version, GPUs, why there are none), by NVML."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return None, None, f"NVML: {error}"
-    try:
-        return pynvml.nvmlSystemGetDriverVersion(), [_gpu(i) for i in range(pynvml.nvmlDeviceGetCount())], None
-    except pynvml.NVMLError as error:
-        return None, None, f"NVML: {error}"
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _gpu(index: int) -> Gpu:
-    import pynvml
-
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    gpu = Gpu(uuid=pynvml.nvmlDeviceGetUUID(handle), name=pynvml.nvmlDeviceGetName(handle))
-    try:
-        gpu.memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-        gpu.pci = pynvml.nvmlDeviceGetPciInfo(handle).busId
-        gpu.power_limit_w = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000  # NVML gives milliwatts
-    except pynvml.NVMLError:
-        pass  # not every GPU answers every question; what is missing stays absent
-    return gpu
 
 
 if __name__ == "__main__":

@@ -51,6 +51,21 @@ class StepRecord(Record, kw_only=True):
     watched: bool = False
 
 
+class ValidationRecord(Record, kw_only=True):
+    """The validation split as the model stood after `step` timed steps.
+
+    loss: mean over the items. accuracy: share of the targets (labels, or next tokens) whose likeliest class was right, 0 to 1.
+    """
+
+    schema: int
+    step: int
+    t_s: float
+    wall_s: float
+    loss: float
+    accuracy: float
+    items: int
+
+
 class GpuSample(Record, kw_only=True):
     """One GPU at a moment, from NVML."""
 
@@ -137,17 +152,20 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     steps: int
     unit: str
     final_loss: float | None = None
+    final_accuracy: float | None = None  # on the validation split after the last step, 0 to 1
     throughput_per_s: float | None = None
     step_time_ms: Spread | None = None
     train_time_s: float | None = None
     epoch_time_s: list[float] | None = None
-    peak_memory_bytes: dict[str, int] | None = None  # allocated and reserved on GPUs, rss: worst rank
+    peak_memory_bytes: dict[str, int] | None = (
+        None  # allocated and reserved on GPUs, rss, by category where measured: worst rank
+    )
     parameters: int | None = None
     flops_per_unit: float | None = None  # forward and backward, by the workload's formula
     same_work: SameWork | None = None
     communication_bytes: dict[str, float] | None = None  # in one step, all ranks: theory, counted, textbook
     data: dict[str, Any] = {}  # name, sha256, synthetic
-    instruments: dict[str, dict[str, Any]] = {}  # by name: what it found, and cost_s, what it took between steps
+    instruments: dict[str, dict[str, Any]] = {}  # by name: what it found, cost_s between steps, watched_steps
     knobs: dict[str, dict[str, Any]] = {}  # asked, effective
     versions: dict[str, str] = {}
 

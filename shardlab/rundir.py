@@ -40,8 +40,21 @@ class RunDir:
     def steps_file(self, rank: int) -> Path:
         return self.path / "steps" / f"rank-{rank:05d}.jsonl"
 
+    @property
+    def validation_file(self) -> Path:
+        return self.path / "validation.jsonl"
+
     def samples_file(self, host: str) -> Path:
         return self.path / "samples" / f"{host}.jsonl"
+
+    def trace_file(self, rank: int) -> Path:
+        return self.path / "trace" / f"rank-{rank:05d}.json.gz"
+
+    def memory_file(self, rank: int) -> Path:
+        return self.path / "memory" / f"rank-{rank:05d}.json"
+
+    def snapshot_file(self, rank: int) -> Path:
+        return self.path / "memory" / f"rank-{rank:05d}.snapshot.json.gz"
 
     def rank_log(self, rank: int) -> Path:
         return self.log / f"rank-{rank:05d}.log"

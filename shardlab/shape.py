@@ -29,7 +29,7 @@ def convert(document: Document, shape: type[T], *, at: Path_ = ()) -> T:
 def check(document: Document, data: Any, shape: Any, path: Path_, problems: list[Problem]) -> None:
     """Append a problem for every place below `path` where `data` is not a `shape`."""
     shape = _unwrap(shape, data)
-    if isinstance(shape, type) and issubclass(shape, msgspec.Struct):
+    if _is_struct(shape):
         _check_struct(document, data, shape, path, problems)
     elif get_origin(shape) is list and isinstance(data, list):
         for index, item in enumerate(data):
@@ -67,9 +67,15 @@ def _unwrap(shape: Any, data: Any) -> Any:
     """The member of an optional union that `data` has to fit, so that errors speak of that member alone."""
     if get_origin(shape) in (Union, types.UnionType):
         members = [m for m in get_args(shape) if m is not type(None)]
+        if len(members) > 1:  # a mapping, or the short way to write it
+            members = [m for m in members if isinstance(data, dict) == _is_struct(m)]
         if data is not None and len(members) == 1:
             return _unwrap(members[0], data)
     return shape
+
+
+def _is_struct(shape: Any) -> bool:
+    return isinstance(shape, type) and issubclass(shape, msgspec.Struct)
 
 
 def _sentence(data: Any, shape: Any, detail: str) -> str:

@@ -50,6 +50,14 @@ class Workspace:
             raise InputError(f"{path}: the workspace has to be a folder.")
         return cls(path)
 
+    def relative(self, path: str) -> Path:
+        """A path that a person wrote into a file, absolute; `~` is their home."""
+        return (self.path / Path(path).expanduser()).absolute()
+
+    def data(self, given: str | None) -> Path:
+        """Where data sets lie: the path that cluster.yaml gives, else a folder of our own."""
+        return self.relative(given) if given else self.own / "data"
+
     def run(self, run_id: str) -> RunDir:
         """The run with exactly this id. Raises InputError for anything that is no run id or no run here."""
         if not RUN_ID.match(run_id):

@@ -13,7 +13,8 @@ import msgspec
 
 from shardlab import files
 from shardlab.cell import Cell, Instruments, Optimizer, Schedule
-from shardlab.host import Gpu, Host, Nic
+from shardlab.host import Host, Nic
+from shardlab.nvml import Gpu
 from shardlab.record import SCHEMA, Event, GpuSample, LineWriter, NicSample, Result, Sample, StepRecord
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir

@@ -57,3 +57,42 @@ def test_a_dangling_link_is_not_taken_for_absence(tmp_path):
     (tmp_path / "cluster.yaml").symlink_to(tmp_path / "gone.yaml")
     with pytest.raises(InputError, match="a link to a file that is not there"):
         cluster.find(None, tmp_path)
+
+
+SHA = "0" * 64
+
+
+def test_data_sets_are_named_shortly_or_with_where_they_come_from(tmp_path):
+    sets = f"[mnist, {{name: cifar10, archive: 'https://a.org/x', sha256: {SHA!r}}}, {{name: imagenet, archive: ~/in}}]"
+    found = cluster.load(write(tmp_path, f"schema: 1\nname: a\nprovider: local\ndata: {{sets: {sets}}}\n")).data.named()
+    assert [(one.name, one.archive, one.sha256, one.is_url) for one in found] == [
+        ("mnist", None, None, False),
+        ("cifar10", "https://a.org/x", SHA, True),
+        ("imagenet", "~/in", None, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sets", "where", "why"),
+    [
+        ("[cifar]", "4:15: data.sets[0]", "found the text 'cifar'. Allowed: cifar10, mnist, imagenet."),
+        ("[7]", "4:15: data.sets[0]", "found the number 7. Allowed: cifar10"),
+        ("[{name: cifar}]", "4:22: data.sets[0].name", "Allowed: cifar10, mnist, imagenet."),
+        ("[{archive: x}]", "4:15: data.sets[0]", "the key 'name' is missing."),
+        ("[{name: mnist, url: x}]", "4:29: data.sets[0].url", "unknown key. Allowed here: archive, name, sha256."),
+        ("[mnist, {name: mnist, archive: x}]", "4:22: data.sets[1]", "the set mnist stands twice."),
+        ("[{name: mnist, archive: ' '}]", "4:38: data.sets[0].archive", "found an empty path."),
+        ("[{name: mnist, archive: 'https://a.org/x'}]", "4:15: data.sets[0]", "a URL without a checksum."),
+        ("[{name: mnist, archive: 'ftp://a.org/x'}]", "4:38: data.sets[0].archive", "Allowed: http://, https://, or a path."),
+        ("[{name: mnist, archive: 'file:///etc/x'}]", "4:38: data.sets[0].archive", "Allowed: http://, https://, or a path."),
+        ("[{name: mnist, archive: 'https://me:pw@a.org/x'}]", "4:38: data.sets[0].archive", "a user or password in it"),
+        ("[{name: mnist, archive: x, sha256: beef}]", "4:49: data.sets[0].sha256", "regex"),
+        (f"[{{name: mnist, sha256: {SHA!r}}}]", "4:37: data.sets[0].sha256", "a checksum without an archive."),
+    ],
+)
+def test_data_sets_that_cannot_be_staged_are_refused_at_their_place(tmp_path, sets, where, why):
+    path = write(tmp_path, f"schema: 1\nname: a\nprovider: local\ndata: {{sets: {sets}}}\n")
+    with pytest.raises(InputError) as refusal:
+        cluster.load(path)
+    assert str(refusal.value).startswith(f"{path}:{where}: ")
+    assert why in str(refusal.value)

@@ -13,6 +13,7 @@ from collect import notation, statistics, telemetry
 from collect.figure import thin
 from collect.metric import Compared, Measured, Quantity, menu
 from collect.metrics import memory, mfu, network, scaling, throughput, utilization
+from collect.metrics.accuracy import final_accuracy
 from collect.metrics.loss import final_loss
 from collect.metrics.step_time import percentile
 from collect.sources import samples, steps
@@ -83,6 +84,12 @@ def test_a_watched_step_counts_for_its_loss_and_for_no_time():
     assert throughput.throughput(measured(ranks)).value == pytest.approx(80.0)
     assert percentile(0.95)(measured(ranks)).value == pytest.approx(100.0)
     assert final_loss(measured(ranks)).value == 3.0
+
+
+def test_accuracy_is_that_of_the_result_in_percent():
+    assert final_accuracy(measured(TWO_RANKS)) is None
+    found = final_accuracy(measured(TWO_RANKS, result=msgspec.structs.replace(RESULT, final_accuracy=0.75)))
+    assert (found.value, found.unit) == (75.0, "%")
 
 
 def test_step_time_is_of_the_slowest_rank_with_linear_percentiles():

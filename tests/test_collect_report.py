@@ -17,8 +17,9 @@ import support_collect as support
 from collect import columns, figure, likeness, load, page, summary, swap, tables
 from collect.cli import main
 from collect.equal_losses import compare
-from collect.figures import scaling
+from collect.figures import accuracy, scaling
 from shardlab.errors import InputError, WorkspaceError
+from shardlab.record import LineWriter, ValidationRecord
 from shardlab.run import run_id
 from shardlab.workspace import Workspace
 
@@ -381,3 +382,19 @@ def test_a_disk_that_fills_is_one_sentence(workspace, monkeypatch):
     monkeypatch.setattr(pl.DataFrame, "write_csv", full)
     with pytest.raises(WorkspaceError, match="disk is full"), swap.replacing(workspace.path / "other", frozenset()) as fresh:
         pl.DataFrame({"a": [1]}).write_csv(fresh / "a.csv")
+
+
+def test_accuracy_is_drawn_over_the_seconds_of_training(tmp_path):
+    workspace = Workspace(tmp_path)
+    validated, not_validated = support.cell(), support.cell("ddp", 2)
+    support.keep(workspace, [validated, not_validated], repeats=1)
+    folder = support.completed(workspace, validated)
+    support.completed(workspace, not_validated)
+    with LineWriter(folder.validation_file) as lines:
+        for step, share in ((5, 0.5), (10, 0.75)):
+            lines.write(ValidationRecord(schema=1, step=step, t_s=0.0, wall_s=0.0, loss=1.0, accuracy=share, items=8))
+    found = load.load(workspace, None)
+    drawn = [accuracy.draw(group) for group in figure.groups(found, summary.summarize(found, "single"))]
+    (line,) = drawn[0].data
+    assert line["y"] == [50.0, 75.0]
+    assert line["x"][0] == pytest.approx(sum(support.step_ms(validated, 0, step, 1) for step in range(1, 6)) / 1000)

@@ -113,7 +113,7 @@ def test_a_wrong_matrix_is_refused_with_its_place(tmp_path, text, place, words):
     ("text", "place", "words"),
     [
         ("axes: {strategy: [ddp, dpp]}", "4:24: axes.strategy[1]", "Did you mean 'ddp'?"),
-        ("axes: {workload: [gpt3]}", "4:19: axes.workload[0]", "Allowed: gpt2-tiny, vit-tiny."),
+        ("axes: {workload: [gpt3]}", "4:19: axes.workload[0]", "Did you mean 'gpt2'? Allowed: convnext-large, "),
         ("axes: {launcher: [mpirun]}", "4:19: axes.launcher[0]", "Allowed: fork, torchrun."),
         ("axes: {gpus: [3]}", "3:67: defaults.global_batch_size", "8 does not divide among 3 data-parallel ranks"),
         ("axes: {gpus: [2], micro_batch_size: [3]}", "4:38: axes.micro_batch_size[0]", "Allowed: a divisor of 4."),
@@ -124,6 +124,17 @@ def test_a_wrong_matrix_is_refused_with_its_place(tmp_path, text, place, words):
         ("axes: {precision: [bf16-pure]}", "4:20: axes.precision[0]", "ddp cannot honour bf16-pure"),
         ("axes: {time_limit: ['5 minutes']}", "4:21: axes.time_limit[0]", '"HH:MM:SS"'),
         ("axes: {nnodes: [2], gpus: [2]}", "4:17: axes.nnodes[0]", "needs 2 nodes, the cluster has 1."),
+        (
+            "axes: {instruments.profile: [{first_step: 9}]}",
+            "4:30: axes.instruments.profile[0]",
+            "steps 9 to 10 asked for, of a run of",
+        ),
+        (
+            "axes: {instruments.profile: [{ranks: [1]}]}",
+            "4:30: axes.instruments.profile[0]",
+            "found [1]. Allowed: one or more of 0",
+        ),
+        ("axes: {launcher: [fork], instruments.memory: [snapshot]}", "4:47: axes.instruments.memory[0]", "which a CPU lacks"),
         ("axes: {seed: [1, 1]}", "4:18: axes.seed[1]", "cells 1 and 2 are the same run"),
     ],
 )

@@ -53,7 +53,10 @@ def test_apply_makes_it_so_and_a_second_time_finds_nothing_to_do(workspace):
     (node,) = first["nodes"]
     assert {"name", "host", "port", "user", "addresses", "facts", "operations"} <= set(node)
     assert node["facts"]["host"]["cpus"] == os.cpu_count()
-    assert [(operation["name"], operation["state"]) for operation in node["operations"]] == [("inventory", "changed")]
+    assert [(operation["name"], operation["state"]) for operation in node["operations"]] == [
+        ("datasets", "nothing to do"),
+        ("inventory", "changed"),
+    ]
     checks = {check["check"]: check for check in first["checks"]}
     assert list(checks) == ["torch", "gpus", "all_reduce"]
     measured = checks["all_reduce"]["measured"]
@@ -81,7 +84,7 @@ def test_plan_twice_changes_nothing(workspace, words, capsys):
         assert main([LOCAL, *words, "--json", "--workspace", str(workspace)]) == 0
         said = json.loads(capsys.readouterr().out)
         assert (said["changes"], said["verified"]) == (1, None)
-        (step,) = said["nodes"][0]["operations"]
+        _, step = said["nodes"][0]["operations"]
         assert step["state"] == "would change"
         assert "inventory.json" in step["says"][0]
     assert stamps(workspace) == before
@@ -99,7 +102,7 @@ def test_operations_left_out_are_said_so(workspace, capsys):
         assert main([LOCAL, "plan", *words, "--json", "--workspace", str(workspace)]) == 0
         said = json.loads(capsys.readouterr().out)
         assert said["changes"] == 0
-        assert said["nodes"][0]["operations"][0]["state"] == "skipped"
+        assert said["nodes"][0]["operations"][-1]["state"] == "skipped"
     assert main(["--json", LOCAL, "--limit", "localhost", "plan", "--workspace", str(workspace)]) == 0
 
 
@@ -109,7 +112,7 @@ def test_operations_left_out_are_said_so(workspace, capsys):
         (["paln"], "unknown verb 'paln'. Did you mean 'plan'?"),
         (["--check", "apply"], "--check means the verb plan"),
         (["--limit", "gpu7"], "unknown node 'gpu7'. Allowed: localhost."),
-        (["--only", "inventroy"], "Did you mean 'inventory'? Allowed: inventory."),
+        (["--only", "inventroy"], "Did you mean 'inventory'? Allowed: datasets, inventory."),
         (["--skip", "x,inventory"], "unknown operation 'x'"),
         (["request"], "provider local has nothing to request"),
     ],
@@ -190,7 +193,7 @@ def test_an_interpreter_that_is_not_there(workspace, monkeypatch, capsys):
     assert main([LOCAL, "--json", "--workspace", str(workspace)]) == 1
     caught = capsys.readouterr()
     said = json.loads(caught.out)
-    assert said["nodes"][0]["operations"][0]["state"] == "failed"
+    assert said["nodes"][0]["operations"][-1]["state"] == "failed"
     assert "/nowhere/python: No such file or directory" in said["nodes"][0]["unanswered"]["host"]
     assert said["verified"] is False
     assert main([LOCAL, "facts", "--workspace", str(workspace)]) == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardlab.errors import InputError, WorkspaceError
-from trainers.data import cifar10, stdlib_text, tokens
+from trainers.data import stdlib_text, tokens
 from trainers.data.once import make_once
 from trainers.data.order import TIMED, WARMUP, Order
 
@@ -16,7 +16,7 @@ from trainers.data.order import TIMED, WARMUP, Order
 @pytest.fixture
 def token_file(tmp_path):
     path = tmp_path / "some.tokens"
-    tokens.write(path, np.arange(100, dtype=np.uint16), 100)
+    tokens.write(path, [np.arange(60), np.arange(60, 100)], 100)
     return path
 
 
@@ -29,7 +29,7 @@ def test_tokens_come_back_as_samples_that_share_one_token(token_file):
 
 
 def test_wide_tokens_keep_their_width(tmp_path):
-    tokens.write(tmp_path / "wide", np.array([0, 70_000], dtype=np.uint32), 70_001)
+    tokens.write(tmp_path / "wide", [np.array([0, 70_000])], 70_001)
     assert tokens.TokenFile(tmp_path / "wide").tokens.tolist() == [0, 70_000]
 
 
@@ -127,56 +127,6 @@ def test_what_fails_half_way_leaves_nothing_and_is_made_again(tmp_path):
     assert not (tmp_path / "set").exists()
     make_once(tmp_path / "set", lambda temporary: temporary.write_text("whole") and None)
     assert (tmp_path / "set").read_text() == "whole"
-
-
-def test_the_stand_in_has_the_official_format_and_says_that_it_is_none(tmp_path):
-    folder, synthetic = cifar10.folder_in(tmp_path)
-    assert synthetic
-    train, test = cifar10.Images(folder, cifar10.TRAIN), cifar10.Images(folder, cifar10.TEST)
-    assert (len(train.labels), len(test.labels)) == (2000, 500)
-    assert train.pixels.shape == (2000, 3, 32, 32)
-    assert set(train.labels) == set(range(10))
-    assert cifar10.Images(cifar10.folder_in(tmp_path / "again")[0], cifar10.TRAIN).sha256 == train.sha256
-    pixels = train.normalised(np.arange(2000))
-    assert pixels.dtype == np.float32
-    assert abs(pixels.mean()) < 0.5
-    assert 0.3 < pixels.std() < 2
-
-
-def record(label, red=0):
-    return bytes([label, red]) + bytes(cifar10.RECORD_BYTES - 2)
-
-
-def test_the_real_archive_is_preferred_and_read_plane_by_plane(tmp_path):
-    folder = tmp_path / "cifar-10-batches-bin"
-    folder.mkdir()
-    for number, name in enumerate(cifar10.TRAIN):
-        (folder / name).write_bytes(record(number, red=200) + record(9))
-    assert cifar10.folder_in(tmp_path) == (folder, False)
-    images = cifar10.Images(folder, cifar10.TRAIN)
-    assert images.labels.tolist() == [0, 9, 1, 9, 2, 9, 3, 9, 4, 9]
-    assert images.pixels[0, :, 0, 0].tolist() == [200, 0, 0]
-    expected = (200 / 255 - 0.4914) / 0.2470
-    assert images.normalised(np.array([0]))[0, 0, 0, 0] == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b"", "found 0 bytes. Allowed: a multiple of 3073"),
-        (record(1)[:-1], "found 3072 bytes. Allowed: a multiple of 3073"),
-        (record(1) + record(10), "record 1 has the label 10. Allowed: 0 to 9."),
-        (None, "no such file; the archive's folder has data_batch_1.bin"),
-    ],
-)
-def test_a_damaged_archive_is_refused_in_a_sentence(tmp_path, content, why):
-    for name in cifar10.TRAIN:
-        (tmp_path / name).write_bytes(record(0))
-    broken = tmp_path / "data_batch_4.bin"
-    broken.unlink() if content is None else broken.write_bytes(content)
-    with pytest.raises(InputError) as refusal:
-        cifar10.Images(tmp_path, cifar10.TRAIN)
-    assert str(refusal.value).startswith(f"{broken}: {why}")
 
 
 def test_an_epoch_takes_each_item_once_and_the_next_one_in_another_order():

@@ -22,7 +22,7 @@ def test_the_menus_need_no_torch():
 
 def test_the_menus_are_complete():
     assert {"single", "ddp", "fsdp2", "fsdp2-zero2", "tp", "pp-1f1b", "tp-pp-fsdp2", "ps-sync"} <= set(menu.strategies())
-    assert list(menu.workloads()) == ["gpt2-tiny", "vit-tiny"]
+    assert {"gpt2-tiny", "vit-tiny", "resnet50", "resnet50-tiny", "llm-7b"} <= set(menu.workloads())
 
 
 @pytest.fixture(params=["gpt2-tiny", "vit-tiny"])
@@ -72,7 +72,8 @@ def test_blocks_hold_most_of_the_model_and_targets_are_the_next_byte(built):
     else:
         assert batch.inputs.shape == (2, 3, 32, 32)
         assert task.source.synthetic
-        assert "stand-in" in task.source.name
+        assert "synthetic" in task.source.name
+        assert task.source.classes == 10
 
 
 def test_the_learning_rate_rises_is_held_or_falls_to_nothing():

@@ -65,6 +65,11 @@ def reference(bench):
         ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),
         ("pp-fsdp2", 4, {"pp": 2, "accumulation": 4, "workload": "vit-tiny"}),
         ("tp-pp-fsdp2", 8, {"tp": 2, "pp": 2, "accumulation": 2}),
+        ("tp", 2, {"workload": "llm-1.3b-tiny", "accumulation": 2, "activation_checkpointing": "every-2"}),
+        ("tp", 2, {"workload": "llm-1.3b-tiny", "options": SLICES, "accumulation": 2, "activation_checkpointing": "full"}),
+        ("pp-1f1b", 2, {"workload": "llm-1.3b-tiny", "accumulation": 2, "activation_checkpointing": "full"}),
+        ("tp-fsdp2", 4, {"workload": "llm-1.3b-tiny", "tp": 2, "options": SLICES}),
+        ("tp-pp-fsdp2", 8, {"workload": "llm-1.3b-tiny", "tp": 2, "pp": 2, "accumulation": 2}),
     ],
 )
 def test_the_work_of_one_process_and_the_bytes_of_theory(bench, reference, strategy, gpus, keys):
@@ -87,13 +92,17 @@ def test_the_work_of_one_process_and_the_bytes_of_theory(bench, reference, strat
         ("pp-1f1b", 2, {"pp": 2, "accumulation": 2}),
         ("tp-fsdp2", 4, {"tp": 2}),
         ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),
+        ("tp", 2, {"workload": "llm-1.3b-tiny", "tp": 2}),
+        ("tp-fsdp2", 4, {"workload": "llm-1.3b-tiny", "tp": 2, "options": SLICES}),
+        ("pp-fsdp2", 4, {"workload": "llm-1.3b-tiny", "pp": 2, "accumulation": 2}),
     ],
 )
 def test_bf16_rounds_and_does_no_other_work(bench, reference, strategy, gpus, keys):
     """The tolerance of test_trainers_same_work.py, for its reason: a rounding of bf16 is at most 2**-9 of a number, 0.011
     of the largest loss; 0.0051 was seen. The bytes are those of 2-byte numbers where numbers go out in bf16."""
     run_dir = bench.complete(strategy=strategy, gpus=gpus, precision="bf16", prove="auto", **keys)
-    assert 1e-5 < difference(losses_of(run_dir), reference("gpt2-tiny")) < 0.011  # equal would mean: nothing ran in bf16
+    workload = keys.get("workload", "gpt2-tiny")
+    assert 1e-5 < difference(losses_of(run_dir), reference(workload)) < 0.011  # equal would mean: nothing ran in bf16
     result = run_dir.read_result()
     assert result.same_work.verdict == "proven", result.same_work.why
     assert result.communication_bytes["counted"] == pytest.approx(result.communication_bytes["theory"], rel=0.02)
@@ -176,4 +185,7 @@ def test_a_workload_without_a_plan_is_refused(bench, monkeypatch, strategy, what
     cell = bench.run_dir(strategy=strategy, gpus=2, **{strategy[:2]: 2}).read_run().cell
     why = menu.strategy(strategy).refuse(cell)
     assert what in why
-    assert why.endswith("Allowed workloads: vit-tiny.")
+    able = [name for name, workload in bare.items() if workload.heads is not None]
+    assert why.endswith(f"Allowed workloads: {', '.join(able)}.")
+    assert {"vit-tiny", "llm-7b"} <= set(able)
+    assert not {"gpt2-tiny", "resnet50"} & set(able)

@@ -46,13 +46,16 @@ class ConvolutionalTask(ImageTask):
 
     def model(self) -> nn.Module:
         vision_library.load()
-        return self._architecture(self.classes, self.dropout)
+        from trainers.batch_norm import mix
+
+        return mix(self._architecture(self.classes, self.dropout))
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         return self._blocks(model)
 
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        return cast("torch.Tensor", model(batch.inputs))
+        # Where a strategy keeps the weights themselves in bf16, images have to be that too, as transformers' models have it.
+        return cast("torch.Tensor", model(batch.inputs.to(next(model.parameters()).dtype)))
 
     def flops_per_unit(self) -> float:
         """By FLOPS_SOURCE, counted on a copy without memory that one image without pixels goes through."""

@@ -42,6 +42,7 @@ class Watch:
     def __init__(self, instruments: Sequence[Instrument], device: torch.device) -> None:
         self._instruments, self._device = instruments, device
         self.cost_s = {instrument.name: 0.0 for instrument in instruments}
+        self._watched: dict[str, list[int]] = {instrument.name: [] for instrument in instruments}
 
     def watches(self, step: int) -> bool:
         """Whether any of them looks into this step."""
@@ -50,6 +51,7 @@ class Watch:
     def before(self, step: int) -> None:
         for instrument in self._instruments:
             if instrument.watches(step):
+                self._watched[instrument.name].append(step)
                 self._timed(instrument, instrument.before, step)
 
     def after(self, step: int) -> None:
@@ -62,11 +64,13 @@ class Watch:
         return sum(self.cost_s.values())
 
     def found(self) -> dict[str, dict[str, Any]]:
-        """By instrument: what it found, and cost_s, what it took of this rank's time between steps."""
-        return {
-            instrument.name: {"cost_s": round(self.cost_s[instrument.name], 6), **instrument.found()}
-            for instrument in self._instruments
-        }
+        """By instrument: what it found; cost_s, what it took of this rank's time between steps; the steps it slowed down."""
+        found = {}
+        for instrument in self._instruments:
+            watched = self._watched[instrument.name]
+            cost = {"cost_s": round(self.cost_s[instrument.name], 6), **({"watched_steps": watched} if watched else {})}
+            found[instrument.name] = {**cost, **instrument.found()}
+        return found
 
     def _timed(self, instrument: Instrument, act: Any, step: int) -> None:
         self._wait()  # what the device still does is the step's, not the instrument's

@@ -39,10 +39,7 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     """
     cell = run.cell
     strategy, workload = menu.strategy(cell.strategy), menu.workload(cell.workload)
-    if cell.precision not in strategy.precisions:
-        allowed = ", ".join(strategy.precisions)
-        raise InputError(f"{cell.strategy} cannot honour {cell.precision}. Allowed: {allowed}.")
-    if (why := strategy.refuse(cell)) is not None:
+    if (why := strategy.refuse_precision(cell.precision) or strategy.refuse(cell)) is not None:
         raise InputError(why)
     if ranks.local_rank == 0:
         environment.write(run_dir.environment(gethostname()), ranks)
@@ -60,7 +57,8 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     engine = strategy.build(cell, task, ranks)
     torch.manual_seed(cell.seed + 1 + engine.data_rank)  # dropout: apart where the data is, alike on ranks that share a model
     company = engine.company(ranks)
-    watch = Watch(instruments.chosen(cell, task, engine, run_dir, ranks, company, order.steps_per_epoch), ranks.device)
+    meets = not strategy.tolerates_lost_ranks
+    watch = Watch(instruments.chosen(cell, task, engine, run_dir, ranks, company, order, meets=meets), ranks.device)
     with LineWriter(run_dir.steps_file(ranks.rank)) as lines:
         recorder = Recorder(lines)
         train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder, watch)
@@ -88,7 +86,7 @@ def _steps(
     """Run the warm-up steps, then the timed ones; seconds that the timed ones took by this rank's wall clock, what
     instruments took between them left out."""
     clock, memory = clock_for(device), MemoryMeter(device)
-    timed = cell.steps if cell.steps is not None else (cell.epochs or 0) * order.steps_per_epoch
+    timed = order.timed_steps(cell)
     phases = ((WARMUP, cell.warmup_steps, 0), (TIMED, timed, cell.warmup_steps))
 
     def fetch(phase: int, step: int) -> tuple[int, list[Batch]]:

@@ -75,11 +75,12 @@ def write(
             steps=len(steps_ms),
             unit=workload.unit,
             final_loss=float(everyone[:, 1].mean()),
+            final_accuracy=instruments.get("validation", {}).get("accuracy"),
             throughput_per_s=units / (float(counted_ms.sum()) / 1000) if len(counted_ms) else None,
             step_time_ms=_spread(counted_ms) if len(counted_ms) else None,
             train_time_s=float(everyone[:, 0].max()),
             epoch_time_s=_epochs(steps_ms, steps_per_epoch) if run.cell.epochs is not None else None,
-            peak_memory_bytes={kind: int(size) for kind, size in zip(kinds, peaks)},
+            peak_memory_bytes={kind: int(size) for kind, size in zip(kinds, peaks)} | _by_category(instruments),
             parameters=parameters,
             flops_per_unit=task.flops_per_unit(),
             same_work=same_work,
@@ -113,6 +114,12 @@ def _asked(run: Run) -> dict[str, Any]:
         "optimizer": msgspec.to_builtins(cell.optimizer),
         "schedule": msgspec.to_builtins(cell.schedule),
     }
+
+
+def _by_category(instruments: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """What memory was made of at the peak of the step that was looked into, where one was."""
+    found: dict[str, int] = instruments.get("memory", {}).get("peak_bytes", {})
+    return found
 
 
 def _spread(steps_ms: np.ndarray) -> Spread:

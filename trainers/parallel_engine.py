@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardlab.cell import Cell
+from trainers import loss_scaling
 from trainers.communication import Term
 from trainers.replicated import ReplicatedEngine
 
@@ -27,11 +28,14 @@ class HeldEngine(ReplicatedEngine):
         self.data_rank, self.data_ranks = held.mesh["dp"].get_local_rank(), held.mesh["dp"].size()
         self.optimizer = optimization.make(cell.optimizer, held.by_mesh())
 
-    def update(self) -> None:
-        if self.cell.max_grad_norm is not None:
-            self.held.clip(self.cell.max_grad_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+    def clip(self, max_norm: float) -> None:
+        self.held.clip(max_norm)
+
+    def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
+        import torch.distributed as dist
+
+        dist.all_reduce(overflowed)  # over all dimensions of the mesh: every rank has a part of its own
+        return overflowed
 
     def gradient_norm(self) -> float:
         return float(self.held.gradient_norm())
@@ -55,8 +59,8 @@ class HeldEngine(ReplicatedEngine):
             "rank_parameters": sum(local(p).numel() for p in self.model.parameters()),
         }
 
-    def clipping(self) -> list[Term]:
-        """The one number that clipping by the global norm needs from everyone."""
-        if self.cell.max_grad_norm is None:
-            return []
-        return [Term("the gradient's norm", "all_reduce", 4, self.held.mesh.size())]
+    def agreeing(self) -> list[Term]:
+        """The one number that clipping by the global norm needs from everyone, and the one that skipping a step does."""
+        ranks = self.held.mesh.size()
+        norm = [] if self.cell.max_grad_norm is None else [Term("the gradient's norm", "all_reduce", 4, ranks)]
+        return [*norm, *loss_scaling.sign(self.cell.precision, ranks)]

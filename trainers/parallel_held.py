@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 
 from shardlab.cell import Cell
-from trainers import switches
+from trainers import precision, switches
 
 if TYPE_CHECKING:
     from trainers.ranks import Ranks
@@ -65,7 +65,7 @@ class Held:
         self._holders = {name: sorted(found) for name, found in holders.items()}
         self._tied_groups = self._meet({tuple(found) for found in self._holders.values() if len(found) > 1})
         self.padded = {True: 0, False: 0}
-        self.module.to(ranks.device)
+        self.module.to(ranks.device, precision.weight_dtype(cell.precision))
         mine = {id(module) for module in self.module.modules()}
         self.blocks = [block for block in wrapped if id(block) in mine]
         partial: set[int] = set()
@@ -75,13 +75,13 @@ class Held:
                     partial.update(map(id, self._plan.split(block, mesh["tp"], sequence=sequence)))
         self._partial = {name for name, p in self.named() if id(p) in partial}
 
-    def shard(self, precision: str, *, reshard_after_forward: bool) -> None:
+    def shard(self, which: str, *, reshard_after_forward: bool) -> None:
         """Cut each block, and what is left of each part, over the mesh's dp ranks as well; after all else that wraps them.
 
         What no block holds is needed at once by backward: it is never freed after forward.
         """
-        mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        policy = mixed if precision == "bf16" else MixedPrecisionPolicy()
+        low = precision.low_dtype(which)
+        policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32) if low else MixedPrecisionPolicy()
         mesh = self.mesh["dp"]
         inside = {id(p) for block in self.blocks for p in block.parameters()}
         for parameter in self.module.parameters():

@@ -17,10 +17,11 @@ from trainers.instruments.timing import BACKWARD, FORWARD
 
 if TYPE_CHECKING:
     from trainers.instruments.timing import Clock
+    from trainers.loss_scaling import LossScaler
     from trainers.parallel_held import Held
     from trainers.workload import Batch, Task
 
-DTYPES = (torch.float32, torch.bfloat16)  # that logits can have
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that logits can have
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
 
 
@@ -38,6 +39,7 @@ class Pipeline:
         self._group = held.mesh["pp"].get_group()
         self._stages = [Stage(self, part, index, device) for index, part in held.parts.items()]
         self._output_dtype: torch.dtype | None = None
+        self.scaler: LossScaler | None = None
         kind: Any = SCHEDULES[schedule]
         self._schedule = kind(
             self._stages if schedule == "interleaved" else self._stages[0],
@@ -61,14 +63,16 @@ class Pipeline:
 
     def _loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         self._output_dtype = outputs.dtype
-        return self._task.criterion(outputs, targets) / self._cell.gradient_accumulation_steps
+        loss = self._task.criterion(outputs, targets) / self._cell.gradient_accumulation_steps
+        return loss if self.scaler is None else self.scaler.scaled(loss)  # backward starts from it, inside the schedule
 
     def step(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
         """Accumulate the gradients of a step on this rank's stages; the pipeline's mean loss (0-dim), on all its ranks."""
         for stage in self._stages:
             stage.clock = clock
         # The schedule takes a whole batch and cuts it again, into as many equal pieces.
-        inputs = torch.cat([batch.inputs for batch in micro_batches])
+        whole = torch.cat([batch.inputs for batch in micro_batches])
+        inputs = precision.as_weights(whole, self._cell.precision)
         targets = torch.cat([batch.targets for batch in micro_batches])
         losses: list[torch.Tensor] = []
         self._schedule.step(
@@ -78,10 +82,43 @@ class Pipeline:
             return_outputs=False,
         )
         loss = torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self._device)
+        if self.scaler is not None:
+            loss /= self.scaler.scale
         if self._pp > 1:
             dist.broadcast(loss, group=self._group, group_src=(self.stages - 1) % self._pp)
         clock.mark(BACKWARD)
         return loss
+
+    def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `Engine.evaluate`, on all ranks of this pipeline.
+
+        Stage by stage and not through the schedule, which would find out all shapes anew for the next step that is timed.
+        """
+        here, hidden = self._held.mesh["pp"].get_local_rank(), precision.as_weights(batch.inputs, self._cell.precision)
+        found = torch.zeros(2, dtype=torch.float64, device=self._device)
+        with torch.no_grad(), self.computing():
+            for index in range(self.stages):
+                owner, before, after = (number % self._pp for number in (index, index - 1, index + 1))
+                if owner != here:
+                    continue
+                if index > 0 and before != here:
+                    hidden = torch.empty(len(batch.inputs), *self._task.plan().hidden, dtype=self._between, device=self._device)
+                    dist.recv(hidden, group=self._group, group_src=before)
+                hidden = self._held.parts[index](hidden)
+                if index == self.stages - 1:
+                    correct = self._task.correct(hidden, batch.targets)
+                    found = torch.stack([self._task.criterion(hidden, batch.targets).double(), correct.double()])
+                elif after != here:
+                    dist.send(hidden.contiguous(), group=self._group, group_dst=after)
+        if self._pp > 1:
+            dist.broadcast(found, group=self._group, group_src=(self.stages - 1) % self._pp)
+        return found[0].float(), found[1].long()
+
+    @property
+    def _between(self) -> torch.dtype:
+        """Of hidden states: blocks add to a stream that autocast leaves alone; fully_shard hands on what it computes with."""
+        low = precision.low_dtype(self._cell.precision) if self._sharded else None
+        return low or precision.weight_dtype(self._cell.precision)
 
     def rehearse(self, clock: Clock) -> None:
         """A step on some item, whose gradients are to be thrown away: the first finds out shapes and opens connections."""
@@ -98,9 +135,7 @@ class Pipeline:
     def theory(self) -> list[Term]:
         """What this rank sends to its neighbours in a step."""
         positions, width = self._task.plan().hidden
-        # Blocks add to a stream that autocast leaves in fp32; fully_shard hands bf16 on.
-        itemsize = 2 if self._sharded and self._cell.precision == "bf16" else 4
-        size = self._cell.micro_batch_size * positions * width * itemsize
+        size = self._cell.micro_batch_size * positions * width * self._between.itemsize
         passes, others = self._cell.gradient_accumulation_steps, 0 if self._pp == 1 else 1
         onward = sum(not stage.is_last for stage in self._stages) * others
         back = sum(not stage.is_first for stage in self._stages) * others

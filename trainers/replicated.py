@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from shardlab.cell import Cell
 from trainers import optimization, precision, switches
 from trainers.instruments.timing import BACKWARD, FORWARD
+from trainers.loss_scaling import LossScaler
 from trainers.strategy import Engine
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ class ReplicatedEngine(Engine):
         self.data_rank, self.data_ranks = ranks.rank, ranks.world_size
         self.model = model
         self.optimizer = optimization.make(cell.optimizer, model.parameters())
+        self.scaler = LossScaler(ranks.device) if cell.precision == "fp16" else None
         self._output_dtype: torch.dtype | None = None
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
@@ -41,13 +45,27 @@ class ReplicatedEngine(Engine):
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of a pass, whose loss is its share of the step's, to those before it."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss if self.scaler is None else self.scaler.scaled(loss)).backward()  # type: ignore[no-untyped-call]
+
+    def unscale(self) -> None:
+        """Bring the gradients of a step, which every rank has its part of now, to their true size."""
+        if self.scaler is not None:
+            self.scaler.unscale(p.grad for p in self.model.parameters() if p.grad is not None)
+
+    def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
+        """A sign (0-dim) summed up over the ranks whose gradients differ from this one's; here every rank has the whole."""
+        return overflowed
+
+    def may_step(self) -> bool:
+        """Whether the step's gradients are to be applied: the same answer on all ranks, which call it together."""
+        return self.scaler is None or self.scaler.settle(self.everywhere(self.scaler.overflowed))
 
     def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
         import torch
 
         total = torch.zeros((), device=self.device)
-        for index, batch in enumerate(micro_batches, start=1):
+        for index, given in enumerate(micro_batches, start=1):
+            batch = self._cast(given)
             with self.one_pass(last=index == len(micro_batches)):
                 with self.computing():
                     outputs = self.task.outputs(self.model, batch)
@@ -57,14 +75,35 @@ class ReplicatedEngine(Engine):
                 clock.mark(BACKWARD)
             self._output_dtype = outputs.dtype
             total += loss.detach()
+        self.unscale()
         return total
 
+    def _cast(self, batch: Batch) -> Batch:
+        return msgspec.structs.replace(batch, inputs=precision.as_weights(batch.inputs, self.cell.precision))
+
+    def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        with torch.no_grad(), self.computing():
+            outputs = self.task.outputs(self.model, self._cast(batch))
+            found = self.task.criterion(outputs, batch.targets), self.task.correct(outputs, batch.targets)
+        switches.free_gathered(self.model)
+        return found
+
     def update(self) -> None:
-        if self.cell.max_grad_norm is not None:
-            norm = switches.gradient_norm(self.model.parameters())
-            switches.clip(self.model.parameters(), self.cell.max_grad_norm, norm)
-        self.optimizer.step()
+        if self.may_step():
+            if self.cell.max_grad_norm is not None:
+                self.clip(self.cell.max_grad_norm)
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def clip(self, max_norm: float) -> None:
+        """Scale the gradients by max_norm / norm where that is below 1."""
+        switches.clip(self.model.parameters(), max_norm, switches.gradient_norm(self.model.parameters()))
+
+    def start_loss_scale(self, scale: float) -> None:
+        if self.scaler is not None:
+            self.scaler.scale = scale
 
     def gradient_norm(self) -> float:
         return float(switches.gradient_norm(self.model.parameters()))
@@ -91,6 +130,7 @@ class ReplicatedEngine(Engine):
             **switches.effective(self.model),
             "max_grad_norm": self.cell.max_grad_norm,
             "tf32": precision.tf32_in_effect(self.device),
+            **(self.scaler.effective() if self.scaler is not None else {}),
         }
 
 

@@ -28,9 +28,11 @@ class Strategy(msgspec.Struct, frozen=True):
     it sees the resolved cell and needs no torch. build: makes the engine on a rank; imports torch itself.
     degrees: the dimensions of its mesh, of dp, tp and pp. switches: which of activation_checkpointing, compile and
     max_grad_norm it honours. servers: whether it has parameter-server ranks besides those that train. unprovable: why
-    it cannot be held against one process, or nothing. server: makes what a parameter-server rank runs; the last ranks are
-    servers, and `build` is for the others. tolerates_lost_ranks: a run goes on when a rank that trains is killed, rank 0
-    (which writes the result) and servers apart.
+    it cannot be held against one process, or nothing. cuts: which of parameter, gradient and optimizer_state textbooks have
+    it cut over the data-parallel ranks of a group, None where it cuts the model in another way. server: makes what a
+    parameter-server rank runs; the last ranks are servers, and `build` is for the others. tolerates_lost_ranks: a run goes
+    on when a rank that trains is killed, rank 0 (which writes the result) and servers apart. reasons: why it leaves a
+    precision out, by precision.
     """
 
     name: str
@@ -43,8 +45,17 @@ class Strategy(msgspec.Struct, frozen=True):
     switches: tuple[str, ...] = ()
     servers: bool = False
     unprovable: str = ""
+    cuts: tuple[str, ...] | None = None
     server: Callable[[Cell, Task, Ranks], Server] | None = None
     tolerates_lost_ranks: bool = False
+    reasons: dict[str, str] = {}
+
+    def refuse_precision(self, precision: str) -> str | None:
+        """Why a precision cannot be had, as a sentence, or None."""
+        if precision in self.precisions:
+            return None
+        why = f": {self.reasons[precision]}" if precision in self.reasons else ""
+        return f"{self.name} cannot honour {precision}{why}. Allowed: {', '.join(self.precisions)}."
 
 
 class Engine(ABC):
@@ -72,6 +83,13 @@ class Engine(ABC):
         """Scale the gradients down to the cell's max_grad_norm where it has one, apply them, and clear them."""
 
     @abstractmethod
+    def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """(mean loss, right predictions), both 0-dim on the device, of a micro-batch of the shape that it trains on.
+
+        All ranks call it together, with the model in evaluation mode; ranks that share a model get the same.
+        """
+
+    @abstractmethod
     def gradient_norm(self) -> float:
         """The L2 norm of the whole model's gradient between forward_backward and update; all ranks call it together."""
 
@@ -95,9 +113,25 @@ class Engine(ABC):
     def effective(self) -> dict[str, Any]:
         """Which knobs took effect, read from the wrapped model after its last step and not from what was asked."""
 
+    def keeps(self) -> dict[str, list[torch.Tensor]]:
+        """The tensors that now hold this rank's parameters, their gradients, the optimizer's state and, where it updates
+        copies of the parameters, these (`master_parameter`); asked between passes, never in one."""
+        parameters = list(self.model.parameters())
+        updated = [p for group in self.optimizer.param_groups for p in group["params"]]
+        entries = [value for entry in self.optimizer.state.values() for value in entry.values()]
+        return {
+            "parameter": parameters,
+            "gradient": [p.grad for p in (*parameters, *updated) if p.grad is not None],
+            "optimizer_state": [value for value in entries if hasattr(value, "untyped_storage")],
+            "master_parameter": updated,  # only those whose memory is no parameter's
+        }
+
     def company(self, ranks: Ranks) -> Company:
         """Those who wait for each other before the timed steps and bring the result together."""
         return ranks
+
+    def start_loss_scale(self, scale: float) -> None:  # noqa: B027 - only fp16 has one
+        """Scale losses by so much from the next step on, where the precision is fp16; a power of two."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to do
         """Called when the result is written: this rank makes no step any more."""

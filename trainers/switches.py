@@ -43,10 +43,12 @@ def effective(model: nn.Module) -> dict[str, Any]:
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
     """The L2 norm over all gradients (0-dim); of sharded ones (DTensor) over all shards."""
+    import torch
     from torch.distributed.tensor import DTensor
-    from torch.nn.utils import get_total_norm
 
-    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    # As torch.nn.utils.get_total_norm, which would round each norm and their sum to the gradients' dtype.
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)))
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
@@ -55,6 +57,15 @@ def clip(parameters: Iterable[nn.Parameter], max_norm: float, norm: torch.Tensor
     from torch.nn.utils import clip_grads_with_norm_
 
     clip_grads_with_norm_(list(parameters), max_norm, norm)
+
+
+def free_gathered(model: nn.Module) -> None:
+    """Free what fully_shard keeps gathered for a backward pass, after a forward pass that has none."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def whole_parameters(model: nn.Module) -> dict[str, torch.Tensor]:

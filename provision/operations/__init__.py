@@ -33,7 +33,7 @@ class Change:
     """One step: the sentence that `plan` prints and `apply` then makes true."""
 
     says: str
-    make: Callable[[], None]
+    make: Callable[[], object]
 
 
 @dataclass(frozen=True)

@@ -50,11 +50,12 @@ class ImageList(msgspec.Struct, frozen=True):
 
 
 def ready(root: Path, split: str, subset: int | None, seed: int) -> ImageList:
-    """The list of `root/train` or `root/val`, made beside them where it is not there. Raises InputError, WorkspaceError.
+    """The list of `root/train` or `root/val`, made beside `root` where it is not there. Raises InputError, WorkspaceError.
 
     The first to ask reads every image that is drawn once, for its checksum; everyone after reads the list.
     """
-    path = root / (f"{split}-{subset}-seed-{seed}.list" if subset else f"{split}.list")
+    drawn = f"-{subset}-seed-{seed}" if subset else ""
+    path = root.with_name(f"{root.name}-{split}{drawn}.list")  # `root` may be a link to a folder that is not ours
     make_once(path, lambda temporary: _make(root, split, subset, seed, temporary))
     return read(path, split, subset)
 

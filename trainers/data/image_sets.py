@@ -31,6 +31,8 @@ def open_images(
         raise UnknownName("split", split, SPLITS)
     if size < 1 or (subset is not None and subset < 1):
         raise InputError(f"{name}: found the size {size} and the subset {subset}. Allowed: at least 1.")
+    if not 0 <= subset_seed < 2**63:
+        raise InputError(f"subset_seed: found {subset_seed}. Allowed: 0 to {2**63 - 1}.")
     drawn = subset if split == "train" else None
     if name == "cifar10":
         return cifar10.opened(data_path, split, size, drawn, subset_seed)

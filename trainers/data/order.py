@@ -9,6 +9,8 @@ from shardlab.errors import InputError
 if TYPE_CHECKING:
     import numpy as np
 
+    from shardlab.cell import Cell
+
 WARMUP, TIMED, PROOF = 0, 1, 2  # phases draw apart, so that timed epochs are whole passes over the data
 
 
@@ -23,6 +25,10 @@ class Order:
             )
         self._items, self._size, self._seed = items, global_batch_size, seed
         self._current: tuple[tuple[int, int], np.ndarray] | None = None
+
+    def timed_steps(self, cell: Cell) -> int:
+        """How many steps a cell times, whether it says so in steps or in epochs."""
+        return cell.steps if cell.steps is not None else (cell.epochs or 0) * self.steps_per_epoch
 
     def batch(self, phase: int, step: int) -> np.ndarray:
         """The indices of the global batch of step 0, 1, ... of a phase, (global_batch_size,)."""

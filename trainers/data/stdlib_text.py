@@ -42,4 +42,4 @@ def _make(path: Path) -> None:
         text += source.read_bytes()
     if not text:
         raise InputError(f"{library}: has no Python source to train on; this Python was installed without it.")
-    tokens.write(path, np.frombuffer(text[:MOST_BYTES], dtype=np.uint8).astype(np.uint16), VOCABULARY)
+    tokens.write(path, [np.frombuffer(text[:MOST_BYTES], dtype=np.uint8)], VOCABULARY)

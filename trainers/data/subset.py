@@ -20,8 +20,9 @@ def draw(items: int, subset: int, seed: int, name: str) -> np.ndarray:
 
     if subset > items:
         raise InputError(f"subset: found {subset}, but {name} has {items} images. Allowed: at most {items}.")
-    # A permutation, not `choice`, whose algorithm depends on the sizes: the smaller of two subsets lies in the larger.
-    return np.sort(np.random.default_rng(seed).permutation(items)[:subset]).astype(np.int64)
+    # Raw numbers, whose stream NumPy keeps from version to version, as it does not that of `permutation`.
+    numbers = np.random.Philox(key=np.array([seed, 0], np.uint64)).random_raw(items)
+    return np.sort(np.argsort(numbers, kind="stable")[:subset])
 
 
 class Subset(ImageSet):

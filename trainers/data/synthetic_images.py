@@ -30,9 +30,10 @@ class SyntheticImages(ImageSet):
         self.classes, self._size = classes, size
         count = items or ITEMS[split]
         self._first = 0 if split == "train" else 2**40  # the splits never meet
-        patterns = np.random.default_rng(SEED).uniform(-PATTERN, PATTERN, (classes, 3, COARSE, COARSE))
-        field = np.arange(size) * COARSE // size
-        self._patterns, self._field = patterns.astype(np.float32), field
+        drawn = np.random.Philox(key=np.array([SEED, 2**63], np.uint64)).random_raw(classes * 3 * COARSE**2) / 2.0**64
+        patterns = (2 * drawn - 1).reshape(classes, 3, COARSE, COARSE) * PATTERN - NOISE
+        self._field = np.arange(size) * COARSE // size
+        self._rows = patterns.astype(np.float32)[..., self._field]  # as wide as the image, not yet as high
         rule = f"synthetic images {VERSION}, seed {SEED}, {split}, {count} of {size} x {size} in {classes} classes"
         self.source = DataSource(
             name=f"synthetic images, {size} x {size}, {classes} classes",
@@ -55,6 +56,5 @@ class SyntheticImages(ImageSet):
             labels[row] = drawn[0] % self.classes
             noise = drawn[1:].view(np.uint8)[:values].reshape(3, size, size)
             np.multiply(noise, np.float32(2 * NOISE / 255), out=images[row])
-            pattern = self._patterns[labels[row]] - np.float32(NOISE)
-            images[row] += pattern[:, self._field[:, None], self._field]
+            images[row] += self._rows[labels[row]].take(self._field, axis=1)
         return images, labels

@@ -51,15 +51,13 @@ class SyntheticTokens(TokenSet):
         import numpy as np
 
         length = len(self._factors)
-        fresh = np.empty((len(indices), length), np.int64)
-        drawn_at = np.empty((len(indices), length), np.int64)
-        positions = np.arange(length)
+        drawn = np.empty((len(indices), length), np.uint64)
         for row, index in enumerate(indices):
-            generator = np.random.Generator(np.random.Philox(key=np.array([SEED, self._first + int(index)], np.uint64)))
-            surprised = generator.random(length, np.float32) < SURPRISE
-            surprised[0] = True
-            drawn_at[row] = np.maximum.accumulate(np.where(surprised, positions, 0))
-            fresh[row] = generator.integers(0, self._symbols, length)
+            drawn[row] = np.random.Philox(key=np.array([SEED, self._first + int(index)], np.uint64)).random_raw(length)
+        fresh = (drawn % 2**32 % self._symbols).astype(np.int64)  # the lower half says which, the upper half whether
+        positions = np.arange(length)
+        surprised = np.where(drawn >> 32 < int(SURPRISE * 2**32), positions, 0)
+        drawn_at = np.maximum.accumulate(surprised, axis=1)  # where the rule's last start was; the first token is one
         steps = positions - drawn_at
         begun = np.take_along_axis(fresh, drawn_at, axis=1)
         tokens: np.ndarray = (self._factors[steps] * begun + self._terms[steps]) % self._symbols

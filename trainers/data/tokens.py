@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,12 +61,25 @@ class TokenFile:
         return self.tokens[offsets].astype(np.int64)
 
 
-def write(path: Path, tokens: np.ndarray, vocabulary: int) -> None:
-    """Write a token file of 1-dimensional uint16 or uint32 tokens. Raises WorkspaceError."""
-    width = tokens.dtype.itemsize
-    payload = tokens.astype(DTYPES[width], copy=False).tobytes()
-    digest = hashlib.sha256(payload).digest()
-    files.write_atomic(path, HEADER.pack(MAGIC, VERSION, width, len(tokens), vocabulary, digest) + payload)
+def write(path: Path, pieces: Iterable[np.ndarray], vocabulary: int) -> int:
+    """Write a token file of 1-dimensional pieces, in uint16 where the vocabulary allows, and return its number of tokens.
+
+    Raises InputError where there is no token, and WorkspaceError; `path` is then as it was.
+    """
+    width = 2 if vocabulary <= 2**16 else 4
+    count, digest = 0, hashlib.sha256()
+    with files.writing(path) as handle:
+        handle.write(bytes(HEADER.size))  # what the header says is known at the end
+        for piece in pieces:
+            payload = piece.astype(DTYPES[width], copy=False).tobytes()
+            digest.update(payload)
+            handle.write(payload)
+            count += len(piece)
+        if not count:
+            raise InputError(f"{path}: there is no token to write. Allowed: a text with at least one.")
+        handle.seek(0)
+        handle.write(HEADER.pack(MAGIC, VERSION, width, count, vocabulary, digest.digest()))
+    return count
 
 
 def _header(path: Path) -> tuple[int, int, int, bytes]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +15,23 @@ from shardlab import files, host
 if TYPE_CHECKING:
     from trainers.ranks import Ranks
 
+# What tells the libraries which way to go; a cluster's image sets them as often as a person does.
+VARIABLES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "UCX_", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS",
+             "PYTORCH_", "TORCH_DISTRIBUTED_DEBUG")  # fmt: skip
+
 
 def write(path: Path, ranks: Ranks) -> None:
-    """Write what `shardlab.host` sees of this machine, and torch's own account of what it will compute with."""
+    """Write what `shardlab.host` sees of this machine, torch's own account of what it will compute with, and the network
+    interfaces that the ranks' sockets really are on. Called when the ranks have met."""
     files.make_folder(path.parent)
-    files.write_json(path, {**msgspec.to_builtins(host.observe()), "torch": _torch(ranks)})
+    found: dict[str, Any] = {**msgspec.to_builtins(host.observe()), "torch": _torch(ranks)}
+    found["variables"] = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
+    if (commit := host.git_commit()) is not None:
+        found["git_commit"] = commit
+    if (interfaces := _interfaces()) and ranks.world_size > 1:
+        # NCCL meets over sockets, and may then send by NVLink, PCIe or InfiniBand, which no socket tells.
+        found["interfaces"] = {"used_by": "gloo" if ranks.backend == "gloo" else "nccl, to meet", "sockets": interfaces}
+    files.write_json(path, found)
 
 
 def _torch(ranks: Ranks) -> dict[str, Any]:
@@ -32,3 +47,24 @@ def _torch(ranks: Ranks) -> dict[str, Any]:
         "nccl": ".".join(map(str, nccl_version())) if cuda else None,  # type: ignore[no-untyped-call]
         "threads": torch.get_num_threads(),
     }
+
+
+def _interfaces() -> dict[str, int]:
+    """Network interfaces by how many of this process's connections they carry, those to the ranks' meeting place left out."""
+    import psutil
+
+    names = {entry.address: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
+    meeting = int(os.environ.get("MASTER_PORT", "0"))
+    found: Counter[str] = Counter()
+    for connection in psutil.Process().net_connections("tcp"):
+        if connection.status == psutil.CONN_ESTABLISHED and meeting not in (connection.laddr.port, connection.raddr.port):
+            found[interface(connection.laddr.ip, names)] += 1
+    return dict(found)
+
+
+def interface(address: str, names: dict[str, str]) -> str:
+    """The interface that has an address, by `names`; every address of 127.0.0.0/8 is the loopback's."""
+    plain = address.removeprefix("::ffff:")  # IPv4 in an IPv6 socket
+    if ip_address(plain.partition("%")[0]).is_loopback:
+        return "lo (loopback)"
+    return names.get(plain) or names.get(address) or f"unknown ({plain})"

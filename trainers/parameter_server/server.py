@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from trainers import optimization
-from trainers.communication import Term
+from trainers.communication import Term, bytes_of
 from trainers.parameter_server import protocol
 from trainers.parameter_server.ledger import Ledger, Mode
 from trainers.parameter_server.protocol import Kind, Link
-from trainers.precision import dtype_name
+from trainers.precision import dtype_name, weight_dtype
 from trainers.strategy import Server
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ class ParameterServer(Server):
         from torch.nn.utils import parameters_to_vector
 
         self._link = Link(ranks)
-        whole = parameters_to_vector(p.detach() for p in task.model().parameters() if p.requires_grad)
+        model = task.model().to(weight_dtype(cell.precision))
+        whole = parameters_to_vector(p.detach() for p in model.parameters() if p.requires_grad)
         self._cell, self._rank = cell, ranks.rank
         mine = protocol.shares(whole.numel(), cell.servers)[ranks.rank - cell.gpus]
         self._parameters = torch.nn.Parameter(whole[mine].clone())
@@ -71,7 +72,7 @@ class ParameterServer(Server):
             listener.join()
 
     def theory(self) -> list[Term]:
-        size, pulls = 4.0 * self._parameters.numel(), self._cell.gpus / self._ledger.mode.pull_interval
+        size, pulls = float(bytes_of([self._parameters])), self._cell.gpus / self._ledger.mode.pull_interval
         return [Term("its share of the parameters, to every worker that pulls", "send", size, self._cell.world_size, pulls)]
 
     def _listen(self, worker: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shardlab.cell import Cell
-from trainers import switches
+from trainers import loss_scaling, switches
 from trainers.communication import Term
 from trainers.parameter_server import protocol
 from trainers.parameter_server.ledger import Mode
@@ -66,7 +66,18 @@ class WorkerEngine(ReplicatedEngine):
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext()
 
+    def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
+        import torch.distributed as dist
+
+        sign = overflowed.cpu()  # the workers' group is on gloo
+        if self._workers is not None:
+            dist.all_reduce(sign, group=self._workers)
+        return sign  # where no server waits for all workers, each has a scale of its own and skips by itself
+
     def update(self) -> None:
+        if not self.may_step():  # no push: the servers know nothing of it
+            self._gradients.zero_()
+            return
         self._steps += 1
         pulls = self._steps % self._mode.pull_interval == 0
         rate = self.optimizer.param_groups[0]["lr"]
@@ -106,7 +117,8 @@ class WorkerEngine(ReplicatedEngine):
         return switches.whole_parameters(self.model)
 
     def theory(self) -> list[Term]:
-        return [Term("the gradient, a slice to each server: psi", "send", self._psi(), self.cell.world_size)]
+        gradient = Term("the gradient, a slice to each server: psi", "send", self._psi(), self.cell.world_size)
+        return [gradient, *loss_scaling.sign(self.cell.precision, self.data_ranks if self._mode.waits else 1)]
 
     def textbook_bytes(self) -> float:
         return 2.0 * self._psi()  # pushed, and pulled

@@ -9,7 +9,7 @@ from shardlab.cell import Cell
 from shardlab.registry import Option
 from trainers import switches
 from trainers.communication import Term, bytes_of
-from trainers.precision import MIXED
+from trainers.precision import ALL, weight_dtype
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
 
@@ -73,15 +73,15 @@ def _powersgd(model: nn.Module) -> tuple[int, int]:
         rows = parameter.shape[0] if parameter.dim() > 1 else 0
         small = RANK * (rows + parameter.numel() // rows) if rows else 0
         if small and small * WORTH < parameter.numel():
-            factors += small * 4
+            factors += small * parameter.element_size()
         else:
-            whole += parameter.numel() * 4
+            whole += parameter.numel() * parameter.element_size()
     return whole, factors
 
 
 def refuse(cell: Cell) -> str | None:
     if cell.options.get("comm_hook", "none") == "bf16" and cell.precision != "bf16":
-        return f"comm_hook: found bf16 in an {cell.precision} run, whose gradients it would round. Allowed: none."
+        return f"comm_hook: bf16 rounds the fp32 gradients of a bf16 run, found precision {cell.precision}. Allowed: none."
     if cell.options.get("static_graph") is True and cell.gradient_accumulation_steps > 1:
         return (
             "static_graph: torch learns the graph in the first pass, which has to exchange gradients. "
@@ -97,7 +97,7 @@ def build(cell: Cell, task: Task, ranks: Ranks) -> DdpEngine:
     from torch.nn.parallel import DistributedDataParallel
 
     wrapped = DistributedDataParallel(
-        switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device)),
+        switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weight_dtype(cell.precision))),
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
         bucket_cap_mb=cast("int", cell.options["bucket_cap_mb"]),
         static_graph=cast("bool", cell.options["static_graph"]),
@@ -149,19 +149,22 @@ VARIANTS = (
     Strategy(
         name="ddp",
         summary="a whole model on every rank, gradients averaged by all-reduce (PyTorch DistributedDataParallel)",
-        precisions=MIXED,
+        precisions=ALL,
         refuse=refuse,
         build=build,
         switches=switches.ALL,
+        cuts=(),
         options=(*OPTIONS, Option("comm_hook", "none", "what gradients are rounded to on their way", ("none", "bf16"))),
     ),
     Strategy(
         name="ddp-powersgd",
         summary=f"DDP whose gradients travel as matrices of rank {RANK} with error feedback (PowerSGD)",
-        precisions=MIXED,
+        precisions=tuple(name for name in ALL if name != "fp16"),
+        reasons={"fp16": "what one step's gradient loses is added to the next one's, also where it overflowed"},
         refuse=refuse,
         build=build_powersgd,
         switches=switches.ALL,
+        cuts=(),
         options=OPTIONS,
         unprovable="PowerSGD approximates gradients: it is another computation than one process makes",
     ),

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell
 from shardlab.registry import Option
-from trainers import switches
+from trainers import loss_scaling, switches
 from trainers.communication import Term
 from trainers.hybrid_mesh import REPLICAS, refuse_replicas, replicas_mesh
-from trainers.precision import MIXED, dtype_name
+from trainers.precision import ALL, COMPUTED_IN, MIXED, computed_bytes, dtype_name, low_dtype, weight_bytes, weight_dtype
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
 
@@ -45,11 +45,15 @@ class Fsdp1Engine(ReplicatedEngine):
     def computing(self) -> AbstractContextManager[object]:
         return nullcontext()  # FSDP itself casts what it gathers
 
-    def update(self) -> None:
-        if self.cell.max_grad_norm is not None:
-            self._wrapped.clip_grad_norm_(self.cell.max_grad_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+    def clip(self, max_norm: float) -> None:
+        self._wrapped.clip_grad_norm_(max_norm)
+
+    def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
+        import torch.distributed as dist
+
+        if self._sharding != "NO_SHARD":
+            dist.all_reduce(overflowed, group=self._wrapped.process_group)
+        return overflowed
 
     def gradient_norm(self) -> float:
         import torch
@@ -72,10 +76,10 @@ class Fsdp1Engine(ReplicatedEngine):
 
     def theory(self) -> list[Term]:
         passes, shards = self.cell.gradient_accumulation_steps, self.data_ranks // self._replicas
-        whole = self.parameters() * 4.0  # gradients are reduced in fp32
+        whole = self.parameters() * float(weight_bytes(self.cell.precision))  # as which gradients are reduced
         if self._sharding == "NO_SHARD":
             return [Term("gradients, once a step", "all_reduce", whole, self.data_ranks)]
-        gathered = 2.0 if self.cell.precision == "bf16" else 4.0
+        gathered = float(computed_bytes(self.cell.precision))
         if self._sharding in FREES:
             gathers = [
                 Term("blocks' parameters, for forward and for backward of each pass", "all_gather",
@@ -87,17 +91,17 @@ class Fsdp1Engine(ReplicatedEngine):
         reduces = [Term("gradients, once a step", "reduce_scatter", whole, shards)]
         if self._replicas > 1:
             reduces.append(Term("gradients' shards among replicas, once a step", "all_reduce", whole / shards, self._replicas))
-        return [*gathers, *reduces]
+        return [*gathers, *reduces, *loss_scaling.sign(self.cell.precision, shards)]
 
     def textbook_bytes(self) -> float:
-        return (3 if self._sharding in FREES else 2) * 4.0 * self.parameters()
+        return (3 if self._sharding in FREES else 2) * float(weight_bytes(self.cell.precision)) * self.parameters()
 
     def effective(self) -> dict[str, Any]:
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         units = FullyShardedDataParallel.fsdp_modules(self.model)
         root = self._wrapped
-        prefetch = root.backward_prefetch
+        prefetch, weights = root.backward_prefetch, next(self.model.parameters()).dtype
         return {
             **super().effective(),
             "sharding": ", ".join(sorted({unit.sharding_strategy.name for unit in units})),
@@ -107,24 +111,19 @@ class Fsdp1Engine(ReplicatedEngine):
             "backward_prefetch": prefetch.name if prefetch else None,
             "forward_prefetch": root.forward_prefetch,
             "limit_all_gathers": root.limit_all_gathers,
-            "parameters_gathered_as": dtype_name(root.mixed_precision.param_dtype or _fp32()),
-            "gradients_reduced_as": dtype_name(root.mixed_precision.reduce_dtype or _fp32()),
+            "parameters_gathered_as": dtype_name(root.mixed_precision.param_dtype or weights),
+            "gradients_reduced_as": dtype_name(root.mixed_precision.reduce_dtype or weights),
         }
-
-
-def _fp32() -> torch.dtype:
-    import torch
-
-    return torch.float32
 
 
 def refuser(sharding: str) -> Callable[[Cell], str | None]:
     """What says why a cell cannot be had with a sharding."""
 
     def refuse(cell: Cell) -> str | None:
-        if sharding == "NO_SHARD" and cell.precision == "bf16" and cell.gradient_accumulation_steps > 1:
+        cast_down = cell.precision in MIXED and cell.precision in COMPUTED_IN
+        if sharding == "NO_SHARD" and cast_down and cell.gradient_accumulation_steps > 1:
             return (
-                "fsdp1-no-shard leaves bf16 gradients between passes where torch 2.13 wants fp32 ones, and fails. "
+                f"fsdp1-no-shard leaves {cell.precision} gradients between passes where torch 2.13 wants fp32 ones, and fails. "
                 "Allowed: gradient_accumulation_steps of 1, or ddp."
             )
         return refuse_replicas(cell) if sharding in HYBRID else None
@@ -144,19 +143,20 @@ def builder(sharding: str) -> Callable[[Cell, Task, Ranks], Fsdp1Engine]:
 
         options = cell.options
         mesh = replicas_mesh(cell, ranks) if sharding in HYBRID else None
-        model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device))
+        model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weight_dtype(cell.precision)))
         blocks = checkpointing.units(task, model) if options["wrap"] == "block" else []
         chosen = {id(block) for block in blocks}
         inside = sum(p.numel() for block in blocks for p in block.parameters())
         sizes = inside, sum(p.numel() for p in model.parameters()) - inside
-        mixed = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=True)
+        low = low_dtype(cell.precision)
+        mixed = MixedPrecision(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=True)
         prefetch = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
         wrapped = FullyShardedDataParallel(
             model,
             device_mesh=mesh,
             sharding_strategy=ShardingStrategy[sharding],
             auto_wrap_policy=CustomPolicy(lambda module: id(module) in chosen) if chosen else None,
-            mixed_precision=mixed if cell.precision == "bf16" else None,
+            mixed_precision=mixed if low else None,
             backward_prefetch=prefetch[cast("str", options["backward_prefetch"])],
             forward_prefetch=cast("bool", options["forward_prefetch"]),
             limit_all_gathers=cast("bool", options["limit_all_gathers"]),
@@ -181,11 +181,12 @@ def _variant(name: str, sharding: str, summary: str) -> Strategy:
     return Strategy(
         name=f"fsdp1-{name}",
         summary=summary,
-        precisions=MIXED,
+        precisions=ALL,
         refuse=refuser(sharding),
         build=builder(sharding),
         options=(*OPTIONS, REPLICAS) if sharding in HYBRID else OPTIONS,
         switches=("activation_checkpointing", "max_grad_norm"),
+        cuts=() if sharding == "NO_SHARD" else ("parameter", "gradient", "optimizer_state"),
     )
 
 

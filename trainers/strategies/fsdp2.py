@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell
 from shardlab.registry import Option
-from trainers import switches
+from trainers import loss_scaling, switches
 from trainers.communication import Term
 from trainers.hybrid_mesh import REPLICAS, refuse_replicas, replicas_mesh
-from trainers.precision import MIXED, dtype_name
+from trainers.precision import ALL, computed_bytes, dtype_name, low_dtype, weight_bytes, weight_dtype
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
 
@@ -44,7 +44,7 @@ class Fsdp2Engine(ReplicatedEngine):
         blocks, rest = self._padded_elements()
         passes, n = self.cell.gradient_accumulation_steps, self.data_ranks // self._replicas
         again = 2 if self._reshards else 1
-        gathered, reduced = self._itemsizes()
+        gathered, reduced = computed_bytes(self.cell.precision), weight_bytes(self.cell.precision)
         terms = [
             Term("blocks' parameters, gathered for forward and (unless kept) backward of each pass", "all_gather",
                  blocks * gathered, n, again * passes),
@@ -54,7 +54,14 @@ class Fsdp2Engine(ReplicatedEngine):
         if self._replicas > 1:
             shard = (blocks + rest) * reduced / n
             terms.append(Term("gradients' shards among replicas, once a step", "all_reduce", shard, self._replicas))
-        return terms
+        return [*terms, *loss_scaling.sign(self.cell.precision, n)]
+
+    def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
+        import torch.distributed as dist
+
+        mesh = cast("DTensor", next(self.model.parameters())).device_mesh
+        dist.all_reduce(overflowed, group=mesh.get_group(mesh.ndim - 1))  # replicas hold the same shards
+        return overflowed
 
     def gradient_norm(self) -> float:
         import torch
@@ -82,7 +89,7 @@ class Fsdp2Engine(ReplicatedEngine):
         return found
 
     def textbook_bytes(self) -> float:
-        psi = 4.0 * self.parameters()
+        psi = float(weight_bytes(self.cell.precision)) * self.parameters()
         return (3 if self._reshards else 2) * psi
 
     def _padded_elements(self) -> tuple[int, int]:
@@ -95,10 +102,6 @@ class Fsdp2Engine(ReplicatedEngine):
             sizes[id(parameter) in blocks] += parameter.numel() // first * (-(-first // n) * n)
         return sizes[True], sizes[False]
 
-    def _itemsizes(self) -> tuple[int, int]:
-        """Bytes of an element as parameters are gathered and as gradients are reduced."""
-        return (2, 4) if self.cell.precision == "bf16" else (4, 4)
-
     def effective(self) -> dict[str, Any]:
         from torch.distributed.fsdp import FSDPModule
 
@@ -110,7 +113,7 @@ class Fsdp2Engine(ReplicatedEngine):
         groups = {id(m): group for m in wrapped for group in m._get_fsdp_state()._fsdp_param_groups}
         policies = {group.mp_policy for group in groups.values()}
         assert len(policies) == 1, f"one policy was given to all groups, found {policies}"
-        policy = policies.pop()
+        policy, weights = policies.pop(), next(self.model.parameters()).dtype
         return {
             **super().effective(),
             "reshard_after_forward": all(groups[key].post_forward_mesh_info is not None for key in blocks),
@@ -119,8 +122,8 @@ class Fsdp2Engine(ReplicatedEngine):
             "prefetch": max(len(m._get_fsdp_state()._states_to_forward_prefetch) for m in wrapped),
             "parameters_on": str(next(self.model.parameters()).device),
             "shard_parameters": sum(p.to_local().numel() for p in self.model.parameters()),  # type: ignore[attr-defined]
-            "parameters_gathered_as": dtype_name(policy.param_dtype) if policy.param_dtype else "float32",
-            "gradients_reduced_as": dtype_name(policy.reduce_dtype) if policy.reduce_dtype else "float32",
+            "parameters_gathered_as": dtype_name(policy.param_dtype or weights),
+            "gradients_reduced_as": dtype_name(policy.reduce_dtype or weights),
         }
 
 
@@ -138,14 +141,15 @@ def builder(*, reshard_after_forward: bool, replicated: bool = False) -> Callabl
         from trainers import checkpointing
 
         mesh = replicas_mesh(cell, ranks) if replicated else init_device_mesh(ranks.device.type, (ranks.world_size,))
-        mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        low = low_dtype(cell.precision)
+        mixed = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
         pinned = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
         given: dict[str, Any] = {
             "mesh": mesh,
-            "mp_policy": mixed if cell.precision == "bf16" else MixedPrecisionPolicy(),
+            "mp_policy": mixed if low else MixedPrecisionPolicy(),
             "offload_policy": pinned if cell.options["offload"] == "cpu" else OffloadPolicy(),
         }
-        model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device))
+        model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weight_dtype(cell.precision)))
         blocks = checkpointing.units(task, model)
         for block in blocks:
             fully_shard(block, reshard_after_forward=reshard_after_forward, **given)
@@ -184,9 +188,10 @@ def _variant(name: str, summary: str, *, reshard_after_forward: bool, replicated
     return Strategy(
         name=name,
         summary=summary,
-        precisions=MIXED,
+        precisions=ALL,
         refuse=refuse,
         switches=switches.ALL,
+        cuts=("parameter", "gradient", "optimizer_state"),
         options=(*OPTIONS, REPLICAS) if replicated else OPTIONS,
         build=builder(reshard_after_forward=reshard_after_forward, replicated=replicated),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from shardlab.cell import Cell
 from shardlab.registry import Option
 from trainers.communication import Term
-from trainers.precision import MIXED, dtype_name
+from trainers.precision import ALL, computed_bytes, dtype_name, weight_bytes
 from trainers.strategies.pipeline import PipelineEngine, why_not_1f1b, why_not_staged
 from trainers.strategies.tensor import SEQUENCE_PARALLEL, TensorEngine, activations, split_layers, why_not_split
 from trainers.strategies.tensor import refuse as refuse_split
@@ -40,7 +40,7 @@ class ShardedTensorEngine(TensorEngine):
     def theory(self) -> list[Term]:
         passes = self.cell.gradient_accumulation_steps
         split = activations(self.cell, self.task, self.held, sharded=True)
-        return [*split, *shards(self.cell, self.held, block_gathers=2 * passes, other_gathers=passes), *self.clipping()]
+        return [*split, *shards(self.cell, self.held, block_gathers=2 * passes, other_gathers=passes), *self.agreeing()]
 
     def effective(self) -> dict[str, Any]:
         return {**super().effective(), **sharding(self.held)}
@@ -68,11 +68,11 @@ class MeshPipelineEngine(PipelineEngine):
 def shards(cell: Cell, held: Held, *, block_gathers: int, other_gathers: int) -> list[Term]:
     """What fully_shard exchanges over the dp ranks in a step."""
     inside, outside = held.padded[True], held.padded[False]
-    itemsize, n = (2 if cell.precision == "bf16" else 4), held.mesh["dp"].size()
+    itemsize, reduced, n = computed_bytes(cell.precision), float(weight_bytes(cell.precision)), held.mesh["dp"].size()
     return [
         Term("blocks' parameters, gathered over dp", "all_gather", inside * itemsize, n, block_gathers),
         Term("other parameters, gathered over dp", "all_gather", outside * itemsize, n, other_gathers),
-        Term("gradients over dp, once a step", "reduce_scatter", (inside + outside) * 4.0, n),  # in fp32
+        Term("gradients over dp, once a step", "reduce_scatter", (inside + outside) * reduced, n),
     ]
 
 
@@ -89,12 +89,12 @@ def sharding(held: Held) -> dict[str, Any]:
     }
     policies = {group.mp_policy for group in groups.values()}
     assert len(policies) == 1, f"one policy was given to all groups, found {policies}"
-    policy = policies.pop()
+    policy, weights = policies.pop(), next(held.module.parameters()).dtype
     return {
         "reshard_after_forward": all(groups[id(block)].post_forward_mesh_info is not None for block in held.blocks),
         "sharded_groups": len(groups),
-        "parameters_gathered_as": dtype_name(policy.param_dtype) if policy.param_dtype else "float32",
-        "gradients_reduced_as": dtype_name(policy.reduce_dtype) if policy.reduce_dtype else "float32",
+        "parameters_gathered_as": dtype_name(policy.param_dtype or weights),
+        "gradients_reduced_as": dtype_name(policy.reduce_dtype or weights),
     }
 
 
@@ -134,7 +134,7 @@ def _variant(name: str, degrees: tuple[str, ...], summary: str, refuse: Refuse, 
     return Strategy(
         name=name,
         summary=summary,
-        precisions=MIXED,
+        precisions=ALL,
         refuse=refuse,
         build=build,
         degrees=degrees,

@@ -17,7 +17,7 @@ from shardlab.cell import Cell
 from shardlab.registry import Option
 from trainers import switches
 from trainers.parameter_server.ledger import Mode
-from trainers.precision import MIXED
+from trainers.precision import ALL, weight_dtype
 from trainers.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def worker(mode: Callable[[Cell], Mode]) -> Callable[[Cell, Task, Ranks], Worker
     def build(cell: Cell, task: Task, ranks: Ranks) -> WorkerEngine:
         from trainers.parameter_server.worker import WorkerEngine
 
-        model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device))
+        model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weight_dtype(cell.precision)))
         return WorkerEngine(cell, task, ranks, model, mode(cell))
 
     return build
@@ -88,7 +88,7 @@ VARIANTS = (
     Strategy(
         name="ps-sync",
         summary="parameter servers that wait for all workers and apply the mean gradient",
-        precisions=MIXED,
+        precisions=ALL,
         refuse=refuse,
         build=worker(synchronous),
         server=server(synchronous),
@@ -98,7 +98,7 @@ VARIANTS = (
     Strategy(
         name="ps-async",
         summary="parameter servers that apply each worker's gradient at once",
-        precisions=MIXED,
+        precisions=ALL,
         refuse=refuse,
         build=worker(asynchronous),
         server=server(asynchronous),
@@ -110,7 +110,7 @@ VARIANTS = (
     Strategy(
         name="ps-ssp",
         summary="asynchronous parameter servers with bounded staleness, old gradients weighted down",
-        precisions=MIXED,
+        precisions=ALL,
         refuse=refuse,
         build=worker(bounded),
         server=server(bounded),

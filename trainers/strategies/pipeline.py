@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from shardlab.cell import Cell
 from shardlab.registry import Option
 from trainers import menu, switches
-from trainers.communication import Term
+from trainers.communication import Term, bytes_of
 from trainers.parallel_engine import HeldEngine
-from trainers.precision import MIXED
+from trainers.precision import ALL
 from trainers.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class PipelineEngine(HeldEngine):
 
         super().__init__(cell, task, ranks, held)
         self._pipeline = pipeline
+        pipeline.scaler = self.scaler
         clock = clock_for(ranks.device)
         clock.start()
         pipeline.rehearse(clock)  # here, not in the first step that is timed
@@ -41,11 +42,17 @@ class PipelineEngine(HeldEngine):
 
         loss = self._pipeline.step(micro_batches, clock)
         self.held.sum_tied_gradients()
+        self.unscale()
         clock.mark(BACKWARD)
         return loss
 
+    def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self._pipeline.evaluate(batch)
+        switches.free_gathered(self.model)
+        return found
+
     def theory(self) -> list[Term]:
-        return [*self._pipeline.theory(), *tied_weights(self.held), *self.clipping()]
+        return [*self._pipeline.theory(), *tied_weights(self.held), *self.agreeing()]
 
     def effective(self) -> dict[str, Any]:
         return {**super().effective(), **self._pipeline.effective()}
@@ -56,7 +63,7 @@ def tied_weights(held: Held) -> list[Term]:
     from trainers.parallel_held import local
 
     return [
-        Term("gradient of a weight that stages have in common, once a step", "all_reduce", 4.0 * local(p).numel(), holders)
+        Term("gradient of a weight that stages have in common, once a step", "all_reduce", bytes_of([local(p)]), holders)
         for p, holders in held.tied()
     ]
 
@@ -126,7 +133,7 @@ def _variant(name: str, schedule: str, summary: str, refuse: Callable[[Cell], st
     return Strategy(
         name=name,
         summary=summary,
-        precisions=MIXED,
+        precisions=ALL,
         refuse=refuse,
         build=builder(schedule),
         degrees=("pp",),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardlab.cell import Cell
 from trainers import switches
 from trainers.communication import Term
-from trainers.precision import MIXED
+from trainers.precision import ALL, weight_dtype
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
 
@@ -33,7 +33,7 @@ def refuse(cell: Cell) -> str | None:
 
 
 def build(cell: Cell, task: Task, ranks: Ranks) -> SingleEngine:
-    model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device))
+    model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weight_dtype(cell.precision)))
     return SingleEngine(cell, task, ranks, model)
 
 
@@ -41,9 +41,10 @@ VARIANTS = (
     Strategy(
         name="single",
         summary="one process, nothing shared: the reference",
-        precisions=MIXED,
+        precisions=ALL,
         refuse=refuse,
         build=build,
         switches=switches.ALL,
+        cuts=(),
     ),
 )

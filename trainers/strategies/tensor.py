@@ -12,7 +12,7 @@ from trainers import menu, switches
 from trainers.communication import Term
 from trainers.instruments.timing import BACKWARD
 from trainers.parallel_engine import HeldEngine
-from trainers.precision import MIXED
+from trainers.precision import ALL, computed_bytes, weight_bytes
 from trainers.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class TensorEngine(HeldEngine):
         return loss
 
     def theory(self) -> list[Term]:
-        return [*activations(self.cell, self.task, self.held), *self.clipping()]
+        return [*activations(self.cell, self.task, self.held), *self.agreeing()]
 
     def effective(self) -> dict[str, Any]:
         return {**super().effective(), "split_layers": split_layers(self.held), "sequence_parallel": self.held.partial() > 0}
@@ -53,11 +53,11 @@ def activations(cell: Cell, task: Task, held: Held, *, sharded: bool = False) ->
     """What the split blocks of a rank exchange in a step; sharded: under fully_shard, which casts what the blocks read."""
     from trainers.plans.plan import FORWARD_REDUCTIONS
 
-    plan, low = task.plan(), cell.precision == "bf16"
+    plan, low, whole = task.plan(), computed_bytes(cell.precision), weight_bytes(cell.precision)
     positions, width = plan.hidden
     elements, n = cell.micro_batch_size * positions * width, held.mesh["tp"].size()
-    # autocast computes a linear layer in bf16 but casts inside it: what it reads, and the gradient of that, is fp32.
-    written, read = elements * (2 if low else 4), elements * (2 if low and sharded else 4)
+    # autocast computes a linear layer in 16 bits but casts inside it: what it reads, and the gradient of that, is fp32.
+    written, read = elements * low, elements * (low if sharded else whole)
     blocks = len(held.blocks) * cell.gradient_accumulation_steps
     again = switches.effective(held.module)["checkpointed_blocks"] * cell.gradient_accumulation_steps
     if held.sequence:
@@ -81,7 +81,7 @@ def _activations_in_slices(cell: Cell, held: Held, written: int, read: int, bloc
         Term("what row-parallel layers write, each block and pass", "reduce_scatter", written, n, 2 * blocks + again),
         Term("its gradient, each block and pass", "all_gather", written, n, 2 * blocks),
         Term("what leaves the blocks, and the gradient of what enters them, each pass", "all_gather", read, n, 2 * passes),
-        Term("gradients of the layer norms, once a step", "all_reduce", 4.0 * held.partial(), n),
+        Term("gradients of the layer norms, once a step", "all_reduce", weight_bytes(cell.precision) * held.partial(), n),
     ]
 
 
@@ -135,7 +135,7 @@ VARIANTS = (
     Strategy(
         name="tp",
         summary="each block's linear layers cut by columns, then rows, over the ranks (PyTorch parallelize_module)",
-        precisions=MIXED,
+        precisions=ALL,
         refuse=refuse,
         build=build,
         degrees=("tp",),

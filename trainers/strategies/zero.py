@@ -70,6 +70,21 @@ class ZeroEngine(ReplicatedEngine):
             found[switches.plain_name(name)] = (parameter if whole is None else whole).detach().float().cpu().clone()
         return found
 
+    def keeps(self) -> dict[str, list[torch.Tensor]]:
+        found, zero = super().keeps(), self.model.optimizer
+        averaged = getattr(zero, "averaged_gradients", {}).values()
+        found["gradient"] += [gradient for group in averaged for gradient in group or () if gradient is not None]
+        if self.stage == 3:
+            parameters = list(self.model.module.parameters())
+            if zero.grad_partitions_flat_buffer is not None:
+                found["gradient"].append(zero.grad_partitions_flat_buffer)
+            found["master_parameter"] += zero.fp32_partitioned_groups_flat
+            found["parameter"] = [p.ds_tensor for p in parameters]
+            found["gathered"] = [p.data for p in parameters]
+            # Before gradients, which for a while are views of it.
+            found = {"buffer": [bucket.buffer for bucket in zero.ipg_buckets.values() if bucket.buffer is not None], **found}
+        return found
+
     def parameters(self) -> int:
         return sum(self._sizes.values())  # what is cut has no size of its own
 
@@ -256,6 +271,7 @@ ALL_CUT = (
     Option("offload_param", "none", "where cut parameters are kept", ("none", "cpu", "nvme")),
     Option("nvme_path", None, "a folder on a local disk of each node"),
 )
+CUTS = ("", "parameter", "gradient", "optimizer_state")  # the last so many as the stage says
 HONOURED = ("activation_checkpointing", "max_grad_norm")
 
 
@@ -268,6 +284,7 @@ def _variant(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
         build=builder(stage),
         options=options,
         switches=HONOURED,
+        cuts=CUTS[4 - stage :],
     )
 
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 OPTIMIZER = Optimizer(name="adamw", lr=1e-3)
-
 STOCHASTIC_DEPTH = 0.5
 RATES = "blocks are left out with a probability that rises to 0.5"
 

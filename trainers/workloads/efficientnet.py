@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 OPTIMIZER = Optimizer(name="adamw", lr=1e-3)
-
 DROPOUT, STOCHASTIC_DEPTH = 0.4, 0.2
 RATES = "0.4 before the head, and blocks are left out with a probability that rises to 0.2"
 

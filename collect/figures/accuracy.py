@@ -1,0 +1,42 @@
+"""Accuracy over the time spent on training: a faster step is worth what it brings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collect.figure import MOST_SHOWN, Figure, Group, axis, layout
+from collect.load import LoadedRun
+from collect.sources.steps import of_world
+
+
+def draw(group: Group) -> Figure | None:
+    """One line per cell that was validated, of its first completed repeat."""
+    data: list[dict[str, Any]] = []
+    for mark in group.marks:
+        if mark.cell.completed and (points := _points(mark.cell.completed[0])):
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers",
+                    "name": mark.label,
+                    "x": [seconds for seconds, _ in points],
+                    "y": [accuracy for _, accuracy in points],
+                    "line": {"color": mark.look.colour, "dash": mark.look.dash, "width": 2},
+                    "marker": {"symbol": mark.look.symbol, "size": 7},
+                    "visible": True if len(data) < MOST_SHOWN else "legendonly",
+                    "hovertemplate": "%{y:.3~g} % after %{x:.3~g} s",
+                }
+            )
+    caption = (
+        "Right predictions on the validation split, over the step times of the slowest rank up to then; warm-up steps and the "
+        "time that validation itself took are not in it. The first completed repeat of each cell."
+    )
+    shape = layout(axis("seconds of training", showgrid=False), axis("accuracy, %", rangemode="tozero"), showlegend=True)
+    return Figure("accuracy", "Validation accuracy", caption, 380, data, shape) if data else None
+
+
+def _points(run: LoadedRun) -> list[tuple[float, float]]:
+    """(seconds of training, percent) of each validation whose steps are all recorded."""
+    world = of_world(run.timed)
+    seconds = dict(zip(world["step"].to_list(), (world["step_ms"].cum_sum() / 1000).to_list(), strict=True))
+    return [(seconds[record.step], 100 * record.accuracy) for record in run.validation if record.step in seconds]

@@ -1,0 +1,69 @@
+"""What looking cost: each instrument's time between steps, and how much longer the steps took that it looked into."""
+
+from __future__ import annotations
+
+from statistics import mean, median
+
+import msgspec
+import polars as pl
+
+from collect.load import Loaded, LoadedRun
+from collect.sources.steps import of_world, unwatched
+
+
+class InstrumentCost(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One instrument in one cell. n: completed runs that it is the mean of.
+
+    cost_s: what it took between steps, by rank 0's clock. watched_steps: those that it looked into; they count for no
+    figure of time or memory. step_ratio: their median time over that of the steps that nothing looked into, absent where
+    either has none.
+    """
+
+    cell: str
+    instrument: str
+    n: int
+    cost_s: float
+    watched_steps: int
+    step_ratio: float | None = None
+
+
+def costs(loaded: Loaded) -> list[InstrumentCost]:
+    """By cell and instrument, over the completed runs that had it on."""
+    found = []
+    for cell in loaded.cells:
+        by_name: dict[str, list[LoadedRun]] = {}
+        for run in cell.completed:
+            for name in run.result.instruments if run.result else ():
+                by_name.setdefault(name, []).append(run)
+        for name, runs in by_name.items():
+            cost = [msgspec.convert(_said(run, name)["cost_s"], float) for run in runs]
+            ratios = [ratio for run in runs if (ratio := _step_ratio(run, _steps(run, name))) is not None]
+            found.append(
+                InstrumentCost(
+                    cell=cell.id,
+                    instrument=name,
+                    n=len(runs),
+                    cost_s=mean(cost),
+                    watched_steps=max(len(_steps(run, name)) for run in runs),
+                    step_ratio=mean(ratios) if ratios else None,
+                )
+            )
+    return found
+
+
+def _said(run: LoadedRun, name: str) -> dict[str, object]:
+    assert run.result is not None
+    return run.result.instruments[name]
+
+
+def _steps(run: LoadedRun, name: str) -> list[int]:
+    return msgspec.convert(_said(run, name).get("watched_steps", []), list[int])
+
+
+def _step_ratio(run: LoadedRun, watched: list[int]) -> float | None:
+    others = of_world(unwatched(run.timed))["step_ms"]
+    looked_into = of_world(run.timed.filter(pl.col("step").is_in(watched)))["step_ms"]
+    if others.is_empty() or looked_into.is_empty():
+        return None
+    ratio: float = median(looked_into.to_list()) / median(others.to_list())
+    return ratio

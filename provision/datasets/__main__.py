@@ -1,0 +1,28 @@
+"""``python -m provision.datasets look|stage REQUEST``: what `provision` runs on a node, one JSON document on each side."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from provision.datasets import stage
+from shardlab.errors import ShardlabError
+
+
+def main(verb: str, request: str) -> int:
+    """Look for a set or stage it; REQUEST is a `Wanted` in JSON. Refusals go to standard error, with their exit code."""
+    wanted = stage.Wanted(**json.loads(request))
+    try:
+        found = stage.look(wanted) if verb == "look" else stage.stage(wanted)
+    except ShardlabError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"{error.filename or wanted.data_path}: {error.strerror or error}.", file=sys.stderr)
+        return 1
+    print(json.dumps(stage.plain(found)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:3]))

@@ -1,0 +1,118 @@
+"""Fetch an archive so that a broken transfer goes on where it stopped, and nothing unverified is ever used."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from email.message import Message
+from pathlib import Path
+
+from shardlab.errors import InputError, ShardlabError
+
+CHUNK = 2**20
+ATTEMPTS = 5  # in one command; the next command goes on from there
+PAUSE_S = 1.0  # before the second attempt, doubled for each after it
+STALL_S = 60.0  # without a byte
+
+
+def fetch(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
+    """Bring `partial` to the whole archive and return it, once its SHA-256 is the one given.
+
+    Raises InputError where what is there is not that archive (the partial file is then gone), and ShardlabError where the
+    transfer does not come to an end (the partial file then stays).
+    """
+    why = ""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(PAUSE_S * 2 ** (attempt - 1))
+        try:
+            if _transfer(url, partial, most_bytes):
+                break
+            why = "the connection ended early"
+        except urllib.error.HTTPError as error:
+            if error.code < 500 and error.code not in (408, 416, 429):
+                raise InputError(f"{url}: the server says {error.code} {error.reason}.") from None
+            if error.code == 416:  # nothing beyond what is there: whole, or of another archive, which the checksum tells
+                break
+            why = f"the server says {error.code} {error.reason}"
+        except (OSError, http.client.HTTPException) as error:
+            why = str(getattr(error, "reason", error)) or type(error).__name__
+    else:
+        have = partial.stat().st_size if partial.exists() else 0
+        raise ShardlabError(f"{url}: {why}, after {have} bytes; run the same command again and it goes on from there.")
+    found = digest(partial)
+    if found != sha256:
+        forget(partial)
+        raise InputError(
+            f"{url}: its SHA-256 is {found}. Allowed: {sha256}, as cluster.yaml says. What was fetched is deleted."
+        )
+    return partial
+
+
+def forget(partial: Path) -> None:
+    """Delete a partial file and the note beside it."""
+    partial.unlink(missing_ok=True)
+    _note(partial).unlink(missing_ok=True)
+
+
+def digest(path: Path) -> str:
+    """The file's SHA-256 in hexadecimal."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _transfer(url: str, partial: Path, most_bytes: int) -> bool:
+    """Fetch what is missing; whether all is there now."""
+    request = urllib.request.Request(url)  # noqa: S310  # the scheme is checked where cluster.yaml is read
+    have = partial.stat().st_size if partial.exists() else 0
+    noted = _noted(partial)
+    if have and noted.get("url") == url:
+        request.add_header("Range", f"bytes={have}-")
+        if validator := noted.get("validator"):
+            request.add_header("If-Range", validator)  # another file under this name is then sent whole
+    with urllib.request.urlopen(request, timeout=STALL_S) as answer:  # noqa: S310
+        begin, total = _extent(answer.status, answer.headers)
+        if begin not in (0, have):
+            raise InputError(f"{url}: asked for the bytes from {have}, the server sent those from {begin}.")
+        if total is not None and total > most_bytes:
+            raise InputError(f"{url}: has {total} bytes. Allowed: at most {most_bytes} for this set.")
+        if not begin:
+            _note(partial).write_text(json.dumps({"url": url, "validator": _validator(answer.headers)}))
+        with partial.open("ab" if begin else "wb") as file:
+            while piece := answer.read(CHUNK):
+                if file.tell() + len(piece) > most_bytes:
+                    raise InputError(f"{url}: sends more than {most_bytes} bytes, the most for this set.")
+                file.write(piece)
+            return total is None or file.tell() == total
+
+
+def _extent(status: int, headers: Message) -> tuple[int, int | None]:
+    """(the first byte sent, bytes of the whole file if the server says so)."""
+    if status == 206 and (match := re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))):
+        return int(match[1]), None if match[2] == "*" else int(match[2])
+    length = headers.get("Content-Length")
+    return 0, None if length is None else int(length)
+
+
+def _validator(headers: Message) -> str | None:
+    """What If-Range takes: a strong ETag, else the date of change."""
+    tag = headers.get("ETag")
+    return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
+
+
+def _noted(partial: Path) -> dict[str, str | None]:
+    """Of what the partial file is a part; nothing where that is not known, and it is fetched anew."""
+    try:
+        noted = json.loads(_note(partial).read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return noted if isinstance(noted, dict) else {}
+
+
+def _note(partial: Path) -> Path:
+    return partial.with_name(partial.name + ".json")

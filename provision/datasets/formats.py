@@ -1,0 +1,178 @@
+"""What each data set consists of, so that anything else in an archive is refused before or as soon as it is seen."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardlab.errors import InputError
+
+CIFAR10_RECORD = 1 + 3 * 32 * 32
+CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+MNIST_PAIRS = (
+    ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+)
+MNIST_PIXELS = (28, 28)
+LABELS = 10
+IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG")  # a few of the official .JPEG files are PNG
+
+
+@dataclass(frozen=True)
+class Format:
+    """A data set's folder in the data path, the members of its archive, and how much of them there may be.
+
+    member: matches a member's path whole; its group `kept` is the path within `folder`. check raises InputError for a
+    folder that does not hold the set. summary is what two looks at an undamaged folder have in common.
+    """
+
+    folder: str
+    member: re.Pattern[str]
+    spoken: str
+    most_files: int
+    most_bytes: int
+    check: Callable[[Path], None]
+    summary: Callable[[Path], dict[str, int]]
+    linked: bool = False  # an unpacked folder elsewhere is linked to rather than copied
+    parts: tuple[str, ...] = ()  # folders that may come as a tar file each
+
+
+def _check_cifar10(folder: Path) -> None:
+    for name in CIFAR10_FILES:
+        content = _content(folder / name, most=FORMATS["cifar10"].most_bytes)
+        if not content or len(content) % CIFAR10_RECORD:
+            raise InputError(
+                f"{folder / name}: found {len(content)} bytes. Allowed: a multiple of {CIFAR10_RECORD}, one record."
+            )
+        _check_labels(folder / name, content[::CIFAR10_RECORD])
+
+
+def _check_mnist(folder: Path) -> None:
+    for images_name, labels_name in MNIST_PAIRS:
+        _, shape = _idx(folder, images_name, 3)
+        labels, _ = _idx(folder, labels_name, 1)
+        if shape[1:] != MNIST_PIXELS:
+            raise InputError(f"{folder / images_name}: found images of {shape[1]} x {shape[2]} pixels. Allowed: 28 x 28.")
+        if shape[0] != len(labels):
+            raise InputError(f"{folder / labels_name}: found {len(labels)} labels. Allowed: {shape[0]}, one for each image.")
+        _check_labels(folder / labels_name, labels)
+
+
+def _idx(folder: Path, name: str, dimensions: int) -> tuple[bytes, tuple[int, ...]]:
+    path = folder / name if (folder / name).exists() else folder / f"{name}.gz"
+    content = _content(path, most=FORMATS["mnist"].most_bytes)
+    begin = 4 + 4 * dimensions
+    magic = bytes([0, 0, 8, dimensions])
+    if content[:4] != magic or len(content) < begin:
+        raise InputError(f"{path}: starts with {content[:4].hex(' ')}. Allowed: {magic.hex(' ')}, IDX of unsigned bytes.")
+    shape = struct.unpack(f">{dimensions}I", content[4:begin])
+    promised = 1
+    for size in shape:
+        promised *= size
+    if not promised or promised != len(content) - begin:
+        raise InputError(f"{path}: found {len(content) - begin} bytes after the header, which promises {promised}.")
+    return content[begin:], shape
+
+
+def _content(path: Path, *, most: int) -> bytes:
+    """A file's bytes, out of its gzip if it is one."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as handle:
+            content: bytes = handle.read(most + 1)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file.") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path}: is not a whole gzip file: {error}.") from None
+    if len(content) > most:
+        raise InputError(f"{path}: holds more than {most} bytes, the most that this set may have.")
+    return content
+
+
+def _check_labels(path: Path, labels: bytes) -> None:
+    if max(labels) >= LABELS:
+        first = next(place for place, label in enumerate(labels) if label >= LABELS)
+        raise InputError(f"{path}: record {first} has the label {labels[first]}. Allowed: 0 to {LABELS - 1}.")
+
+
+def _check_imagenet(folder: Path) -> None:
+    """Class folders, those of val among those of train, none without an image, and each one's first image looked at."""
+    classes = {split: _folders(folder / split) for split in ("train", "val")}
+    if len(classes["train"]) < 2:
+        raise InputError(f"{folder / 'train'}: found {len(classes['train'])} class folders. Allowed: at least 2.")
+    if not classes["val"]:
+        raise InputError(f"{folder / 'val'}: found no class folders. Allowed: val/WNID/*.JPEG; the official archive is flat.")
+    if strange := set(classes["val"]) - set(classes["train"]):
+        raise InputError(
+            f"{folder / 'val' / min(strange)}: is no class of train. Allowed: its {len(classes['train'])} folders."
+        )
+    for split, names in classes.items():
+        for name in names:
+            with os.scandir(folder / split / name) as entries:
+                first = next((entry.path for entry in entries if entry.name.lower().endswith((".jpeg", ".jpg"))), None)
+            if first is None:
+                raise InputError(f"{folder / split / name}: found no image. Allowed: *.JPEG.")
+            with Path(first).open("rb") as handle:
+                check_image_start(first, handle.read(4))
+
+
+def check_image_start(where: str, start: bytes) -> None:
+    """Raises InputError for bytes with which no JPEG begins."""
+    if not start.startswith(IMAGE_STARTS):
+        raise InputError(f"{where}: starts with {start[:4].hex(' ') or 'nothing'}. Allowed: a JPEG.")
+
+
+def _folders(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    except FileNotFoundError:
+        raise InputError(f"{folder}: no such folder. Allowed: train/WNID/*.JPEG and val/WNID/*.JPEG.") from None
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def _class_counts(folder: Path) -> dict[str, int]:
+    return {split: len(_folders(folder / split)) for split in ("train", "val")}
+
+
+FORMATS = {
+    "cifar10": Format(
+        folder="cifar-10-batches-bin",
+        member=re.compile(
+            r"(cifar-10-batches-bin/)?(?P<kept>(data_batch_[1-5]|test_batch)\.bin|batches\.meta\.txt|readme\.html)"
+        ),
+        spoken="cifar-10-batches-bin/ with data_batch_1.bin to data_batch_5.bin, test_batch.bin, batches.meta.txt, readme.html",
+        most_files=16,
+        most_bytes=256 * 2**20,
+        check=_check_cifar10,
+        summary=_sizes,
+    ),
+    "mnist": Format(
+        folder="mnist",
+        member=re.compile(r"([A-Za-z0-9_-]+/)*(?P<kept>(train|t10k)-(images-idx3|labels-idx1)-ubyte(\.gz)?)"),
+        spoken="{train,t10k}-{images-idx3,labels-idx1}-ubyte, with or without .gz",
+        most_files=16,
+        most_bytes=128 * 2**20,
+        check=_check_mnist,
+        summary=_sizes,
+    ),
+    "imagenet": Format(
+        folder="imagenet",
+        member=re.compile(r"([A-Za-z0-9_-]+/)?(?P<kept>(train|val)/[A-Za-z0-9_]+/[A-Za-z0-9_]+\.(JPEG|jpeg|JPG|jpg))"),
+        spoken="train/WNID/*.JPEG and val/WNID/*.JPEG",
+        most_files=2_000_000,
+        most_bytes=400 * 2**30,
+        check=_check_imagenet,
+        summary=_class_counts,
+        linked=True,
+        parts=("train", "val"),
+    ),
+}

@@ -1,0 +1,196 @@
+"""A data set in its folder: looked for, or put there by the first of all who ask, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from provision.datasets import archive, download
+from provision.datasets.formats import FORMATS, Format
+from shardlab.errors import InputError
+
+SCHEMA = 1
+OWN = ".staging"  # in the data path: locks, notes, what is being fetched and unpacked
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A set by name; `source`: where it comes from, an http(s) URL, an archive or a folder, None where it is there already."""
+
+    data_path: str
+    name: str
+    source: str | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a look found. ready: nothing to do. can: staging would make it so. says: the sentence for either."""
+
+    ready: bool
+    can: bool
+    says: str
+
+
+def look(wanted: Wanted) -> Found:
+    """What staging would do; changes nothing, reads little: sizes and names, held against the note of when it was staged."""
+    form, folder = FORMATS[wanted.name], _folder(wanted)
+    if folder.exists():
+        note = _read_note(wanted)
+        if note is None:
+            return Found(False, True, f"verify {folder}, which was there already")
+        if wanted.sha256 and note["sha256"] and note["sha256"] != wanted.sha256:
+            says = f"{folder} was made of an archive with the SHA-256 {note['sha256']}; remove it to have the other one"
+            return Found(False, False, says)
+        if note["summary"] != form.summary(folder):
+            return Found(False, False, f"{folder} has changed since it was staged; remove it to have it staged anew")
+        return Found(True, True, f"{folder} is staged")
+    if wanted.source is None:
+        return Found(False, False, f"{folder} is not there, and cluster.yaml names no archive for {wanted.name}")
+    if not _is_url(wanted.source) and not Path(wanted.source).exists():
+        return Found(False, False, f"{wanted.source}: no such file, so {wanted.name} cannot be staged")
+    how = "fetch" if _is_url(wanted.source) else "take over" if Path(wanted.source).is_dir() else "unpack"
+    return Found(False, True, f"{how} {wanted.source} as {folder}")
+
+
+def stage(wanted: Wanted) -> Found:
+    """Make it so, unless it is so. Raises InputError for what is refused, ShardlabError for what did not come through."""
+    form, folder = FORMATS[wanted.name], _folder(wanted)
+    with _alone(wanted):
+        found = look(wanted)  # another process may have been first
+        if found.ready:
+            return found
+        if not found.can:
+            raise InputError(f"{found.says}.")
+        if folder.exists():
+            form.check(folder)
+            sha256 = None
+        else:
+            sha256 = _make(wanted, form, folder)
+        _write_note(wanted, {"schema": SCHEMA, "sha256": sha256, "summary": form.summary(folder)})
+        return Found(True, True, f"{folder} is staged")
+
+
+def _make(wanted: Wanted, form: Format, folder: Path) -> str | None:
+    """The SHA-256 of the archive that the folder is made of; None for a folder."""
+    assert wanted.source is not None
+    source = Path(wanted.source)
+    partial = folder.parent / OWN / f"{wanted.name}.partial"
+    unpacked = folder.parent / OWN / f"{wanted.name}.unpacking"
+    shutil.rmtree(unpacked, ignore_errors=True)  # of one that was killed: the lock is ours
+    if not _is_url(wanted.source) and source.is_dir():
+        if wanted.sha256:
+            raise InputError(f"{source}: is a folder, which has no SHA-256. Allowed: a folder without one, or an archive.")
+        _of_folder(source, form, unpacked, folder)
+        return None
+    if _is_url(wanted.source):
+        assert wanted.sha256 is not None  # cluster.yaml is refused without
+        source = download.fetch(wanted.source, partial, wanted.sha256, form.most_bytes)
+        sha256 = wanted.sha256
+    else:
+        sha256 = download.digest(source)
+        if wanted.sha256 not in (None, sha256):
+            raise InputError(f"{source}: its SHA-256 is {sha256}. Allowed: {wanted.sha256}, as cluster.yaml says.")
+    with _filled(form, unpacked, folder):
+        archive.unpack(source, form, unpacked)
+    download.forget(partial)
+    return sha256
+
+
+def _of_folder(source: Path, form: Format, unpacked: Path, folder: Path) -> None:
+    """A folder of somebody's: archives of the parts are unpacked, a small set is copied, a large one is linked to."""
+    parts = {name: source / f"{name}.tar" for name in form.parts}
+    if parts and all(path.is_file() for path in parts.values()):
+        with _filled(form, unpacked, folder):
+            for name, path in parts.items():
+                archive.unpack(path, form, unpacked, within=f"{name}/")
+        return
+    if form.linked:
+        form.check(source)
+        link = unpacked.with_suffix(".link")
+        link.unlink(missing_ok=True)
+        link.symlink_to(source.absolute())
+        link.rename(folder)
+        return
+    with _filled(form, unpacked, folder):
+        for path in sorted(source.iterdir()):
+            if form.member.fullmatch(path.name) and path.is_file():
+                shutil.copyfile(path, unpacked / path.name)
+
+
+@contextlib.contextmanager
+def _filled(form: Format, unpacked: Path, folder: Path) -> Iterator[None]:
+    """A new folder for the block to fill, which then gets its name, or is gone where anything went wrong."""
+    unpacked.mkdir()
+    try:
+        yield
+        _settle(form, unpacked, folder)
+    except BaseException:
+        shutil.rmtree(unpacked, ignore_errors=True)
+        raise
+
+
+def _settle(form: Format, unpacked: Path, folder: Path) -> None:
+    """Check what was unpacked, bring it to the disk, and only then give it its name."""
+    try:
+        form.check(unpacked)
+    except InputError as error:  # the folder that it speaks of is about to go
+        raise InputError(str(error).replace(f"{unpacked}/", "in the archive: ")) from None
+    os.sync()  # once, not once for each of a million files
+    unpacked.rename(folder)
+    descriptor = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _folder(wanted: Wanted) -> Path:
+    return Path(wanted.data_path) / FORMATS[wanted.name].folder
+
+
+def _is_url(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
+@contextlib.contextmanager
+def _alone(wanted: Wanted) -> Iterator[None]:
+    """Wait until no other process stages this set in this data path; the kernel lets go however one ends."""
+    own = Path(wanted.data_path) / OWN
+    own.mkdir(parents=True, exist_ok=True)
+    with (own / f"{wanted.name}.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _note(wanted: Wanted) -> Path:
+    return Path(wanted.data_path) / OWN / f"{wanted.name}.json"
+
+
+def _read_note(wanted: Wanted) -> dict[str, object] | None:
+    """The note of when the set was staged; None where there is none or it cannot be read, which is then made anew."""
+    try:
+        note = json.loads(_note(wanted).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return note if isinstance(note, dict) and note.keys() >= {"sha256", "summary"} and note.get("schema") == SCHEMA else None
+
+
+def _write_note(wanted: Wanted, note: dict[str, object]) -> None:
+    temporary = _note(wanted).with_suffix(".tmp")
+    with temporary.open("w") as file:
+        json.dump(note, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(_note(wanted))
+
+
+def plain(found: Found) -> dict[str, object]:
+    """As it crosses to another process."""
+    return asdict(found)

@@ -1,0 +1,62 @@
+"""Put the data sets that cluster.yaml names where runs will look for them."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import msgspec
+
+from provision.facts import Unanswered, decode, last_line
+from provision.operations import Change, Nothing, Operation, Site, Target
+from shardlab.cluster import DataSet
+
+LOOK_S, STAGE_S = 120.0, 24 * 3600.0  # the second bounds a download of ImageNet, not a wait
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What `python -m provision.datasets` prints."""
+
+    ready: bool
+    can: bool
+    says: str
+
+
+def plan(site: Site, target: Target) -> list[Change] | Nothing:
+    """Stage each set that is not there, and verify once each that was there already. Raises Unanswered."""
+    sets = site.cluster.data.named()
+    if not sets:
+        return Nothing("cluster.yaml names no data sets under data.sets")
+    changes = []
+    for one in sets:
+        request = _request(site, one)
+        found = _ask(target, "look", request, LOOK_S)
+        if not found.can:
+            raise Unanswered(f"{target.node.name}: {found.says}.")
+        if not found.ready:
+            changes.append(Change(found.says, functools.partial(_ask, target, "stage", request, STAGE_S)))
+    return changes or Nothing(f"{', '.join(one.name for one in sets)}: staged and as they were")
+
+
+def _request(site: Site, one: DataSet) -> str:
+    source = one.archive
+    if source is not None and not one.is_url:
+        source = str(site.workspace.relative(source))
+    data_path = str(site.workspace.data(site.cluster.data.path))
+    return json.dumps({"data_path": data_path, "name": one.name, "source": source, "sha256": one.sha256})
+
+
+def _ask(target: Target, verb: str, request: str, timeout_s: float) -> Found:
+    answer = target.node.run([target.node.python, "-m", "provision.datasets", verb, request], timeout_s=timeout_s)
+    where = f"{target.node.name}: the data sets"
+    if answer.code is None:
+        raise Unanswered(f"{where} were not there within {timeout_s:g} s; run the same command again.")
+    if answer.code != 0:
+        raise Unanswered(f"{where}: {last_line(answer)}")
+    try:
+        return decode(answer.stdout, Found)
+    except ValueError as error:
+        raise Unanswered(f"{where}: the answer cannot be read: {error}") from None
+
+
+DATASETS = Operation("datasets", plan)

@@ -1,0 +1,108 @@
+"""The GPUs of a machine and what connects them, as NVML tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+# By NVML's levels of the nearest common ancestor; the words of `nvidia-smi topo`.
+ANCESTORS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+
+
+class Gpu(msgspec.Struct, omit_defaults=True):
+    """A GPU as NVML names it, without what changes from moment to moment (telemetry has that). Sizes in bytes, power in watts.
+
+    pcie_width: lanes in use, out of pcie_width_max: fewer than that is a card that sits badly. nvlinks: active links by
+    the PCI address of their other end, a GPU or a switch. paths: to each other GPU by its UUID, the nearest thing on
+    PCI that both share: PIX (one bridge), PXB (several), PHB (host bridge), NODE (NUMA node), SYS (between nodes).
+    """
+
+    uuid: str
+    name: str
+    memory_bytes: int | None = None
+    power_limit_w: float | None = None
+    pci: str | None = None
+    power_limit_max_w: float | None = None
+    sm_clock_max_mhz: int | None = None
+    memory_clock_max_mhz: int | None = None
+    numa_node: int | None = None
+    persistence: bool | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    nvlinks: dict[str, int] | None = None
+    paths: dict[str, str] | None = None
+
+
+def gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
+    """(driver version, GPUs, why there are none)."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return None, None, f"NVML: {error}"
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
+        found = [_gpu(handle, uuid) for handle, uuid in zip(handles, uuids)]
+        for gpu, handle in zip(found, handles):
+            others = [(uuid, other) for uuid, other in zip(uuids, handles) if uuid != gpu.uuid]
+            paths = {uuid: path for uuid, other in others if (path := _asked(_path, handle, other)) is not None}
+            gpu.paths = paths or None
+        return pynvml.nvmlSystemGetDriverVersion(), found, None
+    except pynvml.NVMLError as error:
+        return None, None, f"NVML: {error}"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(handle: Any, uuid: str) -> Gpu:
+    import pynvml as nvml
+
+    gpu = Gpu(uuid=uuid, name=nvml.nvmlDeviceGetName(handle))
+    gpu.memory_bytes = _asked(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
+    gpu.pci = _asked(lambda: str(nvml.nvmlDeviceGetPciInfo(handle).busId))
+    gpu.power_limit_w = _asked(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000)  # NVML gives milliwatts
+    gpu.power_limit_max_w = _asked(lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)[1] / 1000)
+    gpu.sm_clock_max_mhz = _asked(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+    gpu.memory_clock_max_mhz = _asked(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM)
+    gpu.numa_node = _asked(nvml.nvmlDeviceGetNumaNodeId, handle)
+    gpu.persistence = _asked(lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)))
+    gpu.pcie_generation_max = _asked(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
+    gpu.pcie_width = _asked(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle)
+    gpu.pcie_width_max = _asked(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
+    gpu.nvlinks = _nvlinks(handle)
+    return gpu
+
+
+def _nvlinks(handle: Any) -> dict[str, int] | None:
+    """Active links by the PCI address of their other end; None where there are none, or NVML does not tell."""
+    import pynvml as nvml
+
+    ends: dict[str, int] = {}
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        if _asked(nvml.nvmlDeviceGetNvLinkState, handle, link):
+            remote = _asked(nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+            end = str(remote.busId) if remote is not None else "unknown"
+            ends[end] = ends.get(end, 0) + 1
+    return ends or None
+
+
+def _path(one: Any, other: Any) -> str | None:
+    import pynvml as nvml
+
+    return ANCESTORS.get(nvml.nvmlDeviceGetTopologyCommonAncestor(one, other))
+
+
+def _asked(question: Callable[..., T], *about: Any) -> T | None:
+    """The answer, or None: not every GPU answers every question."""
+    import pynvml
+
+    try:
+        return question(*about)
+    except pynvml.NVMLError:
+        return None

@@ -1,0 +1,41 @@
+"""What an instrument cost reaches every reader of a report."""
+
+import json
+
+import pytest
+import support_collect as support
+
+from collect import load, summary
+from collect.cli import main
+from shardlab.workspace import Workspace
+
+
+def test_what_looking_cost_is_said(tmp_path, capsys):
+    """The steps that an instrument looked into took three times as long; they are in no other figure."""
+    workspace = Workspace(tmp_path)
+    plain, looked = support.cell(), support.cell("ddp", 2)
+    support.keep(workspace, [plain, looked], repeats=1)
+    support.completed(workspace, plain)
+    folder = support.completed(workspace, looked)
+    for rank in (0, 1):
+        records = [json.loads(line) for line in folder.steps_file(rank).read_text().splitlines()]
+        timed = [record for record in records if not record.get("warmup")]
+        for record in timed:
+            record["step_ms"] = 30.0 if record["step"] in (2, 3) else 10.0
+        for record in timed[1:3]:
+            record["watched"] = True
+        folder.steps_file(rank).write_text("".join(json.dumps(record) + "\n" for record in records))
+    result = json.loads(folder.result.read_text())
+    result["instruments"] = {"profile": {"cost_s": 1.25, "watched_steps": [2, 3]}, "checkpoints": {"cost_s": 0.5}}
+    folder.result.write_text(json.dumps(result))
+    summarized = summary.summarize(load.load(workspace, None), "single")
+    profile, checkpoints = summarized.instruments
+    assert (profile.instrument, profile.cost_s, profile.watched_steps, profile.n) == ("profile", 1.25, 2, 1)
+    assert profile.step_ratio == pytest.approx(3.0)
+    assert (checkpoints.cost_s, checkpoints.watched_steps, checkpoints.step_ratio) == (0.5, 0, None)
+    assert main(["summarize", "--workspace", str(tmp_path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "instrument profile: 1.2 s between steps, 2 steps looked into and not counted (3 times as long as the others)" in said
+    )
+    assert "What looking cost" in (workspace.report / "index.html").read_text()

@@ -1,0 +1,357 @@
+"""A data set is staged whole or not at all, once, from where cluster.yaml says; what an attacker would send is refused."""
+
+import gzip
+import json
+import multiprocessing
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+from support_datasets import (
+    CIFAR,
+    Server,
+    cifar_members,
+    cifar_records,
+    idx,
+    imagenet_members,
+    mnist_members,
+    put,
+    sha256,
+    tar,
+)
+
+from provision.cli import main
+from provision.datasets import archive, download, stage
+from provision.datasets.stage import Wanted
+from shardlab.errors import InputError, ShardlabError
+
+
+def wanted(folder, name="cifar10", source=None, sha256=None):
+    return Wanted(str(folder / "data"), name, None if source is None else str(source), sha256)
+
+
+def tree(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    ("name", "members", "kept"),
+    [
+        ("cifar10", cifar_members(), f"{CIFAR}/"),
+        ("mnist", mnist_members(), ""),
+        ("mnist", {f"./raw/{name}": content for name, content in mnist_members(zipped=False).items()}, "./raw/"),
+        ("imagenet", imagenet_members(), ""),
+        ("imagenet", {f"./mine/{name}": content for name, content in imagenet_members().items()}, "./mine/"),
+    ],
+)
+def test_an_archive_becomes_the_set_and_a_second_time_there_is_nothing_to_do(tmp_path, name, members, kept, zipped):
+    made = tar(tmp_path / "set.tar", members, zipped=zipped)
+    want = wanted(tmp_path, name, made, sha256(made))
+    assert stage.look(want).says.startswith("unpack ")
+    assert not (tmp_path / "data").exists()
+    assert stage.stage(want).ready
+    folder = tmp_path / "data" / {"cifar10": CIFAR}.get(name, name)
+    assert tree(folder) == {path.removeprefix(kept): content for path, content in members.items()}
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
+    assert stage.stage(want) == stage.look(want) == stage.Found(True, True, f"{folder} is staged")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")} == before
+    assert {path.name for path in (tmp_path / "data" / ".staging").iterdir()} == {f"{name}.lock", f"{name}.json"}
+
+
+def member(name, kind=tarfile.REGTYPE, **keys):
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    for key, value in keys.items():
+        setattr(info, key, value)
+    return info
+
+
+HOSTILE = [
+    ("an absolute path", [member("/etc/passwd")], "the member '/etc/passwd' has an absolute path"),
+    ("a way out", [member(f"{CIFAR}/../../x")], f"the member '{CIFAR}/../../x' leads out of its folder"),
+    ("a folder that is a way out", [member("../x", tarfile.DIRTYPE)], "the member '../x' leads out of its folder"),
+    ("a link", [member(f"{CIFAR}/readme.html", tarfile.SYMTYPE, linkname="/etc/passwd")], "is a symbolic link"),
+    ("a hard link", [member(f"{CIFAR}/readme.html", tarfile.LNKTYPE, linkname="x")], "is a hard link"),
+    ("a device", [member(f"{CIFAR}/readme.html", tarfile.BLKTYPE)], "is a block device"),
+    ("a pipe", [member(f"{CIFAR}/readme.html", tarfile.FIFOTYPE)], "is a pipe"),
+    ("holes", [member(f"{CIFAR}/readme.html", tarfile.GNUTYPE_SPARSE)], "is a file with holes"),
+    ("a stranger", [member(f"{CIFAR}/run.sh")], f"'{CIFAR}/run.sh' does not belong to this set. Allowed: {CIFAR}/ with"),
+    ("a pickle", [member("cifar-10-batches-py/data_batch_1")], "does not belong to this set"),
+    ("the same twice", [member(f"{CIFAR}/test_batch.bin")], f"the member '{CIFAR}/test_batch.bin' stands twice"),
+    ("too many", [member("d", tarfile.DIRTYPE)] * 20, "has more than 16 members"),
+    ("too much", [(member(f"{CIFAR}/readme.html", size=2**28), bytes(2**28))], "unpacks to more than 268435456 bytes"),
+    ("a long header", [member(f"{CIFAR}/readme.html", pax_headers={"comment": "x" * 2**21})], "a header of more than 1 MiB"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "why"), [case[1:] for case in HOSTILE], ids=[case[0] for case in HOSTILE])
+def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path, more, why):
+    made = tar(tmp_path / "bad.tar.gz", cifar_members(), *more)
+    with pytest.raises(InputError) as refusal:
+        stage.stage(wanted(tmp_path, source=made))
+    assert str(refusal.value).startswith(f"{made}: ")
+    assert why in str(refusal.value)
+    assert {path.name for path in (tmp_path / "data").rglob("*")} == {".staging", "cifar10.lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {"bad.tar.gz", "data"}
+
+
+def test_a_member_that_says_less_than_it_unpacks_to_is_stopped(tmp_path):
+    made = tmp_path / "bomb.tar.gz"
+    header = member(f"{CIFAR}/readme.html", tarfile.XHDTYPE, size=2**33).tobuf(tarfile.GNU_FORMAT)
+    made.write_bytes(gzip.compress(header + bytes(2**23)))
+    with pytest.raises(InputError, match="header of more than 1 MiB"):
+        archive.unpack(made, stage.FORMATS["cifar10"], tmp_path / "folder")
+
+
+DAMAGED = [
+    ("cifar10", {f"{CIFAR}/test_batch.bin": None}, "in the archive: test_batch.bin: no such file"),
+    ("cifar10", {f"{CIFAR}/test_batch.bin": cifar_records()[:-1]}, "found 12291 bytes. Allowed: a multiple of 3073"),
+    ("cifar10", {f"{CIFAR}/test_batch.bin": b""}, "test_batch.bin: found 0 bytes"),
+    ("cifar10", {f"{CIFAR}/data_batch_3.bin": cifar_records(label=10)}, "data_batch_3.bin: record 0 has the label 10."),
+    ("mnist", {"t10k-labels-idx1-ubyte.gz": None}, "t10k-labels-idx1-ubyte.gz: no such file"),
+    ("mnist", {"t10k-labels-idx1-ubyte.gz": b"no gzip"}, "t10k-labels-idx1-ubyte.gz: is not a whole gzip file"),
+    ("mnist", {"t10k-labels-idx1-ubyte.gz": gzip.compress(idx(np.arange(3)))[:-3]}, "is not a whole gzip file"),
+    ("mnist", {"t10k-labels-idx1-ubyte.gz": gzip.compress(b"\0\0\x0d\1" + bytes(7))}, "starts with 00 00 0d 01. Allowed:"),
+    ("mnist", {"t10k-labels-idx1-ubyte.gz": gzip.compress(idx(np.arange(4)))}, "found 4 labels. Allowed: 3, one"),
+    ("mnist", {"t10k-labels-idx1-ubyte.gz": gzip.compress(idx(np.arange(3)) + b"x")}, "found 4 bytes after the header"),
+    ("mnist", {"t10k-labels-idx1-ubyte.gz": gzip.compress(idx(np.array([1, 2, 10])))}, "record 2 has the label 10"),
+    ("mnist", {"t10k-images-idx3-ubyte.gz": gzip.compress(b"\0\0\x08\3" + b"\xff" * 12)}, "found 0 bytes after the header"),
+    ("mnist", {"t10k-images-idx3-ubyte.gz": gzip.compress(idx(np.zeros((3, 9, 9))))}, "images of 9 x 9 pixels"),
+    ("mnist", {"t10k-images-idx3-ubyte.gz": gzip.compress(bytes(2**28))}, "holds more than 134217728 bytes"),
+    ("imagenet", {"train/n00000001/a.JPEG": b"MZ\x90 a program"}, "a.JPEG': starts with 4d 5a 90 20. Allowed: a JPEG"),
+    ("imagenet", {"val/n00000009/a.JPEG": imagenet_members()["val/n00000001/n00000001_0.JPEG"]}, "is no class of train"),
+    ("imagenet", {"train/n00000001/a.exe": b"x"}, "does not belong to this set. Allowed: train/WNID/*.JPEG"),
+]  # fmt: skip
+MEMBERS = {"cifar10": cifar_members(), "mnist": mnist_members(), "imagenet": imagenet_members()}
+
+
+@pytest.mark.parametrize(("name", "changed", "why"), DAMAGED)
+def test_a_damaged_set_is_refused_and_leaves_nothing(tmp_path, name, changed, why):
+    members = {key: content for key, content in (MEMBERS[name] | changed).items() if content is not None}
+    made = tar(tmp_path / "bad.tar.gz", members)
+    with pytest.raises(InputError) as refusal:
+        stage.stage(wanted(tmp_path, name, made))
+    assert why in str(refusal.value)
+    assert {path.name for path in (tmp_path / "data").rglob("*")} == {".staging", f"{name}.lock"}
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is not a whole tar file"),
+        (b"PK\3\4 a zip" * 100, "is not a whole tar file"),
+        (gzip.compress(b"no tar" * 1000), "is not a whole tar file"),
+        (bytes(10240), "holds nothing"),
+    ],
+)
+def test_what_is_no_archive_is_refused(tmp_path, content, why):
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(InputError, match=why):
+        stage.stage(wanted(tmp_path, source=tmp_path / "x"))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_truncated_archive_is_refused(tmp_path, zipped):
+    made = tar(tmp_path / "x", cifar_members(), zipped=zipped)
+    made.write_bytes(made.read_bytes()[: made.stat().st_size // 2])
+    with pytest.raises(InputError, match=r"not a whole tar file|cut short"):
+        stage.stage(wanted(tmp_path, source=made))
+    assert not (tmp_path / "data" / CIFAR).exists()
+
+
+def test_a_wrong_checksum_is_refused(tmp_path):
+    made = tar(tmp_path / "x", cifar_members())
+    with pytest.raises(InputError, match=rf"its SHA-256 is {sha256(made)}\. Allowed: 0000"):
+        stage.stage(wanted(tmp_path, source=made, sha256="0" * 64))
+
+
+def test_folders_are_copied_linked_or_unpacked(tmp_path):
+    small = put(tmp_path / "four files", mnist_members() | {"notes.txt": b"mine"})
+    assert stage.stage(wanted(tmp_path, "mnist", small)).ready
+    assert tree(tmp_path / "data" / "mnist") == mnist_members()
+    large = put(tmp_path / "unpacked", imagenet_members())
+    assert stage.stage(wanted(tmp_path, "imagenet", large)).ready
+    assert (tmp_path / "data" / "imagenet").readlink() == large
+    assert stage.look(wanted(tmp_path, "imagenet", large)).ready
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    for split in ("train", "val"):
+        of_split = {name: content for name, content in imagenet_members().items() if name.startswith(split)}
+        cut = f"{split}/" if split == "val" else ""  # with the split's name before it, or without
+        tar(parts / f"{split}.tar", {name.removeprefix(cut): content for name, content in of_split.items()})
+    assert stage.stage(Wanted(str(tmp_path / "third"), "imagenet", str(parts))).ready
+    assert tree(tmp_path / "third" / "imagenet") == imagenet_members()
+    with pytest.raises(InputError, match="is a folder, which has no SHA-256"):
+        stage.stage(Wanted(str(tmp_path / "fourth"), "imagenet", str(parts), "0" * 64))
+    bad = put(tmp_path / "bad", {"val/flat.JPEG": b"", "train/a/x.JPEG": b""})
+    with pytest.raises(InputError, match="found 1 class folders"):
+        stage.stage(Wanted(str(tmp_path / "other"), "imagenet", str(bad)))
+
+
+def test_what_was_there_already_is_verified_once_and_what_has_changed_is_said(tmp_path):
+    folder = put(tmp_path / "data", cifar_members()) / CIFAR
+    assert stage.look(wanted(tmp_path)) == stage.Found(False, True, f"verify {folder}, which was there already")
+    assert stage.stage(wanted(tmp_path)).ready
+    assert stage.look(wanted(tmp_path)).ready
+    (folder / "test_batch.bin").write_bytes(b"")
+    assert stage.look(wanted(tmp_path)).says == f"{folder} has changed since it was staged; remove it to have it staged anew"
+    with pytest.raises(InputError, match="has changed since it was staged"):
+        stage.stage(wanted(tmp_path))
+    assert "names no archive for mnist" in stage.look(wanted(tmp_path, "mnist")).says
+    (tmp_path / "data" / "mnist").mkdir()
+    with pytest.raises(InputError, match=r"train-images-idx3-ubyte\.gz: no such file"):
+        stage.stage(wanted(tmp_path, "mnist"))
+
+
+def test_another_archive_does_not_replace_a_set_under_the_runs_that_read_it(tmp_path):
+    made = tar(tmp_path / "x", cifar_members())
+    stage.stage(wanted(tmp_path, source=made))
+    found = stage.look(wanted(tmp_path, source=made, sha256="0" * 64))
+    assert (found.ready, found.can) == (False, False)
+    assert f"was made of an archive with the SHA-256 {sha256(made)}" in found.says
+
+
+def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "PAUSE_S", 0.0)
+    made = tar(tmp_path / "x", cifar_members())
+    whole = made.stat().st_size
+    with Server(made.read_bytes(), cuts=[1000, 5000]) as server:
+        assert stage.stage(wanted(tmp_path, source=server.url, sha256=sha256(made))).ready
+        assert server.asked == [None, "bytes=1000-", "bytes=6000-"]
+        assert sum(server.sent) == whole
+        assert stage.stage(wanted(tmp_path, source=server.url, sha256=sha256(made))).ready
+        assert len(server.asked) == 3
+    assert {path.name for path in (tmp_path / "data" / ".staging").iterdir()} == {"cifar10.lock", "cifar10.json"}
+
+
+def test_the_next_command_goes_on_where_the_last_one_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "PAUSE_S", 0.0)
+    made = tar(tmp_path / "x", cifar_members())
+    with Server(made.read_bytes(), cuts=[100] * download.ATTEMPTS) as server:
+        want = wanted(tmp_path, source=server.url, sha256=sha256(made))
+        with pytest.raises(ShardlabError, match="the connection ended early, after 500 bytes; run the same command again"):
+            stage.stage(want)
+        assert not (tmp_path / "data" / CIFAR).exists()
+        assert stage.stage(want).ready
+        assert server.asked[-1] == "bytes=500-"
+
+
+@pytest.mark.parametrize("other_tag", [True, False])
+def test_what_was_fetched_of_another_file_is_not_mixed_in(tmp_path, monkeypatch, other_tag):
+    monkeypatch.setattr(download, "ATTEMPTS", 1)
+    made = tar(tmp_path / "x", cifar_members())
+    with Server(made.read_bytes()[::-1], cuts=[100]) as server:
+        want = wanted(tmp_path, source=server.url, sha256=sha256(made))
+        with pytest.raises(ShardlabError, match="after 100 bytes"):
+            stage.stage(want)
+        server.content = made.read_bytes()
+        if other_tag:
+            server.etag = '"two"'
+            assert stage.stage(want).ready
+        else:
+            with pytest.raises(InputError, match=r"its SHA-256 is .* What was fetched is deleted\."):
+                stage.stage(want)
+            assert stage.stage(want).ready
+
+
+def test_a_server_without_ranges_sends_all_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "PAUSE_S", 0.0)
+    made = tar(tmp_path / "x", cifar_members())
+    with Server(made.read_bytes(), cuts=[1000], ranges=False) as server:
+        assert stage.stage(wanted(tmp_path, source=server.url, sha256=sha256(made))).ready
+        assert server.sent == [1000, made.stat().st_size]
+
+
+def test_a_server_that_sends_too_much_or_nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "ATTEMPTS", 1)
+    with Server(bytes(1000)) as server:
+        for most in (999, 0):
+            with pytest.raises(InputError, match=rf"has 1000 bytes\. Allowed: at most {most} for this set"):
+                download.fetch(server.url, tmp_path / "x", "0" * 64, most)
+        assert download.fetch(
+            server.url, tmp_path / "x", "541b3e9daa09b20bf85fa273e5cbd3e80185aa4ec298e765db87742b70138a53", 1000
+        )
+    with pytest.raises(ShardlabError, match="Connection refused, after 1000 bytes"):
+        download.fetch(server.url, tmp_path / "x", "0" * 64, 1000)
+
+
+def _stage_in_turn(want, start, results):
+    start.wait()
+    results.put(stage.stage(want).ready)
+
+
+def test_of_two_processes_one_fetches_and_the_other_waits(tmp_path):
+    made = tar(tmp_path / "x", cifar_members())
+    fork = multiprocessing.get_context("fork")
+    start, results = fork.Event(), fork.Queue()
+    with Server(made.read_bytes()) as server:
+        want = wanted(tmp_path, source=server.url, sha256=sha256(made))
+        both = [fork.Process(target=_stage_in_turn, args=(want, start, results)) for _ in range(2)]
+        for one in both:
+            one.start()
+        start.set()
+        assert [results.get(timeout=60) for _ in both] == [True, True]
+        for one in both:
+            one.join()
+        assert server.asked == [None]
+
+
+def test_what_a_killed_process_left_is_cleared_away(tmp_path):
+    put(tmp_path / "data" / ".staging" / "cifar10.unpacking", {"half": b"x"})
+    made = tar(tmp_path / "x", cifar_members())
+    stage.stage(wanted(tmp_path, source=made))
+    assert set(tree(tmp_path / "data" / CIFAR)) == {name.removeprefix(f"{CIFAR}/") for name in cifar_members()}
+
+
+def cluster(folder, sets):
+    path = folder / "cluster.yaml"
+    path.write_text(f"schema: 1\nname: a\nprovider: local\ndata: {{path: 'my data', sets: {sets}}}\n")
+    return str(path)
+
+
+def test_provision_stages_converges_and_says_what_it_cannot_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("provision.roles.CHECKS", [])  # what they show is not asked here
+    made = tar(tmp_path / "it's; x.tar.gz", cifar_members())
+    file = cluster(tmp_path, f'[{{name: cifar10, archive: "{made.name}", sha256: {sha256(made)}}}]')
+    words = [file, "--only", "datasets", "--json", "--workspace", str(tmp_path)]
+
+    def step(*verb):
+        code = main([*words, *verb])
+        return code, json.loads(capsys.readouterr().out)["nodes"][0]["operations"][0]
+
+    code, dry = step("plan")
+    assert (code, dry["state"], dry["says"]) == (0, "would change", [f"unpack {made} as {tmp_path}/my data/{CIFAR}"])
+    assert not (tmp_path / "my data").exists()
+    made.rename(tmp_path / "gone")
+    code, gone = step("plan")
+    assert (code, gone["state"]) == (1, "failed")
+    assert f"{made}: no such file, so cifar10 cannot be staged." in gone["says"][0]
+    (tmp_path / "gone").rename(made)
+    code, first = step("apply")
+    assert (code, first["state"], first["says"]) == (0, "changed", dry["says"])
+    code, second = step("plan")
+    assert (code, second["state"], second["says"]) == (0, "nothing to do", ["cifar10: staged and as they were"])
+
+
+def test_a_refused_archive_fails_the_operation_with_its_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("provision.roles.CHECKS", [])
+    tar(tmp_path / "bad", cifar_members(), member("/etc/passwd"))
+    file = cluster(tmp_path, "[{name: cifar10, archive: bad}]")
+    assert main([file, "--only", "datasets", "--json", "--workspace", str(tmp_path)]) == 1
+    step = json.loads(capsys.readouterr().out)["nodes"][0]["operations"][0]
+    assert (step["state"], step["changes"]) == ("failed", 0)
+    assert "has an absolute path" in step["says"][0]
+
+
+def test_the_node_needs_nothing_but_python(tmp_path):
+    request = json.dumps({"data_path": str(tmp_path), "name": "mnist"})
+    code = (
+        "import sys\nfrom provision.datasets.__main__ import main\n"
+        "heavy = {'msgspec', 'yaml', 'rich', 'fabric', 'numpy'}\n"
+        f"print(main('look', {request!r}), heavy & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 set()"

@@ -1,0 +1,199 @@
+"""Instruments measure what is there, hold no step's time, and say what they cannot tell."""
+
+import gzip
+import json
+import socket
+
+import pytest
+
+from shardlab import host
+from shardlab.cell import Instruments, Optimizer, Profile
+from trainers import memory_estimate, menu
+from trainers.instruments import environment
+from trainers.instruments.memory_timeline import POINTS, timeline
+
+pytest_plugins = ["support_trainers"]
+ADAM = Optimizer(name="adamw", lr=1e-3)
+CATEGORIES = Instruments(memory="categories")
+CUT = {"param_persistence_threshold": 0, "max_reuse_distance": 0}  # ZeRO-3 as textbooks have it
+
+
+def categories(run_dir, rank=0):
+    return json.loads(run_dir.memory_file(rank).read_text())
+
+
+# (strategy, ranks, options, by what the gradients that one rank really holds are cut). DeepSpeed's stage 1 reduces them to
+# their owners as backward goes; its stage 3 keeps its part and hands the optimizer a copy.
+STRATEGIES = (
+    ("single", 1, {}, 1), ("ddp", 2, {}, 1), ("fsdp2", 2, {}, 2), ("fsdp1-full-shard", 2, {}, 2), ("zero0", 2, {}, 1),
+    ("zero1", 2, {}, 2), ("zero2", 2, {}, 2), ("zero3", 2, CUT, 1), ("fsdp2-hsdp", 4, {}, 2),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("strategy", "gpus", "options", "gradients"), STRATEGIES)
+def test_categories_agree_with_arithmetic(bench, strategy, gpus, options, gradients):
+    """psi parameters in fp32: 4 psi, gradients 4 psi, Adam 8 psi, each cut over the ranks as the strategy has it."""
+    keys = {"strategy": strategy, "gpus": gpus, "options": options, "optimizer": ADAM, "instruments": CATEGORIES}
+    run_dir = bench.complete(**keys, steps=2, warmup_steps=1)
+    result = run_dir.read_result()
+    found, psi = result.instruments["memory"], 4 * result.parameters
+    expected = memory_estimate.of_cell(result.parameters, run_dir.read_run().cell, menu.strategy(strategy))
+    assert found["estimate_bytes"] == expected
+    start, most = categories(run_dir)["start"], found["largest_bytes"]
+    assert start["parameter"] == pytest.approx(expected["parameter"], rel=0.02)
+    assert start["optimizer_state"] == pytest.approx(expected["optimizer_state"], rel=0.02)
+    assert most["gradient"] == pytest.approx(psi / gradients, rel=0.02)
+    if strategy == "ddp":
+        assert start["buffer"] == pytest.approx(psi, rel=0.02)  # its buckets
+
+
+def test_a_curve_is_what_its_parts_say(bench):
+    run_dir = bench.complete(strategy="ddp", gpus=2, optimizer=ADAM, steps=3, instruments=CATEGORIES)
+    result = run_dir.read_result()
+    for rank in (0, 1):
+        found = categories(run_dir, rank)
+        assert (found["schema"], found["rank"], found["step"], found["device"]) == (1, rank, 2, "cpu")
+        columns = [found["points"][name] for name in found["categories"]]
+        assert {len(column) for column in columns} == {len(found["t_ms"])} == {len(found["phase"])}
+        assert found["t_ms"] == sorted(found["t_ms"])
+        assert min(map(min, columns)) >= 0
+        assert max(map(sum, zip(*columns, strict=True))) == sum(found["peak"].values())
+        assert found["peak"]["activation"] > found["peak"]["parameter"]
+        assert found["end"]["activation"] == found["end"]["gradient"] == found["end"]["temporary"] == 0
+        assert {"forward", "backward", "outside"} == set(found["phase"])
+    peak = result.instruments["memory"]["peak_bytes"]
+    assert result.peak_memory_bytes == {"rss": result.peak_memory_bytes["rss"], **peak}
+    assert [record.watched for record in run_dir.steps(1).records] == [False, True, False]
+    assert result.step_time_ms.n == 2  # the step that was looked into counts for no time
+
+
+@pytest.mark.parametrize(("strategy", "gpus", "keys"), [
+    ("single", 1, {"activation_checkpointing": "full"}), ("fsdp2", 2, {}), ("zero2", 2, {"accumulation": 2}),
+])  # fmt: skip
+def test_the_sum_of_categories_is_what_torch_allocates(bench, strategy, gpus, keys):
+    """Held against torch's profiler in the step after: what a step allocates on top of what it found, at its peak."""
+    look = Instruments(memory="categories", profile=Profile(first_step=3, steps=1, memory=True))
+    run_dir = bench.complete(strategy=strategy, gpus=gpus, optimizer=ADAM, steps=3, instruments=look, **keys)
+    found = categories(run_dir)
+    events = [event for event in trace(run_dir)["traceEvents"] if event["name"] == "[memory]"]
+    sizes = [event["args"]["Bytes"] for event in sorted(events, key=lambda event: event["ts"])]
+    allocated = max(sum(sizes[: index + 1]) for index in range(len(sizes)))
+    assert sum(found["peak"].values()) - sum(found["start"].values()) == pytest.approx(allocated, rel=0.01)
+
+
+def trace(run_dir, rank=0):
+    with gzip.open(run_dir.trace_file(rank)) as file:
+        return json.load(file)
+
+
+@pytest.fixture(scope="module")
+def profiled(bench):
+    profile = Profile(first_step=2, steps=2, ranks=[1], shapes=True, stacks=True)
+    return bench.complete(strategy="ddp", gpus=2, steps=4, instruments=Instruments(profile=profile))
+
+
+def test_a_trace_holds_the_steps_of_its_rank_and_no_others(profiled):
+    assert sorted(path.name for path in (profiled.path / "trace").iterdir()) == ["rank-00001.json.gz"]
+    found = trace(profiled, 1)
+    names = [event["name"] for event in found["traceEvents"]]
+    assert sorted({name for name in names if name.startswith("ProfilerStep#")}) == ["ProfilerStep#2", "ProfilerStep#3"]
+    assert (found["distributedInfo"]["rank"], found["distributedInfo"]["world_size"]) == (1, 2)
+    assert "gloo:all_reduce" in names
+    operators = [event for event in found["traceEvents"] if event["name"] == "aten::addmm"]
+    assert operators
+    assert all(event["args"]["Input Dims"] for event in operators)
+
+
+def test_steps_that_one_rank_profiles_count_for_no_time_on_any(profiled):
+    result = profiled.read_result()
+    for rank in (0, 1):
+        assert [record.watched for record in profiled.steps(rank).records] == [False, True, True, False]
+    assert result.step_time_ms.n == 2
+    assert result.steps == 4
+    assert result.instruments["profile"]["watched_steps"] == [2, 3]
+    assert result.instruments["profile"]["cost_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("look", "keys", "why"),
+    [
+        ({"profile": Profile(first_step=3, steps=2)}, {"steps": 3}, "steps 3 to 4 asked for, of a run of 3"),
+        ({"profile": Profile(first_step=9, steps=1)}, {"steps": None, "epochs": 1}, "step 9 asked for, of a run of 8"),
+        ({"profile": Profile(ranks=[0, 2])}, {}, "ranks: found [0, 2]. Allowed: one or more of 0 to 0."),
+        ({"profile": Profile(ranks=[])}, {}, "ranks: found []"),
+        ({"memory": "categories"}, {"steps": 1}, "categories needs a timed step 2, found a run of 1"),
+        ({"memory": "categories", "profile": Profile(first_step=1, steps=3)}, {"steps": 3}, "step 4 beside the profiler"),
+        ({"memory": "categories"}, {"compile": True}, "compiled blocks"),
+        ({"memory": "snapshot"}, {}, "snapshot is of the CUDA allocator"),
+        ({"memory": "snapshot"}, {"launcher": "torchrun"}, "snapshot is of the CUDA allocator"),
+    ],
+)
+def test_what_a_run_cannot_have_is_refused_before_it_trains(bench, look, keys, why):
+    run_dir = bench.run_dir(workload="vit-tiny", global_batch_size=250, instruments=Instruments(**look), **keys)
+    code, errors = bench.finish(run_dir)
+    assert code == 1
+    assert why in errors
+    assert not any(record for record in run_dir.steps(0).records)
+
+
+def test_the_estimate_is_that_of_the_study():
+    """The study calls it GPT-2 Large in FP16; its figures are those of GPT-2 (124,439,808) with 4 bytes a parameter."""
+    found = memory_estimate.estimate(124_439_808, "fp32", ADAM)
+    assert [round(nbytes / 2**20, 2) for nbytes in found.values()] == [474.70, 474.70, 949.40]
+    assert round(sum(found.values()) / 2**20, 2) == 1898.80
+
+
+def test_the_estimate_follows_rule_precision_and_cut():
+    plain = Optimizer(name="sgd", lr=0.1, momentum=0.0)
+    assert memory_estimate.estimate(10, "fp32", plain) == {"parameter": 40, "gradient": 40, "optimizer_state": 0}
+    assert memory_estimate.estimate(10, "bf16", Optimizer(name="sgd", lr=0.1))["optimizer_state"] == 40
+    cut = memory_estimate.estimate(10, "bf16-pure", ADAM, cut={"optimizer_state": 3})
+    assert cut == {"parameter": 20, "gradient": 20, "optimizer_state": 14}
+
+
+def test_a_timeline_by_hand():
+    """Storage 0 was there; 1 is made at 1 s and freed at 3 s; 2 is made at 2 s: at most 10 + 5 + 7 bytes at 2 s."""
+    changes = [(0.0, "outside", 0, 10), (1.0, "forward", 1, 5), (2.0, "backward", 2, 7), (3.0, "backward", 1, -5)]
+    found = timeline(changes, lambda number: ("parameter", "activation", "gradient")[number])
+    assert (found.peak_t_ms, found.peak_phase, sum(found.peak.values())) == (2000.0, "backward", 22)
+    assert (found.start["parameter"], found.end["gradient"], found.most["activation"]) == (10, 7, 5)
+    assert found.t_ms == [0.0, 1000.0, 2000.0, 3000.0]
+    assert found.points["activation"] == [0, 5, 5, 0]
+
+
+def test_long_curves_keep_their_peak():
+    changes = [(index / 1000, "forward", index, 100 if index == 5001 else index % 7) for index in range(20_000)]
+    changes += [(index / 1000 + 0.0005, "forward", index, -nbytes) for index, (_, _, _, nbytes) in enumerate(changes)]
+    found = timeline(changes, lambda _: "temporary")
+    assert len(found.t_ms) <= POINTS
+    assert max(found.points["temporary"]) == found.peak["temporary"] == 100
+    assert found.end["temporary"] == 0
+
+
+def test_parameter_servers_workers_are_looked_into_as_well(bench):
+    run_dir = bench.complete(strategy="ps-sync", gpus=2, servers=1, steps=2, instruments=CATEGORIES)
+    found, result = categories(run_dir, 1), run_dir.read_result()
+    assert found["start"]["parameter"] == 4 * result.parameters
+    assert "estimate_bytes" not in result.instruments["memory"]  # it is not cut over data-parallel ranks
+
+
+def test_the_environment_says_where_sockets_really_are(bench, profiled):
+    found = json.loads(profiled.environment(socket.gethostname()).read_text())
+    assert found["interfaces"]["used_by"] == "gloo"
+    assert sum(found["interfaces"]["sockets"].values()) > 0
+    assert not [name for name in found["interfaces"]["sockets"] if name.startswith("unknown")]
+    assert found["variables"]["OMP_NUM_THREADS"] == "1"
+    assert found["numa_nodes"][0]["cpus"]
+    assert all(node["memory_bytes"] > 0 for node in found["numa_nodes"])
+    assert {nic["name"]: nic["mtu"] for nic in found["nics"]}["lo"] > 0
+    assert found.get("git_commit") == host.git_commit()
+    assert "gpus" in found or found["gpu_why_absent"]
+    alone = bench.complete(steps=1)
+    assert "interfaces" not in json.loads(alone.environment(socket.gethostname()).read_text())
+
+
+def test_a_socket_is_found_on_its_interface():
+    names = {"10.0.0.7": "eth0", "fe80::1%eth1": "eth1"}
+    asked = ("127.0.1.1", "::1", "::ffff:10.0.0.7", "fe80::1%eth1", "192.0.2.1")
+    expected = ["lo (loopback)", "lo (loopback)", "eth0", "eth1", "unknown (192.0.2.1)"]
+    assert [environment.interface(address, names) for address in asked] == expected

@@ -1,0 +1,76 @@
+"""Validation looks at the same items whatever the strategy is, tells what was learned, and disturbs nothing."""
+
+import pytest
+
+from shardlab.cell import Instruments, Optimizer, Validation
+from shardlab.record import ValidationRecord, read_lines
+
+pytest_plugins = ["support_trainers"]
+EVERY_5 = Instruments(validation=Validation(every_steps=5, items=40))
+
+
+def records(run_dir):
+    return read_lines(run_dir.validation_file, ValidationRecord).records
+
+
+@pytest.fixture(scope="module")
+def reference(bench):
+    return records(bench.complete(instruments=EVERY_5, steps=12))
+
+
+def test_it_comes_every_so_many_steps_and_at_the_end(reference):
+    assert [record.step for record in reference] == [5, 10, 12]
+    assert {record.items for record in reference} == {40}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "keys"),
+    [
+        ("ddp", {}),
+        ("fsdp1-full-shard", {}),
+        ("fsdp2", {"accumulation": 2}),
+        ("zero3", {}),
+        ("tp", {"dp": 1, "tp": 2}),
+        ("pp-1f1b", {"dp": 1, "pp": 2, "accumulation": 2}),
+        ("pp-interleaved", {"dp": 1, "pp": 2, "accumulation": 2}),
+        ("pp-fsdp2", {"gpus": 4, "dp": 2, "pp": 2, "accumulation": 2}),
+        ("ps-sync", {"servers": 1}),
+    ],
+)
+def test_strategies_come_to_the_same_loss_and_accuracy(bench, reference, strategy, keys):
+    found = records(bench.complete(**{"strategy": strategy, "gpus": 2, "instruments": EVERY_5, "steps": 12, **keys}))
+    assert [record.step for record in found] == [5, 10, 12]
+    for ours, theirs in zip(found, reference, strict=True):
+        assert ours.loss == pytest.approx(theirs.loss, abs=1e-4)
+        assert ours.accuracy == pytest.approx(theirs.accuracy, abs=2e-3)
+
+
+def test_it_changes_no_step(bench):
+    assert bench.losses(instruments=EVERY_5) == bench.losses()
+
+
+def test_asynchronous_workers_do_not_wait_for_each_other_to_be_validated(bench):
+    found = records(bench.complete(strategy="ps-async", gpus=2, servers=1, instruments=EVERY_5, steps=12))
+    assert [record.step for record in found] == [12]
+
+
+@pytest.mark.parametrize("workload", ["resnet50-tiny", "vit-tiny"])
+def test_what_can_be_learned_is_learned(bench, workload):
+    run_dir = bench.complete(
+        workload=workload,
+        global_batch_size=32,
+        steps=120,
+        optimizer=Optimizer(name="adamw", lr=2e-3),
+        instruments=Instruments(validation=Validation(every_steps=60, items=320)),
+    )
+    result = run_dir.read_result()
+    assert result.final_accuracy > 0.9
+    assert result.final_accuracy == records(run_dir)[-1].accuracy
+    assert result.instruments["validation"]["cost_s"] > 0
+
+
+def test_less_than_a_batch_of_items_is_refused(bench):
+    run_dir = bench.run_dir(instruments=Instruments(validation=Validation(every_steps=5, items=7)))
+    code, errors = bench.finish(run_dir)
+    assert code == 1
+    assert "7 items do not fill a global batch of 8" in errors

@@ -1,0 +1,292 @@
+"""Every workload on the menu is the model it says it is, and each tiny twin trains as a larger one would."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from shardlab.errors import InputError
+from trainers import menu, vision_library
+from trainers.data import cifar10
+
+pytest_plugins = ["support_trainers"]
+WORKLOADS = list(menu.workloads())
+TWINS = [name for name in WORKLOADS if name.endswith("-tiny")]
+CONVOLUTIONAL = [n for n in WORKLOADS if n.startswith(("convnext", "densenet", "efficientnet", "resnet", "vgg"))]
+GROUPED = ("convnext", "efficientnet")  # have convolutions of single channels
+
+
+@pytest.fixture(scope="module")
+def task_of(tmp_path_factory):
+    """Makes the task of a workload, its options changed; no rank starts."""
+    from support_trainers import Bench
+
+    vision_library.load()
+    bench = Bench(tmp_path_factory.mktemp("tasks"), tmp_path_factory.mktemp("runtime"))
+
+    def make(name, data_path=None, keys=None, **options):
+        cell = bench.run_dir(workload=name, options=options, **(keys or {})).read_run().cell
+        return menu.workload(name).build(cell, data_path or bench.data)
+
+    return make
+
+
+def on_meta(task):
+    """The model without memory for its numbers."""
+    import torch
+
+    with torch.device("meta"):
+        return task.model()
+
+
+def multiply_adds_of_the_first_layer(model, size):
+    import torch
+
+    first = next(module for module in model.modules() if isinstance(module, torch.nn.Conv2d))
+    positions = (size // first.stride[0]) ** 2
+    return positions * first.weight.numel()
+
+
+def test_the_menu_has_what_the_studies_trained_and_a_twin_of_each():
+    originals = {
+        "vit-b-32": 88_224_232, "vgg16": 138_357_544, "efficientnet-v2-l": 118_515_272, "convnext-large": 197_767_336,
+        "resnet50": 25_557_032, "resnet101": 44_549_160, "densenet121": 7_978_856, "gpt2": 124_439_808,
+        "gpt2-large": 774_030_080, "llm-1.3b": 1_345_423_360, "llm-7b": 6_738_415_616,
+    }  # fmt: skip
+    assert {name: menu.workload(name).parameters for name in originals} == originals
+    assert {f"{name}-tiny" for name in originals} | {"vit-tiny"} == set(TWINS)
+    assert all(50_000 < menu.workload(name).parameters < 500_000 for name in TWINS)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_parameters_and_operations_stand_on_the_menu_as_they_are_in_the_model(name, task_of):
+    workload, task = menu.workload(name), task_of(name)
+    model = on_meta(task)
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == workload.parameters
+    assert task.flops_per_unit() == workload.flops_per_unit
+    inside = {id(p): p.numel() for block in task.blocks(model) for p in block.parameters()}
+    assert sum(inside.values()) > 0.3 * workload.parameters
+    assert set(workload.proof_options) <= {option.name for option in workload.options}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
+def test_the_operations_of_a_convolutional_network_are_those_that_torch_counts(name, task_of):
+    """Torch's counter takes no account of groups in backward: there its forward has to do."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    task = task_of(name)
+    model, size = on_meta(task), task.image_size
+    with FlopCounterMode(display=False) as counter:
+        loss = model(torch.empty(2, 3, size, size, device="meta")).sum()
+    forward = counter.get_total_flops() / 2
+    idle = 2 * multiply_adds_of_the_first_layer(model, size)
+    assert task.flops_per_unit() == 3 * forward - idle
+    if not name.startswith(GROUPED):
+        with FlopCounterMode(display=False) as counter:
+            loss.backward()
+        assert counter.get_total_flops() / 2 == 2 * forward - idle
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-large", "llm-1.3b", "llm-7b"])
+def test_the_operations_of_a_large_language_model_are_those_that_torch_counts(name, task_of):
+    """Two layers of tensors that hold nothing. PaLM's 6N also counts weights that multiply nothing (biases, norms, the table
+    of positions): its excess has to be exactly six times their number."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    task = task_of(name, n_layer=2)
+    with FakeTensorMode():
+        model = task.model()
+        model.set_attn_implementation("eager")  # the fused one is not counted on a CPU
+        tokens = torch.zeros(1, task.seq_len, dtype=torch.int64)
+        with FlopCounterMode(display=False) as counter:
+            task.criterion(model(input_ids=tokens).logits, tokens).backward()
+    idle = sum(p.numel() for p in model.parameters() if p.dim() == 1)
+    idle += model.transformer.wpe.weight.numel() if name.startswith("gpt2") else 0
+    assert task.flops_per_unit() == pytest.approx(counter.get_total_flops() / task.seq_len + 6 * idle, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["vit-b-32", "vit-b-32-tiny"])
+def test_the_operations_of_a_vision_transformer_are_those_that_torch_counts(name, task_of):
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    task = task_of(name)
+    model = on_meta(task)
+    model.set_attn_implementation("eager")  # the fused one is not counted on a CPU
+    with FlopCounterMode(display=False) as counter:
+        model(pixel_values=torch.empty(1, 3, task.image_size, task.image_size, device="meta")).logits.sum().backward()
+    assert task.flops_per_unit() == pytest.approx(counter.get_total_flops(), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_every_parameter_of_a_twin_gets_a_gradient_from_one_item(name, task_of):
+    """One image a micro-batch, so that BatchNorm too has to find more than one number of a channel."""
+    import torch
+
+    task = task_of(name)
+    model = task.model().train()
+    batch = task.fetch(np.array([0]), torch.device("cpu"))
+    outputs = task.outputs(model, batch)
+    task.criterion(outputs, batch.targets).backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()] == []
+    assert 0 <= int(task.correct(outputs, batch.targets)) <= batch.targets.numel()
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_twin_has_something_to_learn(name, bench):
+    run = bench.complete(workload=name, steps=30, global_batch_size=16, optimizer=menu.workload(name).optimizer, warmup_steps=0)
+    losses = [record.loss for record in run.steps(0).records]
+    outputs = 10 if menu.workload(name).unit == "images" else 256 if name == "gpt2-tiny" else 512
+    assert losses[0] == pytest.approx(np.log(outputs), rel=0.25)
+    assert np.mean(losses[-5:]) < 0.85 * losses[0]
+    result = run.read_result()
+    assert result.parameters == menu.workload(name).parameters
+    assert result.data["classes"] == (10 if result.unit == "images" else None)
+
+
+def test_right_answers_are_counted_and_the_validation_split_is_another(task_of):
+    import torch
+
+    task = task_of("vit-tiny")
+    outputs = torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 1.0]])
+    assert int(task.correct(outputs, torch.tensor([1, 2]))) == 1
+    for name in ("vit-tiny", "gpt2-tiny", "llm-7b-tiny"):
+        task = task_of(name)
+        other = task.validation()
+        assert other.source.items < task.source.items
+        assert other.source.classes == task.source.classes
+        a, b = (t.fetch(np.arange(4), torch.device("cpu")).inputs for t in (task, other))
+        assert a.shape == b.shape
+        assert not torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "resnet50-tiny", "vit-b-32", "vgg16"])
+def test_the_head_has_the_classes_of_the_data(name, task_of, tmp_path):
+    import torch
+
+    folder = tmp_path / cifar10.FOLDER
+    folder.mkdir()
+    for file in (*cifar10.FILES["train"], *cifar10.FILES["validation"]):
+        (folder / file).write_bytes(bytes([3] + [7] * (cifar10.RECORD_BYTES - 1)) * 4)
+    task = task_of(name, tmp_path, data="cifar10")
+    assert (task.source.classes, task.source.items, task.validation().source.items) == (10, 20, 4)
+    model = on_meta(task)
+    last = [module for module in model.modules() if isinstance(module, torch.nn.Linear)][-1]
+    assert last.out_features == 10
+    assert task.flops_per_unit() <= menu.workload(name).flops_per_unit
+    batch = task.fetch(np.array([1]), torch.device("cpu"))
+    assert batch.inputs.shape == (1, 3, task.image_size, task.image_size)
+    assert batch.targets.tolist() == [3]
+
+
+def test_other_sizes_have_other_operations(task_of):
+    assert task_of("vgg16-tiny", image_size=64).flops_per_unit() > 2 * task_of("vgg16-tiny").flops_per_unit()
+    menus = menu.workload("gpt2-tiny").flops_per_unit
+    assert task_of("gpt2-tiny", keys={"seq_len": 32}).flops_per_unit() == menus - 12 * 4 * 64 * 32
+    assert task_of("llm-7b-tiny", n_layer=3).flops_per_unit() < menu.workload("llm-7b-tiny").flops_per_unit
+
+
+def test_a_longer_sequence_gets_a_longer_table_and_a_shorter_one_keeps_it(task_of):
+    for seq_len, rows in ((32, 64), (96, 96)):
+        task = task_of("gpt2-tiny", keys={"seq_len": seq_len})
+        assert on_meta(task).transformer.wpe.weight.shape == (rows, 64)
+
+
+@pytest.mark.parametrize("name", ["vgg16-tiny", "efficientnet-v2-l-tiny", "convnext-large-tiny", "vit-b-32-tiny"])
+def test_dropout_is_off_until_it_is_asked_for(name, task_of):
+    import torch
+    from torchvision.ops import StochasticDepth
+
+    def rates(**options):
+        found = on_meta(task_of(name, **options)).modules()
+        return {module.p for module in found if isinstance(module, (torch.nn.Dropout, StochasticDepth))}
+
+    assert rates() == {0.0}
+    assert max(rates(dropout=True)) == {"vgg": 0.5, "eff": 0.4, "con": 0.5, "vit": 0.1}[name[:3]]
+
+
+def test_a_subset_is_so_many_images(task_of):
+    assert task_of("resnet50-tiny", subset=64).source.items == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("resnet50-tiny", {"image_size": 16}, "image_size: found 16. Allowed: from 32."),
+        ("vit-b-32-tiny", {"image_size": 36}, "image_size: found 36. Allowed: a multiple of 8"),
+        ("vgg16-tiny", {"subset": "many"}, "subset: found 'many'. Allowed: a number of images"),
+        ("vit-b-32", {"n_head": 5}, "n_embd: 768 does not divide among 5 heads (n_head)."),
+        ("gpt2", {"n_layer": 0}, "found 0, 768, 12. Allowed: numbers from 1."),
+        ("llm-7b-tiny", {"n_embd": 36, "n_head": 4}, "gives 4 heads an odd width"),
+        ("llm-7b-tiny", {"data": "tokens"}, "tokens_file: found None"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_a_sentence(name, options, why, task_of):
+    with pytest.raises(InputError) as refusal:
+        task_of(name, **options)
+    assert why in str(refusal.value)
+
+
+def test_an_architecture_without_dropout_takes_none():
+    option = next(option for option in menu.workload("resnet50").options if option.name == "dropout")
+    assert option.refuse(True) == "found True. Allowed: False."
+    assert option.refuse(False) is None
+
+
+def test_a_thread_fetches_what_the_training_thread_would(task_of):
+    import torch
+
+    task, found = task_of("resnet50-tiny"), []
+    thread = threading.Thread(target=lambda: found.append(task.fetch(np.arange(8), torch.device("cpu"))))
+    thread.start()
+    thread.join()
+    here = task.fetch(np.arange(8), torch.device("cpu"))
+    assert torch.equal(found[0].inputs, here.inputs)
+    assert torch.equal(found[0].targets, here.targets)
+
+
+@pytest.mark.parametrize("name", ["vgg16-tiny", "convnext-large-tiny", "vit-b-32-tiny", "gpt2-large-tiny"])
+def test_sharded_and_recomputed_twins_do_the_work_of_one_process(name, bench):
+    """Those without BatchNorm, whose statistics are each rank's own."""
+    run = bench.complete(workload=name, strategy="fsdp2", gpus=2, steps=2, prove="auto", activation_checkpointing="full")
+    proof = run.read_result().same_work
+    assert proof.verdict == "proven", proof.why
+
+
+@pytest.mark.parametrize("name", ["resnet101-tiny", "densenet121-tiny", "efficientnet-v2-l-tiny"])
+def test_twins_with_batch_norm_do_the_same_work_sharded_as_replicated(name, bench):
+    """Two ranks with statistics of their own, either way."""
+    keys = {"workload": name, "gpus": 2, "steps": 4}
+    replicated = bench.losses(strategy="ddp", **keys)
+    sharded = bench.losses(strategy="fsdp2", activation_checkpointing="full", **keys)
+    assert sharded == pytest.approx(replicated, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"), [("resnet50-tiny", "fsdp2"), ("efficientnet-v2-l-tiny", "zero1"), ("densenet121-tiny", "zero3")]
+)
+def test_batch_norm_bears_weights_in_bf16(name, strategy, bench):
+    """Its statistics stay in fp32; torch refuses such a mixture. A rounding of bf16 is at most 2**-9 of a number."""
+    keys = {"workload": name, "gpus": 2, "steps": 2}
+    rounded, whole = bench.losses(strategy=strategy, precision="bf16", **keys), bench.losses(strategy="ddp", **keys)
+    assert 1e-6 < abs(rounded[0] - whole[0]) < 0.01 * whole[0]
+
+
+def test_batch_norm_in_bf16_counts_and_follows_its_batches_as_torchs_own():
+    import torch
+
+    from trainers.batch_norm import mix
+
+    torch.manual_seed(0)
+    images = torch.randn(4, 3, 5, 5) * 2 + 1
+    whole, mixed = torch.nn.BatchNorm2d(3), mix(torch.nn.BatchNorm2d(3))
+    mixed.weight.data, mixed.bias.data = mixed.weight.data.bfloat16(), mixed.bias.data.bfloat16()
+    for _ in range(2):
+        expected, found = whole(images), mixed(images)
+    assert torch.equal(expected, found)
+    for name, buffer in whole.named_buffers():
+        assert torch.equal(buffer, mixed.get_buffer(name))
+    assert torch.equal(whole.eval()(images), mixed.eval()(images))

@@ -1,0 +1,102 @@
+"""Make a token file of texts of any length, a piece at a time."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardlab.errors import InputError, MissingExtra, WorkspaceError
+from trainers.data import tokens
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PIECE = 2**20  # bytes read at a time
+LONGEST_LINE = 2**24  # characters; a longer one is cut where it happens to be
+LINE_END = re.compile(r"\n(?=\S)")  # a tokenizer may join spaces and line ends to what follows, never a letter to a line before
+
+
+def make(texts: list[Path], out: Path, tokenizer: str) -> str:
+    """Write `out` from the texts, one after the other with nothing between them, and say what it holds.
+
+    tokenizer: `bytes`, or a tokenizer.json; for that a text is cut at a line end about every MiB. Raises InputError for a
+    text that is not there, is empty or is not UTF-8, for a tokenizer that cannot be read, and WorkspaceError.
+    """
+    for text in texts:
+        if not text.is_file():
+            raise InputError(f"{text}: no such file. Allowed: files with text.")
+        if out.exists() and out.samefile(text):
+            raise InputError(f"--out: {out} is one of the texts. Allowed: another file.")
+    if tokenizer == "bytes":
+        vocabulary, pieces = 256, _bytes(texts)
+    else:
+        vocabulary, encode = _encoder(Path(tokenizer))
+        pieces = (encode(piece) for text in texts for piece in _pieces(text))
+    count = tokens.write(out, pieces, vocabulary)
+    return f"{out}: {count} tokens, each below {vocabulary}"
+
+
+def _bytes(texts: Iterable[Path]) -> Iterator[np.ndarray]:
+    import numpy as np
+
+    return (np.frombuffer(piece, np.uint8) for text in texts for piece in _read(text))
+
+
+def _encoder(path: Path) -> tuple[int, Callable[[str], np.ndarray]]:
+    """(the vocabulary's size, from text to tokens) of a tokenizer.json."""
+    import numpy as np
+
+    try:
+        from tokenizers import Tokenizer
+    except ModuleNotFoundError:
+        raise MissingExtra("trainers", f"the tokenizer {path}", "tokenizers") from None
+    if not path.is_file():
+        raise InputError(f"--tokenizer: {path}: no such file. Allowed: bytes, or a tokenizer.json.")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001  # the library raises no other type
+        raise InputError(f"--tokenizer: {path}: cannot be read: {error}. Allowed: bytes, or a tokenizer.json.") from None
+    vocabulary = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if not vocabulary:
+        raise InputError(f"--tokenizer: {path}: has no token.")
+    return vocabulary, lambda piece: np.array(tokenizer.encode(piece, add_special_tokens=False).ids, np.uint32)
+
+
+def _pieces(text: Path) -> Iterator[str]:
+    """The text, cut after the last line end of each piece that is read, where it has one."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    held, read = "", 0
+    try:
+        for piece in _read(text):
+            read += len(piece)
+            held += decoder.decode(piece)
+            ends = [match.end() for match in LINE_END.finditer(held)]
+            if ends:
+                yield held[: ends[-1]]
+                held = held[ends[-1] :]
+            elif len(held) > LONGEST_LINE:
+                yield held
+                held = ""
+        held += decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        byte = read - len(error.object) + error.start
+        allowed = "Allowed: UTF-8, or --tokenizer bytes"
+        raise InputError(f"{text}: byte {byte} is not UTF-8 text: {error.reason}. {allowed}.") from None
+    if held:
+        yield held
+
+
+def _read(text: Path) -> Iterator[bytes]:
+    empty = True
+    try:
+        with text.open("rb") as handle:
+            while piece := handle.read(PIECE):
+                empty = False
+                yield piece
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read the text") from error
+    if empty:
+        raise InputError(f"{text}: is empty. Allowed: files with text.")

@@ -1,0 +1,107 @@
+"""What memory holds during one step, by category and over time: found by following every storage, not by guessing at sums."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from shardlab import files
+from trainers import memory_estimate
+from trainers.instrument import Instrument
+from trainers.instruments.memory_timeline import CATEGORIES, Timeline, timeline
+from trainers.instruments.storages import Storage, StorageLog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardlab.cell import Cell
+    from trainers.ranks import Company, Ranks
+    from trainers.strategy import Engine, Strategy
+
+SCHEMA = 1
+UNKNOWN = (
+    "of the CUDA allocator's peak, what no category accounts for: what operators allocate for themselves, rounding to blocks, "
+    "and what was there before the step and is used by none of its operators"
+)
+
+
+class MemoryCategories(Instrument):
+    """A storage is of one category for all its life: what the engine holds it as, else what an operator takes it for, else
+    how long it lives."""
+
+    name = "memory"
+
+    def __init__(
+        self, cell: Cell, strategy: Strategy, engine: Engine, path: Path, step: int, ranks: Ranks, company: Company
+    ) -> None:
+        self._cell, self._strategy, self._engine = cell, strategy, engine
+        self._path, self._step, self._ranks, self._company = path, step, ranks, company
+        self._named: dict[int, str] = {}
+        self._looking = False  # for gradients, from the end of backward to the optimizer's step
+        self._timeline: Timeline | None = None
+        self._unknown_bytes = 0
+
+    def watches(self, step: int) -> bool:
+        return step == self._step
+
+    def before(self, step: int) -> None:
+        self._log = StorageLog(self._ranks.device, self._between)
+        self._name(self._engine.keeps())
+        self._looking = True
+        self._hook = self._engine.optimizer.register_step_pre_hook(lambda *_: self._optimizer_steps())
+        self._log.__enter__()
+
+    def after(self, step: int) -> None:
+        self._log.__exit__(None, None, None)
+        self._hook.remove()
+        self._name(self._engine.keeps())
+        storages = self._log.storages
+        self._timeline = timeline(self._log.changes, lambda number: self._category(storages[number]))
+        written: dict[str, Any] = {"schema": SCHEMA, "rank": self._ranks.rank, "step": step, "device": self._ranks.device.type}
+        if self._ranks.device.type == "cuda":
+            allocated = torch.cuda.max_memory_allocated(self._ranks.device)  # since the step began
+            self._unknown_bytes = max(0, allocated - sum(self._timeline.peak.values()))
+            written |= {"allocated": allocated, "unknown": self._unknown_bytes, "unknown_is": UNKNOWN}
+        files.make_folder(self._path.parent)
+        files.write_json(self._path, {**written, "categories": CATEGORIES, **msgspec.to_builtins(self._timeline)}, sync=False)
+        del self._log
+        self._company.barrier()  # a rank that is done sooner would wait in its next step
+
+    def found(self) -> dict[str, Any]:
+        """The split of the rank whose peak is highest, in bytes: peak, each category's own largest, and the estimate."""
+        assert self._timeline is not None, "the step was refused or made"
+        total = sum(self._timeline.peak.values())
+        mine = [total, self._unknown_bytes, *self._timeline.peak.values(), *self._timeline.most.values()]
+        everyone = self._company.gather(mine)
+        worst = [int(value) for value in everyone[everyone[:, 0].argmax()]]
+        peak, most = worst[2 : 2 + len(CATEGORIES)], worst[2 + len(CATEGORIES) :]
+        found: dict[str, Any] = {"step": self._step, "peak_bytes": dict(zip(CATEGORIES, peak, strict=True))}
+        found["largest_bytes"] = dict(zip(CATEGORIES, most, strict=True))
+        if self._ranks.device.type == "cuda":
+            found["peak_bytes"]["unknown"] = worst[1]
+            found["unknown_is"] = UNKNOWN
+        estimated = memory_estimate.of_cell(self._engine.parameters(), self._cell, self._strategy)
+        return found if estimated is None else {**found, "estimate_bytes": estimated}
+
+    def _between(self) -> None:
+        if self._looking:
+            self._name({name: found for name, found in self._engine.keeps().items() if name not in ("parameter", "gathered")})
+
+    def _optimizer_steps(self) -> None:
+        self._between()
+        self._looking = False
+
+    def _name(self, kept: dict[str, list[torch.Tensor]]) -> None:
+        for name, tensors in kept.items():
+            for tensor in tensors:
+                if (storage := self._log.find(tensor)) is not None:
+                    self._named.setdefault(storage.number, name)
+
+    def _category(self, storage: Storage) -> str:
+        if (name := self._named.get(storage.number)) is not None:
+            return name
+        if storage.as_parameter:
+            return "gathered"
+        return "buffer" if storage.stays else "activation" if storage.saved else "temporary"

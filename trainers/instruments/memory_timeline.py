@@ -1,0 +1,88 @@
+"""What memory held over a step, by category: from the changes of storages to curves, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+# In this order they stand in files and reports.
+CATEGORIES = {
+    "parameter": "what this rank keeps of the weights from step to step",
+    "gathered": "weights that other ranks keep, here for use",
+    "gradient": "gradients as the optimizer takes them",
+    "optimizer_state": "what the optimizer remembers of earlier steps",
+    "master_parameter": "the optimizer's own copy of the weights",
+    "activation": "made by forward, or by computing it again, and kept for backward",
+    "buffer": "kept from step to step and none of these: DDP's buckets, buffers of modules, the batch",
+    "temporary": "all else: results that are used and dropped, gradients on their way, what collectives work on",
+}
+POINTS = 1000
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """Bytes by category. peak: when their sum was largest; most: each category's own largest; start: before the step;
+    end: after it.
+
+    t_ms, phase and points (by category) are curves of equal length, at most POINTS long, of moments: where more changes
+    fall together, the moment with the largest sum stands for them.
+    """
+
+    peak_t_ms: float
+    peak_phase: str
+    peak: dict[str, int]
+    most: dict[str, int]
+    start: dict[str, int]
+    end: dict[str, int]
+    t_ms: list[float]
+    phase: list[str]
+    points: dict[str, list[int]]
+
+
+def timeline(changes: Sequence[tuple[float, str, int, int]], category: Callable[[int], str]) -> Timeline:
+    """From changes (seconds since the step began, phase, storage, bytes more or less) and the category of a storage.
+
+    What was there before has changes at 0 s. Each storage is of one category from its making to its end.
+    """
+    names = list(CATEGORIES)
+    place = {name: index for index, name in enumerate(names)}
+    now = [0] * len(names)
+    rows: list[tuple[float, str, list[int]]] = [(0.0, "outside", now)]
+    for t_s, phase, number, nbytes in sorted(changes, key=lambda change: change[0]):
+        now = list(now)
+        now[place[category(number)]] += nbytes
+        row = (t_s * 1000, phase, now)
+        if t_s == 0.0:
+            rows[0] = row
+        else:
+            rows.append(row)
+    t_ms, phase, peak = max(rows, key=_total)
+    kept = _coalesced(rows)
+
+    def by_category(values: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(names, values, strict=True))
+
+    return Timeline(
+        peak_t_ms=t_ms,
+        peak_phase=phase,
+        peak=by_category(peak),
+        most=by_category([max(row[2][index] for row in rows) for index in range(len(names))]),
+        start=by_category(rows[0][2]),
+        end=by_category(rows[-1][2]),
+        t_ms=[round(row[0], 4) for row in kept],
+        phase=[row[1] for row in kept],
+        points=by_category([[row[2][index] for row in kept] for index in range(len(names))]),
+    )
+
+
+def _coalesced(rows: Sequence[tuple[float, str, list[int]]]) -> list[tuple[float, str, list[int]]]:
+    """At most POINTS rows: the first, the last, and of each run of those between the one with the largest sum."""
+    between = rows[1:-1]
+    size = -(-len(between) // (POINTS - 2)) or 1
+    runs = [between[first : first + size] for first in range(0, len(between), size)]
+    return [rows[0], *(max(run, key=_total) for run in runs), *rows[-1:][: len(rows) - 1]]
+
+
+def _total(row: tuple[float, str, list[int]]) -> int:
+    return sum(row[2])

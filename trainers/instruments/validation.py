@@ -1,0 +1,108 @@
+"""Loss and accuracy over the validation split while a run trains: what a faster strategy must not have paid with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardlab.cell import Cell, Validation
+from shardlab.errors import InputError
+from shardlab.record import SCHEMA, LineWriter, ValidationRecord
+from trainers.data.prefetch import prefetched
+from trainers.instrument import Instrument
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trainers.data.order import Order
+    from trainers.ranks import Company, Ranks
+    from trainers.strategy import Engine
+    from trainers.workload import Batch, Task
+
+
+class Validator(Instrument):
+    """Every rank looks at its own slice of the split, cut as a step is; what does not fill a global batch is left out."""
+
+    name = "validation"
+
+    def __init__(
+        self,
+        asked: Validation,
+        cell: Cell,
+        task: Task,
+        engine: Engine,
+        ranks: Ranks,
+        company: Company,
+        order: Order,
+        path: Path,
+        *,
+        meets: bool,
+    ) -> None:
+        """path: of the records, which rank 0 writes. meets: whether ranks may wait for each other
+        before the last step. Raises InputError where there is nothing to validate with."""
+        split = task.validation()
+        if split is None:
+            raise InputError(f"instruments.validation: {cell.workload} with this data has no validation split.")
+        items = min(asked.items or split.source.items, split.source.items)
+        self._batches = items // cell.global_batch_size
+        if self._batches == 0:
+            raise InputError(
+                f"instruments.validation: {items} items do not fill a global batch of {cell.global_batch_size}. "
+                "Allowed: a smaller global batch, or more items."
+            )
+        self._cell, self._split, self._engine, self._ranks, self._company = cell, split, engine, ranks, company
+        self._every = asked.every_steps or (asked.every_epochs or 1) * order.steps_per_epoch
+        self._steps, self._meets, self._path = order.timed_steps(cell), meets, path
+        self._last: ValidationRecord | None = None
+
+    def due(self, step: int) -> bool:
+        return step == self._steps or (self._meets and step % self._every == 0)
+
+    def after(self, step: int) -> None:
+        import torch
+
+        loss = torch.zeros((), device=self._ranks.device)
+        correct = torch.zeros((), dtype=torch.int64, device=self._ranks.device)
+        targets = 0
+        self._engine.model.eval()
+        try:
+            for batches in prefetched(partial(self._fetch, number) for number in range(self._batches)):
+                for batch in batches:
+                    batch_loss, batch_correct = self._engine.evaluate(batch)
+                    loss += batch_loss / (len(batches) * self._batches)
+                    correct += batch_correct
+                    targets += batch.targets.numel()
+        finally:
+            self._engine.model.train()
+        sums = self._company.gather([float(loss), float(correct), float(targets)])
+        self._last = ValidationRecord(
+            schema=SCHEMA,
+            step=step,
+            t_s=time.monotonic(),
+            wall_s=time.time(),
+            loss=float(sums[:, 0].mean()),
+            accuracy=float(sums[:, 1].sum() / sums[:, 2].sum()),  # ranks that share a slice count it alike
+            items=self._batches * self._cell.global_batch_size,
+        )
+        if self._ranks.rank == 0:
+            with LineWriter(self._path) as lines:
+                lines.write(self._last)
+
+    def found(self) -> dict[str, Any]:
+        if self._last is None:
+            return {}
+        return {"items": self._last.items, "loss": self._last.loss, "accuracy": self._last.accuracy}
+
+    def _fetch(self, number: int) -> list[Batch]:
+        share, micro = self._cell.global_batch_size // self._engine.data_ranks, self._cell.micro_batch_size
+        begin = number * self._cell.global_batch_size + self._engine.data_rank * share
+        return [self._split.fetch(indices, self._ranks.device) for indices in _cut(begin, share, micro)]
+
+
+def _cut(begin: int, share: int, micro: int) -> Iterator[np.ndarray]:
+    for start in range(begin, begin + share, micro):
+        yield np.arange(start, start + micro)
