@@ -17,6 +17,7 @@ import msgspec
 
 from shardlab import document, shape
 from shardlab.cell import Draft, Instruments, Optimizer, Schedule
+from shardlab.cell_names import PLAIN, is_name
 from shardlab.document import Document, Path_, Problem
 from shardlab.errors import UnknownName
 from shardlab.expression import Expression, ExpressionError
@@ -235,13 +236,20 @@ def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> 
         for value in values if key_type(assumed.key) is not None else [None]:
             _check_value(text, assumed.key, value, ("assumed", index, "key" if value is None else "value"), problems)
     for index, reported in enumerate(file.reported):
-        for key, value in reported.cell.items():
-            _check_value(text, key, value, ("reported", index, "cell", key), problems)
+        for key in reported.cell:
+            if not is_name(key):
+                problems.append(text.problem(("reported", index, "cell", key), _no_name(key), at_key=True))
     for index, claim in enumerate(file.claims):
         try:
-            Expression(claim.test)
+            unknown = [key for _, wanted in Expression(claim.test).filters for key in wanted if not is_name(key)]
+            if unknown:
+                raise ExpressionError(_no_name(unknown[0]).rstrip("."))
         except ExpressionError as error:
             problems.append(text.problem(("claims", index, "test"), f"{error}."))
+
+
+def _no_name(key: str) -> str:
+    return str(UnknownName("name of a resolved cell", key, PLAIN))
 
 
 def _expand(text: Document, file: MatrixFile) -> tuple[list[Point], list[Excluded]]:
