@@ -40,6 +40,7 @@ def plan(out: Output, planned: Plan) -> None:
     out.document(
         {
             "matrix": named,
+            "scale": "tiny" if any(cell.rehearses for cell in planned.cells) else "full",
             "repeats": planned.repeats,
             "cells": [{"id": cell.name(), "cell": cell} for cell in planned.cells],
             "excluded": [{"cell": one.keys, "why": one.why} for one in planned.matrix.excluded],
