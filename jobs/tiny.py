@@ -3,7 +3,7 @@
 The rule (`--scale tiny`), the same for every cell of a matrix:
 
 - workload: NAME becomes NAME-tiny at the twin's own sizes, with as many blocks and heads as pp and tp cut it into; data
-  is synthetic; sequences are as long as the twin's, at most. A workload that is tiny already stays.
+  is synthetic; sequences have at most 32 tokens. A workload that is tiny already stays.
 - ranks: strategy, gpus, dp, tp, pp, servers and the strategy's options stay. nnodes is 1: all ranks share this machine.
 - batch: passes a step (accumulation, a pipeline's microbatches) stay. The micro-batches of all cells with one workload are
   divided by one number, the largest that leaves them whole and, where it can be, not below 2: what was a strong or
@@ -28,6 +28,7 @@ from shardlab.errors import InputError
 from trainers.workload import Workload
 
 STEPS, EPOCHS, BATCHES_AN_EPOCH, WARMUP_STEPS = 6, 2, 4, 1
+SEQ_LEN = 32
 LEAST_MICRO_BATCH = 2  # a mean over one image shows little
 VALIDATED_ITEMS = 32
 LIMIT_S = 300
@@ -106,7 +107,6 @@ def _twin(cell: Cell, workload: Workload, *, divisor: int, images: int, launcher
         options["subset"] = images
     else:
         steps, epochs = min(steps or STEPS, STEPS), None
-    seq_len = min(cell.seq_len, workload.seq_len) if cell.seq_len and workload.seq_len else workload.seq_len
     return msgspec.structs.replace(
         cell,
         workload=workload.name,
@@ -114,7 +114,7 @@ def _twin(cell: Cell, workload: Workload, *, divisor: int, images: int, launcher
         launcher=launcher,
         global_batch_size=cell.global_batch_size // divisor,
         micro_batch_size=cell.micro_batch_size // divisor,
-        seq_len=seq_len,
+        seq_len=min(cell.seq_len, SEQ_LEN) if cell.seq_len is not None else None,
         steps=steps,
         epochs=epochs,
         warmup_steps=min(cell.warmup_steps, WARMUP_STEPS),
