@@ -49,6 +49,11 @@ class LoadedRun(msgspec.Struct):
     def completed(self) -> bool:
         return self.verdict.state == "completed"
 
+    @property
+    def resumed(self) -> bool:
+        """Whether it went on from a checkpoint: between its first timed step and its last lies time in which it did not run."""
+        return self.result is not None and self.result.resumed_from_step is not None
+
 
 class LoadedCell(msgspec.Struct):
     """A point of the matrix. runs: the latest attempt of each repeat; earlier: the attempts before them."""
@@ -63,8 +68,9 @@ class LoadedCell(msgspec.Struct):
         return [run for run in self.runs if run.completed]
 
     def measured(self, run: LoadedRun) -> Measured:
-        """What a metric sees of one of this cell's runs."""
-        return Measured(self.cell, run.timed, run.samples, run.result, run.hosts)
+        """What a metric sees of one of this cell's runs: no telemetry of a resumed one, which covers only a part of it."""
+        seen = samples.frames({}) if run.resumed else run.samples
+        return Measured(self.cell, run.timed, seen, run.result, run.hosts)
 
 
 class Loaded(msgspec.Struct):

@@ -112,7 +112,12 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         baseline=baseline,
         rehearsal=any(rehearsals),
         synthetic=bool(synthetic),
-        remarks=_remarks(rehearsals, synthetic, [row.id for row in rows if _is_different(row)]),
+        remarks=_remarks(
+            rehearsals,
+            synthetic,
+            [row.id for row in rows if _is_different(row)],
+            [run.run_id for cell in loaded.cells for run in cell.runs if run.resumed],
+        ),
         rows=rows,
         reported=[],
         verdicts=[],
@@ -128,7 +133,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
     )
 
 
-def _remarks(rehearsals: list[bool], synthetic: list[str], different: list[str]) -> list[str]:
+def _remarks(rehearsals: list[bool], synthetic: list[str], different: list[str], resumed: list[str]) -> list[str]:
     """What every output has to say of all its numbers."""
     remarks = []
     if any(rehearsals):
@@ -138,6 +143,8 @@ def _remarks(rehearsals: list[bool], synthetic: list[str], different: list[str])
         remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic))))
     if different:
         remarks.append(f"not the same work, and so not compared: {', '.join(different)}")
+    if resumed:
+        remarks.append(f"went on from a checkpoint, so that telemetry says nothing of the whole run: {', '.join(resumed)}")
     return remarks
 
 

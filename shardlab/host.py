@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 import sys
 from importlib import metadata
@@ -35,12 +34,15 @@ class Nic(msgspec.Struct, omit_defaults=True):
     driver: str | None = None
 
 
-class NumaNode(msgspec.Struct, omit_defaults=True):
-    """Processors and memory that are near to each other. cpus as the kernel lists them, such as 0-15,32-47."""
+class NumaNode(msgspec.Struct):
+    """Processors that are near to the same memory, as the kernel lists them, such as 0-15,32-47.
+
+    Its memory is left out: under a virtual machine's balloon it changes from minute to minute, and what a machine is
+    must not.
+    """
 
     node: int
     cpus: str
-    memory_bytes: int | None = None
 
 
 class Host(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -128,13 +130,8 @@ def _nic(folder: Path) -> Nic:
 
 def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> list[NumaNode]:
     """The NUMA nodes that the kernel shows, in order; none where it shows none."""
-    found = []
-    for folder in sorted(root.glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node"))):
-        node = NumaNode(int(folder.name.removeprefix("node")), _text(folder / "cpulist") or "")
-        if total := re.search(r"MemTotal:\s*(\d+) kB", _text(folder / "meminfo") or ""):
-            node.memory_bytes = int(total[1]) * 1024
-        found.append(node)
-    return found
+    folders = sorted(root.glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node")))
+    return [NumaNode(int(folder.name.removeprefix("node")), _text(folder / "cpulist") or "") for folder in folders]
 
 
 def git_commit() -> str | None:

@@ -39,7 +39,7 @@ def mnist_members(images=6, *, zipped=True):
     for part, count in (("train", images), ("t10k", 3)):
         members[f"{part}-images-idx3-ubyte"] = idx(draw.integers(0, 256, (count, 28, 28)))
         members[f"{part}-labels-idx1-ubyte"] = idx(np.arange(count) % 10)
-    return {f"{name}.gz": gzip.compress(content) for name, content in members.items()} if zipped else members
+    return {f"{name}.gz": gzip.compress(content, mtime=0) for name, content in members.items()} if zipped else members
 
 
 def jpeg(width=40, height=30, colour=(200, 100, 50), mode="RGB"):

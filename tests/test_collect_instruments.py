@@ -26,16 +26,16 @@ def test_what_looking_cost_is_said(tmp_path, capsys):
             record["watched"] = True
         folder.steps_file(rank).write_text("".join(json.dumps(record) + "\n" for record in records))
     result = json.loads(folder.result.read_text())
-    result["instruments"] = {"profile": {"cost_s": 1.25, "watched_steps": [2, 3]}, "checkpoints": {"cost_s": 0.5}}
+    result["instruments"] = {"profile": {"cost_s": 1.5, "watched_steps": [2, 3]}, "checkpoints": {"cost_s": 0.5}}
     folder.result.write_text(json.dumps(result))
     summarized = summary.summarize(load.load(workspace, None), "single")
     profile, checkpoints = summarized.instruments
-    assert (profile.instrument, profile.cost_s, profile.watched_steps, profile.n) == ("profile", 1.25, 2, 1)
+    assert (profile.instrument, profile.cost_s, profile.watched_steps, profile.n) == ("profile", 1.5, 2, 1)
     assert profile.step_ratio == pytest.approx(3.0)
     assert (checkpoints.cost_s, checkpoints.watched_steps, checkpoints.step_ratio) == (0.5, 0, None)
     assert main(["summarize", "--workspace", str(tmp_path)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert (
-        "instrument profile: 1.2 s between steps, 2 steps looked into and not counted (3 times as long as the others)" in said
-    )
+    assert "instrument profile: 1.5 s between steps, 2 steps looked into and not counted" in said
+    assert "times as long as the others): ddp ×2" in said
+    assert "instrument checkpoints: 0.50 s between steps: ddp ×2" in said
     assert "What looking cost" in (workspace.report / "index.html").read_text()

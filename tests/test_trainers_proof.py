@@ -81,6 +81,20 @@ object.__setattr__(menu, "strategy", lambda name, real=menu.strategy: msgspec.st
 }
 
 
+# One process that takes the global batch in one pass, as people who train on one GPU do.
+ONE_PASS = """
+single = proof._reference
+proof._reference = lambda cell, task, ranks: single(
+    msgspec.structs.replace(cell, micro_batch_size=cell.global_batch_size, gradient_accumulation_steps=1), task, ranks)
+"""
+# The twin is small and names no smaller one: it gets the original's, and no memory.
+NO_MEMORY = """
+real = menu.workload
+menu.workload = lambda name: msgspec.structs.replace(real(name), proof_options={"n_layer": 2})
+proof._holds = lambda parameters, device: False
+"""
+
+
 def prove(bench, cell: Cell, broken: str = "") -> SameWork:
     words = [msgspec.json.encode(cell).decode(), str(bench.data)]
     done = subprocess.run(
@@ -144,6 +158,40 @@ def test_right_work_is_proven_and_its_bytes_are_those_of_theory(bench, strategy,
     assert sent["counted"] == pytest.approx(sent["theory"], rel=0.02)
     assert sent["counted"] > result.parameters * 4
     assert sent["textbook"] > 0
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp1-full-shard", "fsdp2", "zero3"])
+def test_batch_norm_is_frozen_for_the_proof_and_the_verdict_says_what_it_is_in_the_run(bench, strategy):
+    result = bench.complete(workload="densenet121-tiny", strategy=strategy, gpus=2, prove="auto", steps=1).read_result()
+    assert result.same_work.verdict == "proven", result.same_work.why
+    assert "BatchNorm frozen, while in the run each rank and pass normalises by its own 4 of 8 items" in result.same_work.why
+    sent = result.communication_bytes
+    assert sent["counted"] == pytest.approx(sent["theory"], rel=0.001)
+
+
+def test_unfrozen_batch_norm_is_another_computation(bench):
+    unfrozen = "proof.frozen_statistics.frozen = lambda task, *_: task"
+    cell = cell_of(bench, workload="densenet121-tiny", strategy="ddp")
+    found = prove(bench, cell, unfrozen + ONE_PASS)
+    assert found.verdict == "different", found.why
+
+
+def test_dropout_is_off_in_the_proof_alone(bench):
+    dropping = {"workload": "vgg16-tiny", "strategy": "ddp", "gpus": 2, "steps": 2, "options": {"dropout": True}}
+    result = bench.complete(**dropping, prove="auto").read_result()
+    assert result.same_work.verdict == "proven", result.same_work.why
+    assert "dropout off, which the run has on" in result.same_work.why
+    without = bench.complete(**{**dropping, "options": {}}).read_result()
+    assert result.final_loss != without.final_loss
+
+
+@pytest.mark.parametrize(("strategy", "keys"), [("tp", {"tp": 2}), ("pp-1f1b", {"pp": 2, "accumulation": 2})])
+def test_a_model_that_one_process_cannot_hold_is_proven_at_reduced_depth(bench, strategy, keys):
+    cell = cell_of(bench, workload="llm-7b-tiny", strategy=strategy, **keys)
+    found = prove(bench, cell, NO_MEMORY)
+    assert found.verdict == "proven", found.why
+    assert "at reduced depth (n_layer: 2)" in found.why
+    assert found.communication_bytes is None  # those of a smaller model would not be the cell's
 
 
 def test_checkpointing_and_compilation_do_not_change_the_work(bench):

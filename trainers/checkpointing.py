@@ -1,112 +1,82 @@
-"""Activation checkpointing: which blocks keep no activations from forward to backward, and compute them again instead.
-
-After Chen et al., Training deep nets with sublinear memory cost, 2016.
-"""
+"""Save what an engine goes on from into a checkpoint, and put a checkpoint back into an engine, whatever its strategy is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import torch
-from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    CheckpointWrapper,
-    apply_activation_checkpointing,
-    checkpoint_wrapper,
-)
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
+from shardlab import checkpoint
+from shardlab.checkpoint import Manifest
 from shardlab.errors import InputError
+from trainers import state_parts
+from trainers.state_parts import Part, State
+from trainers.state_storage import Gatherer, Index, LoadingPlanner, Reader, SavingPlanner, Writer
 
 if TYPE_CHECKING:
-    from trainers.workload import Task
+    import torch.distributed as dist
 
-IN_CHAIN = "_at:"  # before the name that a block has in the bare model, with : for each dot
+    from trainers.strategy import Engine
 
-
-class Chain(nn.Module):
-    """Blocks that are checkpointed as one; each takes the hidden state of the one before, and what else the first was given."""
-
-    def __init__(self, blocks: Sequence[tuple[str, nn.Module]]) -> None:
-        super().__init__()
-        for name, block in blocks:
-            self.add_module(IN_CHAIN + name.replace(".", ":"), block)
-
-    def forward(self, hidden: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
-        for block in self.children():
-            hidden = block(hidden, *arguments, **named)
-        return hidden
+INDEX = "index.json"
 
 
-class Moved(nn.Module):
-    """Stands where a block was that is in a chain now, and passes on what it is given."""
+class Saver:
+    """The ranks that train as one of them sees them when it saves or loads. All of them call everything together.
 
-    def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return hidden
-
-
-def checkpoint(which: str, task: Task, model: nn.Module) -> None:
-    """Checkpoint a model's blocks in place, `which` as in `Cell.activation_checkpointing`.
-
-    Raises InputError for more segments than blocks.
+    group: of these ranks, over gloo: plans and gathered tensors are exchanged on the host.
     """
-    blocks = list(task.blocks(model))
-    kind, _, number = which.partition("-")
-    if kind == "segments":
-        _chain(model, blocks, int(number))
-        return
-    every = 1 if kind == "full" else int(number)
-    chosen = {id(block) for index, block in enumerate(blocks) if index % every == 0}
-    apply_activation_checkpointing(model, checkpoint_wrapper_fn=_wrapped, check_fn=lambda module: id(module) in chosen)
 
+    def __init__(self, engine: Engine, rank: int, world: int, device: torch.device, group: dist.ProcessGroup) -> None:
+        self._engine, self._rank, self._world, self._device, self._group = engine, rank, world, device, group
 
-def count(model: nn.Module) -> int:
-    """Blocks and chains that are computed again."""
-    return sum(isinstance(module, CheckpointWrapper) for module in model.modules())
+    def save(self, growing: Path, layout: Literal["sharded", "whole"]) -> tuple[list[checkpoint.File], int]:
+        """Write the files of a checkpoint into an empty folder that all ranks see; (what rank 0 has to put into the
+        manifest, bytes). Other ranks get nothing."""
+        state = self._named({**self._engine.state(), **state_parts.of_random_numbers(self._device)}, self._world)
+        writer = Writer(growing, self._rank)
+        if layout == "whole":
+            writer = Gatherer(growing, self._group, self._engine.reordered)
+        save(state, storage_writer=writer, planner=SavingPlanner(), process_group=self._group)
+        if self._rank:
+            return [], 0
+        index = checkpoint.Growing(growing / INDEX)
+        index.write(msgspec.json.encode(writer.index))
+        found = [*writer.files, index.close()]
+        return found, sum(file.bytes for file in found)
 
+    def load(self, path: Path, manifest: Manifest) -> None:
+        """Fill the engine from a checkpoint, which has been found sound. Raises InputError where it is of another kind.
 
-def units(task: Task, model: nn.Module) -> list[nn.Module]:
-    """The blocks as they stand in a model, chains as one and without the places that they left empty."""
-    return [block for block in task.blocks(model) if not isinstance(block, Moved)]
+        What is each rank's own (buffers, PowerSGD's errors) a rank of another world takes from the saved rank of its
+        number modulo the world saved; random numbers then begin anew.
+        """
+        self._engine.make_room(manifest.numbers)
+        state: State = self._engine.state()
+        if manifest.world == self._world:
+            state |= state_parts.of_random_numbers(self._device)
+        asked = self._named(state, manifest.world)
+        index = msgspec.json.decode((path / INDEX).read_bytes(), type=Index)
+        whole = manifest.layout == "whole"
+        for name, part in asked.items():
+            entry = index.tensors.get(name)
+            if entry is None:
+                raise InputError(f"{path}: has no {name}, which {manifest.strategy} saved there would have.")
+            if not whole and entry.shape != list(part.shape):
+                raise InputError(f"{path}: {name} has the shape {entry.shape}, expected {list(part.shape)}.")
+        sizes = {file.name: file.bytes for file in manifest.files}
+        reader = Reader(path, index, sizes, asked, self._engine.reordered if whole else None)
+        with torch.no_grad():
+            load(dict(asked), storage_reader=reader, planner=LoadingPlanner(), process_group=self._group)
+            self._engine.restored(manifest.numbers)
+        if manifest.world == self._world:
+            state_parts.set_random_numbers(state, self._device)
 
-
-def _chain(model: nn.Module, blocks: Sequence[nn.Module], segments: int) -> None:
-    if segments > len(blocks):
-        raise InputError(
-            f"activation_checkpointing: found segments-{segments} for {len(blocks)} blocks. "
-            f"Allowed: up to segments-{len(blocks)}."
-        )
-    names = {id(module): name for name, module in model.named_modules()}
-    bounds = [len(blocks) * index // segments for index in range(segments + 1)]
-    for begin, end in pairwise(bounds[:-1]):  # backward begins with the last: computing it again saves nothing
-        run = blocks[begin:end]
-        model.set_submodule(names[id(run[0])], _wrapped(Chain([(names[id(block)], block) for block in run])))
-        for block in run[1:]:
-            model.set_submodule(names[id(block)], Moved())
-
-
-def _wrapped(module: nn.Module) -> nn.Module:
-    normalised = [inner for inner in module.modules() if isinstance(inner, _BatchNorm)]
-    if not normalised:
-        return checkpoint_wrapper(module)
-
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _statistics_kept(normalised)
-
-    return checkpoint_wrapper(module, context_fn=contexts)
-
-
-@contextmanager
-def _statistics_kept(normalised: Sequence[_BatchNorm]) -> Iterator[None]:
-    """Computing again would add the same batch to BatchNorm's running statistics a second time."""
-    momenta = [module.momentum for module in normalised]
-    for module in normalised:
-        module.momentum = 0.0
-    try:
-        yield
-    finally:
-        for module, momentum in zip(normalised, momenta):
-            module.momentum = momentum
+    def _named(self, state: State, saved_world: int) -> dict[str, Part]:
+        """Parts by their names in a checkpoint, where a tensor that is each rank's own has the rank in front."""
+        rank = self._rank % saved_world
+        return {f"rank-{rank:05d}/{name}" if part.own else name: part for name, part in state.items()}

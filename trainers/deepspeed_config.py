@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from shardlab.cell import Cell
+from trainers import loss_scaling
 
 OWN = 500_000_000  # elements of a bucket in DeepSpeed's own configuration; it allocates one whole, however small the model
 NEVER = 10**9  # steps
@@ -12,7 +14,8 @@ NEVER = 10**9  # steps
 
 def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str, Any]:
     """The configuration of a cell at a ZeRO stage. elements: of the whole model. pin_memory: of what is offloaded."""
-    bf16 = cell.precision == "bf16"
+    pure, fp16 = cell.precision == "bf16-pure", cell.precision == "fp16"
+    bf16 = cell.precision == "bf16" or pure
     config: dict[str, Any] = {
         "train_batch_size": cell.global_batch_size,
         "train_micro_batch_size_per_gpu": cell.micro_batch_size,
@@ -20,9 +23,14 @@ def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str
         "gradient_clipping": cell.max_grad_norm or 0.0,  # DeepSpeed clips at 1.0 where nothing is said
         "prescale_gradients": False,
         "gradient_predivide_factor": 1.0,
-        "communication_data_type": cell.options["communication_dtype"] if bf16 else "fp32",
-        "bf16": {"enabled": bf16},
-        "fp16": {"enabled": False},
+        "communication_data_type": "bf16" if pure else cell.options["communication_dtype"] if bf16 else "fp32",
+        "bf16": {
+            "enabled": bf16,
+            "check_grad_overflow": True,
+            "bf16_master_weights_and_grads": pure,
+            "bf16_optimizer_states": pure,
+        },
+        "fp16": {"enabled": fp16, **(_dynamic_scale() if fp16 else {})},
         "torch_autocast": {"enabled": False},
         # The optimizer is torch's, made by trainers.optimization as for every other strategy.
         "zero_allow_untested_optimizer": True,
@@ -34,9 +42,23 @@ def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str
         "dump_state": False,
         "disable_python_gc": False,
     }
-    if bf16 and stage > 0:
-        config["data_types"] = {"grad_accum_dtype": "fp32"}  # without ZeRO, DeepSpeed adds up in bf16 and in nothing else
+    if cell.precision in ("bf16", "fp16") and stage > 0:
+        config["data_types"] = {"grad_accum_dtype": "fp32"}  # without ZeRO, DeepSpeed adds up in 16 bits and in nothing else
     return config
+
+
+def _dynamic_scale() -> dict[str, Any]:
+    """The rule of our own scaler, as far as DeepSpeed has it: it stops the run where the scale would fall below the least."""
+    return {
+        "auto_cast": True,  # pictures come in fp32
+        "loss_scale": 0,  # none that is fixed
+        "initial_scale_power": int(math.log2(loss_scaling.START)),
+        "loss_scale_window": loss_scaling.INTERVAL,
+        "hysteresis": 1,  # overflows until the scale is halved
+        "consecutive_hysteresis": False,
+        "min_loss_scale": 1,
+        "fp16_master_weights_and_grads": False,
+    }
 
 
 def _zero(cell: Cell, stage: int, elements: int, pin_memory: bool) -> dict[str, Any]:
@@ -67,9 +89,10 @@ def _zero(cell: Cell, stage: int, elements: int, pin_memory: bool) -> dict[str, 
             "stage3_module_granularity_threshold": 0,
             "stage3_use_all_reduce_for_fetch_params": False,
             "sub_group_size": 1_000_000_000,  # elements that the optimizer takes at a time
-            "zero_hpz_partition_size": 1,
-            "zero_quantized_weights": False,
-            "zero_quantized_gradients": False,
+            "zero_hpz_partition_size": options["hpz_partition_size"],
+            "zero_quantized_weights": options["quantized_weights"],
+            "zero_quantized_nontrainable_weights": False,
+            "zero_quantized_gradients": options["quantized_gradients"],
         }
     for what in ("offload_optimizer", "offload_param"):
         if (device := options.get(what, "none")) != "none":

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from trainers.parallel_held import Held
     from trainers.ranks import Ranks
+    from trainers.state_parts import State
     from trainers.workload import Task
 
 
@@ -42,6 +43,14 @@ class HeldEngine(ReplicatedEngine):
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         return self.held.whole_parameters()
+
+    def state(self) -> State:
+        from trainers import state_parts
+
+        return {**state_parts.of_parameters(self.held.named(), self.optimizer), **state_parts.of_buffers(self.model)}
+
+    def reordered(self, name: str, shape: torch.Size) -> torch.Tensor | None:
+        return self.held.order(name.rpartition("/")[2], shape)
 
     def parameters(self) -> int:
         return self.held.parameters

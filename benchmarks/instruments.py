@@ -1,0 +1,115 @@
+"""What each instrument costs: a step that it looks into over one that it leaves alone, and what it takes between steps.
+
+    python benchmarks/instruments.py                   # a 4-layer GPT-2, 256 wide, 128 positions, 4 sequences
+    python benchmarks/instruments.py --n-embd 64       # small operators, where what looks at each of them weighs most
+
+Every round makes a run of its own in this process; half of its steps are looked into. The ratio of a round is that of
+the medians. Memory by category looks into one step of a run, so that its rounds are runs of three steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from shardlab.cell import Cell, Instruments, Optimizer, Profile, Schedule
+from shardlab.record import LineWriter, StepRecord, read_lines
+from shardlab.rundir import RunDir
+from trainers import instruments, loop, menu
+from trainers.data.order import Order
+from trainers.instrument import Watch
+from trainers.ranks import Place, Ranks
+
+HALF = 4  # steps that the profiler looks into, after as many that it leaves alone
+LOOKS: dict[str, Callable[[], tuple[Instruments, int]]] = {
+    "nothing": lambda: (Instruments(), 2 * HALF),
+    "memory: categories": lambda: (Instruments(memory="categories"), 3),
+    "profile": lambda: (Instruments(profile=_profile()), 2 * HALF),
+    "profile, shapes": lambda: (Instruments(profile=_profile(shapes=True)), 2 * HALF),
+    "profile, shapes, stacks": lambda: (Instruments(profile=_profile(shapes=True, stacks=True)), 2 * HALF),
+    "profile, memory": lambda: (Instruments(profile=_profile(memory=True)), 2 * HALF),
+}
+
+
+def _profile(**recorded: bool) -> Profile:
+    return Profile(first_step=HALF + 1, steps=HALF, **recorded)
+
+
+def cell(arguments: argparse.Namespace, look: Instruments, steps: int) -> Cell:
+    return Cell(
+        workload="gpt2-tiny",
+        strategy="single",
+        gpus=1,
+        nnodes=1,
+        dp=1,
+        tp=1,
+        pp=1,
+        servers=0,
+        launcher="torchrun",
+        global_batch_size=4,
+        micro_batch_size=4,
+        gradient_accumulation_steps=1,
+        seq_len=arguments.seq_len,
+        steps=steps,
+        epochs=None,
+        warmup_steps=2,
+        precision="fp32",
+        activation_checkpointing="none",
+        compile=False,
+        max_grad_norm=None,
+        prove="off",
+        optimizer=Optimizer("adamw", 1e-3),
+        schedule=Schedule(),
+        instruments=look,
+        memory_limit_gib=None,
+        seed=42,
+        time_limit_s=None,
+        expect=[],
+        options={"n_layer": 4, "n_embd": arguments.n_embd, "n_head": 4},
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("--rounds", 7), ("--n-embd", 256), ("--seq-len", 128)):
+        parser.add_argument(name, type=int, default=default, help=f"(default: {default})")
+    arguments = parser.parse_args()
+    ranks = Ranks(Place())
+    found: dict[str, list[tuple[float, float | None, float]]] = {name: [] for name in LOOKS}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(-1, arguments.rounds):  # the first warms up what instruments load
+            for name, look in LOOKS.items():
+                one = measure(cell(arguments, *look()), RunDir(Path(folder) / f"{number}-{name}"), ranks, Path(folder))
+                if number >= 0:
+                    found[name].append(one)
+    ranks.leave()
+    print(f"{'instrument':<26}{'a step (ms)':>12}{'looked into, over it':>22}{'between steps (s)':>19}")
+    for name, rounds in found.items():
+        plain, cost = (statistics.median(values) for values in ([one[0] for one in rounds], [one[2] for one in rounds]))
+        ratios = [ratio for _, ratio, _ in rounds if ratio is not None]
+        ratio = f"{statistics.median(ratios):.2f}" if ratios else ""
+        print(f"{name:<26}{plain:>12.2f}{ratio:>22}{cost:>19.3f}")
+
+
+def measure(one: Cell, run_dir: RunDir, ranks: Ranks, data: Path) -> tuple[float, float | None, float]:
+    """Of one run: the median of steps left alone in ms, that of those looked into over it, seconds between steps."""
+    task = menu.workload(one.workload).build(one, data)
+    order = Order(task.source.items, one.global_batch_size, one.seed)
+    torch.manual_seed(one.seed)
+    engine = menu.strategy(one.strategy).build(one, task, ranks)
+    watch = Watch(instruments.chosen(one, task, engine, run_dir, ranks, ranks, order.steps_per_epoch), ranks.device)
+    with LineWriter(run_dir.steps_file(0)) as lines:
+        loop._steps(one, task, order, engine, ranks.device, ranks, loop.Recorder(lines), watch)
+    records = [record for record in read_lines(run_dir.steps_file(0), StepRecord).records if not record.warmup]
+    plain = statistics.median(record.step_ms for record in records if not record.watched)
+    watched = [record.step_ms for record in records if record.watched]
+    return plain, statistics.median(watched) / plain if watched else None, watch.between_s()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Activation checkpointing: which blocks keep no activations from forward to backward, and compute them again instead.
+
+After Chen et al., Training deep nets with sublinear memory cost, 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointWrapper,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from shardlab.errors import InputError
+
+if TYPE_CHECKING:
+    from trainers.workload import Task
+
+IN_CHAIN = "_at:"  # before the name that a block has in the bare model, with : for each dot
+
+
+class Chain(nn.Module):
+    """Blocks that are checkpointed as one; each takes the hidden state of the one before, and what else the first was given."""
+
+    def __init__(self, blocks: Sequence[tuple[str, nn.Module]]) -> None:
+        super().__init__()
+        for name, block in blocks:
+            self.add_module(IN_CHAIN + name.replace(".", ":"), block)
+
+    def forward(self, hidden: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+        for block in self.children():
+            hidden = block(hidden, *arguments, **named)
+        return hidden
+
+
+class Moved(nn.Module):
+    """Stands where a block was that is in a chain now, and passes on what it is given."""
+
+    def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return hidden
+
+
+def checkpoint(which: str, task: Task, model: nn.Module) -> None:
+    """Checkpoint a model's blocks in place, `which` as in `Cell.activation_checkpointing`.
+
+    Raises InputError for more segments than blocks.
+    """
+    blocks = list(task.blocks(model))
+    kind, _, number = which.partition("-")
+    if kind == "segments":
+        _chain(model, blocks, int(number))
+        return
+    every = 1 if kind == "full" else int(number)
+    chosen = {id(block) for index, block in enumerate(blocks) if index % every == 0}
+    apply_activation_checkpointing(model, checkpoint_wrapper_fn=_wrapped, check_fn=lambda module: id(module) in chosen)
+
+
+def count(model: nn.Module) -> int:
+    """Blocks and chains that are computed again."""
+    return sum(isinstance(module, CheckpointWrapper) for module in model.modules())
+
+
+def units(task: Task, model: nn.Module) -> list[nn.Module]:
+    """The blocks as they stand in a model, chains as one and without the places that they left empty."""
+    return [block for block in task.blocks(model) if not isinstance(block, Moved)]
+
+
+def _chain(model: nn.Module, blocks: Sequence[nn.Module], segments: int) -> None:
+    if segments > len(blocks):
+        raise InputError(
+            f"activation_checkpointing: found segments-{segments} for {len(blocks)} blocks. "
+            f"Allowed: up to segments-{len(blocks)}."
+        )
+    names = {id(module): name for name, module in model.named_modules()}
+    bounds = [len(blocks) * index // segments for index in range(segments + 1)]
+    for begin, end in pairwise(bounds[:-1]):  # backward begins with the last: computing it again saves nothing
+        run = blocks[begin:end]
+        model.set_submodule(names[id(run[0])], _wrapped(Chain([(names[id(block)], block) for block in run])))
+        for block in run[1:]:
+            model.set_submodule(names[id(block)], Moved())
+
+
+def _wrapped(module: nn.Module) -> nn.Module:
+    normalised = [inner for inner in module.modules() if isinstance(inner, _BatchNorm)]
+    if not normalised:
+        return checkpoint_wrapper(module)
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _statistics_kept(normalised)
+
+    return checkpoint_wrapper(module, context_fn=contexts)
+
+
+@contextmanager
+def _statistics_kept(normalised: Sequence[_BatchNorm]) -> Iterator[None]:
+    """Computing again would add the same batch to BatchNorm's running statistics a second time."""
+    momenta = [module.momentum for module in normalised]
+    for module in normalised:
+        module.momentum = 0.0
+    try:
+        yield
+    finally:
+        for module, momentum in zip(normalised, momenta):
+            module.momentum = momentum
