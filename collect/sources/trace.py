@@ -1,0 +1,207 @@
+"""A profiler trace, Kineto's or another in Chrome's format -> columns of its complete events; what is lost is counted."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.traces.blocks import BLOCK, CutShort, blocks
+from collect.traces.event import Event
+from collect.traces.nanoseconds import UNKNOWN, nanoseconds
+from collect.traces.salvage import salvage
+
+_LIST = re.compile(rb'\A\s*\[|"traceEvents"\s*:\s*\[')
+_RANKS = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)")
+_BETWEEN = re.compile(rb"\}(\s*,\s*)\Z")
+_LEAST_LOOKED_AT = 64  # bytes before an event in which its comma and the end of the event before it stand
+_LONGEST = 16 << 20  # bytes without an end of an event; then what stands there is given up
+_UNSEEN = frozenset({"python_function", "Trace"})  # frames of Python's stack, by far the most numerous; the profiler's own span
+
+_UNREAD = {"": "without a phase", "B": "begin and end apart (ph B, E)", "E": "begin and end apart (ph B, E)"}
+
+_decoder = msgspec.json.Decoder(list[Event])
+
+
+class Trace(NamedTuple):
+    """The complete events (`ph` X) of one rank, in the order of the file, one row each.
+
+    rank: as the file says, else as its name does, else None. name, category, thread: indices into `labels`. start_ns: since
+    what the profiler counts from; duration_ns: never negative. stream, correlation: -1 where not given.
+    lost: how many events could not be read, by reason; a stretch that is no JSON counts the events that can be made out in it.
+    cut: why the file ends before its list of events does, or "".
+    """
+
+    path: Path
+    rank: int | None
+    labels: list[str]
+    name: NDArray[np.int32]
+    category: NDArray[np.int32]
+    thread: NDArray[np.int32]
+    stream: NDArray[np.int64]
+    correlation: NDArray[np.int64]
+    start_ns: NDArray[np.int64]
+    duration_ns: NDArray[np.int64]
+    lost: dict[str, int]
+    cut: str
+
+    @property
+    def end_ns(self) -> NDArray[np.int64]:
+        return self.start_ns + self.duration_ns
+
+    def among(self, column: NDArray[np.int32], wanted: Sequence[bool]) -> NDArray[np.bool_]:
+        """Which rows have a label in `column` that is wanted; wanted: one truth per label."""
+        return np.asarray(wanted, bool)[column] if len(self.labels) else np.zeros(len(column), bool)
+
+    def of_category(self, *categories: str) -> NDArray[np.bool_]:
+        """Which rows are of one of these categories (`cat`)."""
+        return self.among(self.category, [label in categories for label in self.labels])
+
+
+def read(path: Path) -> Trace:
+    """The trace, streamed: memory grows with the number of events, not with the length of their text. OSError as open does.
+
+    A trace that is damaged or cut gives what can be read of it; `lost` and `cut` say what cannot.
+    """
+    columns = _Columns()
+    head, cut = b"", ""
+    try:
+        for found in _events(path, columns.lost):
+            if isinstance(found, bytes):
+                head = found
+            else:
+                columns.add(found)
+    except CutShort as short:
+        cut = str(short)
+    return columns.trace(path, _rank(head, path), cut)
+
+
+def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | list[Event]]:
+    """What stands before the list of events, then the events. Raises CutShort where the file ends before the list does."""
+    text, in_list, short = b"", False, ""
+    source = blocks(path)
+    while True:
+        try:
+            block = next(source, b"")
+        except CutShort as damage:
+            block, short = b"", str(damage)
+        text += block
+        if not in_list:
+            if begin := _LIST.search(text):
+                yield text[: begin.start()]
+                text, in_list = text[begin.end() :], True
+            elif not block:
+                raise CutShort(short or "it has no list of events")
+            else:
+                continue
+        if not block:
+            break
+        events, text, ended = _whole_events(text, lost)
+        yield events
+        if ended:
+            return
+    events, ended = _last_events(text, lost)
+    yield events
+    if not ended or short:
+        raise CutShort(short or "it ends before its list of events does")
+
+
+def _whole_events(text: bytes, lost: Counter[str]) -> tuple[list[Event], bytes, bool]:
+    """The events that are complete, what is left of the text, and whether the list of events has ended."""
+    end, after = _last_boundary(text)
+    if end:
+        try:
+            # Decoding is what proves the boundary: one inside an event would leave that event open.
+            return _decoder.decode(b"[%b]" % text[:end]), text[after:], False
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+    elif len(text) < _LONGEST:
+        return [], text, False
+    saved = salvage(text, final=len(text) >= _LONGEST)
+    lost["not readable"] += saved.lost
+    return saved.events, text[saved.rest :], saved.ended
+
+
+def _last_events(text: bytes, lost: Counter[str]) -> tuple[list[Event], bool]:
+    """The events in what is left at the end of the file, and whether the list of events has an end there."""
+    try:
+        return _decoder.decode(b"[%b]" % text[: text.rindex(b"]")]), True
+    except (ValueError, msgspec.DecodeError):
+        saved = salvage(text, final=True)
+        lost["not readable"] += saved.lost
+        return saved.events, saved.ended
+
+
+def _last_boundary(text: bytes) -> tuple[int, int]:
+    """Where the last but one object ends that another one follows after a comma, and where that one begins; or 0, 0."""
+    at = len(text)
+    while (at := text.rfind(b"{", 0, at)) > 0:
+        before = max(0, at - _LEAST_LOOKED_AT)
+        if match := _BETWEEN.search(text[before:at]):
+            return before + match.start(1), at
+    return 0, 0
+
+
+def _rank(head: bytes, path: Path) -> int | None:
+    if match := _RANKS.search(head):
+        try:
+            found = json.JSONDecoder().raw_decode(head[match.end() :].decode("utf-8", "replace"))[0].get("rank")
+            if type(found) is int:
+                return found
+        except ValueError:
+            pass
+    named = _RANK_IN_NAME.search(path.name)
+    return int(named[1]) if named else None
+
+
+class _Columns:
+    """Grows by the events of a block at a time."""
+
+    def __init__(self) -> None:
+        self.lost: Counter[str] = Counter()
+        self._ids: defaultdict[str | int, int] = defaultdict()
+        self._ids.default_factory = self._ids.__len__  # a label gets the next number when it is first seen
+        self._parts: list[tuple[NDArray[Any], ...]] = []
+
+    def add(self, events: list[Event]) -> None:
+        complete = [event for event in events if event.ph == "X" and event.cat not in _UNSEEN]
+        phases = {event.ph for event in events}
+        for phase, reason in _UNREAD.items():
+            if phase in phases:
+                self.lost[reason] += sum(event.ph == phase for event in events)
+        if not complete:
+            return
+        start = nanoseconds([event.ts for event in complete])
+        duration = nanoseconds([event.dur for event in complete])
+        args = [event.args for event in complete]
+        ids = self._ids
+        part = (
+            np.array([ids[event.name] for event in complete], np.int32),
+            np.array([ids[event.cat] for event in complete], np.int32),
+            np.array([ids[event.tid] for event in complete], np.int32),
+            np.array([-1 if arg is None else arg.stream for arg in args], np.int64),
+            np.array([-1 if arg is None else arg.correlation for arg in args], np.int64),
+            start,
+            duration,
+        )
+        good = (start != UNKNOWN) & (duration >= 0)
+        if not good.all():
+            self.lost["without a time or with a negative duration"] += int(np.count_nonzero(~good))
+            part = tuple(column[good] for column in part)
+        self._parts.append(part)
+
+    def trace(self, path: Path, rank: int | None, cut: str) -> Trace:
+        types = (*(np.int32,) * 3, *(np.int64,) * 4)
+        columns = []
+        for index, of_type in enumerate(types):
+            columns.append(np.concatenate([part[index] for part in self._parts] or [np.empty(0, of_type)]))
+        lost = {reason: count for reason, count in self.lost.items() if count}
+        return Trace(path, rank, [str(label) for label in self._ids], *columns, lost, cut)
