@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.blocks import BLOCK, CutShort, blocks
+from collect.traces.blocks import CutShort, blocks
 from collect.traces.event import Event
 from collect.traces.nanoseconds import UNKNOWN, nanoseconds
 from collect.traces.salvage import salvage
@@ -86,44 +86,50 @@ def read(path: Path) -> Trace:
 
 def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | list[Event]]:
     """What stands before the list of events, then the events. Raises CutShort where the file ends before the list does."""
-    text, in_list, short = b"", False, ""
     source = blocks(path)
+    rest = yield from _head(source)
+    block, short = b"", ""
     while True:
+        events, rest, ended = _whole_events(rest, block, lost)
+        yield events
+        if ended:
+            return
         try:
             block = next(source, b"")
         except CutShort as damage:
             block, short = b"", str(damage)
-        text += block
-        if not in_list:
-            if begin := _LIST.search(text):
-                yield text[: begin.start()]
-                text, in_list = text[begin.end() :], True
-            elif not block:
-                raise CutShort(short or "it has no list of events")
-            else:
-                continue
         if not block:
             break
-        events, text, ended = _whole_events(text, lost)
-        yield events
-        if ended:
-            return
-    events, ended = _last_events(text, lost)
+    events, ended = _last_events(rest, lost)
     yield events
     if not ended or short:
         raise CutShort(short or "it ends before its list of events does")
 
 
-def _whole_events(text: bytes, lost: Counter[str]) -> tuple[list[Event], bytes, bool]:
+def _head(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
+    """Gives what stands before the list of events, and returns what follows of the block in which the list begins."""
+    text = b""
+    for block in source:
+        text += block
+        if begin := _LIST.search(text):
+            yield text[: begin.start()]
+            return text[begin.end() :]
+        if len(text) > _LONGEST:
+            break
+    raise CutShort("it has no list of events")
+
+
+def _whole_events(rest: bytes, block: bytes, lost: Counter[str]) -> tuple[list[Event], bytes, bool]:
     """The events that are complete, what is left of the text, and whether the list of events has ended."""
-    end, after = _last_boundary(text)
+    end, after = _last_boundary(block)
     if end:
         try:
             # Decoding is what proves the boundary: one inside an event would leave that event open.
-            return _decoder.decode(b"[%b]" % text[:end]), text[after:], False
+            return _decoder.decode(b"".join((b"[", rest, memoryview(block)[:end], b"]"))), block[after:], False
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass
-    elif len(text) < _LONGEST:
+    text = rest + block
+    if not end and len(text) < _LONGEST:
         return [], text, False
     saved = salvage(text, final=len(text) >= _LONGEST)
     lost["not readable"] += saved.lost
@@ -172,18 +178,19 @@ class _Columns:
         self._parts: list[tuple[NDArray[Any], ...]] = []
 
     def add(self, events: list[Event]) -> None:
-        complete = [event for event in events if event.ph == "X" and event.cat not in _UNSEEN]
-        phases = {event.ph for event in events}
-        for phase, reason in _UNREAD.items():
-            if phase in phases:
-                self.lost[reason] += sum(event.ph == phase for event in events)
+        complete = [event for event in events if event.ph == "X"]
+        if len(complete) < len(events):
+            phases = {event.ph for event in events}
+            for phase, reason in _UNREAD.items():
+                if phase in phases:
+                    self.lost[reason] += sum(event.ph == phase for event in events)
         if not complete:
             return
-        start = nanoseconds([event.ts for event in complete])
-        duration = nanoseconds([event.dur for event in complete])
+        # One list for both: it is the number of calls that costs here.
+        start, duration = nanoseconds([event.ts for event in complete] + [event.dur for event in complete]).reshape(2, -1)
         args = [event.args for event in complete]
         ids = self._ids
-        part = (
+        part: tuple[NDArray[Any], ...] = (
             np.array([ids[event.name] for event in complete], np.int32),
             np.array([ids[event.cat] for event in complete], np.int32),
             np.array([ids[event.tid] for event in complete], np.int32),
@@ -193,6 +200,9 @@ class _Columns:
             duration,
         )
         good = (start != UNKNOWN) & (duration >= 0)
+        for unseen in _UNSEEN & ids.keys():
+            seen = part[1] != ids[unseen]
+            part, good = tuple(column[seen] for column in part), good[seen]
         if not good.all():
             self.lost["without a time or with a negative duration"] += int(np.count_nonzero(~good))
             part = tuple(column[good] for column in part)
@@ -200,8 +210,10 @@ class _Columns:
 
     def trace(self, path: Path, rank: int | None, cut: str) -> Trace:
         types = (*(np.int32,) * 3, *(np.int64,) * 4)
-        columns = []
+        columns: list[NDArray[Any]] = []
         for index, of_type in enumerate(types):
-            columns.append(np.concatenate([part[index] for part in self._parts] or [np.empty(0, of_type)]))
+            columns.append(np.concatenate([np.empty(0, of_type), *(part[index] for part in self._parts)]))
         lost = {reason: count for reason, count in self.lost.items() if count}
-        return Trace(path, rank, [str(label) for label in self._ids], *columns, lost, cut)
+        name, category, thread, stream, correlation, start, duration = columns
+        labels = [str(label) for label in self._ids]
+        return Trace(path, rank, labels, name, category, thread, stream, correlation, start, duration, lost, cut)

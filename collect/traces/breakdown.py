@@ -139,7 +139,9 @@ def steps(trace: Trace) -> int:
     return sum(STEP.match(label) is not None for label in trace.labels)
 
 
-def tally(trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp], duration_ns: NDArray[np.int64] | None = None) -> list[Tally]:
+def tally(
+    trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp], duration_ns: NDArray[np.int64] | None = None
+) -> list[Tally]:
     """The chosen events by name, the longest total first. duration_ns: instead of the events' own, one per chosen row."""
     lasted = trace.duration_ns[rows] if duration_ns is None else duration_ns
     labels, group = np.unique(trace.name[rows], return_inverse=True)

@@ -4,8 +4,9 @@ What it does that the exact figures do not:
 
 - every start is rounded up and every end down to a whole microsecond, after the two were added up as float64; a kernel
   shorter than that may last -1 us and takes that off the busy time (hta/common/trace_parser.py, round_down_time_stamps);
-- kernels that were launched in or after the last profiler step are left out, where all ranks together know at least two steps;
-  a kernel is kept as often as calls before that step bear its correlation (hta/common/trace.py, _filter_irrelevant_gpu_kernels);
+- kernels that were launched in or after the last profiler step are left out, where all ranks together know at least two
+  steps; a kernel is kept as often as calls before that step bear its correlation (hta/common/trace.py,
+  _filter_irrelevant_gpu_kernels);
 - what a kernel is goes by its name alone, and whatever has a stream and a correlation is one: a `Stream Wait Event` computes
   (hta/utils/utils.py, get_kernel_type);
 - the percentage of overlap is rounded to two decimals (hta/analyzers/communication_analysis.py).
@@ -52,7 +53,9 @@ def _breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
     kernels = _kernels(trace, leave_out_last=leave_out_last)
     if not len(kernels.rows):
         without = " before the last profiler step" if leave_out_last else ""
-        raise InputError(f"{trace.path}: no kernels of a GPU{without}, so HolisticTraceAnalysis has no figures. Leave out --like-hta.")
+        raise InputError(
+            f"{trace.path}: no kernels of a GPU{without}, so HolisticTraceAnalysis has no figures. Leave out --like-hta."
+        )
     names = trace.name[kernels.rows]
     communicates = trace.among(names, [NCCL.match(label) is not None for label in trace.labels])
     moves = ~communicates & trace.among(names, [_MEMORY.match(label) is not None for label in trace.labels])

@@ -20,18 +20,19 @@ def nanoseconds(texts: Sequence[Raw]) -> NDArray[np.int64]:
 
     All at once where every text is as Kineto writes them, whole or with three decimals; else one by one, with the same result.
     """
-    joined = b"\n".join(texts) + b"\n"  # type: ignore[arg-type]  # a Raw is a buffer
+    joined = b"\n" + b"\n".join(texts)  # a Raw is a buffer
     characters = np.frombuffer(joined, np.uint8)
-    ends = np.flatnonzero(characters == _NEWLINE)
+    begins = np.flatnonzero(characters == _NEWLINE)
     points = np.flatnonzero(characters == _POINT)
-    widths = np.diff(ends, prepend=-1) - 1
     digits = np.count_nonzero((characters >= _ZERO) & (characters <= _NINE))
-    plain = len(ends) == len(texts) and digits + len(points) + len(ends) == len(characters)
-    if plain and widths.size and 0 < widths.min() and widths.max() <= _DIGITS:
-        if not len(points) and widths.max() <= _DIGITS - 3:
-            return np.fromstring(joined, np.int64, sep="\n") * 1000
-        if len(points) == len(ends) and widths.min() > 4 and np.all(ends - points == 4):
+    if len(texts) == len(begins) > 0 and digits + len(points) + len(begins) == len(characters):
+        ends = np.append(begins[1:], len(characters))
+        widths = ends - begins - 1
+        least, most = widths.min(), widths.max()
+        if len(points) == len(ends) and least > 4 and most <= _DIGITS and np.all(ends - points == 4):
             return np.fromstring(joined.replace(b".", b""), np.int64, sep="\n")
+        if not len(points) and least > 0 and most <= _DIGITS - 3:
+            return np.fromstring(joined, np.int64, sep="\n") * 1000
     return np.array([_one(bytes(text)) for text in texts], np.int64)
 
 
