@@ -91,7 +91,12 @@ def _tables(output: Output, run: str, told: Sequence[Breakdown], *, like_hta: bo
     output.table(f"{run} ({by})", headings, rows)
     output.line("non-compute: busy without computing, so exposed communication and exposed memory operations together.")
     _tallies(output, "collectives, all ranks together", "Collective", [one for each in told for one in each.collectives])
-    _tallies(output, "kernels or operators, all ranks together", "Name", [one for each in told for one in each.kernels])
+    _tallies(
+        output,
+        "kernels, or operators with all that they call, all ranks together",
+        "Name",
+        [one for each in told for one in each.kernels],
+    )
 
 
 def _tallies(output: Output, title: str, heading: str, tallies: Sequence[Tally]) -> None:
@@ -109,8 +114,13 @@ def _tallies(output: Output, title: str, heading: str, tallies: Sequence[Tally])
 def _operators(output: Output, run: str, against: str, differ: Sequence[Difference]) -> None:
     chosen = [one for one in differ if one.change != "same"]
     rows = [
-        [one.change, one.kind, _short(one.name), notation.number(one.calls), notation.number(one.against_calls)]
-        + [_ms(one.time_ns), _ms(one.against_time_ns), _ms(one.more_time_ns)]
+        [
+            one.change,
+            one.kind,
+            _short(one.name),
+            *(notation.number(calls) for calls in (one.calls, one.against_calls)),
+            *(_ms(ns) for ns in (one.time_ns, one.against_time_ns, one.more_time_ns)),
+        ]
         for one in chosen[:_SHOWN]
     ]
     counts = ", ".join(

@@ -39,7 +39,7 @@ class _Kernels(NamedTuple):
     start_us: NDArray[np.int64]
     end_us: NDArray[np.int64]
 
-    def only(self, chosen: NDArray[np.bool_]) -> _Kernels:
+    def only(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> _Kernels:
         return _Kernels(*(column[chosen] for column in self))
 
 
@@ -53,30 +53,27 @@ def _breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
     kernels = _kernels(trace, leave_out_last=leave_out_last)
     if not len(kernels.rows):
         without = " before the last profiler step" if leave_out_last else ""
-        raise InputError(
-            f"{trace.path}: no kernels of a GPU{without}, so HolisticTraceAnalysis has no figures. Leave out --like-hta."
-        )
-    names = trace.name[kernels.rows]
-    communicates = trace.among(names, [NCCL.match(label) is not None for label in trace.labels])
-    moves = ~communicates & trace.among(names, [_MEMORY.match(label) is not None for label in trace.labels])
-    computes = ~communicates & ~moves & trace.among(names, [_NO_COMPUTE.match(label) is None for label in trace.labels])
-    busy, compute, communication, memory = (
-        _merged(kernels.only(chosen)) for chosen in (np.ones_like(computes), computes, communicates, moves)
-    )
-    span, compute_us = int(busy[1][-1] - busy[0][0]), _length(compute)
+        raise InputError(f"{trace.path}: no kernels of a GPU{without}. Allowed with --like-hta: traces of runs on GPUs.")
+    communicating, moving, computing = _kinds(trace, kernels)
+    busy, communication = _merged(kernels), _merged(kernels.only(communicating))
+    memory, overlapping = _merged(kernels.only(moving)), _merged(kernels.only(computing))
+    # HTA has sorted all kernels in place, for the idle time, before it sorts those that compute, for the compute time alone.
+    order = np.argsort(kernels.start_us)
+    compute = _length(_merged(kernels.only(order).only(computing[order])))
+    span = int(busy[1][-1] - busy[0][0])
     idle = span - _length(busy)
     return Breakdown(
         rank=trace.rank,
         source="gpu",
         steps=steps(trace),
         span_ns=span * 1000,
-        compute_ns=compute_us * 1000,
+        compute_ns=compute * 1000,
         communication_ns=_length(communication) * 1000,
         memory_ns=_length(memory) * 1000,
-        non_compute_ns=(span - compute_us - idle) * 1000,
+        non_compute_ns=(span - compute - idle) * 1000,
         idle_ns=idle * 1000,
-        overlap_ns=intervals.both(intervals.union(*compute), intervals.union(*communication)) * 1000,
-        collectives=renamed(_tally(trace, kernels.only(communicates)), collective_of),
+        overlap_ns=intervals.both(intervals.union(*overlapping), intervals.union(*communication)) * 1000,
+        collectives=renamed(_tally(trace, kernels.only(communicating)), collective_of),
         kernels=_tally(trace, kernels),
     )
 
@@ -97,6 +94,15 @@ def _kernels(trace: Trace, *, leave_out_last: bool) -> _Kernels:
         rows = np.repeat(rows, times)
     rows = rows[trace.stream[rows] != -1]
     return _Kernels(rows, start[rows], end[rows])
+
+
+def _kinds(trace: Trace, kernels: _Kernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which kernels communicate, move memory, compute; some do neither."""
+    names = trace.name[kernels.rows]
+    communicating = trace.among(names, [NCCL.match(label) is not None for label in trace.labels])
+    moving = ~communicating & trace.among(names, [_MEMORY.match(label) is not None for label in trace.labels])
+    other = trace.among(names, [_NO_COMPUTE.match(label) is not None for label in trace.labels])
+    return communicating, moving, ~(communicating | moving | other)
 
 
 def _rounded(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
