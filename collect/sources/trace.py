@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,6 +93,7 @@ def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | list[Event]]:
         events, rest, ended = _whole_events(rest, block, lost)
         yield events
         if ended:
+            deque(source, maxlen=0)  # to the end of the file: a gzip stream says only there that it is damaged
             return
         try:
             block = next(source, b"")
