@@ -67,6 +67,8 @@ def _bounds(content: bytes, name: str) -> tuple[int, int]:
             b'"dur": 0.005',
             "without a phase",
         ),
+        (b'"name"', b'"nam\x00"', "without a name or category"),
+        (b'"cat"', b'"cut"', "without a name or category"),
         (b'"dur": 0.005', b'"dur": NaN', "without a time or with a negative duration"),
         (b'"dur": 0.005', b'"dur": -inf', "without a time or with a negative duration"),
         (b'"dur": 0.005', b'"dur": -0.005', "without a time or with a negative duration"),

@@ -200,14 +200,22 @@ class _Columns:
             start,
             duration,
         )
-        good = (start != UNKNOWN) & (duration >= 0)
-        for unseen in _UNSEEN & ids.keys():
-            seen = part[1] != ids[unseen]
-            part, good = tuple(column[seen] for column in part), good[seen]
-        if not good.all():
-            self.lost["without a time or with a negative duration"] += int(np.count_nonzero(~good))
-            part = tuple(column[good] for column in part)
+        self._keep(part)
+
+    def _keep(self, part: tuple[NDArray[Any], ...]) -> None:
+        """Leave out what is not looked at, and count and leave out what says too little to be told from anything else."""
+        for unseen in _UNSEEN & self._ids.keys():
+            part = _chosen(part, part[1] != self._ids[unseen])
+        if "" in self._ids:
+            part = self._whole(part, (part[0] != self._ids[""]) & (part[1] != self._ids[""]), "without a name or category")
+        part = self._whole(part, (part[-2] != UNKNOWN) & (part[-1] >= 0), "without a time or with a negative duration")
         self._parts.append(part)
+
+    def _whole(self, part: tuple[NDArray[Any], ...], good: NDArray[np.bool_], otherwise: str) -> tuple[NDArray[Any], ...]:
+        if good.all():
+            return part
+        self.lost[otherwise] += int(np.count_nonzero(~good))
+        return _chosen(part, good)
 
     def trace(self, path: Path, rank: int | None, cut: str) -> Trace:
         types = (*(np.int32,) * 3, *(np.int64,) * 4)
@@ -218,3 +226,7 @@ class _Columns:
         name, category, thread, stream, correlation, start, duration = columns
         labels = [str(label) for label in self._ids]
         return Trace(path, rank, labels, name, category, thread, stream, correlation, start, duration, lost, cut)
+
+
+def _chosen(part: tuple[NDArray[Any], ...], rows: NDArray[np.bool_]) -> tuple[NDArray[Any], ...]:
+    return tuple(column[rows] for column in part)
