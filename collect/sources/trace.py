@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +21,13 @@ from collect.traces.salvage import salvage
 _LIST = re.compile(rb'\A\s*\[|"traceEvents"\s*:\s*\[')
 _RANKS = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)")
+_PHASE = re.compile(rb'"ph"\s*:')
 _BETWEEN = re.compile(rb"\}(\s*,\s*)\Z")
 _LEAST_LOOKED_AT = 64  # bytes before an event in which its comma and the end of the event before it stand
 _LONGEST = 16 << 20  # bytes without an end of an event; then what stands there is given up
 _UNSEEN = frozenset({"python_function", "Trace"})  # frames of Python's stack, by far the most numerous; the profiler's own span
 
-_UNREAD = {"": "without a phase", "B": "begin and end apart (ph B, E)", "E": "begin and end apart (ph B, E)"}
+_OTHER = frozenset("iIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format that have no duration of their own
 
 _decoder = msgspec.json.Decoder(list[Event])
 
@@ -93,7 +94,8 @@ def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | list[Event]]:
         events, rest, ended = _whole_events(rest, block, lost)
         yield events
         if ended:
-            deque(source, maxlen=0)  # to the end of the file: a gzip stream says only there that it is damaged
+            # On to the end of the file: a gzip stream says only there that it is damaged, and no event should follow.
+            lost["behind the end of the list of events"] += sum(len(_PHASE.findall(after)) for after in source)
             return
         try:
             block = next(source, b"")
@@ -181,10 +183,9 @@ class _Columns:
     def add(self, events: list[Event]) -> None:
         complete = [event for event in events if event.ph == "X"]
         if len(complete) < len(events):
-            phases = {event.ph for event in events}
-            for phase, reason in _UNREAD.items():
-                if phase in phases:
-                    self.lost[reason] += sum(event.ph == phase for event in events)
+            for phase in {event.ph for event in events} - _OTHER - {"X"}:
+                reason = "begin and end apart (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
+                self.lost[reason] += sum(event.ph == phase for event in events)
         if not complete:
             return
         # One list for both: it is the number of calls that costs here.

@@ -30,7 +30,8 @@ class Salvaged(NamedTuple):
     ended: bool
 
 
-_decoder = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_Number, strict=False)
+# strict: a control character in a string costs the event, as a hole of zeros could join two events into one otherwise.
+_decoder = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_Number, strict=True)
 
 
 def salvage(raw: bytes, *, final: bool) -> Salvaged:
@@ -45,7 +46,7 @@ def salvage(raw: bytes, *, final: bool) -> Salvaged:
     lost, at = 0, 0
     while True:
         at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # matches nothing too
-        if _LIST_END.match(text, at):
+        if _LIST_END.match(text, at) and not _PHASE.search(text, at):  # else it is the end of a list within a lost event
             return Salvaged(events, lost, at, True)
         if at == len(text):
             return Salvaged(events, lost, at, False)
