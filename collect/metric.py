@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 import polars as pl
@@ -12,6 +12,9 @@ from collect.sources.samples import Samples
 from shardlab import registry
 from shardlab.cell import Cell
 from shardlab.record import Result
+
+if TYPE_CHECKING:
+    from collect.traces.breakdown import Breakdown
 
 Direction = Literal["higher is better", "lower is better", "neither"]
 
@@ -30,12 +33,14 @@ class Measured(NamedTuple):
     steps: the timed steps that every rank recorded, one row per step and rank; warm-up is not in it.
     samples: the telemetry, whole: a metric cuts it to the timed window itself, as counters need their neighbours.
     result: None where the run wrote none.
+    breakdowns: of the ranks that were profiled, where the trace is whole.
     """
 
     cell: Cell
     steps: pl.DataFrame
     samples: Samples
     result: Result | None
+    breakdowns: Sequence[Breakdown] = ()
 
 
 class Compared(NamedTuple):

@@ -6,12 +6,15 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import support_collect
 import support_traces as support
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from collect.sources import trace
+from collect.metric import Measured
+from collect.metrics import trace as metrics
+from collect.sources import samples, steps, trace
 from collect.traces import intervals
 from collect.traces.breakdown import Tally, breakdown
 from collect.traces.nanoseconds import UNKNOWN, nanoseconds
@@ -104,6 +107,7 @@ def test_the_order_of_events_means_nothing(tmp_path_factory, seed):
     assert breakdown(read(path, support.text(events))) == before
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2 * 10**18), st.integers(0, 6)), min_size=1, max_size=20), st.booleans())
 def test_times_are_exact_however_many_digits_they_have(times, signed):
     """Up to 2e18 ns, as stamps since the epoch are; digits below 1 ns are rounded half to even."""
@@ -133,6 +137,7 @@ def _points(spans) -> set[int]:
     return {point for begin, end in spans for point in range(begin, end)}
 
 
+@settings(deadline=None)
 @given(_spans, _spans)
 def test_intervals_are_sets_of_points(one, other):
     a, b, points, others = _union(one), _union(other), _points(one), _points(other)
@@ -143,6 +148,25 @@ def test_intervals_are_sets_of_points(one, other):
     assert intervals.within(a, 10, 30).length == len(points & set(range(10, 30)))
     assert np.all(a.end > a.start)
     assert np.all(a.start[1:] > a.end[:-1])
+
+
+def test_metrics_are_ms_a_step_and_mean_over_ranks(tmp_path):
+    ranks = [support.Rank(rank, steps=4) for rank in range(2)]
+    told = [breakdown(trace.read(rank.write(tmp_path))) for rank in ranks]
+    truths = [support.truth(rank.events) for rank in ranks]
+    measured = Measured(support_collect.cell(), steps.timed(steps.frame({}), 0, 0), samples.frames({}), None, told)
+    found = {metric.name: metric.of_run(measured) for metric in metrics.METRICS}
+    for name in ("compute", "communication", "non_compute", "idle"):
+        by_hand = sum(truth[f"{name}_ns"] for truth in truths) / 2 / 4 / 1e6
+        assert found[f"{name}_ms"].value == pytest.approx(by_hand, rel=1e-12)
+        assert (found[f"{name}_ms"].unit, found[f"{name}_ms"].kind) == ("ms", "gpu")
+    assert found["memory_operations_ms"].value == pytest.approx(sum(truth["memory_ns"] for truth in truths) / 8e6, rel=1e-12)
+    exposed = sum(truth["communication_ns"] - truth["overlap_ns"] for truth in truths) / 8e6
+    assert found["exposed_communication_ms"].value == pytest.approx(exposed, rel=1e-12)
+    shares = [100 * truth["overlap_ns"] / truth["communication_ns"] for truth in truths]
+    assert found["overlap_pct"].value == pytest.approx(sum(shares) / 2, rel=1e-12)
+    unprofiled = measured._replace(breakdowns=())
+    assert all(metric.of_run(unprofiled) is None for metric in metrics.METRICS)
 
 
 def _op(name: str, at: int, dur: int, cat: str = "cpu_op") -> dict:
