@@ -2,9 +2,10 @@
 
     python benchmarks/trace.py [--ranks 8] [--mb 50] [--gz] [--rounds 3] [--peer PYTHON]
 
-Writes traces as Kineto lays them out for a GPU (219 bytes an event, 9 % kernels; real ones had 224 to 319, 6 to 8 %). --peer: a Python
-that has HolisticTraceAnalysis, pysimdjson or orjson; what it does not have is left out. The last two only parse each file as
-a whole and look at no event: a bound, not a rival. Each runs in a process of its own, in turns; the table has the median.
+Writes traces as Kineto lays them out for a GPU (219 bytes an event, 9 % kernels; real ones had 224 to 319, 6 to 8 %).
+--peer: a Python that has HolisticTraceAnalysis, pysimdjson or orjson; what it does not have is left out. The last two only
+parse each file as a whole and look at no event: a bound, not a rival. Each runs in a process of its own, in turns; the table
+has the median.
 """
 
 from __future__ import annotations
