@@ -17,7 +17,6 @@ from collect.traces.intervals import Intervals
 NCCL = re.compile(r"nccl.*Kernel")  # as HolisticTraceAnalysis tells them (hta/utils/utils.py)
 _COLLECTIVE = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
-STEP = re.compile(r"ProfilerStep\s*#\s*\d+")
 Source = Literal["gpu", "gloo", "cpu"]
 
 
@@ -136,7 +135,7 @@ def _told(
 
 def steps(trace: Trace) -> int:
     """How many profiler steps a trace holds."""
-    return sum(STEP.match(label) is not None for label in trace.labels)
+    return sum(gloo.STEP.match(label) is not None for label in trace.labels)
 
 
 def tally(

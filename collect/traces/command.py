@@ -43,13 +43,13 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
     told = hta.breakdowns(traces) if like_hta else [found for trace in traces if (found := breakdown(trace))]
     others = [source.read(path) for path in other_paths]
     differ = differences(traces, others) if against else []
-    damage = [f"{trace.path.name}: {sentence}" for trace in (*traces, *others) for sentence in damages(trace)]
+    damage = [f"{trace.path}: {sentence}" for trace in (*traces, *others) for sentence in damages(trace)]
     _tables(output, run, told, like_hta=like_hta)
     if against:
         _operators(output, run, against, differ)
     for trace in traces:
         if not len(trace.name):
-            output.remark(f"{trace.path.name}: no events to tell of.", style="yellow")
+            output.remark(f"{trace.path}: no events to tell of.", style="yellow")
     for sentence in damage:
         output.remark(sentence, style="red")
     document: dict[str, Any] = {"run": run, "like_hta": like_hta, "ranks": [_document(one) for one in told], "damage": damage}

@@ -16,7 +16,7 @@ from collect.traces.intervals import Intervals
 _SPAN = "gloo:"
 _C10D = ("c10d::", "_c10d_functional::", "c10d_functional::")
 _WRAPPER = "autograd::engine::evaluate_function"  # also lasts while a hook in it waits for a collective
-_STEP = re.compile(r"ProfilerStep\s*#\s*\d+")
+STEP = re.compile(r"ProfilerStep\s*#\s*\d+")
 _POINT_TO_POINT = ("send", "recv")
 _MEANINGS = {
     "allreduce": "all_reduce",
@@ -46,7 +46,7 @@ class Activity(NamedTuple):
 
 def activity(trace: Trace) -> Activity | None:
     """None where the trace holds neither operators nor spans of gloo."""
-    step = trace.of_category("user_annotation") & _named(trace, lambda label: _STEP.match(label) is not None)
+    step = trace.of_category("user_annotation") & _named(trace, lambda label: STEP.match(label) is not None)
     operators = trace.of_category("cpu_op")
     collectives = _named(trace, lambda label: label.startswith(_SPAN)) & ~operators
     if not (operators | collectives).any():
