@@ -84,7 +84,7 @@ def test_a_block_may_end_at_any_byte(tmp_path, monkeypatch, pretty):
         assert (rows(found), found.lost, found.cut) == (whole, {}, ""), at
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(size=st.integers(1, 700), pretty=st.booleans(), gz=st.booleans())
 def test_blocks_of_any_size_and_gzip_change_nothing(tmp_path_factory, size, pretty, gz):
     rank = support.Rank(0, steps=2, kernels=6)
@@ -97,7 +97,7 @@ def test_blocks_of_any_size_and_gzip_change_nothing(tmp_path_factory, size, pret
     assert (rows(found), found.lost, found.cut) == (whole, {}, "")
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10_000))
 def test_the_order_of_events_means_nothing(tmp_path_factory, seed):
     events = list(support.Rank(0, seed=seed, steps=2).events)
@@ -107,7 +107,6 @@ def test_the_order_of_events_means_nothing(tmp_path_factory, seed):
     assert breakdown(read(path, support.text(events))) == before
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2 * 10**18), st.integers(0, 6)), min_size=1, max_size=20), st.booleans())
 def test_times_are_exact_however_many_digits_they_have(times, signed):
     """Up to 2e18 ns, as stamps since the epoch are; digits below 1 ns are rounded half to even."""
@@ -137,7 +136,6 @@ def _points(spans) -> set[int]:
     return {point for begin, end in spans for point in range(begin, end)}
 
 
-@settings(deadline=None)
 @given(_spans, _spans)
 def test_intervals_are_sets_of_points(one, other):
     a, b, points, others = _union(one), _union(other), _points(one), _points(other)
@@ -154,7 +152,7 @@ def test_metrics_are_ms_a_step_and_mean_over_ranks(tmp_path):
     ranks = [support.Rank(rank, steps=4) for rank in range(2)]
     told = [breakdown(trace.read(rank.write(tmp_path))) for rank in ranks]
     truths = [support.truth(rank.events) for rank in ranks]
-    measured = Measured(support_collect.cell(), steps.timed(steps.frame({}), 0, 0), samples.frames({}), None, told)
+    measured = Measured(support_collect.cell(), steps.timed(steps.frame({}), 0, 0), samples.frames({}), None, [], told)
     found = {metric.name: metric.of_run(measured) for metric in metrics.METRICS}
     for name in ("compute", "communication", "non_compute", "idle"):
         by_hand = sum(truth[f"{name}_ns"] for truth in truths) / 2 / 4 / 1e6

@@ -117,7 +117,7 @@ def test_one_bad_event_in_many_blocks_is_one_event_lost(tmp_path):
     assert (found.lost, found.cut) == ({"not readable": 1}, "")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(at=st.integers(0, 10_000), junk=st.sampled_from([b"\x00", b'"']), length=st.integers(1, 400), pretty=st.booleans())
 def test_overwritten_bytes_cost_only_the_events_that_they_touch(tmp_path_factory, at, junk, length, pretty):
     """Bytes that JSON does not allow where they stand; damage that is JSON again nobody can see."""
