@@ -161,8 +161,8 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all_and_halves_the_scale(benc
 
 @pytest.mark.parametrize(("strategy", "gpus", "keys"), [("fsdp1-full-shard", 2, {}), ("tp", 2, {"tp": 2}), ("ddp", 2, {})])
 def test_clipping_works_on_gradients_of_their_true_size(bench, strategy, gpus, keys):
-    """0.011: a rounding of bf16, which is coarser, in the largest loss. Five steps: in the sixth fsdp1's gradients overflow, and
-    it skips that step, as it should."""
+    """0.011: a rounding of bf16, which is coarser, in the largest loss. Five steps: in the sixth fsdp1's gradients overflow,
+    and it skips that step, as it should."""
     ours = bench.losses(strategy=strategy, gpus=gpus, precision="fp16", max_grad_norm=0.1, steps=5, **keys)
     assert difference(ours, bench.losses(max_grad_norm=0.1, steps=5)) < 0.011
     assert difference(ours, bench.losses(steps=5)) > 0.1
