@@ -20,7 +20,7 @@ from shardlab.record import SameWork
 from shardlab.state import STATES
 
 SCHEMA = 1
-REHEARSAL = "rehearsal: ranks forked on CPU; shows that the line works, not how fast it is"
+REHEARSAL = "rehearsal on CPU: shows that the line works, not how fast it is"
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
 
 
