@@ -97,6 +97,8 @@ def _of_a_matrix(added: argparse.ArgumentParser) -> None:
     added.add_argument("--cluster", metavar="FILE", help=cluster_help)
     added.add_argument("--where", metavar="EXPR", help='only cells for which this holds, as in "gpus > 1"')
     added.add_argument("--repeats", type=int, metavar="N", help="runs of each cell (default: as the matrix says)")
+    scale_help = "tiny: a rehearsal, each cell's tiny twin with ranks forked on this machine's CPU"
+    added.add_argument("--scale", choices=plan.SCALES, default="full", help=scale_help)
 
 
 def _of_runs(added: argparse.ArgumentParser) -> None:
@@ -124,13 +126,14 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _render(arguments: argparse.Namespace) -> int:
     out, workspace = Output.of(arguments), _workspace(arguments)
     planned = _planned(arguments, workspace)
+    plan.must_fit(planned)
     folder = Path(arguments.out).absolute() if arguments.out else workspace.runs
     if arguments.out:
         rendered = plan.render_all(planned, folder)
     else:
         with workspace.alone():
             rendered = plan.render_all(planned, folder)
-            render.keep(workspace, planned.matrix, planned.all_cells, planned.repeats)
+            render.keep(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
     out.line(f"{len(rendered)} run(s) rendered in {folder}; nothing was sent.")
     out.document([{"id": one.run_id, "path": str(one.path)} for one in rendered])
     return 0
@@ -139,6 +142,7 @@ def _render(arguments: argparse.Namespace) -> int:
 def _submit(arguments: argparse.Namespace) -> int:
     out, workspace = Output.of(arguments), _workspace(arguments)
     planned = _planned(arguments, workspace)
+    plan.must_fit(planned)
     if arguments.dry_run:
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source)
         views.steps(out, steps, sent=False)
@@ -147,7 +151,7 @@ def _submit(arguments: argparse.Namespace) -> int:
         return 0
     with workspace.alone():
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source)
-        render.keep(workspace, planned.matrix, planned.all_cells, planned.repeats)
+        render.keep(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
         submit.send(workspace, steps)
     views.steps(out, steps, sent=True)
     for remark in planned.remarks:
@@ -204,7 +208,12 @@ def _menu(show: Callable[[Output], None]) -> Callable[[argparse.Namespace], int]
 
 def _planned(arguments: argparse.Namespace, workspace: Workspace) -> plan.Plan:
     return plan.of(
-        workspace, arguments.matrix, cluster_file=arguments.cluster, where=arguments.where, repeats=arguments.repeats
+        workspace,
+        arguments.matrix,
+        cluster_file=arguments.cluster,
+        where=arguments.where,
+        repeats=arguments.repeats,
+        scale=arguments.scale,
     )
 
 

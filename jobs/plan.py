@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from jobs import render
-from jobs.resolve import Machine, resolve
+from jobs import render, tiny
+from jobs.resolve import Machine, Misfit, misfits, resolve
 from jobs.select import condition, holds
 from shardlab import cluster, host, matrix
 from shardlab.cell import Cell
@@ -17,10 +17,16 @@ from shardlab.errors import InputError
 from shardlab.matrix import Matrix
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
+from trainers import menu
+
+SCALES = ("full", "tiny")
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A matrix resolved on a cluster: `cells` are those that --where leaves, `all_cells` every one."""
+    """A matrix resolved on a cluster: `cells` are those that --where leaves, `all_cells` every one.
+
+    misfits: which of `cells` the cluster has not the machines for, and where in the file that was asked for.
+    """
 
     matrix: Matrix
     all_cells: list[Cell]
@@ -28,28 +34,50 @@ class Plan(msgspec.Struct, frozen=True):
     repeats: int
     source: render.Source
     remarks: list[str]
+    misfits: list[Misfit]
 
 
-def of(workspace: Workspace, name: str, *, cluster_file: str | None, where: str | None, repeats: int | None) -> Plan:
-    """Read, check and resolve. Raises InputError; nothing is written."""
+def of(
+    workspace: Workspace,
+    name: str,
+    *,
+    cluster_file: str | None,
+    where: str | None,
+    repeats: int | None,
+    scale: str = "full",
+) -> Plan:
+    """Read, check and resolve. --where is about the cells of the file, also where a tiny twin is what runs.
+
+    Raises InputError; nothing is written.
+    """
     if repeats is not None and not 1 <= repeats <= 1000:
         raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
     asked = matrix.load(matrix.find(name))
     where_runs = cluster.find(Path(cluster_file) if cluster_file else None, workspace.path)
     here = host.observe()
     machine = Machine(nodes=1, gpus=len(here.gpus) if here.gpus else None)
-    cells = resolve(asked, machine)
+    cells = resolve(asked)
+    if scale == "tiny":
+        cells = tiny.twins(cells, menu.workloads())
     chosen = [cell for cell in cells if where is None or holds(condition(where), cell)]
     if not chosen:
         raise InputError(f"--where {where!r} leaves none of {len(cells)} cells.")
+    runs_as = asked.name if scale == "full" else f"{asked.name}-{scale}"
     return Plan(
         matrix=asked,
         all_cells=cells,
         cells=chosen,
         repeats=repeats or asked.file.repeats,
-        source=render.source(asked.name, where_runs, workspace),
+        source=render.source(runs_as, where_runs, workspace),
         remarks=_remarks(chosen, machine),
+        misfits=misfits(asked, cells, machine, chosen),
     )
+
+
+def must_fit(plan: Plan) -> None:
+    """Raises InputError that lists every chosen cell that the cluster has not the machines for."""
+    if plan.misfits:
+        raise plan.matrix.document.errors([one.problem for one in plan.misfits])
 
 
 def render_all(plan: Plan, runs: Path) -> list[RunDir]:
@@ -65,13 +93,15 @@ def render_all(plan: Plan, runs: Path) -> list[RunDir]:
 
 
 def _remarks(cells: Sequence[Cell], machine: Machine) -> list[str]:
-    remarks = []
+    remarks = tiny.dropped([cell.rehearses for cell in cells if cell.rehearses])
     processors = len(os.sched_getaffinity(0))
     most = max(cell.gpus for cell in cells)
     if machine.gpus is None:
         remarks.append("no GPU here: every rank is a process on the CPU.")
         if most > processors:
             remarks.append(f"up to {most} ranks share {processors} processors: their timings say little.")
-    if any(cell.launcher == "fork" for cell in cells):
+    if any(cell.rehearses for cell in cells):
+        remarks.append("every cell is a rehearsal at scale tiny: it shows that the line works, not how fast it is.")
+    elif any(cell.launcher == "fork" for cell in cells):
         remarks.append("cells with the launcher fork are a rehearsal: they show that the line works, not how fast it is.")
     return remarks

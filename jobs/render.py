@@ -61,7 +61,8 @@ def run_of(cell: Cell, repeat: int, attempt: int, source: Source) -> Run:
         repeat=repeat,
         attempt=attempt,
         launcher=cell.launcher,
-        rehearsal=launcher(cell.launcher).rehearsal,
+        rehearsal=launcher(cell.launcher).rehearsal or cell.rehearses is not None,
+        scale="full" if cell.rehearses is None else "tiny",
         world=World(cell.nnodes, cell.world_size // cell.nnodes, cell.world_size),
         cluster=source.cluster,
         data_path=source.data_path,
@@ -104,13 +105,14 @@ def write(run: Run, runs: Path) -> RunDir:
     return final
 
 
-def keep(workspace: Workspace, matrix: Matrix, cells: Sequence[Cell], repeats: int) -> None:
+def keep(workspace: Workspace, source: Source, matrix: Matrix, cells: Sequence[Cell], repeats: int) -> None:
     """Note in the workspace what the matrix came to, for those who only read runs."""
+    tiny = any(cell.rehearses for cell in cells)
     workspace.keep_expansion(
         Expansion(
             schema=1,
-            name=matrix.name,
-            title=matrix.file.title,
+            name=source.matrix,
+            title=f"{matrix.file.title} (rehearsal at scale tiny)" if tiny else matrix.file.title,
             path=str(Path(matrix.path).absolute()),
             cells=[
                 {
@@ -123,5 +125,8 @@ def keep(workspace: Workspace, matrix: Matrix, cells: Sequence[Cell], repeats: i
             excluded=[{"cell": one.keys, "why": one.why} for one in matrix.excluded],
             assumed=[msgspec.to_builtins(one) for one in matrix.file.assumed],
             notes=[msgspec.to_builtins(one) for one in matrix.file.notes],
+            scale="tiny" if tiny else "full",
+            reported=[msgspec.to_builtins(one) for one in matrix.file.reported],
+            claims=[msgspec.to_builtins(one) for one in matrix.file.claims],
         )
     )

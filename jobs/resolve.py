@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -26,6 +27,14 @@ class Machine(msgspec.Struct, frozen=True):
     gpus: int | None
 
 
+class Misfit(msgspec.Struct, frozen=True):
+    """A cell that the machines cannot hold: its name, why, and the place in the file that asks for it."""
+
+    cell: str
+    why: str
+    problem: Problem
+
+
 class Menus(msgspec.Struct, frozen=True):
     """Every name that a cell may mention."""
 
@@ -34,14 +43,17 @@ class Menus(msgspec.Struct, frozen=True):
     launchers: dict[str, Launcher]
 
 
-def resolve(matrix: Matrix, machine: Machine) -> list[Cell]:
-    """The cells of a matrix in its order. Raises InputError that lists every problem with its place."""
+def resolve(matrix: Matrix, machine: Machine | None = None) -> list[Cell]:
+    """The cells of a matrix in its order, one a point; where a machine is given, it has to hold them.
+
+    Raises InputError that lists every problem with its place.
+    """
     menus = Menus(menu.strategies(), menu.workloads(), launchers())
     problems: list[Problem] = []
     found: list[Cell] = []
     first: dict[str, int] = {}
     for number, point in enumerate(matrix.points, start=1):
-        cell = _cell(matrix, point, menus, machine, problems)
+        cell = _cell(matrix, point, menus, problems)
         if cell is None:
             continue
         if cell.hash() in first:
@@ -51,10 +63,23 @@ def resolve(matrix: Matrix, machine: Machine) -> list[Cell]:
         found.append(cell)
     if problems:
         raise matrix.document.errors(problems)
+    if machine is not None and (unheld := misfits(matrix, found, machine, found)):
+        raise matrix.document.errors([one.problem for one in unheld])
     return found
 
 
-def _cell(matrix: Matrix, point: Point, menus: Menus, machine: Machine, problems: list[Problem]) -> Cell | None:
+def misfits(matrix: Matrix, cells: Sequence[Cell], machine: Machine, chosen: Sequence[Cell]) -> list[Misfit]:
+    """What of `chosen` the machines cannot hold; `cells` are the matrix's, in its order."""
+    found = []
+    names = {cell.name() for cell in chosen}
+    for point, cell in zip(matrix.points, cells, strict=True):
+        for key, why in (("nnodes", _nodes(cell, machine)), ("gpus", _gpus(cell, machine))):
+            if why is not None and cell.name() in names:
+                found.append(Misfit(cell.name(), why, matrix.problem(point, key, why)))
+    return found
+
+
+def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem]) -> Cell | None:
     """One resolved cell, or None after its problems were appended."""
     before = len(problems)
 
@@ -115,8 +140,7 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, machine: Machine, problems
     )
     for key, why in (
         ("strategy", strategy.refuse(cell)),
-        ("nnodes", _nodes(cell, machine)),
-        ("gpus", _gpus(cell, machine)),
+        ("nnodes", _uneven(cell)),
         *windows.refusals(cell, cell.steps),
     ):
         if why is not None:
@@ -202,12 +226,12 @@ def _sizes(
         return None, limit
 
 
+def _uneven(cell: Cell) -> str | None:
+    return f"{cell.gpus} ranks do not divide among {cell.nnodes} nodes." if cell.gpus % cell.nnodes else None
+
+
 def _nodes(cell: Cell, machine: Machine) -> str | None:
-    if cell.nnodes > machine.nodes:
-        return f"needs {cell.nnodes} nodes, the cluster has {machine.nodes}."
-    if cell.gpus % cell.nnodes:
-        return f"{cell.gpus} ranks do not divide among {cell.nnodes} nodes."
-    return None
+    return f"needs {cell.nnodes} nodes, the cluster has {machine.nodes}." if cell.nnodes > machine.nodes else None
 
 
 def _gpus(cell: Cell, machine: Machine) -> str | None:

@@ -9,6 +9,7 @@ import msgspec
 
 from jobs.reconcile import Status, latest, status
 from shardlab.cell import Cell
+from shardlab.cell_names import names
 from shardlab.errors import InputError
 from shardlab.expression import Expression, ExpressionError
 from shardlab.run import attempt_of
@@ -46,16 +47,11 @@ def condition(where: str) -> Expression:
 
 
 def holds(expression: Expression, cell: Cell) -> bool:
-    """Whether an expression over cell keys is true of a cell. Raises InputError for a name that no cell has."""
-    return _true(expression, names(msgspec.to_builtins(cell)))
+    """Whether an expression over cell keys is true of a cell, or of the cell that it stands for.
 
-
-def names(cell: dict[str, Any]) -> dict[str, Any]:
-    """The names that an expression may use of a resolved cell; mappings are spelled with a dot."""
-    flat = {key: value for key, value in cell.items() if not isinstance(value, dict)}
-    for key in ("optimizer", "schedule", "options"):
-        flat |= {f"{key}.{inner}": value for inner, value in cell[key].items()}
-    return flat | {"gpu_batch_size": cell["micro_batch_size"] * cell["gradient_accumulation_steps"]}
+    Raises InputError for a name that no cell has.
+    """
+    return _true(expression, names(msgspec.to_builtins(cell.rehearses or cell)))
 
 
 def _true(expression: Expression, values: dict[str, Any]) -> bool:

@@ -26,20 +26,24 @@ COLUMNS = ["run", "state", "scheduler", "step", "units/s", "s to go", "why"]
 
 def plan(out: Output, planned: Plan) -> None:
     rows = [[cell.name(), *_cell(cell)] for cell in planned.cells]
-    title = f"{planned.matrix.name}: {planned.matrix.file.title}" if planned.matrix.file.title else planned.matrix.name
+    named = planned.source.matrix
+    title = f"{named}: {planned.matrix.file.title}" if planned.matrix.file.title else named
     out.table(title, PLAN_COLUMNS, rows)
     out.line(f"{len(planned.cells)} cell(s) x {planned.repeats} repeat(s) = {len(planned.cells) * planned.repeats} run(s).")
     for one in planned.matrix.excluded:
         keys = ", ".join(f"{key}={value}" for key, value in one.keys.items() if _varies(planned, key))
         out.line(f"excluded: {keys}: {one.why}")
+    for misfit in planned.misfits:
+        out.line(f"not on this cluster: {misfit.cell}: {misfit.why}")
     for remark in planned.remarks:
         out.remark(f"note: {remark}")
     out.document(
         {
-            "matrix": planned.matrix.name,
+            "matrix": named,
             "repeats": planned.repeats,
             "cells": [{"id": cell.name(), "cell": cell} for cell in planned.cells],
             "excluded": [{"cell": one.keys, "why": one.why} for one in planned.matrix.excluded],
+            "misfits": [{"id": one.cell, "why": one.why} for one in planned.misfits],
         }
     )
 
@@ -91,7 +95,7 @@ def row(one: Status) -> list[str]:
 def summary(found: Sequence[Status]) -> str:
     counts = sorted(Counter(one.state for one in found).items(), key=lambda item: (item[0] in FINAL, item[0]))
     rehearsed = sum(bool(one.rehearsal) for one in found)
-    note = f" {rehearsed} of them a rehearsal (ranks forked on CPU)." if rehearsed else ""
+    note = f" {rehearsed} of them a rehearsal (on CPU: the line, not the speed)." if rehearsed else ""
     return f"{len(found)} run(s): {', '.join(f'{count} {name}' for name, count in counts)}.{note}"
 
 

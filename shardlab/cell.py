@@ -142,6 +142,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     time_limit_s: seconds until the run is ended as `timeout`, or null.
     expect: end states that are this cell's proper end, besides completed.
     options: of the strategy and the workload, with their defaults written out.
+    rehearses: the cell that this one stands for, where it is the tiny twin of one; or null.
     """
 
     workload: str
@@ -173,6 +174,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     time_limit_s: int | None
     expect: list[State]
     options: dict[str, bool | int | float | str | None]
+    rehearses: Cell | None = None
 
     @property
     def world_size(self) -> int:
@@ -204,8 +206,10 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 def cell_hash(cell: dict[str, Any]) -> str:
-    """The hash of a resolved cell in its plain form, as it stands in run.json."""
-    identity = {key: value for key, value in cell.items() if key not in ("time_limit_s", "expect", "prove")}
+    """The hash of a resolved cell in its plain form, as it stands in run.json; twins of different cells are different."""
+    identity = {key: value for key, value in cell.items() if key not in ("time_limit_s", "expect", "prove", "rehearses")}
+    if cell.get("rehearses") is not None:
+        identity["rehearses"] = cell_hash(cell["rehearses"])
     return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]
 
 

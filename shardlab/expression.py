@@ -53,6 +53,15 @@ class Expression:
         except RecursionError:
             raise ExpressionError("an expression nested too deeply") from None
 
+    @property
+    def filters(self) -> list[tuple[str, dict[str, Any]]]:
+        """Each call's function with the named arguments that it is given. Raises ExpressionError for one that varies."""
+        return [
+            (node.func.id, {k.arg: _evaluate(k.value, {}, {}) for k in node.keywords if k.arg})
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        ]
+
     def evaluate(self, names: Mapping[str, Any], calls: Mapping[str, Callable[..., Any]] | None = None) -> Any:
         """The value for these names and functions. Raises ExpressionError, never anything else."""
         try:

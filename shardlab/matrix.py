@@ -17,6 +17,7 @@ import msgspec
 
 from shardlab import document, shape
 from shardlab.cell import Draft, Instruments, Optimizer, Schedule
+from shardlab.cell_names import PLAIN, is_name
 from shardlab.document import Document, Path_, Problem
 from shardlab.errors import UnknownName
 from shardlab.expression import Expression, ExpressionError
@@ -34,12 +35,18 @@ class Assumed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reported(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A number of the source, exactly as printed, and where it stands."""
+    """A number of the source, exactly as printed, and where it stands.
+
+    unit: where it stands in the table's head and not beside the number. kind: measured by the source; estimated (computed
+    or extrapolated by it); assumed (an example that nobody ran).
+    """
 
     where: str
     metric: str
     printed: str
     cell: dict[str, Any] = {}
+    unit: str | None = None
+    kind: Literal["measured", "estimated", "assumed"] = "measured"
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,7 +143,7 @@ def load(path: Path) -> Matrix:
     file = shape.convert(text, MatrixFile)
     problems: list[Problem] = []
     _check_keys(text, file, problems)
-    _check_claims(text, file, problems)
+    _check_source(text, file, problems)
     if problems:
         raise text.errors(problems)
     points, excluded = _expand(text, file)
@@ -222,12 +229,27 @@ def _check_value(text: Document, key: str, value: Any, path: Path_, problems: li
         shape.check(text, value, wanted, path, problems)
 
 
-def _check_claims(text: Document, file: MatrixFile, problems: list[Problem]) -> None:
+def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> None:
+    """What the file says of its source names keys that cells have."""
+    for index, assumed in enumerate(file.assumed):
+        values = assumed.value if isinstance(assumed.value, list) else [assumed.value]  # a list: what an axis takes
+        for value in values if key_type(assumed.key) is not None else [None]:
+            _check_value(text, assumed.key, value, ("assumed", index, "key" if value is None else "value"), problems)
+    for index, reported in enumerate(file.reported):
+        for key in reported.cell:
+            if not is_name(key):
+                problems.append(text.problem(("reported", index, "cell", key), _no_name(key), at_key=True))
     for index, claim in enumerate(file.claims):
         try:
-            Expression(claim.test)
+            unknown = [key for _, wanted in Expression(claim.test).filters for key in wanted if not is_name(key)]
+            if unknown:
+                raise ExpressionError(_no_name(unknown[0]).rstrip("."))
         except ExpressionError as error:
             problems.append(text.problem(("claims", index, "test"), f"{error}."))
+
+
+def _no_name(key: str) -> str:
+    return str(UnknownName("name of a resolved cell", key, PLAIN))
 
 
 def _expand(text: Document, file: MatrixFile) -> tuple[list[Point], list[Excluded]]:

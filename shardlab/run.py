@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -33,7 +33,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     repeat: int
     attempt: int
     launcher: str
-    rehearsal: bool  # ranks forked on a CPU: says that the line works, not how fast it is
+    rehearsal: bool  # ranks forked on a CPU, or a tiny twin: says that the line works, not how fast it is
     world: World
     cluster: dict[str, str]
     data_path: str
@@ -41,6 +41,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     git_commit: str | None
     templates: dict[str, str]  # template name -> SHA-256
     created: str  # ISO 8601, UTC
+    scale: Literal["full", "tiny"] = "full"  # tiny: the cell's `rehearses` is the one that it stands for
     proofs_path: str | None = None  # where same-work proofs are kept, so that a computation is proven once
 
 

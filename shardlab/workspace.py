@@ -26,6 +26,9 @@ class Expansion(msgspec.Struct, kw_only=True):
     path: str
     cells: list[dict[str, Any]]  # id, cell, runs: the run ids of its repeats
     excluded: list[dict[str, Any]]
+    scale: str = "full"  # tiny: each cell's `rehearses` is the one that it stands for
+    reported: list[dict[str, Any]] = []
+    claims: list[dict[str, Any]] = []
     assumed: list[dict[str, Any]] = []
     notes: list[dict[str, Any]] = []
 
