@@ -135,6 +135,8 @@ def _render(arguments: argparse.Namespace) -> int:
             rendered = plan.render_all(planned, folder)
             render.keep(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
     out.line(f"{len(rendered)} run(s) rendered in {folder}; nothing was sent.")
+    for remark in planned.remarks:
+        out.remark(f"note: {remark}")
     out.document([{"id": one.run_id, "path": str(one.path)} for one in rendered])
     return 0
 

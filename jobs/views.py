@@ -33,13 +33,14 @@ def plan(out: Output, planned: Plan) -> None:
     for one in planned.matrix.excluded:
         keys = ", ".join(f"{key}={value}" for key, value in one.keys.items() if _varies(planned, key))
         out.line(f"excluded: {keys}: {one.why}")
-    for misfit in planned.misfits:
-        out.line(f"not on this cluster: {misfit.cell}: {misfit.why}")
+    for why, count in Counter(misfit.why for misfit in planned.misfits).items():
+        out.line(f"not on this cluster: {count} cell(s): {why}")
     for remark in planned.remarks:
         out.remark(f"note: {remark}")
     out.document(
         {
             "matrix": named,
+            "scale": "tiny" if any(cell.rehearses for cell in planned.cells) else "full",
             "repeats": planned.repeats,
             "cells": [{"id": cell.name(), "cell": cell} for cell in planned.cells],
             "excluded": [{"cell": one.keys, "why": one.why} for one in planned.matrix.excluded],

@@ -232,9 +232,12 @@ def _check_value(text: Document, key: str, value: Any, path: Path_, problems: li
 def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> None:
     """What the file says of its source names keys that cells have."""
     for index, assumed in enumerate(file.assumed):
-        values = assumed.value if isinstance(assumed.value, list) else [assumed.value]  # a list: what an axis takes
-        for value in values if key_type(assumed.key) is not None else [None]:
-            _check_value(text, assumed.key, value, ("assumed", index, "key" if value is None else "value"), problems)
+        if key_type(assumed.key) is None:
+            known = [field.name for field in msgspec.structs.fields(Draft)]
+            problems.append(text.problem(("assumed", index, "key"), str(UnknownName("cell key", assumed.key, known))))
+            continue
+        for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list: what an axis takes
+            _check_value(text, assumed.key, value, ("assumed", index, "value"), problems)
     for index, reported in enumerate(file.reported):
         for key in reported.cell:
             if not is_name(key):

@@ -86,3 +86,13 @@ def test_functions_take_named_cells():
 def test_any_text_ends_in_a_value_or_in_our_error(text):
     with contextlib.suppress(ExpressionError):
         Expression(text).evaluate(NAMES)
+
+
+def test_filters_are_the_named_arguments_of_every_call():
+    found = Expression("f(gpus=2, strategy='ddp') / f(gpus=1) >= -g() and a > 1").filters
+    assert sorted(found, key=str) == [("f", {"gpus": 1}), ("f", {"gpus": 2, "strategy": "ddp"}), ("g", {})]
+
+
+def test_a_filter_that_varies_is_refused():
+    with pytest.raises(ExpressionError, match="unknown name 'n'"):
+        _ = Expression("f(gpus=n) > 1").filters

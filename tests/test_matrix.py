@@ -97,6 +97,11 @@ def test_dotted_keys_refine_mappings(tmp_path):
         ("defaults: {options: {a: [1]}}", "3:25: defaults.options.a", "found a list"),
         ("defaults: {steps: true}", "3:19: defaults.steps", "found the truth value true"),
         ("claims: [{id: a, says: b, where: c, test: 'x = 1'}]", "3:43: claims[0].test", "is not an expression"),
+        ("claims: [{id: a, says: b, where: c, test: 'f(gpu=1) > 1'}]", "3:43: claims[0].test", "Did you mean 'gpus'?"),
+        ("reported: [{where: a, metric: m, printed: '1', cell: {gpu: 1}}]", "3:55: reported[0].cell.gpu", "'gpus'?"),
+        ("reported: [{where: a, metric: m, printed: '1', kind: said}]", "3:54: reported[0].kind", "measured"),
+        ("assumed: [{key: epoch, value: 1, why: x}]", "3:17: assumed[0].key", "Did you mean 'epochs'?"),
+        ("assumed: [{key: epochs, value: many, why: x}]", "3:32: assumed[0].value", "found the text 'many'"),
         ("repeats: 0", "3:10: repeats", ">= 1"),
         ("name: again", "3:1: name", "stands twice"),
         ("axes: {a: [1]}\nb: 2", "4:1: b", "Allowed here"),
@@ -179,4 +184,4 @@ def test_an_unknown_matrix_prints_the_menu():
 
 def test_every_shipped_matrix_resolves():
     for path in matrix.shipped().values():
-        assert resolve(matrix.load(path), CPU)
+        assert resolve(matrix.load(path))

@@ -2,7 +2,7 @@
 # run      ddp-gpt2-tiny-0123456789ab-r1
 # what     gpt2-tiny under ddp, 2 rank(s), fp32
 # matrix   m (repeat 1, attempt 1), rendered 2026-01-01T00:00:00+00:00 by shardlab 0.0.0
-# note     a rehearsal: ranks forked on CPU; shows that the line works, not how fast it is
+# note     a rehearsal: shows that the line works, not how fast it is
 #
 # The supervisor (jobs.attempt) claims the run, starts the telemetry sampler and the ranks, keeps the time limit, and
 # writes down how it ended. A second start of this script finds the claim and exits with code 75.

@@ -1,0 +1,256 @@
+"""The five studies as matrices: every cell that they ran, every number and claim about a cell that is there."""
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from jobs import tiny
+from jobs.resolve import resolve
+from shardlab import matrix
+from shardlab.cell_names import matches
+from shardlab.errors import InputError
+from shardlab.expression import Expression
+from shardlab.workspace import Workspace
+from trainers import menu
+
+# paper1: 7 strategies x (1 and 2 GPUs at one batch, 4 and 8 at three) = 56, less hybrid sharding on 1 and 2; one process,
+#         FSDP block by block, checkpointing, accumulation, a pipeline
+# paper2: (3 distributed + their 2 FSDP2 twins + the baseline) x (training, traces) = 12, 6 batch sizes, 2 looks at memory,
+#         2 strategies on 4 and 8 GPUs that it expects and did not run
+# paper3: (2 strategies + 3 parameter servers) x 3 nets x 1, 2, 4 GPUs
+# paper4: ResNet-50 4; GPT-2 3 DDP, TP, 15 pipelines, 1F1B; 1.3 B 9; 7 B 4
+# paper5: (control, 2 and 4 GPUs of 2 systems) x (run time, memory)
+CELLS = {
+    "paper1": 56 - 2 + 5,
+    "paper2": 12 + 6 + 2 + 4,
+    "paper3": 5 * 3 * 3,
+    "paper4": 4 + (3 + 1 + 15 + 1) + 9 + 4,
+    "paper5": 5 * 2,
+}
+
+
+@pytest.fixture(scope="module", params=CELLS)
+def study(request):
+    found = matrix.load(matrix.find(request.param))
+    return found, resolve(found)
+
+
+def plain(cells):
+    return [msgspec.to_builtins(cell) for cell in cells]
+
+
+def test_a_study_has_every_cell_that_it_ran(study):
+    found, cells = study
+    assert len(cells) == CELLS[found.name]
+    assert len({cell.hash() for cell in cells}) == len(cells)
+    assert len({cell.name() for cell in cells}) == len(cells)
+
+
+def test_every_reported_number_is_of_one_cell_or_of_one_that_is_kept_as_not_run(study):
+    found, cells = study
+    for one in found.file.reported:
+        of = sum(matches(cell, one.cell) for cell in plain(cells))
+        of += sum(all(gone.keys.get(key) == value for key, value in one.cell.items()) for gone in found.excluded)
+        assert of == 1, one
+        assert any(letter.isdigit() for letter in one.printed) or one.metric == "state", one
+
+
+def test_every_call_of_every_claim_is_of_one_cell(study):
+    found, cells = study
+    assert len({claim.id for claim in found.file.claims}) == len(found.file.claims)
+    for claim in found.file.claims:
+        for metric, wanted in Expression(claim.test).filters:
+            assert sum(matches(cell, wanted) for cell in plain(cells)) == 1, (claim.id, metric, wanted)
+
+
+def test_every_claim_gives_a_truth_value(study):
+    found, _ = study
+
+    def one_for_all(**_wanted):
+        return 1.0
+
+    for claim in found.file.claims:
+        calls = {name: one_for_all if name != "state" else lambda **_wanted: "oom" for name in Expression(claim.test).calls}
+        assert Expression(claim.test).evaluate({}, calls) in (True, False), claim.id
+
+
+def test_every_workload_of_a_study_is_one_that_it_names_with_a_twin(study):
+    _, cells = study
+    assert all(f"{cell.workload}-tiny" in menu.workloads() for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("name", "printed", "computed"),
+    [
+        ("paper2", "5,836 tokens/s", 20 * 32 * 1024 / 112.3),
+        ("paper2", "650,000,000", 774_439_808 - 124_439_808),
+        ("paper3", "35.6%", 100 * (1 - 351.62 / 545.61)),
+        ("paper3", "18.7 points", 96.9 - 78.2),
+        ("paper3", "82.6%", 100 * (250.84 / 137.34 - 1)),
+        ("paper4", "15.8%", 100 * 3 / (16 + 3)),
+        ("paper5", "0.7 GB", 44_549_160 * 16 / 1e9),
+    ],
+)
+def test_notes_say_recomputed_numbers(name, printed, computed):
+    notes = " ".join(note.says for note in matrix.load(matrix.find(name)).file.notes)
+    assert printed in notes
+    number = printed.split()[0].replace(",", "").rstrip("%")
+    decimals = len(number.partition(".")[2])
+    assert float(number) == round(computed, decimals)
+
+
+# --scale tiny
+
+
+def test_twins_keep_apart_and_know_what_they_stand_for(study):
+    _, cells = study
+    twins = tiny.twins(cells, menu.workloads())
+    assert [twin.rehearses for twin in twins] == cells
+    assert len({twin.hash() for twin in twins} | {cell.hash() for cell in cells}) == 2 * len(cells)
+    assert len({twin.name() for twin in twins}) == len(cells)
+
+
+def test_twins_have_the_ranks_and_passes_of_their_cells_and_little_work(study):
+    _, cells = study
+    strategies = menu.strategies()
+    for twin in tiny.twins(cells, menu.workloads()):
+        cell = twin.rehearses
+        for key in (
+            "strategy",
+            "gpus",
+            "dp",
+            "tp",
+            "pp",
+            "servers",
+            "gradient_accumulation_steps",
+            "precision",
+            "seed",
+            "expect",
+        ):
+            assert getattr(twin, key) == getattr(cell, key)
+        assert twin.workload == f"{cell.workload}-tiny"
+        assert twin.options["data"] == "synthetic"
+        assert twin.global_batch_size == twin.micro_batch_size * twin.gradient_accumulation_steps * twin.dp
+        assert (twin.steps or 0) <= tiny.STEPS
+        assert (twin.epochs or 0) <= tiny.EPOCHS
+        assert twin.nnodes == 1
+        assert strategies[twin.strategy].refuse(twin) is None
+
+
+def test_one_twin_of_a_study_goes_through_torchrun(study):
+    _, cells = study
+    twins = tiny.twins(cells, menu.workloads())
+    launched = [twin for twin in twins if twin.launcher == "torchrun"]
+    assert [twin.world_size for twin in launched] == [2]
+    assert {twin.launcher for twin in twins} == {"fork", "torchrun"}
+
+
+def test_what_is_scaled_keeps_its_proportions(study):
+    _, cells = study
+    by_workload = {}
+    for twin in tiny.twins(cells, menu.workloads()):
+        ratio = twin.rehearses.global_batch_size / twin.global_batch_size
+        assert by_workload.setdefault(twin.workload, ratio) == ratio
+        assert twin.rehearses.micro_batch_size / twin.micro_batch_size == ratio
+
+
+MATRIX = """\
+schema: 1
+name: m
+defaults: {workload: vgg16, strategy: ddp, global_batch_size: 24, epochs: 9, warmup_steps: 7, optimizer: {name: sgd, lr: 0.1}}
+"""
+
+
+def twins_of(folder, text):
+    path = folder / "m.yaml"
+    path.write_text(MATRIX + text)
+    cells = resolve(matrix.load(path))
+    return tiny.twins(cells, menu.workloads()), tiny.dropped(cells)
+
+
+def test_cells_that_scaling_makes_equal_stay_two(tmp_path):
+    (one, other), _ = twins_of(tmp_path, "axes: {options.image_size: [64, 224]}\n")
+    assert msgspec.structs.replace(one, rehearses=None) == msgspec.structs.replace(other, rehearses=None)
+    assert one.hash() != other.hash()
+
+
+def test_an_epoch_is_the_same_images_for_every_cell(tmp_path):
+    twins, _ = twins_of(tmp_path, "axes: {global_batch_size: [24, 36]}\n")
+    assert [(twin.global_batch_size, twin.micro_batch_size, twin.options["subset"]) for twin in twins] == [
+        (2, 2, 12),
+        (3, 3, 12),
+    ]
+    assert [(twin.epochs, twin.warmup_steps) for twin in twins] == [(2, 1), (2, 1)]
+
+
+def test_a_pipeline_has_blocks_for_its_stages(tmp_path):
+    text = "axes: {workload: [gpt2], strategy: [pp-gpipe], gpus: [8], pp: [8], global_batch_size: [24], microbatches: [12]}\n"
+    (twin,), _ = twins_of(tmp_path, text)
+    assert (twin.options["n_layer"], twin.gradient_accumulation_steps, twin.micro_batch_size) == (8, 12, 2)
+    assert (twin.steps, twin.epochs) == (6, None)
+
+
+def test_what_only_a_gpu_has_is_dropped_and_said(tmp_path):
+    text = "axes: {compile: [true]}\ninclude: [{instruments: {memory: snapshot}, memory_limit_gib: 4, nnodes: 1}]\n"
+    (twin,), said = twins_of(tmp_path, text)
+    assert (twin.instruments.memory, twin.compile, twin.memory_limit_gib) == ("peak", False, None)
+    assert [line.split(":")[0] for line in said] == [
+        "scale tiny leaves out memory",
+        "scale tiny leaves out compile of 1 cell(s)",
+        "scale tiny leaves out memory_limit_gib of 1 cell(s)",
+    ]
+
+
+def test_windows_of_instruments_fit_into_the_steps(tmp_path):
+    text = (
+        "include: [{instruments: {memory: categories, profile: {first_step: 40, steps: 9}, "
+        "validation: {every_epochs: 5}, checkpoints: {every_steps: 100}}}]\n"
+    )
+    (twin,), _ = twins_of(tmp_path, text)
+    asked = twin.instruments
+    assert (asked.profile.first_step, asked.profile.steps) == (3, 2)
+    assert (asked.validation.every_epochs, asked.validation.items, asked.checkpoints.every_steps) == (1, 32, 2)
+
+
+def test_a_workload_without_a_twin_is_refused(tmp_path):
+    (tmp_path / "m.yaml").write_text(MATRIX)
+    cells = resolve(matrix.load(tmp_path / "m.yaml"))
+    with pytest.raises(InputError, match="vgg16 has no tiny twin"):
+        tiny.twins(cells, {})
+
+
+def jobs(*words, code=0):
+    done = subprocess.run([sys.executable, "-m", "jobs", *words], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def test_a_plan_shows_what_this_machine_cannot_hold_and_submitting_it_is_refused(tmp_path):
+    space = ("--workspace", str(tmp_path))
+    planned = jobs("plan", "--matrix", "paper1", *space)
+    assert "59 cell(s)" in planned.stdout
+    assert "not on this cluster: 21 cell(s): needs 2 nodes, the cluster has 1." in planned.stdout
+    assert "needs 2 nodes, the cluster has 1." in jobs("render", "--matrix", "paper1", *space, code=2).stderr
+    assert not (tmp_path / "runs").exists()
+    rendered = jobs("render", "--matrix", "paper1", "--where", "nnodes == 1 and strategy == 'zero1'", *space)
+    assert "5 run(s) rendered" in rendered.stdout
+
+
+def test_a_rehearsed_matrix_says_so_in_everything_that_is_written(tmp_path):
+    space = ("--workspace", str(tmp_path))
+    rendered = jobs("render", "--matrix", "paper3", "--scale", "tiny", "--where", "workload == 'vgg16' and gpus == 2", *space)
+    assert "5 run(s) rendered" in rendered.stdout
+    workspace = Workspace(tmp_path)
+    for folder in workspace.all_runs():
+        run = folder.read_run()
+        assert (run.rehearsal, run.scale, run.cell.rehearses.workload) == (True, "tiny", "vgg16")
+        assert "rehearsal" in (folder.path / "job.sh").read_text()
+    kept = workspace.expansion("paper3-tiny")
+    assert kept.scale == "tiny"
+    assert "rehearsal" in kept.title
+    assert len(kept.cells) == CELLS["paper3"]
+    assert kept.reported[0]["printed"] == "487.55"
+    assert all(sum(matches(entry["cell"], one["cell"]) for entry in kept.cells) == 1 for one in kept.reported)
+    assert kept.claims
