@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from collect import notation
+from collect.row import Row
 from collect.statistics import Estimate
-from collect.summary import Row
 
 _ALWAYS = ("strategy", "gpus")
 _USUAL = ("workload", "launcher", "global_batch_size", "precision", "seq_len", "optimizer.name", "steps", "epochs")

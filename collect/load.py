@@ -64,7 +64,7 @@ class LoadedCell(msgspec.Struct):
 
     def measured(self, run: LoadedRun) -> Measured:
         """What a metric sees of one of this cell's runs."""
-        return Measured(self.cell, run.timed, run.samples, run.result, run.hosts)
+        return Measured(self.cell, run.timed, run.samples, run.result, run.hosts, run.validation)
 
 
 class Loaded(msgspec.Struct):

@@ -16,7 +16,8 @@ from collect.columns import Column
 from collect.figures import accuracy, loss, memory, scaling, step_time, telemetry, throughput
 from collect.load import Loaded
 from collect.metric import menu
-from collect.summary import Row, Summary
+from collect.row import Row
+from collect.summary import Summary
 from shardlab import __version__
 from templates import render
 

@@ -14,46 +14,14 @@ from collect.instrument_cost import InstrumentCost
 from collect.likeness import baseline_of
 from collect.load import NO_FOLDER, Loaded, LoadedCell, LoadedRun
 from collect.metric import Compared, Metric, Quantity, menu
+from collect.row import Row, RunRow
 from collect.statistics import Estimate, estimate
 from collect.telemetry import Coverage
-from shardlab.record import SameWork
 from shardlab.state import STATES
 
 SCHEMA = 1
 REHEARSAL = "rehearsal: ranks forked on CPU; shows that the line works, not how fast it is"
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
-
-
-class RunRow(msgspec.Struct):
-    """A run and its metrics: {name: value} in the units of its row."""
-
-    run_id: str
-    repeat: int
-    attempt: int
-    state: str
-    why: str
-    metrics: dict[str, float]
-
-
-class Row(msgspec.Struct):
-    """A cell. n: completed repeats, over which the metrics are; states: how many repeats are in which state."""
-
-    id: str
-    cell: dict[str, Any]
-    n: int
-    states: dict[str, int]
-    expected: bool  # every repeat ended completed or in a state that the cell expects
-    same_work: SameWork | None  # the proof's verdict, of the first run that has one
-    baseline: str | None  # the cell that speed-up is against
-    metrics: dict[str, Estimate]
-    runs: list[RunRow]
-
-    @property
-    def state(self) -> str:
-        """In words: `completed`, or `2 completed, 1 failed`."""
-        if len(self.states) == 1:
-            return next(iter(self.states))
-        return ", ".join(f"{count} {state}" for state, count in self.states.items())
 
 
 class Failure(msgspec.Struct):

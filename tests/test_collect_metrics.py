@@ -6,7 +6,7 @@ import msgspec
 import polars as pl
 import pytest
 import support_collect as support
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collect import notation, statistics, telemetry
@@ -218,6 +218,7 @@ def ranks_of(times, scale=1.0):
     return {r: [step(n, ms[r] * scale, loss=ms[r]) for n, ms in enumerate(times, 1)] for r in range(world)}
 
 
+@settings(deadline=None)
 @given(RANKS, st.randoms())
 def test_the_order_of_records_changes_nothing(times, random):
     ranks = ranks_of(times)
@@ -225,7 +226,7 @@ def test_the_order_of_records_changes_nothing(times, random):
     for metric in menu():
         if metric.of_run:
             one, other = metric.of_run(measured(ranks)), metric.of_run(measured(shuffled))
-            assert one == other or one.value == pytest.approx(other.value)
+            assert one == other or one.value == pytest.approx(other.value), metric.name
 
 
 @given(RANKS, st.floats(0.01, 100))
@@ -281,7 +282,8 @@ def test_every_metric_says_what_it_is():
     assert {"throughput_per_s", "step_time_ms", "peak_memory_bytes", "speed_up", "final_loss", "network_bytes"} <= set(names)
     for metric in menu():
         assert metric.definition.endswith(".")
-        assert (metric.of_run is None) != (metric.of_cells is None)
+        assert sum(ask is not None for ask in (metric.of_run, metric.of_run_at, metric.of_cells)) == 1
+        assert bool(metric.argument) == (metric.of_run_at is not None)
 
 
 def test_a_frame_of_no_records_has_its_columns():

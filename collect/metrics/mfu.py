@@ -18,6 +18,11 @@ def mfu(measured: Measured) -> Quantity | None:
     return None if peak is None else Quantity(100 * rate.value * flops / (peak * measured.cell.gpus), "%")
 
 
+def hfu(measured: Measured) -> Quantity | None:
+    """MFU with what is computed again: the same where nothing is, and unknown where it is not counted how much."""
+    return mfu(measured) if measured.cell.activation_checkpointing == "none" else None
+
+
 METRICS = (
     Metric(
         name="mfu_pct",
@@ -27,5 +32,13 @@ METRICS = (
         "and backward of a unit (what activation checkpointing computes again is not counted), over the data sheets' peak of "
         "the GPUs in the cell's precision. Blank for a GPU whose peak is not known, and for a CPU.",
         of_run=mfu,
+    ),
+    Metric(
+        name="hfu_pct",
+        unit="%",
+        direction="higher is better",
+        definition="Hardware FLOPs utilization (the same source): as MFU, with the FLOPs that checkpointing computes again. "
+        "Equal to MFU without checkpointing; blank with it, as records do not say which share of forward was made twice.",
+        of_run=hfu,
     ),
 )
