@@ -1,4 +1,4 @@
-"""What repeats tell: a mean, a median, how well both are known, and how much the same work scatters; one alone tells no interval."""
+"""What repeats tell: a mean, a median, how well both are known, and how much the same work scatters; one tells no interval."""
 
 from __future__ import annotations
 

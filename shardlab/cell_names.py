@@ -14,6 +14,7 @@ _REFINED: dict[str, type[msgspec.Struct]] = {
     "schedule": Schedule,
 }  # mappings whose members have names of their own
 _WITHOUT = ("instruments", "options", "rehearses", *_REFINED)
+ARGUMENTS = frozenset({"accuracy_pct"})  # that a claim gives to a metric, beside the names that choose a cell
 PLAIN = (*(field.name for field in msgspec.structs.fields(Cell) if field.name not in _WITHOUT), "gpu_batch_size")
 
 

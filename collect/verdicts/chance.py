@@ -71,7 +71,18 @@ def share(test: ast.expr, values: Mapping[str, Value]) -> float:
         raise ExpressionError(f"{ast.unparse(test)} cannot be evaluated: {str(error).splitlines()[0]}") from None
     if not held["known"].all():
         raise ExpressionError(f"{ast.unparse(test)} divides by zero")
-    return held["held"].cast(pl.Int64).sum() / DRAWS
+    return int(held["held"].cast(pl.Int64).sum()) / DRAWS
+
+
+def sides(test: ast.expr, values: Mapping[str, Value]) -> tuple[float | None, float | None]:
+    """The two numbers that a comparison compares; None, None for any other test."""
+    if not isinstance(test, ast.Compare) or any(isinstance(value, str) for value in values.values()):
+        return None, None
+    if isinstance(test.ops[0], ast.In | ast.NotIn):
+        return None, None
+    frame = pl.DataFrame({text: [value] for text, value in values.items()} or {"": [0]})
+    left, right = (frame.select(_number(side, values).cast(pl.Float64)).item() for side in (test.left, test.comparators[0]))
+    return left, right
 
 
 def _test(node: ast.expr, values: Mapping[str, Value], operands: list[pl.Expr]) -> pl.Expr:

@@ -27,7 +27,10 @@ _UNITS: dict[str, tuple[str, float]] = {
     "kB": ("bytes", 1e3),
     **dict.fromkeys(("%", "percent", "per cent", "pct", "points", "percentage points"), ("%", 1.0)),
     **dict.fromkeys(("x", "X", "×", "times", "fold"), ("x", 1.0)),
-    **{"J": ("J", 1.0), "kJ": ("J", 1e3), "Wh": ("J", 3600.0), "kWh": ("J", 3.6e6)},
+    "J": ("J", 1.0),
+    "kJ": ("J", 1e3),
+    "Wh": ("J", 3600.0),
+    "kWh": ("J", 3.6e6),
     **{name: (name, 1.0) for name in ("nats", "updates")},
 }
 _COUNTS = {
@@ -36,7 +39,6 @@ _COUNTS = {
     "K": 1e3,
     "thousand": 1e3,
     "M": 1e6,
-    "m": 1e6,
     "million": 1e6,
     "B": 1e9,
     "bn": 1e9,
@@ -117,9 +119,7 @@ def parse(text: str, unit: str | None, metric_unit: str) -> Printed:
         high=None if relation == ">" else (value if relation == "<" else high) * factor,
         relation=relation,
         approximate=bool(re.search(_ABOUT, before)),
-        remark=f"{spelled} read as a power of 1,000 bytes; if of 1,024, it is {100 * (binary - 1):.1f} % more"
-        if binary
-        else "",
+        remark=f"{spelled} read as a power of 1,000 bytes; if of 1,024, {100 * (binary - 1):.1f} % more" if binary else "",
     )
 
 

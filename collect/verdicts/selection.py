@@ -17,7 +17,7 @@ from shardlab import cell_names
 STATE = "state"  # in claims and reported entries: how the cell ended
 
 
-class Unanswered(Exception):  # noqa: N818 - it is an answer, not an error
+class Unanswered(Exception):
     """A filter that leads to no number: ambiguous, or not run."""
 
     def __init__(self, verdict: Literal["ambiguous", "not run", "undecided"], why: str) -> None:
