@@ -1,0 +1,136 @@
+"""Verdicts and reported numbers as text, written once for the terminal and the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from collect import notation
+from collect.summary import Summary
+from collect.verdicts import reasons
+from collect.verdicts.claims import Entered, Verdict
+from collect.verdicts.reported import Beside
+
+STYLES = {"reproduced": "green", "contradicted": "red", "undecided": "yellow", "ambiguous": "yellow", "not run": "dim"}
+CAUTION = "of a rehearsal: they show that claims can be judged, not whether they hold"
+ILLUSTRATIVE = "illustrative: the study ran nothing itself, its numbers are assumed or computed"
+
+
+class ReportedLine(msgspec.Struct, frozen=True):
+    """One reported number as text. row: the id of the cell that it leads to, where there is one."""
+
+    where: str
+    cell: str
+    metric: str
+    printed: str
+    measured: str
+    spread: str
+    n: str
+    ratio: str
+    agrees: str
+    says: str
+    row: str | None
+
+
+def word(verdict: Verdict) -> str:
+    """The verdict, with what it must not be taken for."""
+    return f"{verdict.verdict} (rehearsal)" if verdict.rehearsal else verdict.verdict
+
+
+def counts(summary: Summary) -> str:
+    """`12 claims: 7 reproduced, 2 contradicted, 3 not run`, in the order of STYLES."""
+    found = Counter(verdict.verdict for verdict in summary.verdicts)
+    told = ", ".join(f"{found[name]} {name}" for name in STYLES if found[name])  # type: ignore[index]
+    return f"{len(summary.verdicts)} claims: {told}"
+
+
+def cautions(summary: Summary) -> list[str]:
+    """What has to be said of all verdicts."""
+    found = [f"verdicts are {CAUTION}"] if any(verdict.rehearsal for verdict in summary.verdicts) else []
+    return found + ([ILLUSTRATIVE] if summary.illustrative else [])
+
+
+def entered(number: Entered) -> str:
+    """`call = 58.2 s (57.9 to 58.5, n = 3)`."""
+    if isinstance(number.value, str):
+        return f"{number.call} = {number.value}"
+    about = [f"n = {number.n}"]
+    if number.low is not None and number.high is not None and number.low != number.high:
+        low, high = (quantity(edge, number.unit) for edge in (number.low, number.high))
+        about.insert(0, f"{low} to {high}")
+    return (
+        f"{number.call} = {quantity(number.value, number.unit)} ({', '.join([*about, *([number.how] if number.how else [])])})"
+    )
+
+
+def quantity(value: float, unit: str) -> str:
+    """A number with its unit; bytes in powers of 1,000, as studies print them."""
+    if unit == "bytes":
+        for name, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+            if abs(value) >= size:
+                return f"{notation.number(value / size)} {name}"
+    if unit == "" and float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{notation.number(value)} {unit}".rstrip()
+
+
+def common_reasons(summary: Summary) -> list[str]:
+    """Those that every number that was measured shares."""
+    return reasons.common([entry.reasons for entry in summary.reported if entry.measured is not None])
+
+
+def reported(summary: Summary, labels: Mapping[str, str]) -> list[ReportedLine]:
+    """Every reported number, with what is particular to it."""
+    shared = common_reasons(summary)
+    return [_reported(entry, labels, shared) for entry in summary.reported]
+
+
+def told(summary: Summary) -> str:
+    """`46 reported numbers: 12 beside measured ones, of which 9 agree; 34 without`."""
+    beside = [entry for entry in summary.reported if entry.comparable]
+    agree = sum(entry.agrees is True for entry in beside)
+    differ = sum(entry.agrees is False for entry in beside)
+    measured = sum(entry.measured is not None for entry in summary.reported)
+    return (
+        f"{len(summary.reported)} reported numbers: {measured} have a measured one, {len(beside)} of them to compare with "
+        f"({agree} agree, {differ} differ, of {len(beside) - agree - differ} it is not known)"
+    )
+
+
+def _reported(entry: Beside, labels: Mapping[str, str], shared: Sequence[str]) -> ReportedLine:
+    measured = spread = ""
+    if isinstance(entry.measured, str):
+        measured = entry.measured
+    elif entry.measured is not None:
+        measured = quantity(entry.measured, entry.unit)
+        if entry.low is not None and entry.high is not None and entry.low != entry.high:
+            spread = f"{quantity(entry.low, entry.unit)} to {quantity(entry.high, entry.unit)}"
+    says = [
+        entry.why,
+        *(clause for clause in entry.reasons if clause not in shared),
+        *([entry.how] if entry.comparable else []),
+    ]
+    named = ", ".join(f"{key} {value}" for key, value in entry.cell.items())
+    return ReportedLine(
+        where=entry.where,
+        cell=labels[entry.row] if entry.row else named,
+        metric=entry.metric,
+        printed=_printed(entry),
+        measured=measured,
+        spread=spread,
+        n=str(entry.n) if entry.n else "",
+        ratio=f"{notation.number(entry.ratio, 3)}" if entry.ratio is not None else "",
+        agrees={True: "agrees", False: "differs", None: ""}[entry.agrees],
+        says="; ".join(clause for clause in says if clause),
+        row=entry.row,
+    )
+
+
+def _printed(entry: Beside) -> str:
+    """As printed, with the unit of its table's head where it was read with one that the print itself lacks."""
+    printed = entry.reported
+    if printed and printed.unit and entry.printed.strip("~<> ").replace(",", "").replace(".", "").isdigit():
+        return f"{entry.printed} ({quantity(printed.value or 0, printed.unit)})"
+    return entry.printed
