@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from collect import columns, figure, notation, terminal
+from collect import columns, figure, notation, terminal, verdict_text
 from collect.columns import Column
 from collect.figures import accuracy, loss, memory, scaling, step_time, telemetry, throughput
 from collect.load import Loaded
@@ -29,13 +29,18 @@ FIGURES: tuple[ModuleType, ...] = (throughput, scaling, step_time, memory, loss,
 def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
     """The page for a report that will lie in `folder`; links to runs are relative, so that both can move together."""
     table = columns.table(summary.rows)
+    labels = columns.labels(summary.rows)
+    label_of = dict(zip((row.id for row in summary.rows), labels, strict=True))
     return render(
         TEMPLATE,
         summary=summary,
         version=__version__,
         created=notation.moment(summary.created_s),
-        labels=columns.labels(summary.rows),
-        label_of=dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True)),
+        labels=labels,
+        label_of=label_of,
+        place_of={row.id: place for place, row in enumerate(summary.rows)},
+        text=verdict_text,
+        reported=verdict_text.reported(summary, label_of),
         common=table.common,
         columns=table.columns,
         sent=table.sent,

@@ -71,21 +71,8 @@ def verdicts(output: Output, summary: Summary) -> None:
             output.line(f"  the study itself: {note}")
     if summary.reported:
         lines = verdict_text.reported(summary, _labels(summary))
-        shown = [
-            [
-                line.where,
-                line.cell,
-                line.metric,
-                line.printed,
-                line.measured,
-                line.spread,
-                line.n,
-                line.ratio,
-                line.agrees,
-                line.says,
-            ]
-            for line in lines
-        ]
+        fields = ("where", "cell", "metric", "printed", "measured", "spread", "n", "ratio", "agrees", "says")
+        shown = [[str(getattr(line, field)) for field in fields] for line in lines]
         heads = ["Where", "Cell", "Metric", "Reported", "Measured", "95 % interval", "n", "Ratio", "", "Why"]
         output.table(verdict_text.told(summary), heads, shown)
         for reason in verdict_text.common_reasons(summary):

@@ -56,13 +56,10 @@ def entered(number: Entered) -> str:
     """`call = 58.2 s (57.9 to 58.5, n = 3)`."""
     if isinstance(number.value, str):
         return f"{number.call} = {number.value}"
-    about = [f"n = {number.n}"]
+    about = [f"n = {number.n}", *([number.how] if number.how else [])]
     if number.low is not None and number.high is not None and number.low != number.high:
-        low, high = (quantity(edge, number.unit) for edge in (number.low, number.high))
-        about.insert(0, f"{low} to {high}")
-    return (
-        f"{number.call} = {quantity(number.value, number.unit)} ({', '.join([*about, *([number.how] if number.how else [])])})"
-    )
+        about.insert(0, " to ".join(quantity(edge, number.unit) for edge in (number.low, number.high)))
+    return f"{number.call} = {quantity(number.value, number.unit)} ({', '.join(about)})"
 
 
 def quantity(value: float, unit: str) -> str:
@@ -107,11 +104,7 @@ def _reported(entry: Beside, labels: Mapping[str, str], shared: Sequence[str]) -
         measured = quantity(entry.measured, entry.unit)
         if entry.low is not None and entry.high is not None and entry.low != entry.high:
             spread = f"{quantity(entry.low, entry.unit)} to {quantity(entry.high, entry.unit)}"
-    says = [
-        entry.why,
-        *(clause for clause in entry.reasons if clause not in shared),
-        *([entry.how] if entry.comparable else []),
-    ]
+    says = [entry.why, *(clause for clause in entry.reasons if clause not in shared), entry.how if entry.comparable else ""]
     named = ", ".join(f"{key} {value}" for key, value in entry.cell.items())
     return ReportedLine(
         where=entry.where,
@@ -134,3 +127,14 @@ def _printed(entry: Beside) -> str:
     if printed and printed.unit and entry.printed.strip("~<> ").replace(",", "").replace(".", "").isdigit():
         return f"{entry.printed} ({quantity(printed.value or 0, printed.unit)})"
     return entry.printed
+
+
+def plain(value: object) -> str:
+    """A value of a matrix file, without the marks of a programming language."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {plain(one)}" for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(plain, value))
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
