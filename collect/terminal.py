@@ -65,17 +65,17 @@ def verdicts(output: Output, summary: Summary) -> None:
         output.line(f"{verdict.id}: {verdict_text.word(verdict)}: {verdict.why}", verdict_text.STYLES[verdict.verdict])
         for said in (*map(verdict_text.entered, verdict.numbers), *verdict.remarks):
             output.line(f"  {said}")
-        for reason in verdict.reasons:
+        for reason in verdict_text.grouped(verdict.reasons):
             output.line(f"  likely: {reason}")
         for note in verdict.notes if verdict.verdict == "contradicted" else ():
-            output.line(f"  the study itself: {note}")
+            output.line(f"  noted of the same place: {note}")
     if summary.reported:
         lines = verdict_text.reported(summary, _labels(summary))
         fields = ("where", "cell", "metric", "printed", "measured", "spread", "n", "ratio", "agrees", "says")
         shown = [[str(getattr(line, field)) for field in fields] for line in lines]
         heads = ["Where", "Cell", "Metric", "Reported", "Measured", "95 % interval", "n", "Ratio", "", "Why"]
         output.table(verdict_text.told(summary), heads, shown)
-        for reason in verdict_text.common_reasons(summary):
+        for reason in verdict_text.grouped(verdict_text.common_reasons(summary)):
             output.line(f"of all of them: {reason}")
 
 

@@ -14,7 +14,7 @@ from collect.verdicts.claims import Entered, Verdict
 from collect.verdicts.reported import Beside
 
 STYLES = {"reproduced": "green", "contradicted": "red", "undecided": "yellow", "ambiguous": "yellow", "not run": "dim"}
-CAUTION = "of a rehearsal: they show that claims can be judged, not whether they hold"
+CAUTION = "verdicts of a rehearsal show that claims can be judged, not whether they hold"
 ILLUSTRATIVE = "illustrative: the study ran nothing itself, its numbers are assumed or computed"
 
 
@@ -48,7 +48,7 @@ def counts(summary: Summary) -> str:
 
 def cautions(summary: Summary) -> list[str]:
     """What has to be said of all verdicts."""
-    found = [f"verdicts are {CAUTION}"] if any(verdict.rehearsal for verdict in summary.verdicts) else []
+    found = [CAUTION] if any(verdict.rehearsal for verdict in summary.verdicts) else []
     return found + ([ILLUSTRATIVE] if summary.illustrative else [])
 
 
@@ -58,7 +58,7 @@ def entered(number: Entered) -> str:
         return f"{number.call} = {number.value}"
     about = [f"n = {number.n}", *([number.how] if number.how else [])]
     if number.low is not None and number.high is not None and number.low != number.high:
-        about.insert(0, " to ".join(quantity(edge, number.unit) for edge in (number.low, number.high)))
+        about.insert(0, interval(number.low, number.high, number.unit))
     return f"{number.call} = {quantity(number.value, number.unit)} ({', '.join(about)})"
 
 
@@ -73,9 +73,24 @@ def quantity(value: float, unit: str) -> str:
     return f"{notation.number(value)} {unit}".rstrip()
 
 
+def interval(low: float, high: float, unit: str) -> str:
+    """`57.9 to 58.5 s`."""
+    first, last = quantity(low, unit), quantity(high, unit)
+    of_first, of_last = first.partition(" ")[2], last.partition(" ")[2]
+    return f"{first.partition(' ')[0] if of_first == of_last else first} to {last}"
+
+
 def common_reasons(summary: Summary) -> list[str]:
-    """Those that every number that was measured shares."""
-    return reasons.common([entry.reasons for entry in summary.reported if entry.measured is not None])
+    """Those that all numbers share which can be compared; where none can, those of all that were measured."""
+    comparable = [entry.reasons for entry in summary.reported if entry.comparable]
+    return reasons.common(comparable or [entry.reasons for entry in summary.reported if entry.measured is not None])
+
+
+def grouped(clauses: Sequence[str]) -> list[str]:
+    """The same reasons, with all that was assumed in one."""
+    assumed = [clause.removeprefix(reasons.ASSUMED) for clause in clauses if clause.startswith(reasons.ASSUMED)]
+    others = [clause for clause in clauses if not clause.startswith(reasons.ASSUMED)]
+    return [*others, *([reasons.ASSUMED + ", ".join(assumed)] if assumed else [])]
 
 
 def reported(summary: Summary, labels: Mapping[str, str]) -> list[ReportedLine]:
@@ -103,8 +118,12 @@ def _reported(entry: Beside, labels: Mapping[str, str], shared: Sequence[str]) -
     elif entry.measured is not None:
         measured = quantity(entry.measured, entry.unit)
         if entry.low is not None and entry.high is not None and entry.low != entry.high:
-            spread = f"{quantity(entry.low, entry.unit)} to {quantity(entry.high, entry.unit)}"
-    says = [entry.why, *(clause for clause in entry.reasons if clause not in shared), entry.how if entry.comparable else ""]
+            spread = interval(entry.low, entry.high, entry.unit)
+    says = [
+        entry.why,
+        *grouped([clause for clause in entry.reasons if clause not in shared]),
+        entry.how if entry.comparable else "",
+    ]
     named = ", ".join(f"{key} {value}" for key, value in entry.cell.items())
     return ReportedLine(
         where=entry.where,

@@ -109,7 +109,7 @@ def _judge(loaded: Loaded, measurements: Measurements, claim: Mapping[str, Any],
     cells = [rows[cell] for cell in dict.fromkeys(entered.cell for entered in verdict.numbers)]
     verdict.rehearsal = any(reasons.rehearsal(measurements.cell(row)) for row in cells)
     try:
-        _decide(verdict, tree, values, numbers)
+        _decide(verdict, tree, values)
     except ExpressionError as error:
         verdict.verdict, verdict.why = "undecided", f"{error}"
     if unproven := _unproven(measurements, verdict, numbers):
@@ -173,7 +173,7 @@ def _enter(measurements: Measurements, verdict: Verdict, tree: ast.expr) -> tupl
     return values, numbers
 
 
-def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None], numbers: list[Number]) -> None:
+def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]) -> None:
     """Raises ExpressionError for a test that cannot be evaluated."""
     tests = chance.parts(tree)
     measured: dict[str, Value] = {entered.call: entered.value for entered in verdict.numbers}
@@ -191,18 +191,14 @@ def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]
         verdict.verdict, verdict.why = "contradicted", "; ".join(_fails(part) for part in failing)
     elif not open_:
         least = min((part.holds_pct for part in verdict.parts if part.holds_pct is not None), default=100.0)
-        verdict.verdict, verdict.why = (
-            "reproduced",
-            f"holds in {notation.number(least, 3)} % of what the repeats allow, or more",
-        )
-        if all(isinstance(value, float | str) for value in values.values()):
-            verdict.why = "holds; its numbers are the same in every repeat"
+        exact = all(isinstance(value, float | str) for value in values.values())
+        verdict.verdict = "reproduced"
+        verdict.why = "holds; its numbers do not scatter" if exact else f"holds in {_share(least)} of draws"
     else:
         verdict.verdict = "undecided"
         unknown = [part for part in open_ if part.holds_pct is None]
         once = "as measured it holds" if all(part.holds for part in verdict.parts) else "as measured it does not hold"
         verdict.why = f"{ALONE}; {once}" if unknown else "; ".join(_overlaps(part) for part in open_)
-    verdict.remarks += list(dict.fromkeys(number.how for number in numbers if number.how not in ("", ALONE)))
 
 
 def _fails(part: Part) -> str:
@@ -215,7 +211,12 @@ def _overlaps(part: Part) -> str:
     sides = ""
     if part.left is not None and part.right is not None:
         sides = f"{notation.number(part.left)} and {notation.number(part.right)}, "
-    return f"intervals overlap ({sides}holds in {notation.number(part.holds_pct or 0, 3)} % of draws): {part.test}"
+    return f"intervals overlap ({sides}holds in {_share(part.holds_pct or 0)} of draws): {part.test}"
+
+
+def _share(pct: float) -> str:
+    """Percent with one decimal: of 10,000 draws no more is known."""
+    return f"{pct:.1f} %".replace(".0 ", " ")
 
 
 def _words(test: str) -> str:

@@ -119,7 +119,7 @@ def parse(text: str, unit: str | None, metric_unit: str) -> Printed:
         high=None if relation == ">" else (value if relation == "<" else high) * factor,
         relation=relation,
         approximate=bool(re.search(_ABOUT, before)),
-        remark=f"{spelled} read as a power of 1,000 bytes; if of 1,024, {100 * (binary - 1):.1f} % more" if binary else "",
+        remark=f"{spelled} taken as a power of 1,000 bytes (of 1,024: {100 * (binary - 1):.1f} % more)" if binary else "",
     )
 
 

@@ -21,7 +21,13 @@ _SIZES = (
     "launcher",
     "nnodes",
 )
+# Of what a matrix had to assume, that which bears on speed and size; the page lists all of it.
+_WEIGHTY = {
+    "workload", "strategy", "nnodes", "global_batch_size", "gpu_batch_size", "micro_batch_size", "microbatches", "seq_len",
+    "precision", "optimizer.name", "activation_checkpointing", "compile", "warmup_steps", "options.wrap", "options.image_size",
+}  # fmt: skip
 _PLACE = re.compile(r"(tables?|sections?|figures?)|(\d+(?:\.\d+)*)")
+ASSUMED = "assumed, as the study does not say: "
 _ABOUT_DATA = {"final_loss", "final_accuracy_pct", "time_to_accuracy_s"}
 
 
@@ -64,9 +70,10 @@ def likely(loaded: Loaded, cell: LoadedCell, row: Row, metrics: set[str]) -> lis
     if metrics & _ABOUT_DATA and any(run.result and run.result.data.get("synthetic") for run in cell.completed):
         found.append("synthetic data here")
     names = cell_names.names(row.cell.get("rehearses") or row.cell)
-    assumed = [str(entry["key"]) for entry in loaded.expansion.assumed if _holds(entry, names)]
-    if assumed:
-        found.append(f"not stated by the study and assumed here: {', '.join(dict.fromkeys(assumed))}")
+    for entry in loaded.expansion.assumed:
+        key = str(entry["key"])
+        if key in _WEIGHTY and key in names and _holds(entry, names[key]):
+            found.append(f"{ASSUMED}{key} {str(names[key]).lower()}")
     return list(dict.fromkeys(found))
 
 
@@ -104,9 +111,6 @@ def _version(versions: Mapping[str, str], package: str) -> str:
     return versions.get(package, "").partition("+")[0]
 
 
-def _holds(entry: Mapping[str, Any], names: Mapping[str, Any]) -> bool:
-    """Whether what was assumed is in this cell; an assumption on a key that has no name of its own is in all."""
-    key, value = str(entry["key"]), entry["value"]
-    if key not in names:
-        return "." not in key or key.partition(".")[0] not in ("options", "optimizer", "schedule")
-    return names[key] in value if isinstance(value, list) else bool(names[key] == value)
+def _holds(entry: Mapping[str, Any], value: Any) -> bool:
+    """Whether what was assumed is what a cell has: of a list, any of them."""
+    return value in entry["value"] if isinstance(entry["value"], list) else bool(value == entry["value"])
