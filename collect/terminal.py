@@ -75,6 +75,8 @@ def verdicts(output: Output, summary: Summary) -> None:
         shown = [[str(getattr(line, field)) for field in fields] for line in lines]
         heads = ["Where", "Cell", "Metric", "Reported", "Measured", "95 % interval", "n", "Ratio", "", "Why"]
         output.table(verdict_text.told(summary), heads, shown)
+        if verdict_text.pooled(summary):
+            output.line("intervals of fewer than three repeats are by the noise of all repeated cells of this matrix")
         for reason in verdict_text.grouped(verdict_text.common_reasons(summary)):
             output.line(f"of all of them: {reason}")
 

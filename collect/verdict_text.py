@@ -11,6 +11,7 @@ from collect import notation
 from collect.summary import Summary
 from collect.verdicts import reasons
 from collect.verdicts.claims import Entered, Verdict
+from collect.verdicts.number import ALONE, POOLED
 from collect.verdicts.reported import Beside
 
 STYLES = {"reproduced": "green", "contradicted": "red", "undecided": "yellow", "ambiguous": "yellow", "not run": "dim"}
@@ -99,6 +100,11 @@ def reported(summary: Summary, labels: Mapping[str, str]) -> list[ReportedLine]:
     return [_reported(entry, labels, shared) for entry in summary.reported]
 
 
+def pooled(summary: Summary) -> bool:
+    """Whether any interval is by the noise of other cells."""
+    return any(entry.how == POOLED for entry in summary.reported)
+
+
 def told(summary: Summary) -> str:
     """`46 reported numbers: 12 beside measured ones, of which 9 agree; 34 without`."""
     beside = [entry for entry in summary.reported if entry.comparable]
@@ -119,11 +125,8 @@ def _reported(entry: Beside, labels: Mapping[str, str], shared: Sequence[str]) -
         measured = quantity(entry.measured, entry.unit)
         if entry.low is not None and entry.high is not None and entry.low != entry.high:
             spread = interval(entry.low, entry.high, entry.unit)
-    says = [
-        entry.why,
-        *grouped([clause for clause in entry.reasons if clause not in shared]),
-        entry.how if entry.comparable else "",
-    ]
+    own = [clause for clause in entry.reasons if clause not in shared and not clause.startswith(reasons.ASSUMED)]
+    says = [entry.why, *own, entry.how if entry.how == ALONE else ""]
     named = ", ".join(f"{key} {value}" for key, value in entry.cell.items())
     return ReportedLine(
         where=entry.where,

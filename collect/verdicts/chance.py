@@ -61,17 +61,17 @@ def calls(tree: ast.AST) -> dict[str, ast.Call]:
 
 def share(test: ast.expr, values: Mapping[str, Value]) -> float:
     """The share of draws in which a test holds, 0 to 1. Raises ExpressionError for what is no test or has no value."""
-    frame = pl.DataFrame({"draw": pl.int_range(DRAWS, eager=True)}).with_columns(
-        pl.lit(value).alias(text) if isinstance(value, float | str) else value.alias(text) for text, value in values.items()
-    )
+    height = DRAWS if any(isinstance(value, pl.Series) for value in values.values()) else 1
+    columns = {text: value if isinstance(value, pl.Series) else pl.Series([value] * height) for text, value in values.items()}
+    frame = pl.DataFrame({"": pl.Series([True] * height), **columns})
     operands: list[pl.Expr] = []
     try:
-        held = frame.select(held=_test(test, values, operands), known=pl.all_horizontal(pl.lit(True), *operands))
+        held = frame.select(held=pl.col("") & _test(test, values, operands), known=pl.all_horizontal("", *operands))
     except (pl.exceptions.PolarsError, TypeError) as error:
         raise ExpressionError(f"{ast.unparse(test)} cannot be evaluated: {str(error).splitlines()[0]}") from None
     if not held["known"].all():
         raise ExpressionError(f"{ast.unparse(test)} divides by zero")
-    return int(held["held"].cast(pl.Int64).sum()) / DRAWS
+    return int(held["held"].cast(pl.Int64).sum()) / height
 
 
 def sides(test: ast.expr, values: Mapping[str, Value]) -> tuple[float | None, float | None]:

@@ -145,16 +145,13 @@ def _factor(spelled: str, metric_unit: str, text: str) -> tuple[str, float]:
 
 def _rate(spelled: str) -> tuple[str, float] | None:
     """(tokens/s, 1000) of `tok/ms`: items per time."""
-    match = re.fullmatch(r"([A-Za-z]+?)\s*(?:/|per)\s*([a-zμ]+)", spelled)
+    match = re.fullmatch(r"([kKM]?)\s*([A-Za-z]+?)\s*(?:/|per)\s*([a-zμ]+)", spelled)
     if match is None:
         return None
-    items, each = match.groups()
-    thousands = 1.0
-    if items not in _ITEMS and items[:1] in ("k", "K", "M") and items[1:] in _ITEMS:
-        items, thousands = items[1:], _COUNTS[items[0]]
+    thousands, items, each = match.groups()
     if items not in _ITEMS or _UNITS.get(each, ("", 0.0))[0] != "s":
         return None
-    return f"{_ITEMS[items]}/s", thousands / _UNITS[each][1]
+    return f"{_ITEMS[items]}/s", _COUNTS[thousands] / _UNITS[each][1]
 
 
 def _number(text: str) -> tuple[float, float]:
