@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from collect import columns, figure, notation, terminal, verdict_text
 from collect.columns import Column
-from collect.figures import accuracy, loss, memory, scaling, step_time, telemetry, throughput
+from collect.figures import accuracy, epoch_histogram, epoch_time, loss, memory, scaling, step_time, telemetry, throughput
 from collect.load import Loaded
 from collect.metric import menu
 from collect.row import Row
@@ -23,7 +23,9 @@ from templates import render
 
 TEMPLATE = "report/index.html.j2"
 # in the order of the page
-FIGURES: tuple[ModuleType, ...] = (throughput, scaling, step_time, memory, loss, accuracy, telemetry)
+FIGURES: tuple[ModuleType, ...] = (
+    throughput, scaling, step_time, epoch_time, epoch_histogram, memory, loss, accuracy, telemetry,
+)  # fmt: skip
 
 
 def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
