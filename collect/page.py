@@ -46,6 +46,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         common=table.common,
         columns=table.columns,
         sent=table.sent,
+        also=table.also,
         runs_path=Path(os.path.relpath(runs, folder)).as_posix(),
         run_columns=_run_columns(table.columns),
         run_value=_run_value,
