@@ -126,12 +126,13 @@ def noise(repeats: Iterable[Sequence[float]]) -> Noise | None:
 def standard_error(values: Sequence[float], pooled: Noise | None) -> tuple[float, int] | None:
     """(standard error of the mean, degrees of freedom), or None where nothing tells it.
 
-    By the repeats' own scatter from three on; one or two take the pooled scatter of all repeated cells, in percent.
+    By the repeats' own scatter from three on; one or two take the pooled scatter of all repeated cells, in percent, where
+    there is one and percent of their mean say anything.
     """
-    n = len(values)
-    if n >= 3:
-        return statistics.stdev(values) / math.sqrt(n), n - 1
-    return (pooled.relative * abs(statistics.fmean(values)) / math.sqrt(n), pooled.degrees) if pooled else None
+    n, mean = len(values), statistics.fmean(values)
+    if n < 3 and pooled and mean:
+        return pooled.relative * abs(mean) / math.sqrt(n), pooled.degrees
+    return (statistics.stdev(values) / math.sqrt(n), n - 1) if n > 1 else None
 
 
 def outliers(values: Sequence[float]) -> list[int]:

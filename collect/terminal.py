@@ -29,7 +29,7 @@ def show(output: Output, summary: Summary) -> None:
         output.line(remark, style="yellow")
     claims(output, summary)
     if summary.reported:
-        output.line(f"{verdict_text.told(summary)}: see the report, or: collect verdicts")
+        output.line(f"{verdict_text.told(summary)} (see the report, or: collect verdicts)")
     labels = _labels(summary)
     for comparison in summary.losses:
         output.line(losses(comparison, labels))

@@ -57,7 +57,7 @@ def entered(number: Entered) -> str:
     """`call = 58.2 s (57.9 to 58.5, n = 3)`."""
     if isinstance(number.value, str):
         return f"{number.call} = {number.value}"
-    about = [f"n = {number.n}", *([number.how] if number.how else [])]
+    about = [f"n = {number.n}", number.how] if number.how not in ("", ALONE) else [number.how or f"n = {number.n}"]
     if number.low is not None and number.high is not None and number.low != number.high:
         about.insert(0, interval(number.low, number.high, number.unit))
     return f"{number.call} = {quantity(number.value, number.unit)} ({', '.join(about)})"
@@ -106,15 +106,13 @@ def pooled(summary: Summary) -> bool:
 
 
 def told(summary: Summary) -> str:
-    """`46 reported numbers: 12 beside measured ones, of which 9 agree; 34 without`."""
-    beside = [entry for entry in summary.reported if entry.comparable]
-    agree = sum(entry.agrees is True for entry in beside)
-    differ = sum(entry.agrees is False for entry in beside)
+    """`reported numbers: 46 printed, 14 measured here, 12 to compare: 9 agree, 3 differ`."""
+    comparable = [entry for entry in summary.reported if entry.comparable]
+    found = Counter({True: "agree", False: "differ", None: "without an interval"}[entry.agrees] for entry in comparable)
     measured = sum(entry.measured is not None for entry in summary.reported)
-    return (
-        f"{len(summary.reported)} reported numbers: {measured} have a measured one, {len(beside)} of them to compare with "
-        f"({agree} agree, {differ} differ, of {len(beside) - agree - differ} it is not known)"
-    )
+    words = ", ".join(f"{found[word]} {word}" for word in ("agree", "differ", "without an interval") if found[word])
+    compared = f"{len(comparable)} to compare: {words}" if comparable else "none to compare"
+    return f"reported numbers: {len(summary.reported)} printed, {measured} measured here, {compared}"
 
 
 def _reported(entry: Beside, labels: Mapping[str, str], shared: Sequence[str]) -> ReportedLine:

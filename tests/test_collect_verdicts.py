@@ -420,6 +420,8 @@ def test_noise_is_pooled_over_the_cells_that_were_repeated():
     assert statistics.standard_error([100.0], found) == (pytest.approx(100 * found.relative), 3)
     assert statistics.standard_error([10.0, 12.0, 14.0], found) == (pytest.approx(2 / 3**0.5), 2)
     assert statistics.standard_error([100.0], None) is None
+    assert statistics.standard_error([0.0], found) is None
+    assert statistics.standard_error([1.0, 3.0], None) == (pytest.approx(1.0), 1)
 
 
 def test_outliers_are_named_and_kept():
@@ -446,7 +448,8 @@ def test_intervals_scale_with_their_values_and_do_not_mind_their_order(values, s
 
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_two_cells_that_are_the_same_are_rarely_told_apart(n):
-    """A/A: of 400 pairs of equal cells at most 5 % and chance may be ranked; the percentile bootstrap would rank 10 to 33 %."""
+    """A/A: of 400 pairs of equal cells at most 5 % and chance may be ranked; the percentile bootstrap ranks far more
+    (benchmarks/verdicts.py)."""
     luck, wrong = random.Random(7), 0
     test = Expression("a() < b()").tree
     for trial in range(400):
@@ -556,7 +559,7 @@ def test_the_page_shows_verdicts_and_prints_and_what_the_study_leaves_open(tmp_p
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     shown = capsys.readouterr().out
     assert "4 claims: 2 reproduced, 1 contradicted, 1 not run" in shown
-    assert "3 reported numbers: 2 have a measured one, 2 of them to compare with" in shown
+    assert "reported numbers: 3 printed, 2 measured here, 2 to compare: 2 differ" in shown
     text = (workspace.report / "index.html").read_text()
     for said in ('<span class="verdict contradicted">contradicted</span>', "58.3s", "two figures of one thing &lt;b&gt;&amp;"):
         assert said in text

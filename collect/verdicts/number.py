@@ -41,7 +41,7 @@ class Number:
             self.how = ALONE
             return
         error, degrees = known
-        self.how = POOLED if self.n < 3 else ""
+        self.how = POOLED if self.n < 3 and degrees != self.n - 1 else ""
         self.low, self.high = self.value - t_975(degrees) * error, self.value + t_975(degrees) * error
         self.draws = draws(self.value, error, degrees, f"{found.metric.name} {found.row.id}")
 
