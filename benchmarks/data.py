@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from trainers import vision_library
 from trainers.data import cifar10, imagenet, tokens
 from trainers.data.image_sets import open_images
 from trainers.data.token_sets import open_tokens
+from trainers.tasks import vision_library
 
 Read = Callable[[np.ndarray], object]
 SIZE, CLASSES = 224, 8

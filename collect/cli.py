@@ -51,6 +51,14 @@ def parser() -> console.Parser:
     verdicts.add_argument("--strict", action="store_true", help="exit with 1 where a claim is contradicted")
     verdicts.set_defaults(command=_verdicts)
 
+    trace = verb(
+        "trace", "where the time of profiled steps went, and which operators differ", "collect trace RUN --against OTHER"
+    )
+    trace.add_argument("run", metavar="RUN", help="a run, or a folder or file of Chrome traces (with a slash in its name)")
+    trace.add_argument("--against", metavar="RUN", help="say which operators are new, gone or changed against this one")
+    trace.add_argument("--like-hta", action="store_true", help="round and leave out as HolisticTraceAnalysis does")
+    trace.set_defaults(command=_trace)
+
     export = verb("export", "the tables alone, for other programs", "collect export --to parquet --out tables/")
     _add_matrix(export)
     export.add_argument("--to", required=True, metavar="FORMAT", help="csv or parquet")
@@ -72,9 +80,9 @@ def _add_matrix(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--matrix", metavar="NAME", help="a matrix of this workspace (default: the last one)")
 
 
-def _need_report(command: str) -> None:
-    """Raises MissingExtra where the packages of the report are left out."""
-    for package in ("polars", "plotly"):
+def _need_report(command: str, *packages: str) -> None:
+    """Raises MissingExtra where these packages of the report are left out."""
+    for package in packages:
         try:
             importlib.import_module(package)
         except ModuleNotFoundError:
@@ -113,7 +121,7 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _summarize(arguments: argparse.Namespace, output: Output) -> int:
-    _need_report("summarize")
+    _need_report("summarize", "polars", "plotly")
     from collect import report, terminal
     from collect.load import load
     from collect.summary import summarize
@@ -152,8 +160,15 @@ def _baseline(asked: str | None, strategies: set[str]) -> str:
     return asked or "single"
 
 
+def _trace(arguments: argparse.Namespace, output: Output) -> int:
+    _need_report("trace", "numpy")
+    from collect.traces import command
+
+    return command.show(_workspace(arguments), arguments.run, arguments.against, output, like_hta=arguments.like_hta)
+
+
 def _export(arguments: argparse.Namespace, output: Output) -> int:
-    _need_report("export")
+    _need_report("export", "polars", "plotly")
     from collect import report, tables
     from collect.load import load
     from collect.summary import summarize
@@ -191,7 +206,7 @@ def _sample(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _metrics(_arguments: argparse.Namespace, output: Output) -> int:
-    _need_report("metrics")
+    _need_report("metrics", "polars", "plotly")
     from collect.metric import menu
 
     metrics = menu()

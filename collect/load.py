@@ -11,8 +11,9 @@ import polars as pl
 from collect import records
 from collect.metric import Measured
 from collect.records import Damage
-from collect.sources import samples, steps
+from collect.sources import samples, steps, trace
 from collect.sources.samples import Samples
+from collect.traces.breakdown import Breakdown, breakdown
 from shardlab.cell import Cell
 from shardlab.errors import InputError
 from shardlab.host import Host
@@ -43,11 +44,17 @@ class LoadedRun(msgspec.Struct):
     samples: Samples
     validation: list[ValidationRecord]
     damage: Damage
+    breakdowns: list[Breakdown]
     hosts: list[Host]
 
     @property
     def completed(self) -> bool:
         return self.verdict.state == "completed"
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it went on from a checkpoint: between its first timed step and its last lies time in which it did not run."""
+        return self.result is not None and self.result.resumed_from_step is not None
 
 
 class LoadedCell(msgspec.Struct):
@@ -63,8 +70,9 @@ class LoadedCell(msgspec.Struct):
         return [run for run in self.runs if run.completed]
 
     def measured(self, run: LoadedRun) -> Measured:
-        """What a metric sees of one of this cell's runs."""
-        return Measured(self.cell, run.timed, run.samples, run.result, run.hosts, run.validation)
+        """What a metric sees of one of this cell's runs: no telemetry of a resumed one, which covers only a part of it."""
+        seen = samples.frames({}) if run.resumed else run.samples
+        return Measured(self.cell, run.timed, seen, run.result, run.hosts, run.breakdowns, run.validation)
 
 
 class Loaded(msgspec.Struct):
@@ -140,6 +148,7 @@ def _run(folder: RunDir, repeat: int, attempt: int) -> LoadedRun:
         samples=samples.frames(found.samples),
         validation=found.validation,
         damage=found.damage,
+        breakdowns=_breakdowns(folder),
         hosts=_hosts(folder),
     )
 
@@ -153,3 +162,10 @@ def _hosts(folder: RunDir) -> list[Host]:
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             continue
     return hosts
+
+
+def _breakdowns(folder: RunDir) -> list[Breakdown]:
+    """Of the ranks that were profiled; half a trace has no figures to rank anything by (`collect trace` tells of it)."""
+    paths = sorted(folder.path.glob("trace/rank-*.json.gz"))
+    traces = [found for path in paths if not ((found := trace.read(path)).lost or found.cut)]
+    return [told for found in traces if (told := breakdown(found)) is not None]

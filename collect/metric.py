@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 import polars as pl
@@ -13,6 +13,9 @@ from shardlab import registry
 from shardlab.cell import Cell
 from shardlab.host import Host
 from shardlab.record import Result, ValidationRecord
+
+if TYPE_CHECKING:
+    from collect.traces.breakdown import Breakdown
 
 Direction = Literal["higher is better", "lower is better", "neither"]
 
@@ -31,6 +34,7 @@ class Measured(NamedTuple):
     steps: the timed steps that every rank recorded, one row per step and rank; warm-up is not in it.
     samples: the telemetry, whole: a metric cuts it to the timed window itself, as counters need their neighbours.
     result: None where the run wrote none. hosts: those that it ran on, as they describe themselves.
+    breakdowns: of the ranks that were profiled, where the trace is whole.
     validation: what the model knew after some of the steps, in their order.
     """
 
@@ -39,6 +43,7 @@ class Measured(NamedTuple):
     samples: Samples
     result: Result | None
     hosts: list[Host]
+    breakdowns: Sequence[Breakdown] = ()
     validation: Sequence[ValidationRecord] = ()
 
 

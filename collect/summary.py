@@ -23,7 +23,7 @@ from collect.verdicts.selection import Measurements
 from shardlab.state import STATES
 
 SCHEMA = 1
-REHEARSAL = "rehearsal: ranks forked on CPU; shows that the line works, not how fast it is"
+REHEARSAL = "rehearsal on CPU: shows that the line works, not how fast it is"
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
 
 
@@ -98,7 +98,12 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         baseline=baseline,
         rehearsal=any(rehearsals),
         synthetic=bool(synthetic),
-        remarks=_remarks(rehearsals, synthetic, [row.id for row in rows if _is_different(row)]),
+        remarks=_remarks(
+            rehearsals,
+            synthetic,
+            [row.id for row in rows if _is_different(row)],
+            [run.run_id for cell in loaded.cells for run in cell.runs if run.resumed],
+        ),
         rows=rows,
         reported=beside(loaded, measurements),
         verdicts=judge(loaded, measurements),
@@ -118,7 +123,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
     )
 
 
-def _remarks(rehearsals: list[bool], synthetic: list[str], different: list[str]) -> list[str]:
+def _remarks(rehearsals: list[bool], synthetic: list[str], different: list[str], resumed: list[str]) -> list[str]:
     """What every output has to say of all its numbers."""
     remarks = []
     if any(rehearsals):
@@ -128,6 +133,8 @@ def _remarks(rehearsals: list[bool], synthetic: list[str], different: list[str])
         remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic))))
     if different:
         remarks.append(f"not the same work, and so not compared: {', '.join(different)}")
+    if resumed:
+        remarks.append(f"went on from a checkpoint, so that telemetry says nothing of the whole run: {', '.join(resumed)}")
     return remarks
 
 

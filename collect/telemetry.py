@@ -24,7 +24,9 @@ class Coverage(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def coverage(run: LoadedRun) -> list[Coverage]:
-    """One entry per host that wrote samples."""
+    """One entry per host that wrote samples; none of a resumed run, whose steps no one stretch of time holds."""
+    if run.resumed:
+        return []
     span = window(run.timed)
     found = []
     for (host,), rows in run.samples.hosts.group_by("host", maintain_order=True):

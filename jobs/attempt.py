@@ -23,10 +23,15 @@ import psutil
 
 from shardlab import console, host
 from shardlab.errors import InputError, WorkspaceError
+from shardlab.run import SAVE_AT
 from shardlab.rundir import RunDir
 
 CLAIMED, TIMEOUT, CANCELLED = 75, 124, 143
 SAMPLES_PER_S = 2
+SAVE_S, SAVE_SHARE = (
+    60.0,
+    0.2,
+)  # before the time limit ranks that keep checkpoints save: so long, or this share of a short limit
 GRACE_S = 10.0  # from SIGTERM to SIGKILL, so that ranks can close their records
 MARK = "SHARDLAB_RUN"  # in the environment of every process of a run, by which one that got away is found
 _PR_SET_PDEATHSIG = 1
@@ -85,7 +90,7 @@ class Attempt:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, MARK: str(self.folder.path)},
+                env={**os.environ, MARK: str(self.folder.path), **_save_at(limit)},
                 start_new_session=True,
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
             )
@@ -102,6 +107,12 @@ class Attempt:
         if reason == "timeout":
             return f"ended at its time limit of {self.run.cell.time_limit_s} s"
         return "cancelled while it ran" if reason == "cancelled" else ""
+
+
+def _save_at(limit_s: int | None) -> dict[str, str]:
+    """When ranks are to save and end by themselves, for their environment. By the clock rather than by a signal: not every
+    launcher hands a signal on to its ranks."""
+    return {SAVE_AT: f"{time.time() + limit_s - min(SAVE_S, SAVE_SHARE * limit_s):.3f}"} if limit_s else {}
 
 
 def _end(process: subprocess.Popen[bytes], first: signal.Signals, grace_s: float) -> int:

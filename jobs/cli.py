@@ -66,6 +66,8 @@ def parser() -> console.Parser:
     _of_a_matrix(added)
     _may_wait(added)
     added.add_argument("--dry-run", action="store_true", help="print what would be sent, with -v the scripts too")
+    resume_help = "go on from the checkpoint of a run that differs in nothing but its ranks (gathered ones: or its strategy)"
+    added.add_argument("--resume-from", metavar="RUN", help=resume_help)
 
     added = verb("status", _status, "show the state of runs, by their records and their scheduler")
     _of_runs(added)
@@ -146,13 +148,13 @@ def _submit(arguments: argparse.Namespace) -> int:
     planned = _planned(arguments, workspace)
     plan.must_fit(planned)
     if arguments.dry_run:
-        steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source)
+        steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
         views.steps(out, steps, sent=False)
         views.scripts(out, steps, workspace)
         out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
         return 0
     with workspace.alone():
-        steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source)
+        steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
         render.keep(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
         submit.send(workspace, steps)
     views.steps(out, steps, sent=True)

@@ -32,6 +32,7 @@ class Status(msgspec.Struct, kw_only=True):
     attempt: int | None
     repeat: int | None
     rehearsal: bool | None
+    resumed_from_step: int | None = None  # timed steps that a checkpoint brought along
     expected: bool  # completed, or an end that the cell says is proper
 
 
@@ -44,6 +45,7 @@ def status(workspace: Workspace, folder: RunDir) -> Status:
         return _unreadable(folder, error)
     rank0 = [record for record in folder.steps(0).records if not record.warmup] if verdict.state != "planned" else []
     rate, eta_s = _progress(run, rank0)
+    resumed = next((e.data.get("step") for e in reversed(folder.events()) if e.event == "resumed"), None)
     result = folder.read_result() if verdict.state == "completed" else None
     return Status(
         id=run.run_id,
@@ -60,6 +62,7 @@ def status(workspace: Workspace, folder: RunDir) -> Status:
         attempt=run.attempt,
         repeat=run.repeat,
         rehearsal=run.rehearsal,
+        resumed_from_step=resumed,
         expected=verdict.state == "completed" or verdict.state in run.cell.expect,
     )
 

@@ -50,8 +50,8 @@ def source(matrix: str, cluster: Cluster, workspace: Workspace) -> Source:
     )
 
 
-def run_of(cell: Cell, repeat: int, attempt: int, source: Source) -> Run:
-    """The frozen run of one attempt at one repeat of a cell."""
+def run_of(cell: Cell, repeat: int, attempt: int, source: Source, resume: Sequence[str] = ()) -> Run:
+    """The frozen run of one attempt at one repeat of a cell. resume: runs to go on from, in order."""
     return Run(
         schema=1,
         run_id=run_id(cell, repeat, attempt),
@@ -71,6 +71,7 @@ def run_of(cell: Cell, repeat: int, attempt: int, source: Source) -> Run:
         templates={SCRIPT: templates.digest(SCRIPT)},
         created=source.created,
         proofs_path=source.proofs_path,
+        resume=list(resume),
     )
 
 

@@ -194,6 +194,8 @@ def _switches(draft: Draft, strategy: Strategy, problem: Any) -> None:
             "activation_checkpointing",
             f"{strategy.name} splits what a segment would hold together. Allowed: none, full, every-K.",
         )
+    if draft.instruments.checkpoints is not None and strategy.no_checkpoints:
+        problem("instruments.checkpoints", f"{strategy.name} keeps none: {strategy.no_checkpoints}. Allowed: leave it out.")
     if draft.servers is not None and not strategy.servers:
         problem("servers", f"{strategy.name} has no parameter servers. Allowed: leave servers out.")
 

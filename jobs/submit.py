@@ -10,10 +10,12 @@ from jobs import render
 from jobs.reconcile import latest, status
 from jobs.schedulers import local
 from shardlab.cell import Cell
+from shardlab.checkpoint import Manifest, read, step_of, whole, why_not
 from shardlab.errors import InputError
-from shardlab.run import Run, attempt_of
+from shardlab.run import Run, attempt_of, run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
+from trainers import menu
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -24,16 +26,22 @@ class Step(msgspec.Struct, frozen=True):
     why: str
 
 
-def decide(workspace: Workspace, cells: Sequence[Cell], repeats: int, source: render.Source) -> list[Step]:
+def decide(
+    workspace: Workspace, cells: Sequence[Cell], repeats: int, source: render.Source, resume_from: str | None = None
+) -> list[Step]:
     """A step for every repeat of every cell. Repeats go round by round, so that drift of the machine hits all cells alike.
 
-    Raises InputError where the workspace holds runs of another cluster.
+    resume_from: a run of another cell from whose checkpoint new runs go on. Raises InputError where they cannot, or the
+    workspace holds runs of another cluster.
     """
+    resume = [resume_from] if resume_from else []
+    if resume_from:
+        _can_go_on(workspace.run(resume_from), cells)
     last = {attempt_of(folder.run_id)[0]: folder for folder in latest(workspace.all_runs())}
     steps = []
     for repeat in range(1, repeats + 1):
         for cell in cells:
-            run = render.run_of(cell, repeat, 1, source)
+            run = render.run_of(cell, repeat, 1, source, resume)
             folder = last.get(run.run_id)
             if folder is None:
                 steps.append(Step(run, True, "new"))
@@ -55,7 +63,10 @@ def send(workspace: Workspace, steps: Iterable[Step]) -> list[RunDir]:
 
 
 def retry(workspace: Workspace, folders: Iterable[RunDir], only: set[str], source: render.Source) -> list[Step]:
-    """A new attempt for each run whose last one ended in one of the states `only`."""
+    """A new attempt for each run whose last one ended in one of the states `only`.
+
+    It goes on from the newest checkpoint of the earlier attempts, where they left any; the ranks look whether it is sound.
+    """
     steps = []
     for folder in latest(folders):
         now = status(workspace, folder)
@@ -64,9 +75,28 @@ def retry(workspace: Workspace, folders: Iterable[RunDir], only: set[str], sourc
         old = folder.read_run()
         _same_cluster(folder, source)
         same_matrix = msgspec.structs.replace(source, matrix=old.matrix)
-        run = render.run_of(old.cell, old.repeat, attempt_of(old.run_id)[1] + 1, same_matrix)
-        steps.append(Step(run, True, f"attempt {run.attempt} after {now.state}"))
+        last = attempt_of(old.run_id)[1]
+        attempts = [workspace.runs / run_id(old.cell, old.repeat, attempt) for attempt in range(last, 0, -1)]
+        saved = [(path.name, step_of(found[0])) for path in attempts if (found := whole(path))]
+        saved.sort(key=lambda entry: entry[1], reverse=True)
+        run = render.run_of(old.cell, old.repeat, last + 1, same_matrix, [name for name, _ in saved])
+        goes_on = f", from its checkpoint at step {saved[0][1]}" if saved else ""
+        steps.append(Step(run, True, f"attempt {run.attempt} after {now.state}{goes_on}"))
     return steps
+
+
+def _can_go_on(saved: RunDir, cells: Sequence[Cell]) -> None:
+    paths, theirs = whole(saved.path), saved.read_run().cell
+    manifest = read(paths[0]) if paths else f"{saved.path}: has no checkpoint"
+    if not isinstance(manifest, Manifest):
+        raise InputError(f"--resume-from: {manifest}.")
+    for cell in cells:
+        options = [option.name for option in menu.workload(cell.workload).options]
+        why = why_not(theirs, cell, manifest.layout, options)
+        if cell.instruments.checkpoints is None:
+            why = "it keeps no checkpoints itself (instruments.checkpoints)"
+        if why is not None:
+            raise InputError(f"--resume-from: {cell.name()} cannot go on from {saved.run_id}: {why}.")
 
 
 def _why_not(state: str, expected: bool) -> str:

@@ -3,7 +3,7 @@
 The rule (`--scale tiny`), the same for every cell of a matrix:
 
 - workload: NAME becomes NAME-tiny at the twin's own sizes, with as many blocks and heads as pp and tp cut it into; data
-  is synthetic; sequences are as long as the twin's, at most. A workload that is tiny already stays.
+  is synthetic; sequences have at most 32 tokens. A workload that is tiny already stays.
 - ranks: strategy, gpus, dp, tp, pp, servers and the strategy's options stay. nnodes is 1: all ranks share this machine.
 - batch: passes a step (accumulation, a pipeline's microbatches) stay. The micro-batches of all cells with one workload are
   divided by one number, the largest that leaves them whole and, where it can be, not below 2: what was a strong or
@@ -12,7 +12,8 @@ The rule (`--scale tiny`), the same for every cell of a matrix:
   so that every cell has epochs of the same images; where the data has no epochs, steps stand for them. One warm-up step.
 - launcher: fork, but for one cell that goes through torchrun: the last of those with the fewest ranks above one.
 - precision, optimizer, schedule, checkpointing, clipping, seed and expected ends stay. A run may take 5 minutes.
-- instruments stay, on windows that fit; what only a GPU has is dropped (see `dropped`).
+- instruments stay, on windows that fit; a validation looks at as many items as an epoch has.
+- what only a GPU has, and what takes longer than the rest, is dropped (see `dropped`).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from shardlab.errors import InputError
 from trainers.workload import Workload
 
 STEPS, EPOCHS, BATCHES_AN_EPOCH, WARMUP_STEPS = 6, 2, 4, 1
+SEQ_LEN = 32
 LEAST_MICRO_BATCH = 2  # a mean over one image shows little
-VALIDATED_ITEMS = 32
 LIMIT_S = 300
 FORK, TORCHRUN = "fork", "torchrun"
 
@@ -106,7 +107,6 @@ def _twin(cell: Cell, workload: Workload, *, divisor: int, images: int, launcher
         options["subset"] = images
     else:
         steps, epochs = min(steps or STEPS, STEPS), None
-    seq_len = min(cell.seq_len, workload.seq_len) if cell.seq_len and workload.seq_len else workload.seq_len
     return msgspec.structs.replace(
         cell,
         workload=workload.name,
@@ -114,13 +114,13 @@ def _twin(cell: Cell, workload: Workload, *, divisor: int, images: int, launcher
         launcher=launcher,
         global_batch_size=cell.global_batch_size // divisor,
         micro_batch_size=cell.micro_batch_size // divisor,
-        seq_len=seq_len,
+        seq_len=min(cell.seq_len, SEQ_LEN) if cell.seq_len is not None else None,
         steps=steps,
         epochs=epochs,
         warmup_steps=min(cell.warmup_steps, WARMUP_STEPS),
         compile=False,
         schedule=_schedule(cell.schedule),
-        instruments=_instruments(cell.instruments),
+        instruments=_instruments(cell.instruments, images),
         memory_limit_gib=None,
         time_limit_s=LIMIT_S,
         options=options,
@@ -132,15 +132,14 @@ def _schedule(schedule: Schedule) -> Schedule:
     return msgspec.structs.replace(schedule, lr_warmup_steps=min(schedule.lr_warmup_steps, WARMUP_STEPS))
 
 
-def _instruments(asked: Instruments) -> Instruments:
+def _instruments(asked: Instruments, images: int) -> Instruments:
     """The same on windows that fit into a twin's steps; a checkpoint or a validation every 2 steps or each epoch."""
     profile, validation, checkpoints = asked.profile, asked.validation, asked.checkpoints
     if profile is not None:
         profile = msgspec.structs.replace(profile, first_step=min(profile.first_step, 3), steps=min(profile.steps, 2))
     if validation is not None:
-        items = min(validation.items or VALIDATED_ITEMS, VALIDATED_ITEMS)
         validation = msgspec.structs.replace(
-            validation, items=items, every_steps=validation.every_steps and 2, every_epochs=validation.every_epochs and 1
+            validation, items=images, every_steps=validation.every_steps and 2, every_epochs=validation.every_epochs and 1
         )
     if checkpoints is not None:
         checkpoints = msgspec.structs.replace(

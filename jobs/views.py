@@ -90,7 +90,8 @@ def row(one: Status) -> list[str]:
     step = f"{one.step or 0} of {one.steps}" if one.steps is not None and one.step is not None else ""
     rate = f"{one.throughput:,.0f}" if one.throughput is not None else ""
     to_go = f"{one.eta_s:.0f}" if one.eta_s is not None else ""
-    return [one.id, one.state, one.scheduler["raw"], step, rate, to_go, one.why]
+    resumed = f"resumed from step {one.resumed_from_step}" if one.resumed_from_step is not None else ""
+    return [one.id, one.state, one.scheduler["raw"], step, rate, to_go, "; ".join(filter(None, (one.why, resumed)))]
 
 
 def summary(found: Sequence[Status]) -> str:

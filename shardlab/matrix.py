@@ -37,7 +37,8 @@ class Assumed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Reported(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A number of the source, exactly as printed, and where it stands.
 
-    unit: where it stands in the table's head and not beside the number. kind: measured by the source; estimated (computed
+    unit: where it stands in the table's head and not beside the number. of: which operator or kernel, where the metric is of
+    one. kind: measured by the source; estimated (computed
     or extrapolated by it); assumed (an example that nobody ran).
     """
 
@@ -46,6 +47,7 @@ class Reported(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     printed: str
     cell: dict[str, Any] = {}
     unit: str | None = None
+    of: str | None = None
     kind: Literal["measured", "estimated", "assumed"] = "measured"
 
 

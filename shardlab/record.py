@@ -25,21 +25,23 @@ class StepRecord(Record, kw_only=True):
     """One optimizer step as one rank saw it.
 
     step: 1, 2, ... over the timed steps; warm-up steps come first, counted apart, with `warmup` true.
-    loss: mean over this rank's part of the batch, before the update. units: units of data of this rank in the step; ranks
+    loss: mean over this rank's part of the batch, before the update; absent on a rank
+    that had no data in the step. units: units of data of this rank in the step; ranks
     that share one model (tensor and pipeline parallel) share a slice of the batch and record the same units.
     data_ms, forward_ms, backward_ms, optimizer_ms: parts of step_ms; step_ms: from asking for data to the end of the update.
     allocated_bytes, reserved_bytes: peak of the GPU allocator since the start of the step; absent without a GPU.
     rss_bytes: resident memory of the process after the step.
-    watched: an instrument looked into the step and slowed it down; its loss counts, its times and sizes do not.
+    watched: an instrument looked into the step and slowed it down, or it was the warm-up of a run that goes on from a
+    checkpoint; its loss counts, its times and sizes do not.
     """
 
     schema: int
     step: int
     t_s: float
     wall_s: float
-    loss: float
     units: int
     step_ms: float
+    loss: float | None = None
     data_ms: float | None = None
     forward_ms: float | None = None
     backward_ms: float | None = None
@@ -151,11 +153,12 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     rehearsal: bool
     steps: int
     unit: str
+    resumed_from_step: int | None = None  # timed steps that a checkpoint brought along; their records are an earlier start's
     final_loss: float | None = None
     final_accuracy: float | None = None  # on the validation split after the last step, 0 to 1
     throughput_per_s: float | None = None
     step_time_ms: Spread | None = None
-    train_time_s: float | None = None
+    train_time_s: float | None = None  # over all parts of a resumed run; steps that were made again count once
     epoch_time_s: list[float] | None = None
     peak_memory_bytes: dict[str, int] | None = (
         None  # allocated and reserved on GPUs, rss, by category where measured: worst rank

@@ -11,6 +11,7 @@ import msgspec
 from shardlab.cell import Cell
 from shardlab.errors import InputError, WorkspaceError
 
+SAVE_AT = "SHARDLAB_SAVE_AT"  # set by the supervisor: when ranks that keep checkpoints save and end, seconds since the epoch
 RUN_ID = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 
 
@@ -23,7 +24,12 @@ class World(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """run.json. `repeat` counts from 1 over equal runs of a cell; `attempt` counts from 1 over retries of one of them."""
+    """run.json. `repeat` counts from 1 over equal runs of a cell; `attempt` counts from 1 over retries of one of them.
+
+    resume: earlier attempts that left checkpoints, those with the latest step first. The run goes on from the latest
+    sound one, and its step records begin with those that the attempt had up to there: what is said of steps is said of all.
+    Or a run of another cell, on other ranks (`jobs submit --resume-from`): then its own records begin behind that step.
+    """
 
     schema: Annotated[int, msgspec.Meta(ge=1, le=1)]
     run_id: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]
@@ -43,6 +49,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     created: str  # ISO 8601, UTC
     scale: Literal["full", "tiny"] = "full"  # tiny: the cell's `rehearses` is the one that it stands for
     proofs_path: str | None = None  # where same-work proofs are kept, so that a computation is proven once
+    resume: list[str] = []
 
 
 def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:

@@ -90,8 +90,13 @@ class RunDir:
         return read_lines(self.steps_file(rank), StepRecord)
 
     def timed_steps(self, gpus: int) -> int:
-        """The timed steps that every rank that trains has recorded, one that was lost included: ranks 0 to gpus - 1."""
-        return min((sum(not r.warmup for r in self.steps(rank).records) for rank in range(gpus)), default=0)
+        """The timed steps that every rank that trains has recorded, one that was lost included: ranks 0 to gpus - 1.
+
+        Steps that a checkpoint of another cell brought along count, and have no records here.
+        """
+        resumed = any(event.event == "resumed" for event in self.events())
+        ranks = [[r.step for r in self.steps(rank).records if not r.warmup] for rank in range(gpus)]
+        return min((len(steps) + (min(steps, default=1) - 1 if resumed else 0) for steps in ranks), default=0)
 
     def judge(self) -> state.Verdict:
         """The state that this run's files tell."""

@@ -39,6 +39,9 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
     says how many steps that made.
     """
     ordered = sorted(events, key=lambda e: e.wall_s)
+    # Ranks that were started again in the same folder are judged by what was said since.
+    starts = [position for position, event in enumerate(ordered) if event.event == "started"]
+    ordered = ordered[starts[-1] :] if len(starts) > 1 else ordered
     by_name = {event.event: event for event in ordered}
     # Of several ranks that failed the first one says why: the others failed because it left them.
     by_name.update({event.event: event for event in reversed(ordered) if event.event == "failed"})
@@ -65,5 +68,7 @@ def _ended(by_name: dict[str, Event], ended: Event, has_result: bool, steps: int
         return Verdict("completed")
     if "oom" in by_name:
         return Verdict("oom", str(by_name["oom"].data.get("why", "out of memory")))
+    if "timeout" in by_name:
+        return Verdict("timeout", str(by_name["timeout"].data.get("why", "")))
     failed = by_name.get("failed")
     return Verdict("failed", str(failed.data.get("why", "")) if failed else f"exit code {code}")

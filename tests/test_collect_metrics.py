@@ -46,7 +46,9 @@ def measured(ranks, telemetry_of=(), gpus=None, *, result=RESULT, hosts_of=(), v
         hosts.setdefault(entry.host, []).append(entry)
     world = gpus or max(len(ranks), 1)
     cell = msgspec.structs.replace(support.cell("ddp", world), **keys)
-    return Measured(cell, steps.timed(frame, world, world), samples.frames(hosts), result, list(hosts_of), validation)
+    return Measured(
+        cell, steps.timed(frame, world, world), samples.frames(hosts), result, list(hosts_of), validation=validation
+    )
 
 
 TWO_RANKS = {

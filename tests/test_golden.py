@@ -26,7 +26,7 @@ COMMANDS = [
     "jobs",
     *(f"jobs {verb}" for verb in sorted(jobs.cli.EXAMPLES)),
     "collect",
-    *(f"collect {verb}" for verb in ("export", "fetch", "metrics", "sample", "summarize")),
+    *(f"collect {verb}" for verb in ("export", "fetch", "metrics", "sample", "summarize", "trace")),
 ]
 HOSTILE = '/tmp/it\'s "here"\n; touch owned; $(touch owned) `touch owned` #'
 

@@ -1,6 +1,7 @@
 """`jobs` on this machine with real runs: nothing is lost, nothing runs twice, and no end is falsely green."""
 
 import itertools
+import json
 import os
 import pty
 import shlex
@@ -13,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 from support_line import Bench, processes_of, started, until
+
+from shardlab.checkpoint import step_of, whole
 
 pytestmark = pytest.mark.line
 FOUR = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
@@ -222,6 +225,48 @@ def test_retry_makes_a_new_attempt_under_the_same_cell(bench):
     assert (second.read_run().attempt, second.read_run().cell_hash) == (2, first.read_run().cell_hash)
     assert bench.states() == {second.run_id: "running"}
     assert bench.run("jobs", "retry", "--only", "bored", code=2).stderr.startswith("error: --only: 'bored'")
+
+
+def test_a_retry_after_the_time_limit_goes_on_from_what_was_saved_before_it(bench):
+    saved = "instruments: {checkpoints: {every_steps: 1000000}}"
+    name = bench.matrix(f'{LONG}\ninclude: [{{time_limit: "00:00:20", expect: [timeout], {saved}}}]', steps=FOREVER)
+    (run,) = bench.json("jobs", "submit", "--matrix", name, "--wait")["runs"]
+    assert run["state"] == "timeout"
+    assert "its time limit is near: saved after step" in run["why"]
+    (first,) = bench.folders()
+    step = step_of(whole(first.path)[0])
+    sent = bench.run("jobs", "retry", "--only", "timeout").stdout
+    assert f"attempt 2 after timeout, from its checkpoint at step {step}" in sent
+    second = running(bench)
+    assert second.read_run().resume == [first.run_id]
+    until(lambda: len(second.steps(1).records) > step, "it makes steps of its own")
+    (run,) = bench.json("jobs", "status")["runs"]
+    assert (run["state"], run["resumed_from_step"]) == ("running", step)
+    records = second.steps(1).records
+    assert [r.step for r in records] == list(range(1, len(records) + 1))
+    assert records[:step] == first.steps(1).records
+    assert "resumed from step" in bench.run("jobs", "status").stdout
+
+
+def test_other_ranks_go_on_from_a_run_where_nothing_else_differs(bench):
+    saved = "instruments: {checkpoints: {every_steps: 2, layout: whole}}"
+    bench.run("jobs", "submit", "--matrix", bench.matrix(f"include: [{{strategy: ddp, gpus: 2, {saved}}}]"), "--wait")
+    (one,) = bench.folders()
+    refused = bench.matrix(f"include: [{{strategy: single, seed: 1, {saved}}}]")
+    why = bench.run("jobs", "submit", "--matrix", refused, "--resume-from", one.run_id, code=2).stderr
+    assert f"cannot go on from {one.run_id}: its cell differs in seed." in why
+    bare = bench.matrix("include: [{strategy: single}]")
+    assert "keeps no checkpoints" in bench.run("jobs", "submit", "--matrix", bare, "--resume-from", one.run_id, code=2).stderr
+    assert len(bench.folders()) == 1
+    other = bench.matrix(f"include: [{{strategy: single, {saved}}}]")
+    (run,) = bench.json("jobs", "submit", "--matrix", other, "--resume-from", one.run_id, "--wait")["runs"]
+    assert (run["state"], run["resumed_from_step"], run["steps"]) == ("completed", 2, 3)
+    bench.run("collect", "summarize", "--out", str(bench.path / "report"))
+    summary = json.loads((bench.path / "report" / "summary.json").read_text())
+    assert any("went on from a checkpoint" in remark for remark in summary["remarks"])
+    (row,) = summary["rows"]
+    assert not {"cpu_pct", "loopback_bytes"} & set(row["metrics"])
+    assert not summary["telemetry"]
 
 
 def test_a_second_start_of_a_script_does_nothing(bench):

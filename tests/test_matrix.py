@@ -126,7 +126,11 @@ def test_a_wrong_matrix_is_refused_with_its_place(tmp_path, text, place, words):
         ("axes: {options.colour: [red]}", "4:25: axes.options.colour[0]", "unknown option of ddp or gpt2-tiny 'colour'"),
         ("axes: {options.bucket_cap_mb: [big]}", "4:32: axes.options.bucket_cap_mb[0]", "Allowed: a value like 25"),
         ("axes: {workload: [vit-tiny], seq_len: [8]}", "4:40: axes.seq_len[0]", "has no sequences"),
-        ("axes: {precision: [bf16-pure]}", "4:20: axes.precision[0]", "ddp cannot honour bf16-pure"),
+        (
+            "axes: {strategy: [ddp-powersgd], precision: [fp16]}",
+            "4:46: axes.precision[0]",
+            "cannot honour fp16: what one step's",
+        ),
         ("axes: {time_limit: ['5 minutes']}", "4:21: axes.time_limit[0]", '"HH:MM:SS"'),
         ("axes: {nnodes: [2], gpus: [2]}", "4:17: axes.nnodes[0]", "needs 2 nodes, the cluster has 1."),
         (

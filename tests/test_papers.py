@@ -211,7 +211,7 @@ def test_windows_of_instruments_fit_into_the_steps(tmp_path):
     (twin,), _ = twins_of(tmp_path, text)
     asked = twin.instruments
     assert (asked.profile.first_step, asked.profile.steps) == (3, 2)
-    assert (asked.validation.every_epochs, asked.validation.items, asked.checkpoints.every_steps) == (1, 32, 2)
+    assert (asked.validation.every_epochs, asked.validation.items, asked.checkpoints.every_steps) == (1, 8, 2)
 
 
 def test_a_workload_without_a_twin_is_refused(tmp_path):

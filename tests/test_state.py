@@ -12,6 +12,7 @@ def events(*told: tuple[str, dict[str, object]]) -> list[Event]:
     ]
 
 
+EXITED_1 = (("exited", {"code": 1}),)
 RUN = (("rendered", {}), ("submitted", {}), ("started", {}))
 
 
@@ -36,6 +37,9 @@ RUN = (("rendered", {}), ("submitted", {}), ("started", {}))
         ((*RUN, ("exited", {"code": 0, "reason": "cancelled"})), (True, 5, 5), "cancelled", ""),
         ((*RUN, ("exited", {"code": None, "reason": "node_fail"})), (False, 0, 5), "node_fail", ""),
         ((*RUN, ("exited", {"code": 0, "reason": "completed"})), (False, 0, 5), "failed", "no result.json"),
+        ((*RUN, ("timeout", {"why": "saved"}), ("failed", {}), ("exited", {"code": 1})), (False, 3, 5), "timeout", "saved"),
+        ((*RUN, ("timeout", {}), ("exited", {"code": 1}), ("started", {})), (False, 3, 5), "running", ""),
+        ((*RUN, ("timeout", {}), *EXITED_1, ("started", {}), ("failed", {}), *EXITED_1), (False, 3, 5), "failed", ""),
     ],
 )
 def test_states(told, witnesses, state, words):

@@ -63,7 +63,7 @@ def test_out_of_memory_is_an_event_of_its_own_and_eats_none(bench):
     ("keys", "why"),
     [
         ({"strategy": "single", "gpus": 2}, "single is one process: found gpus: 2. Allowed: gpus: 1."),
-        ({"precision": "fp16"}, "single cannot honour fp16. Allowed: fp32, tf32, bf16."),
+        ({"strategy": "zero0", "precision": "bf16-pure"}, "zero0 cannot honour bf16-pure: without ZeRO, DeepSpeed keeps fp32"),
         ({"options": {"n_head": 3}}, "n_embd: 64 does not divide among 3 heads (n_head)."),
         ({"seq_len": 2**22, "options": {"n_embd": 4}}, "global_batch_size: found 8, but the data has 1 items"),
     ],

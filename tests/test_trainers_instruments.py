@@ -68,7 +68,7 @@ def test_a_curve_is_what_its_parts_say(bench):
 
 
 @pytest.mark.parametrize(("strategy", "gpus", "keys"), [
-    ("single", 1, {"activation_checkpointing": "full"}), ("fsdp2", 2, {}), ("zero2", 2, {"accumulation": 2}),
+    ("single", 1, {"activation_checkpointing": "full"}), ("fsdp2", 2, {}), ("ddp", 2, {"warmup_steps": 1}),
 ])  # fmt: skip
 def test_the_sum_of_categories_is_what_torch_allocates(bench, strategy, gpus, keys):
     """Held against torch's profiler in the step after: what a step allocates on top of what it found, at its peak."""
@@ -185,7 +185,7 @@ def test_the_environment_says_where_sockets_really_are(bench, profiled):
     assert found["variables"]["OMP_NUM_THREADS"] == "1"
     assert found["numa_nodes"][0]["cpus"]
     assert {nic["name"]: nic["mtu"] for nic in found["nics"]}["lo"] > 0
-    assert found.get("git_commit") == host.git_commit()
+    assert ("git_commit" in found) == (host.git_commit() is not None)
     assert "gpus" in found or found["gpu_why_absent"]
     alone = bench.complete(steps=1)
     assert "interfaces" not in json.loads(alone.environment(socket.gethostname()).read_text())

@@ -9,9 +9,12 @@ pytest_plugins = ["support_trainers"]
 ROUNDING = 2e-5  # sums in another order; at most 2e-6 was seen, 7e-5 where layer norms missed the other positions
 SLICES = {"sequence_parallel": True}
 TORCHRUN = (
-    "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0",
-    "--local-addr=127.0.0.1", "-m", "trainers", "run",
-)  # fmt: skip
+    "torch.distributed.run",
+    "--nnodes=1",
+    "--rdzv-backend=c10d",
+    "--rdzv-endpoint=127.0.0.1:0",
+    "--local-addr=127.0.0.1",
+)
 
 
 def difference(one, other):
@@ -145,11 +148,17 @@ def test_effective_is_read_from_what_runs(bench):
     assert result.parameters == menu.workload("gpt2-tiny").parameters
 
 
-@pytest.mark.parametrize(("strategy", "keys"), [("tp", {"tp": 2}), ("pp-1f1b", {"pp": 2, "accumulation": 2})])
-def test_torchrun_gives_what_forked_ranks_give(bench, strategy, keys):
-    keys = {"strategy": strategy, "gpus": 2, "steps": 3, **keys}
+@pytest.mark.parametrize(
+    ("strategy", "gpus", "keys"),
+    [
+        ("tp", 2, {"tp": 2}), ("pp-1f1b", 2, {"pp": 2, "accumulation": 2}),
+        ("tp-pp", 4, {"tp": 2, "pp": 2, "accumulation": 2}),
+    ],
+)  # fmt: skip
+def test_torchrun_gives_what_forked_ranks_give(bench, strategy, gpus, keys):
+    keys = {"strategy": strategy, "gpus": gpus, "steps": 3, **keys}
     forked, launched = bench.complete(**keys), bench.run_dir(**keys)
-    code, errors = bench.finish(launched, *TORCHRUN)
+    code, errors = bench.finish(launched, *TORCHRUN, f"--nproc-per-node={gpus}", "-m", "trainers", "run")
     assert code == 0, errors
     assert losses_of(forked) == losses_of(launched)
 

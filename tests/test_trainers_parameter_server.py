@@ -15,6 +15,7 @@ from shardlab import matrix
 from shardlab.cell import Optimizer
 from shardlab.errors import InputError
 from trainers.parameter_server.ledger import Ledger, Mode
+from trainers.ranks import Place, devices
 
 pytest_plugins = ["support_trainers"]
 ROUNDING = 1e-4  # sums in another order; at most 1e-6 was seen
@@ -232,6 +233,17 @@ def test_torchrun_gives_what_forked_ranks_give(bench):
     assert of_workers(forked) == of_workers(launched)
 
 
+@pytest.mark.parametrize(
+    ("rank", "servers", "cuda", "expected"),
+    [
+        (0, 2, True, ("cuda:0", "gloo")), (1, 2, True, ("cuda:1", "gloo")), (2, 2, True, ("cpu", "gloo")),
+        (3, 2, True, ("cpu", "gloo")), (3, 0, True, ("cuda:3", "nccl")), (3, 1, False, ("cpu", "gloo")),
+    ],
+)  # fmt: skip
+def test_servers_take_no_gpu_and_keep_nccl_from_the_world(rank, servers, cuda, expected):
+    assert devices(Place(rank, rank, 4), servers, cuda=cuda) == expected
+
+
 COUNTING = """
 import json, os, sys, tempfile, torch
 from pathlib import Path
@@ -241,13 +253,13 @@ from trainers.communication import counting
 from trainers.data.order import TIMED, Order
 from trainers.instruments.timing import HostClock
 from trainers.ranks import Place, Ranks
-from trainers import vision_library
+from trainers.tasks import vision_library
 vision_library.load()
 import torch.distributed.algorithms, transformers.models.gpt2.modeling_gpt2  # once, before the ranks are forked
 
 STEPS = 3
 def work(rank, cell, data, store):
-    ranks, strategy = Ranks(Place(rank, rank, cell.world_size, store)), menu.strategy(cell.strategy)
+    ranks, strategy = Ranks(Place(rank, rank, cell.world_size, store), cell.servers), menu.strategy(cell.strategy)
     task = menu.workload(cell.workload).build(cell, Path(data))
     torch.manual_seed(0)
     if rank >= cell.gpus:
@@ -327,6 +339,7 @@ MATRIX = "schema: 1\nname: m\ndefaults: {workload: gpt2-tiny, global_batch_size:
         ("strategy: ps-ssp, options: {pull_interval: 0}", "pull_interval: found 0. Allowed: a number of steps from 1."),
         ("strategy: ps-ssp, options: {staleness_bound: -1}", "staleness_bound: found -1. Allowed: a number of steps from 0."),
         ("strategy: ps-async, options: {staleness_bound: 1}", "unknown option of ps-async or gpt2-tiny"),
+        ("strategy: ps-ssp, instruments: {checkpoints: {every_steps: 1}}", "ps-ssp keeps none: workers are at different steps"),
         ("strategy: ps-sync, nnodes: 2", "found nnodes: 2. Allowed: nnodes: 1."),
     ],
 )

@@ -89,15 +89,23 @@ def test_options_change_how_and_not_what(bench, reference, strategy, options):
      ("ddp", {"comm_hook": "bf16"}), ("fsdp2", {"prefetch": 1})],
 )  # fmt: skip
 def test_bf16_rounds_and_does_no_other_work(bench, reference, strategy, options):
-    """One rounding is at most 2**-9 of a number, 0.011 of the largest loss here (5.4); other data differ by 0.5 and more."""
+    """One rounding is at most 2**-9 of a number, 0.011 of the largest loss here (5.5); steps carry on what those before them
+    rounded, so four are allowed. Other data differ by 0.5 and more."""
     ours = bench.losses(strategy=strategy, gpus=2, precision="bf16", options=options)
-    assert 1e-5 < difference(ours, reference()) < 0.011
+    assert 1e-5 < difference(ours, reference()) < 0.043
 
 
 def test_a_block_that_is_computed_again_is_gathered_again(bench):
     keys = {"strategy": "zero3", "gpus": 2, "options": FREED, "prove": "auto", "steps": 1}
     plain, again = (proven(bench.complete(activation_checkpointing=which, **keys)) for which in ("none", "full"))
     assert again[0] > 1.1 * plain[0]
+
+
+def test_what_zero_plus_plus_gathers_again_comes_from_near(bench):
+    keys = {"strategy": "zero3", "gpus": 4, "prove": "auto", "steps": 1, "activation_checkpointing": "full", "accumulation": 2}
+    far, near = (bench.complete(options={**FREED, "hpz_partition_size": size}, **keys) for size in (1, 2))
+    assert near.read_result().knobs["effective"]["hpz_partition_size"] == 2
+    assert proven(near)[0] < 0.85 * proven(far)[0]
 
 
 def test_powersgd_sends_little_and_says_that_it_is_no_proof(bench, reference):
@@ -141,6 +149,10 @@ def test_what_took_effect_is_read_from_fsdp(bench):
         ("zero3", {}, {"offload_optimizer": "nvme"}, "needs nvme_path"),
         ("zero3", {}, {"nvme_path": "/tmp"}, "without anything"),
         ("zero3", {}, {"max_reuse_distance": -1}, "found -1"),
+        ("zero3", {}, {"hpz_partition_size": 3}, "found 3 on 4 ranks"),
+        ("zero3", {}, {"hpz_partition_size": 0}, "found 0 on 4 ranks"),
+        ("zero3", {"launcher": "fork"}, {"quantized_weights": True}, "ranks that are forked have none"),
+        ("zero3", {}, {"quantized_gradients": True}, "found nnodes: 1"),
         ("zero2", {}, {"reduce_bucket_size": "all"}, "found 'all'"),
         ("zero2", {}, {"communication_dtype": "bf16"}, "bf16 in an fp32 run"),
         ("zero1", {"precision": "bf16"}, {"overlap_comm": True}, "BF16_Optimizer"),
@@ -158,6 +170,18 @@ def test_what_cannot_be_is_refused_before_it_starts(bench, strategy, change, opt
     why = menu.strategy(strategy).refuse(msgspec.structs.replace(cell, **{"launcher": "torchrun", **change}))
     assert why is not None
     assert words in why
+
+
+def test_integers_of_zero_plus_plus_need_a_gpu_and_are_not_provable(bench):
+    run_dir = bench.run_dir(strategy="zero3", gpus=2, options={"quantized_weights": True}, launcher="torchrun", prove="auto")
+    cell = run_dir.read_run().cell
+    assert menu.strategy("zero3").refuse(cell) is None
+    assert "quantized_weights: ZeRO++ rounds" in menu.strategy("zero3").unprovable(cell)
+    exact = msgspec.structs.replace(cell, options={**cell.options, "quantized_weights": False, "hpz_partition_size": 2})
+    assert menu.strategy("zero3").unprovable(exact) is None
+    code, errors = bench.finish(run_dir)
+    assert code == 1
+    assert "quantized_weights: DeepSpeed's quantiser needs a GPU, and this rank has none. Allowed: false." in errors
 
 
 @pytest.mark.parametrize("strategy", ["zero3", "fsdp1-full-shard"])

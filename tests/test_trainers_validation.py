@@ -74,3 +74,15 @@ def test_less_than_a_batch_of_items_is_refused(bench):
     code, errors = bench.finish(run_dir)
     assert code == 1
     assert "7 items do not fill a global batch of 8" in errors
+
+
+CURVE = {1: 6.24, 20: 3.8, 40: 1.7, 60: 1.2}  # step -> mean loss, in nats; ln 512 is where it knows nothing
+
+
+def test_the_loss_of_the_language_twin_falls_as_it_should(bench):
+    losses = bench.losses(
+        workload="gpt2-large-tiny", global_batch_size=32, steps=60, optimizer=Optimizer(name="adamw", lr=3e-3)
+    )
+    for step, expected in CURVE.items():
+        assert losses[step - 1] == pytest.approx(expected, abs=0.4), step
+    assert min(losses) > 0.9  # the entropy of the rule that made the tokens: below it is nothing to learn

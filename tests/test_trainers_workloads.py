@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from shardlab.errors import InputError
-from trainers import menu, vision_library
+from trainers import menu
 from trainers.data import cifar10
+from trainers.tasks import vision_library
 
 pytest_plugins = ["support_trainers"]
 WORKLOADS = list(menu.workloads())
@@ -278,7 +279,7 @@ def test_batch_norm_bears_weights_in_bf16(name, strategy, bench):
 def test_batch_norm_in_bf16_counts_and_follows_its_batches_as_torchs_own():
     import torch
 
-    from trainers.batch_norm import mix
+    from trainers.tasks.batch_norm import mix
 
     torch.manual_seed(0)
     images = torch.randn(4, 3, 5, 5) * 2 + 1

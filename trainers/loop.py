@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from socket import gethostname
@@ -23,6 +25,7 @@ from trainers.data.order import TIMED, WARMUP, Order
 from trainers.data.prefetch import prefetched
 from trainers.instrument import Watch
 from trainers.instruments import environment
+from trainers.instruments.checkpoints import Checkpoints, Resumed
 from trainers.instruments.memory import MemoryMeter
 from trainers.instruments.timing import DATA, OPTIMIZER, Reading, clock_for
 from trainers.ranks import Company, Ranks
@@ -33,7 +36,8 @@ from trainers.workload import Batch, Task
 def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     """Train as run.json says and leave step records on every rank that trains, env/HOST.json on every host, and the result.
 
-    The weights are drawn from the cell's seed on every rank alike. An epoch is floor(items / global_batch_size) steps.
+    The weights are drawn from the cell's seed on every rank alike. An epoch is floor(items / global_batch_size) steps, and
+    a short one where the engine joins. A rank without data in it records no loss and 0 units.
     The learning rate runs over all steps, the untimed warm-up steps included. Raises InputError for a cell that
     cannot be trained.
     """
@@ -41,6 +45,8 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     strategy, workload = menu.strategy(cell.strategy), menu.workload(cell.workload)
     if (why := strategy.refuse_precision(cell.precision) or strategy.refuse(cell)) is not None:
         raise InputError(why)
+    if cell.instruments.checkpoints is not None and strategy.no_checkpoints:
+        raise InputError(f"{cell.strategy} keeps no checkpoints: {strategy.no_checkpoints}.")
     if ranks.local_rank == 0:
         environment.write(run_dir.environment(gethostname()), ranks)
     precision.set_tf32(cell.precision)
@@ -48,28 +54,42 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     order = Order(task.source.items, cell.global_batch_size, cell.seed)
     proofs = Path(run.proofs_path) if run.proofs_path else None
     same_work = proof.prove(cell, task, Path(run.data_path), ranks, proofs)
-    if cell.memory_limit_gib is not None:
-        memory_limit.hold(cell.memory_limit_gib, ranks.device)
     torch.manual_seed(cell.seed)
     if strategy.server is not None and ranks.rank >= cell.gpus:
         strategy.server(cell, task, ranks).serve()
         return
+    if cell.memory_limit_gib is not None:
+        memory_limit.hold(cell.memory_limit_gib, ranks.device)
     engine = strategy.build(cell, task, ranks)
+    if engine.joins:
+        order = order.with_rest(cell.gpu_batch_size)
     torch.manual_seed(cell.seed + 1 + engine.data_rank)  # dropout: apart where the data is, alike on ranks that share a model
     company = engine.company(ranks)
     meets = not strategy.tolerates_lost_ranks
-    watch = Watch(instruments.chosen(cell, task, engine, run_dir, ranks, company, order, meets=meets), ranks.device)
+    chosen = instruments.chosen(cell, task, engine, run_dir, ranks, company, order, meets=meets)
+    checkpoints, resumed = None, None
+    if (asked := cell.instruments.checkpoints) is not None:
+        checkpoints = Checkpoints(asked, engine, run, run_dir, ranks, company, order.steps_per_epoch)
+        resumed = checkpoints.resume()
+        chosen.append(checkpoints)  # last: what it saves is what the others left
+    watch = Watch(chosen, ranks.device)
     with LineWriter(run_dir.steps_file(ranks.rank)) as lines:
-        recorder = Recorder(lines)
-        train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder, watch)
+        recorder = Recorder(lines, resumed.records if resumed else ())
+        train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder, watch, checkpoints, resumed)
+    first = resumed.step if resumed and not resumed.records else 0  # steps of another cell's checkpoint have no records here
     mine = outcome.OfRank(
         train_time_s=train_time_s,
         loss=recorder.loss,
         peak_bytes=recorder.peak_bytes,
         step_ms=recorder.step_ms,
         watched=recorder.watched,
+        items=[order.items_in(TIMED, first + step) for step in range(len(recorder.step_ms))],
+        goes_back=first == 0,
     )
-    outcome.write(run, run_dir, ranks, company, mine, engine, task, order.steps_per_epoch, same_work, watch.found())
+    outcome.write(
+        run, run_dir, ranks, company, mine, engine, task, order.steps_per_epoch, same_work, watch.found(),
+        resumed_from_step=resumed.step if resumed else None,
+    )  # fmt: skip
     engine.close()
 
 
@@ -82,23 +102,32 @@ def _steps(
     company: Company,
     recorder: Recorder,
     watch: Watch,
+    checkpoints: Checkpoints | None,
+    resumed: Resumed | None,
 ) -> float:
     """Run the warm-up steps, then the timed ones; seconds that the timed ones took by this rank's wall clock, what
-    instruments took between them left out."""
+    instruments took between them left out.
+
+    A resumed run has had its warm-up steps; of the timed ones as many as these are marked as not to be timed, in which
+    what is new in this process settles. Raises OutOfTime where the run is to end early, saved.
+    """
     clock, memory = clock_for(device), MemoryMeter(device)
     timed = order.timed_steps(cell)
-    phases = ((WARMUP, cell.warmup_steps, 0), (TIMED, timed, cell.warmup_steps))
+    done = resumed.step if resumed else 0
+    warmup = (WARMUP, range(0 if resumed else cell.warmup_steps), 0)
+    phases = (warmup, (TIMED, range(done, timed), cell.warmup_steps))
+    settled = done + cell.warmup_steps if resumed else 0
 
     def fetch(phase: int, step: int) -> tuple[int, list[Batch]]:
         parts = order.micro_batches(phase, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
         return sum(map(len, parts)) * task.units_per_item, [task.fetch(indices, device) for indices in parts]
 
-    coming = prefetched(partial(fetch, phase, step) for phase, count, _ in phases for step in range(count))
-    started = 0.0
-    for phase, count, before in phases:
+    coming = prefetched(partial(fetch, phase, step) for phase, steps, _ in phases for step in steps)
+    before_s, started = resumed.train_time_s if resumed else 0.0, 0.0
+    for phase, steps, before in phases:
         company.barrier()  # no rank's timed steps start while another still sets up
         started = time.perf_counter()
-        for step in range(count):
+        for step in steps:
             watched = phase == TIMED and watch.watches(step + 1)
             if watched:
                 watch.before(step + 1)
@@ -110,14 +139,17 @@ def _steps(
             clock.start()
             units, batches = next(coming)
             clock.mark(DATA)
-            loss = engine.forward_backward(batches, clock)
-            engine.update()
+            whole = order.items_in(phase, step) == cell.global_batch_size
+            with nullcontext() if whole else engine.join():
+                loss = engine.forward_backward(batches, clock) if batches else None
+                if batches:
+                    engine.update()
             clock.mark(OPTIMIZER)
             recorder.add(
                 Passed(
                     step=step + 1,
                     warmup=phase == WARMUP,
-                    watched=watched,
+                    watched=watched or (phase == TIMED and step < settled),
                     t_s=time.monotonic(),
                     wall_s=time.time(),
                     units=units,
@@ -126,11 +158,20 @@ def _steps(
                     memory=memory.read(),
                 )
             )
+            if phase == TIMED and checkpoints is not None and checkpoints.due(step + 1):
+                recorder.settle()  # no checkpoint of a step that is not on record
+                checkpoints.train_time_s = before_s + time.perf_counter() - started - watch.between_s()
             if phase == TIMED:
                 watch.after(step + 1)
+            if phase == TIMED and checkpoints is not None and checkpoints.ends(step + 1):
+                recorder.settle()
+                checkpoints.train_time_s = before_s + time.perf_counter() - started - watch.between_s()
+                ended = checkpoints.end(step + 1)
+                engine.close()
+                raise ended
         recorder.settle()
     coming.close()
-    return time.perf_counter() - started - watch.between_s()
+    return before_s + time.perf_counter() - started - watch.between_s()
 
 
 class Passed(msgspec.Struct):
@@ -143,20 +184,24 @@ class Passed(msgspec.Struct):
     wall_s: float
     units: int
     reading: Reading
-    loss: torch.Tensor
+    loss: torch.Tensor | None  # of a rank without data in it
     memory: dict[str, int]
 
 
 class Recorder:
     """Writes step records as soon as their times are there, at most one step late, so that no step waits for its record."""
 
-    def __init__(self, lines: LineWriter) -> None:
+    def __init__(self, lines: LineWriter, earlier: Sequence[StepRecord]) -> None:
+        """earlier: what stands in the file already, of the start that this one goes on from."""
         self._lines = lines
         self._passed: deque[Passed] = deque()
         self.step_ms: list[float] = []  # of the timed steps
         self.watched: list[bool] = []  # which of them an instrument slowed down
-        self.loss = math.nan  # of the last step
+        self.loss = math.nan  # of the last step, on a rank that had data in it
         self.peak_bytes: dict[str, int] = {}
+        for record in earlier:
+            sizes = {"allocated": record.allocated_bytes, "reserved": record.reserved_bytes, "rss": record.rss_bytes}
+            self._count(record, {kind: size for kind, size in sizes.items() if size is not None})
 
     def add(self, passed: Passed) -> None:
         """Take a step, and write those whose times are known, or that lie a step back."""
@@ -171,27 +216,31 @@ class Recorder:
 
     def _write(self, passed: Passed) -> None:
         parts = passed.reading.parts_ms()
-        step_ms, self.loss = sum(parts.values()), float(passed.loss)
-        if not math.isfinite(self.loss):
-            raise FloatingPointError(f"the loss is {self.loss} at step {passed.step}{' of the warm-up' * passed.warmup}")
-        if not passed.warmup:
-            self.step_ms.append(step_ms)
-            self.watched.append(passed.watched)
-        for kind, size in ({} if passed.watched else passed.memory).items():
-            self.peak_bytes[kind] = max(size, self.peak_bytes.get(kind, 0))
+        step_ms, loss = sum(parts.values()), None if passed.loss is None else float(passed.loss)
+        if loss is not None and not math.isfinite(loss):
+            raise FloatingPointError(f"the loss is {loss} at step {passed.step}{' of the warm-up' * passed.warmup}")
         times: dict[str, Any] = {f"{part}_ms": part_ms for part, part_ms in parts.items()}
-        sizes: dict[str, Any] = {f"{kind}_bytes": size for kind, size in passed.memory.items()}
+        memory: dict[str, Any] = {f"{kind}_bytes": size for kind, size in passed.memory.items()}
         record = StepRecord(
             schema=SCHEMA,
             step=passed.step,
             t_s=passed.t_s,
             wall_s=passed.wall_s,
-            loss=self.loss,
+            loss=loss,
             units=passed.units,
             step_ms=step_ms,
             warmup=passed.warmup,
             watched=passed.watched,
             **times,
-            **sizes,
+            **memory,
         )
         self._lines.write(record)
+        self._count(record, passed.memory)
+
+    def _count(self, record: StepRecord, sizes: dict[str, int]) -> None:
+        self.loss = math.nan if record.loss is None else record.loss
+        if not record.warmup:
+            self.step_ms.append(record.step_ms)
+            self.watched.append(record.watched)
+        for kind, size in ({} if record.watched else sizes).items():
+            self.peak_bytes[kind] = max(size, self.peak_bytes.get(kind, 0))

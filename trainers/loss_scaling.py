@@ -71,6 +71,15 @@ class LossScaler:
             self._made_in_a_row = 0
         return True
 
+    def numbers(self) -> dict[str, float]:
+        """What a run goes on from."""
+        return {"loss_scale": self.scale, "skipped_steps": float(self.skipped), "made_in_a_row": float(self._made_in_a_row)}
+
+    def restored(self, numbers: dict[str, float]) -> None:
+        """Go on from those of a run that has them; one in another precision has none."""
+        self.scale = numbers.get("loss_scale", START)
+        self.skipped, self._made_in_a_row = int(numbers.get("skipped_steps", 0)), int(numbers.get("made_in_a_row", 0))
+
     def effective(self) -> dict[str, Any]:
         """What stands in a run's knobs: the scale that the next step would have, and the steps skipped, warm-up included."""
         return {"loss_scale": self.scale, "skipped_steps": self.skipped}

@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 
 class OfRank(msgspec.Struct, frozen=True):
-    """What one rank brings: wall seconds of its timed steps, its loss at the last one, peaks in bytes, and each timed step."""
+    """What one rank brings: wall seconds of its timed steps, its loss at the last one (NaN where it had no data in it), peaks
+    in bytes, and each timed step."""
 
     train_time_s: float
     loss: float
     peak_bytes: dict[str, int]
     step_ms: list[float]
     watched: list[bool]  # which of them an instrument slowed down
+    items: list[int]  # that all ranks together trained on in each
+    goes_back: bool  # to the run's first timed step, also where it went on from a checkpoint
 
 
 def write(
@@ -41,6 +44,8 @@ def write(
     steps_per_epoch: int,
     same_work: SameWork,
     instruments: dict[str, dict[str, Any]],
+    *,
+    resumed_from_step: int | None,
 ) -> None:
     """Gather what the ranks of `company` bring; rank 0 writes the result. They all call this; none returns before the file
     is there.
@@ -62,24 +67,28 @@ def write(
     company.barrier()
     if ranks.rank == 0:
         steps_ms = everyone[:, 2 + len(kinds) :].max(axis=0)
-        counted_ms = steps_ms[~np.array(mine.watched, dtype=bool)]
+        counted = ~np.array(mine.watched, dtype=bool)
+        counted_ms = steps_ms[counted]
         peaks = everyone[:, 2 : 2 + len(kinds)].max(axis=0)
         workload = menu.workload(run.cell.workload)
         finished = len(everyone) / run.cell.gpus  # ranks have equal shares of every batch
-        units = len(counted_ms) * run.cell.global_batch_size * task.units_per_item * finished
+        units = int(np.array(mine.items)[counted].sum()) * task.units_per_item * finished
+        # Steps of another cell's checkpoint have no records: what is said of times is said of this run's own steps.
+        brought = (resumed_from_step or 0) if not mine.goes_back else 0
         result = Result(
             schema=SCHEMA,
             run_id=run.run_id,
             state="completed" if finished == 1 else "failed",
             rehearsal=run.rehearsal or ranks.forked,
-            steps=len(steps_ms),
+            steps=brought + len(steps_ms),
             unit=workload.unit,
-            final_loss=float(everyone[:, 1].mean()),
+            resumed_from_step=resumed_from_step,
+            final_loss=float(np.nanmean(everyone[:, 1])),
             final_accuracy=instruments.get("validation", {}).get("accuracy"),
             throughput_per_s=units / (float(counted_ms.sum()) / 1000) if len(counted_ms) else None,
             step_time_ms=_spread(counted_ms) if len(counted_ms) else None,
             train_time_s=float(everyone[:, 0].max()),
-            epoch_time_s=_epochs(steps_ms, steps_per_epoch) if run.cell.epochs is not None else None,
+            epoch_time_s=_epochs(steps_ms, steps_per_epoch) if run.cell.epochs is not None and not brought else None,
             peak_memory_bytes={kind: int(size) for kind, size in zip(kinds, peaks)} | _by_category(instruments),
             parameters=parameters,
             flops_per_unit=task.flops_per_unit(),

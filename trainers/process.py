@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from shardlab import files
+from shardlab import checkpoint, files
 from shardlab.errors import InputError, ShardlabError
 from shardlab.run import Run
 from shardlab.rundir import RunDir
@@ -33,7 +33,7 @@ def run(path: Path) -> None:
         _refuse(frozen, run_dir, place)
         from trainers import loop  # torch from here on
 
-        ranks = Ranks(place)
+        ranks = Ranks(place, frozen.cell.servers)
         loop.train(frozen, run_dir, ranks)
         ranks.leave()
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank has to be on record
@@ -59,6 +59,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
+def _event(error: BaseException) -> str:
+    """The event that an error becomes."""
+    checkpoints = sys.modules.get("trainers.instruments.checkpoints")
+    if checkpoints is not None and isinstance(error, checkpoints.OutOfTime):
+        return "timeout"
+    return "oom" if is_out_of_memory(error) else "failed"
+
+
 def _refuse(run: Run, run_dir: RunDir, place: Place) -> None:
     """Raises InputError where the launcher and the run disagree, or the run has been made already."""
     if place.world_size != run.world.world_size:
@@ -67,7 +75,8 @@ def _refuse(run: Run, run_dir: RunDir, place: Place) -> None:
             "as run.json says (world.world_size)."
         )
     steps = run_dir.steps_file(place.rank)
-    if run_dir.result.exists() or (steps.exists() and steps.stat().st_size):
+    begun = steps.exists() and steps.stat().st_size and not checkpoint.whole(run_dir.path)
+    if run_dir.result.exists() or begun:
         raise InputError(f"{run_dir.path}: has records already; a further attempt is a run of its own.")
 
 
@@ -91,6 +100,6 @@ def _end(error: BaseException, run_dir: RunDir, place: Place, launcher_stderr: i
         sys.stderr.flush()
         why = sentence(error)
         os.write(launcher_stderr, f"rank {place.rank}: {why}\n".encode())
-        run_dir.write_event(f"rank-{place.rank:05d}", "oom" if is_out_of_memory(error) else "failed", why=why)
+        run_dir.write_event(f"rank-{place.rank:05d}", _event(error), why=why)
     finally:
         os._exit(1)

@@ -41,6 +41,15 @@ class Place(msgspec.Struct, frozen=True):
         return cls(rank, local_rank, world_size, environment.get(STORE))
 
 
+def devices(place: Place, servers: int, *, cuda: bool) -> tuple[str, str]:
+    """(this rank's device, the backend of all ranks): GPU number LOCAL_RANK and NCCL where there are GPUs, else CPU and gloo.
+
+    The last `servers` ranks compute on the CPU and have no GPU, which NCCL needs of every rank: with them all talk over gloo.
+    """
+    serves = place.rank >= place.world_size - servers
+    return f"cuda:{place.local_rank}" if cuda and not serves else "cpu", "nccl" if cuda and not servers else "gloo"
+
+
 class Company(Protocol):
     """Those who train, as one of them sees the others: all ranks, unless a strategy has ranks of another kind."""
 
@@ -54,8 +63,9 @@ class Company(Protocol):
 class Ranks:
     """All processes of a run as one of them sees them; its device, and collectives on plain numbers (never on objects)."""
 
-    def __init__(self, place: Place) -> None:
-        """Join the others; blocks until all are there. gloo on a CPU, NCCL and GPU number LOCAL_RANK where there are GPUs."""
+    def __init__(self, place: Place, servers: int = 0) -> None:
+        """Join the others; blocks until all are there. Device and backend are those of `devices`; the last `servers` ranks
+        are parameter servers."""
         import torch
         import torch.distributed as dist
         from torch._C._distributed_c10d import HashStore
@@ -63,9 +73,10 @@ class Ranks:
         self.rank, self.local_rank, self.world_size = place.rank, place.local_rank, place.world_size
         self.forked = place.store is not None
         cuda = torch.cuda.is_available()
-        self.device = torch.device("cuda", place.local_rank) if cuda else torch.device("cpu")
-        self.backend = "nccl" if cuda else "gloo"
-        if cuda:
+        self.trains_on = "cuda" if cuda else "cpu"  # the type of the devices of those that train; of servers as well
+        device, self.backend = devices(place, servers, cuda=cuda)
+        self.device = torch.device(device)
+        if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if (threads := _threads(place.world_size)) is not None:
             torch.set_num_threads(threads)
@@ -78,7 +89,7 @@ class Ranks:
             self.backend,
             rank=place.rank,
             world_size=place.world_size,
-            device_id=self.device if cuda else None,
+            device_id=self.device if self.backend == "nccl" else None,
             **meeting,
         )
 
@@ -93,7 +104,7 @@ class Ranks:
         import torch
         import torch.distributed as dist
 
-        mine = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        mine = torch.tensor(numbers, dtype=torch.float64, device=self.device if self.backend == "nccl" else "cpu")
         if self.world_size == 1:
             return mine[None].cpu().numpy()
         everyone = [torch.empty_like(mine) for _ in range(self.world_size)]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from trainers.instruments.timing import Clock
     from trainers.ranks import Ranks
+    from trainers.saving.state_parts import State
     from trainers.workload import Batch, Task
 
 
@@ -110,6 +111,24 @@ class ReplicatedEngine(Engine):
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         return switches.whole_parameters(self.model)
+
+    def state(self) -> State:
+        from trainers.saving import state_parts
+
+        named = [(switches.plain_name(name), parameter) for name, parameter in self.model.named_parameters()]
+        return {**state_parts.of_parameters(named, self.optimizer), **state_parts.of_buffers(self.model)}
+
+    def make_room(self, numbers: dict[str, float]) -> None:
+        from trainers.saving import state_parts
+
+        state_parts.make_room(self.optimizer)
+
+    def numbers(self) -> dict[str, float]:
+        return {} if self.scaler is None else self.scaler.numbers()
+
+    def restored(self, numbers: dict[str, float]) -> None:
+        if self.scaler is not None:
+            self.scaler.restored(numbers)
 
     def effective(self) -> dict[str, Any]:
         weights = {p.dtype for p in self.model.parameters()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from trainers.communication import Term
     from trainers.instruments.timing import Clock
     from trainers.ranks import Company, Ranks
+    from trainers.saving.state_parts import State
     from trainers.workload import Batch, Task
 
 
@@ -27,12 +29,12 @@ class Strategy(msgspec.Struct, frozen=True):
     precisions: those that it honours. options: its knobs. refuse: why a cell cannot be had, as a sentence, or None;
     it sees the resolved cell and needs no torch. build: makes the engine on a rank; imports torch itself.
     degrees: the dimensions of its mesh, of dp, tp and pp. switches: which of activation_checkpointing, compile and
-    max_grad_norm it honours. servers: whether it has parameter-server ranks besides those that train. unprovable: why
-    it cannot be held against one process, or nothing. cuts: which of parameter, gradient and optimizer_state textbooks have
-    it cut over the data-parallel ranks of a group, None where it cuts the model in another way. server: makes what a
-    parameter-server rank runs; the last ranks are servers, and `build` is for the others. tolerates_lost_ranks: a run goes
-    on when a rank that trains is killed, rank 0 (which writes the result) and servers apart. reasons: why it leaves a
-    precision out, by precision.
+    max_grad_norm it honours. servers: whether it has parameter-server ranks besides those that train. unprovable: why a cell
+    cannot be held against one process, as a sentence, or None. cuts: which of parameter, gradient and optimizer_state
+    textbooks have it cut over the data-parallel ranks of a group, None where it cuts the model in another way. server: makes
+    what a parameter-server rank runs; the last ranks are servers, and `build` is for the others. tolerates_lost_ranks: a run
+    goes on when a rank that trains is killed, rank 0 (which writes the result) and servers apart. reasons: why it leaves a
+    precision out, by precision. no_checkpoints: why a run cannot be saved and gone on with, or nothing.
     """
 
     name: str
@@ -44,10 +46,11 @@ class Strategy(msgspec.Struct, frozen=True):
     degrees: tuple[str, ...] = ("dp",)
     switches: tuple[str, ...] = ()
     servers: bool = False
-    unprovable: str = ""
+    unprovable: Callable[[Cell], str | None] = lambda _: None
     cuts: tuple[str, ...] | None = None
     server: Callable[[Cell, Task, Ranks], Server] | None = None
     tolerates_lost_ranks: bool = False
+    no_checkpoints: str = ""
     reasons: dict[str, str] = {}
 
     def refuse_precision(self, precision: str) -> str | None:
@@ -70,6 +73,7 @@ class Engine(ABC):
     optimizer: torch.optim.Optimizer
     data_rank: int
     data_ranks: int
+    joins = False  # whether what is left of the one epoch is trained too, in a last step for which not all ranks have data
 
     @abstractmethod
     def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
@@ -113,6 +117,10 @@ class Engine(ABC):
     def effective(self) -> dict[str, Any]:
         """Which knobs took effect, read from the wrapped model after its last step and not from what was asked."""
 
+    def join(self) -> AbstractContextManager[object]:
+        """The context of such a step; a rank without data calls neither forward_backward nor update in it."""
+        raise NotImplementedError
+
     def keeps(self) -> dict[str, list[torch.Tensor]]:
         """The tensors that now hold this rank's parameters, their gradients, the optimizer's state and, where it updates
         copies of the parameters, these (`master_parameter`); asked between passes, never in one."""
@@ -125,6 +133,28 @@ class Engine(ABC):
             "optimizer_state": [value for value in entries if hasattr(value, "untyped_storage")],
             "master_parameter": updated,  # only those whose memory is no parameter's
         }
+
+    @abstractmethod
+    def state(self) -> State:
+        """What lies in this rank's memory of parameters, buffers and optimizer state, by names that tell the whole model's
+        tensors apart. All ranks call it together, between steps: parts that are written into are what training goes on
+        with, once `restored` was called."""
+
+    def numbers(self) -> dict[str, float]:
+        """What else training goes on from: plain numbers, equal on all ranks."""
+        return {}
+
+    @abstractmethod
+    def make_room(self, numbers: dict[str, float]) -> None:
+        """Before a state that these numbers belong to is read: have what only first steps would make."""
+
+    def restored(self, numbers: dict[str, float]) -> None:  # noqa: B027 - most have nothing to do
+        """The parts of `state` were written into; make the rest agree with them. All ranks call it together."""
+
+    def reordered(self, name: str, shape: torch.Size) -> torch.Tensor | None:
+        """Of a tensor of `state`, put together from all ranks to this shape and laid out flat: the numbers of its elements
+        as `Task.model` has them, in the shape that they have there. None where nothing differs."""
+        return None
 
     def company(self, ranks: Ranks) -> Company:
         """Those who wait for each other before the timed steps and bring the result together."""

@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from trainers.workload import Task
 
 ALL = ("activation_checkpointing", "compile", "max_grad_norm")
-_IN_CHAIN = re.compile(r"_at:([^.]+)")  # as trainers.checkpointing.Chain names its blocks
+_IN_CHAIN = re.compile(r"_at:([^.]+)")  # as trainers.activation_checkpointing.Chain names its blocks
 _WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
 def checkpoint_and_compile(cell: Cell, task: Task, model: nn.Module) -> nn.Module:
     """Turn on what the cell asks of a whole model, block by block; the same model. Before any sharding or replication."""
-    from trainers import checkpointing
+    from trainers import activation_checkpointing
 
     if cell.activation_checkpointing != "none":
-        checkpointing.checkpoint(cell.activation_checkpointing, task, model)
+        activation_checkpointing.checkpoint(cell.activation_checkpointing, task, model)
     if cell.compile:
-        for block in checkpointing.units(task, model):
+        for block in activation_checkpointing.units(task, model):
             block.compile()
     return model
 
 
 def effective(model: nn.Module) -> dict[str, Any]:
     """What of it stands in the model: how many blocks are recomputed in backward, how many are compiled."""
-    from trainers import checkpointing
+    from trainers import activation_checkpointing
 
     return {
-        "checkpointed_blocks": checkpointing.count(model),
+        "checkpointed_blocks": activation_checkpointing.count(model),
         "compiled_blocks": sum(module._compiled_call_impl is not None for module in model.modules()),
     }
 

@@ -32,7 +32,7 @@ def seen(measured: Measured) -> Quantity | None:
     if cell.pp < 2 or cell.options.get("stages_per_rank", 1) != 1:
         return None
     rows = unwatched(measured.steps).drop_nulls(["forward_ms", "backward_ms"])
-    across = cell.gpus // cell.pp  # ranks of one stage; they follow one another (trainers/parallel_held.py)
+    across = cell.gpus // cell.pp  # ranks of one stage; they follow one another (trainers/parallel/held.py)
     rows = rows.with_columns(stage=pl.col("rank") // across, passes=pl.col("forward_ms") + pl.col("backward_ms"))
     total = float(rows.group_by("step").agg(pl.max("passes"))["passes"].sum())
     first, last = rows.filter(pl.col("stage") == 0), rows.filter(pl.col("stage") == cell.pp - 1)

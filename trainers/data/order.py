@@ -15,31 +15,43 @@ WARMUP, TIMED, PROOF = 0, 1, 2  # phases draw apart, so that timed epochs are wh
 
 
 class Order:
-    """A new permutation of all items for every epoch; what is left of an epoch after its last whole batch is left out."""
+    """A new permutation of all items for every epoch; what is left of an epoch after its last whole batch is left out, but
+    for `rest` of it, which make a short step at the end of each timed epoch."""
 
-    def __init__(self, items: int, global_batch_size: int, seed: int) -> None:
-        self.steps_per_epoch = items // global_batch_size
-        if self.steps_per_epoch == 0:
+    def __init__(self, items: int, global_batch_size: int, seed: int, rest: int = 0) -> None:
+        self._whole = items // global_batch_size  # steps
+        self.steps_per_epoch = self._whole + (rest > 0)  # of a timed epoch
+        if self._whole == 0:
             raise InputError(
                 f"global_batch_size: found {global_batch_size}, but the data has {items} items. Allowed: at most {items}."
             )
-        self._items, self._size, self._seed = items, global_batch_size, seed
+        self._items, self._size, self._seed, self._rest = items, global_batch_size, seed, rest
         self._current: tuple[tuple[int, int], np.ndarray] | None = None
 
     def timed_steps(self, cell: Cell) -> int:
         """How many steps a cell times, whether it says so in steps or in epochs."""
         return cell.steps if cell.steps is not None else (cell.epochs or 0) * self.steps_per_epoch
 
+    def with_rest(self, share: int) -> Order:
+        """The same order, in which the rest of a timed epoch is trained too as far as it fills shares of so many items."""
+        left = self._items % self._size
+        return Order(self._items, self._size, self._seed, left - left % share)
+
+    def items_in(self, phase: int, step: int) -> int:
+        """How many items the global batch of step 0, 1, ... of a phase has."""
+        return self._size if self._place(phase, step)[1] < self._whole else self._rest
+
     def batch(self, phase: int, step: int) -> np.ndarray:
-        """The indices of the global batch of step 0, 1, ... of a phase, (global_batch_size,)."""
-        epoch, position = divmod(step, self.steps_per_epoch)
+        """The indices of the global batch of step 0, 1, ... of a phase, (items_in,)."""
+        epoch, position = self._place(phase, step)
         begin = position * self._size
-        return self._permutation(phase, epoch)[begin : begin + self._size]
+        return self._permutation(phase, epoch)[begin : begin + self.items_in(phase, step)]
 
     def micro_batches(self, phase: int, step: int, *, part: int, parts: int, size: int) -> list[np.ndarray]:
         """Slice `part` of `parts` equal slices of a step's global batch, cut in order into micro-batches of `size` items.
 
-        Raises InputError where the sizes do not divide.
+        In a short step the first parts are as large as ever, and the others empty. Raises InputError where the sizes do not
+        divide.
         """
         share, rest = divmod(self._size, parts)
         if rest or share % size:
@@ -47,7 +59,11 @@ class Order:
                 f"global_batch_size {self._size} cannot be cut into {parts} slices of micro-batches of {size} items."
             )
         mine = self.batch(phase, step)[part * share : (part + 1) * share]
-        return [mine[begin : begin + size] for begin in range(0, share, size)]
+        return [mine[begin : begin + size] for begin in range(0, len(mine), size)]
+
+    def _place(self, phase: int, step: int) -> tuple[int, int]:
+        """(epoch, place in it) of a step."""
+        return divmod(step, self.steps_per_epoch if phase == TIMED else self._whole)
 
     def _permutation(self, phase: int, epoch: int) -> np.ndarray:
         import numpy as np

@@ -30,7 +30,7 @@ PRELOADED = (
     "torch.distributed.tensor.parallel",
     "torch.nn.parallel",
     "trainers.loop",
-    "trainers.parallel_schedule",
+    "trainers.parallel.schedule",
     "trainers.plans.gpt2",
     "trainers.plans.vit",
     "transformers.models.gpt2.modeling_gpt2",
@@ -59,7 +59,8 @@ def serve(path: Path) -> int:
 
 
 def _import_everything() -> None:
-    from trainers import menu, vision_library
+    from trainers import menu
+    from trainers.tasks import vision_library
 
     vision_library.load()
 

@@ -46,6 +46,12 @@ class Ledger:
         self.steps[worker] += 1
         return 1 / (1 + staleness) if self.mode.staleness_weighted else 1.0
 
+    def go_on(self, updates: int) -> None:
+        """Stand as after so many updates with the gradients of all workers, each of which has pulled after each of them."""
+        self.updates, self.pulls = updates, updates * len(self.steps)
+        self.steps = [updates] * len(self.steps)
+        self.staleness = Counter({0: self.pulls})
+
     def may_begin(self, worker: int) -> bool:
         """Whether a worker may begin its next step now."""
         return self.mode.staleness_bound is None or self._lead(worker) <= self.mode.staleness_bound

@@ -29,7 +29,8 @@ class Kind(IntEnum):
     where they were wanted. PULL: parameters are wanted; answered as PUSH. MEET: a float64 numbers follow; answered when
     all workers that are left have come, a: how many rows of that many numbers follow, by rank. ASK: answered with a bytes
     of JSON, what the server knows of itself. BYE: the worker leaves. LOST: never sent; a server notes it for a worker
-    whose connection broke.
+    whose connection broke. SAVE: answered with a: 1 where this server has momentum, which follows. RESTORE: its share of
+    the parameters follows, where b is 1 with the momentum behind it; a: updates made so far. Answered when it is done.
     """
 
     PUSH = 1
@@ -38,6 +39,8 @@ class Kind(IntEnum):
     ASK = 4
     BYE = 5
     LOST = 6
+    SAVE = 7
+    RESTORE = 8
 
 
 class Link:

@@ -86,6 +86,8 @@ class ParameterServer(Server):
                 kind, payload = Kind(int(code)), None
                 if kind is Kind.PUSH:
                     payload = self._link.receive(worker, gradient)
+                elif kind is Kind.RESTORE:
+                    payload = self._link.receive(worker, torch.empty((2 if b else 1) * len(gradient)))
                 elif kind is Kind.MEET and a:
                     payload = self._link.receive(worker, torch.empty(int(a), dtype=torch.float64))
                 self._requests.put(Request(worker, kind, a, b, c, payload))
@@ -101,6 +103,11 @@ class ParameterServer(Server):
             self._take(request)
         elif request.kind is Kind.PULL:
             self._reply_parameters(request, wanted=True)
+        elif request.kind is Kind.SAVE:
+            momentum = self._optimizer.state[self._parameters].get("momentum_buffer")
+            self._reply(worker, (float(momentum is not None),), momentum)
+        elif request.kind is Kind.RESTORE:
+            self._restore(request)
         elif request.kind is Kind.ASK:
             self._reply_bytes(worker, msgspec.json.encode(self._known()))
         elif request.kind is Kind.MEET:
@@ -139,6 +146,19 @@ class ParameterServer(Server):
         optimization.set_learning_rate(self._optimizer, pushes[-1].b)
         self._optimizer.step()
         self._ledger.updates += 1
+
+    def _restore(self, request: Request) -> None:
+        """Take over from a server of the same share that had made so many updates, a step of every worker each."""
+        import torch
+
+        assert request.payload is not None
+        parameters, *momentum = torch.split(request.payload, self._parameters.numel())
+        with torch.no_grad():
+            self._parameters.copy_(parameters)
+        for buffer in momentum:
+            self._optimizer.state[self._parameters]["momentum_buffer"] = buffer
+        self._ledger.go_on(int(request.a))
+        self._reply(request.worker, (), None)
 
     def _let_begin(self) -> None:
         """Answer those whose push is applied and who may begin their next step."""

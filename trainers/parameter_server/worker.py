@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainers.ranks import Company, Ranks
+    from trainers.saving.state_parts import State
     from trainers.workload import Task
 
 
@@ -43,6 +44,8 @@ class WorkerEngine(ReplicatedEngine):
         self._slices = dict(zip(self._servers, protocol.shares(self._parameters.numel(), cell.servers)))
         self._versions = dict.fromkeys(self._servers, 0.0)  # of the parameters that this worker computes on
         self._link = Link(ranks)
+        self._speaks = ranks.rank == 0 and cell.optimizer.momentum > 0  # for all workers, when servers save or restore
+        self._room: torch.Tensor | None = None  # for the servers' momentum, while it is read from a checkpoint
         everyone = list(range(cell.gpus))
         self._workers = dist.new_group(everyone, backend="gloo", use_local_synchronization=True) if mode.waits else None
 
@@ -97,6 +100,55 @@ class WorkerEngine(ReplicatedEngine):
                 self._versions[server] = version
         if pulls and self._pulled is not self._parameters:
             self._parameters.copy_(self._pulled)
+
+    def state(self) -> State:
+        """Every worker has the parameters; the first one has the momentum, which it gets from the servers."""
+        import torch
+
+        from trainers.saving.state_parts import Part
+
+        found = super().state()
+        if self._speaks:
+            momentum = self._momentum() if self._room is None else self._room
+            trained = [(switches.plain_name(name), p) for name, p in self.model.named_parameters() if p.requires_grad]
+            cut = torch.split(momentum, [p.numel() for _, p in trained])
+            parts = {name: Part.of(flat.view(p.shape)) for (name, p), flat in zip(trained, cut)}
+            found |= {f"optimizer/momentum_buffer/{name}": part for name, part in parts.items()}
+        return found
+
+    def _momentum(self) -> torch.Tensor:
+        import torch
+
+        momentum = torch.zeros_like(self._parameters, device="cpu")
+        for server, part in self._slices.items():
+            self._link.send(server, (Kind.SAVE,))
+            if self._link.header(server)[0]:
+                self._link.receive(server, momentum[part])
+        return momentum
+
+    def numbers(self) -> dict[str, float]:
+        return {**super().numbers(), "updates": float(self._steps)}
+
+    def make_room(self, numbers: dict[str, float]) -> None:
+        import torch
+
+        self._room = torch.zeros_like(self._parameters, device="cpu")
+
+    def restored(self, numbers: dict[str, float]) -> None:
+        """The first worker hands the servers their shares; the others' parameters came from the checkpoint as its own did."""
+        import torch
+
+        super().restored(numbers)
+        updates = numbers.get("updates", 0.0)  # none where another strategy saved
+        self._steps, self._versions = int(updates), dict.fromkeys(self._servers, updates)
+        assert self._room is not None
+        if self.data_rank == 0:
+            parameters = self._parameters.cpu()
+            for server, part in self._slices.items():
+                share = torch.cat([parameters[part], self._room[part]]) if self._speaks else parameters[part]
+                self._link.send(server, (Kind.RESTORE, updates, float(self._speaks)), share)
+                self._link.header(server)
+        self._room = None
 
     def gradient_norm(self) -> float:
         """Of the mean gradient where the servers wait for all workers; else of this worker's, which is an update alone."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardlab.cell import Cell
+from shardlab.errors import InputError
 from shardlab.registry import Option
 from trainers import switches
 from trainers.communication import Term, bytes_of
@@ -15,12 +17,16 @@ from trainers.strategy import Strategy
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
     from torch.nn.parallel import DistributedDataParallel
 
     from trainers.ranks import Ranks
+    from trainers.saving.state_parts import State
     from trainers.workload import Task
 
+E = TypeVar("E", bound="DdpEngine")
 MIB = 2**20
+WITHOUT_GPU = "torch has SyncBatchNorm for GPUs only, and ranks on a CPU have none. Allowed: false."
 
 
 RANK = 1  # of PowerSGD's approximation
@@ -34,6 +40,19 @@ class DdpEngine(ReplicatedEngine):
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         wrapped = cast("DistributedDataParallel", self.model)
         return nullcontext() if last else wrapped.no_sync()
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """A rank without data takes part in the others' collectives; gradients are means over those that have data. At the
+        end all get the parameters of one of those."""
+        from torch.distributed.algorithms.join import _JoinConfig
+
+        wrapped = cast("DistributedDataParallel", self.model)
+        with wrapped.join(divide_by_initial_world_size=False):
+            yield
+        wrapped._join_config = _JoinConfig(
+            enable=False, throw_on_early_termination=False, is_first_joinable=False
+        )  # torch leaves it on, and validation may follow
 
     def theory(self) -> list[Term]:
         n, psi = self.data_ranks, bytes_of(self.model.parameters(), 2 if self.hook == "bf16" else None)
@@ -63,7 +82,45 @@ class DdpEngine(ReplicatedEngine):
             "static_graph": cast("DistributedDataParallel", self.model).static_graph,
             "gradient_as_bucket_view": cast("DistributedDataParallel", self.model).gradient_as_bucket_view,
             "comm_hook": logged.get("comm_hook") or "none",
+            "joined": bool(logged.get("join_uneven_inputs")),
         }
+
+
+class PowerSgdEngine(DdpEngine):
+    """What PowerSGD keeps from step to step lies by bucket, and DDP settles its buckets only in its first steps."""
+
+    kept: PowerSGDState
+    hook = "powersgd"
+
+    def state(self) -> State:
+        from trainers.saving.state_parts import Part
+
+        found = super().state()
+        for name in ("error", "p_memory", "q_memory"):
+            for bucket, tensor in getattr(self.kept, f"{name}_dict").items():
+                found[f"powersgd/{name}/{bucket}"] = Part(tensor, tensor.shape, (0,), own=True)
+        return found
+
+    def numbers(self) -> dict[str, float]:
+        return {**super().numbers(), "powersgd_iterations": float(self.kept.iter)}
+
+    def make_room(self, numbers: dict[str, float]) -> None:
+        """Steps on one item, whose gradients are thrown away: until buckets are settled and all that was kept has its place."""
+        import numpy as np
+
+        from trainers.instruments.timing import clock_for
+
+        super().make_room(numbers)
+        clock = clock_for(self.device)
+        clock.start()
+        some = self.task.fetch(np.zeros(self.cell.micro_batch_size, dtype=np.int64), self.device)
+        for _ in range(EXACT_STEPS + (numbers.get("powersgd_iterations", 0) > EXACT_STEPS)):
+            self.forward_backward([some], clock)
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def restored(self, numbers: dict[str, float]) -> None:
+        super().restored(numbers)
+        self.kept.iter = int(numbers.get("powersgd_iterations", 0))  # 0 in a run that goes on from another strategy's
 
 
 def _powersgd(model: nn.Module) -> tuple[int, int]:
@@ -84,29 +141,56 @@ def _powersgd(model: nn.Module) -> tuple[int, int]:
 
 def refuse(cell: Cell) -> str | None:
     if cell.options.get("comm_hook", "none") == "bf16" and cell.precision != "bf16":
-        return f"comm_hook: bf16 rounds the fp32 gradients of a bf16 run, found precision {cell.precision}. Allowed: none."
+        return f"comm_hook: found bf16 in an {cell.precision} run; it is for the fp32 gradients of a bf16 run. Allowed: none."
+    if cell.options["sync_batch_norm"] is True and cell.launcher == "fork":
+        return f"sync_batch_norm: {WITHOUT_GPU}"
     if cell.options.get("static_graph") is True and cell.gradient_accumulation_steps > 1:
         return (
             "static_graph: torch learns the graph in the first pass, which has to exchange gradients. "
             "Allowed: gradient_accumulation_steps of 1, or false."
         )
+    if cell.options.get("join") is True and (why := _join(cell)) is not None:
+        return why
     cap = cell.options.get("bucket_cap_mb", 25)
     if isinstance(cap, int) and cap < 1:
         return f"bucket_cap_mb: found {cap}. Allowed: a number of MiB from 1."
     return None
 
 
+def _join(cell: Cell) -> str | None:
+    if cell.epochs != 1:
+        found = f"steps: {cell.steps}" if cell.epochs is None else f"epochs: {cell.epochs}"
+        return (
+            "join: a rank without data makes no optimizer step, so that nothing may follow the short one: "
+            f"found {found}. Allowed: epochs: 1."
+        )
+    if cell.options.get("comm_hook", "none") != "none" or cell.options.get("static_graph") is True:
+        return "join: torch's join knows neither comm_hook nor static_graph. Allowed: leave both out, or join: false."
+    return None
+
+
 def build(cell: Cell, task: Task, ranks: Ranks) -> DdpEngine:
+    return _wrapped(cell, task, ranks, DdpEngine)
+
+
+def _wrapped(cell: Cell, task: Task, ranks: Ranks, kind: type[E]) -> E:
+    from torch.nn import SyncBatchNorm
     from torch.nn.parallel import DistributedDataParallel
 
+    model = task.model().to(ranks.device, weight_dtype(cell.precision))
+    if cell.options["sync_batch_norm"]:
+        if ranks.device.type == "cpu":
+            raise InputError(f"sync_batch_norm: {WITHOUT_GPU}")
+        model = SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     wrapped = DistributedDataParallel(
-        switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weight_dtype(cell.precision))),
+        switches.checkpoint_and_compile(cell, task, model),
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
         bucket_cap_mb=cast("int", cell.options["bucket_cap_mb"]),
         static_graph=cast("bool", cell.options["static_graph"]),
         gradient_as_bucket_view=cast("bool", cell.options["gradient_as_bucket_view"]),
     )
-    engine = DdpEngine(cell, task, ranks, wrapped)
+    engine = kind(cell, task, ranks, wrapped)
+    engine.joins = cell.options.get("join") is True
     if cell.options.get("comm_hook", "none") == "bf16":
         wrapped.register_comm_hook(ranks.world_size, _in_bf16)
         engine.hook = "bf16"
@@ -123,11 +207,11 @@ def _in_bf16(world_size, bucket):  # type: ignore[no-untyped-def]  # DDP wants i
     return sent.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
-def build_powersgd(cell: Cell, task: Task, ranks: Ranks) -> DdpEngine:
+def build_powersgd(cell: Cell, task: Task, ranks: Ranks) -> PowerSgdEngine:
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-    engine = build(cell, task, ranks)
-    state = powerSGD_hook.PowerSGDState(
+    engine = _wrapped(cell, task, ranks, PowerSgdEngine)
+    engine.kept = state = powerSGD_hook.PowerSGDState(
         process_group=None,
         matrix_approximation_rank=RANK,
         start_powerSGD_iter=EXACT_STEPS,
@@ -139,13 +223,13 @@ def build_powersgd(cell: Cell, task: Task, ranks: Ranks) -> DdpEngine:
         batch_tensors_with_same_shape=False,
     )
     cast("DistributedDataParallel", engine.model).register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    engine.hook = "powersgd"
     return engine
 
 
 OPTIONS = (
     Option("bucket_cap_mb", 25, "gradients are exchanged in buckets of about so many MiB"),
     Option("static_graph", False, "promise that every step uses the same parameters in the same order"),
+    Option("sync_batch_norm", False, "BatchNorm over the parts of all ranks, as one process that takes them in one pass"),
     Option("gradient_as_bucket_view", False, "gradients lie in the buckets instead of being copied there and back"),
 )
 VARIANTS = (
@@ -157,7 +241,11 @@ VARIANTS = (
         build=build,
         switches=switches.ALL,
         cuts=(),
-        options=(*OPTIONS, Option("comm_hook", "none", "what gradients are rounded to on their way", ("none", "bf16"))),
+        options=(
+            *OPTIONS,
+            Option("comm_hook", "none", "what gradients are rounded to on their way", ("none", "bf16")),
+            Option("join", False, "train what is left of the epoch too, on as many ranks as it fills"),
+        ),
     ),
     Strategy(
         name="ddp-powersgd",
@@ -169,6 +257,6 @@ VARIANTS = (
         switches=switches.ALL,
         cuts=(),
         options=OPTIONS,
-        unprovable="PowerSGD approximates gradients: it is another computation than one process makes",
+        unprovable=lambda _: "PowerSGD approximates gradients: it is another computation than one process makes",
     ),
 )

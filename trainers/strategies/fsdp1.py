@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell
+from shardlab.errors import InputError
 from shardlab.registry import Option
-from trainers import loss_scaling, switches
+from trainers import deferred_init, loss_scaling, switches
 from trainers.communication import Term
-from trainers.hybrid_mesh import REPLICAS, refuse_replicas, replicas_mesh
+from trainers.parallel.hybrid_mesh import REPLICAS, refuse_replicas, replicas_mesh
 from trainers.precision import ALL, COMPUTED_IN, MIXED, computed_bytes, dtype_name, low_dtype, weight_bytes, weight_dtype
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
@@ -22,15 +23,20 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     from trainers.ranks import Ranks
+    from trainers.saving.state_parts import State
     from trainers.workload import Task
 
+WITHOUT_GPU = "FSDP1 moves what it offloads to a GPU and back, and ranks on a CPU have none. Allowed: none."
 HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 FREES = ("FULL_SHARD", "HYBRID_SHARD")  # blocks after forward, so that backward gathers them again
 
 
 class Fsdp1Engine(ReplicatedEngine):
+    on_meta = False  # whether the parameters were made without memory
+
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, sizes: tuple[int, int], sharding: str) -> None:
         super().__init__(cell, task, ranks, model)
+        self._ranks = ranks
         self._blocks, self._rest = sizes  # elements wrapped block by block, and those of the outermost unit
         self._sharding = sharding
         self._replicas = cast("int", cell.options["replicas"]) if sharding in HYBRID else 1
@@ -59,8 +65,9 @@ class Fsdp1Engine(ReplicatedEngine):
         import torch
         import torch.distributed as dist
 
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]  # this rank's shards
-        square = torch.stack([torch.zeros((), device=self.device), *(g.float().square().sum() for g in grads)]).sum()
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]  # this rank's shards, maybe offloaded
+        squares = [g.float().square().sum().to(self.device) for g in grads]
+        square = torch.stack([torch.zeros((), device=self.device), *squares]).sum()
         if self._sharding != "NO_SHARD":
             dist.all_reduce(square, group=self._wrapped.process_group)
         return float(square.sqrt())
@@ -70,6 +77,24 @@ class Fsdp1Engine(ReplicatedEngine):
 
         with FullyShardedDataParallel.summon_full_params(self.model, writeback=False):
             return switches.whole_parameters(self.model)
+
+    def state(self) -> State:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        from trainers.saving import state_parts
+
+        if self._sharding == "NO_SHARD":
+            return super().state()
+        names = {id(p): switches.plain_name(name) for name, p in self.model.named_parameters()}
+        shares, states = [], []
+        for unit in FullyShardedDataParallel.fsdp_modules(self.model):
+            # Which part of a parameter a flat shard holds no public interface tells; torch is pinned, and a test resumes.
+            flat = unit._handle.flat_param  # type: ignore[union-attr]
+            for parameter, here, shape in zip(flat._params or (), flat._shard_param_infos, flat._shapes):
+                if here.in_shard:
+                    shares.append((names[id(parameter)], parameter, shape.numel(), here.intra_param_start_idx or 0))
+                    states.append(self.optimizer.state[parameter])
+        return {**state_parts.of_shares(shares, states), **state_parts.of_buffers(self.model)}
 
     def parameters(self) -> int:
         return self._blocks + self._rest
@@ -107,6 +132,7 @@ class Fsdp1Engine(ReplicatedEngine):
             "sharding": ", ".join(sorted({unit.sharding_strategy.name for unit in units})),
             "units": len(units),
             "shard_parameters": sum(p.numel() for p in self.model.parameters()),
+            "ranks_made_on_meta": int(self._ranks.gather([self.on_meta]).sum()),
             "ranks_of_a_shard_group": cast("ProcessGroup", root.process_group).size(),
             "backward_prefetch": prefetch.name if prefetch else None,
             "forward_prefetch": root.forward_prefetch,
@@ -126,6 +152,8 @@ def refuser(sharding: str) -> Callable[[Cell], str | None]:
                 f"fsdp1-no-shard leaves {cell.precision} gradients between passes where torch 2.13 wants fp32 ones, and fails. "
                 "Allowed: gradient_accumulation_steps of 1, or ddp."
             )
+        if cell.options["offload"] == "cpu" and cell.launcher == "fork":
+            return f"offload: {WITHOUT_GPU}"
         return refuse_replicas(cell) if sharding in HYBRID else None
 
     return refuse
@@ -136,15 +164,30 @@ def builder(sharding: str) -> Callable[[Cell, Task, Ranks], Fsdp1Engine]:
 
     def build(cell: Cell, task: Task, ranks: Ranks) -> Fsdp1Engine:
         import torch
-        from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+        from torch.distributed.fsdp import (
+            BackwardPrefetch,
+            CPUOffload,
+            FullyShardedDataParallel,
+            MixedPrecision,
+            ShardingStrategy,
+        )
         from torch.distributed.fsdp.wrap import CustomPolicy
 
-        from trainers import checkpointing
+        from trainers import activation_checkpointing
 
         options = cell.options
+        if options["offload"] == "cpu" and ranks.device.type == "cpu":
+            raise InputError(f"offload: {WITHOUT_GPU}")
         mesh = replicas_mesh(cell, ranks) if sharding in HYBRID else None
-        model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weight_dtype(cell.precision)))
-        blocks = checkpointing.units(task, model) if options["wrap"] == "block" else []
+        weights = weight_dtype(cell.precision)
+        if options["deferred_init"]:
+            bare, fill = deferred_init.model(task, ranks)
+            bare = bare.to(weights)
+        else:
+            bare, fill = task.model().to(ranks.device, weights), None
+        on_meta = all(p.is_meta for p in bare.parameters())
+        model = switches.checkpoint_and_compile(cell, task, bare)
+        blocks = activation_checkpointing.units(task, model) if options["wrap"] == "block" else []
         chosen = {id(block) for block in blocks}
         inside = sum(p.numel() for block in blocks for p in block.parameters())
         sizes = inside, sum(p.numel() for p in model.parameters()) - inside
@@ -157,14 +200,18 @@ def builder(sharding: str) -> Callable[[Cell, Task, Ranks], Fsdp1Engine]:
             sharding_strategy=ShardingStrategy[sharding],
             auto_wrap_policy=CustomPolicy(lambda module: id(module) in chosen) if chosen else None,
             mixed_precision=mixed if low else None,
+            cpu_offload=CPUOffload(offload_params=options["offload"] == "cpu"),
             backward_prefetch=prefetch[cast("str", options["backward_prefetch"])],
             forward_prefetch=cast("bool", options["forward_prefetch"]),
             limit_all_gathers=cast("bool", options["limit_all_gathers"]),
             use_orig_params=True,
-            sync_module_states=False,  # every rank draws the same weights
+            param_init_fn=fill,
+            sync_module_states=False,  # every rank draws the same weights, or `fill` sends them
             device_id=ranks.device,  # on a CPU as well: without it FSDP looks for an accelerator
         )
-        return Fsdp1Engine(cell, task, ranks, wrapped, sizes, sharding)
+        engine = Fsdp1Engine(cell, task, ranks, wrapped, sizes, sharding)
+        engine.on_meta = on_meta
+        return engine
 
     return build
 
@@ -174,6 +221,8 @@ OPTIONS = (
     Option("backward_prefetch", "pre", "gather the next unit before or after this one's gradients", ("pre", "post", "none")),
     Option("forward_prefetch", False, "gather the next unit while this one computes"),
     Option("limit_all_gathers", True, "hold the CPU back so that at most two gathered units wait"),
+    Option("offload", "none", "where shards, their gradients and the optimizer are kept", ("none", "cpu")),
+    Option("deferred_init", False, "only rank 0 draws the weights and holds them all; it sends them unit by unit"),
 )
 
 

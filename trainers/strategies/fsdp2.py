@@ -10,7 +10,7 @@ from shardlab.cell import Cell
 from shardlab.registry import Option
 from trainers import loss_scaling, switches
 from trainers.communication import Term
-from trainers.hybrid_mesh import REPLICAS, refuse_replicas, replicas_mesh
+from trainers.parallel.hybrid_mesh import REPLICAS, refuse_replicas, replicas_mesh
 from trainers.precision import ALL, computed_bytes, dtype_name, low_dtype, weight_bytes, weight_dtype
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
@@ -105,9 +105,9 @@ class Fsdp2Engine(ReplicatedEngine):
     def effective(self) -> dict[str, Any]:
         from torch.distributed.fsdp import FSDPModule
 
-        from trainers import checkpointing
+        from trainers import activation_checkpointing
 
-        blocks = list(map(id, checkpointing.units(self.task, self.model)))
+        blocks = list(map(id, activation_checkpointing.units(self.task, self.model)))
         wrapped = [m for m in self.model.modules() if isinstance(m, FSDPModule)]
         # The public interface tells none of this; torch is pinned, and a test reads these fields.
         groups = {id(m): group for m in wrapped for group in m._get_fsdp_state()._fsdp_param_groups}
@@ -138,7 +138,7 @@ def builder(*, reshard_after_forward: bool, replicated: bool = False) -> Callabl
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-        from trainers import checkpointing
+        from trainers import activation_checkpointing
 
         mesh = replicas_mesh(cell, ranks) if replicated else init_device_mesh(ranks.device.type, (ranks.world_size,))
         low = low_dtype(cell.precision)
@@ -150,7 +150,7 @@ def builder(*, reshard_after_forward: bool, replicated: bool = False) -> Callabl
             "offload_policy": pinned if cell.options["offload"] == "cpu" else OffloadPolicy(),
         }
         model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weight_dtype(cell.precision)))
-        blocks = checkpointing.units(task, model)
+        blocks = activation_checkpointing.units(task, model)
         for block in blocks:
             fully_shard(block, reshard_after_forward=reshard_after_forward, **given)
         # What no block holds (embeddings, head) is needed at once by backward: it is never freed after forward.

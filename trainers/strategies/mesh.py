@@ -18,7 +18,7 @@ from trainers.strategy import Strategy
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-    from trainers.parallel_held import Held
+    from trainers.parallel.held import Held
     from trainers.ranks import Ranks
     from trainers.workload import Task
 
@@ -103,7 +103,7 @@ def _degrees(cell: Cell) -> tuple[str, ...]:
 
 
 def build_sharded_tensor(cell: Cell, task: Task, ranks: Ranks) -> ShardedTensorEngine:
-    from trainers.parallel_held import Held
+    from trainers.parallel.held import Held
 
     held = Held(cell, task, ranks, split=True, sequence=bool(cell.options["sequence_parallel"]))
     held.shard(cell.precision, reshard_after_forward=True)
@@ -111,8 +111,8 @@ def build_sharded_tensor(cell: Cell, task: Task, ranks: Ranks) -> ShardedTensorE
 
 
 def build_pipeline(cell: Cell, task: Task, ranks: Ranks) -> MeshPipelineEngine:
-    from trainers.parallel_held import Held
-    from trainers.parallel_schedule import Pipeline
+    from trainers.parallel.held import Held
+    from trainers.parallel.schedule import Pipeline
 
     sharded = "dp" in _degrees(cell)
     held = Held(cell, task, ranks, stages=cell.pp, split="tp" in _degrees(cell))

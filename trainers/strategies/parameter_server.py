@@ -82,6 +82,7 @@ def server(mode: Callable[[Cell], Mode]) -> Callable[[Cell, Task, Ranks], Parame
 
 
 SWITCHES = ("activation_checkpointing", "compile")  # to clip, servers would have to know the norm of the whole gradient
+NO_COMMON_STEP = "workers are at different steps, and no moment's parameters belong to a step of all of them"
 OWN_ORDER = "each worker's gradient is an update by itself, in the order of arrival: no two runs do the same work"
 
 VARIANTS = (
@@ -104,7 +105,8 @@ VARIANTS = (
         server=server(asynchronous),
         servers=True,
         switches=SWITCHES,
-        unprovable=OWN_ORDER,
+        unprovable=lambda _: OWN_ORDER,
+        no_checkpoints=NO_COMMON_STEP,
         tolerates_lost_ranks=True,
     ),
     Strategy(
@@ -121,7 +123,8 @@ VARIANTS = (
             Option("staleness_weighted", True, "a gradient counts 1 / (1 + staleness), in updates since it was pulled"),
             Option("pull_interval", 1, "a worker pulls parameters with every so-manieth push"),
         ),
-        unprovable=OWN_ORDER,
+        unprovable=lambda _: OWN_ORDER,
+        no_checkpoints=NO_COMMON_STEP,
         tolerates_lost_ranks=True,
     ),
 )

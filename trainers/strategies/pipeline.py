@@ -9,7 +9,7 @@ from shardlab.cell import Cell
 from shardlab.registry import Option
 from trainers import menu, switches
 from trainers.communication import Term, bytes_of
-from trainers.parallel_engine import HeldEngine
+from trainers.parallel.engine import HeldEngine
 from trainers.precision import ALL
 from trainers.strategy import Strategy
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from trainers.instruments.timing import Clock
-    from trainers.parallel_held import Held
-    from trainers.parallel_schedule import Pipeline
+    from trainers.parallel.held import Held
+    from trainers.parallel.schedule import Pipeline
     from trainers.ranks import Ranks
     from trainers.workload import Batch, Task
 
@@ -60,7 +60,7 @@ class PipelineEngine(HeldEngine):
 
 def tied_weights(held: Held) -> list[Term]:
     """The gradients that stages with a weight in common sum up."""
-    from trainers.parallel_held import local
+    from trainers.parallel.held import local
 
     return [
         Term("gradient of a weight that stages have in common, once a step", "all_reduce", bytes_of([local(p)]), holders)
@@ -118,8 +118,8 @@ def _refuse_interleaved(cell: Cell) -> str | None:
 
 def builder(schedule: str) -> Callable[[Cell, Task, Ranks], PipelineEngine]:
     def build(cell: Cell, task: Task, ranks: Ranks) -> PipelineEngine:
-        from trainers.parallel_held import Held
-        from trainers.parallel_schedule import Pipeline
+        from trainers.parallel.held import Held
+        from trainers.parallel.schedule import Pipeline
 
         per_rank = cell.options.get("stages_per_rank", 1)
         assert isinstance(per_rank, int)

@@ -11,7 +11,7 @@ from shardlab.registry import Option
 from trainers import menu, switches
 from trainers.communication import Term
 from trainers.instruments.timing import BACKWARD
-from trainers.parallel_engine import HeldEngine
+from trainers.parallel.engine import HeldEngine
 from trainers.precision import ALL, computed_bytes, weight_bytes
 from trainers.strategy import Strategy
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from trainers.instruments.timing import Clock
-    from trainers.parallel_held import Held
+    from trainers.parallel.held import Held
     from trainers.ranks import Ranks
     from trainers.workload import Batch, Task
 
@@ -124,7 +124,7 @@ def refuse(cell: Cell) -> str | None:
 
 
 def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine:
-    from trainers.parallel_held import Held
+    from trainers.parallel.held import Held
 
     held = Held(cell, task, ranks, split=True, sequence=bool(cell.options["sequence_parallel"]))
     return TensorEngine(cell, task, ranks, held)

@@ -2,244 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardlab.cell import Cell
 from shardlab.errors import InputError
 from shardlab.registry import Option
-from trainers import deepspeed_config, precision, switches
-from trainers.communication import Term
-from trainers.precision import ALL, dtype_name
-from trainers.replicated import ReplicatedEngine
+from trainers import precision, switches
+from trainers.precision import ALL
 from trainers.strategy import Strategy
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
+    from trainers.deepspeed_zero.engine import ZeroEngine
     from trainers.ranks import Ranks
     from trainers.workload import Task
-
-FLAGS = 8  # bytes of the gradient's norm and of the sign that a number overflowed, once a step
-
-
-class ZeroEngine(ReplicatedEngine):
-    """DeepSpeed's own engine, driven pass by pass; its bf16 and fp16 keep fp32 weights in the optimizer and cast the model."""
-
-    model: Any  # deepspeed.DeepSpeedEngine
-
-    def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, stage: int) -> None:
-        deepspeed = _deepspeed(ranks)
-        if cell.precision == "fp16" and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
-            raise InputError("DeepSpeed's fp16 needs a GPU, and this rank has none. Allowed: bf16.")
-        super().__init__(cell, task, ranks, model)
-        self.scaler = None  # DeepSpeed has its own
-        self.stage = stage
-        # Before they are cut: each parameter's elements, and which parameter a pass needs when.
-        self._sizes = {id(p): p.numel() for p in model.parameters() if p.requires_grad}
-        self._uses = _uses(model)
-        self.config = deepspeed_config.make(cell, stage, elements=self.parameters(), pin_memory=ranks.device.type == "cuda")
-        low = precision.low_dtype(cell.precision)
-        drawn = {name: p.detach().clone() for name, p in model.named_parameters()} if low else {}
-        self.model, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=self.config)
-        self._start_from(drawn)
-
-    def _start_from(self, drawn: dict[str, torch.Tensor]) -> None:
-        """Give the optimizer the weights as they were drawn: DeepSpeed's fp32 weights are those it had rounded before."""
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
-        from torch.nn.functional import pad
-
-        own = self._own_weights()
-        for name, parameter in self.model.module.named_parameters():
-            if name in drawn and self.stage == 3:
-                # Its own way to set a whole parameter fails where one does not divide among the ranks.
-                whole = drawn[name].flatten()
-                parts = pad(whole, (0, -whole.numel() % self.data_ranks)).chunk(self.data_ranks)
-                safe_set_local_fp32_param(parameter, parts[self.data_rank])
-            elif name in drawn and self.stage:
-                safe_set_full_fp32_param(parameter, drawn[name])
-            elif name in drawn:
-                own[parameter].detach().copy_(drawn[name])
-
-    def _own_weights(self) -> dict[torch.Tensor, torch.Tensor]:
-        """The fp32 weights behind each of the model's in 16 bits, where nothing is cut."""
-        optimizer = self.model.optimizer
-        low, full = (getattr(optimizer, name, []) for name in ("fp16_groups", "fp32_groups"))
-        return {p: weight for many, weights in zip(low, full) for p, weight in zip(many, weights)} if self.stage == 0 else {}
-
-    def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
-        self.model.set_gradient_accumulation_boundary(last)
-        return nullcontext()
-
-    def computing(self) -> AbstractContextManager[object]:
-        return nullcontext()  # DeepSpeed has cast the model itself
-
-    def backward(self, loss: torch.Tensor) -> None:
-        if self.stage == 0 and self.cell.precision == "fp16":
-            # Without ZeRO, DeepSpeed 0.19 divides gradients by the loss scale in step and multiplies by it nowhere.
-            loss = loss * self._scaling().cur_scale
-        self.model.backward(loss, scale_wrt_gas=False)  # it is a share of the step's loss already
-
-    def update(self) -> None:
-        self.model.step()
-
-    def gradient_norm(self) -> float:
-        import torch
-        from deepspeed.utils import safe_get_full_grad
-
-        squares = [safe_get_full_grad(p).float().square().sum() for p in self.model.module.parameters()]
-        return float(torch.stack(squares).sum().sqrt()) / (self._scaling().cur_scale if self.cell.precision == "fp16" else 1.0)
-
-    def _scaling(self) -> Any:
-        """What holds the loss scale of an fp16 run as `cur_scale`: gradients are as large as it until the step."""
-        optimizer = self.model.optimizer
-        return optimizer.loss_scaler if self.stage else optimizer.loss_scale_config
-
-    def start_loss_scale(self, scale: float) -> None:
-        if self.cell.precision == "fp16":
-            self._scaling().cur_scale = scale
-
-    def whole_parameters(self) -> dict[str, torch.Tensor]:
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        found, own = {}, self._own_weights()
-        for name, parameter in self.model.module.named_parameters():
-            whole = safe_get_full_fp32_param(parameter) if self.stage else own.get(parameter)
-            found[switches.plain_name(name)] = (parameter if whole is None else whole).detach().float().cpu().clone()
-        return found
-
-    def keeps(self) -> dict[str, list[torch.Tensor]]:
-        found, zero = super().keeps(), self.model.optimizer
-        averaged = getattr(zero, "averaged_gradients", {}).values()
-        found["gradient"] += [gradient for group in averaged for gradient in group or () if gradient is not None]
-        if self.stage == 3:
-            parameters = list(self.model.module.parameters())
-            if zero.grad_partitions_flat_buffer is not None:
-                found["gradient"].append(zero.grad_partitions_flat_buffer)
-            found["master_parameter"] += zero.fp32_partitioned_groups_flat
-            found["parameter"] = [p.ds_tensor for p in parameters]
-            found["gathered"] = [p.data for p in parameters]
-            # Before gradients, which for a while are views of it.
-            found = {"buffer": [bucket.buffer for bucket in zero.ipg_buckets.values() if bucket.buffer is not None], **found}
-        return found
-
-    def parameters(self) -> int:
-        return sum(self._sizes.values())  # what is cut has no size of its own
-
-    def theory(self) -> list[Term]:
-        n, elements, passes = self.data_ranks, self.parameters(), self.cell.gradient_accumulation_steps
-        weight = precision.computed_bytes(self.cell.precision)
-        reduced = elements * (2 if self.config["communication_data_type"] == "bf16" else 4)
-        if self.stage == 0:
-            return [Term("gradients, once a step", "all_reduce", reduced, n)]
-        flags = Term("gradient norm and overflow, once a step", "all_reduce", FLAGS, n)
-        if self.stage < 3:
-            # DeepSpeed reduces whole buckets to every rank at stage 2 as well, which textbooks count as a reduce-scatter.
-            times, when = (passes, "each pass") if self.stage == 2 else (1, "once a step")
-            gradients = Term(f"gradients, whole buckets to every rank, {when}", "all_reduce", reduced, n, times)
-            return [gradients, Term("updated parameters, once a step", "all_gather", elements * weight, n), flags]
-        fetched, kept = self._fetched()
-        return [
-            Term("cut parameters, as often as a pass needs one that was freed", "all_gather", fetched * weight, n, passes),
-            Term("parameters too small to be cut, once a step", "all_gather", kept * weight, n),
-            Term("gradients, each pass", "reduce_scatter", reduced, n, passes),
-            flags,
-        ]
-
-    def _fetched(self) -> tuple[int, int]:
-        """(elements that a pass gathers, each as often as it does; elements that are not cut).
-
-        After a use a parameter is freed unless it is needed again within max_reuse_distance elements: with DeepSpeed's
-        own 10^9 a model of less than half of that is gathered once a pass and then kept, which is less to send and more
-        to hold than textbooks say.
-        """
-        threshold, distance = (self._zero(f"stage3_{name}") for name in ("param_persistence_threshold", "max_reuse_distance"))
-        fetched, passed = 0, 0
-        used: dict[int, int] = {}  # parameter -> elements that had been used when it last was
-        for parameter in self._uses:
-            size = self._sizes[parameter]
-            if size > threshold and (parameter not in used or passed - used[parameter] >= distance):
-                fetched += size
-            passed += size
-            used[parameter] = passed
-        return fetched, sum(size for size in self._sizes.values() if size <= threshold)
-
-    def _zero(self, name: str) -> Any:
-        return self.config["zero_optimization"][name]
-
-    def textbook_bytes(self) -> float:
-        return (3 if self.stage == 3 else 2) * float(precision.weight_bytes(self.cell.precision)) * self.parameters()
-
-    def effective(self) -> dict[str, Any]:
-        engine = self.model
-        zero = engine._config.zero_config
-        read: dict[str, Any] = {
-            **super().effective(),
-            "zero_stage": int(engine.zero_optimization_stage()),
-            "deepspeed_optimizer": type(engine.optimizer).__name__,
-            "max_grad_norm": engine.gradient_clipping() or None,
-            "gradients_reduced_as": dtype_name(engine.communication_data_type),
-            "gradients_added_up_as": dtype_name(engine.get_data_types()[1]),
-        }
-        if self.cell.precision == "fp16":
-            read |= {"loss_scale": self._scaling().cur_scale, "skipped_steps": engine.skipped_steps}
-        if self.stage:
-            read |= {
-                "reduce_bucket_size": getattr(engine.optimizer, "reduce_bucket_size", None),
-                "overlap_comm": bool(getattr(engine.optimizer, "overlap_comm", self.stage == 3 and zero.overlap_comm)),
-                "offload_optimizer": zero.offload_optimizer.device if zero.offload_optimizer else "none",
-            }
-        if self.stage == 3:
-            parameters = list(engine.module.parameters())
-            read |= {
-                "uncut_parameters": sum(p.ds_numel for p in parameters if p.ds_persist),
-                "shard_parameters": sum(p.ds_tensor.numel() for p in parameters),
-                "offload_param": zero.offload_param.device if zero.offload_param else "none",
-                "max_reuse_distance": zero.max_reuse_distance,
-            }
-        return read
-
-
-def _uses(model: nn.Module) -> list[int]:
-    """The parameters (by id) in the order in which forward and backward of a pass need them, tied ones once for each module.
-
-    Modules are taken in the order in which the model names them, then backwards. A checkpointed block is computed again
-    before its backward, up to its last module, whose inputs are all that backward lacks.
-    """
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
-
-    wrappers = [module for module in model.modules() if isinstance(module, CheckpointWrapper)]
-    wrapper_of = {id(module): wrapper for wrapper in wrappers for module in wrapper.modules()}
-
-    def own(module: nn.Module) -> list[int]:
-        return [id(p) for p in module.parameters(recurse=False) if p.requires_grad]
-
-    users = [module for module in model.modules() if own(module)]
-    order = list(users)
-    again: nn.Module | None = None
-    for module in reversed(users):
-        wrapper = wrapper_of.get(id(module))
-        if wrapper is not None and wrapper is not again:
-            order += [inner for inner in wrapper.modules() if own(inner) and inner is not module]
-        again = wrapper
-        order.append(module)
-    return [parameter for module in order for parameter in own(module)]
-
-
-def _deepspeed(ranks: Ranks) -> Any:
-    """DeepSpeed on this rank's device, over the process group that the rank has joined already."""
-    os.environ["DS_ACCELERATOR"] = ranks.device.type  # it would guess, aloud
-    os.environ.setdefault("LOCAL_RANK", str(ranks.local_rank))  # it insists on it, one process or many
-    import deepspeed
-
-    if ranks.device.type == "cpu":
-        # It would compile an operation that only inference uses, for a minute, on the first start.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend=ranks.backend, auto_mpi_discovery=False)
-    return deepspeed
 
 
 def refuser(stage: int) -> Callable[[Cell], str | None]:
@@ -264,18 +40,43 @@ def refuser(stage: int) -> Callable[[Cell], str | None]:
                 "stage 1 in bf16 that adds gradients up in fp32 is done by DeepSpeed's BF16_Optimizer, which honours neither "
                 "reduce_bucket_size nor overlap_comm. Allowed: leave both out, or zero2."
             )
-        return _offload(cell, stage)
+        return _zeropp(cell) or _offload(cell)
 
     return refuse
 
 
-def _offload(cell: Cell, stage: int) -> str | None:
+def _zeropp(cell: Cell) -> str | None:
+    size = cell.options.get("hpz_partition_size", 1)
+    if isinstance(size, int) and (size < 1 or cell.gpus % size):
+        return f"hpz_partition_size: found {size} on {cell.gpus} ranks. Allowed: a divisor of the ranks; 1 for none."
+    if cell.options.get("quantized_gradients") is True and cell.nnodes == 1:
+        return "quantized_gradients: DeepSpeed quantises only what travels between nodes: found nnodes: 1. Allowed: false."
+    if cell.launcher == "fork" and (found := _quantized(cell)):
+        return f"{found}: DeepSpeed's quantiser needs a GPU, and ranks that are forked have none. Allowed: false."
+    return None
+
+
+def _quantized(cell: Cell) -> str:
+    """The options that make what travels coarser, or nothing."""
+    return " and ".join(name for name in ("quantized_weights", "quantized_gradients") if cell.options.get(name) is True)
+
+
+def unprovable(cell: Cell) -> str | None:
+    """Why a cell is not held against one process: ZeRO++'s quantisers round to 255 or 15 steps of each group's largest."""
+    if found := _quantized(cell):
+        return f"{found}: ZeRO++ rounds what travels to integers of 8 or 4 bits, which no tolerance for its precision covers"
+    return None
+
+
+def _offload(cell: Cell) -> str | None:
     where = {name: cell.options.get(name, "none") for name in ("offload_optimizer", "offload_param")}
     path = cell.options.get("nvme_path")
     if "nvme" not in where.values():
         return None if path is None else "nvme_path: found without anything that is offloaded to nvme."
     if not (isinstance(path, str) and path.startswith("/")):
         return f"offloading to nvme needs nvme_path, an absolute path on each node: found {path!r}."
+    if cell.instruments.checkpoints is not None:
+        return "instruments.checkpoints: what is offloaded to nvme is not saved. Allowed: leave it out, or offload to cpu."
     if cell.launcher == "fork":
         return "offloading to nvme needs a GPU beside the disk: ranks that are forked have none. Allowed: cpu."
     return None
@@ -285,8 +86,14 @@ def builder(stage: int) -> Callable[[Cell, Task, Ranks], ZeroEngine]:
     """What builds the engine of a stage."""
 
     def build(cell: Cell, task: Task, ranks: Ranks) -> ZeroEngine:
+        from trainers.deepspeed_zero.engine import ZeroEngine
+
         if ranks.device.type == "cpu" and "nvme" in cell.options.values():
             raise InputError("offloading to nvme needs a GPU beside the disk, and this rank has none. Allowed: cpu.")
+        if ranks.device.type == "cpu" and cell.precision == "fp16":  # which DeepSpeed leaves to what the CPU can do
+            raise InputError("DeepSpeed's fp16 needs a GPU, and this rank has none. Allowed: bf16.")
+        if ranks.device.type == "cpu" and (found := _quantized(cell)):
+            raise InputError(f"{found}: DeepSpeed's quantiser needs a GPU, and this rank has none. Allowed: false.")
         weights = precision.weight_dtype(cell.precision)
         model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weights))
         return ZeroEngine(cell, task, ranks, model, stage)
@@ -316,6 +123,9 @@ ALL_CUT = (
     Option("offload_optimizer", "none", "where optimizer state is kept; updated on the CPU", ("none", "cpu", "nvme")),
     Option("offload_param", "none", "where cut parameters are kept", ("none", "cpu", "nvme")),
     Option("nvme_path", None, "a folder on a local disk of each node"),
+    Option("hpz_partition_size", 1, "ranks that hold a second copy together, for what a step gathers again; 1: none (ZeRO++)"),
+    Option("quantized_weights", False, "parameters travel as 8-bit integers (ZeRO++)"),
+    Option("quantized_gradients", False, "gradients travel as 4-bit integers (ZeRO++)"),
 )
 CUTS = ("", "parameter", "gradient", "optimizer_state")  # the last so many as the stage says
 HONOURED = ("activation_checkpointing", "max_grad_norm")
@@ -332,6 +142,7 @@ def _variant(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
         options=options,
         switches=HONOURED,
         cuts=CUTS[4 - stage :],
+        unprovable=unprovable,
     )
 
 

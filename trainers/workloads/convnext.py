@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from shardlab.cell import Optimizer
-from trainers.convolutional_task import of_type, variant
-from trainers.image_task import IMAGENET_CLASSES
+from trainers.tasks.convolutional import of_type, variant
+from trainers.tasks.image_task import IMAGENET_CLASSES
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell, Optimizer
 from shardlab.errors import InputError
-from trainers import token_task, transformer_shape, vision_library
-from trainers.token_task import TokenTask
-from trainers.transformer_shape import Shape
+from trainers.tasks import token_task, transformer_shape, vision_library
+from trainers.tasks.token_task import TokenTask
+from trainers.tasks.transformer_shape import Shape
 from trainers.workload import Workload
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell, Optimizer
 from shardlab.errors import InputError
-from trainers import image_task, transformer_shape, vision_library
-from trainers.image_task import IMAGENET_CLASSES, ImageTask
-from trainers.transformer_shape import Shape
+from trainers.tasks import image_task, transformer_shape, vision_library
+from trainers.tasks.image_task import IMAGENET_CLASSES, ImageTask
+from trainers.tasks.transformer_shape import Shape
 from trainers.workload import Batch, Workload
 
 if TYPE_CHECKING:

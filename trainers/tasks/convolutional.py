@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell, Optimizer
 from shardlab.errors import InputError
-from trainers import image_task, vision_library
-from trainers.image_task import ImageTask
+from trainers.tasks import image_task, vision_library
+from trainers.tasks.image_task import ImageTask
 from trainers.workload import Batch, Workload
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ConvolutionalTask(ImageTask):
 
     def model(self) -> nn.Module:
         vision_library.load()
-        from trainers.batch_norm import mix
+        from trainers.tasks.batch_norm import mix
 
         return mix(self._architecture(self.classes, self.dropout))
 

@@ -89,9 +89,10 @@ def _zero(cell: Cell, stage: int, elements: int, pin_memory: bool) -> dict[str, 
             "stage3_module_granularity_threshold": 0,
             "stage3_use_all_reduce_for_fetch_params": False,
             "sub_group_size": 1_000_000_000,  # elements that the optimizer takes at a time
-            "zero_hpz_partition_size": 1,
-            "zero_quantized_weights": False,
-            "zero_quantized_gradients": False,
+            "zero_hpz_partition_size": options["hpz_partition_size"],
+            "zero_quantized_weights": options["quantized_weights"],
+            "zero_quantized_nontrainable_weights": False,
+            "zero_quantized_gradients": options["quantized_gradients"],
         }
     for what in ("offload_optimizer", "offload_param"):
         if (device := options.get(what, "none")) != "none":

@@ -12,7 +12,7 @@ from shardlab.cell import Cell
 from shardlab.errors import InputError
 from shardlab.registry import Option
 from trainers.data.image_sets import NAMES, open_images
-from trainers.transfer import to_device
+from trainers.tasks.transfer import to_device
 from trainers.workload import Batch, Task
 
 if TYPE_CHECKING:

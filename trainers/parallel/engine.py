@@ -12,8 +12,9 @@ from trainers.replicated import ReplicatedEngine
 if TYPE_CHECKING:
     import torch
 
-    from trainers.parallel_held import Held
+    from trainers.parallel.held import Held
     from trainers.ranks import Ranks
+    from trainers.saving.state_parts import State
     from trainers.workload import Task
 
 
@@ -43,6 +44,14 @@ class HeldEngine(ReplicatedEngine):
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         return self.held.whole_parameters()
 
+    def state(self) -> State:
+        from trainers.saving import state_parts
+
+        return {**state_parts.of_parameters(self.held.named(), self.optimizer), **state_parts.of_buffers(self.model)}
+
+    def reordered(self, name: str, shape: torch.Size) -> torch.Tensor | None:
+        return self.held.order(name.rpartition("/")[2], shape)
+
     def parameters(self) -> int:
         return self.held.parameters
 
@@ -50,7 +59,7 @@ class HeldEngine(ReplicatedEngine):
         return None  # it depends on the activations, so no single figure is taught
 
     def effective(self) -> dict[str, Any]:
-        from trainers.parallel_held import local
+        from trainers.parallel.held import local
 
         mesh = self.held.mesh
         return {

@@ -183,6 +183,14 @@ class Held:
             found[name] = whole.cpu()
         return found
 
+    def order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
+        """As `Engine.reordered` has it, of the parameter of this name or of optimizer state that is laid out like it."""
+        if not self._split or name not in self._shapes or shape.numel() != self._shapes[name].numel():
+            return None
+        numbers = torch.arange(shape.numel()).view(shape)
+        restored = self._plan.restored(name, numbers, self.mesh["tp"].size())
+        return None if restored is numbers else restored
+
 
 def _gathered(cut: DTensor) -> torch.Tensor:
     """A tensor's whole, gathered over one dimension of its mesh after the other, as it was cut; all in one go torch warns."""

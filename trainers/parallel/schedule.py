@@ -18,7 +18,7 @@ from trainers.instruments.timing import BACKWARD, FORWARD
 if TYPE_CHECKING:
     from trainers.instruments.timing import Clock
     from trainers.loss_scaling import LossScaler
-    from trainers.parallel_held import Held
+    from trainers.parallel.held import Held
     from trainers.workload import Batch, Task
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that logits can have

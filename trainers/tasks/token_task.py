@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from shardlab.cell import Cell
 from shardlab.registry import Option
 from trainers.data.token_sets import NAMES, open_tokens
-from trainers.transfer import to_device
+from trainers.tasks.transfer import to_device
 from trainers.workload import Batch, Task
 
 if TYPE_CHECKING:

@@ -1,0 +1,163 @@
+"""What reading traces costs: processor seconds and peak memory of `collect trace`, beside those of others on the same files.
+
+    python benchmarks/trace.py [--ranks 8] [--mb 50] [--gz] [--rounds 3] [--peer PYTHON]
+
+Writes traces as Kineto lays them out for a GPU (219 bytes an event, 9 % kernels; real ones had 224 to 319, 6 to 8 %).
+--peer: a Python that has HolisticTraceAnalysis, pysimdjson or orjson; what it does not have is left out. The last two only
+parse each file as a whole and look at no event: a bound, not a rival. Each runs in a process of its own, in turns; the table
+has the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+OURS = """
+import sys
+from pathlib import Path
+from collect.sources import trace
+from collect.traces import hta
+from collect.traces.breakdown import breakdown
+traces = [trace.read(path) for path in sorted(Path(sys.argv[1]).glob("rank-*"))]
+assert all(breakdown(one).communication_ns > 0 and not one.lost and not one.cut for one in traces)
+hta.breakdowns(traces)
+"""
+HTA = """
+import logging, sys
+logging.disable(logging.CRITICAL)
+from pathlib import Path
+from hta.trace_analysis import TraceAnalysis
+paths = {int(path.name[5:10]): str(path) for path in Path(sys.argv[1]).glob("rank-*")}
+analysis = TraceAnalysis(trace_files=paths, trace_dir=sys.argv[1])
+analysis.get_temporal_breakdown(visualize=False)
+analysis.get_comm_comp_overlap(visualize=False)
+analysis.get_gpu_kernel_breakdown(visualize=False)
+"""
+BOUND = """
+import gzip, sys
+from pathlib import Path
+import {module}
+for path in Path(sys.argv[1]).glob("rank-*"):
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    {call}
+"""
+GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x256x64_warpgroupsize2x1x1_execute_segment_k_off_kernel__5x_cublas"
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+SHAPES = '"Input type": ["c10::BFloat16", "c10::BFloat16", "Scalar"], "Input Dims": [[1280], [8192, 1280], []], '
+EVENT = """  {{
+    "ph": "X", "cat": "{cat}", "name": "{name}", "pid": {pid}, "tid": {tid},
+    "ts": {ts}, "dur": {dur},
+    "args": {{
+      "External id": {id}, {args}"Ev Idx": {id}
+    }}
+  }},
+"""
+FLOW = '  {{\n    "ph": "{ph}", "id": {id}, "pid": 1, "tid": 1, "ts": {ts},\n    "cat": "ac2g", "name": "ac2g"\n  }},\n'
+KERNEL = (
+    '"device": 0, "context": 1,\n      "stream": {stream}, "correlation": {id},\n      "registers per thread": 168,\n'
+    '      "blocks per SM": 9.697, "warps per SM": 38.79,\n      "grid": [1280, 1, 1],\n      "block": [128, 1, 1],\n      '
+)
+MIX = (("cpu_op", "aten::linear"), ("cpu_op", "aten::addmm"), ("cpu_op", "aten::empty"), ("cuda_runtime", "cudaEventRecord"))
+
+
+def write(path: Path, rank: int, size: float) -> None:
+    """A trace of at least `size` bytes."""
+    pick, now, number, written, step = random.Random(rank), 4_458_676_522_000_000, 1000, 0, 0
+    with gzip.open(path, "wb", 6) if path.suffix == ".gz" else path.open("wb") as file:
+        file.write(b'{\n  "schemaVersion": 1,\n  "distributedInfo": {"rank": %d},\n  "traceEvents": [\n' % rank)
+        while written < size or step < 3:
+            begin, parts = now, []
+            for index in range(1200):
+                for cat, name in MIX:
+                    more = SHAPES if cat == "cpu_op" else '"cbid": 135, '
+                    parts.append(_event(cat, name, 1, now, 9000 + number % 999, number, more))
+                    parts.append(FLOW.format(ph="s", id=number, ts=_us(now)) * (name != "aten::empty"))
+                    number += 1
+                communicates = index % 40 == 39
+                stream = 20 if communicates else 7
+                parts.append(
+                    _event("cuda_runtime", "cudaLaunchKernel", 1, now + 900, 3100, number, f'"correlation": {number}, ')
+                )
+                lasts = pick.randint(9000, 30_000) * (20 if communicates else 1)
+                kernel = KERNEL.format(stream=stream, id=number)
+                parts.append(_event("kernel", NCCL if communicates else GEMM, stream, now + 8000, lasts, number, kernel))
+                parts.append(FLOW.format(ph="f", id=number, ts=_us(now)) * 2)
+                number += 1
+                now += pick.randint(19_000, 31_000)
+            parts.append(_event("user_annotation", f"ProfilerStep#{step}", 1, begin, now - begin - 1000, number, ""))
+            text = "".join(parts).encode()
+            written, step = written + len(text), step + 1
+            file.write(text)
+        file.write(b'  {\n    "ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 0\n  }\n  ]\n}\n')
+
+
+def _event(cat: str, name: str, tid: int, ts: int, dur: int, number: int, args: str) -> str:
+    return EVENT.format(cat=cat, name=name, pid=1, tid=tid, ts=_us(ts), dur=_us(dur), id=number, args=args)
+
+
+def _us(ns: int) -> str:
+    return f"{ns // 1000}.{ns % 1000:03d}"
+
+
+def cost(python: str, code: str, folder: Path) -> tuple[float, float]:
+    """(processor seconds, MB of the largest process) of a program and the processes that it starts."""
+    meter = (
+        "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode; "
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN); print(used.ru_utime + used.ru_stime, used.ru_maxrss); "
+        "sys.exit(done)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    command = [sys.executable, "-c", meter, python, "-c", code, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    seconds, kib = done.stdout.split()
+    return float(seconds), float(kib) * 1024 / 1e6
+
+
+def rivals(peer: str | None) -> dict[str, tuple[str, str]]:
+    """Name -> (Python, program) of everything that can run here."""
+    found = {"collect trace, both modes": (sys.executable, OURS)}
+    others = {
+        "HolisticTraceAnalysis": ("hta", HTA),
+        "simdjson, parse alone": ("simdjson", BOUND.format(module="simdjson", call="simdjson.Parser().parse(text)")),
+        "orjson, parse alone": ("orjson", BOUND.format(module="orjson", call="orjson.loads(text)")),
+    }
+    for name, (module, code) in others.items():
+        if peer and subprocess.run([peer, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0:
+            found[name] = (peer, code)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=8, help="(default: 8)")
+    parser.add_argument("--mb", type=float, default=50, help="of text a rank (default: 50)")
+    parser.add_argument("--gz", action="store_true", help="gzipped, as trainers write them")
+    parser.add_argument("--rounds", type=int, default=3, help="(default: 3)")
+    parser.add_argument("--peer", metavar="PYTHON", help="a Python that has HolisticTraceAnalysis, pysimdjson or orjson")
+    arguments = parser.parse_args()
+    programs = rivals(arguments.peer)
+    costs: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for rank in range(arguments.ranks):
+            write(folder / f"rank-{rank:05d}.json{'.gz' if arguments.gz else ''}", rank, arguments.mb * 1e6)
+        for _ in range(arguments.rounds):
+            for name, (python, code) in programs.items():
+                costs[name].append(cost(python, code, folder))
+    ours = statistics.median(seconds for seconds, _ in costs["collect trace, both modes"])
+    print(f"{arguments.ranks} x {arguments.mb:g} MB{' gzipped' if arguments.gz else ''}, median of {arguments.rounds} rounds")
+    for name, found in costs.items():
+        seconds = statistics.median(one for one, _ in found)
+        print(f"{name:26} {seconds:8.2f} CPU s {max(mb for _, mb in found):8.0f} MB {seconds / ours:7.2f} times ours")
+
+
+if __name__ == "__main__":
+    main()

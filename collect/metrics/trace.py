@@ -1,0 +1,85 @@
+"""Where the time of the profiled steps went, as the profiler's traces have it: exact, mean over the ranks that were profiled.
+
+The definitions follow HolisticTraceAnalysis (its documentation: Temporal Breakdown, Communication Computation Overlap), but
+for its rounding to whole microseconds and its leaving out of the last step; `collect trace --like-hta` gives its own numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from collect.metric import Direction, Measured, Metric, Quantity
+
+if TYPE_CHECKING:
+    from collect.traces.breakdown import Breakdown
+
+_MS = 1e6  # ns
+
+
+def _a_step(name: str, ns: Callable[[Breakdown], int | None], direction: Direction, definition: str) -> Metric:
+    """A time in ms a profiler step; None where no rank was profiled by steps."""
+
+    def of_run(measured: Measured) -> Quantity | None:
+        known = [(time, one) for one in measured.breakdowns if one.steps and (time := ns(one)) is not None]
+        if not known:
+            return None
+        return Quantity(sum(time / one.steps for time, one in known) / len(known) / _MS, "ms", known[0][1].source)
+
+    return Metric(name=name, unit="ms", direction=direction, definition=definition, of_run=of_run)
+
+
+def overlap(measured: Measured) -> Quantity | None:
+    """None where no profiled rank communicated."""
+    known = [(share, one) for one in measured.breakdowns if (share := one.overlap_pct) is not None]
+    return Quantity(sum(share for share, _ in known) / len(known), "%", known[0][1].source) if known else None
+
+
+METRICS = (
+    _a_step(
+        "compute_ms",
+        lambda one: one.compute_ns,
+        "lower is better",
+        "Time of a profiled step in which a kernel computes: the union of all kernels but NCCL's. With gloo: the union of the "
+        "main thread's operators, without c10d's own and without what autograd wraps around them.",
+    ),
+    _a_step(
+        "communication_ms",
+        lambda one: one.communication_ns,
+        "lower is better",
+        "Time of a profiled step in which a collective runs, its waiting for other ranks included: the union of NCCL's "
+        "kernels, or of gloo's spans.",
+    ),
+    _a_step(
+        "exposed_communication_ms",
+        lambda one: one.exposed_communication_ns,
+        "lower is better",
+        "Time of a profiled step in which a collective runs and nothing computes: communication less its overlap with compute.",
+    ),
+    _a_step(
+        "memory_operations_ms",
+        lambda one: one.memory_ns,
+        "lower is better",
+        "Time of a profiled step in which a GPU copies or sets memory: the union of gpu_memcpy and gpu_memset.",
+    ),
+    _a_step(
+        "non_compute_ms",
+        lambda one: one.non_compute_ns,
+        "lower is better",
+        "Time of a profiled step in which something runs but nothing computes: exposed communication and exposed memory "
+        "operations together.",
+    ),
+    _a_step(
+        "idle_ms",
+        lambda one: one.idle_ns,
+        "lower is better",
+        "Time of a profiled step in which nothing runs, between the first and the last kernel (with gloo: within the steps).",
+    ),
+    Metric(
+        name="overlap_pct",
+        unit="%",
+        direction="higher is better",
+        definition="Share of the communication of the profiled steps during which something computes as well.",
+        of_run=overlap,
+    ),
+)

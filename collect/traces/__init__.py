@@ -1,0 +1,1 @@
+"""What profiler traces say: read a block at a time, told in exact integers."""

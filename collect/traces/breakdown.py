@@ -1,0 +1,167 @@
+"""Where the time of a rank went: computing, communicating, moving memory, or nothing; a trace -> figures of merit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.sources.trace import Trace
+from collect.traces import gloo, intervals
+from collect.traces.intervals import Intervals
+
+NCCL = re.compile(r"nccl.*Kernel")  # as HolisticTraceAnalysis tells them (hta/utils/utils.py)
+_COLLECTIVE = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
+_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+Source = Literal["gpu", "gloo", "cpu"]
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """Events of one name: how many, and the sum and mean of their durations."""
+
+    name: str
+    count: int
+    total_ns: int
+
+    @property
+    def mean_ns(self) -> float:
+        return self.total_ns / self.count
+
+
+class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of one rank, in ns. Intervals that lie over one another, as on several streams, count once.
+
+    source: `gpu` for kernels (categories kernel, gpu_memcpy, gpu_memset) of all devices of the rank together; `gloo` for
+    operators of the main thread beside gloo's collectives; `cpu` for operators alone.
+    steps: the profiler steps in the trace. None: not known, or not to be had from this kind of trace.
+    """
+
+    rank: int | None
+    source: Source
+    steps: int
+    span_ns: int  # gpu: first start to last end of a kernel; else: of the profiler steps, or of the operators without any
+    compute_ns: int
+    communication_ns: int
+    memory_ns: int | None
+    non_compute_ns: int
+    idle_ns: int
+    overlap_ns: int
+    collectives: list[Tally]  # by what they do
+    kernels: list[Tally]  # by name, the longest total first; gloo and cpu: of the main thread's operators
+
+    @property
+    def exposed_communication_ns(self) -> int:
+        return self.communication_ns - self.overlap_ns
+
+    @property
+    def overlap_pct(self) -> float | None:
+        return 100 * self.overlap_ns / self.communication_ns if self.communication_ns > 0 else None
+
+
+def breakdown(trace: Trace) -> Breakdown | None:
+    """The exact figures of a trace, to the ns; None where it holds neither kernels nor operators."""
+    kernel = trace.of_category("kernel")
+    memory = trace.of_category("gpu_memcpy", "gpu_memset")
+    if not (kernel | memory).any():
+        return _on_cpu(trace)
+    collective = kernel & trace.among(trace.name, [NCCL.match(label) is not None for label in trace.labels])
+    compute, communication, moved = (intervals.of(trace, rows) for rows in (kernel & ~collective, collective, memory))
+    busy = intervals.of(trace, kernel | memory)
+    return _told(
+        trace,
+        "gpu",
+        int(busy.end[-1] - busy.start[0]) if len(busy.end) else 0,
+        compute,
+        communication,
+        moved,
+        collectives=renamed(tally(trace, collective), collective_of),
+        kernels=tally(trace, kernel | memory),
+    )
+
+
+def _on_cpu(trace: Trace) -> Breakdown | None:
+    found = gloo.activity(trace)
+    if found is None:
+        return None
+    source: Source = "gloo" if found.collectives.any() else "cpu"
+    names = gloo.meanings(trace, found)
+    spans = np.flatnonzero(found.collectives)
+    collectives = [Tally(name, 1, int(trace.duration_ns[row])) for name, row in zip(names, spans, strict=True)]
+    return _told(
+        trace,
+        source,
+        found.end_ns - found.start_ns,
+        found.compute,
+        found.communication,
+        None,
+        collectives=renamed(collectives, str),
+        kernels=tally(trace, found.operators),
+    )
+
+
+def _told(
+    trace: Trace,
+    source: Source,
+    span_ns: int,
+    compute: Intervals,
+    communication: Intervals,
+    memory: Intervals | None,
+    *,
+    collectives: list[Tally],
+    kernels: list[Tally],
+) -> Breakdown:
+    busy = intervals.either(compute, communication)
+    if memory is not None:
+        busy = intervals.either(busy, memory)
+    return Breakdown(
+        rank=trace.rank,
+        source=source,
+        steps=steps(trace),
+        span_ns=span_ns,
+        compute_ns=compute.length,
+        communication_ns=communication.length,
+        memory_ns=None if memory is None else memory.length,
+        non_compute_ns=busy.length - compute.length,
+        idle_ns=span_ns - busy.length,
+        overlap_ns=intervals.both(compute, communication),
+        collectives=collectives,
+        kernels=kernels,
+    )
+
+
+def steps(trace: Trace) -> int:
+    """How many profiler steps a trace holds."""
+    return sum(gloo.STEP.match(label) is not None for label in trace.labels)
+
+
+def tally(
+    trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp], duration_ns: NDArray[np.int64] | None = None
+) -> list[Tally]:
+    """The chosen events by name, the longest total first. duration_ns: instead of the events' own, one per chosen row."""
+    lasted = trace.duration_ns[rows] if duration_ns is None else duration_ns
+    labels, group = np.unique(trace.name[rows], return_inverse=True)
+    counts = np.bincount(group, minlength=len(labels))
+    totals = np.zeros(len(labels), np.int64)
+    np.add.at(totals, group, lasted)
+    found = [Tally(trace.labels[label], int(n), int(ns)) for label, n, ns in zip(labels, counts, totals, strict=True)]
+    return sorted(found, key=lambda one: (-one.total_ns, one.name))
+
+
+def renamed(tallies: Sequence[Tally], rename: Callable[[str], str]) -> list[Tally]:
+    """Added up under the names that they get, the longest total first."""
+    totals: dict[str, Tally] = {}
+    for one in tallies:
+        name = rename(one.name)
+        before = totals.get(name, Tally(name, 0, 0))
+        totals[name] = Tally(name, before.count + one.count, before.total_ns + one.total_ns)
+    return sorted(totals.values(), key=lambda one: (-one.total_ns, one.name))
+
+
+def collective_of(kernel: str) -> str:
+    """What a NCCL kernel does, as torch calls it: ncclDevKernel_AllReduce_Sum_f32_RING_LL(...) is an all_reduce."""
+    match = _COLLECTIVE.match(kernel)
+    return _CAPITAL.sub("_", match[1]).lower() if match else kernel

@@ -1,0 +1,140 @@
+"""`collect trace`: where the time of a run's profiled steps went, and what another run calls instead."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from collect import notation
+from collect.sources import trace as source
+from collect.sources.trace import Trace
+from collect.traces import hta
+from collect.traces.breakdown import Breakdown, Tally, breakdown
+from collect.traces.operators import Difference, differences
+from shardlab.console import Output
+from shardlab.errors import InputError
+from shardlab.workspace import Workspace
+
+_SHOWN = 12  # rows of a table of operators; all of them are in the JSON document
+_MS = 1e6  # ns
+_FIGURES = ("exposed_communication_ns", "overlap_pct")
+
+
+def files(workspace: Workspace, run: str) -> list[Path]:
+    """The traces of a run, or of a folder or file where the name has a slash. Raises InputError where there are none."""
+    folder = Path(run) if "/" in run else workspace.run(run).path / "trace"
+    found = [folder] if folder.is_file() else sorted(path for path in folder.glob("*.json*") if not path.name.startswith("."))
+    if not found:
+        raise InputError(
+            f"{folder}: no traces. Allowed: a run whose cell has instruments: {{profile: ...}}, "
+            "or a folder or file (with a slash in its name) of Chrome traces, *.json or *.json.gz."
+        )
+    return found
+
+
+def show(workspace: Workspace, run: str, against: str | None, output: Output, *, like_hta: bool) -> int:
+    """Print tables or the document. 1 where a trace is damaged: its figures are of what could be read."""
+    paths, other_paths = files(workspace, run), files(workspace, against) if against else []
+    traces = [source.read(path) for path in paths]
+    told = hta.breakdowns(traces) if like_hta else [found for trace in traces if (found := breakdown(trace))]
+    others = [source.read(path) for path in other_paths]
+    differ = differences(traces, others) if against else []
+    damage = [f"{trace.path}: {sentence}" for trace in (*traces, *others) for sentence in damages(trace)]
+    _tables(output, run, told, like_hta=like_hta)
+    if against:
+        _operators(output, run, against, differ)
+    for trace in traces:
+        if not len(trace.name):
+            output.remark(f"{trace.path}: no events to tell of.", style="yellow")
+    for sentence in damage:
+        output.remark(sentence, style="red")
+    document: dict[str, Any] = {"run": run, "like_hta": like_hta, "ranks": [_document(one) for one in told], "damage": damage}
+    output.document(document | ({"against": against, "operators": differ} if against else {}))
+    return 1 if damage else 0
+
+
+def damages(trace: Trace) -> list[str]:
+    """What is wrong with a trace, a sentence each."""
+    found = [f"{count:,} events lost: {reason}" for reason, count in trace.lost.items()]
+    return [*found, *([f"cut short: {trace.cut}"] if trace.cut else [])]
+
+
+def _document(one: Breakdown) -> dict[str, Any]:
+    built: dict[str, Any] = msgspec.to_builtins(one)
+    for rows, tallies in ((built["collectives"], one.collectives), (built["kernels"], one.kernels)):
+        for row, each in zip(rows, tallies, strict=True):
+            row["mean_ns"] = each.mean_ns
+    return built | {name: getattr(one, name) for name in _FIGURES}
+
+
+def _tables(output: Output, run: str, told: Sequence[Breakdown], *, like_hta: bool) -> None:
+    by = "as HolisticTraceAnalysis rounds: whole microseconds, without the last profiler step" if like_hta else "exact"
+    headings = ["Rank", "Of", "Steps", "Span (ms)", "Compute (ms)", "Communication (ms)", "Memory (ms)", "Non-compute (ms)"]
+    headings += ["Idle (ms)", "Idle (%)", "Overlap (%)", "Exposed communication (ms)"]
+    rows = [
+        [
+            "" if one.rank is None else str(one.rank),
+            one.source,
+            str(one.steps),
+            *(_ms(ns) for ns in (one.span_ns, one.compute_ns, one.communication_ns, one.memory_ns, one.non_compute_ns)),
+            _ms(one.idle_ns),
+            f"{100 * one.idle_ns / one.span_ns:.2f}" if one.span_ns else "",
+            "" if one.overlap_pct is None else f"{one.overlap_pct:.2f}",
+            _ms(one.exposed_communication_ns),
+        ]
+        for one in told
+    ]
+    output.table(f"{run} ({by})", headings, rows)
+    output.line("non-compute: busy without computing, so exposed communication and exposed memory operations together.")
+    _tallies(output, "collectives, all ranks together", "Collective", [one for each in told for one in each.collectives])
+    _tallies(
+        output,
+        "kernels, or operators with all that they call, all ranks together",
+        "Name",
+        [one for each in told for one in each.kernels],
+    )
+
+
+def _tallies(output: Output, title: str, heading: str, tallies: Sequence[Tally]) -> None:
+    totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for one in tallies:
+        totals[one.name][0] += one.count
+        totals[one.name][1] += one.total_ns
+    rows = sorted(totals.items(), key=lambda item: -item[1][1])
+    shown = [[_short(name), f"{n:,}", _ms(ns), notation.number(ns / n / 1000)] for name, (n, ns) in rows[:_SHOWN]]
+    if shown:
+        more = f"; {len(rows) - _SHOWN} more in --json" if len(rows) > _SHOWN else ""
+        output.table(f"{title}{more}", [heading, "Calls (n)", "Total (ms)", "Mean (us)"], shown)
+
+
+def _operators(output: Output, run: str, against: str, differ: Sequence[Difference]) -> None:
+    chosen = [one for one in differ if one.change != "same"]
+    rows = [
+        [
+            one.change,
+            one.kind,
+            _short(one.name),
+            *(notation.number(calls) for calls in (one.calls, one.against_calls)),
+            *(_ms(ns) for ns in (one.time_ns, one.against_time_ns, one.more_time_ns)),
+        ]
+        for one in chosen[:_SHOWN]
+    ]
+    counts = ", ".join(
+        f"{sum(one.change == change for one in differ)} {change}" for change in ("new", "gone", "changed", "same")
+    )
+    more = f"; {len(chosen) - _SHOWN} more in --json" if len(chosen) > _SHOWN else ""
+    columns = ["Change", "Kind", "Name", "Calls (n)", "Against (n)", "Time (ms)", "Against (ms)", "More (ms)"]
+    output.table(f"{run} against {against}, a step and rank: {counts}{more}", columns, rows)
+
+
+def _ms(ns: float | None) -> str:
+    return "" if ns is None else notation.number(ns / _MS)
+
+
+def _short(name: str) -> str:
+    """Kernels are templates whose names run over hundreds of characters."""
+    return name if len(name) <= 72 else f"{name[:71]}…"

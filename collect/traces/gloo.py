@@ -1,0 +1,109 @@
+"""Which events of a trace without a GPU are computing and which are gloo's collectives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.sources.trace import Trace
+from collect.traces import intervals
+from collect.traces.intervals import Intervals
+
+_SPAN = "gloo:"
+_C10D = ("c10d::", "_c10d_functional::", "c10d_functional::")
+_WRAPPER = "autograd::engine::evaluate_function"  # also lasts while a hook in it waits for a collective
+STEP = re.compile(r"ProfilerStep\s*#\s*\d+")
+_POINT_TO_POINT = ("send", "recv")
+_MEANINGS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "recv": "recv",
+}
+
+
+class Activity(NamedTuple):
+    """operators: rows of the main thread's operators; collectives: rows of gloo's spans, on whatever thread.
+
+    compute: the union of the operators less that of c10d's own, which launch collectives or wait for them. communication: the
+    union of the spans, their waiting for other ranks included; `gloo:send` and `gloo:recv` stand on the main thread and last
+    until somebody waits for them. Both within start_ns to end_ns.
+    """
+
+    start_ns: int
+    end_ns: int
+    operators: NDArray[np.bool_]
+    launches: NDArray[np.bool_]
+    collectives: NDArray[np.bool_]
+    compute: Intervals
+    communication: Intervals
+
+
+def activity(trace: Trace) -> Activity | None:
+    """None where the trace holds neither operators nor spans of gloo."""
+    step = trace.of_category("user_annotation") & _named(trace, lambda label: STEP.match(label) is not None)
+    operators = trace.of_category("cpu_op")
+    collectives = _named(trace, lambda label: label.startswith(_SPAN)) & ~operators
+    if not (operators | collectives).any():
+        return None
+    main = _main_thread(trace, step, operators)
+    operators &= trace.thread == main
+    c10d = operators & _named(trace, lambda label: label.startswith(_C10D))
+    computing = operators & ~c10d & _named(trace, lambda label: not label.startswith(_WRAPPER))
+    seen = step if step.any() else operators | collectives
+    start, end = int(trace.start_ns[seen].min()), int(trace.end_ns[seen].max())
+    compute = intervals.without(intervals.of(trace, computing), intervals.of(trace, c10d))
+    return Activity(
+        start_ns=start,
+        end_ns=end,
+        operators=operators,
+        launches=c10d & _named(trace, lambda label: label.startswith("c10d::")),
+        collectives=collectives,
+        compute=intervals.within(compute, start, end),
+        communication=intervals.within(intervals.of(trace, collectives), start, end),
+    )
+
+
+def meanings(trace: Trace, found: Activity) -> list[str]:
+    """What each of gloo's spans does, in the order of the rows.
+
+    gloo carries out a reduce_scatter as an all_reduce of the whole input and says so in the span's name. What was asked for
+    stands in the operator that launched it: gloo begins its work in the order of the launches. Where the two do not pair off
+    one to one and in agreement, as when launches lie before the trace, every span keeps the name that gloo gave it.
+    """
+    rows = np.flatnonzero(found.collectives)
+    said = [trace.labels[label].removeprefix(_SPAN) for label in trace.name[rows]]
+    queued = [index for index, name in enumerate(said) if name not in _POINT_TO_POINT]
+    queued.sort(key=lambda index: trace.start_ns[rows[index]])
+    launches = sorted(np.flatnonzero(found.launches), key=lambda row: trace.start_ns[row])
+    asked = [(row, name) for row in launches if (name := _asked(trace.labels[trace.name[row]])) not in _POINT_TO_POINT]
+    if len(asked) != len(queued):
+        return said
+    meant = list(said)
+    for index, (row, name) in zip(queued, asked, strict=True):
+        same = name == said[index] or (name, said[index]) == ("reduce_scatter", "all_reduce")
+        if not same or trace.start_ns[rows[index]] < trace.start_ns[row]:
+            return said
+        meant[index] = name
+    return meant
+
+
+def _asked(operator: str) -> str:
+    """c10d::_reduce_scatter_base_ is a reduce_scatter."""
+    name = operator.removeprefix("c10d::").strip("_")
+    return next((meaning for start, meaning in _MEANINGS.items() if name.startswith(start)), name)
+
+
+def _main_thread(trace: Trace, step: NDArray[np.bool_], operators: NDArray[np.bool_]) -> int:
+    """The thread of the profiler steps, else the one with the most operators."""
+    rows = step if step.any() else operators
+    return int(np.bincount(trace.thread[rows]).argmax()) if rows.any() else -1
+
+
+def _named(trace: Trace, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+    return trace.among(trace.name, [wanted(label) for label in trace.labels])

@@ -1,0 +1,144 @@
+"""The figures that HolisticTraceAnalysis 0.5 gives for a set of traces, to the microsecond, its ways of rounding included.
+
+What it does that the exact figures do not:
+
+- every start is rounded up and every end down to a whole microsecond, after the two were added up as float64; a kernel
+  shorter than that may last -1 us and takes that off the busy time (hta/common/trace_parser.py, round_down_time_stamps);
+- kernels that were launched in or after the last profiler step are left out, where all ranks together know at least two
+  steps; a kernel is kept as often as calls before that step bear its correlation (hta/common/trace.py,
+  _filter_irrelevant_gpu_kernels);
+- what a kernel is goes by its name alone, and whatever has a stream and a correlation is one: a `Stream Wait Event` computes
+  (hta/utils/utils.py, get_kernel_type);
+- the percentage of overlap is rounded to two decimals (hta/analyzers/communication_analysis.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.sources.trace import Trace
+from collect.traces import intervals
+from collect.traces.breakdown import NCCL, Breakdown, Tally, collective_of, renamed, steps, tally
+from shardlab.errors import InputError
+
+_MEMORY = re.compile(r"Memcpy|Memset|dma")
+_NO_COMPUTE = re.compile(r"nccl.*Kernel|.*Memcpy|Memset|.*Sync")
+_SYNC = ("Event Sync", "Context Sync")
+_STEP = "ProfilerStep"
+
+
+class _Kernels(NamedTuple):
+    """Times in whole us; rows: of the trace, a row as often as HTA keeps it."""
+
+    rows: NDArray[np.intp]
+    start_us: NDArray[np.int64]
+    end_us: NDArray[np.int64]
+
+    def only(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> _Kernels:
+        return _Kernels(*(column[chosen] for column in self))
+
+
+def breakdowns(traces: Sequence[Trace]) -> list[Breakdown]:
+    """One a trace, in their order. Raises InputError for a trace in which HTA would find no kernels."""
+    names = {label for trace in traces for label in _steps_of(trace)}
+    return [_breakdown(trace, leave_out_last=len(names) > 1) for trace in traces]
+
+
+def _breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
+    kernels = _kernels(trace, leave_out_last=leave_out_last)
+    if not len(kernels.rows):
+        without = " before the last profiler step" if leave_out_last else ""
+        raise InputError(f"{trace.path}: no kernels of a GPU{without}. Allowed with --like-hta: traces of runs on GPUs.")
+    communicating, moving, computing = _kinds(trace, kernels)
+    busy, communication = _merged(kernels), _merged(kernels.only(communicating))
+    memory, overlapping = _merged(kernels.only(moving)), _merged(kernels.only(computing))
+    # HTA has sorted all kernels in place, for the idle time, before it sorts those that compute, for the compute time alone.
+    order = np.argsort(kernels.start_us)
+    compute = _length(_merged(kernels.only(order).only(computing[order])))
+    span = int(busy[1][-1] - busy[0][0])
+    idle = span - _length(busy)
+    return Breakdown(
+        rank=trace.rank,
+        source="gpu",
+        steps=steps(trace),
+        span_ns=span * 1000,
+        compute_ns=compute * 1000,
+        communication_ns=_length(communication) * 1000,
+        memory_ns=_length(memory) * 1000,
+        non_compute_ns=(span - compute - idle) * 1000,
+        idle_ns=idle * 1000,
+        overlap_ns=intervals.both(intervals.union(*overlapping), intervals.union(*communication)) * 1000,
+        collectives=renamed(_tally(trace, kernels.only(communicating)), collective_of),
+        kernels=_tally(trace, kernels),
+    )
+
+
+def _kernels(trace: Trace, *, leave_out_last: bool) -> _Kernels:
+    """What HTA takes for kernels and analyses, in the order of the file."""
+    start, end = _rounded(trace)
+    sync = trace.among(trace.name, [label in _SYNC for label in trace.labels])
+    on_gpu = ((trace.stream >= 0) & (trace.correlation >= 0)) | sync
+    rows = np.flatnonzero(on_gpu)
+    if leave_out_last:
+        calls = ~on_gpu & trace.among(trace.category, [label != "" for label in trace.labels])
+        step = calls & trace.among(trace.name, [_STEP in label for label in trace.labels])
+        last = start[step].max() if step.any() else np.iinfo(np.int64).min
+        launched = np.sort(trace.correlation[calls & (start < last)])
+        wanted = trace.correlation[rows]
+        times = np.searchsorted(launched, wanted, side="right") - np.searchsorted(launched, wanted, side="left")
+        rows = np.repeat(rows, times)
+    rows = rows[trace.stream[rows] != -1]
+    return _Kernels(rows, start[rows], end[rows])
+
+
+def _kinds(trace: Trace, kernels: _Kernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which kernels communicate, move memory, compute; some do neither."""
+    names = trace.name[kernels.rows]
+    communicating = trace.among(names, [NCCL.match(label) is not None for label in trace.labels])
+    moving = ~communicating & trace.among(names, [_MEMORY.match(label) is not None for label in trace.labels])
+    other = trace.among(names, [_NO_COMPUTE.match(label) is not None for label in trace.labels])
+    return communicating, moving, ~(communicating | moving | other)
+
+
+def _rounded(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Start and end in whole us."""
+    start = _float_us(trace.start_ns)
+    return np.ceil(start).astype(np.int64), np.floor(start + _float_us(trace.duration_ns)).astype(np.int64)
+
+
+def _float_us(ns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The float64 next to each decimal number of us, as a JSON parser gives it.
+
+    Whole and fraction are each within 2**-53 of theirs, and no thousandth is that close to the middle between two float64
+    above 1, so that their sum is rounded as the decimal number is.
+    """
+    whole, fraction = np.divmod(ns, 1000)
+    return whole + fraction / 1000
+
+
+def _merged(kernels: _Kernels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Groups of kernels that touch, as merge_kernel_intervals makes them: one of -1 us stays a group of its own."""
+    order = np.argsort(kernels.start_us)  # unstable, as pandas sorts: what comes first among equals can matter by a us
+    start, end = kernels.start_us[order], kernels.end_us[order]
+    if not len(start):
+        return start, end
+    first = np.flatnonzero(np.r_[True, start[1:] > np.maximum.accumulate(end)[:-1]])
+    return start[first], np.maximum.reduceat(end, first)
+
+
+def _length(merged: tuple[NDArray[np.int64], NDArray[np.int64]]) -> int:
+    return int(np.sum(merged[1] - merged[0]))
+
+
+def _tally(trace: Trace, kernels: _Kernels) -> list[Tally]:
+    return tally(trace, kernels.rows, (kernels.end_us - kernels.start_us) * 1000)
+
+
+def _steps_of(trace: Trace) -> list[str]:
+    """Names that HTA takes for profiler steps."""
+    return [label for label in trace.labels if _STEP in label]

@@ -1,0 +1,82 @@
+"""Which operators one run has and another has not, and which it calls more or less often (as paper 2 compares strategies)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from collect.sources.trace import Trace
+from collect.traces.breakdown import steps, tally
+
+KINDS = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset")
+Change = Literal["new", "gone", "changed", "same"]
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """An operator or kernel of a run beside that of another. calls, time_ns: a step and rank; 0: it is not there.
+
+    change: `changed` where it is called more or less often a step; a difference in time alone is noise as well.
+    """
+
+    name: str
+    kind: str
+    change: Change
+    calls: float
+    against_calls: float
+    time_ns: float
+    against_time_ns: float
+
+    @property
+    def more_time_ns(self) -> float:
+        return self.time_ns - self.against_time_ns
+
+
+class Uses(NamedTuple):
+    """Calls and ns of each (kind, name), all ranks and steps together. share: ranks x steps, or the ranks without steps."""
+
+    totals: dict[tuple[str, str], tuple[int, int]]
+    share: int
+
+
+def differences(run: Sequence[Trace], against: Sequence[Trace]) -> list[Difference]:
+    """Every operator of either, that whose time differs most first.
+
+    Steps are counted where both have profiler steps; otherwise whole traces are compared.
+    """
+    by_step = all(steps(trace) for trace in (*run, *against))
+    here, there = uses(run, by_step=by_step), uses(against, by_step=by_step)
+    found = []
+    for kind, name in here.totals.keys() | there.totals.keys():
+        calls, ns = here.totals.get((kind, name), (0, 0))
+        other_calls, other_ns = there.totals.get((kind, name), (0, 0))
+        found.append(
+            Difference(
+                name=name,
+                kind=kind,
+                change=_change(calls * there.share, other_calls * here.share),
+                calls=calls / here.share,
+                against_calls=other_calls / there.share,
+                time_ns=ns / here.share,
+                against_time_ns=other_ns / there.share,
+            )
+        )
+    return sorted(found, key=lambda one: (-abs(one.more_time_ns), one.kind, one.name))
+
+
+def uses(traces: Sequence[Trace], *, by_step: bool) -> Uses:
+    """What the ranks call, added up."""
+    totals: dict[tuple[str, str], tuple[int, int]] = {}
+    for trace in traces:
+        for kind in KINDS:
+            for one in tally(trace, trace.of_category(kind)):
+                calls, ns = totals.get((kind, one.name), (0, 0))
+                totals[kind, one.name] = (calls + one.count, ns + one.total_ns)
+    return Uses(totals, sum(steps(trace) if by_step else 1 for trace in traces))
+
+
+def _change(calls: int, other: int) -> Change:
+    if not calls or not other:
+        return "new" if calls else "gone"
+    return "same" if calls == other else "changed"

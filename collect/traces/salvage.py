@@ -1,0 +1,110 @@
+"""What can be read of a stretch of a trace that is not JSON as a whole, event by event, and how many events cannot."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from msgspec import Raw
+
+from collect.traces.event import Args, Event
+
+_BETWEEN = re.compile(r"[\s,]*")
+_LIST_END = re.compile(r"\]\s*(?:\}|,\s*\"|\Z)")
+_NEXT = re.compile(r"\}\s*,\s*(?=\{)")
+_PHASE = re.compile(r"\"ph\"\s*:")
+_BARE = re.compile(r"(:\s*)(-?)(?:inf|nan)(?=\s*[,}\]])")  # as C's printf writes what is not finite
+
+
+class _Number(str):
+    """The decimal text of a number, told from a string."""
+
+
+class Salvaged(NamedTuple):
+    """rest: the offset of what may become readable with more text; ended: the list of events is complete."""
+
+    events: list[Event]
+    lost: int
+    rest: int
+    ended: bool
+
+
+# strict: a control character in a string costs the event, as a hole of zeros could join two events into one otherwise.
+_decoder = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_Number, strict=True)
+
+
+def salvage(raw: bytes, *, final: bool) -> Salvaged:
+    """The events of a stretch that begins where an event may begin. final: no more text will come.
+
+    An event that is not JSON costs itself alone: reading goes on at the next place where an object follows another and reads
+    as an event. lost counts the phases that stand in what was passed over, at least one each time.
+    """
+    text = raw.decode("latin-1")  # a character is a byte, so that offsets agree
+    text = _BARE.sub(lambda found: found[1] + " " * len(found[2]) + "NaN", text)
+    events: list[Event] = []
+    lost, at = 0, 0
+    while True:
+        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # matches nothing too
+        if _LIST_END.match(text, at) and not _PHASE.search(text, at):  # else it is the end of a list within a lost event
+            return Salvaged(events, lost, at, True)
+        if at == len(text):
+            return Salvaged(events, lost, at, False)
+        found = _object(text, at)
+        if found:
+            fields, at = found
+            events.append(_event(fields))
+            continue
+        following = _resume(text, at)
+        if following is None and not final:
+            return Salvaged(events, lost, at, False)
+        end = len(text) if following is None else following
+        lost += max(1, len(_PHASE.findall(text, at, end)))
+        at = end
+
+
+def _object(text: str, at: int) -> tuple[dict[str, Any], int] | None:
+    try:
+        fields, end = _decoder.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None
+    return (fields, end) if isinstance(fields, dict) else None
+
+
+def _resume(text: str, at: int) -> int | None:
+    """Where the next event begins that can be read, or None."""
+    for match in _NEXT.finditer(text, at):
+        found = _object(text, match.end())
+        if found and type(found[0].get("ph")) is str:
+            return match.end()
+    return None
+
+
+def _event(fields: dict[str, Any]) -> Event:
+    args = fields.get("args")
+    tid = fields.get("tid", -1)
+    return Event(
+        ph=_text(fields.get("ph")),
+        cat=_text(fields.get("cat")),
+        name=_text(fields.get("name")),
+        tid=_whole(tid) if isinstance(tid, _Number) else _text(tid),
+        ts=_raw(fields.get("ts")),
+        dur=_raw(fields.get("dur")),
+        args=Args(_whole(args.get("correlation")), _whole(args.get("stream"))) if isinstance(args, dict) else None,
+    )
+
+
+def _text(value: Any) -> str:
+    return value.encode("latin-1").decode("utf-8", "replace") if type(value) is str else ""
+
+
+def _raw(value: Any) -> Raw:
+    return Raw(value.encode() if isinstance(value, _Number) else b"")
+
+
+def _whole(value: Any) -> int:
+    try:
+        found = int(value) if isinstance(value, _Number) else -1
+    except ValueError:
+        return -1
+    return found if abs(found) < 1 << 63 else -1

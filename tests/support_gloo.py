@@ -1,0 +1,47 @@
+"""Two gloo ranks, forked and profiled, that write FOLDER/rank-0000N.json.gz: python support_gloo.py FOLDER"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
+
+STEPS, WORLD = 2, 2
+
+
+def train(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for step in range(STEPS):
+            with record_function(f"ProfilerStep#{step}"):
+                model(torch.ones(8, 64)).sum().backward()
+                half, whole = torch.zeros(4096), torch.ones(4096 * WORLD)
+                dist.reduce_scatter_tensor(half, whole)
+                pending = dist.isend(torch.ones(512), 1) if rank == 0 else dist.irecv(torch.zeros(512), 0)
+                torch.ones(200, 200) @ torch.ones(200, 200)  # while the message is on its way
+                pending.wait()
+    profiler.export_chrome_trace(str(folder / f"rank-{rank:05d}.json.gz"))
+    dist.destroy_process_group()
+
+
+def main(folder: Path) -> None:
+    children = []
+    for rank in range(WORLD):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                train(rank, folder)
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    sys.exit(any(os.waitpid(child, 0)[1] for child in children))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

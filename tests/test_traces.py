@@ -1,0 +1,198 @@
+"""What traces say is the truth to the nanosecond, however the text is laid out, cut into blocks, or shuffled."""
+
+import gzip
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import support_collect
+import support_traces as support
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from collect.metric import Measured
+from collect.metrics import trace as metrics
+from collect.sources import samples, steps, trace
+from collect.traces import intervals
+from collect.traces.breakdown import Tally, breakdown
+from collect.traces.nanoseconds import UNKNOWN, nanoseconds
+from collect.traces.operators import differences
+
+EXACT = ("span_ns", "compute_ns", "communication_ns", "memory_ns", "idle_ns", "non_compute_ns", "overlap_ns")
+
+
+def read(path, content: bytes) -> trace.Trace:
+    path.write_bytes(content)
+    return trace.read(path)
+
+
+def figures(found: trace.Trace) -> dict:
+    told = breakdown(found)
+    return {name: getattr(told, name) for name in EXACT}
+
+
+def rows(found: trace.Trace) -> list[tuple]:
+    """Every event with its labels spelled out."""
+    columns = (found.name, found.category, found.thread, found.stream, found.correlation, found.start_ns, found.duration_ns)
+    spelled = [[found.labels[i] for i in column] if index < 3 else column.tolist() for index, column in enumerate(columns)]
+    return list(zip(*spelled, strict=True))
+
+
+@pytest.mark.parametrize("start", [support.NEW, support.OLD], ids=["since a base", "since the epoch"])
+@pytest.mark.parametrize("gz", [False, True], ids=["plain", "gzipped"])
+@pytest.mark.parametrize("pretty", [True, False], ids=["as Kineto", "compact"])
+def test_the_figures_are_the_truth_to_the_nanosecond(tmp_path, start, gz, pretty):
+    for number in range(3):
+        rank = support.Rank(number, seed=1, kernels=60, start=start)
+        found = trace.read(rank.write(tmp_path, pretty=pretty, gz=gz))
+        assert (found.rank, found.lost, found.cut) == (number, {}, "")
+        assert figures(found) == support.truth(rank.events)
+        assert len(found.name) == sum(event["ph"] == "X" for event in rank.events)
+
+
+def test_kernels_and_collectives_are_counted_by_name(tmp_path):
+    rank = support.Rank(0, kernels=40)
+    told = breakdown(trace.read(rank.write(tmp_path)))
+    kernels = [event for event in rank.events if support.kind(event)]
+    by_hand = {
+        name: Tally(name, len(found), sum(found))
+        for name in {event["name"] for event in kernels}
+        if (found := [event["dur"] for event in kernels if event["name"] == name])
+    }
+    assert {one.name: one for one in told.kernels} == by_hand
+    assert [one.total_ns for one in told.kernels] == sorted((one.total_ns for one in told.kernels), reverse=True)
+    wanted = {"all_reduce": by_hand[support.ALL_REDUCE], "all_gather": by_hand[support.ALL_GATHER]}
+    assert {one.name: (one.count, one.total_ns) for one in told.collectives} == {
+        name: (one.count, one.total_ns) for name, one in wanted.items()
+    }
+    assert told.steps == 4
+    assert told.overlap_pct == 100 * told.overlap_ns / told.communication_ns
+    assert told.exposed_communication_ns == told.communication_ns - told.overlap_ns
+
+
+@pytest.mark.parametrize("pretty", [True, False])
+def test_a_block_may_end_at_any_byte(tmp_path, monkeypatch, pretty):
+    events = support.Rank(0, steps=1, kernels=2).events
+    content = support.text(events, pretty=pretty)
+    whole = rows(read(tmp_path / "t.json", content))
+    assert len(whole) == sum(event["ph"] == "X" for event in events)
+    for at in range(1, len(content)):
+        monkeypatch.setattr(trace, "blocks", lambda path, at=at: iter((content[:at], content[at:])))
+        found = trace.read(tmp_path / "t.json")
+        assert (rows(found), found.lost, found.cut) == (whole, {}, ""), at
+
+
+@settings(max_examples=25)
+@given(size=st.integers(1, 700), pretty=st.booleans(), gz=st.booleans())
+def test_blocks_of_any_size_and_gzip_change_nothing(tmp_path_factory, size, pretty, gz):
+    rank = support.Rank(0, steps=2, kernels=6)
+    folder = tmp_path_factory.mktemp("traces")
+    content = rank.text(pretty=pretty)
+    whole = rows(read(folder / "whole.json", content))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("collect.traces.blocks.BLOCK", size)
+        found = read(folder / "t.json", gzip.compress(content) if gz else content)
+    assert (rows(found), found.lost, found.cut) == (whole, {}, "")
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 10_000))
+def test_the_order_of_events_means_nothing(tmp_path_factory, seed):
+    events = list(support.Rank(0, seed=seed, steps=2).events)
+    path = tmp_path_factory.mktemp("traces") / "t.json"
+    before = breakdown(read(path, support.text(events)))
+    random.Random(seed).shuffle(events)
+    assert breakdown(read(path, support.text(events))) == before
+
+
+@given(st.lists(st.tuples(st.integers(0, 2 * 10**18), st.integers(0, 6)), min_size=1, max_size=20), st.booleans())
+def test_times_are_exact_however_many_digits_they_have(times, signed):
+    """Up to 2e18 ns, as stamps since the epoch are; digits below 1 ns are rounded half to even."""
+    texts = []
+    for ns, digits in times:
+        whole, rest = divmod(ns, 1000)
+        texts.append(f"{'-' if signed else ''}{whole}" + (f".{rest:03d}{'5' * digits}"[: digits + 1] if digits else ""))
+    expected = [round(Fraction(text) * 1000) for text in texts]
+    assert nanoseconds([Raw(text.encode()) for text in texts]).tolist() == expected
+
+
+def test_times_that_are_none_are_unknown():
+    texts = [b"12.345", b"", b'"7.000"', b"null", b"1e3", b"1e400", b"-0.001", b"\xff"]
+    expected = [12345, UNKNOWN, UNKNOWN, UNKNOWN, 1_000_000, UNKNOWN, -1, UNKNOWN]
+    assert nanoseconds([Raw(text) for text in texts]).tolist() == expected
+    assert nanoseconds([]).tolist() == []
+
+
+_spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
+
+
+def _union(spans) -> intervals.Intervals:
+    return intervals.union(np.array([a for a, _ in spans], np.int64), np.array([b for _, b in spans], np.int64))
+
+
+def _points(spans) -> set[int]:
+    return {point for begin, end in spans for point in range(begin, end)}
+
+
+@given(_spans, _spans)
+def test_intervals_are_sets_of_points(one, other):
+    a, b, points, others = _union(one), _union(other), _points(one), _points(other)
+    assert a.length == len(points)
+    assert intervals.both(a, b) == len(points & others)
+    assert intervals.either(a, b).length == len(points | others)
+    assert _points(zip(*(column.tolist() for column in intervals.without(a, b)))) == points - others
+    assert intervals.within(a, 10, 30).length == len(points & set(range(10, 30)))
+    assert np.all(a.end > a.start)
+    assert np.all(a.start[1:] > a.end[:-1])
+
+
+def test_metrics_are_ms_a_step_and_mean_over_ranks(tmp_path):
+    ranks = [support.Rank(rank, steps=4) for rank in range(2)]
+    told = [breakdown(trace.read(rank.write(tmp_path))) for rank in ranks]
+    truths = [support.truth(rank.events) for rank in ranks]
+    measured = Measured(support_collect.cell(), steps.timed(steps.frame({}), 0, 0), samples.frames({}), None, [], told)
+    found = {metric.name: metric.of_run(measured) for metric in metrics.METRICS}
+    for name in ("compute", "communication", "non_compute", "idle"):
+        by_hand = sum(truth[f"{name}_ns"] for truth in truths) / 2 / 4 / 1e6
+        assert found[f"{name}_ms"].value == pytest.approx(by_hand, rel=1e-12)
+        assert (found[f"{name}_ms"].unit, found[f"{name}_ms"].kind) == ("ms", "gpu")
+    assert found["memory_operations_ms"].value == pytest.approx(sum(truth["memory_ns"] for truth in truths) / 8e6, rel=1e-12)
+    exposed = sum(truth["communication_ns"] - truth["overlap_ns"] for truth in truths) / 8e6
+    assert found["exposed_communication_ms"].value == pytest.approx(exposed, rel=1e-12)
+    shares = [100 * truth["overlap_ns"] / truth["communication_ns"] for truth in truths]
+    assert found["overlap_pct"].value == pytest.approx(sum(shares) / 2, rel=1e-12)
+    unprofiled = measured._replace(breakdowns=())
+    assert all(metric.of_run(unprofiled) is None for metric in metrics.METRICS)
+
+
+def _op(name: str, at: int, dur: int, cat: str = "cpu_op") -> dict:
+    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": at, "dur": dur}
+
+
+def test_operators_are_new_gone_or_changed_per_step_and_rank(tmp_path):
+    def one(steps: int, *events: dict) -> list[trace.Trace]:
+        marks = [_op(f"ProfilerStep#{n}", n, 1, "user_annotation") for n in range(steps)]
+        return [read(tmp_path / f"rank-{rank}.json", support.text([*marks, *events], rank)) for rank in range(2)]
+
+    run = one(
+        2,
+        _op("aten::mm", 0, 10),
+        _op("aten::mm", 20, 30),
+        _op("aten::cat", 50, 8),
+        _op("mul", 1, 2, "kernel"),
+        _op("mul", 5, 2),
+    )
+    against = one(1, _op("aten::mm", 0, 50), _op("aten::sum", 60, 5), _op("mul", 1, 3, "kernel"))
+    found = {(each.kind, each.name): each for each in differences(run, against)}
+    assert {key: each.change for key, each in found.items()} == {
+        ("cpu_op", "aten::mm"): "same",
+        ("cpu_op", "aten::cat"): "new",
+        ("cpu_op", "mul"): "new",
+        ("cpu_op", "aten::sum"): "gone",
+        ("kernel", "mul"): "changed",
+    }
+    mm = found["cpu_op", "aten::mm"]
+    assert (mm.calls, mm.against_calls, mm.time_ns, mm.against_time_ns, mm.more_time_ns) == (1, 1, 20, 50, -30)
+    assert next(iter(found)) == ("cpu_op", "aten::mm")  # what differs most comes first

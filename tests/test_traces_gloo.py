@@ -1,0 +1,144 @@
+"""A trace that torch's profiler took of two gloo ranks, told and told again by hand; and `collect trace` on it."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import support_collect
+import support_traces as support
+
+from collect.cli import main
+from collect.sources import trace
+from collect.traces.breakdown import breakdown
+from shardlab.workspace import Workspace
+
+HERE = Path(__file__).parent
+FIGURES = ("span_ns", "compute_ns", "communication_ns", "idle_ns", "non_compute_ns", "overlap_ns")
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("gloo")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", HERE / "support_gloo.py", folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 0, done.stderr
+    return sorted(folder.glob("*.json.gz"))
+
+
+@pytest.fixture
+def workspace(tmp_path, traces) -> Workspace:
+    made = Workspace(tmp_path)
+    support_collect.keep(made, [support_collect.cell()], repeats=1)
+    run = support_collect.completed(made, support_collect.cell())
+    (run.path / "trace").mkdir()
+    for path in traces:
+        (run.path / "trace" / path.name).write_bytes(path.read_bytes())
+    return made
+
+
+def by_hand(path: Path) -> dict:
+    """The figures from the definition, one event after the other."""
+    loaded = json.loads(gzip.decompress(path.read_bytes()), parse_float=Fraction)
+    events = [event for event in loaded["traceEvents"] if event["ph"] == "X"]
+    steps = [event for event in events if event["name"].startswith("ProfilerStep#")]
+    main_thread = steps[0]["tid"]
+
+    def span(event: dict) -> tuple[int, int]:
+        return int(event["ts"] * 1000), int((event["ts"] + event["dur"]) * 1000)
+
+    operators = [event for event in events if event["cat"] == "cpu_op" and event["tid"] == main_thread]
+    launches = [span(event) for event in operators if event["name"].startswith(("c10d::", "_c10d_functional::"))]
+    computing = [
+        span(event) for event in operators if not event["name"].startswith(("c10d::", "_c10d_functional::", "autograd::engine"))
+    ]
+    edges = sorted({at for both in (*launches, *computing) for at in both})
+    spans = [("communication", *span(event)) for event in events if event["name"].startswith("gloo:")]
+    for begin, end in pairwise(edges):
+        computes = any(a <= begin and end <= b for a, b in computing)
+        if computes and not any(a <= begin and end <= b for a, b in launches):
+            spans.append(("compute", begin, end))
+    return support.sweep(spans, (min(span(step)[0] for step in steps), max(span(step)[1] for step in steps)))
+
+
+def test_the_figures_of_gloo_ranks_are_those_of_the_definition(traces):
+    for rank, path in enumerate(traces):
+        found = trace.read(path)
+        assert (found.rank, found.lost, found.cut) == (rank, {}, "")
+        told = breakdown(found)
+        truth = by_hand(path)
+        assert (told.source, told.steps, told.memory_ns) == ("gloo", 2, None)
+        assert {name: getattr(told, name) for name in FIGURES} == {name: truth[name] for name in FIGURES}
+        assert 0 < told.compute_ns < told.span_ns
+        assert told.communication_ns > 0
+
+
+def test_collectives_bear_the_name_of_what_was_asked_for(traces):
+    """gloo's own span of a reduce_scatter says all_reduce where it carries it out as one."""
+    for path, point_to_point in zip(traces, ("send", "recv"), strict=True):
+        counts = {one.name: one.count for one in breakdown(trace.read(path)).collectives}
+        # Each of two steps: the gradients, a reduce_scatter, a message; once, DDP tells the ranks how it will bucket.
+        assert counts == {"all_reduce": 2, "reduce_scatter": 2, "broadcast": 2, point_to_point: 2}
+
+
+def test_the_command_tells_of_a_run(workspace, capsys):
+    (run,) = workspace.run_ids()
+    assert main(["trace", run, "--json", "--workspace", str(workspace.path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
+    for rank, path in zip(found["ranks"], sorted((workspace.runs / run / "trace").iterdir()), strict=True):
+        told = breakdown(trace.read(path))
+        assert (rank["compute_ns"], rank["overlap_pct"]) == (told.compute_ns, told.overlap_pct)
+        assert rank["exposed_communication_ns"] == told.exposed_communication_ns
+    assert found["damage"] == []
+    assert "operators" not in found
+    assert main(["trace", run, "--workspace", str(workspace.path)]) == 0
+    shown = capsys.readouterr().out
+    assert f"{run} (exact)" in shown
+    assert "reduce_scatter" in shown
+
+
+def test_the_command_compares_two_runs(workspace, tmp_path, capsys):
+    (run,) = workspace.run_ids()
+    other = tmp_path / "gpu"
+    other.mkdir()
+    support.Rank(0).write(other)
+    assert main(["trace", run, "--against", f"{other}/", "--json", "--workspace", str(workspace.path)]) == 0
+    operators = {one["name"]: one for one in json.loads(capsys.readouterr().out)["operators"]}
+    assert operators["c10d::allreduce_"]["change"] == "new"
+    assert operators["aten::mm"]["change"] == "changed"
+    assert operators[support.GEMM]["change"] == "gone"
+    assert main(["trace", run, "--against", f"{other}/", "--workspace", str(workspace.path)]) == 0
+    assert f"{run} against {other}/, a step and rank: " in capsys.readouterr().out
+
+
+def test_the_command_says_what_is_damaged_and_ends_with_1(workspace, capsys):
+    (run,) = workspace.run_ids()
+    path = workspace.runs / run / "trace" / "rank-00001.json.gz"
+    path.write_bytes(path.read_bytes()[:-500])
+    assert main(["trace", run, "--workspace", str(workspace.path)]) == 1
+    assert "rank-00001.json.gz: cut short: its gzip stream ends too early" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nothing"], "unknown run 'nothing'"),
+        (["./nothing"], "nothing: no traces. Allowed: a run whose cell has instruments: {profile: ...}"),
+        (["RUN", "--like-hta"], "rank-00000.json.gz: no kernels of a GPU"),
+        (["RUN", "--against", "nothing"], "unknown run 'nothing'"),
+    ],
+)
+def test_what_cannot_be_told_ends_with_2(workspace, capsys, arguments, sentence):
+    (run,) = workspace.run_ids()
+    arguments = [run if argument == "RUN" else argument for argument in arguments]
+    assert main(["trace", *arguments, "--workspace", str(workspace.path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert sentence in printed.err

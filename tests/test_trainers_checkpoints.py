@@ -1,0 +1,295 @@
+"""A run that is gone on with does what an undisturbed one does; a kill, a flipped bit or a signal loses what it must."""
+
+import contextlib
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from shardlab import checkpoint, files
+from shardlab.cell import Checkpoints, Instruments, Optimizer
+
+pytest_plugins = ["support_trainers"]
+ADAM = Optimizer(name="adamw", lr=1e-3)  # here it may: what is looked for is state that was lost, and Adam has most of it
+SGD = Optimizer(name="sgd", lr=0.1, momentum=0.9)
+EVERY_4 = Instruments(checkpoints=Checkpoints(every_steps=4))
+FAMILIES = {
+    "single": {"strategy": "single"},
+    "ddp": {"strategy": "ddp", "gpus": 2},
+    "ddp-powersgd": {"strategy": "ddp-powersgd", "gpus": 2},
+    "ddp in fp16": {"strategy": "ddp", "gpus": 2, "precision": "fp16"},  # its loss scale falls in the first steps
+    "fsdp1-full-shard": {"strategy": "fsdp1-full-shard", "gpus": 2},
+    "fsdp2": {"strategy": "fsdp2", "gpus": 2},
+    "zero0 in bf16": {"strategy": "zero0", "gpus": 2, "precision": "bf16"},
+    "zero1": {"strategy": "zero1", "gpus": 2},
+    "zero1 in bf16": {"strategy": "zero1", "gpus": 2, "precision": "bf16"},
+    "zero2": {"strategy": "zero2", "gpus": 2},
+    "zero3": {"strategy": "zero3", "gpus": 2, "options": {"param_persistence_threshold": 0}},
+    "zero3 in bf16, small parameters whole": {"strategy": "zero3", "gpus": 2, "precision": "bf16"},
+    "tp": {"strategy": "tp", "gpus": 2, "tp": 2},
+    "pp-1f1b": {"strategy": "pp-1f1b", "gpus": 2, "pp": 2, "accumulation": 2},
+    "tp-fsdp2": {"strategy": "tp-fsdp2", "gpus": 4, "tp": 2},
+    "ps-sync": {"strategy": "ps-sync", "gpus": 2, "servers": 2, "optimizer": SGD},
+}
+GATHERED = ("zero3", "tp-fsdp2")
+
+
+ROUNDING = 1e-5  # sums in another order
+
+
+def losses(run_dir):
+    """The mean loss over the ranks that train at each timed step."""
+    ranks = [[r.loss for r in run_dir.steps(rank).records if not r.warmup] for rank in range(run_dir.read_run().cell.gpus)]
+    return [sum(row) / len(ranks) for row in zip(*ranks, strict=True)]
+
+
+def steps(run_dir, rank=0):
+    return [(r.warmup, r.step) for r in run_dir.steps(rank).records]
+
+
+def told(run_dir, name):
+    return [event.data for event in run_dir.events() if event.event == name]
+
+
+def resuming(bench, *earlier, **keys):
+    """A new attempt of runs of these keys."""
+    run_dir = bench.run_dir(**keys)
+    run = msgspec.structs.replace(run_dir.read_run(), resume=[one.run_id for one in earlier])
+    files.write_json(run_dir.run_json, run)
+    return run_dir
+
+
+def gone_on(bench, run_dir):
+    code, errors = bench.finish(run_dir)
+    assert code == 0, errors + "".join(log.read_text() for log in run_dir.log.glob("*"))
+    return run_dir
+
+
+def without(run_dir, step):
+    shutil.rmtree(checkpoint.path_of(run_dir.path, step))
+
+
+def stop_at(run_dir, step):
+    """Leave of a finished run what one leaves that was killed after this step; the checkpoints stay."""
+    run_dir.result.unlink()
+    for rank in range(run_dir.read_run().cell.gpus):
+        kept = [r for r in run_dir.steps(rank).records if r.warmup or r.step <= step]
+        files.write_atomic(run_dir.steps_file(rank), b"".join(msgspec.json.encode(r) + b"\n" for r in kept))
+
+
+def flip(path):
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_going_on_gives_the_losses_of_an_undisturbed_run(bench, family):
+    keys = {"optimizer": ADAM, "steps": 8, "instruments": EVERY_4, **FAMILIES[family]}
+    undisturbed = bench.complete(**keys)
+    without(undisturbed, 8)
+    again = gone_on(bench, resuming(bench, undisturbed, **keys))
+    assert told(again, "resumed") == [{"step": 4, "run": undisturbed.run_id}]
+    assert losses(again) == losses(undisturbed)  # to the last bit: the same sums in the same order
+    result = again.read_result()
+    assert (result.resumed_from_step, result.steps) == (4, 8)
+    assert undisturbed.read_result().resumed_from_step is None
+    for rank in range(again.read_run().cell.gpus):
+        assert steps(again, rank) == [(False, step) for step in range(1, 9)]
+        assert again.steps(rank).records[:4] == undisturbed.steps(rank).records[:4]
+    if family == "ps-sync":
+        assert result.knobs["effective"]["pushes_by_worker"] == [8, 8]
+
+
+@pytest.mark.parametrize("family", GATHERED)
+def test_a_gathered_checkpoint_is_one_file_of_the_whole_model(bench, family):
+    layout = Instruments(checkpoints=Checkpoints(every_steps=4, layout="whole"))
+    keys = {"optimizer": ADAM, "steps": 8, "instruments": layout, **FAMILIES[family]}
+    undisturbed = bench.complete(**keys)
+    without(undisturbed, 8)
+    manifest = checkpoint.read(checkpoint.path_of(undisturbed.path, 4))
+    assert [file.name for file in manifest.files] == ["whole.bin", "index.json"]
+    again = gone_on(bench, resuming(bench, undisturbed, **keys))
+    assert losses(again) == losses(undisturbed)
+
+
+def test_the_comparison_can_fail(bench):
+    """Without its optimizer state a run goes another way; so these losses would tell if it were lost."""
+    keys = {"optimizer": ADAM, "steps": 8, "instruments": EVERY_4}
+    undisturbed = bench.complete(**keys)
+    without(undisturbed, 8)
+    path = checkpoint.path_of(undisturbed.path, 4)
+    index = msgspec.json.decode((path / "index.json").read_bytes())
+    data = bytearray((path / "rank-00000.bin").read_bytes())
+    for name, entry in index["tensors"].items():
+        if name.startswith("optimizer/exp_avg/"):
+            (box,) = entry["boxes"]
+            size = 4
+            for length in box["sizes"]:
+                size *= length
+            data[box["begin"] : box["begin"] + size] = bytes(size)
+    (path / "rank-00000.bin").write_bytes(data)
+    manifest = checkpoint.read(path)
+    listed = [checkpoint.File(f.name, f.bytes, files.sha256(path / f.name)) for f in manifest.files]
+    files.write_json(path / checkpoint.MANIFEST, msgspec.structs.replace(manifest, files=listed).sealed())
+    again = gone_on(bench, resuming(bench, undisturbed, **keys))
+    ours, theirs = losses(again), losses(undisturbed)
+    assert ours[:5] == theirs[:5]
+    assert max(abs(a - b) for a, b in zip(ours, theirs)) > 1e-4
+
+
+def test_a_run_is_gone_on_with_in_its_own_folder(bench):
+    keys = {"strategy": "ddp", "gpus": 2, "optimizer": ADAM, "steps": 10, "warmup_steps": 2, "instruments": EVERY_4}
+    undisturbed, run_dir = bench.complete(**keys), bench.complete(**keys)
+    stop_at(run_dir, 9)
+    gone_on(bench, run_dir)
+    assert told(run_dir, "resumed") == [{"step": 8, "run": run_dir.run_id}]
+    assert losses(run_dir) == losses(undisturbed)
+    assert steps(run_dir, 1) == [(True, 1), (True, 2), *((False, step) for step in range(1, 11))]
+    records = run_dir.steps(0).records
+    assert [r.step for r in records if r.watched] == [9, 10]  # what is new in the process settles there, and is not timed
+    result = run_dir.read_result()
+    assert (result.steps, result.step_time_ms.n, result.resumed_from_step) == (10, 8, 8)
+    assert result.train_time_s * 1000 >= sum(r.step_ms for r in records if not r.warmup)
+
+
+def test_only_the_newest_are_kept_and_none_is_half(bench):
+    asked = Instruments(checkpoints=Checkpoints(every_steps=2, keep=2))
+    run_dir = bench.complete(steps=8, instruments=asked)
+    assert [path.name for path in checkpoint.whole(run_dir.path)] == ["step-00000008", "step-00000006"]
+    assert sorted(path.name for path in (run_dir.path / checkpoint.FOLDER).iterdir()) == ["step-00000006", "step-00000008"]
+    found = run_dir.read_result().instruments["checkpoints"]
+    newest = checkpoint.whole(run_dir.path)[0]
+    assert found["saves"] == 4
+    assert found["bytes"] == sum(p.stat().st_size for p in newest.iterdir() if p.name != checkpoint.MANIFEST)
+    assert not [path for path in newest.iterdir() if path.suffix not in (".bin", ".json")]
+
+
+@pytest.mark.parametrize("name", ["rank-00001.bin", "index.json", checkpoint.MANIFEST])
+def test_a_damaged_checkpoint_is_passed_over_and_said(bench, name):
+    keys = {"strategy": "fsdp2", "gpus": 2, "optimizer": ADAM, "steps": 8, "instruments": EVERY_4}
+    undisturbed = bench.complete(**keys)
+    newest = checkpoint.path_of(undisturbed.path, 8)
+    flip(newest / name)
+    again = gone_on(bench, resuming(bench, undisturbed, **keys))
+    why = [data["why"] for data in told(again, "checkpoint_passed_over")]
+    assert why
+    assert all(str(newest) in one for one in why)
+    assert told(again, "resumed") == [{"step": 4, "run": undisturbed.run_id}]
+    assert losses(again) == losses(undisturbed)
+
+
+def test_where_no_checkpoint_is_sound_a_run_begins_anew_or_is_refused(bench):
+    keys = {"optimizer": ADAM, "steps": 4, "instruments": EVERY_4}
+    undisturbed = bench.complete(**keys)
+    (checkpoint.path_of(undisturbed.path, 4) / "rank-00000.bin").write_bytes(b"")
+    again = gone_on(bench, resuming(bench, undisturbed, **keys))
+    assert "has 0 bytes, the manifest says" in told(again, "checkpoint_passed_over")[0]["why"]
+    assert again.read_result().resumed_from_step is None
+    assert losses(again) == losses(undisturbed)
+    stop_at(undisturbed, 4)
+    assert bench.finish(undisturbed)[0] == 1
+    assert "has records but no checkpoint that is sound" in told(undisturbed, "failed")[0]["why"]
+
+
+def test_of_another_cell_none_is_taken(bench):
+    undisturbed = bench.complete(steps=4, instruments=EVERY_4)
+    other = gone_on(bench, resuming(bench, undisturbed, steps=4, instruments=EVERY_4, seed=43))
+    assert "its cell differs in seed" in told(other, "checkpoint_passed_over")[0]["why"]
+    assert other.read_result().resumed_from_step is None
+
+
+# From one strategy and its ranks to others; where the layout is sharded the strategy stays.
+ELSEWHERE = [
+    ("sharded", FAMILIES["ddp"], {"strategy": "ddp", "gpus": 4}),
+    ("sharded", FAMILIES["fsdp2"], {"strategy": "fsdp2", "gpus": 4}),
+    ("sharded", FAMILIES["fsdp1-full-shard"], {"strategy": "fsdp1-full-shard", "gpus": 4}),
+    ("sharded", FAMILIES["zero1"], {"strategy": "zero1", "gpus": 4}),
+    ("sharded", FAMILIES["zero3"], {**FAMILIES["zero3"], "gpus": 1}),
+    ("sharded", FAMILIES["pp-1f1b"], {"strategy": "pp-1f1b", "gpus": 4, "pp": 4, "accumulation": 4}),
+    ("sharded", FAMILIES["ps-sync"], {"strategy": "ps-sync", "gpus": 1, "servers": 1, "optimizer": SGD}),
+    ("whole", FAMILIES["tp"], FAMILIES["single"]),
+    ("whole", FAMILIES["single"], FAMILIES["tp-fsdp2"]),
+    ("whole", FAMILIES["fsdp1-full-shard"], FAMILIES["zero3"]),
+    ("whole", FAMILIES["ps-sync"], {**FAMILIES["fsdp2"], "optimizer": SGD}),
+]
+
+
+@pytest.mark.parametrize(("layout", "one", "other"), ELSEWHERE, ids=lambda v: v if isinstance(v, str) else v["strategy"])
+def test_other_ranks_go_on_from_a_checkpoint(bench, layout, one, other):
+    common = {"steps": 8, "instruments": Instruments(checkpoints=Checkpoints(every_steps=4, layout=layout))}
+    undisturbed = bench.complete(**{"optimizer": ADAM, **common, **one})
+    without(undisturbed, 8)
+    again = gone_on(bench, resuming(bench, undisturbed, **{"optimizer": ADAM, **common, **other}))
+    assert told(again, "resumed"), told(again, "checkpoint_passed_over")
+    assert steps(again) == [(False, step) for step in (5, 6, 7, 8)]
+    assert max(abs(a - b) for a, b in zip(losses(again), losses(undisturbed)[4:], strict=True)) < ROUNDING
+    result = again.read_result()
+    assert (result.resumed_from_step, result.steps, result.step_time_ms.n) == (4, 8, 4)
+    assert again.timed_steps(again.read_run().cell.gpus) == 8
+
+
+def test_a_kill_in_the_middle_of_a_save_leaves_the_last_good_one(bench):
+    asked = Instruments(checkpoints=Checkpoints(every_steps=2, keep=1))
+    keys = {"strategy": "ddp", "gpus": 2, "optimizer": ADAM, "steps": 100, "instruments": asked, "options": {"n_embd": 256}}
+    for _ in range(5):  # a save takes some tenths of a second; on a bad day the kill comes after its end
+        run_dir = bench.run_dir(**keys)
+        client = bench.start(run_dir)
+        folder = run_dir.path / checkpoint.FOLDER
+        wait_for(
+            lambda run_dir=run_dir, folder=folder: checkpoint.whole(run_dir.path) and list(folder.glob(".step-*.tmp/*.bin"))
+        )
+        victim(run_dir, 1).send_signal(signal.SIGKILL)
+        client.communicate(timeout=60)
+        assert client.returncode == 128 + signal.SIGKILL
+        if (half := list(folder.glob(".step-*.tmp"))) and not (half[0] / checkpoint.MANIFEST).exists():
+            break
+    else:
+        pytest.fail("no kill hit a save")
+    (good,) = checkpoint.whole(run_dir.path)
+    assert checkpoint.damage(good, checkpoint.read(good).files) is None
+    client = bench.start(run_dir)
+    wait_for(lambda: checkpoint.whole(run_dir.path)[:1] != [good] and told(run_dir, "resumed"))
+    client.kill()
+    client.communicate(timeout=60)
+    assert told(run_dir, "resumed")[0]["step"] == checkpoint.step_of(good)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_to_one_rank_has_all_save_and_end(bench, number):
+    asked = Instruments(checkpoints=Checkpoints(every_steps=1_000_000))
+    run_dir = bench.run_dir(strategy="fsdp2", gpus=2, steps=1_000_000, instruments=asked)
+    client = bench.start(run_dir)
+    wait_for(lambda: len(run_dir.steps(1).records) > 3)
+    victim(run_dir, 1).send_signal(number)
+    client.communicate(timeout=60)
+    assert client.returncode != 0
+    (path,) = checkpoint.whole(run_dir.path)
+    step = checkpoint.step_of(path)
+    assert f"saved after step {step}" in told(run_dir, "timeout")[0]["why"]
+    assert steps(run_dir, 0)[-1] == steps(run_dir, 1)[-1] == (False, step)
+    assert not told(run_dir, "failed")
+    assert not run_dir.result.exists()
+    run_dir.write_event("attempt", "exited", code=client.returncode)
+    assert run_dir.judge().state == "timeout"
+
+
+def victim(run_dir, rank):
+    """The process that writes this rank's log."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{process.pid}/fd/1").readlink() == run_dir.rank_log(rank):
+                return process
+    raise AssertionError(f"no process writes the log of rank {rank}")
+
+
+def wait_for(condition, limit_s=60.0):
+    end = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < end, "did not come about"
+    return found

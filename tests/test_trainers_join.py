@@ -1,0 +1,122 @@
+"""DDP that trains the rest of an epoch too: a last step for which not every rank has data does the work of one process."""
+
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+
+from collect.sources import steps as of_steps
+from trainers import menu
+
+pytest_plugins = ["support_trainers"]
+ROUNDING = 1e-5  # sums in another order
+ITEMS, BATCH, RANKS = 23, 6, 3  # three steps of 6 items, then 4 on two ranks; one item fills no rank's share
+JOINING = {
+    "workload": "vit-tiny", "strategy": "ddp", "gpus": RANKS, "global_batch_size": BATCH, "steps": None, "epochs": 1,
+    "warmup_steps": 5,
+}  # fmt: skip
+SCRIPT = """
+import os, sys, tempfile, traceback, numpy as np, torch
+from pathlib import Path
+from shardlab.rundir import RunDir
+from trainers import loop, menu, optimization
+from trainers.data.order import TIMED, WARMUP, Order
+from trainers.instruments.timing import HostClock
+from trainers.ranks import Place, Ranks
+from trainers.strategies.ddp import DdpEngine
+from trainers.tasks import vision_library
+vision_library.load()
+
+run_dir, out = RunDir(Path(sys.argv[1])), Path(sys.argv[2])
+run = run_dir.read_run()
+cell = run.cell
+
+def keep(name, engine, **more):
+    np.savez(out / name, **more, **{name: value.numpy() for name, value in engine.whole_parameters().items()})
+
+def ours(rank, store):
+    DdpEngine.close = lambda engine: keep(f"rank-{rank}", engine)
+    ranks = Ranks(Place(rank, rank, cell.world_size, store))
+    loop.train(run, run_dir, ranks)
+    ranks.leave()
+
+def one_process():
+    ranks = Ranks(Place())
+    task = menu.workload(cell.workload).build(cell, Path(run.data_path))
+    torch.manual_seed(cell.seed)
+    engine = menu.strategy("single").build(cell, task, ranks)
+    optimization.set_learning_rate(engine.optimizer, cell.optimizer.lr)
+    order = Order(task.source.items, cell.global_batch_size, cell.seed, rest=4)
+    clock, losses = HostClock(), []
+    for phase, count in ((WARMUP, cell.warmup_steps), (TIMED, order.steps_per_epoch)):
+        for step in range(count):
+            clock.start()
+            losses.append(float(engine.forward_backward([task.fetch(order.batch(phase, step), ranks.device)], clock)))
+            engine.update()
+    keep("one", engine, losses=losses)
+
+children, store = [], tempfile.mkdtemp() + "/store"
+for rank in range(cell.world_size + 1):
+    if not (pid := os.fork()):
+        code = 1
+        try:
+            ours(rank, store) if rank < cell.world_size else one_process()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    children.append(pid)
+assert not any(os.waitpid(child, 0)[1] for child in children)
+"""
+
+
+@pytest.mark.parametrize("more", [{}, {"accumulation": 2, "max_grad_norm": 0.5}], ids=["plain", "accumulated and clipped"])
+def test_three_ranks_with_uneven_data_do_the_work_of_one(bench, tmp_path, more):
+    run_dir = bench.run_dir(**JOINING, options={"join": True, "subset": ITEMS}, **more)
+    made = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(run_dir.path), str(tmp_path)], env=bench.environment, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    one = dict(np.load(tmp_path / "one.npz"))
+    expected = one.pop("losses")
+    records = {rank: run_dir.steps(rank).records for rank in range(RANKS)}
+    last = [records[rank][-1] for rank in range(RANKS)]
+    assert [(record.step, record.units, record.loss is None) for record in last] == [(4, 2, False), (4, 2, False), (4, 0, True)]
+    world = of_steps.of_world(of_steps.timed(of_steps.frame(records), RANKS, RANKS))
+    assert world["units"].to_list() == [6, 6, 6, 4]
+    assert np.abs(world["loss"].to_numpy() - expected[-4:]).max() < ROUNDING
+    for rank in range(RANKS):
+        ours = np.load(tmp_path / f"rank-{rank}.npz")
+        assert ours.files
+        assert max(float(np.abs(ours[name] - one[name]).max()) for name in one) < ROUNDING
+    result = run_dir.read_result()
+    assert result.steps == 4
+    assert result.final_loss == pytest.approx(expected[-1], abs=ROUNDING)
+    assert result.throughput_per_s == pytest.approx(22 / (float(world["step_ms"].sum()) / 1000))
+    assert result.knobs["effective"]["joined"] is True
+    assert len(result.epoch_time_s) == 1
+
+
+def test_without_it_the_rest_is_left_out(bench):
+    run_dir = bench.complete(**JOINING, options={"subset": ITEMS}, prove="auto")
+    result = run_dir.read_result()
+    assert (result.steps, result.knobs["effective"]["joined"], result.same_work.verdict) == (3, False, "proven")
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        ({"epochs": 2}, {}, "found epochs: 2. Allowed: epochs: 1."),
+        ({"epochs": None, "steps": 7}, {}, "found steps: 7. Allowed: epochs: 1."),
+        ({}, {"static_graph": True}, "neither comm_hook nor static_graph"),
+        ({"precision": "bf16"}, {"comm_hook": "bf16"}, "neither comm_hook nor static_graph"),
+    ],
+)
+def test_what_cannot_follow_or_be_shadowed_is_refused(bench, change, options, words):
+    cell = bench.run_dir(**JOINING, options={"join": True, **options}).read_run().cell
+    assert menu.strategy("ddp").refuse(cell) is None or options
+    assert words in menu.strategy("ddp").refuse(msgspec.structs.replace(cell, **change))

@@ -1,0 +1,215 @@
+"""fp16 and bf16-pure: what computes in which dtype, that it is the work of one process, and that an overflow skips a step."""
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import torch
+from test_trainers_proof import BROKEN, prove
+
+from trainers import loss_scaling, menu
+
+pytest_plugins = ["support_trainers"]
+IN_PURE = {"bf16-pure": "bfloat16", "fp16": "float32"}
+FAMILIES = (
+    ("single", 1, {"accumulation": 2}),
+    ("ddp", 2, {"accumulation": 2}),
+    ("fsdp1-full-shard", 2, {"accumulation": 2}),
+    ("fsdp1-no-shard", 2, {"workload": "vit-tiny"}),
+    ("fsdp1-hybrid-shard-zero2", 4, {}),
+    ("fsdp2", 2, {"accumulation": 2, "workload": "vit-tiny"}),
+    ("fsdp2-hsdp", 4, {}),
+    ("tp", 2, {"tp": 2, "options": {"sequence_parallel": True}}),
+    ("pp-1f1b", 2, {"pp": 2, "accumulation": 2, "workload": "vit-tiny"}),
+    ("pp-interleaved", 2, {"pp": 2, "accumulation": 4}),
+    ("tp-fsdp2", 4, {"tp": 2}),
+    ("tp-pp", 4, {"tp": 2, "pp": 2, "accumulation": 2}),
+    ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),
+    ("ps-sync", 2, {"servers": 1}),
+)
+PURE_ONLY = (("zero1", 2, {}), ("zero2", 2, {"accumulation": 2}), ("zero3", 2, {}), ("fsdp1-no-shard", 2, {"accumulation": 2}))
+# Forks ranks that make three steps: with a scale that overflows everywhere, with a gradient that overflows on rank 1 alone,
+# and a sound one. Prints, for each rank, after each step: the scale, the steps skipped, and whether its weights moved.
+STEPS = """
+import json, math, os, sys, tempfile
+import msgspec, torch
+from pathlib import Path
+from shardlab.cell import Cell
+from trainers import menu
+from trainers.data.order import PROOF, Order
+from trainers.instruments.timing import clock_for
+from trainers.ranks import Place, Ranks
+
+cell = msgspec.json.decode(sys.argv[1], type=Cell)
+WHOLE_ON_EVERY_RANK = ("single", "ddp", "fsdp1-no-shard", "ps-sync")  # where an overflow has to come before the reduction
+
+def overflow(engine, once=[True]):
+    scaler = engine.scaler
+    scaled, unscale = scaler.scaled, scaler.unscale
+    if cell.strategy in WHOLE_ON_EVERY_RANK:
+        scaler.scaled = lambda loss: scaled(loss) * math.inf
+    else:
+        def with_one_infinite(gradients):
+            gradients = list(gradients)
+            getattr(gradients[0], "_local_tensor", gradients[0]).fill_(math.inf)
+            unscale(gradients)
+        scaler.unscale = with_one_infinite
+    def undo():
+        scaler.scaled, scaler.unscale = scaled, unscale
+    return undo
+
+def rank(number, store):
+    ranks = Ranks(Place(number, number, cell.world_size, store))
+    task, strategy = menu.workload(cell.workload).build(cell, Path(sys.argv[2])), menu.strategy(cell.strategy)
+    torch.manual_seed(cell.seed)
+    seen = []
+    if number >= cell.gpus:
+        strategy.server(cell, task, ranks).serve()
+        seen = [0.0] * 9
+    else:
+        engine = strategy.build(cell, task, ranks)
+        order, clock = Order(task.source.items, cell.global_batch_size, cell.seed), clock_for(ranks.device)
+        for step, scale in enumerate((2.0**60, 2.0**10, 2.0**10)):
+            engine.start_loss_scale(scale)
+            undo = overflow(engine) if step == 1 and number == cell.gpus - 1 else lambda: None
+            before = [getattr(p, "_local_tensor", p).detach().clone() for p in engine.model.parameters()]
+            parts = order.micro_batches(
+                PROOF, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
+            clock.start()
+            engine.forward_backward([task.fetch(indices, ranks.device) for indices in parts], clock)
+            engine.update()
+            undo()
+            after = [getattr(p, "_local_tensor", p).detach() for p in engine.model.parameters()]
+            moved = any(bool((a != b).any()) for a, b in zip(after, before))
+            seen += [engine.effective_scale()[0], engine.effective_scale()[1], float(moved)]
+        engine.close()
+    everyone = ranks.gather(seen)
+    if number == 0:
+        print(json.dumps(everyone.tolist()[: cell.gpus]))
+    ranks.leave()
+
+from trainers.replicated import ReplicatedEngine
+ReplicatedEngine.effective_scale = lambda self: (self.scaler.scale, float(self.scaler.skipped))
+store = tempfile.mkdtemp() + "/store"
+children = []
+for number in range(cell.world_size):
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            rank(number, store)
+            code = 0
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    children.append(child)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+
+
+def cell_of(bench, **keys):
+    return msgspec.structs.replace(bench.run_dir(**keys).read_run().cell, prove="auto")
+
+
+def difference(one, other):
+    assert len(one) == len(other) > 0
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("precision", "strategy", "gpus", "keys"),
+    [(precision, *family) for precision in IN_PURE for family in FAMILIES] + [("bf16-pure", *family) for family in PURE_ONLY],
+)
+def test_the_work_of_one_process_in_the_dtypes_of_its_name(bench, precision, strategy, gpus, keys):
+    result = bench.complete(strategy=strategy, gpus=gpus, precision=precision, prove="auto", steps=2, **keys).read_result()
+    proof, found = result.same_work, result.knobs["effective"]
+    assert proof.verdict == "proven", proof.why
+    assert proof.communication_bytes["counted"] == pytest.approx(proof.communication_bytes["theory"], rel=0.02)
+    weights = IN_PURE[precision]
+    assert found["weights_dtype"] == found["optimizer_state_dtype"] == weights
+    assert found["output_dtype"] == ("float16" if precision == "fp16" else "bfloat16")
+    assert found.get("gradients_reduced_as", weights) == weights
+    if precision == "fp16":
+        assert found["loss_scale"] * 2 ** found["skipped_steps"] == loss_scaling.START
+    else:
+        assert "loss_scale" not in found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gpus", "keys"),
+    [
+        ("single", 1, {}),
+        ("ddp", 2, {}),
+        ("fsdp1-full-shard", 2, {}),
+        ("fsdp2", 2, {"options": {"offload": "cpu"}}),
+        ("tp", 2, {"tp": 2}),
+        ("pp-1f1b", 2, {"pp": 2, "accumulation": 2}),
+        ("tp-pp", 4, {"tp": 2, "pp": 2, "accumulation": 2}),
+        ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),
+        ("ps-sync", 2, {"servers": 1}),
+    ],
+)
+def test_an_overflow_on_one_rank_skips_the_step_on_all_and_halves_the_scale(bench, strategy, gpus, keys):
+    words = [msgspec.json.encode(cell_of(bench, strategy=strategy, gpus=gpus, precision="fp16", **keys)).decode()]
+    done = subprocess.run(
+        [sys.executable, "-c", STEPS, *words, str(bench.data)],
+        capture_output=True, text=True, env={**bench.environment, "GLOO_SOCKET_IFNAME": "lo"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert msgspec.json.decode(done.stdout) == [[2.0**59, 1, 0, 2.0**9, 2, 0, 2.0**10, 2, 1]] * gpus
+
+
+@pytest.mark.parametrize(("strategy", "gpus", "keys"), [("fsdp1-full-shard", 2, {}), ("tp", 2, {"tp": 2}), ("ddp", 2, {})])
+def test_clipping_works_on_gradients_of_their_true_size(bench, strategy, gpus, keys):
+    """0.011: a rounding of bf16, which is coarser, in the largest loss. Five steps: in the sixth fsdp1's gradients overflow,
+    and it skips that step, as it should."""
+    ours = bench.losses(strategy=strategy, gpus=gpus, precision="fp16", max_grad_norm=0.1, steps=5, **keys)
+    assert difference(ours, bench.losses(max_grad_norm=0.1, steps=5)) < 0.011
+    assert difference(ours, bench.losses(steps=5)) > 0.1
+
+
+@pytest.mark.parametrize("precision", IN_PURE)
+@pytest.mark.parametrize("broken", BROKEN)
+def test_wrong_work_is_called_different(bench, broken, precision):
+    found = prove(bench, cell_of(bench, strategy="ddp", gpus=2, precision=precision), BROKEN[broken])
+    assert found.verdict == "different", found.why
+
+
+@pytest.mark.parametrize(
+    ("precision", "broken"),
+    [
+        ("fp16", "proof.LOSS_SCALE = 2.0**60"),  # every step overflows, in one process as on two ranks
+        ("bf16-pure", "proof.SGD = msgspec.structs.replace(proof.SGD, lr=1e-30)"),  # every update is rounded away
+    ],
+)
+def test_two_ways_that_both_do_nothing_are_no_proof(bench, precision, broken):
+    found = prove(bench, cell_of(bench, strategy="ddp", gpus=2, precision=precision), broken)
+    assert (found.verdict, found.loss_difference) == ("not provable", None), found.why
+
+
+def test_the_scale_grows_after_steps_in_a_row_and_is_halved_by_an_overflow():
+    scaler, fine, overflowed = loss_scaling.LossScaler(torch.device("cpu")), torch.tensor(0.0), torch.tensor(2.0)
+    assert all(scaler.settle(fine) for _ in range(loss_scaling.INTERVAL - 1))
+    assert (scaler.settle(overflowed), scaler.scale, scaler.skipped) == (False, 32768, 1)
+    assert all(scaler.settle(fine) for _ in range(loss_scaling.INTERVAL))
+    assert (scaler.scale, scaler.skipped) == (65536, 1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "why"),
+    [
+        ("ddp-powersgd", "fp16", "cannot honour fp16: what one step's gradient loses"),
+        ("zero0", "bf16-pure", "cannot honour bf16-pure: without ZeRO, DeepSpeed keeps fp32 weights"),
+        ("zero2", "fp16", "DeepSpeed's fp16 needs a GPU: ranks that are forked have none."),
+    ],
+)
+def test_what_cannot_be_had_is_refused_before_a_rank_starts(bench, strategy, precision, why):
+    cell, variant = cell_of(bench, strategy=strategy, gpus=2, precision=precision), menu.strategy(strategy)
+    assert why in (variant.refuse_precision(precision) or variant.refuse(cell))
+
+
+def test_deepspeeds_fp16_is_refused_on_a_cpu(bench):
+    run_dir = bench.run_dir(strategy="zero1", gpus=1, precision="fp16", launcher="torchrun")
+    code, errors = bench.finish(run_dir)
+    assert code == 1
+    assert "DeepSpeed's fp16 needs a GPU, and this rank has none. Allowed: bf16." in errors

@@ -1,0 +1,253 @@
+"""DeepSpeed's own engine as one of ours, and the bytes that its stages send."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from shardlab.cell import Cell
+from trainers import precision, switches
+from trainers.communication import Term
+from trainers.deepspeed_zero import deepspeed_config
+from trainers.deepspeed_zero.order_of_use import order_of_use
+from trainers.precision import dtype_name
+from trainers.replicated import ReplicatedEngine
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from trainers.ranks import Ranks
+    from trainers.saving.state_parts import State
+    from trainers.workload import Task
+
+FLAGS = 8  # bytes of the gradient's norm and of the sign that a number overflowed, once a step
+
+
+class ZeroEngine(ReplicatedEngine):
+    """DeepSpeed's own engine, driven pass by pass; its bf16 and fp16 keep fp32 weights in the optimizer and cast the model."""
+
+    model: Any  # deepspeed.DeepSpeedEngine
+
+    def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, stage: int) -> None:
+        deepspeed = _deepspeed(ranks)
+        super().__init__(cell, task, ranks, model)
+        self.scaler = None  # DeepSpeed has its own
+        self.stage = stage
+        # Before they are cut: each parameter's elements, and which parameter a pass needs when.
+        self._sizes = {id(p): p.numel() for p in model.parameters() if p.requires_grad}
+        self._uses = order_of_use(model)
+        divisible = 2 * ranks.world_size  # what DeepSpeed cannot cut so travels unquantised
+        self._matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1 and p.numel() % divisible == 0)
+        self.config = deepspeed_config.make(cell, stage, elements=self.parameters(), pin_memory=ranks.device.type == "cuda")
+        low = precision.low_dtype(cell.precision)
+        drawn = {name: p.detach().clone() for name, p in model.named_parameters()} if low else {}
+        self.model, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=self.config)
+        self._start_from(drawn)
+
+    def _start_from(self, drawn: dict[str, torch.Tensor]) -> None:
+        """Give the optimizer the weights as they were drawn: DeepSpeed's fp32 weights are those it had rounded before."""
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
+        from torch.nn.functional import pad
+
+        own = self._own_weights()
+        for name, parameter in self.model.module.named_parameters():
+            if name in drawn and self.stage == 3:
+                # Its own way to set a whole parameter fails where one does not divide among the ranks.
+                whole = drawn[name].flatten()
+                parts = pad(whole, (0, -whole.numel() % self.data_ranks)).chunk(self.data_ranks)
+                safe_set_local_fp32_param(parameter, parts[self.data_rank])
+            elif name in drawn and self.stage:
+                safe_set_full_fp32_param(parameter, drawn[name])
+            elif name in drawn:
+                own[parameter].detach().copy_(drawn[name])
+
+    def _own_weights(self) -> dict[torch.Tensor, torch.Tensor]:
+        """The fp32 weights behind each of the model's in 16 bits, where nothing is cut."""
+        optimizer = self.model.optimizer
+        low, full = (getattr(optimizer, name, []) for name in ("fp16_groups", "fp32_groups"))
+        return {p: weight for many, weights in zip(low, full) for p, weight in zip(many, weights)} if self.stage == 0 else {}
+
+    def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
+        self.model.set_gradient_accumulation_boundary(last)
+        return nullcontext()
+
+    def computing(self) -> AbstractContextManager[object]:
+        return nullcontext()  # DeepSpeed has cast the model itself
+
+    def backward(self, loss: torch.Tensor) -> None:
+        if self.stage == 0 and self.cell.precision == "fp16":
+            # Without ZeRO, DeepSpeed 0.19 divides gradients by the loss scale in step and multiplies by it nowhere.
+            loss = loss * self._scaling().cur_scale
+        self.model.backward(loss, scale_wrt_gas=False)  # it is a share of the step's loss already
+
+    def update(self) -> None:
+        self.model.step()
+
+    def gradient_norm(self) -> float:
+        import torch
+        from deepspeed.utils import safe_get_full_grad
+
+        squares = [safe_get_full_grad(p).float().square().sum() for p in self.model.module.parameters()]
+        return float(torch.stack(squares).sum().sqrt()) / (self._scaling().cur_scale if self.cell.precision == "fp16" else 1.0)
+
+    def _scaling(self) -> Any:
+        """What holds the loss scale of an fp16 run as `cur_scale`: gradients are as large as it until the step."""
+        optimizer = self.model.optimizer
+        return optimizer.loss_scaler if self.stage else optimizer.loss_scale_config
+
+    def start_loss_scale(self, scale: float) -> None:
+        if self.cell.precision == "fp16":
+            self._scaling().cur_scale = scale
+
+    def whole_parameters(self) -> dict[str, torch.Tensor]:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        found, own = {}, self._own_weights()
+        for name, parameter in self.model.module.named_parameters():
+            whole = safe_get_full_fp32_param(parameter) if self.stage else own.get(parameter)
+            found[switches.plain_name(name)] = (parameter if whole is None else whole).detach().float().cpu().clone()
+        return found
+
+    def keeps(self) -> dict[str, list[torch.Tensor]]:
+        found, zero = super().keeps(), self.model.optimizer
+        averaged = getattr(zero, "averaged_gradients", {}).values()
+        found["gradient"] += [gradient for group in averaged for gradient in group or () if gradient is not None]
+        if self.stage == 3:
+            parameters = list(self.model.module.parameters())
+            if zero.grad_partitions_flat_buffer is not None:
+                found["gradient"].append(zero.grad_partitions_flat_buffer)
+            found["master_parameter"] += zero.fp32_partitioned_groups_flat
+            found["parameter"] = [p.ds_tensor for p in parameters]
+            found["gathered"] = [p.data for p in parameters]
+            # Before gradients, which for a while are views of it.
+            found = {"buffer": [bucket.buffer for bucket in zero.ipg_buckets.values() if bucket.buffer is not None], **found}
+        return found
+
+    def state(self) -> State:
+        from trainers.deepspeed_zero import zero_state
+        from trainers.saving import state_parts
+
+        return {**zero_state.parts(self.model, self.optimizer, self._sizes), **state_parts.of_buffers(self.model.module)}
+
+    def make_room(self, numbers: dict[str, float]) -> None:
+        from trainers.deepspeed_zero import zero_state
+
+        zero_state.make_room(self.model, self.optimizer)
+
+    def restored(self, numbers: dict[str, float]) -> None:
+        from trainers.deepspeed_zero import zero_state
+
+        zero_state.restored(self.model)
+
+    def parameters(self) -> int:
+        return sum(self._sizes.values())  # what is cut has no size of its own
+
+    def theory(self) -> list[Term]:
+        """ZeRO++'s integers are as DeepSpeed 0.19's source has them, the scales beside them (under 1 %) left out; nobody has
+        counted them: they need GPUs."""
+        n, elements, passes = self.data_ranks, self.parameters(), self.cell.gradient_accumulation_steps
+        weight = precision.computed_bytes(self.cell.precision)
+        reduced = elements * (2 if self.config["communication_data_type"] == "bf16" else 4)
+        if self.stage == 0:
+            return [Term("gradients, once a step", "all_reduce", reduced, n)]
+        flags = Term("gradient norm and overflow, once a step", "all_reduce", FLAGS, n)
+        if self.stage < 3:
+            # DeepSpeed reduces whole buckets to every rank at stage 2 as well, which textbooks count as a reduce-scatter.
+            times, when = (passes, "each pass") if self.stage == 2 else (1, "once a step")
+            gradients = Term(f"gradients, whole buckets to every rank, {when}", "all_reduce", reduced, n, times)
+            return [gradients, Term("updated parameters, once a step", "all_gather", elements * weight, n), flags]
+        fetched, kept = self._fetched()
+        again, hpz = fetched * passes - (elements - kept), self._zero("zero_hpz_partition_size")
+        near, travels = hpz if hpz > 1 else n, 1 if self._zero("zero_quantized_weights") else weight
+        return [
+            Term("cut parameters, once a step", "all_gather", (elements - kept) * travels, n),
+            Term("those again, as often as a pass needs one that was freed", "all_gather", again * travels, near),
+            Term("parameters too small to be cut, once a step", "all_gather", kept * weight, n),
+            *self._gradients(reduced / elements),
+            flags,
+        ]
+
+    def _gradients(self, itemsize: float) -> list[Term]:
+        """Of stage 3. Quantised are those of matrices: half a byte an element, summed within a node, then between nodes."""
+        passes, nodes = self.cell.gradient_accumulation_steps, self.cell.nnodes
+        coarse = self._matrices if self._zero("zero_quantized_gradients") else 0
+        whole = (self.parameters() - coarse) * itemsize
+        terms = [Term("gradients, each pass", "reduce_scatter", whole, self.data_ranks, passes)]
+        if coarse:
+            near = self.data_ranks // nodes
+            terms += [
+                Term("matrices' gradients in 4 bits within a node, each pass", "all_to_all", coarse / 2, near, passes),
+                Term("their sums in 4 bits between nodes, each pass", "all_to_all", coarse / 2 / near, nodes, passes),
+            ]
+        return terms
+
+    def _fetched(self) -> tuple[int, int]:
+        """(elements that a pass gathers, each as often as it does; elements that are not cut).
+
+        After a use a parameter is freed unless it is needed again within max_reuse_distance elements: with DeepSpeed's
+        own 10^9 a model of less than half of that is gathered once a pass and then kept, which is less to send and more
+        to hold than textbooks say.
+        """
+        threshold, distance = (self._zero(f"stage3_{name}") for name in ("param_persistence_threshold", "max_reuse_distance"))
+        fetched, passed = 0, 0
+        used: dict[int, int] = {}  # parameter -> elements that had been used when it last was
+        for parameter in self._uses:
+            size = self._sizes[parameter]
+            if size > threshold and (parameter not in used or passed - used[parameter] >= distance):
+                fetched += size
+            passed += size
+            used[parameter] = passed
+        return fetched, sum(size for size in self._sizes.values() if size <= threshold)
+
+    def _zero(self, name: str) -> Any:
+        return self.config["zero_optimization"][name]
+
+    def textbook_bytes(self) -> float:
+        return (3 if self.stage == 3 else 2) * float(precision.weight_bytes(self.cell.precision)) * self.parameters()
+
+    def effective(self) -> dict[str, Any]:
+        engine = self.model
+        zero = engine._config.zero_config
+        read: dict[str, Any] = {
+            **super().effective(),
+            "zero_stage": int(engine.zero_optimization_stage()),
+            "deepspeed_optimizer": type(engine.optimizer).__name__,
+            "max_grad_norm": engine.gradient_clipping() or None,
+            "gradients_reduced_as": dtype_name(engine.communication_data_type),
+            "gradients_added_up_as": dtype_name(engine.get_data_types()[1]),
+        }
+        if self.cell.precision == "fp16":
+            read |= {"loss_scale": self._scaling().cur_scale, "skipped_steps": engine.skipped_steps}
+        if self.stage:
+            read |= {
+                "reduce_bucket_size": getattr(engine.optimizer, "reduce_bucket_size", None),
+                "overlap_comm": bool(getattr(engine.optimizer, "overlap_comm", self.stage == 3 and zero.overlap_comm)),
+                "offload_optimizer": zero.offload_optimizer.device if zero.offload_optimizer else "none",
+            }
+        if self.stage == 3:
+            parameters = list(engine.module.parameters())
+            read |= {
+                "uncut_parameters": sum(p.ds_numel for p in parameters if p.ds_persist),
+                "shard_parameters": sum(p.ds_tensor.numel() for p in parameters),
+                "offload_param": zero.offload_param.device if zero.offload_param else "none",
+                "max_reuse_distance": zero.max_reuse_distance,
+                "hpz_partition_size": parameters[0].ds_secondary_tensor_group_size if zero.zero_hpz_partition_size > 1 else 1,
+                "quantized_weights": zero.zero_quantized_weights,
+                "quantized_gradients": zero.zero_quantized_gradients,
+            }
+        return read
+
+
+def _deepspeed(ranks: Ranks) -> Any:
+    """DeepSpeed on this rank's device, over the process group that the rank has joined already."""
+    os.environ["DS_ACCELERATOR"] = ranks.device.type  # it would guess, aloud
+    os.environ.setdefault("LOCAL_RANK", str(ranks.local_rank))  # it insists on it, one process or many
+    import deepspeed
+
+    if ranks.device.type == "cpu":
+        # It would compile an operation that only inference uses, for a minute, on the first start.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend=ranks.backend, auto_mpi_discovery=False)
+    return deepspeed

@@ -1,0 +1,78 @@
+"""Where DeepSpeed keeps what a run goes on from: fp32 weights and optimizer state, cut flat over the ranks.
+
+DeepSpeed's own checkpoints are pickles of whole engines. Its public functions for single parameters
+(`deepspeed.utils.safe_get_full_fp32_param` and its kin) gather each one on every rank; these are the memory that those
+functions look into, so that each rank saves and reads no more than its share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+
+from trainers import switches
+from trainers.saving import state_parts
+from trainers.saving.state_parts import State
+
+
+def parts(engine: Any, inner: torch.optim.Optimizer, sizes: dict[int, int]) -> State:
+    """The fp32 weights and the optimizer state that lie here. inner: torch's optimizer. sizes: elements by parameter's id."""
+    outer, named = engine.optimizer, [(switches.plain_name(name), p) for name, p in engine.module.named_parameters()]
+    if outer is inner:
+        return state_parts.of_parameters(named, inner)
+    if isinstance(outer, FP16_UnfusedOptimizer):
+        masters = {id(low): high for lows, highs in zip(outer.fp16_groups, outer.fp32_groups) for low, high in zip(lows, highs)}
+        return state_parts.of_parameters([(name, masters[id(p)]) for name, p in named], inner)
+    shares, states = [], []
+    for name, parameter in named:
+        flat, at, count, begin = _cut(outer, parameter)
+        count = min(count, sizes[id(parameter)] - begin)  # the rest of the last rank's share is padding
+        if count <= 0:
+            continue
+        shares.append((name, flat.narrow(0, at, count), sizes[id(parameter)], begin))
+        laid_out = {key: value for key, value in inner.state[flat].items() if isinstance(value, torch.Tensor)}
+        states.append({k: v.narrow(0, at, count) if v.shape == flat.shape else v for k, v in laid_out.items()})
+    return state_parts.of_shares(shares, states)
+
+
+def make_room(engine: Any, inner: torch.optim.Optimizer) -> None:
+    """Have the optimizer's state made over what it steps over: stage 3 lends it its groups only while it steps."""
+    outer = engine.optimizer
+    lent = hasattr(outer, "_set_fp32_optimizer_param_groups")
+    if lent:
+        outer._set_fp32_optimizer_param_groups()
+    state_parts.make_room(inner)
+    if lent:
+        outer._clear_fp32_optimizer_param_groups()
+
+
+def restored(engine: Any) -> None:
+    """Bring the weights that the model computes with up to the fp32 ones, over all ranks."""
+    outer = engine.optimizer
+    if isinstance(outer, FP16_UnfusedOptimizer):
+        for lows, highs in zip(outer.fp16_groups, outer.fp32_groups):
+            for low, high in zip(lows, highs):
+                low.data.copy_(high.data)
+    elif hasattr(outer, "fp32_partitioned_groups_flat"):
+        for group in range(len(outer.fp32_partitioned_groups_flat)):
+            outer._reassign_or_swap_out_partitioned_parameters(group)
+        if outer.persistent_parameters:
+            outer.persistent_parameters[0].all_gather(outer.persistent_parameters)
+    elif hasattr(outer, "update_lp_params"):
+        outer.update_lp_params()
+
+
+def _cut(outer: Any, parameter: Any) -> tuple[torch.Tensor, int, int, int]:
+    """(flat memory of fp32 weights, where a parameter's share begins in it, its elements, where it begins in the parameter)."""
+    if hasattr(parameter, "ds_id"):
+        group, at, count = map(int, outer.grad_position[outer.get_param_id(parameter)])
+        return outer.fp32_partitioned_groups_flat[group], at, count, count * outer._get_param_partition_rank(parameter)
+    flats = outer.fp32_groups_flat_partition if isinstance(outer, BF16_Optimizer) else outer.single_partition_of_fp32_groups
+    cut = parameter._hp_mapping
+    if cut is None:
+        return flats[0], 0, 0, 0
+    high, low = cut.hp_fragment_address, cut.lp_fragment_address
+    return flats[cut.param_group_index], high.start, low.numel, low.start

@@ -1,0 +1,212 @@
+"""Checkpoints of a run: saved every so often and when its time runs out, and gone on from when it is started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shardlab import checkpoint, files
+from shardlab.checkpoint import Manifest
+from shardlab.errors import InputError
+from shardlab.record import SCHEMA, StepRecord
+from shardlab.run import SAVE_AT, Run
+from shardlab.rundir import RunDir
+from trainers import menu
+from trainers.instrument import Instrument
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+    from shardlab.cell import Checkpoints as Asked
+    from trainers.ranks import Company, Ranks
+    from trainers.strategy import Engine
+
+
+class OutOfTime(Exception):
+    """Every rank has saved and ends: a signal came, or the time limit is near. Its text says which, and what was saved."""
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """Where a run goes on: timed steps made already, what they took, and this rank's records up to there.
+
+    Where another cell made them on other ranks there are no records of them, and what they took does not count.
+    """
+
+    step: int
+    train_time_s: float
+    records: Sequence[StepRecord]
+
+
+class Checkpoints(Instrument):
+    """Saves between steps. The loop says before each step's end what the steps took so far (`train_time_s`).
+
+    SIGUSR1 or SIGTERM to any rank, or the moment that SHARDLAB_SAVE_AT names, has all ranks save and end after the same
+    step: what each knows goes round in a reduction that is begun after one step and looked at after the next, so that
+    nobody waits for it. A second SIGTERM ends the rank at once.
+    """
+
+    name = "checkpoints"
+
+    def __init__(
+        self, asked: Asked, engine: Engine, run: Run, run_dir: RunDir, ranks: Ranks, company: Company, steps_per_epoch: int
+    ) -> None:
+        import torch.distributed as dist
+
+        from trainers.saving.saver import Saver
+
+        self._asked, self._engine, self._run, self._run_dir = asked, engine, run, run_dir
+        self._rank, self._company, self._world = ranks.rank, company, run.cell.gpus
+        self._every = asked.every_steps or (asked.every_epochs or 0) * steps_per_epoch
+        # Servers take no part, and so do not come to make the group; where all ranks do, torch finds it a safer name.
+        apart = self._world < ranks.world_size
+        group = dist.new_group(list(range(self._world)), backend="gloo", use_local_synchronization=apart)
+        assert group is not None
+        self._group, self._saver = group, Saver(engine, ranks.rank, self._world, ranks.device, group)
+        self.train_time_s = 0.0
+        self._saved_step, self._saves, self._bytes, self._save_s, self._agreeing_s = 0, 0, 0, 0.0, 0.0
+        self._why = ""  # of the end that this rank knows of
+        self._asking: tuple[torch.Tensor, dist.Work] | None = None
+        self._save_at = float(os.environ.get(SAVE_AT, "inf"))
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, self._told)
+
+    def _told(self, number: int, _frame: object) -> None:
+        self._why = f"signal {signal.Signals(number).name}"
+        if number == signal.SIGTERM:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def resume(self) -> Resumed | None:
+        """Fill the engine from the newest sound checkpoint of this run or of the attempts that run.json names; None where
+        there is none. Each rank's step file then holds its records up to there and no later ones.
+
+        Raises InputError where the run has records and no checkpoint to go on from.
+        """
+        runs = [self._run_dir, *(RunDir(self._run_dir.path.parent / name) for name in self._run.resume)]
+        for run, path in self._candidates(runs):
+            manifest = checkpoint.read(path)
+            why = manifest if isinstance(manifest, str) else self._damage(path, manifest, run)
+            if self._anywhere(why is not None):
+                if why is not None:
+                    self._event("checkpoint_passed_over", why=why)
+                continue
+            assert isinstance(manifest, Manifest)
+            ours = manifest.cell_hash == self._run.cell_hash
+            records = _records(run, self._rank, manifest.step) if ours else []
+            files.make_folder(self._run_dir.steps_file(self._rank).parent)
+            lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+            files.write_atomic(self._run_dir.steps_file(self._rank), lines)
+            self._saver.load(path, manifest)
+            self._company.barrier()
+            if self._rank == 0:
+                self._event("resumed", step=manifest.step, run=run.run_id)
+            self._saved_step = manifest.step if run is self._run_dir else 0
+            return Resumed(manifest.step, manifest.train_time_s if ours else 0.0, records)
+        if self._run_dir.steps(self._rank).records:
+            raise InputError(f"{self._run_dir.path}: has records but no checkpoint that is sound; see its events.")
+        return None
+
+    def _damage(self, path: Path, manifest: Manifest, run: RunDir) -> str | None:
+        """Why it cannot be gone on from; each rank looks at its share of the files and at its own records."""
+        if manifest.cell_hash == self._run.cell_hash:
+            timed = [record.step for record in _records(run, self._rank, manifest.step) if not record.warmup]
+            if timed != list(range(manifest.step - len(timed) + 1, manifest.step + 1)) or not timed:
+                return f"{path}: the records of rank {self._rank} do not go as far as its step {manifest.step}"
+        else:
+            options = [option.name for option in menu.workload(self._run.cell.workload).options]
+            if (why := checkpoint.why_not(run.read_run().cell, self._run.cell, manifest.layout, options)) is not None:
+                return f"{path}: {why}"
+        return checkpoint.damage(path, manifest.files[self._rank :: self._world])
+
+    def due(self, step: int) -> bool:
+        return step % self._every == 0
+
+    def after(self, step: int) -> None:
+        started = time.perf_counter()
+        if self._rank == 0:
+            checkpoint.begin(self._run_dir.path, step)
+        self._company.barrier()
+        found, size = self._saver.save(checkpoint.growing_path(self._run_dir.path, step), self._asked.layout)
+        if self._rank == 0:
+            manifest = Manifest(
+                schema=SCHEMA,
+                step=step,
+                world=self._world,
+                layout=self._asked.layout,
+                strategy=self._run.cell.strategy,
+                tp=self._run.cell.tp,
+                cell_hash=self._run.cell_hash,
+                train_time_s=self.train_time_s,
+                numbers=self._engine.numbers(),
+                files=found,
+            )
+            checkpoint.commit(self._run_dir.path, manifest, self._asked.keep)
+        self._company.barrier()
+        self._saved_step, self._saves, self._bytes = step, self._saves + 1, size
+        self._save_s += time.perf_counter() - started
+
+    def ends(self, step: int) -> bool:
+        """Whether all ranks save and end after this step: the same answer on each of them."""
+        started = time.perf_counter()
+        if time.time() >= self._save_at:
+            self._why = self._why or "its time limit is near"
+        told = self._agreement()
+        self._agreeing_s += time.perf_counter() - started
+        return told
+
+    def _agreement(self) -> bool:
+        import torch
+        import torch.distributed as dist
+
+        told = False
+        if self._asking is not None:
+            sign, work = self._asking
+            work.wait()
+            told = bool(sign.item())
+        sign = torch.tensor([float(bool(self._why))])
+        work = dist.all_reduce(sign, group=self._group, async_op=True)
+        assert work is not None
+        self._asking = (sign, work)
+        return told
+
+    def end(self, step: int) -> OutOfTime:
+        """Save unless this step is saved; what the rank is to end with."""
+        if self._saved_step != step:
+            self.after(step)
+        return OutOfTime(f"{self._why or 'another rank was told to end'}: saved after step {step}")
+
+    def found(self) -> dict[str, Any]:
+        """bytes: of the last checkpoint. save_s: seconds of this rank for one, as a mean; agreeing_s: of all steps, for the
+        question whether to end."""
+        if self._asking is not None:
+            self._asking[1].wait()  # nothing may be under way when the ranks part
+        found: dict[str, Any] = {"saves": self._saves, "agreeing_s": round(self._agreeing_s, 6)}
+        if self._saves:
+            found |= {"bytes": self._bytes, "save_s": round(self._save_s / self._saves, 6)}
+        return found
+
+    def _candidates(self, runs: Sequence[RunDir]) -> Iterator[tuple[RunDir, Path]]:
+        """Checkpoints as rank 0 sees them: a file system that shows another rank something else must not part them."""
+        mine = [(n, path) for n, run in enumerate(runs) for path in checkpoint.whole(run.path)]
+        for position in range(int(self._company.gather([float(len(mine))])[0, 0])):
+            here = [float(mine[position][0]), float(checkpoint.step_of(mine[position][1]))] if self._rank == 0 else [0.0, 0.0]
+            number, step = (int(value) for value in self._company.gather(here)[0])
+            yield runs[number], checkpoint.path_of(runs[number].path, step)
+
+    def _anywhere(self, here: bool) -> bool:
+        return bool(self._company.gather([float(here)]).max())
+
+    def _event(self, event: str, **data: Any) -> None:
+        self._run_dir.write_event(f"rank-{self._rank:05d}", event, **data)
+
+
+def _records(run: RunDir, rank: int, step: int) -> list[StepRecord]:
+    """A rank's warm-up records and its timed ones up to a step, of one recorded twice the last."""
+    kept = {(not r.warmup, r.step): r for r in run.steps(rank).records if r.warmup or r.step <= step}
+    return [kept[key] for key in sorted(kept)]

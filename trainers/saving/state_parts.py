@@ -1,0 +1,120 @@
+"""What training goes on from, as named parts of whole tensors: each rank says which boxes of them lie in its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
+
+from trainers import switches
+
+
+class Part:
+    """A box of a named tensor and the memory of this rank that it lies in: what is read goes into that very memory.
+
+    shape: of the whole tensor; offsets: where the box begins in it. A flat share of a parameter is a box of it laid out
+    flat. own: each rank has its own tensor of this name, such as the state of its random numbers.
+    torch.distributed.checkpoint takes it for a tensor by the three methods at its end.
+    """
+
+    def __init__(self, memory: torch.Tensor, shape: Iterable[int], offsets: Iterable[int], *, own: bool = False) -> None:
+        self.memory = memory.detach()
+        self.shape, self.offsets, self.own = torch.Size(shape), torch.Size(offsets), own
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Part:
+        """A whole tensor, or the shard of one (DTensor) that lies here."""
+        if isinstance(tensor, DTensor):
+            (box,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+            return cls(tensor.to_local(), tensor.shape, box.offsets)
+        return cls(tensor, tensor.shape, [0] * tensor.dim())
+
+    @classmethod
+    def flat(cls, memory: torch.Tensor, elements: int, begin: int) -> Part:
+        """Elements from `begin` on of a tensor of so many, laid out flat."""
+        return cls(memory, (elements,), (begin,))
+
+    def size(self) -> torch.Size:
+        return self.shape
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(offsets=self.offsets, sizes=self.memory.shape)]
+
+    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
+        properties = TensorProperties.create_from_tensor(self.memory)
+        (box,) = self.__create_chunk_list__()
+        data = TensorWriteData(chunk=box, properties=properties, size=self.shape)
+        return [WriteItem(MetadataIndex(name, self.offsets), WriteItemType.SHARD, tensor_data=data)]
+
+
+State = dict[str, Part]
+
+
+def of_parameters(named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> State:
+    """Parameters and their optimizer state, whole or as DTensor; what lies on this rank only in part has no elements."""
+    found = {}
+    for name, parameter in named:
+        found[f"parameters/{name}"] = Part.of(parameter)
+        for key, value in optimizer.state[parameter].items():
+            if isinstance(value, torch.Tensor):
+                found[f"optimizer/{key}/{name}"] = Part.of(value)
+    return {name: part for name, part in found.items() if part.memory.numel()}
+
+
+def of_shares(shares: Iterable[tuple[str, torch.Tensor, int, int]], optimizer_state: Iterable[dict[str, Any]]) -> State:
+    """The same of parameters that ranks share out flat: (name, memory here, elements of the whole, where it begins) of
+    each, and the optimizer's state of each, laid out as that memory is."""
+    found = {}
+    for (name, memory, elements, begin), state in zip(shares, optimizer_state, strict=True):
+        if not memory.numel():
+            continue
+        found[f"parameters/{name}"] = Part.flat(memory, elements, begin)
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                like_it = value.dim() > 0
+                found[f"optimizer/{key}/{name}"] = Part.flat(value, elements, begin) if like_it else Part.of(value)
+    return found
+
+
+def of_buffers(model: nn.Module) -> State:
+    """Buffers that a model would save: each rank's own, as statistics of batches differ from rank to rank."""
+    found = {}
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                plain = switches.plain_name(f"{path}.{name}" if path else name)
+                found[f"buffers/{plain}"] = Part(buffer, buffer.shape, [0] * buffer.dim(), own=True)
+    return found
+
+
+def of_random_numbers(device: torch.device) -> State:
+    """A copy of the states of torch's generators; `set_random_numbers` puts it into force."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return {f"random/{name}": Part(state, state.shape, (0,), own=True) for name, state in states.items()}
+
+
+def set_random_numbers(state: State, device: torch.device) -> None:
+    torch.set_rng_state(state["random/cpu"].memory)
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state["random/cuda"].memory, device)
+
+
+def make_room(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer make the state that it makes in its first step, with a step that changes no parameter."""
+    kept = [(group["lr"], [p.grad for p in group["params"]]) for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for group, (rate, gradients) in zip(optimizer.param_groups, kept):
+        group["lr"] = rate
+        for parameter, gradient in zip(group["params"], gradients):
+            parameter.grad = gradient
