@@ -13,13 +13,26 @@ from hypothesis import strategies as st
 from collect import notation, statistics, telemetry
 from collect.figure import thin
 from collect.metric import Compared, Measured, Quantity, menu
-from collect.metrics import bubble, energy, memory, memory_categories, mfu, network, scaling, staleness, throughput, utilization
+from collect.metrics import (
+    bubble,
+    energy,
+    memory,
+    memory_categories,
+    mfu,
+    network,
+    scaling,
+    staleness,
+    throughput,
+    trace_shares,
+    utilization,
+)
 from collect.metrics.accuracy import final_accuracy, time_to_accuracy
 from collect.metrics.loss import final_loss
 from collect.metrics.parameters import parameters
 from collect.metrics.step_time import percentile
 from collect.metrics.training_time import epoch_time, train_time
 from collect.sources import samples, steps
+from collect.traces.breakdown import Breakdown, Tally
 from shardlab.host import Gpu, Host
 from shardlab.record import GpuSample, NicSample, Result, Sample, StepRecord, ValidationRecord
 
@@ -212,6 +225,22 @@ def test_bubbles_by_theory_are_those_that_study_4_simulates(stages, passes, pct)
     ranks = {rank: [step(1, 1.0)] for rank in range(stages)}
     found = bubble.theory(measured(ranks, pp=stages, dp=1, gradient_accumulation_steps=passes))
     assert found.value == pytest.approx(pct, abs=0.05)
+
+
+def test_shares_of_a_trace_are_of_its_span_and_collectives_of_a_step():
+    times = {"compute_ns": 60, "communication_ns": 30, "memory_ns": 0, "non_compute_ns": 20, "idle_ns": 20, "overlap_ns": 10}
+    tallies = [Tally("all_reduce", 6, 8_000_000), Tally("broadcast", 2, 4_000_000)]
+    one = Breakdown(rank=0, source="gpu", steps=2, span_ns=100, collectives=tallies, kernels=[], **times)
+    other = msgspec.structs.replace(one, rank=1, span_ns=200, collectives=[])
+    found = measured(TWO_RANKS)._replace(breakdowns=[one, other])
+    by_name = {metric.name: metric.of_run(found) for metric in trace_shares.METRICS}
+    assert {name: quantity.value for name, quantity in by_name.items()} == {
+        "compute_pct": 45, "communication_pct": 22.5, "non_compute_pct": 15, "idle_pct": 15,
+        "collective_count": 2, "collective_ms": 3, "collective_mean_ms": 1.5,
+    }  # fmt: skip
+    alone = measured(TWO_RANKS)._replace(breakdowns=[other])
+    assert trace_shares.collective_mean_ms(alone) is None
+    assert {metric.of_run(measured(TWO_RANKS)) for metric in trace_shares.METRICS} == {None}
 
 
 def test_without_checkpointing_hardware_and_model_flops_are_the_same():
