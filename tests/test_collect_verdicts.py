@@ -91,8 +91,12 @@ OVERLAP = {SINGLE: [100.0, 101.0, 102.0], DDP: [99.0, 101.0, 104.0]}
         (CLOSE, "train_time_s(seq_len=64) > 1", "ambiguous", "seq_len 64: 2 cells: single ×1; ddp ×2"),
         (CLOSE, f"{TF} > 1 and train_time_s(seq_len=64) > 1", "ambiguous", "2 cells"),
         (CLOSE, "time_to_accuracy_s(strategy='ddp') > 1", "not run", "needs accuracy_pct"),
-        (CLOSE, f"{T1} / ({T1} - {T1}) > 1", "undecided", "divides by zero"),
+        (CLOSE, f"{T1} / ({T1} - {T1}) > 1", "undecided", "a side is not finite"),
         (CLOSE, f"{T1} + 1", "undecided", "is no test"),
+        (CLOSE, "train_time_s(strategy='ddp', gpus=1 + 1) > 1", "reproduced", ""),
+        (CLOSE, f"train_time_s(gpus={T1}) > 1", "not run", "unknown function 'train_time_s'"),
+        (CLOSE, "parameters > 1", "undecided", "parameters is not a number"),
+        (CLOSE, "1 +", "not run", "is not an expression"),
         (CLOSE, f"{T1} == 'fast'", "undecided", "compares a number with a text"),
         (CLOSE, "state(strategy='ddp') == 'completed'", "reproduced", ""),
         (CLOSE, "state(strategy='ddp') in ['oom', 'timeout']", "contradicted", "does not hold"),
@@ -273,12 +277,20 @@ def test_a_twin_says_what_it_is_the_twin_of(tmp_path):
     assert found.measured == 1.0
 
 
+def test_memory_of_a_process_is_not_taken_for_that_of_a_gpu(tmp_path):
+    assert (
+        "measured here: resident set of the process"
+        in beside(tmp_path, {"metric": "peak_memory_bytes", "printed": "12 GB"}).reasons
+    )
+
+
 def test_doubts_about_the_print_come_first(tmp_path):
     entry = {"metric": "peak_memory_bytes", "printed": "3,076 MB", "kind": "assumed"}
     found = beside(tmp_path, entry, assumed=[{"key": "precision", "value": "fp32", "why": "not stated"}])
     assert found.reasons == [
         "the study assumed its number: nobody measured it",
         "MB taken as a power of 1,000 bytes (of 1,024: 4.9 % more)",
+        "measured here: resident set of the process",
         "assumed, as the study does not say: precision fp32",
     ]
 

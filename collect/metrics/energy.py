@@ -17,8 +17,7 @@ def energy(measured: Measured) -> Quantity | None:
 
     None without power samples, or where those of any GPU cover less than 80 % of that time.
     """
-    span = window(measured.steps)
-    if span is None or measured.samples.gpus.is_empty():
+    if measured.samples.gpus.is_empty() or (span := window(measured.steps)) is None:
         return None
     gpus = measured.samples.gpus.drop_nulls("power_w").sort("wall_s")
     known = [_joules(rows, span) for _, rows in gpus.group_by("host", "uuid", maintain_order=True)]

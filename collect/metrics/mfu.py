@@ -9,13 +9,12 @@ from collect.peaks import peak_flops
 
 def mfu(measured: Measured) -> Quantity | None:
     """Throughput times FLOPs of a unit, over the peak of all GPUs, in percent. Absent where any of the three is not known."""
-    rate = throughput(measured)
     flops = measured.result.flops_per_unit if measured.result else None
     names = {gpu.name for host in measured.hosts for gpu in host.gpus or ()}
-    if rate is None or flops is None or len(names) != 1:
+    if flops is None or len(names) != 1:
         return None
-    peak = peak_flops(names.pop(), measured.cell.precision)
-    return None if peak is None else Quantity(100 * rate.value * flops / (peak * measured.cell.gpus), "%")
+    rate, peak = throughput(measured), peak_flops(names.pop(), measured.cell.precision)
+    return None if rate is None or peak is None else Quantity(100 * rate.value * flops / (peak * measured.cell.gpus), "%")
 
 
 def hfu(measured: Measured) -> Quantity | None:

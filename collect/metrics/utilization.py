@@ -31,8 +31,7 @@ def gpu_memory(measured: Measured) -> Quantity | None:
 
     None where the size of any of these GPUs is not known.
     """
-    span = window(measured.steps)
-    if span is None or measured.samples.gpus.is_empty():
+    if measured.samples.gpus.is_empty() or (span := window(measured.steps)) is None:
         return None
     sizes = {gpu.uuid: gpu.memory_bytes for host in measured.hosts for gpu in host.gpus or () if gpu.memory_bytes}
     most = measured.samples.within(span).gpus.drop_nulls("memory_used_bytes").group_by("uuid").agg(pl.max("memory_used_bytes"))

@@ -70,7 +70,7 @@ def share(test: ast.expr, values: Mapping[str, Value]) -> float:
     except (pl.exceptions.PolarsError, TypeError) as error:
         raise ExpressionError(f"{ast.unparse(test)} cannot be evaluated: {str(error).splitlines()[0]}") from None
     if not held["known"].all():
-        raise ExpressionError(f"{ast.unparse(test)} divides by zero")
+        raise ExpressionError(f"{ast.unparse(test)}: a side is not finite, as after a division by zero")
     return int(held["held"].cast(pl.Int64).sum()) / height
 
 

@@ -132,13 +132,13 @@ class _Unanswerable(Exception):
 def _enter(measurements: Measurements, verdict: Verdict, tree: ast.expr) -> tuple[dict[str, Value | None], list[Number]]:
     """Fill the verdict's numbers; (text of each call -> its draws, or None where they are not known; the metrics among them).
 
-    Raises _Unanswerable with everything that has no answer.
+    Raises _Unanswerable with everything that has no answer, ExpressionError for a filter that is no constant.
     """
     values: dict[str, Value | None] = {}
     numbers: list[Number] = []
     missing: list[Unanswered] = []
     for text, call in chance.calls(tree).items():
-        wanted = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+        wanted = Expression(text).filters[0][1]
         assert isinstance(call.func, ast.Name)
         try:
             if call.func.id == STATE:

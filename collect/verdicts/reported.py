@@ -8,10 +8,13 @@ from typing import Any
 import msgspec
 
 from collect.load import Loaded
+from collect.metrics.memory import KINDS
 from collect.verdicts import reasons
 from collect.verdicts.number import Number
 from collect.verdicts.printed import Printed, parse
 from collect.verdicts.selection import STATE, Measurements, Unanswered
+
+_OF_A_CPU = {KINDS["rss_bytes"], "gloo", "cpu"}  # kinds of a number that a study on GPUs has in another way
 
 
 class Beside(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -85,16 +88,17 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Mapping[str, Any]
     if rehearsal := reasons.rehearsal(cell):
         found.reasons = [rehearsal]
         return found
-    found.reasons = [*_of_print(found), *reasons.likely(loaded, cell, row, {found.metric})]
+    found.reasons = [*_doubts(found, number), *reasons.likely(loaded, cell, row, {found.metric})]
     _compare(found, found.reported)
     return found
 
 
-def _of_print(found: Beside) -> list[str]:
-    """What makes a printed number itself doubtful."""
+def _doubts(found: Beside, number: Number | None) -> list[str]:
+    """What makes the printed number itself doubtful, or ours another thing."""
     kinds = {"estimated": "the study computed its number", "assumed": "the study assumed its number: nobody measured it"}
     remark = found.reported.remark if found.reported else ""
-    return [clause for clause in (kinds.get(found.kind, ""), remark) if clause]
+    other = f"measured here: {number.found.kind}" if number and number.found.kind in _OF_A_CPU else ""
+    return [clause for clause in (kinds.get(found.kind, ""), remark, other) if clause]
 
 
 def _compare(found: Beside, printed: Printed) -> None:
