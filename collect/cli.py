@@ -45,6 +45,12 @@ def parser() -> console.Parser:
     summarize.add_argument("--baseline", metavar="STRATEGY", help="speed-up is against this strategy (default: single)")
     summarize.set_defaults(command=_summarize)
 
+    verdicts = verb("verdicts", "a study's claims and printed numbers, against what was measured", "collect verdicts --strict")
+    _add_matrix(verdicts)
+    verdicts.add_argument("--baseline", metavar="STRATEGY", help="speed-up is against this strategy (default: single)")
+    verdicts.add_argument("--strict", action="store_true", help="exit with 1 where a claim is contradicted")
+    verdicts.set_defaults(command=_verdicts)
+
     trace = verb(
         "trace", "where the time of profiled steps went, and which operators differ", "collect trace RUN --against OTHER"
     )
@@ -129,6 +135,20 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
     output.line(f"report: {folder / report.PAGE}")
     output.document(summary)
     return 0
+
+
+def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
+    _need_report("verdicts")
+    from collect import terminal
+    from collect.load import load
+    from collect.summary import summarize
+
+    loaded = load(_workspace(arguments), arguments.matrix)
+    summary = summarize(loaded, _baseline(arguments.baseline, {cell.cell.strategy for cell in loaded.cells}))
+    terminal.verdicts(output, summary)
+    kept = ("matrix", "title", "rehearsal", "illustrative", "remarks", "verdicts", "reported", "assumed", "notes")
+    output.document({name: getattr(summary, name) for name in kept})
+    return int(arguments.strict and any(verdict.verdict == "contradicted" for verdict in summary.verdicts))
 
 
 def _baseline(asked: str | None, strategies: set[str]) -> str:

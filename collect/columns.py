@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from collect import notation
+from collect.row import Row
 from collect.statistics import Estimate
-from collect.summary import Row
 
 _ALWAYS = ("strategy", "gpus")
 _USUAL = ("workload", "launcher", "global_batch_size", "precision", "seq_len", "optimizer.name", "steps", "epochs")
@@ -40,11 +40,13 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """common: what all rows share, as (what, value). sent: the columns of the table of bytes, none where none are known."""
+    """common: what all rows share, as (what, value). sent, also: the columns of the tables of bytes and of all else that was
+    measured, none where none are known."""
 
     common: list[tuple[str, str]]
     columns: list[Column]
     sent: list[Column]
+    also: list[Column]
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -62,8 +64,11 @@ def table(rows: Sequence[Row]) -> Table:
     n = Column("n", "n", "", True, [Text(str(row.n)) for row in rows])
     proofs = _known([proof])
     sent = _known(build(rows) for build in _SENT)
+    also = _known(build(rows) for build in _ALSO)
     measured = _known(build(rows) for build in _MEASURED)
-    return Table(common, [*identity, state, *proofs, n, *measured], [*identity, *sent] if sent else [])
+    return Table(
+        common, [*identity, state, *proofs, n, *measured], *([*identity, *more] if more else [] for more in (sent, also))
+    )
 
 
 def _known(columns: Iterable[Column]) -> list[Column]:
@@ -187,6 +192,28 @@ _MEASURED = (
     _of("mfu_pct", "MFU", 3),
     _of("final_loss", "Final loss"),
     _of("final_accuracy_pct", "Accuracy", 3),
+)
+_ALSO = (
+    _of("train_time_s", "Training"),
+    _of("epoch_time_s", "Epoch, mean"),
+    _of("epoch_time_median_s", "Epoch, median"),
+    _of_bytes("memory_parameter_bytes", "Parameters"),
+    _of_bytes("memory_gathered_bytes", "Gathered"),
+    _of_bytes("memory_gradient_bytes", "Gradients"),
+    _of_bytes("memory_optimizer_state_bytes", "Optimizer"),
+    _of_bytes("memory_master_parameter_bytes", "Master copy"),
+    _of_bytes("memory_activation_bytes", "Activations"),
+    _of_bytes("memory_buffer_bytes", "Buffers"),
+    _of_bytes("memory_temporary_bytes", "Temporary"),
+    _of("memory_over_estimate", "Memory over estimate", 3),
+    _of_bytes("reserved_memory_bytes", "Reserved"),
+    _of("gpu_memory_pct", "GPU memory", 3),
+    _of("energy_j", "Energy"),
+    _of("energy_per_unit_j", "Energy a unit", 3),
+    _of("staleness_mean", "Staleness, mean", 3),
+    _of("staleness_max", "Staleness, most", 3),
+    _of("bubble_pct", "Bubble", 3),
+    _of("bubble_theory_pct", "Bubble, theory", 3),
 )
 _SENT = (
     _of_bytes("sent_counted_bytes", "A step, counted"),

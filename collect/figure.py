@@ -13,7 +13,8 @@ import msgspec
 
 from collect.columns import labels
 from collect.load import Loaded, LoadedCell
-from collect.summary import Row, Summary
+from collect.row import Row
+from collect.summary import Summary
 
 SERIES = 7  # colours of the page, told apart also without red or green
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")

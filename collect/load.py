@@ -72,7 +72,7 @@ class LoadedCell(msgspec.Struct):
     def measured(self, run: LoadedRun) -> Measured:
         """What a metric sees of one of this cell's runs: no telemetry of a resumed one, which covers only a part of it."""
         seen = samples.frames({}) if run.resumed else run.samples
-        return Measured(self.cell, run.timed, seen, run.result, run.hosts, run.breakdowns)
+        return Measured(self.cell, run.timed, seen, run.result, run.hosts, run.breakdowns, run.validation)
 
 
 class Loaded(msgspec.Struct):

@@ -12,7 +12,7 @@ from collect.sources.samples import Samples
 from shardlab import registry
 from shardlab.cell import Cell
 from shardlab.host import Host
-from shardlab.record import Result
+from shardlab.record import Result, ValidationRecord
 
 if TYPE_CHECKING:
     from collect.traces.breakdown import Breakdown
@@ -35,6 +35,7 @@ class Measured(NamedTuple):
     samples: the telemetry, whole: a metric cuts it to the timed window itself, as counters need their neighbours.
     result: None where the run wrote none. hosts: those that it ran on, as they describe themselves.
     breakdowns: of the ranks that were profiled, where the trace is whole.
+    validation: what the model knew after some of the steps, in their order.
     """
 
     cell: Cell
@@ -43,6 +44,7 @@ class Measured(NamedTuple):
     result: Result | None
     hosts: list[Host]
     breakdowns: Sequence[Breakdown] = ()
+    validation: Sequence[ValidationRecord] = ()
 
 
 class Compared(NamedTuple):
@@ -55,14 +57,21 @@ class Compared(NamedTuple):
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of merit of a run (`of_run`) or of a cell beside its baseline (`of_cells`); None is unknown, never 0."""
+    """A figure of merit of a run (`of_run`), of a run and a number (`of_run_at`), or of a cell and its baseline (`of_cells`).
+
+    None is unknown, never 0. argument: what claims call the number that `of_run_at` needs. exact: counted or computed, so
+    that every repeat gives the same and one of them is enough.
+    """
 
     name: str
     unit: str
     direction: Direction
     definition: str
     of_run: Callable[[Measured], Quantity | None] | None = None
+    of_run_at: Callable[[Measured, float], Quantity | None] | None = None
     of_cells: Callable[[Compared], Quantity | None] | None = None
+    argument: str = ""
+    exact: bool = False
 
 
 def menu() -> list[Metric]:

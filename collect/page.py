@@ -11,33 +11,42 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from collect import columns, figure, notation, terminal
+from collect import columns, figure, notation, terminal, verdict_text
 from collect.columns import Column
-from collect.figures import accuracy, loss, memory, scaling, step_time, telemetry, throughput
+from collect.figures import accuracy, epoch_histogram, epoch_time, loss, memory, scaling, step_time, telemetry, throughput
 from collect.load import Loaded
 from collect.metric import menu
-from collect.summary import Row, Summary
+from collect.row import Row
+from collect.summary import Summary
 from shardlab import __version__
 from templates import render
 
 TEMPLATE = "report/index.html.j2"
 # in the order of the page
-FIGURES: tuple[ModuleType, ...] = (throughput, scaling, step_time, memory, loss, accuracy, telemetry)
+FIGURES: tuple[ModuleType, ...] = (
+    throughput, scaling, step_time, epoch_time, epoch_histogram, memory, loss, accuracy, telemetry,
+)  # fmt: skip
 
 
 def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
     """The page for a report that will lie in `folder`; links to runs are relative, so that both can move together."""
     table = columns.table(summary.rows)
+    labels = columns.labels(summary.rows)
+    label_of = dict(zip((row.id for row in summary.rows), labels, strict=True))
     return render(
         TEMPLATE,
         summary=summary,
         version=__version__,
         created=notation.moment(summary.created_s),
-        labels=columns.labels(summary.rows),
-        label_of=dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True)),
+        labels=labels,
+        label_of=label_of,
+        place_of={row.id: place for place, row in enumerate(summary.rows)},
+        text=verdict_text,
+        reported=verdict_text.reported(summary, label_of),
         common=table.common,
         columns=table.columns,
         sent=table.sent,
+        also=table.also,
         runs_path=Path(os.path.relpath(runs, folder)).as_posix(),
         run_columns=_run_columns(table.columns),
         run_value=_run_value,

@@ -14,46 +14,17 @@ from collect.instrument_cost import InstrumentCost
 from collect.likeness import baseline_of
 from collect.load import NO_FOLDER, Loaded, LoadedCell, LoadedRun
 from collect.metric import Compared, Metric, Quantity, menu
-from collect.statistics import Estimate, estimate
+from collect.row import Row, RunRow
+from collect.statistics import Estimate, estimate, outliers
 from collect.telemetry import Coverage
-from shardlab.record import SameWork
+from collect.verdicts.claims import Verdict, is_illustrative, judge
+from collect.verdicts.reported import Beside, beside
+from collect.verdicts.selection import Measurements
 from shardlab.state import STATES
 
 SCHEMA = 1
 REHEARSAL = "rehearsal on CPU: shows that the line works, not how fast it is"
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
-
-
-class RunRow(msgspec.Struct):
-    """A run and its metrics: {name: value} in the units of its row."""
-
-    run_id: str
-    repeat: int
-    attempt: int
-    state: str
-    why: str
-    metrics: dict[str, float]
-
-
-class Row(msgspec.Struct):
-    """A cell. n: completed repeats, over which the metrics are; states: how many repeats are in which state."""
-
-    id: str
-    cell: dict[str, Any]
-    n: int
-    states: dict[str, int]
-    expected: bool  # every repeat ended completed or in a state that the cell expects
-    same_work: SameWork | None  # the proof's verdict, of the first run that has one
-    baseline: str | None  # the cell that speed-up is against
-    metrics: dict[str, Estimate]
-    runs: list[RunRow]
-
-    @property
-    def state(self) -> str:
-        """In words: `completed`, or `2 completed, 1 failed`."""
-        if len(self.states) == 1:
-            return next(iter(self.states))
-        return ", ".join(f"{count} {state}" for state, count in self.states.items())
 
 
 class Failure(msgspec.Struct):
@@ -75,6 +46,16 @@ class DamagedRun(msgspec.Struct):
     says: str
 
 
+class Outlier(msgspec.Struct):
+    """A repeat far from the others in a metric; it is in every figure."""
+
+    run: str
+    cell: str
+    metric: str
+    value: float
+    median: float
+
+
 class Summary(msgspec.Struct):
     """report/summary.json."""
 
@@ -87,8 +68,12 @@ class Summary(msgspec.Struct):
     synthetic: bool
     remarks: list[str]
     rows: list[Row]
-    reported: list[Any]
-    verdicts: list[Any]
+    reported: list[Beside]
+    verdicts: list[Verdict]
+    illustrative: bool  # the study ran nothing itself
+    assumed: list[dict[str, Any]]
+    notes: list[dict[str, Any]]
+    outliers: list[Outlier]
     failures: list[Failure]
     telemetry: list[Coverage]
     losses: list[LossComparison]
@@ -100,6 +85,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
     """Every metric of every cell, over the completed latest attempts of its repeats."""
     rows = [_row(cell) for cell in loaded.cells]
     _compare(loaded.cells, rows, baseline)
+    measurements = Measurements(loaded, rows)
     rehearsals = [run.run.rehearsal for run in loaded.runs if run.run]
     synthetic = [
         cell.cell.workload for cell in loaded.cells for run in cell.runs if run.result and run.result.data.get("synthetic")
@@ -119,8 +105,12 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
             [run.run_id for cell in loaded.cells for run in cell.runs if run.resumed],
         ),
         rows=rows,
-        reported=[],
-        verdicts=[],
+        reported=beside(loaded, measurements),
+        verdicts=judge(loaded, measurements),
+        illustrative=is_illustrative(loaded),
+        assumed=loaded.expansion.assumed,
+        notes=loaded.expansion.notes,
+        outliers=[found for row in rows for found in _outliers(row)],
         failures=[failure for cell in loaded.cells for failure in _failures(cell)],
         telemetry=[entry for run in loaded.runs for entry in telemetry.coverage(run)],
         losses=equal_losses.compare(loaded, baseline),
@@ -199,6 +189,16 @@ def _compare(cells: list[LoadedCell], rows: list[Row], baseline: str) -> None:
             if quantity is not None:
                 value = quantity.value
                 row.metrics[metric.name] = Estimate(value, quantity.unit, row.n, value, kind=quantity.kind)
+
+
+def _outliers(row: Row) -> list[Outlier]:
+    found = []
+    for name, estimate_ in row.metrics.items():
+        runs = [run for run in row.runs if name in run.metrics]
+        for place in outliers([run.metrics[name] for run in runs]):
+            run = runs[place]
+            found.append(Outlier(run.run_id, row.id, name, run.metrics[name], estimate_.median))
+    return found
 
 
 def _is_different(row: Row) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from collect import columns, notation
+from collect import columns, notation, verdict_text
 from collect.equal_losses import LossComparison
 from collect.instrument_cost import InstrumentCost
 from collect.summary import Summary
@@ -22,10 +22,15 @@ def show(output: Output, summary: Summary) -> None:
     _table(output, f"{title} ({about})" if about else title, table.columns, styles)
     if table.sent:
         _table(output, "bytes sent, all ranks together", table.sent, styles)
+    if table.also:
+        _table(output, "also measured", table.also, styles)
     output.line(f"± is half the 95 % interval of the mean over n repeats; speed-up is against {summary.baseline}.")
     for remark in summary.remarks:
         output.line(remark, style="yellow")
-    labels = dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True))
+    claims(output, summary)
+    if summary.reported:
+        output.line(f"{verdict_text.told(summary)} (see the report, or: collect verdicts)")
+    labels = _labels(summary)
     for comparison in summary.losses:
         output.line(losses(comparison, labels))
     for cost in summary.instruments:
@@ -33,8 +38,53 @@ def show(output: Output, summary: Summary) -> None:
     for failure in summary.failures:
         said = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
         output.line(f"{failure.state}: {said}", STYLES.get(failure.state))
+    for outlier in summary.outliers:
+        value, median = (notation.number(number) for number in (outlier.value, outlier.median))
+        output.line(f"outlier, kept in every figure: {outlier.run}: {outlier.metric} {value}, the median is {median}", "yellow")
     for damage in summary.damage:
         output.line(f"damaged records: {damage.run}: {damage.says}", style="yellow")
+
+
+def claims(output: Output, summary: Summary) -> None:
+    """A line a claim: what was found."""
+    if not summary.verdicts:
+        return
+    rows = [[verdict.id, verdict_text.word(verdict), verdict.says] for verdict in summary.verdicts]
+    styles = [verdict_text.STYLES[verdict.verdict] for verdict in summary.verdicts]
+    output.table(verdict_text.counts(summary), ["Claim", "Verdict", "What the study says"], rows, styles)
+    for caution in verdict_text.cautions(summary):
+        output.line(caution, style="yellow")
+
+
+def verdicts(output: Output, summary: Summary) -> None:
+    """All that was found of a study: each claim with its numbers, each reported number beside the measured one."""
+    for remark in summary.remarks:
+        output.line(remark, style="yellow")
+    if not summary.verdicts and not summary.reported:
+        output.line(f"{summary.matrix}: states no claims and no reported numbers.")
+    claims(output, summary)
+    for verdict in summary.verdicts:
+        output.line(f"{verdict.id}: {verdict_text.word(verdict)}: {verdict.why}", verdict_text.STYLES[verdict.verdict])
+        for said in (*map(verdict_text.entered, verdict.numbers), *verdict.remarks):
+            output.line(f"  {said}")
+        for reason in verdict_text.grouped(verdict.reasons):
+            output.line(f"  likely: {reason}")
+        for note in verdict.notes if verdict.verdict == "contradicted" else ():
+            output.line(f"  noted of the same place: {note}")
+    if summary.reported:
+        lines = verdict_text.reported(summary, _labels(summary))
+        fields = ("where", "cell", "metric", "printed", "measured", "spread", "n", "ratio", "agrees", "says")
+        shown = [[str(getattr(line, field)) for field in fields] for line in lines]
+        heads = ["Where", "Cell", "Metric", "Reported", "Measured", "95 % interval", "n", "Ratio", "", "Why"]
+        output.table(verdict_text.told(summary), heads, shown)
+        if verdict_text.pooled(summary):
+            output.line("intervals of fewer than three repeats are by the noise of all repeated cells of this matrix")
+        for reason in verdict_text.grouped(verdict_text.common_reasons(summary)):
+            output.line(f"of all of them: {reason}")
+
+
+def _labels(summary: Summary) -> dict[str, str]:
+    return dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True))
 
 
 def _table(output: Output, title: str, shown: Sequence[columns.Column], styles: Sequence[str]) -> None:

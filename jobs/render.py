@@ -124,6 +124,7 @@ def keep(workspace: Workspace, source: Source, matrix: Matrix, cells: Sequence[C
                 for cell in cells
             ],
             excluded=[{"cell": one.keys, "why": one.why} for one in matrix.excluded],
+            settings=[msgspec.to_builtins(one) for one in matrix.file.settings],
             assumed=[msgspec.to_builtins(one) for one in matrix.file.assumed],
             notes=[msgspec.to_builtins(one) for one in matrix.file.notes],
             scale="tiny" if tiny else "full",

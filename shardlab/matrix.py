@@ -8,7 +8,7 @@ stands as a point of its own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +17,7 @@ import msgspec
 
 from shardlab import document, shape
 from shardlab.cell import Draft, Instruments, Optimizer, Schedule
-from shardlab.cell_names import PLAIN, is_name
+from shardlab.cell_names import ARGUMENTS, PLAIN, is_name
 from shardlab.document import Document, Path_, Problem
 from shardlab.errors import UnknownName
 from shardlab.expression import Expression, ExpressionError
@@ -67,6 +67,21 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     says: str
 
 
+class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the source ran on, as far as it says so; what differs here is a likely reason for other numbers.
+
+    cell: the cells that it is of; all without it. gpu: a part of NVML's name, such as H100. link: between GPUs of a node.
+    network_mbps: of an interface between nodes. software: versions, or their beginnings, by package.
+    """
+
+    where: str
+    gpu: str | None = None
+    link: Literal["NVLink", "PCIe"] | None = None
+    network_mbps: int | None = None
+    software: dict[str, str] = {}
+    cell: dict[str, Any] = {}
+
+
 class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """matrix.yaml as written; cell keys are checked one by one against `Draft`."""
 
@@ -80,6 +95,7 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exclude: list[dict[str, Any]] = []
     include: list[dict[str, Any]] = []
     repeats: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    settings: list[Setting] = []
     assumed: list[Assumed] = []
     reported: list[Reported] = []
     claims: list[Claim] = []
@@ -240,13 +256,20 @@ def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> 
             continue
         for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list: what an axis takes
             _check_value(text, assumed.key, value, ("assumed", index, "value"), problems)
-    for index, reported in enumerate(file.reported):
-        for key in reported.cell:
-            if not is_name(key):
-                problems.append(text.problem(("reported", index, "cell", key), _no_name(key), at_key=True))
+    described: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (("settings", file.settings), ("reported", file.reported))
+    for what, entries in described:
+        for index, entry in enumerate(entries):
+            for key in entry.cell:
+                if not is_name(key):
+                    problems.append(text.problem((what, index, "cell", key), _no_name(key), at_key=True))
     for index, claim in enumerate(file.claims):
         try:
-            unknown = [key for _, wanted in Expression(claim.test).filters for key in wanted if not is_name(key)]
+            unknown = [
+                key
+                for _, wanted in Expression(claim.test).filters
+                for key in wanted
+                if not is_name(key) and key not in ARGUMENTS
+            ]
             if unknown:
                 raise ExpressionError(_no_name(unknown[0]).rstrip("."))
         except ExpressionError as error:

@@ -29,6 +29,7 @@ class Expansion(msgspec.Struct, kw_only=True):
     scale: str = "full"  # tiny: each cell's `rehearses` is the one that it stands for
     reported: list[dict[str, Any]] = []
     claims: list[dict[str, Any]] = []
+    settings: list[dict[str, Any]] = []
     assumed: list[dict[str, Any]] = []
     notes: list[dict[str, Any]] = []
 

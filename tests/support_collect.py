@@ -164,18 +164,19 @@ def sample(folder: RunDir, ended: float, gpu: bool = False, hz: float = 20) -> N
             )
 
 
-def finish(folder: RunDir, ended: float) -> None:
-    """A result, and an exit with code 0."""
+def finish(folder: RunDir, ended: float, **found: Any) -> None:
+    """A result, with what else it found, and an exit with code 0."""
     result = Result(
         schema=1,
         run_id=folder.run_id,
         state="completed",
-        rehearsal=True,
+        rehearsal=folder.read_run().rehearsal,
         steps=folder.read_run().cell.steps or 0,
         unit="tokens",
         data={"name": "synthetic-tokens", "sha256": "ab" * 32, "synthetic": True},
         versions={"torch": "2.13.0"},
     )
+    result = msgspec.structs.replace(result, **found)
     files.write_json(folder.result, result, sync=False)
     event(folder, "exited", ended + 1, code=0)
 
@@ -202,11 +203,22 @@ def environment(folder: RunDir, gpus: list[Gpu] | None = None) -> None:
     files.write_json(path, host, sync=False)
 
 
-def completed(workspace: Workspace, what: Cell, repeat: int = 1, attempt: int = 1, **options: Any) -> RunDir:
-    folder = prepare(workspace, what, repeat, attempt)
+def completed(
+    workspace: Workspace,
+    what: Cell,
+    repeat: int = 1,
+    attempt: int = 1,
+    *,
+    rehearsal: bool = True,
+    gpus: list[Gpu] | None = None,
+    found: dict[str, Any] | None = None,
+    **options: Any,
+) -> RunDir:
+    """A run that came to its end. gpus: of its host; found: what its result says besides; options: of `train`."""
+    folder = prepare(workspace, what, repeat, attempt, rehearsal)
     event(folder, "started", -2)
-    environment(folder)
-    finish(folder, train(folder, **options))
+    environment(folder, gpus)
+    finish(folder, train(folder, **options), **(found or {}))
     return folder
 
 
@@ -220,7 +232,10 @@ def failed(workspace: Workspace, what: Cell, repeat: int, said: str, steps: int 
     return folder
 
 
-def keep(workspace: Workspace, cells: list[Cell], repeats: int = 3, title: str = "Strategies on two ranks") -> None:
+def keep(
+    workspace: Workspace, cells: list[Cell], repeats: int = 3, title: str = "Strategies on two ranks", **study: Any
+) -> None:
+    """The notes on a matrix of these cells. study: its claims, reported numbers, settings, assumptions, notes, exclusions."""
     workspace.keep_expansion(
         Expansion(
             schema=1,
@@ -235,7 +250,7 @@ def keep(workspace: Workspace, cells: list[Cell], repeats: int = 3, title: str =
                 }
                 for what in cells
             ],
-            excluded=[],
+            **({"excluded": []} | study),
         )
     )
 

@@ -17,7 +17,7 @@ import support_collect as support
 from collect import columns, figure, likeness, load, page, summary, swap, tables
 from collect.cli import main
 from collect.equal_losses import compare
-from collect.figures import accuracy, scaling
+from collect.figures import accuracy, epoch_histogram, epoch_time, scaling
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.record import LineWriter, ValidationRecord
 from shardlab.run import run_id
@@ -398,3 +398,19 @@ def test_accuracy_is_drawn_over_the_seconds_of_training(tmp_path):
     (line,) = drawn[0].data
     assert line["y"] == [50.0, 75.0]
     assert line["x"][0] == pytest.approx(sum(support.step_ms(validated, 0, step, 1) for step in range(1, 6)) / 1000)
+
+
+def test_epochs_are_drawn_with_their_running_average_and_spread(tmp_path):
+    workspace = Workspace(tmp_path)
+    with_epochs, without = support.cell(), support.cell("ddp", 2)
+    support.keep(workspace, [with_epochs, without], repeats=2)
+    for repeat in (1, 2):
+        support.completed(workspace, with_epochs, repeat, found={"epoch_time_s": [4.0, 2.0, 3.0]})
+        support.completed(workspace, without, repeat)
+    found = load.load(workspace, None)
+    (group,) = figure.groups(found, summary.summarize(found, "single"))
+    dots, line = epoch_time.draw(group).data
+    assert (dots["x"], dots["y"]) == ([1, 2, 3], [4, 2, 3])
+    assert line["y"] == [4, 3, 3]
+    (bars,) = epoch_histogram.draw(group).data
+    assert sorted(bars["x"]) == [2, 2, 3, 3, 4, 4]

@@ -6,7 +6,7 @@ from typing import Any
 
 from collect.figure import MOST_SHOWN, Figure, Group, axis, layout
 from collect.load import LoadedRun
-from collect.sources.steps import of_world
+from collect.sources.steps import seconds_until
 
 
 def draw(group: Group) -> Figure | None:
@@ -37,6 +37,5 @@ def draw(group: Group) -> Figure | None:
 
 def _points(run: LoadedRun) -> list[tuple[float, float]]:
     """(seconds of training, percent) of each validation whose steps are all recorded."""
-    world = of_world(run.timed)
-    seconds = dict(zip(world["step"].to_list(), (world["step_ms"].cum_sum() / 1000).to_list(), strict=True))
+    seconds = seconds_until(run.timed)
     return [(seconds[record.step], 100 * record.accuracy) for record in run.validation if record.step in seconds]

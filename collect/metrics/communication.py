@@ -22,6 +22,7 @@ def _metric(kind: str, definition: str) -> Metric:
         direction="lower is better",
         definition=f"Bytes sent in one step by all ranks together {definition}, each collective as the ring that needs least.",
         of_run=_of(kind),
+        exact=True,
     )
 
 

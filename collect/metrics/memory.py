@@ -25,6 +25,14 @@ def peak_memory(measured: Measured) -> Quantity | None:
     return Quantity(peak, "bytes", KINDS[column])
 
 
+def reserved(measured: Measured) -> Quantity | None:
+    """The highest value over ranks and timed steps of what the GPU allocator had reserved, in bytes; None without a GPU."""
+    sizes = unwatched(measured.steps)["reserved_bytes"]
+    if sizes.is_empty() or sizes.null_count():
+        return None
+    return Quantity(sizes.to_frame().select(pl.max("reserved_bytes")).item(), "bytes")
+
+
 METRICS = (
     Metric(
         name="peak_memory_bytes",
@@ -33,5 +41,13 @@ METRICS = (
         definition="Highest over ranks and timed steps of what the GPU allocator had handed out within the step; "
         "without a GPU, of the process's resident set after the step. The kind is said beside it.",
         of_run=peak_memory,
+    ),
+    Metric(
+        name="reserved_memory_bytes",
+        unit="bytes",
+        direction="lower is better",
+        definition="Highest over ranks and timed steps of what the GPU allocator had reserved within the step: what it had "
+        "handed out, and what it kept for later.",
+        of_run=reserved,
     ),
 )

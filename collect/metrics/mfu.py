@@ -9,13 +9,17 @@ from collect.peaks import peak_flops
 
 def mfu(measured: Measured) -> Quantity | None:
     """Throughput times FLOPs of a unit, over the peak of all GPUs, in percent. Absent where any of the three is not known."""
-    rate = throughput(measured)
     flops = measured.result.flops_per_unit if measured.result else None
     names = {gpu.name for host in measured.hosts for gpu in host.gpus or ()}
-    if rate is None or flops is None or len(names) != 1:
+    if flops is None or len(names) != 1:
         return None
-    peak = peak_flops(names.pop(), measured.cell.precision)
-    return None if peak is None else Quantity(100 * rate.value * flops / (peak * measured.cell.gpus), "%")
+    rate, peak = throughput(measured), peak_flops(names.pop(), measured.cell.precision)
+    return None if rate is None or peak is None else Quantity(100 * rate.value * flops / (peak * measured.cell.gpus), "%")
+
+
+def hfu(measured: Measured) -> Quantity | None:
+    """MFU with what is computed again: the same where nothing is, and unknown where it is not counted how much."""
+    return mfu(measured) if measured.cell.activation_checkpointing == "none" else None
 
 
 METRICS = (
@@ -27,5 +31,13 @@ METRICS = (
         "and backward of a unit (what activation checkpointing computes again is not counted), over the data sheets' peak of "
         "the GPUs in the cell's precision. Blank for a GPU whose peak is not known, and for a CPU.",
         of_run=mfu,
+    ),
+    Metric(
+        name="hfu_pct",
+        unit="%",
+        direction="higher is better",
+        definition="Hardware FLOPs utilization (the same source): as MFU, with the FLOPs that checkpointing computes again. "
+        "Equal to MFU without checkpointing; blank with it, as records do not say which share of forward was made twice.",
+        of_run=hfu,
     ),
 )

@@ -26,6 +26,20 @@ def gpu(measured: Measured) -> Quantity | None:
     return _mean(gpus.group_by("uuid", maintain_order=True).agg(pl.col("utilization_pct").mean())["utilization_pct"])
 
 
+def gpu_memory(measured: Measured) -> Quantity | None:
+    """Highest share of a GPU's memory that was in use, over GPUs and samples of the timed window, in percent.
+
+    None where the size of any of these GPUs is not known.
+    """
+    if measured.samples.gpus.is_empty() or (span := window(measured.steps)) is None:
+        return None
+    sizes = {gpu.uuid: gpu.memory_bytes for host in measured.hosts for gpu in host.gpus or () if gpu.memory_bytes}
+    most = measured.samples.within(span).gpus.drop_nulls("memory_used_bytes").group_by("uuid").agg(pl.max("memory_used_bytes"))
+    if most.is_empty() or not set(most["uuid"]) <= sizes.keys():
+        return None
+    return Quantity(max(100 * used / sizes[uuid] for uuid, used in most.iter_rows()), "%")
+
+
 def _mean(values: pl.Series) -> Quantity | None:
     return Quantity(float(known.sum()) / known.len(), "%") if (known := values.drop_nulls()).len() else None
 
@@ -46,5 +60,13 @@ METRICS = (
         definition="NVML's GPU utilization (share of time with a kernel running) between the first and the last timed step; "
         "mean over the GPUs that the hosts have.",
         of_run=gpu,
+    ),
+    Metric(
+        name="gpu_memory_pct",
+        unit="%",
+        direction="neither",
+        definition="Highest share of a GPU's memory in use, with anything (what the allocator keeps for later and libraries "
+        "included), by NVML, over GPUs and samples between the first and the last timed step.",
+        of_run=gpu_memory,
     ),
 )

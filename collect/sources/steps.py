@@ -68,6 +68,12 @@ def of_world(timed_steps: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def seconds_until(timed_steps: pl.DataFrame) -> dict[int, float]:
+    """Step -> seconds of training up to its end: the slowest rank's step times, in which neither warm-up nor validation is."""
+    world = of_world(timed_steps)
+    return dict(zip(world["step"].to_list(), (world["step_ms"].cum_sum() / 1000).to_list(), strict=True))
+
+
 def window(timed_steps: pl.DataFrame) -> tuple[float, float] | None:
     """(first, last) wall_s of the timed steps in seconds since the epoch, or None where they span no time."""
     if timed_steps.is_empty():

@@ -1,0 +1,50 @@
+"""How often two cells that are equal are told apart: by draws of Student's t, as verdicts do, and by the percentile bootstrap.
+
+    python benchmarks/verdicts.py
+
+Repeats are drawn from one normal distribution; a pair is told apart where one mean is smaller in more than 97.5 % of draws.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+from collect.statistics import noise, standard_error
+from collect.verdicts import chance
+from shardlab.expression import Expression
+
+PAIRS = 1000
+RESAMPLES = 400
+TEST = Expression("a() < b()").tree
+
+
+def by_student(pair: list[list[float]], name: str) -> bool:
+    values = {}
+    for call, repeats in zip(("a()", "b()"), pair, strict=True):
+        known = standard_error(repeats, noise([repeats]))
+        assert known is not None
+        values[call] = chance.draws(statistics.fmean(repeats), *known, f"{call} {name}")
+    return not 0.025 < chance.share(TEST, values) < 0.975
+
+
+def by_bootstrap(pair: list[list[float]], luck: random.Random) -> bool:
+    smaller = 0
+    for _ in range(RESAMPLES):
+        one, other = (statistics.fmean(luck.choices(repeats, k=len(repeats))) for repeats in pair)
+        smaller += one < other
+    return not 0.025 < smaller / RESAMPLES < 0.975
+
+
+def main() -> None:
+    print("repeats  told apart by draws of t (%)  by the percentile bootstrap (%)")
+    for repeats in (2, 3, 5, 10):
+        luck = random.Random(3)
+        pairs = [[[luck.gauss(100, 1) for _ in range(repeats)] for _ in range(2)] for _ in range(PAIRS)]
+        student = sum(by_student(pair, str(number)) for number, pair in enumerate(pairs))
+        bootstrap = sum(by_bootstrap(pair, luck) for pair in pairs)
+        print(f"{repeats:7}  {100 * student / PAIRS:28.1f}  {100 * bootstrap / PAIRS:31.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""How long a pipeline's ranks wait for one another: by theory, and as their step records tell it."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from collect.metric import Measured, Metric, Quantity
+from collect.sources.steps import unwatched
+
+
+def theory(measured: Measured) -> Quantity | None:
+    """100 (P - 1) / (v M + P - 1) for P ranks, M micro-batches and v stages a rank; None for a cell without a pipeline, and
+    before anything ran."""
+    cell = measured.cell
+    if cell.pp < 2 or measured.steps.is_empty():
+        return None
+    per_rank = cell.options.get("stages_per_rank", 1)
+    assert isinstance(per_rank, int)
+    idle = cell.pp - 1
+    return Quantity(100 * idle / (per_rank * cell.gradient_accumulation_steps + idle), "%")
+
+
+def seen(measured: Measured) -> Quantity | None:
+    """100 (1 - (F + B) / T): F, the first stage's forward time; B, the last stage's backward time; T, forward and backward of
+    the slowest rank; sums over the timed steps, means over replicas.
+
+    Forward and backward of a rank hold its waiting. The first stage never waits in forward, nor the last in backward, so F + B
+    is what a pipeline of equally long stages computes. None with several stages a rank, and where F + B exceeds T: then the
+    stages are not equally long.
+    """
+    cell = measured.cell
+    if cell.pp < 2 or cell.options.get("stages_per_rank", 1) != 1:
+        return None
+    rows = unwatched(measured.steps).drop_nulls(["forward_ms", "backward_ms"])
+    across = cell.gpus // cell.pp  # ranks of one stage; they follow one another (trainers/parallel/held.py)
+    rows = rows.with_columns(stage=pl.col("rank") // across, passes=pl.col("forward_ms") + pl.col("backward_ms"))
+    total = float(rows.group_by("step").agg(pl.max("passes"))["passes"].sum())
+    first, last = rows.filter(pl.col("stage") == 0), rows.filter(pl.col("stage") == cell.pp - 1)
+    if total <= 0 or first.is_empty() or last.is_empty():
+        return None
+    computed = (float(first["forward_ms"].sum()) + float(last["backward_ms"].sum())) / across
+    return Quantity(100 * (1 - computed / total), "%", "of equally long stages") if computed <= total else None
+
+
+METRICS = (
+    Metric(
+        name="bubble_theory_pct",
+        unit="%",
+        direction="lower is better",
+        definition="Share of a pipeline's time in which a rank has nothing to do, (P - 1) / (v M + P - 1) for P ranks, M "
+        "micro-batches and v stages a rank (Huang et al., GPipe, 2019, section 2.3; Narayanan et al., 2021, section 2.2, "
+        "which give it over the busy time as (P - 1) / (v M)).",
+        of_run=theory,
+        exact=True,
+    ),
+    Metric(
+        name="bubble_pct",
+        unit="%",
+        direction="lower is better",
+        definition="Share of forward and backward that is waiting, by the step records, if stages are equally long: the "
+        "first stage waits for nobody in forward, the last for nobody in backward; what is left of the slowest rank's passes "
+        "is the bubble, what sending adds to it included. Blank with several stages a rank.",
+        of_run=seen,
+    ),
+)

@@ -1,0 +1,81 @@
+"""What memory was made of, where the instrument `memory: categories` looked; and what papers estimate of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from collect.metric import Measured, Metric, Quantity
+
+# The words of docs/instruments.md, which says how a storage gets its category.
+CATEGORIES = {
+    "parameter": "what a rank keeps of the weights from step to step",
+    "gathered": "weights that other ranks keep, here for use",
+    "gradient": "gradients as the optimizer takes them",
+    "optimizer_state": "what the optimizer remembers of earlier steps",
+    "master_parameter": "the optimizer's own copy of the weights",
+    "activation": "what forward made and backward needs",
+    "buffer": "what stays from step to step and is none of the other categories",
+    "temporary": "what is used and dropped, and what collectives work on",
+}
+
+
+def _found(measured: Measured) -> dict[str, Any]:
+    return measured.result.instruments.get("memory", {}) if measured.result else {}
+
+
+def largest(category: str) -> Callable[[Measured], Quantity | None]:
+    """A metric: the most that this category held at any moment of the step that was looked into, in bytes."""
+
+    def of_run(measured: Measured) -> Quantity | None:
+        value = _found(measured).get("largest_bytes", {}).get(category)
+        return None if value is None else Quantity(value, "bytes")
+
+    return of_run
+
+
+def estimated(measured: Measured) -> Quantity | None:
+    """The estimate of parameters, gradients and optimizer state on a rank, in bytes; None for strategies that have none."""
+    parts = _found(measured).get("estimate_bytes")
+    return Quantity(sum(parts.values()), "bytes") if parts else None
+
+
+def over_estimate(measured: Measured) -> Quantity | None:
+    """All categories at the peak of the step that was looked into, over the estimate."""
+    estimate, peak = estimated(measured), _found(measured).get("peak_bytes")
+    return Quantity(sum(peak.values()) / estimate.value, "x") if estimate and estimate.value and peak else None
+
+
+METRICS = (
+    *(
+        Metric(
+            name=f"memory_{category}_bytes",
+            unit="bytes",
+            direction="lower is better",
+            definition=f"The most that {what} took at any moment of the one step that was looked into, on the rank whose "
+            "peak is highest (`memory: categories`, docs/instruments.md). Categories have their largest at different "
+            "moments: they do not add up to the peak.",
+            of_run=largest(category),
+            exact=category in ("parameter", "optimizer_state", "master_parameter"),  # the others depend on what overlaps
+        )
+        for category, what in CATEGORIES.items()
+    ),
+    Metric(
+        name="estimated_memory_bytes",
+        unit="bytes",
+        direction="lower is better",
+        definition="Bytes of parameters, gradients and optimizer state on one rank by arithmetic, cut over ranks as ZeRO's "
+        "paper has it (Rajbhandari et al., 2020, section 3): 4 bytes a parameter, 4 for its gradient, 8 for Adam. Without "
+        "activations.",
+        of_run=estimated,
+        exact=True,
+    ),
+    Metric(
+        name="memory_over_estimate",
+        unit="x",
+        direction="lower is better",
+        definition="All categories together at the peak of the step that was looked into, over the estimate: what activations, "
+        "buffers and temporary storage add to it.",
+        of_run=over_estimate,
+    ),
+)

@@ -1,0 +1,82 @@
+"""The profiled time as shares, and the collectives in it: what claims compare between ranks of different speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from collect.metric import Direction, Measured, Metric, Quantity
+
+if TYPE_CHECKING:
+    from collect.traces.breakdown import Breakdown
+
+
+def share(ns: Callable[[Breakdown], int | None]) -> Callable[[Measured], Quantity | None]:
+    """A metric: this time over the span, in percent, mean over the profiled ranks; None where none has both."""
+
+    def of_run(measured: Measured) -> Quantity | None:
+        known = [
+            (100 * time / one.span_ns, one) for one in measured.breakdowns if one.span_ns and (time := ns(one)) is not None
+        ]
+        return Quantity(sum(pct for pct, _ in known) / len(known), "%", known[0][1].source) if known else None
+
+    return of_run
+
+
+def collective_count(measured: Measured) -> Quantity | None:
+    """Collectives of a step, mean over the ranks that were profiled by steps; None where there is none such."""
+    known = [one for one in measured.breakdowns if one.steps]
+    if not known:
+        return None
+    counts = [sum(tally.count for tally in one.collectives) / one.steps for one in known]
+    return Quantity(sum(counts) / len(counts), "", known[0].source)
+
+
+def collective_ms(measured: Measured) -> Quantity | None:
+    """Their durations added up, in ms a step."""
+    known = [one for one in measured.breakdowns if one.steps]
+    if not known:
+        return None
+    times = [sum(tally.total_ns for tally in one.collectives) / one.steps / 1e6 for one in known]
+    return Quantity(sum(times) / len(times), "ms", known[0].source)
+
+
+def collective_mean_ms(measured: Measured) -> Quantity | None:
+    """The mean duration of a collective, in ms; None where there was none."""
+    time, count = collective_ms(measured), collective_count(measured)
+    return Quantity(time.value / count.value, "ms", time.kind) if time and count and count.value else None
+
+
+def _share(name: str, ns: Callable[[Breakdown], int | None], direction: Direction, what: str) -> Metric:
+    definition = f"Share of the profiled time in which {what}; what each time is, the metric in ms says. Mean over ranks."
+    return Metric(name=name, unit="%", direction=direction, definition=definition, of_run=share(ns))
+
+
+METRICS = (
+    _share("compute_pct", lambda one: one.compute_ns, "higher is better", "a kernel computes"),
+    _share("communication_pct", lambda one: one.communication_ns, "lower is better", "a collective runs"),
+    _share("non_compute_pct", lambda one: one.non_compute_ns, "lower is better", "something runs but nothing computes"),
+    _share("idle_pct", lambda one: one.idle_ns, "lower is better", "nothing runs"),
+    Metric(
+        name="collective_count",
+        unit="",
+        direction="neither",
+        definition="Collectives of a profiled step, each NCCL kernel or gloo span as one; mean over the profiled ranks.",
+        of_run=collective_count,
+    ),
+    Metric(
+        name="collective_ms",
+        unit="ms",
+        direction="lower is better",
+        definition="Durations of the collectives of a profiled step added up, waiting included and overlaps counted twice; "
+        "mean over the profiled ranks.",
+        of_run=collective_ms,
+    ),
+    Metric(
+        name="collective_mean_ms",
+        unit="ms",
+        direction="lower is better",
+        definition="Mean duration of a collective of the profiled steps, its waiting for other ranks included.",
+        of_run=collective_mean_ms,
+    ),
+)

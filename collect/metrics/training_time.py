@@ -1,0 +1,50 @@
+"""How long the timed part of the training took, and an epoch of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from collect.metric import Measured, Metric, Quantity
+
+
+def train_time(measured: Measured) -> Quantity | None:
+    """The result's train_time_s, in seconds."""
+    found = measured.result.train_time_s if measured.result else None
+    return None if found is None else Quantity(found, "s")
+
+
+def epoch_time(average: Callable[[Sequence[float]], float]) -> Callable[[Measured], Quantity | None]:
+    """A metric: this average over the result's epoch_time_s, in seconds; None for a cell whose length is in steps."""
+
+    def of_run(measured: Measured) -> Quantity | None:
+        epochs = measured.result.epoch_time_s if measured.result else None
+        return Quantity(average(epochs), "s") if epochs else None
+
+    return of_run
+
+
+METRICS = (
+    Metric(
+        name="train_time_s",
+        unit="s",
+        direction="lower is better",
+        definition="Wall time of the slowest rank from the start of the first timed step to the end of the last, with what "
+        "lies between steps; what instruments took there is left out.",
+        of_run=train_time,
+    ),
+    Metric(
+        name="epoch_time_s",
+        unit="s",
+        direction="lower is better",
+        definition="Mean over the epochs of the sum of their steps' times, each that of the slowest rank.",
+        of_run=epoch_time(statistics.fmean),
+    ),
+    Metric(
+        name="epoch_time_median_s",
+        unit="s",
+        direction="lower is better",
+        definition="Median over the epochs of the sum of their steps' times, each that of the slowest rank.",
+        of_run=epoch_time(statistics.median),
+    ),
+)

@@ -1,0 +1,42 @@
+"""A cell's line of the summary: what all its repeats came to, and each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from collect.statistics import Estimate
+from shardlab.record import SameWork
+
+
+class RunRow(msgspec.Struct):
+    """A run and its metrics: {name: value} in the units of its row."""
+
+    run_id: str
+    repeat: int
+    attempt: int
+    state: str
+    why: str
+    metrics: dict[str, float]
+
+
+class Row(msgspec.Struct):
+    """A cell. n: completed repeats, over which the metrics are; states: how many repeats are in which state."""
+
+    id: str
+    cell: dict[str, Any]
+    n: int
+    states: dict[str, int]
+    expected: bool  # every repeat ended completed or in a state that the cell expects
+    same_work: SameWork | None  # the proof's verdict, of the first run that has one
+    baseline: str | None  # the cell that speed-up is against
+    metrics: dict[str, Estimate]
+    runs: list[RunRow]
+
+    @property
+    def state(self) -> str:
+        """In words: `completed`, or `2 completed, 1 failed`."""
+        if len(self.states) == 1:
+            return next(iter(self.states))
+        return ", ".join(f"{count} {state}" for state, count in self.states.items())

@@ -1,0 +1,1 @@
+"""Reported beside measured: what a study printed, what was measured here, and which of its claims hold."""

@@ -1,0 +1,244 @@
+"""A study's claims, each with the verdict that the runs allow and the numbers that it rests on."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from collect import notation
+from collect.load import Loaded
+from collect.verdicts import chance, reasons
+from collect.verdicts.chance import Value
+from collect.verdicts.number import ALONE, Number
+from collect.verdicts.selection import STATE, Measurements, Unanswered
+from shardlab.expression import Expression, ExpressionError
+
+Word = Literal["reproduced", "contradicted", "undecided", "ambiguous", "not run"]
+LEVEL = 0.025  # of each side: the tests are those of two-sided 95 % intervals
+RANKED = ("proven", "not provable")  # same-work verdicts with which a cell stands beside others
+
+
+class Entered(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A number that a verdict rests on: call, as the test has it; its value in the cell, with the 95 % interval where one is
+    known; how: what the interval is by, or why there is none; runs: those that it is the mean of."""
+
+    call: str
+    cell: str
+    value: float | str
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    how: str = ""
+    runs: list[str] = []
+
+
+class Part(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One of the tests that a claim says all hold. left, right: its sides as measured. holds_pct: of draws; absent where the
+    scatter is not known, then `holds` is of the numbers as measured."""
+
+    test: str
+    holds: bool
+    left: float | None = None
+    right: float | None = None
+    holds_pct: float | None = None
+
+
+class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One claim. why: in a sentence. reasons: why measured and reported may differ. remarks: what a reader has to know of it.
+
+    rehearsal: of runs that say nothing of speed or size. illustrative: of a study that ran nothing itself.
+    """
+
+    id: str
+    says: str
+    where: str
+    test: str
+    verdict: Word
+    why: str
+    numbers: list[Entered] = []
+    parts: list[Part] = []
+    remarks: list[str] = []
+    reasons: list[str] = []
+    notes: list[str] = []
+    rehearsal: bool = False
+    illustrative: bool = False
+
+
+def judge(loaded: Loaded, measurements: Measurements) -> list[Verdict]:
+    """The verdict on every claim of the matrix, in its order.
+
+    A test on means of repeats is taken apart at its `and`s. A part holds where it does in 97.5 % of draws of the means (their
+    errors are Student's t). All parts have to hold for reproduced (Berger, 1982: then no correction is needed); contradicted
+    is a claim of which one part fails in all but 2.5 % / (number of parts) of them (Bonferroni); all else is undecided.
+    """
+    illustrative = is_illustrative(loaded)
+    return [_judge(loaded, measurements, claim, illustrative) for claim in loaded.expansion.claims]
+
+
+def is_illustrative(loaded: Loaded) -> bool:
+    """Whether the study measured none of the numbers that it prints."""
+    kinds = {entry.get("kind", "measured") for entry in loaded.expansion.reported}
+    return bool(kinds) and "measured" not in kinds
+
+
+def _judge(loaded: Loaded, measurements: Measurements, claim: Mapping[str, Any], illustrative: bool) -> Verdict:
+    verdict = Verdict(
+        id=claim["id"],
+        says=claim["says"],
+        where=claim["where"],
+        test=claim["test"],
+        verdict="not run",
+        why="",
+        notes=reasons.notes(loaded, claim["where"]),
+        illustrative=illustrative,
+    )
+    try:
+        tree = Expression(claim["test"]).tree
+        values, numbers = _enter(measurements, verdict, tree)
+    except ExpressionError as error:
+        verdict.why = str(error)
+        return verdict
+    except _Unanswerable as unanswered:
+        verdict.verdict, verdict.why = unanswered.verdict, unanswered.why
+        return verdict
+    rows = {row.id: row for row in measurements.rows}
+    cells = [rows[cell] for cell in dict.fromkeys(entered.cell for entered in verdict.numbers)]
+    verdict.rehearsal = any(reasons.rehearsal(measurements.cell(row)) for row in cells)
+    try:
+        _decide(verdict, tree, values)
+    except ExpressionError as error:
+        verdict.verdict, verdict.why = "undecided", f"{error}"
+    if unproven := _unproven(measurements, verdict, numbers):
+        verdict.verdict, verdict.why = "undecided", unproven
+    if verdict.verdict == "contradicted":
+        metrics = {number.found.metric.name for number in numbers}
+        lists = [reasons.likely(loaded, measurements.cell(row), row, metrics) for row in cells]
+        verdict.reasons = list(dict.fromkeys(clause for clauses in lists for clause in clauses))
+    return verdict
+
+
+class _Unanswerable(Exception):
+    def __init__(self, found: list[Unanswered]) -> None:
+        super().__init__()
+        order: tuple[Word, ...] = ("ambiguous", "not run", "undecided")
+        self.verdict: Word = min((one.verdict for one in found), key=order.index)
+        self.why = "; ".join(dict.fromkeys(one.why for one in found if one.verdict == self.verdict))
+
+
+def _enter(measurements: Measurements, verdict: Verdict, tree: ast.expr) -> tuple[dict[str, Value | None], list[Number]]:
+    """Fill the verdict's numbers; (text of each call -> its draws, or None where they are not known; the metrics among them).
+
+    Raises _Unanswerable with everything that has no answer, ExpressionError for a filter that is no constant.
+    """
+    values: dict[str, Value | None] = {}
+    numbers: list[Number] = []
+    missing: list[Unanswered] = []
+    for text, call in chance.calls(tree).items():
+        wanted = Expression(text).filters[0][1]
+        assert isinstance(call.func, ast.Name)
+        try:
+            if call.func.id == STATE:
+                row, values[text] = measurements.state(wanted)
+                ended = [run.run_id for run in row.runs]
+                verdict.numbers.append(Entered(call=text, cell=row.id, value=row.state, n=len(ended), runs=ended))
+                continue
+            metric = measurements.metrics.get(call.func.id)
+            argument = wanted.pop(metric.argument, None) if metric and metric.argument else None
+            number = Number(measurements, measurements.find(call.func.id, wanted, argument))
+        except Unanswered as unanswered:
+            missing.append(unanswered)
+            continue
+        numbers.append(number)
+        values[text] = number.draws
+        row = number.found.row
+        verdict.numbers.append(
+            Entered(
+                call=text,
+                cell=row.id,
+                value=number.value,
+                unit=number.found.unit,
+                low=number.low,
+                high=number.high,
+                n=number.n,
+                how=number.how,
+                runs=[run.run_id for run in row.runs if run.state == "completed"],
+            )
+        )
+    if missing:
+        raise _Unanswerable(missing)
+    return values, numbers
+
+
+def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]) -> None:
+    """Raises ExpressionError for a test that cannot be evaluated."""
+    tests = chance.parts(tree)
+    measured: dict[str, Value] = {entered.call: entered.value for entered in verdict.numbers}
+    drawn = {text: value for text, value in values.items() if value is not None}
+    for test in tests:
+        mine = chance.calls(test).keys()
+        part = Part(test=ast.unparse(test), holds=chance.share(test, {text: measured[text] for text in mine}) == 1)
+        part.left, part.right = chance.sides(test, {text: measured[text] for text in mine})
+        if mine <= drawn.keys():
+            part.holds_pct = 100 * chance.share(test, {text: drawn[text] for text in mine})
+        verdict.parts.append(part)
+    failing = [part for part in verdict.parts if part.holds_pct is not None and part.holds_pct <= 100 * LEVEL / len(tests)]
+    open_ = [part for part in verdict.parts if part.holds_pct is None or part.holds_pct < 100 * (1 - LEVEL)]
+    if failing:
+        verdict.verdict, verdict.why = "contradicted", "; ".join(_fails(part) for part in failing)
+    elif not open_:
+        least = min((part.holds_pct for part in verdict.parts if part.holds_pct is not None), default=100.0)
+        exact = all(isinstance(value, float | str) for value in values.values())
+        verdict.verdict = "reproduced"
+        verdict.why = "holds; its numbers do not scatter" if exact else f"holds in {_share(least)} of draws"
+    else:
+        verdict.verdict = "undecided"
+        unknown = [part for part in open_ if part.holds_pct is None]
+        once = "as measured it holds" if all(part.holds for part in verdict.parts) else "as measured it does not hold"
+        verdict.why = f"{ALONE}; {once}" if unknown else "; ".join(_overlaps(part) for part in open_)
+
+
+def _fails(part: Part) -> str:
+    if part.left is None or part.right is None:
+        return f"does not hold: {part.test}"
+    return f"{notation.number(part.left)} is not {_words(part.test)} {notation.number(part.right)}: {part.test}"
+
+
+def _overlaps(part: Part) -> str:
+    sides = ""
+    if part.left is not None and part.right is not None:
+        sides = f"{notation.number(part.left)} and {notation.number(part.right)}, "
+    return f"intervals overlap ({sides}holds in {_share(part.holds_pct or 0)} of draws): {part.test}"
+
+
+def _share(pct: float) -> str:
+    """Percent with one decimal: of 10,000 draws no more is known."""
+    return f"{pct:.1f} %".replace(".0 ", " ")
+
+
+def _words(test: str) -> str:
+    """The comparison of a part."""
+    tree = ast.parse(test, mode="eval").body
+    assert isinstance(tree, ast.Compare)
+    return {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}[type(tree.ops[0])]
+
+
+def _unproven(measurements: Measurements, verdict: Verdict, numbers: list[Number]) -> str:
+    """Why cells that a claim ranks may not be ranked: the proof found other work, or was not made."""
+    rows = {number.found.row.id: number.found.row for number in numbers if not number.found.metric.exact}
+    if len(rows) < 2:
+        return ""
+    unproven, unprovable = [], []
+    for row in rows.values():
+        proof = row.same_work
+        said = f"{measurements.label(row)}: {proof.verdict} ({proof.why})" if proof else f"{measurements.label(row)}: no proof"
+        if proof is None or proof.verdict not in RANKED:
+            unproven.append(said)
+        elif proof.verdict != "proven":
+            unprovable.append(said)
+    if unprovable:
+        verdict.remarks.append(f"compares what is not proven to do the same work: {'; '.join(unprovable)}")
+    return f"not proven to do the same work, and so not ranked: {'; '.join(unproven)}" if unproven else ""

@@ -1,0 +1,164 @@
+"""A number as a study printed it -> a value in a metric's unit; what cannot be read for certain is not guessed at."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+Relation = Literal["=", "<", ">"]
+
+_TIMES = {
+    "s": ("s", "sec", "secs", "second", "seconds"),
+    "ms": ("ms", "msec", "msecs", "millisecond", "milliseconds"),
+    "μs": ("μs", "us", "microsecond", "microseconds"),
+    "ns": ("ns", "nanosecond", "nanoseconds"),
+    "min": ("min", "mins", "minute", "minutes"),
+    "h": ("h", "hr", "hrs", "hour", "hours"),
+}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "μs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+_UNITS: dict[str, tuple[str, float]] = {
+    **{word: ("s", _SECONDS[name]) for name, words in _TIMES.items() for word in words},
+    **{f"{prefix}B": ("bytes", 1000.0**power) for power, prefix in enumerate(("", "K", "M", "G", "T"))},
+    **{f"{prefix}iB": ("bytes", 1024.0**power) for power, prefix in enumerate(("K", "M", "G", "T"), 1)},
+    **{f"{prefix}b": ("bytes", 1000.0**power / 8) for power, prefix in enumerate(("K", "M", "G", "T"), 1)},
+    **dict.fromkeys(("byte", "bytes"), ("bytes", 1.0)),
+    "kB": ("bytes", 1e3),
+    **dict.fromkeys(("%", "percent", "per cent", "pct", "points", "percentage points"), ("%", 1.0)),
+    **dict.fromkeys(("x", "X", "×", "times", "fold"), ("x", 1.0)),
+    "J": ("J", 1.0),
+    "kJ": ("J", 1e3),
+    "Wh": ("J", 3600.0),
+    "kWh": ("J", 3.6e6),
+    **{name: (name, 1.0) for name in ("nats", "updates")},
+}
+_COUNTS = {
+    "": 1.0,
+    "k": 1e3,
+    "K": 1e3,
+    "thousand": 1e3,
+    "M": 1e6,
+    "million": 1e6,
+    "B": 1e9,
+    "bn": 1e9,
+    "billion": 1e9,
+}
+_ITEMS = {"tok": "tokens", "token": "tokens", "tokens": "tokens", "img": "images", "imgs": "images", "image": "images"}
+_ITEMS |= {"images": "images", "sample": "samples", "samples": "samples", "sequence": "sequences", "sequences": "sequences"}
+_STATES = {"oom": "oom", "out of memory": "oom", "timeout": "timeout", "timed out": "timeout", "failed": "failed"}
+_BINARY = {"KB": 1.024, "kB": 1.024, "MB": 1.024**2, "GB": 1.024**3, "TB": 1.024**4}
+
+_PLAIN = str.maketrans({
+    "\u00a0": " ", "\u2007": " ", "\u2009": " ", "\u202f": " ", "\u2212": "-", "\u2011": "-", "\u00b5": "μ", "\u2014": "–",
+})  # fmt: skip
+_ABOUT = r"(?:~|≈|about|around|approximately|approx\.?|roughly|circa|ca\.|nearly|almost|near|peaking)"
+_MORE, _LESS = r"(?:>=?|≥|more than|over|above|at least)", r"(?:<=?|≤|less than|under|below|up to|at most)"
+_NUMBER = r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+|\s*[x×]\s*10\^-?\d+)?"
+_WHOLE = re.compile(
+    rf"(?P<before>(?:(?:{_ABOUT}|{_MORE}|{_LESS})\s*)*)(?P<number>{_NUMBER})"
+    rf"(?:\s*(?P<first_unit>[^\d\s–±-][^\d–±]*?)?\s*(?P<join>–|-|\bto\b|±|\+/-)\s*(?P<other>{_NUMBER}))?"
+    r"\s*-?(?P<unit>[^\d\s*†‡§][^*†‡§]*?)?\s*[*†‡§]*"
+)
+
+
+class Printed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """value, low, high in `unit`. low, high: what the print leaves open: its last digit, or the range that it gives.
+
+    relation: > and < for a bound. approximate: it says so itself. state: for what is no number but an end, such as oom.
+    remark: how it was read where another reading is possible.
+    """
+
+    unit: str
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    relation: Relation = "="
+    approximate: bool = False
+    state: str = ""
+    remark: str = ""
+
+
+def parse(text: str, unit: str | None, metric_unit: str) -> Printed:
+    """What a study printed, with the unit of its table's head, in a metric's unit (units/s: of any items, then named).
+
+    A bare number of a metric in percent is a share: 0.92 is 92 %. MB is 10^6 bytes. Raises ValueError, a sentence, for what is
+    no number with a unit, or with one that the metric cannot have.
+    """
+    plain = text.translate(_PLAIN).strip()
+    if state := _STATES.get(plain.lower()):
+        return Printed(unit="", state=state)
+    match = _WHOLE.fullmatch(plain)
+    if match is None:
+        raise ValueError(f"{text!r} is not a number with a unit.")
+    beside = (match["unit"] or "").strip().rstrip(".").strip()
+    if match["first_unit"] and match["first_unit"].strip() != beside:
+        raise ValueError(f"{text!r} has two units.")
+    if beside and unit and beside != unit:
+        raise ValueError(f"{text!r} has another unit than its table's head, {unit}.")
+    before = match["before"].lower()
+    if match["number"].startswith("+") and metric_unit != "%":
+        raise ValueError(f"{text!r} is a change, and {metric_unit or 'a count'} is none.")
+    spelled = beside or unit or ""
+    name, factor = _factor(spelled, metric_unit, text)
+    value, half = _number(match["number"])
+    low, high = value - half, value + half
+    if match["join"] in ("±", "+/-"):
+        low, high = value - _number(match["other"])[0], value + _number(match["other"])[0]
+    elif match["join"]:
+        low, high = value, _number(match["other"])[0]
+        value = (low + high) / 2
+        if low > high:
+            raise ValueError(f"{text!r} is a range that ends before it begins.")
+    binary = _BINARY.get(spelled)
+    relation: Relation = ">" if re.search(_MORE, before) else "<" if re.search(_LESS, before) else "="
+    return Printed(
+        unit=name,
+        value=value * factor,
+        low=None if relation == "<" else (value if relation == ">" else low) * factor,
+        high=None if relation == ">" else (value if relation == "<" else high) * factor,
+        relation=relation,
+        approximate=bool(re.search(_ABOUT, before)),
+        remark=f"{spelled} taken as a power of 1,000 bytes (of 1,024: {100 * (binary - 1):.1f} % more)" if binary else "",
+    )
+
+
+def _factor(spelled: str, metric_unit: str, text: str) -> tuple[str, float]:
+    """(unit, factor) that turn a number in a spelled unit into one in the metric's."""
+    if not metric_unit:
+        word = re.sub(r"\s*(parameters|params)$", "", spelled)
+        if word in _COUNTS:
+            return "", _COUNTS[word]
+    elif metric_unit.endswith("/s"):
+        if rate := _rate(spelled):
+            return rate
+    elif not spelled and metric_unit == "%":
+        return "%", 100.0
+    elif spelled in _UNITS:
+        wanted, size = _UNITS.get(metric_unit, (metric_unit, 1.0))
+        found, factor = _UNITS[spelled]
+        if found == wanted:
+            return metric_unit, factor / size
+    found_unit = f"the unit {spelled!r}" if spelled else "no unit"
+    raise ValueError(f"{text!r} has {found_unit}, which is none of a metric in {metric_unit or 'plain numbers'}.")
+
+
+def _rate(spelled: str) -> tuple[str, float] | None:
+    """(tokens/s, 1000) of `tok/ms`: items per time."""
+    match = re.fullmatch(r"([kKM]?)\s*([A-Za-z]+?)\s*(?:/|per)\s*([a-zμ]+)", spelled)
+    if match is None:
+        return None
+    thousands, items, each = match.groups()
+    if items not in _ITEMS or _UNITS.get(each, ("", 0.0))[0] != "s":
+        return None
+    return f"{_ITEMS[items]}/s", _COUNTS[thousands] / _UNITS[each][1]
+
+
+def _number(text: str) -> tuple[float, float]:
+    """(value, half a unit of its last digit)."""
+    match = re.fullmatch(r"(.*?)(?:[eE]([+-]?\d+)|\s*[x×]\s*10\^(-?\d+))?", text)
+    assert match is not None
+    digits = re.sub(r"[, ]", "", match[1])
+    scale = 10.0 ** int(match[2] or match[3] or 0)
+    decimals = len(digits.partition(".")[2])
+    return float(digits) * scale, 0.5 * 10.0**-decimals * scale

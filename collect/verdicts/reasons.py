@@ -1,0 +1,116 @@
+"""Why a number here may differ from a printed one: read from what the runs' hosts say they are, and from the matrix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from collect.load import Loaded, LoadedCell
+from collect.row import Row
+from shardlab import cell_names
+
+_SIZES = (
+    "workload",
+    "global_batch_size",
+    "micro_batch_size",
+    "seq_len",
+    "steps",
+    "epochs",
+    "warmup_steps",
+    "launcher",
+    "nnodes",
+)
+# Of what a matrix had to assume, that which bears on speed and size; the page lists all of it.
+_WEIGHTY = {
+    "workload", "strategy", "nnodes", "global_batch_size", "gpu_batch_size", "micro_batch_size", "microbatches", "seq_len",
+    "precision", "optimizer.name", "activation_checkpointing", "compile", "warmup_steps", "options.wrap", "options.image_size",
+}  # fmt: skip
+_PLACE = re.compile(r"(tables?|sections?|figures?)|(\d+(?:\.\d+)*)")
+ASSUMED = "assumed, as the study does not say: "
+_ABOUT_DATA = {"final_loss", "final_accuracy_pct", "time_to_accuracy_s"}
+
+
+def rehearsal(cell: LoadedCell) -> str:
+    """What a cell's runs are instead of what the study ran, or nothing."""
+    if cell.cell.rehearses is not None:
+        mine, other = cell.cell, cell.cell.rehearses
+        changed = [
+            f"{key.replace('_', ' ')} {getattr(mine, key)} for {getattr(other, key)}"
+            for key in _SIZES
+            if getattr(mine, key) != getattr(other, key)
+        ]
+        return f"rehearsal: a tiny twin on CPU ({', '.join(changed)}): absolute numbers do not compare"
+    if any(run.run and run.run.rehearsal for run in cell.runs):
+        return "rehearsal: ranks forked on CPU: absolute numbers do not compare"
+    return ""
+
+
+def likely(loaded: Loaded, cell: LoadedCell, row: Row, metrics: set[str]) -> list[str]:
+    """One clause a reason: GPU, link, network and software against what the study states, the data, and what was assumed."""
+    found = []
+    hosts = [host for run in cell.completed for host in run.hosts]
+    gpus = sorted({gpu.name for host in hosts for gpu in host.gpus or ()})
+    linked = any(gpu.nvlinks for host in hosts for gpu in host.gpus or ())
+    speeds = [nic.speed_mbps for host in hosts for nic in host.nics if nic.kind == "physical" and nic.speed_mbps]
+    for setting in _settings(loaded, row):
+        if wanted := setting.get("gpu"):
+            if not gpus and hosts:
+                found.append(f"no GPU here, {wanted} in the study")
+            elif others := [name for name in gpus if wanted not in name]:
+                found.append(f"another GPU: {', '.join(others)} here, {wanted} in the study")
+        if (link := setting.get("link")) and gpus and cell.cell.gpus > 1 and linked != (link == "NVLink"):
+            found.append(f"another link between GPUs: {'NVLink' if linked else 'no NVLink'} here, {link} in the study")
+        if (mbps := setting.get("network_mbps")) and cell.cell.nnodes > 1 and speeds and max(speeds) != mbps:
+            found.append(f"another network: {max(speeds)} Mbit/s here, {mbps} Mbit/s in the study")
+        for package, version in (setting.get("software") or {}).items():
+            others = sorted({_version(run.result.versions, package) for run in cell.completed if run.result} - {""})
+            if different := [other for other in others if not other.startswith(version)]:
+                found.append(f"other software: {package} {', '.join(different)} here, {version} in the study")
+    if metrics & _ABOUT_DATA and any(run.result and run.result.data.get("synthetic") for run in cell.completed):
+        found.append("synthetic data here")
+    names = cell_names.names(row.cell.get("rehearses") or row.cell)
+    for entry in loaded.expansion.assumed:
+        key = str(entry["key"])
+        if key in _WEIGHTY and key in names and _holds(entry, names[key]):
+            found.append(f"{ASSUMED}{key} {str(names[key]).lower()}")
+    return list(dict.fromkeys(found))
+
+
+def notes(loaded: Loaded, where: str) -> list[str]:
+    """The matrix's notes on the same table, section or figure."""
+    wanted = places(where)
+    return [str(note["says"]) for note in loaded.expansion.notes if wanted & places(str(note["where"]))]
+
+
+def places(where: str) -> set[str]:
+    """`sections 3.1 and 4.1.2` as {section 3.1, section 4.1.2}; words without a number stand for themselves."""
+    found, kind, rest = set(), "", where
+    for match in _PLACE.finditer(where):
+        if match[1]:
+            kind = match[1].rstrip("s")
+        elif kind:
+            found.add(f"{kind} {match[2]}")
+    for part in re.split(r",| and ", rest):
+        words = part.strip()
+        if words and not _PLACE.search(words):
+            found.add(words)
+    return found
+
+
+def common(lists: Sequence[Sequence[str]]) -> list[str]:
+    """The clauses that are in every one of these."""
+    return [clause for clause in (lists[0] if lists else ()) if all(clause in one for one in lists)]
+
+
+def _settings(loaded: Loaded, row: Row) -> Iterable[Mapping[str, Any]]:
+    return (one for one in loaded.expansion.settings if cell_names.matches(row.cell, one.get("cell") or {}))
+
+
+def _version(versions: Mapping[str, str], package: str) -> str:
+    return versions.get(package, "").partition("+")[0]
+
+
+def _holds(entry: Mapping[str, Any], value: Any) -> bool:
+    """Whether what was assumed is what a cell has: of a list, any of them."""
+    return value in entry["value"] if isinstance(entry["value"], list) else bool(value == entry["value"])

@@ -1,0 +1,125 @@
+"""A study's printed numbers, each beside what was measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from collect.load import Loaded
+from collect.metrics.memory import KINDS
+from collect.verdicts import reasons
+from collect.verdicts.number import Number
+from collect.verdicts.printed import Printed, parse
+from collect.verdicts.selection import STATE, Measurements, Unanswered
+
+_OF_A_CPU = {KINDS["rss_bytes"], "gloo", "cpu"}  # kinds of a number that a study on GPUs has in another way
+
+
+class Beside(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One printed number. cell: the filter; row: the cell that it means, absent where that is none or several.
+
+    kind: measured by the study, estimated (computed by it) or assumed (nobody ran it). reported: the print, read. measured,
+    low, high: the mean here with its 95 % interval; how: what that is by, or why there is none.
+    comparable: whether the two may be set against each other: not those of a rehearsal, and not where either is missing.
+    delta: measured - reported; ratio: measured / reported; agrees: whether the measured interval and what the print leaves open
+    have a number in common, or a bound or an end is met; all three absent where they say nothing. why: why nothing is there.
+    """
+
+    where: str
+    metric: str
+    cell: dict[str, Any]
+    printed: str
+    kind: str
+    unit: str = ""
+    row: str | None = None
+    reported: Printed | None = None
+    measured: float | str | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    how: str = ""
+    comparable: bool = False
+    delta: float | None = None
+    ratio: float | None = None
+    agrees: bool | None = None
+    why: str = ""
+    reasons: list[str] = []
+    notes: list[str] = []
+
+
+def beside(loaded: Loaded, measurements: Measurements) -> list[Beside]:
+    """Every reported entry of the matrix, in its order."""
+    return [_beside(loaded, measurements, entry) for entry in loaded.expansion.reported]
+
+
+def _beside(loaded: Loaded, measurements: Measurements, entry: Mapping[str, Any]) -> Beside:
+    found = Beside(
+        where=entry["where"],
+        metric=entry["metric"],
+        cell=entry.get("cell") or {},
+        printed=entry["printed"],
+        kind=entry.get("kind", "measured"),
+        notes=reasons.notes(loaded, entry["where"]),
+    )
+    try:
+        number: Number | None = None
+        if found.metric == STATE:
+            row, state = measurements.state(found.cell)
+            found.measured, found.n = state, len(row.runs)
+        else:
+            number = Number(measurements, measurements.find(found.metric, found.cell))
+            row = number.found.row
+            found.measured, found.low, found.high = number.value, number.low, number.high
+            found.n, found.how, found.unit = number.n, number.how, number.found.unit
+        found.row = row.id
+    except Unanswered as unanswered:
+        found.why = unanswered.why
+    metric = measurements.metrics.get(found.metric)
+    try:
+        if metric is not None or found.metric == STATE:
+            found.reported = parse(found.printed, entry.get("unit"), metric.unit if metric else "")
+    except ValueError as error:
+        found.why = "; ".join(filter(None, (found.why, str(error))))
+    if found.row is None or found.reported is None:
+        return found
+    cell = measurements.cell(row)
+    if rehearsal := reasons.rehearsal(cell):
+        found.reasons = [rehearsal]
+        return found
+    found.reasons = [*_doubts(found, number), *reasons.likely(loaded, cell, row, {found.metric})]
+    _compare(found, found.reported)
+    return found
+
+
+def _doubts(found: Beside, number: Number | None) -> list[str]:
+    """What makes the printed number itself doubtful, or ours another thing."""
+    kinds = {"estimated": "the study computed its number", "assumed": "the study assumed its number: nobody measured it"}
+    remark = found.reported.remark if found.reported else ""
+    other = f"measured here: {number.found.kind}" if number and number.found.kind in _OF_A_CPU else ""
+    return [clause for clause in (kinds.get(found.kind, ""), remark, other) if clause]
+
+
+def _compare(found: Beside, printed: Printed) -> None:
+    if isinstance(found.measured, str) or printed.state:
+        found.comparable = isinstance(found.measured, str) and bool(printed.state)
+        found.agrees = found.measured == printed.state if found.comparable else None
+        return
+    assert found.measured is not None
+    assert printed.value is not None
+    if printed.unit != found.unit:
+        found.why = f"printed in {printed.unit or 'plain numbers'}, measured in {found.unit or 'plain numbers'}"
+        return
+    found.comparable = True
+    low, high = (found.measured, found.measured) if found.low is None or found.high is None else (found.low, found.high)
+    if printed.relation == "=":
+        found.delta = found.measured - printed.value
+        found.ratio = found.measured / printed.value if printed.value else None
+        if found.low is None:
+            return
+        assert printed.low is not None
+        assert printed.high is not None
+        found.agrees = low <= printed.high and printed.low <= high
+    elif found.low is not None:
+        found.agrees = high > printed.value if printed.relation == ">" else low < printed.value
