@@ -11,7 +11,8 @@ import polars as pl
 from collect import records
 from collect.metric import Measured
 from collect.records import Damage
-from collect.sources import samples, steps, trace
+from collect.sources import memory, samples, steps, trace
+from collect.sources.memory import MemoryCurves
 from collect.sources.samples import Samples
 from collect.traces.breakdown import Breakdown, breakdown
 from shardlab.cell import Cell
@@ -45,6 +46,7 @@ class LoadedRun(msgspec.Struct):
     validation: list[ValidationRecord]
     damage: Damage
     breakdowns: list[Breakdown]
+    memory: MemoryCurves | None
     hosts: list[Host]
 
     @property
@@ -149,6 +151,7 @@ def _run(folder: RunDir, repeat: int, attempt: int) -> LoadedRun:
         validation=found.validation,
         damage=found.damage,
         breakdowns=_breakdowns(folder),
+        memory=memory.read(folder.memory_file(0)),
         hosts=_hosts(folder),
     )
 

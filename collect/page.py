@@ -13,7 +13,18 @@ from markupsafe import Markup
 
 from collect import columns, figure, notation, terminal, verdict_text
 from collect.columns import Column
-from collect.figures import accuracy, epoch_histogram, epoch_time, loss, memory, scaling, step_time, telemetry, throughput
+from collect.figures import (
+    accuracy,
+    epoch_histogram,
+    epoch_time,
+    loss,
+    memory,
+    memory_timeline,
+    scaling,
+    step_time,
+    telemetry,
+    throughput,
+)
 from collect.load import Loaded
 from collect.metric import menu
 from collect.row import Row
@@ -22,9 +33,10 @@ from shardlab import __version__
 from templates import render
 
 TEMPLATE = "report/index.html.j2"
+WIDE = ("telemetry", "memory_timeline")  # figures that take a whole row
 # in the order of the page
 FIGURES: tuple[ModuleType, ...] = (
-    throughput, scaling, step_time, epoch_time, epoch_histogram, memory, loss, accuracy, telemetry,
+    throughput, scaling, step_time, epoch_time, epoch_histogram, memory, memory_timeline, loss, accuracy, telemetry,
 )  # fmt: skip
 
 
@@ -80,7 +92,7 @@ def _figures(loaded: Loaded, summary: Summary) -> list[tuple[figure.Figure, str,
             if found is not None:
                 title = f"{found.title}, {group.workload}" if len(groups) > 1 else found.title
                 drawn.append((found, title))
-    narrow = [index for index, (found, _) in enumerate(drawn) if found.name != "telemetry"]
+    narrow = [index for index, (found, _) in enumerate(drawn) if found.name not in WIDE]
     alone = narrow[-1] if len(narrow) % 2 else None  # two stand side by side: the last of an odd number has no partner
     return [
         (found, title, index not in narrow or index == alone, _script_json({"data": found.data, "layout": found.layout}))

@@ -1,12 +1,15 @@
-"""What an instrument cost reaches every reader of a report."""
+"""What an instrument found and what it cost reaches every reader of a report."""
 
 import json
 
 import pytest
 import support_collect as support
 
-from collect import load, summary
+from collect import figure, load, summary
 from collect.cli import main
+from collect.figures import memory_timeline
+from collect.sources import memory
+from shardlab import files
 from shardlab.workspace import Workspace
 
 
@@ -39,3 +42,28 @@ def test_what_looking_cost_is_said(tmp_path, capsys):
     assert "times as long as the others): ddp ×2" in said
     assert "instrument checkpoints: 0.50 s between steps: ddp ×2" in said
     assert "What looking cost" in (workspace.report / "index.html").read_text()
+
+
+def test_memory_over_a_step_is_drawn_by_category_and_adds_up(tmp_path):
+    workspace = Workspace(tmp_path)
+    looked_into, not_looked_into = support.cell(), support.cell("ddp", 2)
+    support.keep(workspace, [looked_into, not_looked_into], repeats=1)
+    folder = support.completed(workspace, looked_into)
+    support.completed(workspace, not_looked_into)
+    moments = 2 * memory_timeline.MOST_POINTS
+    points = {"parameter": [4 * support.MIB] * moments, "activation": [support.MIB * (n % 100) for n in range(moments)]}
+    files.make_folder(folder.memory_file(0).parent)
+    files.write_json(folder.memory_file(0), {"schema": 1, "rank": 0, "step": 2, "t_ms": list(range(moments)), "points": points})
+    found = load.load(workspace, None)
+    (drawn,) = [memory_timeline.draw(group) for group in figure.groups(found, summary.summarize(found, "single"))]
+    assert [trace["name"] for trace in drawn.data] == ["parameter", "activation"]
+    assert max(drawn.data[0]["y"]) == 4.0
+    assert max(drawn.data[1]["y"]) == 99.0  # thinned out, and the peak is still there
+    assert len(drawn.data[1]["y"]) == memory_timeline.MOST_POINTS
+
+
+@pytest.mark.parametrize("damage", ['{"rank": 0', '{"rank": 0, "step": 2, "t_ms": [0.0], "points": {"parameter": [1, 2]}}'])
+def test_damaged_curves_are_no_curves(tmp_path, damage):
+    path = tmp_path / "rank-00000.json"
+    path.write_text(damage)
+    assert memory.read(path) is None

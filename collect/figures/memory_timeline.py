@@ -1,0 +1,95 @@
+"""What a step's memory is made of, from its start to its end: the figure of studies 2 and 5, cell by cell."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from collect import notation
+from collect.figure import MUTED, Figure, Group, Mark, axis, layout
+from collect.sources.memory import MemoryCurves
+
+PANEL_PX = 190
+GAP = 0.2  # of a panel, for its title
+MOST_PANELS = 6
+MOST_POINTS = 300  # of a curve
+# In the order in which they lie on one another: what stays at the bottom, what comes and goes on top.
+CATEGORIES = {
+    "parameter": "var(--series-1)",
+    "master_parameter": "var(--ink)",
+    "optimizer_state": "var(--series-2)",
+    "gradient": "var(--series-3)",
+    "buffer": "var(--series-7)",
+    "gathered": "var(--series-6)",
+    "activation": "var(--series-4)",
+    "temporary": "var(--series-5)",
+}
+
+
+def draw(group: Group) -> Figure | None:
+    """One panel per cell whose first completed repeat was looked into, on rank 0, the first so many of them."""
+    found = [(mark, curves) for mark in group.marks if mark.cell.completed and (curves := mark.cell.completed[0].memory)]
+    if not found:
+        return None
+    shown = found[:MOST_PANELS]
+    unit, size = notation.bytes_unit([max(map(sum, zip(*curves.points.values()))) for _, curves in shown])
+    data = [
+        trace
+        for number, (_, curves) in enumerate(shown, 1)
+        for trace in _areas(curves, number, size, unit, {name for _, other in shown for name in other.points})
+    ]
+    left_out = f" {len(found) - len(shown)} more cells are not drawn." if len(found) > len(shown) else ""
+    caption = f"One step on rank 0, as instruments: memory: categories followed it; areas lie on one another.{left_out}"
+    return Figure("memory_timeline", "Memory over a step", caption, 92 + PANEL_PX * len(shown), data, _panels(shown, unit))
+
+
+def _areas(curves: MemoryCurves, number: int, size: float, unit: str, named: set[str]) -> list[dict[str, Any]]:
+    picked = _picked(curves)
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "line": {"width": 0.5, "color": colour, "shape": "hv"},
+            "fillcolor": colour,
+            "stackgroup": f"panel-{number}",
+            "name": name.replace("_", " "),
+            "legendgroup": name,
+            "showlegend": number == 1,
+            "x": [curves.t_ms[index] for index in picked],
+            "y": [curves.points[name][index] / size for index in picked],
+            "xaxis": _axis("x", number),
+            "yaxis": _axis("y", number),
+            "hovertemplate": f"%{{y:.4~g}} {unit} at %{{x:.4~g}} ms",
+        }
+        for name, colour in CATEGORIES.items()
+        if name in named and name in curves.points
+    ]
+
+
+def _picked(curves: MemoryCurves) -> list[int]:
+    """The moments that are drawn: where there are too many, of each stretch the one with the largest sum."""
+    sums = list(map(sum, zip(*curves.points.values())))
+    if len(sums) <= MOST_POINTS:
+        return list(range(len(sums)))
+    bounds = [len(sums) * index // MOST_POINTS for index in range(MOST_POINTS + 1)]
+    return [max(range(begin, end), key=sums.__getitem__) for begin, end in pairwise(bounds)]
+
+
+def _panels(shown: list[tuple[Mark, MemoryCurves]], unit: str) -> dict[str, Any]:
+    shape = layout({}, {}, showlegend=True)
+    shape["annotations"] = []
+    for number, (mark, _) in enumerate(shown, 1):
+        top, bottom = 1 - (number - 1 + GAP) / len(shown), 1 - number / len(shown) + 0.02
+        last = number == len(shown)
+        title = "ms since the step began" if last else ""
+        shape[_axis("xaxis", number)] = axis(title, anchor=_axis("y", number), showgrid=False)
+        panel = axis(unit, domain=[bottom, top], rangemode="tozero", nticks=4, anchor=_axis("x", number))
+        shape[_axis("yaxis", number)] = panel
+        at = {"xref": "paper", "yref": "paper", "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom", "yshift": 4}
+        shape["annotations"].append(at | {"text": mark.label, "showarrow": False, "font": {"size": 12, "color": MUTED}})
+    return shape
+
+
+def _axis(name: str, number: int) -> str:
+    """What plotly calls the number-th axis of a kind."""
+    return name if number == 1 else f"{name}{number}"

@@ -1,0 +1,25 @@
+"""What memory held over one step, by category, as a rank wrote it (`instruments: {memory: categories}`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+
+class MemoryCurves(msgspec.Struct):
+    """Bytes by category at the moments t_ms, milliseconds since the step began. Other fields of the file are read over."""
+
+    rank: int
+    step: int
+    t_ms: list[float]
+    points: dict[str, list[int]]
+
+
+def read(path: Path) -> MemoryCurves | None:
+    """The curves of a file, or None where there is none or it cannot be read."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=MemoryCurves)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return found if all(len(curve) == len(found.t_ms) for curve in found.points.values()) else None
