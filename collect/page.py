@@ -36,7 +36,7 @@ TEMPLATE = "report/index.html.j2"
 WIDE = ("telemetry", "memory_timeline")  # figures that take a whole row
 # in the order of the page
 FIGURES: tuple[ModuleType, ...] = (
-    throughput, scaling, step_time, epoch_time, epoch_histogram, memory, memory_timeline, loss, accuracy, telemetry,
+    throughput, scaling, step_time, epoch_time, epoch_histogram, memory, loss, accuracy, memory_timeline, telemetry,
 )  # fmt: skip
 
 
