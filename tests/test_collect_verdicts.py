@@ -1,27 +1,18 @@
-"""What a claim is worth: every verdict by a case of it, printed numbers as studies print them, and a study as a golden file."""
+"""What a claim is worth: every verdict by a case of it, numbers beside those of a study, and a whole study as a golden file."""
 
-import ast
-import contextlib
 import json
 import os
-import random
 from pathlib import Path
 
 import msgspec
 import pytest
 import support_collect as support
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from collect import load, statistics, summary, verdict_text
+from collect import load, summary, verdict_text
 from collect.cli import main
-from collect.row import Row, RunRow
-from collect.verdicts import chance, reasons
-from collect.verdicts.printed import parse
-from collect.verdicts.selection import Measurements
+from collect.verdicts import reasons
 from shardlab import matrix
 from shardlab.errors import InputError
-from shardlab.expression import Expression, ExpressionError
 from shardlab.nvml import Gpu
 from shardlab.record import SameWork
 from shardlab.workspace import Workspace
@@ -306,190 +297,6 @@ def test_notes_are_found_by_their_place():
     assert reasons.places("table 4.1.2, effective throughput") == {"table 4.1.2", "effective throughput"}
     assert reasons.places("section 5.1.3 and table 1") == {"section 5.1.3", "table 1"}
     assert not reasons.places("table 4") & reasons.places("section 4")
-
-
-PRINTED = [
-    ("58.3s", None, "s", 58.3),
-    ("3,076 MB", None, "bytes", 3076e6),
-    ("3,076 MiB", None, "bytes", 3076 * 2**20),
-    ("~12GB", None, "bytes", 12e9),
-    ("~800-900 MB", None, "bytes", 850e6),
-    ("75–80%", None, "%", 77.5),
-    ("peaking near 75–80%", None, "%", 77.5),
-    ("around 85%", None, "%", 85),
-    ("4.2x", None, "x", 4.2),
-    ("1.93×", None, "x", 1.93),
-    ("0.92", None, "%", 92),
-    ("0.90*", None, "%", 90),
-    ("47.6", "%", "%", 47.6),
-    ("774,439,808", None, "", 774439808),
-    ("774 439 808", None, "", 774439808),
-    ("44.5 million", None, "", 44.5e6),
-    ("1.3B parameters", None, "", 1.3e9),
-    ("125M", None, "", 125e6),
-    ("398μs", None, "ms", 0.398),
-    ("2,887\u00b5s", None, "ms", 2.887),
-    ("7,020.7", "ms", "ms", 7020.7),
-    ("112.3 s", None, "ms", 112300),
-    ("95 tok/ms", None, "units/s", 95000),
-    ("32,582 tokens/sec", None, "units/s", 32582),
-    ("32.6k tok/s", None, "units/s", 32600),
-    ("620 img/s", None, "units/s", 620),
-    ("1.5e3 tokens per second", None, "units/s", 1500),
-    ("3.1 x 10^6", None, "", 3.1e6),
-    ("\u22125.2%", None, "%", -5.2),
-    ("58.3\u00a0s", None, "s", 58.3),
-    ("2 to 3x", None, "x", 2.5),
-    ("1.5 kWh", None, "J", 5.4e6),
-]
-
-
-@pytest.mark.parametrize(("text", "unit", "metric_unit", "value"), PRINTED)
-def test_printed_numbers_are_read(text, unit, metric_unit, value):
-    assert parse(text, unit, metric_unit).value == pytest.approx(value)
-
-
-@pytest.mark.parametrize(
-    ("text", "unit", "metric_unit"),
-    [
-        *(
-            (text, None, "s")
-            for text in ("", "n/a", "-", "fast", "58,3s", "58.3.1s", "58.3", "58.3 furlongs", "12 MB", "inf s")
-        ),
-        *((text, None, "bytes") for text in ("9-5 MB", "1 MB-2 GB", "0.92", "12 B/s")),
-        *((text, None, "units/s") for text in ("+13%", "12 img", "12 img/GB", "12 s")),
-        ("12s 30ms", None, "s"),
-        ("1,23,456", None, ""),
-        ("5 s", "ms", "ms"),
-        ("1" * 400 + "x", None, "s"),
-        ("nan%", None, "%"),
-    ],
-)
-def test_what_is_not_read_for_certain_is_not_guessed(text, unit, metric_unit):
-    with pytest.raises(ValueError, match=r"\.$"):
-        parse(text, unit, metric_unit)
-
-
-def test_a_print_says_how_exact_it_is():
-    assert (parse("58.3s", None, "s").low, parse("58.3s", None, "s").high) == (pytest.approx(58.25), pytest.approx(58.35))
-    assert (parse("58.3 ± 0.2 s", None, "s").low, parse("58.3 ± 0.2 s", None, "s").high) == (
-        pytest.approx(58.1), pytest.approx(58.5),
-    )  # fmt: skip
-    bound = parse(">3000", "s", "s")
-    assert (bound.relation, bound.value, bound.low, bound.high) == (">", 3000, 3000, None)
-    assert (parse("<5%", None, "%").relation, parse("up to 30%", None, "%").relation) == ("<", "<")
-    assert parse("~12GB", None, "bytes").approximate
-    assert parse("OOM", None, "").state == parse("out of memory", None, "bytes").state == "oom"
-    assert "7.4 % more" in parse("12GB", None, "bytes").remark
-    assert parse("12GiB", None, "bytes").remark == ""
-
-
-@given(st.floats(0.01, 1e6).map(lambda value: round(value, 3)), st.sampled_from(["", "~", ">", "about "]))
-def test_a_number_is_read_as_it_was_written(value, before):
-    assert parse(f"{before}{value:,.3f} s", None, "s").value == pytest.approx(value)
-    assert parse(f"{before}{value:,.3f}", "s", "ms").value == pytest.approx(1000 * value)
-
-
-@given(st.text(max_size=40), st.sampled_from(["s", "bytes", "%", "x", "", "units/s", "J"]))
-def test_no_text_breaks_the_reader(text, metric_unit):
-    with contextlib.suppress(ValueError):
-        found = parse(text, None, metric_unit)
-        assert found.state or found.value is not None
-
-
-def test_every_number_of_the_shipped_studies_can_be_read():
-    unread = []
-    units = {metric.name: metric.unit for metric in Measurements(load.Loaded(EMPTY, []), []).metrics.values()}
-    for path in matrix.shipped().values():
-        for entry in matrix.load(path).file.reported:
-            if entry.metric in units or entry.metric == "state":
-                try:
-                    parse(entry.printed, entry.unit, units.get(entry.metric, ""))
-                except ValueError as error:
-                    unread.append(str(error))
-    assert unread == []
-
-
-EMPTY = support.Expansion(schema=1, name="m", title="", path="", cells=[], excluded=[])
-
-
-def test_the_median_has_a_bootstrap_interval():
-    assert statistics.median_interval([1.0, 2.0, 9.0]) == (1.0, 9.0)
-    many = [float(value) for value in range(1, 102)]
-    low, high = statistics.median_interval(many)  # of 101 values: order statistics 41 and 61 by the binomial distribution
-    assert (low, high) == (pytest.approx(41, abs=1), pytest.approx(61, abs=1))
-    assert statistics.median_interval(list(reversed(many))) == (low, high)
-    found = statistics.estimate([10.0, 12.0, 14.0], "ms")
-    assert (found.median_low, found.median_high, found.noise_pct) == (10, 14, pytest.approx(100 * 2 / 12))
-    assert statistics.estimate([10.0], "ms").median_low is None
-
-
-def test_noise_is_pooled_over_the_cells_that_were_repeated():
-    found = statistics.noise([[10.0, 12.0, 14.0], [100.0], [50.0, 50.0]])  # (2 (2/12)² + 0) / 3
-    assert (found.degrees, found.cells) == (3, 2)
-    assert found.relative == pytest.approx((2 * (2 / 12) ** 2 / 3) ** 0.5)
-    assert statistics.noise([[1.0], [2.0]]) is None
-    assert statistics.standard_error([100.0], found) == (pytest.approx(100 * found.relative), 3)
-    assert statistics.standard_error([10.0, 12.0, 14.0], found) == (pytest.approx(2 / 3**0.5), 2)
-    assert statistics.standard_error([100.0], None) is None
-    assert statistics.standard_error([0.0], found) is None
-    assert statistics.standard_error([1.0, 3.0], None) == (pytest.approx(1.0), 1)
-
-
-def test_outliers_are_named_and_kept():
-    assert statistics.outliers([10.0, 10.1, 9.9, 10.05, 13.0]) == [4]
-    assert statistics.outliers([10.0, 10.1, 13.0]) == []
-    assert statistics.outliers([]) == []
-    times = (10.0, 10.1, 9.9, 10.05, 13.0)
-    runs = [RunRow(f"r{place}", place, 1, "completed", "", {"train_time_s": time}) for place, time in enumerate(times)]
-    values = [run.metrics["train_time_s"] for run in runs]
-    row = Row("c", {}, 5, {"completed": 5}, True, None, None, {"train_time_s": statistics.estimate(values, "s")}, runs)
-    (found,) = summary._outliers(row)
-    assert (found.run, found.value, found.median) == ("r4", 13.0, 10.05)
-    assert row.metrics["train_time_s"].value == pytest.approx(sum(values) / 5)
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(1, 1e6), min_size=2, max_size=30), st.floats(0.01, 100))
-def test_intervals_scale_with_their_values_and_do_not_mind_their_order(values, scale):
-    low, high = statistics.median_interval(values)
-    assert min(values) <= low <= high <= max(values)
-    scaled = statistics.median_interval([scale * value for value in sorted(values)])
-    assert scaled == (pytest.approx(scale * low), pytest.approx(scale * high))
-
-
-@pytest.mark.parametrize("n", [2, 3, 5])
-def test_two_cells_that_are_the_same_are_rarely_told_apart(n):
-    """A/A: of 400 pairs of equal cells at most 5 % and chance may be ranked; the percentile bootstrap ranks far more
-    (benchmarks/verdicts.py)."""
-    luck, wrong = random.Random(7), 0
-    test = Expression("a() < b()").tree
-    for trial in range(400):
-        values = {}
-        for name in ("a()", "b()"):
-            drawn = [luck.gauss(100, 1) for _ in range(n)]
-            error, degrees = statistics.standard_error(drawn, statistics.noise([drawn]))
-            values[name] = chance.draws(sum(drawn) / n, error, degrees, f"{name} {trial}")
-        wrong += not 0.025 < chance.share(test, values) < 0.975
-    assert wrong <= 400 * 0.05 + 13  # three standard deviations
-
-
-def test_draws_of_one_name_are_the_same_and_of_two_independent():
-    one, again, other = (chance.draws(1.0, 1.0, 5, name) for name in ("a", "a", "b"))
-    assert one.equals(again)
-    joint = sum(abs(a - 1) < 1 and abs(b - 1) < 1 for a, b in zip(one, other)) / chance.DRAWS
-    alone = sum(abs(a - 1) < 1 for a in one) / chance.DRAWS
-    assert joint == pytest.approx(alone**2, abs=0.02)
-
-
-def test_a_claim_is_taken_apart_at_its_ands():
-    tree = Expression("1 < a() < 2 and (b() > 1 and c() > 1) and (a() > 3 or b() > 3)").tree
-    assert [ast.unparse(part) for part in chance.parts(tree)] == [
-        "1 < a()", "a() < 2", "b() > 1", "c() > 1", "a() > 3 or b() > 3",
-    ]  # fmt: skip
-    assert list(chance.calls(tree)) == ["a()", "b()", "c()"]
-    with pytest.raises(ExpressionError, match="neither holds nor fails"):
-        chance.share(Expression("a()").tree, {"a()": 1.0})
 
 
 def test_a_matrix_may_give_an_accuracy_and_no_other_argument(tmp_path):

@@ -4,30 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
-from collect.figure import MOST_SHOWN, Figure, Group, axis, layout
+from collect.figure import MOST_SHOWN, Figure, Group, Mark, axis, layout
 
 FEWEST = 5  # epochs; of fewer a histogram shows only where they are
+ROW_PX, MARGIN_PX, GAP = 120, 40, 0.4  # GAP: share of a row that its label and its axis take
 
 
 def draw(group: Group) -> Figure | None:
-    """One histogram a cell over all its completed repeats, in bins that all cells share."""
-    data: list[dict[str, Any]] = []
+    """One histogram a cell over all its completed repeats, one below the other, each over its own seconds."""
+    found: list[tuple[Mark, list[float]]] = []
     for mark in group.marks:
         times = [time for run in mark.cell.completed if run.result for time in run.result.epoch_time_s or ()]
         if len(times) >= FEWEST:
-            data.append(
-                {
-                    "type": "histogram",
-                    "name": mark.label,
-                    "x": times,
-                    "bingroup": "epochs",
-                    "nbinsx": 40,
-                    "marker": {"color": mark.look.colour},
-                    "opacity": 0.7,
-                    "visible": True if len(data) < MOST_SHOWN else "legendonly",
-                    "hovertemplate": "%{y} epochs of %{x} s",
-                }
-            )
-    caption = "Epochs of all completed repeats by the time that they took; the bins are those of all cells together."
-    shape = layout(axis("seconds", showgrid=False), axis("epochs"), showlegend=True, barmode="overlay")
-    return Figure("epoch_histogram", "Times of epochs", caption, 380, data, shape) if data else None
+            found.append((mark, times))
+    if not found:
+        return None
+    shown, left_out = found[:MOST_SHOWN], len(found) - MOST_SHOWN
+    data: list[dict[str, Any]] = []
+    axes: dict[str, Any] = {}
+    labels: list[dict[str, Any]] = []
+    for row, (mark, times) in enumerate(shown):
+        number = "" if row == 0 else str(row + 1)
+        top = 1 - row / len(shown)
+        axes[f"xaxis{number}"] = axis("", showgrid=False, anchor=f"y{number}", nticks=6, ticksuffix=" s")
+        axes[f"yaxis{number}"] = axis("epochs", domain=[top - (1 - GAP) / len(shown), top - 0.12 / len(shown)], nticks=3)
+        labels.append(
+            {"text": mark.label, "x": 0, "y": top, "xref": "paper", "yref": "paper", "showarrow": False, "yanchor": "top"}
+            | {"xanchor": "left", "font": {"size": 12}}
+        )
+        data.append(
+            {
+                "type": "histogram",
+                "name": mark.label,
+                "x": times,
+                "xaxis": f"x{number}",
+                "yaxis": f"y{number}",
+                "nbinsx": 30,
+                "marker": {"color": mark.look.colour},
+                "hovertemplate": "%{y} epochs of %{x} s",
+            }
+        )
+    caption = "Epochs of all completed repeats of a cell by the time that they took, each cell on its own scale."
+    if left_out > 0:
+        caption += f" {left_out} more cells have epochs."
+    height_px = MARGIN_PX + ROW_PX * len(shown)
+    return Figure("epoch_histogram", "Times of epochs", caption, height_px, data, layout({}, {}, **axes, annotations=labels))

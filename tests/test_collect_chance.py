@@ -1,0 +1,92 @@
+"""What repeats allow: intervals, pooled noise, outliers, and how rarely two equal cells are told apart."""
+
+import ast
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collect import statistics, summary
+from collect.row import Row, RunRow
+from collect.verdicts import chance
+from shardlab.expression import Expression, ExpressionError
+
+
+def test_the_median_has_a_bootstrap_interval():
+    assert statistics.median_interval([1.0, 2.0, 9.0]) == (1.0, 9.0)
+    many = [float(value) for value in range(1, 102)]
+    low, high = statistics.median_interval(many)  # of 101 values: order statistics 41 and 61 by the binomial distribution
+    assert (low, high) == (pytest.approx(41, abs=1), pytest.approx(61, abs=1))
+    assert statistics.median_interval(list(reversed(many))) == (low, high)
+    found = statistics.estimate([10.0, 12.0, 14.0], "ms")
+    assert (found.median_low, found.median_high, found.noise_pct) == (10, 14, pytest.approx(100 * 2 / 12))
+    assert statistics.estimate([10.0], "ms").median_low is None
+
+
+def test_noise_is_pooled_over_the_cells_that_were_repeated():
+    found = statistics.noise([[10.0, 12.0, 14.0], [100.0], [50.0, 50.0]])  # (2 (2/12)² + 0) / 3
+    assert (found.degrees, found.cells) == (3, 2)
+    assert found.relative == pytest.approx((2 * (2 / 12) ** 2 / 3) ** 0.5)
+    assert statistics.noise([[1.0], [2.0]]) is None
+    assert statistics.standard_error([100.0], found) == (pytest.approx(100 * found.relative), 3)
+    assert statistics.standard_error([10.0, 12.0, 14.0], found) == (pytest.approx(2 / 3**0.5), 2)
+    assert statistics.standard_error([100.0], None) is None
+    assert statistics.standard_error([0.0], found) is None
+    assert statistics.standard_error([1.0, 3.0], None) == (pytest.approx(1.0), 1)
+
+
+def test_outliers_are_named_and_kept():
+    assert statistics.outliers([10.0, 10.1, 9.9, 10.05, 13.0]) == [4]
+    assert statistics.outliers([10.0, 10.1, 13.0]) == []
+    assert statistics.outliers([]) == []
+    times = (10.0, 10.1, 9.9, 10.05, 13.0)
+    runs = [RunRow(f"r{place}", place, 1, "completed", "", {"train_time_s": time}) for place, time in enumerate(times)]
+    values = [run.metrics["train_time_s"] for run in runs]
+    row = Row("c", {}, 5, {"completed": 5}, True, None, None, {"train_time_s": statistics.estimate(values, "s")}, runs)
+    (found,) = summary._outliers(row)
+    assert (found.run, found.value, found.median) == ("r4", 13.0, 10.05)
+    assert row.metrics["train_time_s"].value == pytest.approx(sum(values) / 5)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(1, 1e6), min_size=2, max_size=30), st.floats(0.01, 100))
+def test_intervals_scale_with_their_values_and_do_not_mind_their_order(values, scale):
+    low, high = statistics.median_interval(values)
+    assert min(values) <= low <= high <= max(values)
+    scaled = statistics.median_interval([scale * value for value in sorted(values)])
+    assert scaled == (pytest.approx(scale * low), pytest.approx(scale * high))
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_two_cells_that_are_the_same_are_rarely_told_apart(n):
+    """A/A: of 400 pairs of equal cells at most 5 % and chance may be ranked; the percentile bootstrap ranks far more
+    (benchmarks/verdicts.py)."""
+    luck, wrong = random.Random(7), 0
+    test = Expression("a() < b()").tree
+    for trial in range(400):
+        values = {}
+        for name in ("a()", "b()"):
+            drawn = [luck.gauss(100, 1) for _ in range(n)]
+            error, degrees = statistics.standard_error(drawn, statistics.noise([drawn]))
+            values[name] = chance.draws(sum(drawn) / n, error, degrees, f"{name} {trial}")
+        wrong += not 0.025 < chance.share(test, values) < 0.975
+    assert wrong <= 400 * 0.05 + 13  # three standard deviations
+
+
+def test_draws_of_one_name_are_the_same_and_of_two_independent():
+    one, again, other = (chance.draws(1.0, 1.0, 5, name) for name in ("a", "a", "b"))
+    assert one.equals(again)
+    joint = sum(abs(a - 1) < 1 and abs(b - 1) < 1 for a, b in zip(one, other)) / chance.DRAWS
+    alone = sum(abs(a - 1) < 1 for a in one) / chance.DRAWS
+    assert joint == pytest.approx(alone**2, abs=0.02)
+
+
+def test_a_claim_is_taken_apart_at_its_ands():
+    tree = Expression("1 < a() < 2 and (b() > 1 and c() > 1) and (a() > 3 or b() > 3)").tree
+    assert [ast.unparse(part) for part in chance.parts(tree)] == [
+        "1 < a()", "a() < 2", "b() > 1", "c() > 1", "a() > 3 or b() > 3",
+    ]  # fmt: skip
+    assert list(chance.calls(tree)) == ["a()", "b()", "c()"]
+    with pytest.raises(ExpressionError, match="neither holds nor fails"):
+        chance.share(Expression("a()").tree, {"a()": 1.0})
