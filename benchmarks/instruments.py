@@ -70,7 +70,7 @@ def cell(arguments: argparse.Namespace, look: Instruments, steps: int) -> Cell:
         seed=42,
         time_limit_s=None,
         expect=[],
-        options={"n_layer": 4, "n_embd": arguments.n_embd, "n_head": 4},
+        options={"n_layer": 4, "n_embd": arguments.n_embd, "n_head": 4, "data": "stdlib-text", "tokens_file": None},
     )
 
 
@@ -102,7 +102,7 @@ def measure(one: Cell, run_dir: RunDir, ranks: Ranks, data: Path) -> tuple[float
     order = Order(task.source.items, one.global_batch_size, one.seed)
     torch.manual_seed(one.seed)
     engine = menu.strategy(one.strategy).build(one, task, ranks)
-    watch = Watch(instruments.chosen(one, task, engine, run_dir, ranks, ranks, order.steps_per_epoch), ranks.device)
+    watch = Watch(instruments.chosen(one, task, engine, run_dir, ranks, ranks, order, meets=True), ranks.device)
     with LineWriter(run_dir.steps_file(0)) as lines:
         loop._steps(one, task, order, engine, ranks.device, ranks, loop.Recorder(lines), watch)
     records = [record for record in read_lines(run_dir.steps_file(0), StepRecord).records if not record.warmup]

@@ -102,8 +102,8 @@ def _steps(
     company: Company,
     recorder: Recorder,
     watch: Watch,
-    checkpoints: Checkpoints | None,
-    resumed: Resumed | None,
+    checkpoints: Checkpoints | None = None,
+    resumed: Resumed | None = None,
 ) -> float:
     """Run the warm-up steps, then the timed ones; seconds that the timed ones took by this rank's wall clock, what
     instruments took between them left out.
@@ -191,7 +191,7 @@ class Passed(msgspec.Struct):
 class Recorder:
     """Writes step records as soon as their times are there, at most one step late, so that no step waits for its record."""
 
-    def __init__(self, lines: LineWriter, earlier: Sequence[StepRecord]) -> None:
+    def __init__(self, lines: LineWriter, earlier: Sequence[StepRecord] = ()) -> None:
         """earlier: what stands in the file already, of the start that this one goes on from."""
         self._lines = lines
         self._passed: deque[Passed] = deque()
