@@ -15,9 +15,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import small_cell
 import torch
 
-from shardlab.cell import Cell, Instruments, Optimizer, Profile, Schedule
+from shardlab.cell import Cell, Instruments, Optimizer, Profile
 from shardlab.record import LineWriter, StepRecord, read_lines
 from shardlab.rundir import RunDir
 from trainers import instruments, loop, menu
@@ -41,36 +42,16 @@ def _profile(**recorded: bool) -> Profile:
 
 
 def cell(arguments: argparse.Namespace, look: Instruments, steps: int) -> Cell:
-    return Cell(
-        workload="gpt2-tiny",
-        strategy="single",
-        gpus=1,
-        nnodes=1,
-        dp=1,
-        tp=1,
-        pp=1,
-        servers=0,
-        launcher="torchrun",
+    return small_cell.cell(
+        "gpt2-tiny",
+        arguments.n_embd,
         global_batch_size=4,
         micro_batch_size=4,
-        gradient_accumulation_steps=1,
         seq_len=arguments.seq_len,
         steps=steps,
-        epochs=None,
         warmup_steps=2,
-        precision="fp32",
-        activation_checkpointing="none",
-        compile=False,
-        max_grad_norm=None,
-        prove="off",
         optimizer=Optimizer("adamw", 1e-3),
-        schedule=Schedule(),
         instruments=look,
-        memory_limit_gib=None,
-        seed=42,
-        time_limit_s=None,
-        expect=[],
-        options={"n_layer": 4, "n_embd": arguments.n_embd, "n_head": 4, "data": "stdlib-text", "tokens_file": None},
     )
 
 

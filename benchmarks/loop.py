@@ -17,10 +17,11 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import small_cell
 import torch
 from torch.nn.functional import cross_entropy
 
-from shardlab.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.cell import Cell
 from shardlab.record import LineWriter
 from trainers import loop, menu
 from trainers.data.order import TIMED, Order
@@ -29,43 +30,7 @@ from trainers.ranks import Place, Ranks
 
 
 def cell(arguments: argparse.Namespace) -> Cell:
-    return Cell(
-        workload=arguments.workload,
-        strategy="single",
-        gpus=1,
-        nnodes=1,
-        dp=1,
-        tp=1,
-        pp=1,
-        servers=0,
-        launcher="torchrun",
-        global_batch_size=8,
-        micro_batch_size=8,
-        gradient_accumulation_steps=1,
-        seq_len=arguments.seq_len,
-        steps=arguments.steps,
-        epochs=None,
-        warmup_steps=0,
-        precision="fp32",
-        activation_checkpointing="none",
-        compile=False,
-        max_grad_norm=None,
-        prove="off",
-        optimizer=Optimizer("sgd", 0.01),
-        schedule=Schedule(),
-        instruments=Instruments(),
-        memory_limit_gib=None,
-        seed=42,
-        time_limit_s=None,
-        expect=[],
-        options=options(arguments),
-    )
-
-
-def options(arguments: argparse.Namespace) -> dict[str, bool | int | float | str | None]:
-    """The workload's own, but for the width of gpt2-tiny, whose steps would be too short to tell anything."""
-    found = {option.name: option.default for option in menu.workload(arguments.workload).options}
-    return found | ({"n_embd": arguments.n_embd} if arguments.workload == "gpt2-tiny" else {})
+    return small_cell.cell(arguments.workload, arguments.n_embd, seq_len=arguments.seq_len, steps=arguments.steps)
 
 
 def main() -> None:

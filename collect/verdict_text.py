@@ -12,6 +12,7 @@ from collect.summary import Summary
 from collect.verdicts import reasons
 from collect.verdicts.claims import Entered, Verdict
 from collect.verdicts.number import ALONE, POOLED
+from collect.verdicts.printed import COUNTED
 from collect.verdicts.reported import Beside
 
 STYLES = {"reproduced": "green", "contradicted": "red", "undecided": "yellow", "ambiguous": "yellow", "not run": "dim"}
@@ -69,8 +70,8 @@ def quantity(value: float, unit: str) -> str:
         for name, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
             if abs(value) >= size:
                 return f"{notation.number(value / size)} {name}"
-    if unit == "" and float(value).is_integer():
-        return f"{value:,.0f}"
+    if unit in COUNTED and float(value).is_integer():
+        return f"{value:,.0f} {unit}".rstrip()
     return f"{notation.number(value)} {unit}".rstrip()
 
 

@@ -28,10 +28,8 @@ from shardlab.rundir import RunDir
 
 CLAIMED, TIMEOUT, CANCELLED = 75, 124, 143
 SAMPLES_PER_S = 2
-SAVE_S, SAVE_SHARE = (
-    60.0,
-    0.2,
-)  # before the time limit ranks that keep checkpoints save: so long, or this share of a short limit
+# So long before the time limit, or this share of a short limit, ranks that keep checkpoints save.
+SAVE_S, SAVE_SHARE = 60.0, 0.2
 GRACE_S = 10.0  # from SIGTERM to SIGKILL, so that ranks can close their records
 MARK = "SHARDLAB_RUN"  # in the environment of every process of a run, by which one that got away is found
 _PR_SET_PDEATHSIG = 1

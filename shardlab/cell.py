@@ -54,25 +54,32 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     memory: bool = False
 
 
-class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+class Recurring(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """Every so many steps or epochs: exactly one of them, which is checked where the file is read."""
+
+    every_steps: Positive | None = None
+    every_epochs: Positive | None = None
+
+    def every(self, steps_per_epoch: int) -> int:
+        """In steps."""
+        return self.every_steps or (self.every_epochs or 1) * steps_per_epoch
+
+
+class Validation(Recurring, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
     """Loss and accuracy over the validation split, every so many steps or epochs (exactly one of them) and after the last step.
 
     items: the first so many of the split, or null for all of it.
     """
 
-    every_steps: Positive | None = None
-    every_epochs: Positive | None = None
     items: Positive | None = None
 
 
-class Checkpoints(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+class Checkpoints(Recurring, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
     """Everything that training goes on from, kept every so many steps or epochs (exactly one of them).
 
     keep: how many of them stay. layout: sharded (each rank writes what it holds) or whole (gathered, by one rank).
     """
 
-    every_steps: Positive | None = None
-    every_epochs: Positive | None = None
     keep: Positive = 2
     layout: Literal["sharded", "whole"] = "sharded"
 

@@ -129,7 +129,7 @@ def test_times_of_training_and_epochs_are_the_results():
     epochs = found_in(epoch_time_s=[9.0, 1.0, 2.0])
     assert (epoch_time(fmean)(epochs).value, epoch_time(median)(epochs).value) == (4, 2)
     assert epoch_time(max)(measured(TWO_RANKS)) is None
-    assert parameters(found_in(parameters=124_439_808)) == Quantity(124_439_808, "")
+    assert parameters(found_in(parameters=124_439_808)) == Quantity(124_439_808, "parameters")
 
 
 def test_memory_by_category_is_each_ones_own_largest():

@@ -6,6 +6,7 @@ import sys
 import msgspec
 import pytest
 import torch
+from support_fork import FORK_RANKS
 from test_trainers_proof import BROKEN, prove
 
 from trainers import loss_scaling, menu
@@ -91,19 +92,6 @@ def rank(number, store):
 
 from trainers.replicated import ReplicatedEngine
 ReplicatedEngine.effective_scale = lambda self: (self.scaler.scale, float(self.scaler.skipped))
-store = tempfile.mkdtemp() + "/store"
-children = []
-for number in range(cell.world_size):
-    if (child := os.fork()) == 0:
-        code = 1
-        try:
-            rank(number, store)
-            code = 0
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
-    children.append(child)
-sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
 """
 
 
@@ -152,7 +140,7 @@ def test_the_work_of_one_process_in_the_dtypes_of_its_name(bench, precision, str
 def test_an_overflow_on_one_rank_skips_the_step_on_all_and_halves_the_scale(bench, strategy, gpus, keys):
     words = [msgspec.json.encode(cell_of(bench, strategy=strategy, gpus=gpus, precision="fp16", **keys)).decode()]
     done = subprocess.run(
-        [sys.executable, "-c", STEPS, *words, str(bench.data)],
+        [sys.executable, "-c", STEPS + FORK_RANKS, *words, str(bench.data)],
         capture_output=True, text=True, env={**bench.environment, "GLOO_SOCKET_IFNAME": "lo"}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support_fork import FORK_RANKS
 
 from shardlab.cell import Cell
 from shardlab.record import SameWork
@@ -31,19 +32,6 @@ def rank(number, store):
         print(msgspec.json.encode(found).decode())
     ranks.leave()
 
-store = tempfile.mkdtemp() + "/store"
-children = []
-for number in range(2):
-    if (child := os.fork()) == 0:
-        code = 1
-        try:
-            rank(number, store)
-            code = 0
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
-    children.append(child)
-sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
 """
 BROKEN = {
     "no all-reduce": """
@@ -98,7 +86,7 @@ proof._holds = lambda parameters, device: False
 def prove(bench, cell: Cell, broken: str = "") -> SameWork:
     words = [msgspec.json.encode(cell).decode(), str(bench.data)]
     done = subprocess.run(
-        [sys.executable, "-c", TWO_RANKS.replace("BREAK", broken), *words],
+        [sys.executable, "-c", TWO_RANKS.replace("BREAK", broken) + FORK_RANKS, *words],
         capture_output=True,
         text=True,
         env={**bench.environment, "GLOO_SOCKET_IFNAME": "lo"},

@@ -29,7 +29,7 @@ def collective_count(measured: Measured) -> Quantity | None:
     if not known:
         return None
     counts = [sum(tally.count for tally in one.collectives) / one.steps for one in known]
-    return Quantity(sum(counts) / len(counts), "", known[0].source)
+    return Quantity(sum(counts) / len(counts), "calls", known[0].source)
 
 
 def collective_ms(measured: Measured) -> Quantity | None:
@@ -59,7 +59,7 @@ METRICS = (
     _share("idle_pct", lambda one: one.idle_ns, "lower is better", "nothing runs"),
     Metric(
         name="collective_count",
-        unit="",
+        unit="calls",
         direction="neither",
         definition="Collectives of a profiled step, each NCCL kernel or gloo span as one; mean over the profiled ranks.",
         of_run=collective_count,

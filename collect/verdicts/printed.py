@@ -33,6 +33,7 @@ _UNITS: dict[str, tuple[str, float]] = {
     "kWh": ("J", 3.6e6),
     **{name: (name, 1.0) for name in ("nats", "updates")},
 }
+COUNTED = ("", "parameters", "calls")  # units of whole numbers, which studies print bare
 _COUNTS = {
     "": 1.0,
     "k": 1e3,
@@ -125,10 +126,10 @@ def parse(text: str, unit: str | None, metric_unit: str) -> Printed:
 
 def _factor(spelled: str, metric_unit: str, text: str) -> tuple[str, float]:
     """(unit, factor) that turn a number in a spelled unit into one in the metric's."""
-    if not metric_unit:
+    if metric_unit in COUNTED:
         word = re.sub(r"\s*(parameters|params)$", "", spelled)
         if word in _COUNTS:
-            return "", _COUNTS[word]
+            return metric_unit, _COUNTS[word]
     elif metric_unit.endswith("/s"):
         if rate := _rate(spelled):
             return rate

@@ -63,7 +63,7 @@ class Checkpoints(Instrument):
 
         self._asked, self._engine, self._run, self._run_dir = asked, engine, run, run_dir
         self._rank, self._company, self._world = ranks.rank, company, run.cell.gpus
-        self._every = asked.every_steps or (asked.every_epochs or 0) * steps_per_epoch
+        self._every = asked.every(steps_per_epoch)
         # Servers take no part, and so do not come to make the group; where all ranks do, torch finds it a safer name.
         apart = self._world < ranks.world_size
         group = dist.new_group(list(range(self._world)), backend="gloo", use_local_synchronization=apart)

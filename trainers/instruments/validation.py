@@ -55,7 +55,7 @@ class Validator(Instrument):
                 "Allowed: a smaller global batch, or more items."
             )
         self._cell, self._split, self._engine, self._ranks, self._company = cell, split, engine, ranks, company
-        self._every = asked.every_steps or (asked.every_epochs or 1) * order.steps_per_epoch
+        self._every = asked.every(order.steps_per_epoch)
         self._steps, self._meets, self._path = order.timed_steps(cell), meets, path
         self._last: ValidationRecord | None = None
 
