@@ -5,8 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip --disable-pip-version-check
 WORKSPACE ?= workspace
+# HolisticTraceAnalysis, the reference of `collect trace --like-hta`, brings some hundred packages: it gets an environment of its own.
+HTA := .venv-hta
 
-.PHONY: quickstart test check clean
+.PHONY: quickstart test check browser clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/provision examples/local.yaml --workspace "$(WORKSPACE)"
@@ -14,8 +16,8 @@ quickstart: $(VENV)/installed
 	$(BIN)/collect fetch --workspace "$(WORKSPACE)"
 	$(BIN)/collect summarize --workspace "$(WORKSPACE)"
 
-test: check
-	$(BIN)/pytest
+test: check $(HTA)/installed browser
+	SHARDLAB_HTA=$(CURDIR)/$(HTA)/bin/python $(BIN)/pytest
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check
@@ -33,5 +35,16 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) install --quiet --editable '.[trainers,report,dev]'
 	@touch $@
 
+$(HTA)/installed:
+	test -x $(HTA)/bin/python || $(PYTHON) -m venv $(HTA)
+	$(HTA)/bin/python -m pip --disable-pip-version-check install --quiet HolisticTraceAnalysis==0.5.0
+	@touch $@
+
+# Tests open the report in it. Root on Debian gets it from Debian; everyone else brings it, or has those tests skipped.
+browser:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && grep -qs '^ID=debian' /etc/os-release \
+	&& apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium >/dev/null; } \
+	|| echo 'no chromium: the tests that open the report in a browser will be skipped'
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
+	rm -rf $(VENV) $(HTA) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
