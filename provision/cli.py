@@ -10,8 +10,8 @@ from pathlib import Path
 
 from provision import display, roles
 from provision.facts import Facts, Unanswered
-from provision.operations import Site, Target
-from provision.plan import converge
+from provision.operations import Operation, Site, Target
+from provision.plan import Step, converge
 from provision.providers import Node
 from provision.verify import verified, verify
 from shardlab import cluster, console, registry
@@ -25,8 +25,11 @@ VERBS = {
     "facts": "what each node is",
     "verify": "the acceptance checks alone",
     "request": "what to ask the provider for",
+    "warm": "prepare what the provider can prepare ahead",
     "down": "undo what the provider created",
 }
+
+MACHINE = "machine"  # the operation that a provider brings nodes up by
 
 EXAMPLE = """\
 example:
@@ -74,24 +77,31 @@ def _run(arguments: argparse.Namespace) -> int:
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     described = cluster.load(Path(arguments.cluster))
     provider = registry.load("provision.providers", described.provider, "provider")
-    nodes: list[Node] = provider.nodes(described)
+    nodes: list[Node] = provider.nodes(described, workspace)
     limited = _chosen("node", [node.name for node in nodes], arguments.limit, None)
-    operations = _chosen("operation", [operation.name for operation in roles.OPERATIONS], arguments.only, arguments.skip)
+    operations = _chosen("operation", [operation.name for operation in roles.OPERATIONS], arguments.only, arguments.skip) | {MACHINE}
     if verb == "request":
         raise InputError(f"{arguments.cluster}: {provider.request(described)}")
-    if verb == "down":
-        output.line(provider.down(described))
+    if verb in ("down", "warm"):
+        output.line(provider.down(described) if verb == "down" else provider.warm(described))
         output.document(display.document(verb, Site(described, workspace, []), [], [], []))
         return 0
-    site = Site(described, workspace, [Target(node, Facts(node)) for node in nodes])
-    return _converge(output, verb, site, [t for t in site.targets if t.node.name in limited], operations)
+    entries = {entry.name: entry for entry in described.nodes}
+    site = Site(described, workspace, [Target(node, Facts(node), entries.get(node.name)) for node in nodes])
+    machine = Operation(MACHINE, lambda site, target: provider.bring_up(site.cluster, site.workspace, target.node))
+    order = [machine, *roles.OPERATIONS]
+    return _converge(output, verb, site, [t for t in site.targets if t.node.name in limited], order, operations)
 
 
-def _converge(output: Output, verb: str, site: Site, targets: list[Target], operations: set[str]) -> int:
+def _converge(
+    output: Output, verb: str, site: Site, targets: list[Target], order: list[Operation], chosen: set[str]
+) -> int:
     begins = functools.partial(output.remark, style="dim")
     if verb == "facts":
         _ask_all(targets)
-    steps = converge(site, targets, roles.OPERATIONS, operations, dry=verb == "plan") if verb in ("apply", "plan") else []
+    steps = []
+    if verb in ("apply", "plan"):
+        steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", tell=lambda step: _tell(output, step))
     if steps:
         display.operations(output, steps)
     findings = verify(targets, roles.CHECKS, begins) if verb in ("apply", "verify") else []
@@ -102,6 +112,11 @@ def _converge(output: Output, verb: str, site: Site, targets: list[Target], oper
     unanswered = any(isinstance(a, Unanswered) for target in targets for a in target.facts.answers.values())
     failed = any(step.state == "failed" for step in steps) or verified(findings) is False
     return 1 if failed or (unanswered and verb == "facts") else 0
+
+
+def _tell(output: Output, step: Step) -> None:
+    if step.state in ("changed", "failed"):
+        output.remark(f"{step.node}: {step.operation}: {step.state}", style="dim")
 
 
 def _ask_all(targets: list[Target]) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Literal
 
 from provision.facts import Unanswered
-from provision.operations import Nothing, Operation, Site, Target
+from provision.operations import Change, Nothing, Operation, Site, Target
+from shardlab.errors import WorkspaceError
+from shardlab.remote import Unreachable
 
-State = Literal["changed", "would change", "nothing to do", "skipped", "failed"]
+State = Literal["changed", "would change", "nothing to do", "skipped", "failed", "not reached"]
+PARALLEL = 16  # nodes at once
 
 
 @dataclass(frozen=True)
@@ -21,27 +25,63 @@ class Step:
     state: State
     says: list[str]
     changes: int = 0
+    commands: list[str] = field(default_factory=list)  # what was run for it, or would be
 
 
-def converge(site: Site, targets: Iterable[Target], order: Sequence[Operation], chosen: set[str], *, dry: bool) -> list[Step]:
-    """Every operation on every node, in order; nothing is changed when `dry`. Raises WorkspaceError."""
-    return [_step(site, target, operation, chosen, dry) for target in targets for operation in order]
+def converge(
+    site: Site,
+    order: Sequence[Operation],
+    *,
+    targets: Sequence[Target],
+    chosen: set[str],
+    dry: bool,
+    tell: Callable[[Step], None] = lambda step: None,
+) -> list[Step]:
+    """Every operation on every node: one operation after the other, each on all nodes at once. The first brings nodes up.
+
+    A node on which one failed is left alone by those after it; the others go on. Nothing is changed when `dry`.
+    Raises WorkspaceError.
+    """
+    steps: list[Step] = []
+    left: dict[str, str] = {}  # nodes that nothing more is asked of, and why
+    with ThreadPoolExecutor(min(PARALLEL, max(1, len(targets)))) as pool:
+        for operation in order:
+            standing = [target for target in targets if target.node.name not in left]
+            rest = [] if operation.once else [target.node.name for target in targets if target.node.name in left]
+
+            def work(target: Target, operation: Operation = operation) -> Step:
+                step = _step(site, target, operation, chosen, dry)
+                tell(step)
+                return step
+
+            done = list(pool.map(work, standing[:1] if operation.once else standing))
+            steps += [*done, *(Step(name, operation.name, "not reached", [left[name]]) for name in rest)]
+            left |= {step.node: f"{operation.name} failed" for step in done if step.state == "failed"}
+            if operation is order[0]:
+                left |= {step.node: "to be seen once it is up" for step in done if step.state == "would change"}
+    return steps
 
 
 def _step(site: Site, target: Target, operation: Operation, chosen: set[str], dry: bool) -> Step:
-    node = target.node.name
+    node = target.node
     if operation.name not in chosen:
-        return Step(node, operation.name, "skipped", ["left out by --only or --skip"])
+        return Step(node.name, operation.name, "skipped", ["left out by --only or --skip"])
+    made: list[Change] = []
     try:
         planned = operation.plan(site, target)
-    except Unanswered as error:
-        return Step(node, operation.name, "failed", [str(error)])
-    if isinstance(planned, Nothing):
-        return Step(node, operation.name, "nothing to do", [planned.why])
-    for made, change in enumerate([] if dry else planned):
-        try:
-            change.make()
-        except Unanswered as error:
-            return Step(node, operation.name, "failed", [*(c.says for c in planned[:made]), str(error)], made)
+        if isinstance(planned, Nothing):
+            return Step(node.name, operation.name, "nothing to do", [planned.why])
+        for change in [] if dry else planned:
+            change.make(node)
+            made.append(change)
+    except (Unanswered, Unreachable) as error:
+        return Step(node.name, operation.name, "failed", [*(c.says for c in made), str(error)], len(made), _commands(made))
+    finally:
+        if made:
+            target.facts.forget()
     says = [change.says for change in planned]
-    return Step(node, operation.name, "would change" if dry else "changed", says, len(planned))
+    return Step(node.name, operation.name, "would change" if dry else "changed", says, len(planned), _commands(planned))
+
+
+def _commands(changes: Sequence[Change]) -> list[str]:
+    return [change.command for change in changes if change.command]

@@ -11,19 +11,37 @@ from provision.checks.torch import TORCH_IMPORTS
 from provision.facts import Fact
 from provision.facts.addresses import ADDRESSES
 from provision.facts.host import HOST
+from provision.facts.system import SYSTEM
 from provision.facts.torch import TORCH
 from provision.operations import Operation
 from provision.operations.datasets import DATASETS
+from provision.operations.environment import SOFTWARE
+from provision.operations.hosts import HOSTS
 from provision.operations.inventory import INVENTORY
+from provision.operations.munge import MUNGE, MUNGE_KEY
+from provision.operations.packages import BASE, CLOCK, CONTROLLER as CONTROLLER_PACKAGES, INSTALL, MUNGE as MUNGE_PACKAGES, WORKER
+from provision.operations.slurm import ACCOUNTS, CONTROLLER, REGISTERED, WORKERS
+
+PACKAGES = tuple(sorted({*BASE, *MUNGE_PACKAGES, *CONTROLLER_PACKAGES, *WORKER, *CLOCK}))
 
 FACTS: list[Fact[Any]] = [
+    SYSTEM,
     HOST,  # first: cheap, and a node that cannot answer it has no shardlab
     ADDRESSES,
     TORCH,  # last: importing torch takes seconds
 ]
 
 OPERATIONS: list[Operation] = [
-    DATASETS,
+    INSTALL,  # first: what follows configures what it installs
+    HOSTS,  # before all that meets others by name
+    MUNGE_KEY,  # on the controller, before it is copied
+    MUNGE,
+    ACCOUNTS,  # before the controller, which does not start without the accounts that it was told of
+    CONTROLLER,
+    WORKERS,  # after the controller, whose configuration they ask for
+    REGISTERED,
+    SOFTWARE,
+    DATASETS,  # by the environment's interpreter
     INVENTORY,  # last of all operations: it records what the others have made
 ]
 

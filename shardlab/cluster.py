@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -12,7 +14,9 @@ from shardlab import document, shape
 from shardlab.errors import InputError
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")]
-
+Role = Literal["controller", "worker"]
+HOST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$")
+REMOTE = ("nodes", "ssh", "lan", "gpus", "storage", "environment", "slurm")  # what a cluster of this machine alone has no use for
 
 SetName = Literal["cifar10", "mnist", "imagenet"]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
@@ -45,13 +49,81 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [DataSet(name=one) if isinstance(one, str) else one for one in self.sets]
 
 
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node as the file has it. host, port, user: how it is reached (provider ssh); roles: what it does in Slurm."""
+
+    name: Name
+    host: str | None = None
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
+    user: str | None = None
+    roles: list[Role] = msgspec.field(default_factory=lambda: ["worker"])
+
+
+class Ssh(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How nodes are logged in to; what is null is left to ~/.ssh/config. host_keys: what to do with one that is not known."""
+
+    user: str | None = None
+    identity: str | None = None  # a path; relative to the workspace unless absolute or with ~
+    host_keys: Literal["strict", "accept-new"] = "strict"
+
+
+class Lan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The network between practice nodes. mbps: the rate of each node's link in Mbit/s, null: as fast as it goes."""
+
+    subnet: str = "10.88.0.0/24"
+    mbps: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+
+
+class Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The GPUs of each worker. On practice nodes Slurm alone is told of them: they are devices that do nothing."""
+
+    per_node: Annotated[int, msgspec.Meta(ge=0, le=64)]
+    type: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_]{0,30}$")] | None = None
+
+
+class Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """shared: a folder that all nodes have under this absolute path; on practice nodes it is this machine's own."""
+
+    shared: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
+
+
+class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """wheelhouse: a folder of wheels on every node, for nodes without a network; null: pip asks its index.
+
+    Practice nodes have this machine's folder under the same path, read-only.
+    """
+
+    wheelhouse: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
+
+
+class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Slurm as provision installs it: a controller with its accounts on the one node with that role, workers on the others."""
+
+    partition: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,30}$")] = "batch"
+
+
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """cluster.yaml. `provider: local` is this machine: one node, its own processors and GPUs."""
+    """cluster.yaml.
+
+    provider: `local` is this machine, one node, its own processors and GPUs; `ssh` are machines that exist, named under
+    nodes; `virtual` are practice nodes, booted on this machine.
+    """
 
     schema: Literal[1]
     name: Name
-    provider: Literal["local"]
+    provider: Literal["local", "ssh", "virtual"]
+    nodes: list[Entry] = []
+    ssh: Ssh = msgspec.field(default_factory=Ssh)
+    lan: Lan = msgspec.field(default_factory=Lan)
+    gpus: Gpus | None = None
+    storage: Storage = msgspec.field(default_factory=Storage)
+    environment: Environment = msgspec.field(default_factory=Environment)
+    slurm: Slurm | None = None
     data: Data = msgspec.field(default_factory=Data)
+
+    def with_role(self, role: Role) -> list[Entry]:
+        """The nodes that have a role, in the file's order."""
+        return [entry for entry in self.nodes if role in entry.roles]
 
 
 THIS_MACHINE = Cluster(schema=1, name="local", provider="local")
@@ -64,7 +136,42 @@ def load(path: Path) -> Cluster:
     if cluster.data.path is not None and not cluster.data.path.strip():
         raise text.error(("data", "path"), "found an empty path. Allowed: a folder, or null.")
     _check_sets(text, cluster.data.named())
+    _check_nodes(text, cluster)
     return cluster
+
+
+def _check_nodes(text: document.Document, cluster: Cluster) -> None:
+    if cluster.provider == "local":
+        for key in REMOTE:
+            if getattr(cluster, key) != getattr(THIS_MACHINE, key):
+                raise text.error((key,), "provider local is this machine alone. Allowed: without this key, or another provider.")
+        return
+    if not cluster.nodes:
+        raise text.error(("provider",), f"provider {cluster.provider} without nodes. Allowed: with a list of them under nodes.")
+    names = [entry.name for entry in cluster.nodes]
+    for place, entry in enumerate(cluster.nodes):
+        if entry.name in names[:place]:
+            raise text.error(("nodes", place, "name"), f"the name {entry.name} stands twice.")
+        if cluster.provider == "ssh" and not (entry.host and HOST.match(entry.host)):
+            raise text.error(("nodes", place), f"found the host {entry.host!r}. Allowed: a name of ~/.ssh/config or an address.")
+        if cluster.provider == "virtual" and (entry.host, entry.port, entry.user) != (None, None, None):
+            raise text.error(("nodes", place), "practice nodes get their addresses. Allowed: name and roles.")
+    _check_lan(text, cluster)
+    if cluster.slurm is not None and len(cluster.with_role("controller")) != 1:
+        raise text.error(("slurm",), f"{len(cluster.with_role('controller'))} nodes have the role controller. Allowed: one.")
+    if cluster.slurm is not None and not cluster.with_role("worker"):
+        raise text.error(("slurm",), "no node has the role worker. Allowed: one or more.")
+
+
+def _check_lan(text: document.Document, cluster: Cluster) -> None:
+    try:
+        network = ipaddress.IPv4Network(cluster.lan.subnet)
+    except ValueError as error:
+        raise text.error(("lan", "subnet"), f"{error}. Allowed: a network such as 10.88.0.0/24.") from None
+    if not network.is_private or network.num_addresses < len(cluster.nodes) + 3:
+        raise text.error(
+            ("lan", "subnet"), f"found {network}. Allowed: a private network with an address for each node and one for this machine."
+        )
 
 
 def _check_sets(text: document.Document, sets: list[DataSet]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import secrets
@@ -78,6 +79,17 @@ def sync_folder(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait until nobody else holds the lock of this file; the kernel lets go however its holder ends. Raises WorkspaceError."""
+    make_folder(path.parent)
+    with as_workspace_error("lock"):
+        handle = path.open("ab")
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def sha256(path: Path) -> str:

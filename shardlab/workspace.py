@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -84,11 +83,7 @@ class Workspace:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Wait until no other command changes which runs there are; the kernel lets go however a command ends."""
-        files.make_folder(self.own)
-        with files.as_workspace_error("lock"):
-            handle = (self.own / "runs.lock").open("ab")
-        with handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with files.locked(self.own / "runs.lock"):
             yield
 
     def keep_expansion(self, expansion: Expansion) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from provision.providers import Answer, Node
 from shardlab.errors import ShardlabError
+from shardlab.remote import Unreachable
 
 T = TypeVar("T")
 
@@ -26,6 +27,7 @@ class Fact(Generic[T]):
     command: Callable[[str], list[str]]
     parse: Callable[[str], T]
     timeout_s: float
+    root: bool = False
 
 
 class Facts:
@@ -44,8 +46,15 @@ class Facts:
             raise answer
         return answer
 
+    def forget(self) -> None:
+        """After a change, every question is open again."""
+        self.answers.clear()
+
     def _ask(self, fact: Fact[T]) -> T | Unanswered:
-        answer = self.node.run(fact.command(self.node.python), timeout_s=fact.timeout_s)
+        try:
+            answer = self.node.run(fact.command(self.node.python), timeout_s=fact.timeout_s, root=fact.root)
+        except Unreachable as error:
+            return Unanswered(str(error))
         where = f"{self.node.name}: the fact {fact.name!r}"
         if answer.code is None:
             return Unanswered(f"{where} was not answered within {fact.timeout_s:g} s; is the machine overloaded?")

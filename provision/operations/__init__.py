@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from provision.facts import Facts
+from provision.facts import Facts, Unanswered, last_line
 from provision.providers import Node
-from shardlab.cluster import Cluster
+from shardlab.cluster import Cluster, Entry
 from shardlab.workspace import Workspace
 
 
 @dataclass(frozen=True)
 class Target:
-    """A node and what it has answered."""
+    """A node and what it has answered. entry: what the cluster file says of it, None for this machine itself."""
 
     node: Node
     facts: Facts
+    entry: Entry | None = None
+
+    def has(self, role: str) -> bool:
+        return self.entry is not None and role in self.entry.roles
 
 
 @dataclass(frozen=True)
@@ -27,13 +33,98 @@ class Site:
     workspace: Workspace
     targets: list[Target]
 
+    def with_role(self, role: str) -> list[Target]:
+        return [target for target in self.targets if target.has(role)]
+
+
+class Change(Protocol):
+    """One step: `says` is the sentence that `plan` prints, `command` what is run for it, and `make` makes it true.
+
+    make raises Unanswered where the node did not do it.
+    """
+
+    @property
+    def says(self) -> str: ...
+    @property
+    def command(self) -> str: ...
+    def make(self, node: Node) -> None: ...
+
 
 @dataclass(frozen=True)
-class Change:
-    """One step: the sentence that `plan` prints and `apply` then makes true."""
+class Here:
+    """Something done by this program itself, on this machine."""
 
     says: str
-    make: Callable[[], object]
+    do: Callable[[], object]
+    command: str = ""
+
+    def make(self, node: Node) -> None:
+        self.do()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command on the node, by root. stdin: what everybody there may not read."""
+
+    says: str
+    argv: Sequence[str]
+    timeout_s: float = 60.0
+    stdin: bytes = field(default=b"", repr=False)
+
+    @property
+    def command(self) -> str:
+        return shlex.join(self.argv)
+
+    def make(self, node: Node) -> None:
+        answer = node.run(self.argv, timeout_s=self.timeout_s, stdin=self.stdin, root=True)
+        if answer.code is None:
+            raise Unanswered(f"{node.name}: {self.says}: it did not end within {self.timeout_s:g} s")
+        if answer.code != 0:
+            raise Unanswered(f"{node.name}: {self.says}: {last_line(answer)}")
+
+
+@dataclass(frozen=True)
+class On:
+    """A change of another node than the one that is asked, for what is done once for all."""
+
+    node: Node
+    change: Change
+
+    @property
+    def says(self) -> str:
+        return self.change.says
+
+    @property
+    def command(self) -> str:
+        return self.change.command
+
+    def make(self, node: Node) -> None:
+        self.change.make(self.node)
+
+
+@dataclass(frozen=True)
+class Write:
+    """A file on the node, replaced whole or not at all."""
+
+    says: str
+    path: str
+    content: bytes = field(repr=False)
+    mode: int = 0o644
+    owner: str = "root:root"
+
+    @property
+    def command(self) -> str:
+        return f"install -m {self.mode:o} -o {self.owner.replace(':', ' -g ')} ({len(self.content)} bytes) {self.path}"
+
+    def make(self, node: Node) -> None:
+        answer = node.put(self.content, self.path, mode=self.mode, owner=self.owner)
+        if answer.code != 0:
+            raise Unanswered(f"{node.name}: {self.says}: {last_line(answer)}")
+
+
+def shell(says: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"") -> Run:
+    """A script of several commands, which ends at the first that fails."""
+    return Run(says, ["sh", "-euc", script], timeout_s, stdin)
 
 
 @dataclass(frozen=True)
@@ -45,7 +136,9 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Operation:
-    """A name for --only and --skip, and the question what has to change on a node."""
+    """A name for --only and --skip, and the question what has to change on a node. once: for all nodes together, asked of
+    the first of them."""
 
     name: str
-    plan: Callable[[Site, Target], list[Change] | Nothing]
+    plan: Callable[[Site, Target], Sequence[Change] | Nothing]
+    once: bool = False

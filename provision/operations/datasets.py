@@ -8,7 +8,7 @@ import json
 import msgspec
 
 from provision.facts import Unanswered, decode, last_line
-from provision.operations import Change, Nothing, Operation, Site, Target
+from provision.operations import Change, Here, Nothing, Operation, Site, Target
 from shardlab.cluster import DataSet
 
 LOOK_S, STAGE_S = 120.0, 24 * 3600.0  # the second bounds a download of ImageNet, not a wait
@@ -27,14 +27,14 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     sets = site.cluster.data.named()
     if not sets:
         return Nothing("cluster.yaml names no data sets under data.sets")
-    changes = []
+    changes: list[Change] = []
     for one in sets:
         request = _request(site, one)
         found = _ask(target, "look", request, LOOK_S)
         if not found.can:
             raise Unanswered(f"{target.node.name}: {found.says}.")
         if not found.ready:
-            changes.append(Change(found.says, functools.partial(_ask, target, "stage", request, STAGE_S)))
+            changes.append(Here(found.says, functools.partial(_ask, target, "stage", request, STAGE_S)))
     return changes or Nothing(f"{', '.join(one.name for one in sets)}: staged and as they were")
 
 

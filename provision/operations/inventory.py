@@ -9,7 +9,7 @@ import msgspec
 
 from provision.facts.addresses import ADDRESSES
 from provision.facts.host import HOST
-from provision.operations import Change, Nothing, Operation, Site, Target
+from provision.operations import Change, Here, Nothing, Operation, Site, Target
 from shardlab import files
 
 SCHEMA = 1
@@ -31,7 +31,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         files.make_folder(path.parent)
         files.write_atomic(path, content)
 
-    return [Change(f"{what} {path} ({len(content)} bytes)", make)]
+    return [Here(f"{what} {path} ({len(content)} bytes)", make)]
 
 
 def render(site: Site) -> bytes:
@@ -70,4 +70,4 @@ def _read(path: Path) -> bytes | None:
             return None
 
 
-INVENTORY = Operation("inventory", plan)
+INVENTORY = Operation("inventory", plan, once=True)

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from shardlab.remote import Answer
 
-@dataclass(frozen=True)
-class Answer:
-    """What a command gave back. `code` is its exit status (negative: minus the signal), None if it ran past its limit."""
-
-    code: int | None
-    stdout: str
-    stderr: str
+__all__ = ["Answer", "Node"]
 
 
 class Node(Protocol):
@@ -25,6 +19,23 @@ class Node(Protocol):
     user: str | None
     python: str  # the interpreter that has shardlab installed, on that machine
 
-    def run(self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> Answer:
-        """Run `argv` there, without a shell, with `env` on top of the environment; ended after `timeout_s` seconds."""
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        root: bool = False,
+        secret: bool = False,
+    ) -> Answer:
+        """Run `argv` there, without a shell, with `env` on top of the environment; ended after `timeout_s` seconds.
+
+        root: by `sudo -n`, which never asks. A secret goes in through stdin; secret: what comes out is one, for no log.
+        Raises Unreachable.
+        """
+        ...
+
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> Answer:
+        """Make the file `path` hold `content`, by root, all of it or nothing; owner as chown takes it. Raises Unreachable."""
         ...

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 
 import psutil
 
+from provision.operations import Change, Nothing
 from provision.providers import Answer
+from shardlab import files
 from shardlab.cluster import Cluster
+from shardlab.errors import WorkspaceError
+from shardlab.workspace import Workspace
 
 GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
 
@@ -28,14 +32,24 @@ class LocalNode:
     user: str | None = None
     python: str = sys.executable
 
-    def run(self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> Answer:
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        root: bool = False,
+        secret: bool = False,
+    ) -> Answer:
         """Run `argv` in a process group of its own. Its descendants end with it, also when we are interrupted."""
+        argv = ["sudo", "-n", "--", *argv] if root and os.geteuid() != 0 else argv
         # C: parsers read untranslated text. Safe path: a folder `jobs` in the current folder is not our package.
         environment = {**os.environ, "LC_ALL": "C", "PYTHONSAFEPATH": "1", **(env or {})}
         try:
             process = subprocess.Popen(
                 argv,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=environment,
@@ -47,7 +61,7 @@ class LocalNode:
             return Answer(127, "", f"{argv[0]}: {error.strerror}")
         with process:
             try:
-                stdout, stderr = process.communicate(timeout=timeout_s)
+                stdout, stderr = process.communicate(stdin.decode(), timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 stdout, stderr = _end(process)
                 return Answer(None, stdout, stderr)
@@ -56,10 +70,25 @@ class LocalNode:
                 raise
         return Answer(process.returncode, stdout, stderr)
 
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> Answer:
+        """See Node."""
+        script = f'umask 077; new=$(mktemp -- "$1.XXXXXX") && cat > "$new" && chown {owner} "$new" && chmod {mode:o} "$new" && mv -fT -- "$new" "$1"'
+        return self.run(["sh", "-c", script, "put", path], timeout_s=60, stdin=content, root=True)
 
-def nodes(cluster: Cluster) -> list[LocalNode]:
+
+def nodes(cluster: Cluster, workspace: Workspace) -> list[LocalNode]:
     """The nodes of a cluster whose provider is local: this machine, whatever the file says."""
     return [LocalNode()]
+
+
+def bring_up(cluster: Cluster, workspace: Workspace, node: LocalNode) -> list[Change] | Nothing:
+    """Why no machine has to be made."""
+    return Nothing("it is this machine")
+
+
+def warm(cluster: Cluster) -> str:
+    """Why there is nothing to prepare."""
+    return "provider local has nothing to prepare ahead."
 
 
 def request(cluster: Cluster) -> str:

@@ -1,0 +1,42 @@
+"""How the services that provisioning looks after are: whether they run, since when, and whether they come back after a boot."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from provision.facts import Fact
+
+UNITS = ("chrony", "munge", "mariadb", "slurmdbd", "slurmctld", "slurmd")
+_MOMENT = "%a %Y-%m-%d %H:%M:%S.%f UTC"
+
+
+class Service(msgspec.Struct, frozen=True):
+    """state: active, inactive, failed, ...; since_s: when its process started, in seconds since the epoch, None: it has none."""
+
+    state: str
+    enabled: bool
+    since_s: float | None
+
+
+def command(python: str) -> list[str]:
+    wanted = ["Id", "LoadState", "ActiveState", "UnitFileState", "ExecMainStartTimestamp"]
+    return ["systemctl", "show", "--timestamp=us+utc", *(f"--property={name}" for name in wanted), "--", *UNITS]
+
+
+def parse(stdout: str) -> dict[str, Service]:
+    """By name; a service that is not installed is not in it. Raises ValueError."""
+    found = {}
+    for block in stdout.split("\n\n"):
+        said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if said.get("LoadState") != "loaded":
+            continue
+        moment = said.get("ExecMainStartTimestamp", "")
+        since = datetime.strptime(moment, _MOMENT).replace(tzinfo=UTC).timestamp() if moment and moment != "n/a" else None
+        enabled = said.get("UnitFileState") in ("enabled", "static", "generated")
+        found[said["Id"].removesuffix(".service")] = Service(said.get("ActiveState", ""), enabled, since)
+    return found
+
+
+SERVICES = Fact("services", command, parse, timeout_s=30)

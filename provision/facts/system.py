@@ -1,0 +1,70 @@
+"""What a machine is before anything of ours is on it: asked with a shell alone, by root, so that sudo is tried first of all."""
+
+from __future__ import annotations
+
+import msgspec
+
+from provision.facts import Fact
+
+PROGRAM = """\
+. /etc/os-release
+say() { printf '%s=%s\\n' "$1" "$2"; }
+say id "$ID"
+say codename "${VERSION_CODENAME:-}"
+say pretty "$PRETTY_NAME"
+say kernel "$(uname -r)"
+say arch "$(uname -m)"
+say hostname "$(hostname)"
+say virt "$(systemd-detect-virt 2>/dev/null || true)"
+say boot_id "$(cat /proc/sys/kernel/random/boot_id)"
+say cpus "$(nproc --all)"
+say memory_kib "$(sed -n 's/^MemTotal: *\\([0-9]*\\) kB$/\\1/p' /proc/meminfo)"
+say free_bytes "$(df --output=avail -B1 / | tail -n 1 | tr -d ' ')"
+say free_inodes "$(df --output=iavail / | tail -n 1 | tr -d ' ')"
+say cgroup "$(stat -fc %T /sys/fs/cgroup)"
+say user "${SUDO_USER:-$(id -un)}"
+"""
+
+
+class System(msgspec.Struct, frozen=True):
+    """id, codename: of the distribution. virt: what systemd-detect-virt says, `none` on a machine of its own.
+
+    cgroup: the type of the file system at /sys/fs/cgroup, cgroup2fs where the unified hierarchy alone is there.
+    free_inodes: 0 on file systems that count none. user: whose login this is.
+    """
+
+    id: str
+    codename: str
+    pretty: str
+    kernel: str
+    arch: str
+    hostname: str
+    virt: str
+    boot_id: str
+    cpus: int
+    memory_kib: int
+    free_bytes: int
+    free_inodes: int
+    cgroup: str
+    user: str
+
+    @property
+    def is_container(self) -> bool:
+        """Whether it shares the kernel, the clock and the devices of the machine that carries it."""
+        return self.virt in ("systemd-nspawn", "lxc", "lxc-libvirt", "docker", "podman")
+
+
+def command(python: str) -> list[str]:
+    return ["sh", "-c", PROGRAM]
+
+
+def parse(stdout: str) -> System:
+    """Raises ValueError."""
+    pairs = dict(line.split("=", 1) for line in stdout.splitlines() if "=" in line)
+    try:
+        return msgspec.convert(pairs, System, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
+SYSTEM = Fact("system", command, parse, timeout_s=30, root=True)

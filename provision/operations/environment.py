@@ -1,0 +1,65 @@
+"""The same environment of Python on all nodes, by digest: the tested packages, and this program's own source beside them."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from provision import software
+from provision.facts.environment import ENVIRONMENT
+from provision.facts.system import SYSTEM
+from provision.operations import Change, Nothing, Operation, Site, Target, Write, shell
+
+MAKE_S = 3600.0  # torch with CUDA is gigabytes over a slow network
+LINK = "shardlab.pth"
+
+
+def plan(site: Site, target: Target) -> list[Change] | Nothing:
+    """Raises Unanswered."""
+    if target.entry is None:
+        return Nothing("this machine is used as it is")
+    python = PurePosixPath(target.node.python)
+    folder = python.parent.parent
+    if site.cluster.storage.shared is not None and target is not site.targets[0]:
+        return Nothing(f"{site.targets[0].node.name} makes it for all, on the shared storage")
+    found = target.facts[ENVIRONMENT]
+    owner = target.facts[SYSTEM].user
+    changes: list[Change] = []
+    if found.packages != software.digest():
+        changes += _packages(folder, owner, site.cluster.environment.wheelhouse)
+    source = software.source_digest()
+    if changes or found.source != source:
+        archive = f"{folder}/source-{source}.tar"
+        changes.append(Write(f"send shardlab's own source ({source})", archive, software.source(), 0o644, f"{owner}:"))
+        changes.append(shell("have Python find it", _unpack(folder, owner, archive, source)))
+    return changes or Nothing(f"{folder}: packages {software.digest()}, source {source}")
+
+
+def _packages(folder: PurePosixPath, owner: str, wheelhouse: str | None) -> list[Change]:
+    """Made at its place, as an environment of Python cannot be moved; a mark says that it is whole."""
+    constraints = f"{folder}/constraints.txt"
+    begin = f"rm -rf {folder}; install -d -o {owner} {folder}; runuser -u {owner} -- python3 -m venv {folder}"
+    from_where = f"--no-index --find-links {wheelhouse}" if wheelhouse else ""
+    words = " ".join(f"'{word}'" for word in software.requirements())
+    pip = f"runuser -u {owner} -- {folder}/bin/python -m pip --disable-pip-version-check -q install {from_where} -c {constraints} {words}"
+    mark = f"printf '%s\\n' {software.digest()} > {folder}/packages.made"
+    return [
+        shell(f"make an environment of Python at {folder}", begin, timeout_s=300),
+        Write("send the tested set of versions", constraints, software.constraints(), 0o644, f"{owner}:"),
+        shell("install the packages" + (f" from {wheelhouse}" if wheelhouse else ""), f"{pip}; {mark}", timeout_s=MAKE_S),
+    ]
+
+
+def _unpack(folder: PurePosixPath, owner: str, archive: str, source: str) -> str:
+    """The new source in a folder of its own, then one rename that points Python to it."""
+    site = f"$({folder}/bin/python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
+    return f"""\
+new={folder}/source-{source}
+rm -rf "$new"; mkdir "$new"; tar -x -C "$new" -f {archive} --no-same-owner; rm {archive}
+chown -R {owner}: "$new"
+site={site}
+printf '%s\\n' "$new" > "$site/.{LINK}"; mv "$site/.{LINK}" "$site/{LINK}"
+printf '%s\\n' {source} > {folder}/source.made
+find {folder} -maxdepth 1 -name 'source-*' ! -name source-{source} -exec rm -rf {{}} +"""
+
+
+SOFTWARE = Operation("environment", plan)

@@ -1,0 +1,59 @@
+"""One random munge key on all nodes of Slurm: the controller's own, which no file of this machine ever holds."""
+
+from __future__ import annotations
+
+from provision.facts import Unanswered, last_line
+from provision.facts.files import FILES
+from provision.operations import Change, Here, Nothing, Operation, Site, Target, shell
+from provision.operations.service import running
+from provision.providers import Node
+
+PATH = "/etc/munge/munge.key"
+BYTES = 1024
+MODE, OWNER = 0o400, "munge:munge"
+MAKE = f"umask 077; new=$(mktemp {PATH}.XXXXXX); head -c {BYTES} /dev/urandom > $new; chown {OWNER} $new; chmod 400 $new; mv $new {PATH}"
+
+
+def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
+    """The controller's key, made on it. Raises Unanswered."""
+    if site.cluster.slurm is None or not target.has("controller"):
+        return Nothing("it is the controller's")
+    found = target.facts[FILES].get(PATH)
+    changes: list[Change] = []
+    if found is None:
+        changes.append(shell("make a random munge key", MAKE))
+    elif (found.mode, found.owner) != (MODE, OWNER):  # a key that others could read is no secret any more
+        changes.append(shell(f"make a new munge key (the one there was {found.mode:o} {found.owner})", MAKE))
+    changes += running(target, "munge", [PATH], changed=bool(changes))
+    return changes or Nothing("it has a key of its own")
+
+
+def plan_shared(site: Site, target: Target) -> list[Change] | Nothing:
+    """The controller's key on the others. Raises Unanswered."""
+    if site.cluster.slurm is None or target.has("controller"):
+        return Nothing("it has no need of it" if site.cluster.slurm is None else "it is the controller's own")
+    (controller,) = site.with_role("controller")
+    source = controller.facts[FILES].get(PATH)
+    if source is None:
+        raise Unanswered(f"{controller.node.name}: it has no munge key")
+    found = target.facts[FILES].get(PATH)
+    changes: list[Change] = []
+    if found is None or (found.sha256, found.mode, found.owner) != (source.sha256, MODE, OWNER):
+        changes.append(Here(f"copy the munge key from {controller.node.name}", lambda: _copy(controller.node, target.node)))
+    changes += running(target, "munge", [PATH], changed=bool(changes))
+    return changes or Nothing(f"it has the key of {controller.node.name}")
+
+
+def _copy(controller: Node, node: Node) -> None:
+    """Through this program's memory, from one machine's standard output to the other's standard input."""
+    key = controller.run(["base64", PATH], timeout_s=30, root=True, secret=True)
+    if key.code != 0:
+        raise Unanswered(f"{controller.name}: the munge key cannot be read: {last_line(key)}")
+    script = f'umask 077; new=$(mktemp {PATH}.XXXXXX); base64 -d > "$new"; chown {OWNER} "$new"; chmod 400 "$new"; mv "$new" {PATH}'
+    answer = node.run(["sh", "-euc", script], timeout_s=30, root=True, stdin=key.stdout.encode())
+    if answer.code != 0:
+        raise Unanswered(f"{node.name}: the munge key cannot be written: {last_line(answer)}")
+
+
+MUNGE_KEY = Operation("munge-key", plan_key)
+MUNGE = Operation("munge", plan_shared)

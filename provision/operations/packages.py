@@ -1,0 +1,48 @@
+"""Debian packages that the node's roles need, whatever interrupted an installation before."""
+
+from __future__ import annotations
+
+from provision.facts.packages import PACKAGES
+from provision.facts.system import SYSTEM
+from provision.operations import Change, Nothing, Operation, Site, Target, shell
+
+BASE = ("python3-venv",)
+MUNGE = ("munge",)
+CONTROLLER = ("slurmctld", "slurmdbd", "slurm-client", "mariadb-server")
+WORKER = ("slurmd", "slurm-client")
+CLOCK = ("chrony",)
+LOCK_S = 600  # others who install, such as unattended-upgrades after a first boot, are waited for so long
+APT = f"apt-get -o DPkg::Lock::Timeout={LOCK_S} -o Dpkg::Use-Pty=0"
+QUIET = "export DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a"
+FREE_BYTES = 2 * 2**30  # what a worker's and a controller's packages and their state take, with room
+
+
+def wanted(site: Site, target: Target) -> list[str]:
+    """The packages of a node, by its roles; a container's clock is its host's, so that it needs none to set it."""
+    names = [*BASE]
+    if site.cluster.slurm is not None:
+        names += [*MUNGE, *(CONTROLLER if target.has("controller") else ()), *(WORKER if target.has("worker") else ())]
+    if not target.facts[SYSTEM].is_container:
+        names += CLOCK
+    return sorted(set(names))
+
+
+def plan(site: Site, target: Target) -> list[Change] | Nothing:
+    """Install what is missing. Raises Unanswered."""
+    if target.entry is None:
+        return Nothing("this machine is used as it is")
+    found = target.facts[PACKAGES]
+    missing = [name for name in wanted(site, target) if name not in found.versions]
+    changes: list[Change] = []
+    if found.interrupted:
+        repair = f"{QUIET}; dpkg --force-confdef --force-confold --configure -a"
+        changes.append(shell("finish the installation that was interrupted", repair, timeout_s=LOCK_S))
+    if missing:
+        lists = f"{QUIET}; {APT} -qq update || true"  # where no archive is reached, the cached lists serve
+        install = f"{QUIET}; {APT} -qq -y --no-install-recommends install {' '.join(missing)}"
+        changes.append(shell("ask the archives what they have", lists, timeout_s=LOCK_S + 300))
+        changes.append(shell(f"install {', '.join(missing)}", install, timeout_s=LOCK_S + 1800))
+    return changes or Nothing("all packages are installed")
+
+
+INSTALL = Operation("packages", plan)

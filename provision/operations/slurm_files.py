@@ -1,0 +1,79 @@
+"""The files of Slurm, filled in from what the nodes are; every value was checked when it was read, none can end its line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from provision.facts import Unanswered
+from provision.facts.system import SYSTEM
+from provision.operations import Site, Target
+from shardlab.cluster import Cluster
+from templates import render
+
+PRACTICE_GPUS, REAL_GPUS = "/opt/gpus", "/dev"
+KEPT_MEMORY = 0.95  # of what the kernel calls memory: a node that reports less than slurm.conf says is drained
+_WORD = re.compile(r"[A-Za-z0-9._:\[\]/-]+")
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A line of slurm.conf. gres: such as gpu:a100:4, empty without GPUs."""
+
+    name: str
+    host: str
+    cpus: int
+    memory_mib: int
+    gres: str
+
+
+def files(site: Site) -> dict[str, bytes]:
+    """The controller's files by path. Raises Unanswered where a worker does not say what it is."""
+    (controller,) = site.with_role("controller")
+    workers = site.with_role("worker")
+    told = [_worker(site.cluster, target) for target in workers]
+    systems = [target.facts[SYSTEM] for target in workers]
+    shared = any(system.is_container for system in systems)
+    gpus = site.cluster.gpus
+    devices = _devices(site.cluster)
+    for word in (controller.node.name, controller.node.host, *(w for one in told for w in (one.name, one.host)), devices):
+        if not _WORD.fullmatch(word):
+            raise Unanswered(f"{word!r} cannot stand in slurm.conf")
+    assert site.cluster.slurm is not None
+    slurm = render(
+        "slurm/slurm.conf.j2",
+        cluster=site.cluster.name,
+        controller=controller.node,
+        workers=told,
+        gpus=any(one.gres for one in told),
+        partition=site.cluster.slurm.partition,
+        shared_kernel=shared,
+        memory_per_cpu_mib=min(one.memory_mib // one.cpus for one in told),
+    )
+    gres = render("slurm/gres.conf.j2", workers=told, kind=gpus.type if gpus else None, devices=devices)
+    cgroup = render("slurm/cgroup.conf.j2", unified=all(s.cgroup == "cgroup2fs" for s in systems), shared_kernel=shared)
+    return {
+        "/etc/slurm/slurm.conf": slurm.encode(),
+        "/etc/slurm/gres.conf": gres.encode(),
+        "/etc/slurm/cgroup.conf": cgroup.encode(),
+    }
+
+
+def accounts(site: Site) -> bytes:
+    """slurmdbd.conf."""
+    (controller,) = site.with_role("controller")
+    return render("slurm/slurmdbd.conf.j2", controller=controller.node.name).encode()
+
+
+def _worker(cluster: Cluster, target: Target) -> Worker:
+    system = target.facts[SYSTEM]
+    gpus = cluster.gpus
+    gres = ":".join(["gpu", *([gpus.type] if gpus.type else []), str(gpus.per_node)]) if gpus and gpus.per_node else ""
+    memory_mib = int(system.memory_kib / 1024 * KEPT_MEMORY)
+    return Worker(target.node.name, target.node.host, system.cpus, memory_mib, gres)
+
+
+def _devices(cluster: Cluster) -> str:
+    count = cluster.gpus.per_node if cluster.gpus else 0
+    folder = PRACTICE_GPUS if cluster.provider == "virtual" else REAL_GPUS
+    return f"{folder}/nvidia[0-{count - 1}]" if count > 1 else f"{folder}/nvidia0"

@@ -1,0 +1,192 @@
+"""One practice node: an overlay over the base, booted by systemd-nspawn with systemd as its process 1."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from provision.practice.base import USER, UID, NoBase, run
+from templates import render
+
+STATE = Path("/var/lib/shardlab/practice")
+GPUS = "/opt/gpus"  # where a node finds what Slurm takes for its GPUs
+LIMIT_S = 20.0
+_UPPER = re.compile(r"upperdir=([^, ]+)")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a node is made of. folder: where all of it lies on this machine; base: the file system under its own."""
+
+    cluster: str
+    name: str
+    address: str
+    prefix: int  # length of the subnet's
+    bridge: str
+    base: Path
+    authorized: str  # the public key that may log in
+    shared: str | None = None
+    wheelhouse: str | None = None
+    gpus: int = 0
+    mbps: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        return STATE / self.cluster / self.name
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+    @property
+    def host_key(self) -> Path:
+        return self.folder / "upper/etc/ssh/ssh_host_ed25519_key"
+
+    def pid(self) -> int | None:
+        """Its process 1 as this machine numbers it, or None where it is not running."""
+        return init_of(self.folder / "upper")
+
+    def create(self) -> None:
+        """Lay out its files, mount its root and boot it. Nothing that it holds already is changed but what makes it this node.
+
+        Raises NoBase.
+        """
+        for name in ("upper", "work", "root"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        self._personalise()
+        if not os.path.ismount(self.root):
+            layers = f"lowerdir={self.base},upperdir={self.folder / 'upper'},workdir={self.folder / 'work'}"
+            run(["mount", "-t", "overlay", "overlay", "-o", layers, str(self.root)])
+        self.boot()
+
+    def boot(self) -> None:
+        """Start it, its root being mounted."""
+        own = Path("/run/systemd/nspawn")
+        if not os.path.ismount(own):  # or nspawn says "Attempted to remove disk file system"
+            own.mkdir(parents=True, exist_ok=True)
+            run(["mount", "-t", "tmpfs", "tmpfs", str(own)])
+        binds = [("--bind", str(self._devices()), GPUS)] if self.gpus else []
+        if self.shared:
+            self._share(Path(self.shared))
+            binds.append(("--bind", self.shared, self.shared))
+        if self.wheelhouse:
+            binds.append(("--bind-ro", self.wheelhouse, self.wheelhouse))
+        script = self.folder / "boot.sh"
+        script.write_text(
+            render("practice/boot.sh.j2", root=self.root, machine=self.name, bridge=self.bridge, binds=binds), encoding="utf-8"
+        )
+        with (self.folder / "boot.log").open("ab") as log:
+            process = subprocess.Popen(
+                ["sh", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
+            )
+        (self.folder / "boot.pid").write_text(str(process.pid))
+
+    def crash(self) -> None:
+        """What a power cut does: no process of it lives on, and nothing is written any more."""
+        loop = self._end_loop()
+        if (pid := self.pid()) is not None:
+            os.kill(pid, signal.SIGKILL)
+        ends = time.monotonic() + LIMIT_S
+        while self.pid() is not None or _lives(loop):
+            if time.monotonic() > ends:
+                raise NoBase(f"{self.name}: its processes do not end.")
+            time.sleep(0.05)
+
+    def remove(self) -> None:
+        """End it and remove every trace of it."""
+        self.crash()
+        ends = time.monotonic() + LIMIT_S
+        while os.path.ismount(self.root):
+            answer = subprocess.run(["umount", str(self.root)], capture_output=True, text=True)
+            if answer.returncode and time.monotonic() > ends:
+                raise NoBase(f"{self.root}: {answer.stderr.strip()}")
+            time.sleep(0 if answer.returncode == 0 else 0.1)
+        shutil.rmtree(self.folder)
+
+    def _personalise(self) -> None:
+        upper = self.folder / "upper"
+        etc = upper / "etc"
+        (etc / "ssh").mkdir(parents=True, exist_ok=True)
+        if not self.host_key.exists():
+            run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.name, "-f", str(self.host_key)])
+            (etc / "hostname").write_text(f"{self.name}\n")
+            (etc / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}\n")
+            network = etc / "systemd/network/10-host0.network"  # before 80-container-host0, which asks for DHCP
+            network.parent.mkdir(parents=True)
+            shape = f"\n[TokenBucketFilter]\nRate={self.mbps}M\nBurstBytes=256K\nLatencySec=50ms\n" if self.mbps else ""
+            network.write_text(f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/{self.prefix}\n{shape}")
+        home = upper / "home" / USER
+        keys = home / ".ssh/authorized_keys"
+        keys.parent.mkdir(parents=True, exist_ok=True)
+        keys.write_text(f"{self.authorized}\n")
+        for path, mode in ((home, 0o755), (keys.parent, 0o700), (keys, 0o600)):
+            os.chown(path, UID, UID)
+            path.chmod(mode)
+
+    def _share(self, folder: Path) -> None:
+        """A folder of this machine for all nodes, which their user may write into."""
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            os.chown(folder, UID, UID)
+
+    def _devices(self) -> Path:
+        """Character devices that can be opened and do nothing: Slurm wants devices to hand out, and no less."""
+        folder = self.folder / "gpus"
+        folder.mkdir(exist_ok=True)
+        for number in range(self.gpus):
+            device = folder / f"nvidia{number}"
+            if not device.exists():
+                os.mknod(device, 0o020666, os.makedev(1, 3))
+                device.chmod(0o666)
+        return folder
+
+    def _end_loop(self) -> int | None:
+        """End what would boot it again, and give its process group, in which nspawn ends after its process 1."""
+        with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
+            pid = int((self.folder / "boot.pid").read_text())
+            if str(self.folder / "boot.sh").encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+                return pid
+        return None
+
+
+def _lives(group: int | None) -> bool:
+    try:
+        if group is not None:
+            os.killpg(group, 0)
+        return group is not None
+    except ProcessLookupError:
+        return False
+
+
+def init_of(upper: Path) -> int | None:
+    """The process 1 of the system whose root is an overlay with this upper folder.
+
+    nspawn, its parent, sees another root; the processes of the system itself all have this one, and 1 as the last of their
+    numbers only the first of them.
+    """
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, IndexError):
+            numbers = re.search(r"^NSpid:(.*)$", (entry / "status").read_text(), re.MULTILINE)
+            if numbers is None or numbers[1].split()[1:] != ["1"]:
+                continue
+            for line in (entry / "mountinfo").read_text().splitlines():
+                if line.split(" ")[4] == "/" and (found := _UPPER.search(line)) and found[1] == str(upper):
+                    return int(entry.name)
+    return None
+
+
+def machines(cluster: str) -> Sequence[Path]:
+    """The folders of the nodes that this machine has of a cluster, running or not."""
+    folder = STATE / cluster
+    return sorted(path for path in folder.iterdir() if (path / "upper").is_dir()) if folder.is_dir() else []

@@ -1,0 +1,56 @@
+"""The switch that practice nodes hang on: a bridge of this machine, which holds the subnet's last address itself."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+
+from provision.practice.base import NoBase, run
+
+
+def bridge(cluster: str) -> str:
+    """The bridge's name, which Linux allows 15 characters for."""
+    return f"sl-{hashlib.sha256(cluster.encode()).hexdigest()[:8]}"
+
+
+def address(subnet: str, number: int) -> str:
+    """The address of the number-th node, counted from 0: the first of the subnet on. Raises NoBase for one too many."""
+    hosts = ipaddress.ip_network(subnet)
+    if number + 2 >= hosts.num_addresses - 1:
+        raise NoBase(f"the subnet {subnet} has no address for {number + 1} nodes; write a larger one under lan.subnet.")
+    return str(hosts[number + 1])
+
+
+def gateway(subnet: str) -> str:
+    """This machine's own address on the bridge."""
+    return str(ipaddress.ip_network(subnet)[-2])
+
+
+def is_up(name: str) -> bool:
+    return any(link["ifname"] == name for link in _links())
+
+
+def up(name: str, subnet: str) -> None:
+    """Make the bridge. Raises NoBase where another interface has addresses of the subnet."""
+    network = ipaddress.ip_network(subnet)
+    for link in _links():
+        for entry in link.get("addr_info", ()):
+            if link["ifname"] != name and entry["family"] == "inet" and ipaddress.ip_address(entry["local"]) in network:
+                raise NoBase(
+                    f"{link['ifname']} has {entry['local']} of the subnet {subnet} already; write another one under lan.subnet."
+                )
+    if not is_up(name):
+        run(["ip", "link", "add", name, "type", "bridge"])
+    run(["ip", "address", "replace", f"{gateway(subnet)}/{network.prefixlen}", "dev", name])
+    run(["ip", "link", "set", name, "up"])
+
+
+def down(name: str) -> None:
+    if is_up(name):
+        run(["ip", "link", "delete", name])
+
+
+def _links() -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads(run(["ip", "-json", "address", "show"]))
+    return found

@@ -1,0 +1,109 @@
+"""Machines that exist already and are logged in to: those that the cluster file names."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from provision import software
+from provision.operations import Change, Nothing
+from provision.providers import Answer
+from shardlab import files
+from shardlab.cluster import Cluster, Entry
+from shardlab.remote import Address, Remote
+from shardlab.workspace import Workspace
+
+LOCAL_FOLDER = "/opt/shardlab"
+SAID = 2000  # characters of each stream that a node's log keeps of a command
+
+
+@dataclass(frozen=True)
+class SshNode:
+    """A machine behind SSH. log: every command that was run on it, and how it ended; never what it was given as input."""
+
+    name: str
+    host: str
+    port: int | None
+    user: str | None
+    python: str
+    remote: Remote = field(repr=False)
+    log: Path | None = None
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        root: bool = False,
+        secret: bool = False,
+    ) -> Answer:
+        """See Node. Raises Unreachable."""
+        answer = self.remote.run(argv, timeout_s=timeout_s, env=env, stdin=stdin, root=root)
+        self._note(("sudo " if root else "") + shlex.join(argv), Answer(answer.code, "", "") if secret else answer)
+        return answer
+
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> Answer:
+        """See Node. Raises Unreachable."""
+        answer = self.remote.put(content, path, mode=mode, owner=owner)
+        self._note(f"put {path} ({len(content)} bytes, {mode:o}, {owner})", answer)
+        return answer
+
+    def _note(self, what: str, answer: Answer) -> None:
+        if self.log is None:
+            return
+        files.make_folder(self.log.parent)
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        lines = [f"{moment} $ {what}", *(answer.stdout[-SAID:] + answer.stderr[-SAID:]).splitlines()]
+        with files.as_workspace_error("write"), self.log.open("a", encoding="utf-8", errors="replace") as handle:
+            handle.write("\n  ".join(lines) + f"\n  -> {'ended at its limit' if answer.code is None else answer.code}\n")
+
+
+def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
+    """The machines of the file; nothing is opened yet."""
+    return [of(cluster, workspace, entry, entry.host or entry.name) for entry in cluster.nodes]
+
+
+def of(
+    cluster: Cluster, workspace: Workspace, entry: Entry, host: str, identity: Path | None = None, user: str | None = None
+) -> SshNode:
+    """A node of the file at an address."""
+    ssh = cluster.ssh
+    if identity is None and ssh.identity is not None:
+        identity = workspace.relative(ssh.identity)
+    address = Address(
+        host=host,
+        port=entry.port,
+        user=user or entry.user or ssh.user,
+        identity=identity,
+        known_hosts=workspace.own / "known_hosts",
+        host_keys=ssh.host_keys,
+    )
+    log = workspace.own / "log" / f"{entry.name}.log"
+    folder = f"{cluster.storage.shared}/shardlab" if cluster.storage.shared else LOCAL_FOLDER
+    python = f"{folder}/python-{software.digest()}/bin/python"
+    return SshNode(entry.name, host, entry.port, address.user, python, Remote(address), log)
+
+
+def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Change] | Nothing:
+    """Why no machine has to be made."""
+    return Nothing("it exists")
+
+
+def request(cluster: Cluster) -> str:
+    """Why there is nothing to ask for."""
+    return "provider ssh has nothing to request: its machines exist already."
+
+
+def down(cluster: Cluster) -> str:
+    """Why there is nothing to take down."""
+    return "provider ssh: provision created no machine, so there is nothing to undo."
+
+
+def warm(cluster: Cluster) -> str:
+    """Why there is nothing to prepare."""
+    return "provider ssh has nothing to prepare ahead."

@@ -1,0 +1,133 @@
+"""Practice nodes: a cluster of machines that this one boots, to rehearse on what is to be done to others."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from provision import roles
+from provision.operations import Change, Here, Nothing
+from provision.practice import base, network
+from provision.practice.base import USER, NoBase, run
+from provision.practice.machine import STATE, Machine, machines
+from provision.providers import ssh
+from provision.providers.ssh import SshNode
+from shardlab import files
+from shardlab.cluster import Cluster
+from shardlab.remote import Unreachable
+from shardlab.workspace import Workspace
+
+BOOTS_S = 60.0
+
+
+def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
+    """The nodes, whether they run or not."""
+    return [
+        ssh.of(cluster, workspace, entry, network.address(cluster.lan.subnet, place), _identity(workspace), USER)
+        for place, entry in enumerate(cluster.nodes)
+    ]
+
+
+def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Change] | Nothing:
+    """Make and boot a node that does not run. Raises NoBase where this machine cannot carry one."""
+    base.check()
+    _check_owner(cluster, workspace)
+    machine = _machine(cluster, workspace, node, base.folder(roles.PACKAGES))
+    if machine.pid() is not None:
+        return Nothing(f"practice node at {node.host}, running")
+    what = "boot" if machine.folder.exists() else "make and boot"
+    return [Here(f"{what} the practice node {node.name} at {node.host}", lambda: _boot(cluster, workspace, node))]
+
+
+def request(cluster: Cluster) -> str:
+    """Why there is nothing to ask for."""
+    return "provider virtual has nothing to request: it boots its nodes on this machine."
+
+
+def down(cluster: Cluster) -> str:
+    """Remove every node of the cluster and its bridge; the base stays cached, the shared folder is left as it is."""
+    base.check()
+    found = machines(cluster.name)
+    for folder in found:
+        _bare(cluster, folder.name).remove()
+    network.down(network.bridge(cluster.name))
+    state = STATE / cluster.name
+    (state / "workspace").unlink(missing_ok=True)
+    if state.is_dir():
+        state.rmdir()
+    if not found:
+        return f"no practice nodes of {cluster.name} are on this machine."
+    return f"removed {', '.join(folder.name for folder in found)} and their network."
+
+
+def warm(cluster: Cluster) -> str:
+    """Make the base ahead of the first use."""
+    return f"the base of practice nodes is ready: {base.make(roles.PACKAGES, lambda sentence: None)}"
+
+
+def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
+    """Raises NoBase, or Unreachable where it does not answer in time."""
+    with files.locked(STATE / "lock"):  # the base and the bridge are of all nodes
+        made = base.make(roles.PACKAGES, lambda sentence: None)
+        network.up(network.bridge(cluster.name), cluster.lan.subnet)
+        files.make_folder(STATE / cluster.name)
+        files.write_atomic(STATE / cluster.name / "workspace", f"{workspace.path}\n".encode())
+        identity = _identity(workspace)
+        if not identity.exists():
+            files.make_folder(identity.parent)
+            run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"shardlab {cluster.name}", "-f", str(identity)])
+        machine = _machine(cluster, workspace, node, made)
+        machine.create()
+        _trust(workspace, node.host, machine.host_key.with_suffix(".pub").read_text())
+    ends = time.monotonic() + BOOTS_S
+    while True:
+        try:
+            node.remote.run(["true"], timeout_s=10)
+        except Unreachable:
+            if time.monotonic() > ends:
+                raise
+            time.sleep(0.2)
+        else:
+            return
+
+
+def _identity(workspace: Workspace) -> Path:
+    return workspace.own / "practice" / "id_ed25519"
+
+
+def _trust(workspace: Workspace, host: str, public: str) -> None:
+    """Its host key is known because it was made here."""
+    path = workspace.own / "known_hosts"
+    old = path.read_text().splitlines() if path.exists() else []
+    kept = [line for line in old if line.split(" ")[0] != host]
+    files.write_atomic(path, "".join(f"{line}\n" for line in [*kept, f"{host} {' '.join(public.split()[:2])}"]).encode())
+
+
+def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
+    """Raises NoBase where another workspace has practice nodes of this name: there is one set of them a machine."""
+    owner = STATE / cluster.name / "workspace"
+    if owner.exists() and (other := owner.read_text().strip()) != str(workspace.path):
+        raise NoBase(f"the workspace {other} has practice nodes of the name {cluster.name} on this machine; choose another name.")
+
+
+def _machine(cluster: Cluster, workspace: Workspace, node: SshNode, made: Path) -> Machine:
+    entry = next(entry for entry in cluster.nodes if entry.name == node.name)
+    public = _identity(workspace).with_suffix(".pub")
+    return Machine(
+        cluster=cluster.name,
+        name=node.name,
+        address=node.host,
+        prefix=int(cluster.lan.subnet.split("/")[1]),
+        bridge=network.bridge(cluster.name),
+        base=made,
+        authorized=public.read_text().strip() if public.exists() else "",
+        shared=cluster.storage.shared,
+        wheelhouse=cluster.environment.wheelhouse,
+        gpus=cluster.gpus.per_node if cluster.gpus and "worker" in entry.roles else 0,
+        mbps=cluster.lan.mbps,
+    )
+
+
+def _bare(cluster: Cluster, name: str) -> Machine:
+    """What is needed to remove a node, also one that the file no longer names."""
+    return Machine(cluster.name, name, "", 0, "", Path(), "")

@@ -1,0 +1,63 @@
+"""What every node has to have of Python: the tested set of packages, and this program's own source."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import re
+import tarfile
+from importlib import metadata
+from pathlib import Path
+
+from shardlab.errors import ShardlabError
+
+EXTRAS = ("trainers",)
+PACKAGES = ("shardlab", "matrices", "templates", "provision", "jobs", "trainers", "collect")
+ROOT = Path(__file__).parent.parent
+_EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
+
+
+@functools.cache
+def constraints() -> bytes:
+    """The bundled constraints file. Raises ShardlabError where this installation lacks it."""
+    for path in (ROOT / "constraints.txt", ROOT / "shardlab" / "constraints.txt"):
+        if path.is_file():
+            return path.read_bytes()
+    raise ShardlabError("this installation of shardlab lacks its constraints.txt; install it anew.")
+
+
+@functools.cache
+def requirements() -> tuple[str, ...]:
+    """What pip is asked for: our own requirements with the extras that nodes need."""
+    wanted = []
+    for line in metadata.requires("shardlab") or ():
+        extra = _EXTRA.search(line)
+        if extra is None or extra[1] in EXTRAS:
+            wanted.append(line.split(";")[0].strip())
+    return tuple(sorted(set(wanted)))
+
+
+@functools.cache
+def digest() -> str:
+    """Of the packages: 12 characters that name the environment."""
+    return hashlib.sha256(b"\n".join([constraints(), *(line.encode() for line in requirements())])).hexdigest()[:12]
+
+
+@functools.cache
+def source() -> bytes:
+    """Our own packages as a tar file; the same files always give the same bytes."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for package in PACKAGES:
+            for path in sorted((ROOT / package).rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith("."):
+                    entry = tarfile.TarInfo(path.relative_to(ROOT).as_posix())
+                    entry.size, entry.mode = path.stat().st_size, 0o644
+                    with path.open("rb") as handle:
+                        archive.addfile(entry, handle)
+    return buffer.getvalue()
+
+
+def source_digest() -> str:
+    return hashlib.sha256(source()).hexdigest()[:12]

@@ -1,0 +1,240 @@
+"""A command on another machine over SSH, the safe way; the only importer of fabric.
+
+fabric itself trusts every host key, a changed one too (its Connection sets AutoAddPolicy and loads no known hosts). Here
+the keys of `~/.ssh/known_hosts` and of the workspace are loaded, a key that is in neither stops with its fingerprint unless
+the cluster says `host_keys: accept-new`, and a changed key always stops.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import secrets
+import shlex
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from shardlab import files
+from shardlab.errors import ShardlabError
+
+CONNECT_S = 10.0
+KEEPALIVE_S = 15
+GRACE_S = 5.0  # between the remote end of a command by TERM and by KILL, and again until this side gives up
+CHUNK = 1 << 16
+HostKeys = Literal["strict", "accept-new"]
+
+# Written beside the file under a name of its own, checked, and renamed: a reader sees the old file or the new one.
+PUT = """\
+set -eu
+umask 077
+new=$(mktemp -- "$1.XXXXXX")
+trap 'rm -f -- "$new"' EXIT
+cat > "$new"
+test "$(sha256sum < "$new" | cut -d ' ' -f 1)" = "$2"
+chown -- "$3" "$new"
+chmod -- "$4" "$new"
+sync -- "$new"
+mv -fT -- "$new" "$1"
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command gave back. `code` is its exit status (negative: minus the signal), None if it ran past its limit."""
+
+    code: int | None
+    stdout: str
+    stderr: str
+
+
+class Unreachable(ShardlabError):
+    """A machine that cannot be logged in to, and why."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """How a machine is reached. port, user, identity: None leaves it to `~/.ssh/config`; host may be a name of it."""
+
+    host: str
+    port: int | None = None
+    user: str | None = None
+    identity: Path | None = None
+    known_hosts: Path | None = None  # of the workspace, beside the person's own
+    host_keys: HostKeys = "strict"
+
+
+class Remote:
+    """One machine, logged in to at the first command and kept open; commands of several threads share it."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._lock = threading.Lock()
+        self._connection: Any = None
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        root: bool = False,
+    ) -> Answer:
+        """Run `argv` there without a shell's reading of it; ended there too after `timeout_s` seconds.
+
+        env and argv can be read by everyone on that machine: a secret goes through `stdin`. Raises Unreachable.
+        """
+        words = ["env", "LC_ALL=C", "PYTHONSAFEPATH=1", *(f"{name}={value}" for name, value in (env or {}).items()), *argv]
+        # `timeout` ends what it started also when this side is gone; sudo stands before it, or it could not end root's.
+        words = [*(["sudo", "-n", "--"] if root else []), "timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", *words]
+        mark = secrets.token_hex(8)  # a .bashrc may print before the command does
+        script = f"echo {mark}; echo {mark} >&2; {shlex.join(words)}; exit $?"  # 128 + signal
+        begin = time.monotonic()
+        try:
+            channel = self._transport().open_session(timeout=CONNECT_S)
+            channel.exec_command(f"exec sh -c {shlex.quote(script)}")
+            answer = _converse(channel, stdin, timeout_s + 3 * GRACE_S)
+        except Unreachable:
+            raise
+        except Exception as error:
+            self.close()
+            raise Unreachable(f"{self.address.host}: the connection broke: {_said(error)}.") from error
+        ended = answer.code in (124, 137) and time.monotonic() - begin >= timeout_s  # what `timeout` ends with when it had to
+        code = None if ended else answer.code
+        return Answer(code, _after(mark, answer.stdout), _after(mark, answer.stderr))
+
+    def put(self, content: bytes, path: str, *, mode: int, owner: str, timeout_s: float = 60) -> Answer:
+        """Make `path` hold `content`, by root, all of it or nothing; the content crosses as standard input."""
+        digest = hashlib.sha256(content).hexdigest()
+        argv = ["sh", "-c", PUT, "put", path, digest, owner, f"{mode:o}"]
+        return self.run(argv, timeout_s=timeout_s, stdin=content, root=True)
+
+    def close(self) -> None:
+        """Log out; the next command logs in again."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _transport(self) -> Any:
+        with self._lock:
+            transport = self._connection.transport if self._connection is not None else None
+            if transport is None or not transport.is_active():
+                self._connection = _open(self.address)
+                transport = self._connection.transport
+                transport.set_keepalive(KEEPALIVE_S)
+            return transport
+
+
+def fingerprint(key: bytes) -> str:
+    """The SHA-256 fingerprint of a public key as ssh-keygen -l prints it."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
+
+
+def _converse(channel: Any, stdin: bytes, silence_s: float) -> Answer:
+    """Send and receive until the command ends; code None where the machine says nothing for `silence_s` seconds.
+
+    Raises OSError where the connection ends before the command does.
+    """
+    channel.settimeout(silence_s)
+    with ThreadPoolExecutor(3) as pool:
+        sent = pool.submit(_send, channel, stdin)
+        streams = [pool.submit(_receive, read) for read in (channel.recv, channel.recv_stderr)]
+        stdout, stderr = (stream.result() for stream in streams)
+        ended = channel.status_event.wait(0 if None in (stdout, stderr) else silence_s)
+        code = channel.recv_exit_status() if ended else None
+        channel.close()
+        sent.result()
+    if code == -1:
+        raise OSError("it was closed before the command ended")
+    return Answer(code, *((stream or b"").decode("utf-8", "replace") for stream in (stdout, stderr)))
+
+
+def _send(channel: Any, stdin: bytes) -> None:
+    with contextlib.suppress(OSError):  # the command ended without reading all of it; its exit status says why
+        channel.sendall(stdin)
+        channel.shutdown_write()
+
+
+def _receive(read: Callable[[int], bytes]) -> bytes | None:
+    """All of a stream, or None where it fell silent."""
+    parts = []
+    try:
+        while part := read(CHUNK):
+            parts.append(part)
+    except TimeoutError:
+        return None
+    return b"".join(parts)
+
+
+def _after(mark: str, text: str) -> str:
+    """What stands behind the mark's line; nothing where it does not stand."""
+    return text.partition(mark + "\n")[2]
+
+
+def _open(address: Address) -> Any:
+    """A logged-in fabric Connection. Raises Unreachable."""
+    import fabric
+    import paramiko
+
+    def missing(_client: Any, hostname: str, key: Any) -> None:
+        said = f"{hostname}: its host key is not known: {key.get_name()} {fingerprint(key.asbytes())}"
+        if address.host_keys == "strict" or address.known_hosts is None:
+            raise Unreachable(
+                f"{said}. Compare it with what the machine's console or its provider says, then log in once with ssh, or "
+                "write host_keys: accept-new under ssh in the cluster file."
+            )
+        _remember(address.known_hosts, hostname, key)
+
+    policy = type("Policy", (paramiko.MissingHostKeyPolicy,), {"missing_host_key": staticmethod(missing)})
+    given: dict[str, Any] = {"banner_timeout": CONNECT_S, "auth_timeout": CONNECT_S}
+    if address.identity is not None:
+        given["key_filename"] = str(address.identity)
+    connection = fabric.Connection(
+        address.host, user=address.user, port=address.port, connect_timeout=int(CONNECT_S), connect_kwargs=given
+    )
+    each: Any = connection
+    try:
+        while isinstance(each, fabric.Connection):  # with its ProxyJump hosts
+            each.client.load_system_host_keys()
+            if address.known_hosts is not None and address.known_hosts.exists():
+                each.client.load_host_keys(str(address.known_hosts))
+            each.client.set_missing_host_key_policy(policy())
+            each = each.gateway
+        connection.open()
+    except Unreachable:
+        raise
+    except paramiko.BadHostKeyException as error:
+        raise Unreachable(
+            f"{address.host}: its host key CHANGED: known is {fingerprint(error.expected_key.asbytes())}, it shows "
+            f"{fingerprint(error.key.asbytes())}. Was it installed anew? Then remove the old key: ssh-keygen -R {address.host}"
+            + (f" -f {address.known_hosts}" if address.known_hosts else "")
+            + ". Else somebody stands between."
+        ) from None
+    except paramiko.PasswordRequiredException:
+        raise Unreachable(f"{address.host}: the key needs a passphrase; add it to an agent: ssh-add.") from None
+    except paramiko.AuthenticationException as error:
+        raise Unreachable(f"{address.host}: it lets nobody in with these keys: {_said(error)}.") from None
+    except (OSError, EOFError, paramiko.SSHException) as error:
+        raise Unreachable(f"{address.host}: cannot be reached: {_said(error)}.") from None
+    return connection
+
+
+_REMEMBERING = threading.Lock()
+
+
+def _remember(known_hosts: Path, hostname: str, key: Any) -> None:
+    with _REMEMBERING:
+        old = known_hosts.read_bytes() if known_hosts.exists() else b""
+        files.make_folder(known_hosts.parent)
+        files.write_atomic(known_hosts, old + f"{hostname} {key.get_name()} {key.get_base64()}\n".encode())
+
+
+def _said(error: BaseException) -> str:
+    return str(error).strip().rstrip(".") or type(error).__name__
