@@ -79,7 +79,9 @@ def _run(arguments: argparse.Namespace) -> int:
     provider = registry.load("provision.providers", described.provider, "provider")
     nodes: list[Node] = provider.nodes(described, workspace)
     limited = _chosen("node", [node.name for node in nodes], arguments.limit, None)
-    operations = _chosen("operation", [operation.name for operation in roles.OPERATIONS], arguments.only, arguments.skip) | {MACHINE}
+    operations = _chosen("operation", [operation.name for operation in roles.OPERATIONS], arguments.only, arguments.skip) | {
+        MACHINE
+    }
     if verb == "request":
         raise InputError(f"{arguments.cluster}: {provider.request(described)}")
     if verb in ("down", "warm"):
@@ -93,9 +95,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return _converge(output, verb, site, [t for t in site.targets if t.node.name in limited], order, operations)
 
 
-def _converge(
-    output: Output, verb: str, site: Site, targets: list[Target], order: list[Operation], chosen: set[str]
-) -> int:
+def _converge(output: Output, verb: str, site: Site, targets: list[Target], order: list[Operation], chosen: set[str]) -> int:
     begins = functools.partial(output.remark, style="dim")
     if verb == "facts":
         _ask_all(targets)

@@ -9,7 +9,6 @@ from typing import Literal
 
 from provision.facts import Unanswered
 from provision.operations import Change, Nothing, Operation, Site, Target
-from shardlab.errors import WorkspaceError
 from shardlab.remote import Unreachable
 
 State = Literal["changed", "would change", "nothing to do", "skipped", "failed", "not reached"]

@@ -19,7 +19,18 @@ from provision.operations.environment import SOFTWARE
 from provision.operations.hosts import HOSTS
 from provision.operations.inventory import INVENTORY
 from provision.operations.munge import MUNGE, MUNGE_KEY
-from provision.operations.packages import BASE, CLOCK, CONTROLLER as CONTROLLER_PACKAGES, INSTALL, MUNGE as MUNGE_PACKAGES, WORKER
+from provision.operations.packages import (
+    BASE,
+    CLOCK,
+    INSTALL,
+    WORKER,
+)
+from provision.operations.packages import (
+    CONTROLLER as CONTROLLER_PACKAGES,
+)
+from provision.operations.packages import (
+    MUNGE as MUNGE_PACKAGES,
+)
 from provision.operations.slurm import ACCOUNTS, CONTROLLER, REGISTERED, WORKERS
 
 PACKAGES = tuple(sorted({*BASE, *MUNGE_PACKAGES, *CONTROLLER_PACKAGES, *WORKER, *CLOCK}))

@@ -16,7 +16,15 @@ from shardlab.errors import InputError
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")]
 Role = Literal["controller", "worker"]
 HOST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$")
-REMOTE = ("nodes", "ssh", "lan", "gpus", "storage", "environment", "slurm")  # what a cluster of this machine alone has no use for
+REMOTE = (
+    "nodes",
+    "ssh",
+    "lan",
+    "gpus",
+    "storage",
+    "environment",
+    "slurm",
+)  # what a cluster of this machine alone has no use for
 
 SetName = Literal["cifar10", "mnist", "imagenet"]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
@@ -144,7 +152,9 @@ def _check_nodes(text: document.Document, cluster: Cluster) -> None:
     if cluster.provider == "local":
         for key in REMOTE:
             if getattr(cluster, key) != getattr(THIS_MACHINE, key):
-                raise text.error((key,), "provider local is this machine alone. Allowed: without this key, or another provider.")
+                raise text.error(
+                    (key,), "provider local is this machine alone. Allowed: without this key, or another provider."
+                )
         return
     if not cluster.nodes:
         raise text.error(("provider",), f"provider {cluster.provider} without nodes. Allowed: with a list of them under nodes.")
@@ -153,7 +163,9 @@ def _check_nodes(text: document.Document, cluster: Cluster) -> None:
         if entry.name in names[:place]:
             raise text.error(("nodes", place, "name"), f"the name {entry.name} stands twice.")
         if cluster.provider == "ssh" and not (entry.host and HOST.match(entry.host)):
-            raise text.error(("nodes", place), f"found the host {entry.host!r}. Allowed: a name of ~/.ssh/config or an address.")
+            raise text.error(
+                ("nodes", place), f"found the host {entry.host!r}. Allowed: a name of ~/.ssh/config or an address."
+            )
         if cluster.provider == "virtual" and (entry.host, entry.port, entry.user) != (None, None, None):
             raise text.error(("nodes", place), "practice nodes get their addresses. Allowed: name and roles.")
     _check_lan(text, cluster)
@@ -170,7 +182,8 @@ def _check_lan(text: document.Document, cluster: Cluster) -> None:
         raise text.error(("lan", "subnet"), f"{error}. Allowed: a network such as 10.88.0.0/24.") from None
     if not network.is_private or network.num_addresses < len(cluster.nodes) + 3:
         raise text.error(
-            ("lan", "subnet"), f"found {network}. Allowed: a private network with an address for each node and one for this machine."
+            ("lan", "subnet"),
+            f"found {network}. Allowed: a private network with an address for each node and one for this machine.",
         )
 
 

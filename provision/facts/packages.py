@@ -25,7 +25,9 @@ def command(python: str) -> list[str]:
 
 def parse(stdout: str) -> Packages:
     lines = [line.split("\t") for line in stdout.splitlines() if "\t" in line]
-    return Packages({name: version for state, name, version in lines if state.strip() == "ii"}, "interrupted" in stdout.splitlines())
+    return Packages(
+        {name: version for state, name, version in lines if state.strip() == "ii"}, "interrupted" in stdout.splitlines()
+    )
 
 
 PACKAGES = Fact("packages", command, parse, timeout_s=60)

@@ -25,7 +25,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     owner = target.facts[SYSTEM].user
     changes: list[Change] = []
     if found.packages != software.digest():
-        changes += _packages(folder, owner, site.cluster.environment.wheelhouse)
+        changes += _packages(folder, owner, target.node.wheelhouse)
     source = software.source_digest()
     if changes or found.source != source:
         archive = f"{folder}/source-{source}.tar"

@@ -25,7 +25,9 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     changes: list[Change] = []
     name = target.node.name
     if target.facts[SYSTEM].hostname != name:
-        changes.append(Run(f"call it {name} (it is {target.facts[SYSTEM].hostname})", ["hostnamectl", "set-hostname", "--", name]))
+        changes.append(
+            Run(f"call it {name} (it is {target.facts[SYSTEM].hostname})", ["hostnamectl", "set-hostname", "--", name])
+        )
     wanted = content(site)
     found = target.facts[FILES].get(PATH)
     if found is None or found.sha256 != hashlib.sha256(wanted).hexdigest():

@@ -49,7 +49,9 @@ def _copy(controller: Node, node: Node) -> None:
     key = controller.run(["base64", PATH], timeout_s=30, root=True, secret=True)
     if key.code != 0:
         raise Unanswered(f"{controller.name}: the munge key cannot be read: {last_line(key)}")
-    script = f'umask 077; new=$(mktemp {PATH}.XXXXXX); base64 -d > "$new"; chown {OWNER} "$new"; chmod 400 "$new"; mv "$new" {PATH}'
+    script = (
+        f'umask 077; new=$(mktemp {PATH}.XXXXXX); base64 -d > "$new"; chown {OWNER} "$new"; chmod 400 "$new"; mv "$new" {PATH}'
+    )
     answer = node.run(["sh", "-euc", script], timeout_s=30, root=True, stdin=key.stdout.encode())
     if answer.code != 0:
         raise Unanswered(f"{node.name}: the munge key cannot be written: {last_line(answer)}")

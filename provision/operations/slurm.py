@@ -48,7 +48,9 @@ def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
         if _differs(target, path, content):
             changes.append(Write(f"write {path}", path, content))
     if changes:  # slurmdbd answers some seconds after it starts, and a controller that never met it does not start
-        wait = "for n in $(seq 60); do sacctmgr -nP show user >/dev/null 2>&1 && exit 0; sleep 0.5; done; sacctmgr -nP show user"
+        wait = (
+            "for n in $(seq 60); do sacctmgr -nP show user >/dev/null 2>&1 && exit 0; sleep 0.5; done; sacctmgr -nP show user"
+        )
         changes.append(shell("wait until slurmdbd answers", wait, timeout_s=60))
     changes += running(target, "slurmctld", [*wanted], changed=bool(changes))
     return changes or Nothing("slurmctld runs with the configuration as it should be")
@@ -71,7 +73,9 @@ def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
     conf = controller.facts[FILES].get(CONF)
     changes += running(target, "slurmd", [WORKER_UNIT, WORKER_OPTIONS], changed=bool(changes))
     if not changes and conf is not None and _is_older(target, conf.written_s):
-        changes.append(Run("start slurmd anew, as the controller's configuration has changed", ["systemctl", "restart", "slurmd"], 120))
+        changes.append(
+            Run("start slurmd anew, as the controller's configuration has changed", ["systemctl", "restart", "slurmd"], 120)
+        )
     return changes or Nothing("slurmd runs with the controller's configuration")
 
 
@@ -91,7 +95,7 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
     names = ",".join(wanted)
     wait = f"""\
 for n in $(seq 120); do
-    test "$(sinfo -hN -n {names} -o '%N %t' | sort -u | grep -cE ' ({'|'.join(sorted(HEALTHY))})$')" = {len(wanted)} && exit 0
+    test "$(sinfo -hN -n {names} -o '%N %t' | sort -u | grep -cE ' ({"|".join(sorted(HEALTHY))})$')" = {len(wanted)} && exit 0
     sleep 0.5
 done
 sinfo -hN -n {names} -o '%N is %T: %E' >&2

@@ -36,8 +36,12 @@ def folder(packages: Sequence[str]) -> Path:
     """Where the base with these packages lies, made or not: one a recipe, below the user's cache folder."""
     words = [str(RECIPE), release()["VERSION_CODENAME"], platform.machine(), *SYSTEM, *sorted(packages)]
     digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "shardlab" / "practice" / f"base-{digest}"
+    return cache() / f"base-{digest}"
+
+
+def cache() -> Path:
+    """What was made once and serves every cluster of practice nodes."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / "practice"
 
 
 def release() -> dict[str, str]:

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from provision.practice.base import USER, UID, NoBase, run
+from provision.practice.base import UID, USER, NoBase, run
 from templates import render
 
 STATE = Path("/var/lib/shardlab/practice")
 GPUS = "/opt/gpus"  # where a node finds what Slurm takes for its GPUs
+WHEELS = "/opt/wheels"  # not under the same path as here: their user may not look into root's home
 LIMIT_S = 20.0
 _UPPER = re.compile(r"upperdir=([^, ]+)")
 
@@ -78,7 +79,7 @@ class Machine:
             self._share(Path(self.shared))
             binds.append(("--bind", self.shared, self.shared))
         if self.wheelhouse:
-            binds.append(("--bind-ro", self.wheelhouse, self.wheelhouse))
+            binds.append(("--bind-ro", self.wheelhouse, WHEELS))
         script = self.folder / "boot.sh"
         script.write_text(
             render("practice/boot.sh.j2", root=self.root, machine=self.name, bridge=self.bridge, binds=binds), encoding="utf-8"

@@ -18,6 +18,7 @@ class Node(Protocol):
     port: int | None
     user: str | None
     python: str  # the interpreter that has shardlab installed, on that machine
+    wheelhouse: str | None  # a folder of wheels on it that pip has to take everything from
 
     def run(
         self,

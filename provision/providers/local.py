@@ -14,9 +14,7 @@ import psutil
 
 from provision.operations import Change, Nothing
 from provision.providers import Answer
-from shardlab import files
 from shardlab.cluster import Cluster
-from shardlab.errors import WorkspaceError
 from shardlab.workspace import Workspace
 
 GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
@@ -31,6 +29,7 @@ class LocalNode:
     port: int | None = None
     user: str | None = None
     python: str = sys.executable
+    wheelhouse: str | None = None
 
     def run(
         self,

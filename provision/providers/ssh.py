@@ -31,6 +31,7 @@ class SshNode:
     python: str
     remote: Remote = field(repr=False)
     log: Path | None = None
+    wheelhouse: str | None = None  # a folder of wheels on it, for want of a network
 
     def run(
         self,
@@ -65,11 +66,19 @@ class SshNode:
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
     """The machines of the file; nothing is opened yet."""
-    return [of(cluster, workspace, entry, entry.host or entry.name) for entry in cluster.nodes]
+    wheelhouse = cluster.environment.wheelhouse
+    return [of(cluster, workspace, entry, host=entry.host or entry.name, wheelhouse=wheelhouse) for entry in cluster.nodes]
 
 
 def of(
-    cluster: Cluster, workspace: Workspace, entry: Entry, host: str, identity: Path | None = None, user: str | None = None
+    cluster: Cluster,
+    workspace: Workspace,
+    entry: Entry,
+    *,
+    host: str,
+    identity: Path | None = None,
+    user: str | None = None,
+    wheelhouse: str | None = None,
 ) -> SshNode:
     """A node of the file at an address."""
     ssh = cluster.ssh
@@ -86,7 +95,7 @@ def of(
     log = workspace.own / "log" / f"{entry.name}.log"
     folder = f"{cluster.storage.shared}/shardlab" if cluster.storage.shared else LOCAL_FOLDER
     python = f"{folder}/python-{software.digest()}/bin/python"
-    return SshNode(entry.name, host, entry.port, address.user, python, Remote(address), log)
+    return SshNode(entry.name, host, entry.port, address.user, python, Remote(address), log, wheelhouse)
 
 
 def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Change] | Nothing:

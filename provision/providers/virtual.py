@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
 from provision import roles
 from provision.operations import Change, Here, Nothing
-from provision.practice import base, network
+from provision.practice import base, network, wheelhouse
 from provision.practice.base import USER, NoBase, run
-from provision.practice.machine import STATE, Machine, machines
+from provision.practice.machine import STATE, WHEELS, Machine, machines
 from provision.providers import ssh
 from provision.providers.ssh import SshNode
 from shardlab import files
@@ -23,7 +24,15 @@ BOOTS_S = 60.0
 def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
     """The nodes, whether they run or not."""
     return [
-        ssh.of(cluster, workspace, entry, network.address(cluster.lan.subnet, place), _identity(workspace), USER)
+        ssh.of(
+            cluster,
+            workspace,
+            entry,
+            host=network.address(cluster.lan.subnet, place),
+            identity=_identity(workspace),
+            user=USER,
+            wheelhouse=WHEELS,
+        )
         for place, entry in enumerate(cluster.nodes)
     ]
 
@@ -62,13 +71,15 @@ def down(cluster: Cluster) -> str:
 
 def warm(cluster: Cluster) -> str:
     """Make the base ahead of the first use."""
-    return f"the base of practice nodes is ready: {base.make(roles.PACKAGES, lambda sentence: None)}"
+    return f"ready: {base.make(roles.PACKAGES, _remark)} and {wheelhouse.make(_remark)}"
 
 
 def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
     """Raises NoBase, or Unreachable where it does not answer in time."""
     with files.locked(STATE / "lock"):  # the base and the bridge are of all nodes
-        made = base.make(roles.PACKAGES, lambda sentence: None)
+        made = base.make(roles.PACKAGES, _remark)
+        if cluster.environment.wheelhouse is None:
+            wheelhouse.make(_remark)
         network.up(network.bridge(cluster.name), cluster.lan.subnet)
         files.make_folder(STATE / cluster.name)
         files.write_atomic(STATE / cluster.name / "workspace", f"{workspace.path}\n".encode())
@@ -91,6 +102,11 @@ def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
             return
 
 
+def _remark(sentence: str) -> None:
+    """Of what takes minutes, while it does."""
+    sys.stderr.write(f"{sentence}\n")
+
+
 def _identity(workspace: Workspace) -> Path:
     return workspace.own / "practice" / "id_ed25519"
 
@@ -107,7 +123,9 @@ def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
     """Raises NoBase where another workspace has practice nodes of this name: there is one set of them a machine."""
     owner = STATE / cluster.name / "workspace"
     if owner.exists() and (other := owner.read_text().strip()) != str(workspace.path):
-        raise NoBase(f"the workspace {other} has practice nodes of the name {cluster.name} on this machine; choose another name.")
+        raise NoBase(
+            f"the workspace {other} has practice nodes of the name {cluster.name} on this machine; choose another name."
+        )
 
 
 def _machine(cluster: Cluster, workspace: Workspace, node: SshNode, made: Path) -> Machine:
@@ -122,7 +140,7 @@ def _machine(cluster: Cluster, workspace: Workspace, node: SshNode, made: Path) 
         base=made,
         authorized=public.read_text().strip() if public.exists() else "",
         shared=cluster.storage.shared,
-        wheelhouse=cluster.environment.wheelhouse,
+        wheelhouse=cluster.environment.wheelhouse or str(wheelhouse.folder()),
         gpus=cluster.gpus.per_node if cluster.gpus and "worker" in entry.roles else 0,
         mbps=cluster.lan.mbps,
     )
