@@ -104,7 +104,9 @@ def _converge(output: Output, verb: str, site: Site, targets: list[Target], orde
         steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", tell=lambda step: _tell(output, step))
     if steps:
         display.operations(output, steps)
-    findings = verify(targets, roles.CHECKS, begins) if verb in ("apply", "verify") else []
+    failed_on = {step.node for step in steps if step.state == "failed"}
+    sound = [target for target in targets if target.node.name not in failed_on]
+    findings = verify(site, sound, roles.CHECKS, begins) if verb in ("apply", "verify") and sound else []
     display.machines(output, targets)
     if findings:
         display.checks(output, findings)

@@ -6,7 +6,12 @@ from typing import Any
 
 from provision.checks import Check
 from provision.checks.all_reduce import ALL_REDUCE
+from provision.checks.clock import CLOCK
+from provision.checks.environments import ENVIRONMENTS
 from provision.checks.gpus import GPUS
+from provision.checks.network import NETWORK
+from provision.checks.shared import SHARED
+from provision.checks.slurm import SLURM
 from provision.checks.torch import TORCH_IMPORTS
 from provision.facts import Fact
 from provision.facts.addresses import ADDRESSES
@@ -19,21 +24,8 @@ from provision.operations.environment import SOFTWARE
 from provision.operations.hosts import HOSTS
 from provision.operations.inventory import INVENTORY
 from provision.operations.munge import MUNGE, MUNGE_KEY
-from provision.operations.packages import (
-    BASE,
-    CLOCK,
-    INSTALL,
-    WORKER,
-)
-from provision.operations.packages import (
-    CONTROLLER as CONTROLLER_PACKAGES,
-)
-from provision.operations.packages import (
-    MUNGE as MUNGE_PACKAGES,
-)
+from provision.operations.packages import INSTALL
 from provision.operations.slurm import ACCOUNTS, CONTROLLER, REGISTERED, WORKERS
-
-PACKAGES = tuple(sorted({*BASE, *MUNGE_PACKAGES, *CONTROLLER_PACKAGES, *WORKER, *CLOCK}))
 
 FACTS: list[Fact[Any]] = [
     SYSTEM,
@@ -57,7 +49,12 @@ OPERATIONS: list[Operation] = [
 ]
 
 CHECKS: list[Check] = [
-    TORCH_IMPORTS,  # first: the others cannot say anything without it
+    CLOCK,  # first: what follows compares times
+    SHARED,
+    ENVIRONMENTS,
+    TORCH_IMPORTS,  # before ranks meet: they cannot say anything without it
     GPUS,  # before ranks meet, since the number of GPUs decides how
-    ALL_REDUCE,  # last: it needs everything above, as training does
+    ALL_REDUCE,
+    NETWORK,
+    SLURM,  # last: it needs everything above, as jobs do
 ]

@@ -111,9 +111,7 @@ class Remote:
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str, timeout_s: float = 60) -> Answer:
         """Make `path` hold `content`, by root, all of it or nothing; the content crosses as standard input."""
-        digest = hashlib.sha256(content).hexdigest()
-        argv = ["sh", "-c", PUT, "put", path, digest, owner, f"{mode:o}"]
-        return self.run(argv, timeout_s=timeout_s, stdin=content, root=True)
+        return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=timeout_s, stdin=content, root=True)
 
     def close(self) -> None:
         """Log out; the next command logs in again."""
@@ -130,6 +128,11 @@ class Remote:
                 transport = self._connection.transport
                 transport.set_keepalive(KEEPALIVE_S)
             return transport
+
+
+def putting(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
+    """The command that makes `path` hold what stands on its standard input, if that is `content`."""
+    return ["sh", "-c", PUT, "put", path, hashlib.sha256(content).hexdigest(), owner, f"{mode:o}"]
 
 
 def fingerprint(key: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from provision.operations import Target
+from provision.operations import Site, Target
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Check:
-    """A name and the test itself, which raises Unanswered where the node does not answer."""
+    """A name and the test itself, which raises Unanswered where a node does not answer. once: of all nodes together, asked of
+    the first."""
 
     name: str
-    run: Callable[[Target], Outcome]
+    run: Callable[[Site, Target], Outcome]
+    once: bool = False

@@ -30,6 +30,13 @@ def launch(backend: str, ranks: str) -> None:
         torchrun([*meet, f"--nproc-per-node={ranks}", f"--log-dir={logs}", "-m", __spec__.name, "rank", backend])
 
 
+def meet(backend: str, nodes: str, place: str, endpoint: str) -> None:
+    """One rank of as many as there are nodes; the first listens at `endpoint`."""
+    host, port = endpoint.rsplit(":", 1)
+    os.environ |= {"RANK": place, "WORLD_SIZE": nodes, "LOCAL_RANK": "0", "MASTER_ADDR": host, "MASTER_PORT": port}
+    work(backend)
+
+
 def work(backend: str) -> None:
     """One rank."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -69,5 +76,7 @@ def work(backend: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "launch":
         launch(sys.argv[2], sys.argv[3])
+    elif sys.argv[1] == "meet":
+        meet(*sys.argv[2:])
     else:
         work(sys.argv[2])

@@ -10,7 +10,7 @@ from provision.checks import Check, Outcome
 from provision.facts import decode, last_line
 from provision.facts.host import HOST
 from provision.facts.torch import TORCH
-from provision.operations import Target
+from provision.operations import Site, Target
 from provision.providers import Answer
 
 RANKS = 2
@@ -29,7 +29,7 @@ class Report(msgspec.Struct, frozen=True):
     time_s: float
 
 
-def run(target: Target) -> Outcome:
+def run(site: Site, target: Target) -> Outcome:
     torch, host = target.facts[TORCH], target.facts[HOST]
     if torch.version is None:
         return Outcome(None, "needs torch")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from provision.checks import Check, Outcome
 from provision.facts.host import HOST
 from provision.facts.torch import TORCH, Torch
-from provision.operations import Target
+from provision.operations import Site, Target
 from shardlab.host import Host
 
 
-def run(target: Target) -> Outcome:
+def run(site: Site, target: Target) -> Outcome:
     return judge(target.facts[HOST], target.facts[TORCH])
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from provision.checks import Check, Outcome
 from provision.facts.torch import TORCH, Torch
-from provision.operations import Target
+from provision.operations import Site, Target
 
 
-def run(target: Target) -> Outcome:
+def run(site: Site, target: Target) -> Outcome:
     return judge(target.facts[TORCH])
 
 

@@ -13,7 +13,7 @@ _MOMENT = "%a %Y-%m-%d %H:%M:%S.%f UTC"
 
 
 class Service(msgspec.Struct, frozen=True):
-    """state: active, inactive, failed, ...; since_s: when its process started, in seconds since the epoch, None: it has none."""
+    """state: active, inactive, failed, ...; since_s: when its process started, in seconds since the epoch, None without one."""
 
     state: str
     enabled: bool

@@ -40,7 +40,8 @@ def _packages(folder: PurePosixPath, owner: str, wheelhouse: str | None) -> list
     begin = f"rm -rf {folder}; install -d -o {owner} {folder}; runuser -u {owner} -- python3 -m venv {folder}"
     from_where = f"--no-index --find-links {wheelhouse}" if wheelhouse else ""
     words = " ".join(f"'{word}'" for word in software.requirements())
-    pip = f"runuser -u {owner} -- {folder}/bin/python -m pip --disable-pip-version-check -q install {from_where} -c {constraints} {words}"
+    pip = f"runuser -u {owner} -- {folder}/bin/python -m pip --disable-pip-version-check -q install"
+    pip += f" {from_where} -c {constraints} {words}"
     mark = f"printf '%s\\n' {software.digest()} > {folder}/packages.made"
     return [
         shell(f"make an environment of Python at {folder}", begin, timeout_s=300),

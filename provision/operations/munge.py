@@ -11,7 +11,9 @@ from provision.providers import Node
 PATH = "/etc/munge/munge.key"
 BYTES = 1024
 MODE, OWNER = 0o400, "munge:munge"
-MAKE = f"umask 077; new=$(mktemp {PATH}.XXXXXX); head -c {BYTES} /dev/urandom > $new; chown {OWNER} $new; chmod 400 $new; mv $new {PATH}"
+# What stands on standard input becomes the key, whole or not at all.
+KEEP = f'umask 077; new=$(mktemp {PATH}.XXXXXX); cat > "$new"; chown {OWNER} "$new"; chmod 400 "$new"; mv "$new" {PATH}'
+MAKE = f"head -c {BYTES} /dev/urandom | (set -e; {KEEP})"
 
 
 def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
@@ -49,10 +51,8 @@ def _copy(controller: Node, node: Node) -> None:
     key = controller.run(["base64", PATH], timeout_s=30, root=True, secret=True)
     if key.code != 0:
         raise Unanswered(f"{controller.name}: the munge key cannot be read: {last_line(key)}")
-    script = (
-        f'umask 077; new=$(mktemp {PATH}.XXXXXX); base64 -d > "$new"; chown {OWNER} "$new"; chmod 400 "$new"; mv "$new" {PATH}'
-    )
-    answer = node.run(["sh", "-euc", script], timeout_s=30, root=True, stdin=key.stdout.encode())
+    keep = ["sh", "-euc", f"base64 -d | (set -e; {KEEP})"]
+    answer = node.run(keep, timeout_s=30, root=True, stdin=key.stdout.encode())
     if answer.code != 0:
         raise Unanswered(f"{node.name}: the munge key cannot be written: {last_line(answer)}")
 

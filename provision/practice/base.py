@@ -143,7 +143,9 @@ def _within(base: Path, script: str) -> str:
 def run(argv: Sequence[str]) -> str:
     """Raises NoBase with the last thing that a failed command said."""
     environment = {**os.environ, "LC_ALL": "C"}
-    answer = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=LIMIT_S, stdin=subprocess.DEVNULL)
+    answer = subprocess.run(
+        argv, check=False, capture_output=True, text=True, env=environment, timeout=LIMIT_S, stdin=subprocess.DEVNULL
+    )
     if answer.returncode:
         said = [line for line in (answer.stderr + answer.stdout).splitlines() if line.strip()]
         raise NoBase(f"{argv[0]} failed: {said[-1] if said else f'exit status {answer.returncode}'}")

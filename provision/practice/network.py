@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
+from typing import Any
 
 from provision.practice.base import NoBase, run
 
@@ -51,6 +52,6 @@ def down(name: str) -> None:
         run(["ip", "link", "delete", name])
 
 
-def _links() -> list[dict[str, object]]:
-    found: list[dict[str, object]] = json.loads(run(["ip", "-json", "address", "show"]))
+def _links() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(run(["ip", "-json", "address", "show"]))
     return found

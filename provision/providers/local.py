@@ -15,6 +15,7 @@ import psutil
 from provision.operations import Change, Nothing
 from provision.providers import Answer
 from shardlab.cluster import Cluster
+from shardlab.remote import putting
 from shardlab.workspace import Workspace
 
 GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
@@ -52,27 +53,24 @@ class LocalNode:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=environment,
-                encoding="utf-8",
-                errors="replace",
                 start_new_session=True,
             )
         except OSError as error:
             return Answer(127, "", f"{argv[0]}: {error.strerror}")
         with process:
             try:
-                stdout, stderr = process.communicate(stdin.decode(), timeout=timeout_s)
+                stdout, stderr = process.communicate(stdin, timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 stdout, stderr = _end(process)
-                return Answer(None, stdout, stderr)
+                return Answer(None, _text(stdout), _text(stderr))
             except BaseException:
                 _end(process)
                 raise
-        return Answer(process.returncode, stdout, stderr)
+        return Answer(process.returncode, _text(stdout), _text(stderr))
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> Answer:
         """See Node."""
-        script = f'umask 077; new=$(mktemp -- "$1.XXXXXX") && cat > "$new" && chown {owner} "$new" && chmod {mode:o} "$new" && mv -fT -- "$new" "$1"'
-        return self.run(["sh", "-c", script, "put", path], timeout_s=60, stdin=content, root=True)
+        return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=True)
 
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[LocalNode]:
@@ -100,7 +98,11 @@ def down(cluster: Cluster) -> str:
     return "provider local: provision created no machine, so there is nothing to undo."
 
 
-def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
+def _text(said: bytes) -> str:
+    return said.decode("utf-8", "replace")
+
+
+def _end(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     """Ask the process to end, then end it with all its descendants; what it had said until then.
 
     torchrun starts every rank in a session of its own, so that killing its process group would leave the ranks behind.
@@ -118,14 +120,14 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
         _kill_all(descendants)
 
 
-def _kill(process: subprocess.Popen[str], descendants: list[psutil.Process]) -> tuple[str, str]:
+def _kill(process: subprocess.Popen[bytes], descendants: list[psutil.Process]) -> tuple[bytes, bytes]:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     _kill_all(descendants)
     try:
         return process.communicate(timeout=GRACE_S)
     except subprocess.TimeoutExpired:  # something that left the tree still holds the pipe
-        return "", ""
+        return b"", b""
 
 
 def _kill_all(processes: list[psutil.Process]) -> None:

@@ -6,8 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from provision import roles
-from provision.operations import Change, Here, Nothing
+from provision.operations import Change, Here, Nothing, packages
 from provision.practice import base, network, wheelhouse
 from provision.practice.base import USER, NoBase, run
 from provision.practice.machine import STATE, WHEELS, Machine, machines
@@ -41,7 +40,7 @@ def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Chan
     """Make and boot a node that does not run. Raises NoBase where this machine cannot carry one."""
     base.check()
     _check_owner(cluster, workspace)
-    machine = _machine(cluster, workspace, node, base.folder(roles.PACKAGES))
+    machine = _machine(cluster, workspace, node, base.folder(packages.ALL))
     if machine.pid() is not None:
         return Nothing(f"practice node at {node.host}, running")
     what = "boot" if machine.folder.exists() else "make and boot"
@@ -71,13 +70,13 @@ def down(cluster: Cluster) -> str:
 
 def warm(cluster: Cluster) -> str:
     """Make the base ahead of the first use."""
-    return f"ready: {base.make(roles.PACKAGES, _remark)} and {wheelhouse.make(_remark)}"
+    return f"ready: {base.make(packages.ALL, _remark)} and {wheelhouse.make(_remark)}"
 
 
 def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
     """Raises NoBase, or Unreachable where it does not answer in time."""
     with files.locked(STATE / "lock"):  # the base and the bridge are of all nodes
-        made = base.make(roles.PACKAGES, _remark)
+        made = base.make(packages.ALL, _remark)
         if cluster.environment.wheelhouse is None:
             wheelhouse.make(_remark)
         network.up(network.bridge(cluster.name), cluster.lan.subnet)

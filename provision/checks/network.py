@@ -1,0 +1,109 @@
+"""All nodes sum together over the network that they train on, and over no other."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from provision.checks import Check, Outcome
+from provision.checks.all_reduce import FORMULA, Report, bus_bandwidth, cause, environment
+from provision.facts import Unanswered, decode
+from provision.facts.addresses import ADDRESSES
+from provision.operations import Site, Target
+from provision.providers import Answer
+
+PORT = 29411
+LIMIT_S = 150.0
+STRAY = 0.1  # of what the ranks sent: more than that on another interface is no chatter any more
+COUNTERS = "for f in /sys/class/net/*/statistics/tx_bytes; do n=${f#/sys/class/net/}; echo ${n%%/*} $(cat $f); done"
+_VIRTUAL = re.compile(r"^(lo|docker|veth|vb-|br-)")
+
+
+def run(site: Site, target: Target) -> Outcome:
+    """Raises Unanswered."""
+    targets = site.targets
+    if len(targets) < 2:
+        return Outcome(None, "one node meets nobody")
+    nics = [_interface(one) for one in targets]
+    before = [_sent(one) for one in targets]
+    with ThreadPoolExecutor(len(targets)) as pool:
+        answers = list(pool.map(lambda pair: _launch(targets, *pair), zip(targets, nics, strict=True)))
+    after = [_sent(one) for one in targets]
+    failed = [(one, answer) for one, answer in zip(targets, answers, strict=True) if answer.code != 0]
+    if failed:
+        one, answer = failed[0]
+        why = f"it did not end within {LIMIT_S:g} s" if answer.code is None else cause(answer)
+        advice = f"can the nodes reach {targets[0].node.host}:{PORT} and one another (a firewall)?"
+        return Outcome(
+            False, f"{len(targets)} nodes do not sum together; {one.node.name}: {why}", advice, transcript=answer.stderr
+        )
+    return judge(answers[0], nics, [_grown(*pair) for pair in zip(before, after, strict=True)])
+
+
+def judge(answer: Answer, nics: list[str], grown: list[dict[str, int]]) -> Outcome:
+    """Passed where the sums are exact and went over the interfaces they were to go over. grown: bytes by interface."""
+    try:
+        report = decode(answer.stdout, Report)
+    except ValueError as error:
+        return Outcome(
+            False, f"the all-reduce between nodes cannot be read: {error}", "try again: provision CLUSTER.yaml verify"
+        )
+    if report.wrong:
+        return Outcome(
+            False, f"{report.wrong} wrong sums between nodes", "do not train here: check the network cards and memory"
+        )
+    rate = bus_bandwidth(report.ranks, report.bytes, report.time_s)
+    meant = min(moved.get(nic, 0) for nic, moved in zip(nics, grown, strict=True))
+    strays = [
+        f"{nic} {count / 1e6:.0f} MB"
+        for own, moved in zip(nics, grown, strict=True)
+        for nic, count in moved.items()
+        if nic != own and not _VIRTUAL.match(nic) and count > STRAY * meant
+    ]
+    theory = 2 * (report.ranks - 1) / report.ranks * report.bytes * report.iterations
+    over = ", ".join(sorted(set(nics)))
+    if strays or meant < theory * 0.9:
+        says = f"{meant / 1e6:.0f} MB of {theory / 1e6:.0f} MB went over {over}; elsewhere: {', '.join(strays) or 'nothing'}"
+        return Outcome(
+            False, says, "which interface has the nodes' addresses (ip addr), and where do the names in /etc/hosts lead?"
+        )
+    measured = {**msgspec.to_builtins(report), "bus_bandwidth_gb_per_s": rate / 1e9, "formula": FORMULA}
+    says = f"{report.ranks} nodes sum exactly over {over}; bus bandwidth {rate / 1e9 * 8:.2f} Gbit/s ({FORMULA})"
+    return Outcome(True, says, measured=measured)
+
+
+def _launch(targets: list[Target], target: Target, nic: str) -> Answer:
+    python = target.node.python
+    place, first = targets.index(target), targets[0].node.host
+    argv = [
+        python,
+        "-m",
+        "provision.checks._all_reduce_ranks",
+        "meet",
+        "gloo",
+        str(len(targets)),
+        str(place),
+        f"{first}:{PORT}",
+    ]
+    return target.node.run(argv, timeout_s=LIMIT_S, env={**environment("gloo"), "GLOO_SOCKET_IFNAME": nic})
+
+
+def _interface(target: Target) -> str:
+    for nic, addresses in target.facts[ADDRESSES].items():
+        if target.node.host in addresses:
+            return nic
+    raise Unanswered(f"{target.node.name}: no interface has its address {target.node.host}")
+
+
+def _sent(target: Target) -> dict[str, int]:
+    lines = target.node.run(["sh", "-c", COUNTERS], timeout_s=20).stdout.split("\n")
+    return {nic: int(count) for nic, count in (line.split() for line in lines if line)}
+
+
+def _grown(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    return {nic: count - before.get(nic, 0) for nic, count in after.items()}
+
+
+NETWORK = Check("network", run, once=True)
