@@ -54,6 +54,11 @@ def of(
         raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
     asked = matrix.load(matrix.find(name))
     where_runs = cluster.find(Path(cluster_file) if cluster_file else None, workspace.path)
+    if where_runs.provider != "local":
+        raise InputError(
+            f"the cluster {where_runs.name}: runs go to provider local so far, not to {where_runs.provider}. "
+            "Allowed: --cluster with another file, or none."
+        )
     here = host.observe()
     machine = Machine(nodes=1, gpus=len(here.gpus) if here.gpus else None)
     cells = resolve(asked)

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from provision import display, roles
+from provision.checks import Outcome
 from provision.facts import Facts, Unanswered
 from provision.operations import Operation, Site, Target
-from provision.plan import Step, converge
+from provision.plan import MACHINE, Step, converge
 from provision.providers import Node
-from provision.verify import verified, verify
+from provision.verify import Finding, verified, verify
 from shardlab import cluster, console, registry
 from shardlab.console import Output
 from shardlab.errors import InputError, UnknownName
@@ -29,7 +30,7 @@ VERBS = {
     "down": "undo what the provider created",
 }
 
-MACHINE = "machine"  # the operation that a provider brings nodes up by
+AGAIN = "mend what it names and run the same command again: it goes on from there"
 
 EXAMPLE = """\
 example:
@@ -79,9 +80,8 @@ def _run(arguments: argparse.Namespace) -> int:
     provider = registry.load("provision.providers", described.provider, "provider")
     nodes: list[Node] = provider.nodes(described, workspace)
     limited = _chosen("node", [node.name for node in nodes], arguments.limit, None)
-    operations = _chosen("operation", [operation.name for operation in roles.OPERATIONS], arguments.only, arguments.skip) | {
-        MACHINE
-    }
+    order = roles.operations(described)
+    chosen = _chosen("operation", [operation.name for operation in order], arguments.only, arguments.skip) | {MACHINE}
     if verb == "request":
         raise InputError(f"{arguments.cluster}: {provider.request(described)}")
     if verb in ("down", "warm"):
@@ -90,9 +90,9 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     entries = {entry.name: entry for entry in described.nodes}
     site = Site(described, workspace, [Target(node, Facts(node), entries.get(node.name)) for node in nodes])
-    machine = Operation(MACHINE, lambda site, target: provider.bring_up(site.cluster, site.workspace, target.node))
-    order = [machine, *roles.OPERATIONS]
-    return _converge(output, verb, site, [t for t in site.targets if t.node.name in limited], order, operations)
+    if described.provider != "local":
+        order = [Operation(MACHINE, lambda site, target: provider.bring_up(described, workspace, target.node)), *order]
+    return _converge(output, verb, site, [t for t in site.targets if t.node.name in limited], order, chosen)
 
 
 def _converge(output: Output, verb: str, site: Site, targets: list[Target], order: list[Operation], chosen: set[str]) -> int:
@@ -104,16 +104,18 @@ def _converge(output: Output, verb: str, site: Site, targets: list[Target], orde
         steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", tell=lambda step: _tell(output, step))
     if steps:
         display.operations(output, steps)
-    failed_on = {step.node for step in steps if step.state == "failed"}
-    sound = [target for target in targets if target.node.name not in failed_on]
-    findings = verify(site, sound, roles.CHECKS, begins) if verb in ("apply", "verify") and sound else []
+    failed = {step.node: step.operation for step in steps if step.state == "failed"}
+    findings: list[Finding] = []
+    if verb in ("apply", "verify"):
+        findings = [Finding(name, "operations", Outcome(False, f"{what} failed", AGAIN)) for name, what in failed.items()]
+        sound = [target for target in targets if target.node.name not in failed]
+        findings += verify(site, sound, roles.checks(site.cluster), begins) if sound else []
     display.machines(output, targets)
     if findings:
         display.checks(output, findings)
     output.document(display.document(verb, site, targets, steps, findings))
     unanswered = any(isinstance(a, Unanswered) for target in targets for a in target.facts.answers.values())
-    failed = any(step.state == "failed" for step in steps) or verified(findings) is False
-    return 1 if failed or (unanswered and verb == "facts") else 0
+    return 1 if failed or verified(findings) is False or (unanswered and verb == "facts") else 0
 
 
 def _tell(output: Output, step: Step) -> None:

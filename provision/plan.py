@@ -12,6 +12,7 @@ from provision.operations import Change, Nothing, Operation, Site, Target
 from shardlab.remote import Unreachable
 
 State = Literal["changed", "would change", "nothing to do", "skipped", "failed", "not reached"]
+MACHINE = "machine"  # the operation by which a provider brings nodes up
 PARALLEL = 16  # nodes at once
 
 
@@ -36,7 +37,7 @@ def converge(
     dry: bool,
     tell: Callable[[Step], None] = lambda step: None,
 ) -> list[Step]:
-    """Every operation on every node: one operation after the other, each on all nodes at once. The first brings nodes up.
+    """Every operation on every node: one operation after the other, each on all nodes at once.
 
     A node on which one failed is left alone by those after it; the others go on. Nothing is changed when `dry`.
     Raises WorkspaceError.
@@ -56,7 +57,7 @@ def converge(
             done = list(pool.map(work, standing[:1] if operation.once else standing))
             steps += [*done, *(Step(name, operation.name, "not reached", [left[name]]) for name in rest)]
             left |= {step.node: f"{operation.name} failed" for step in done if step.state == "failed"}
-            if operation is order[0]:
+            if operation.name == MACHINE:
                 left |= {step.node: "to be seen once it is up" for step in done if step.state == "would change"}
     return steps
 

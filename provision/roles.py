@@ -16,7 +16,6 @@ from provision.checks.torch import TORCH_IMPORTS
 from provision.facts import Fact
 from provision.facts.addresses import ADDRESSES
 from provision.facts.host import HOST
-from provision.facts.system import SYSTEM
 from provision.facts.torch import TORCH
 from provision.operations import Operation
 from provision.operations.datasets import DATASETS
@@ -26,15 +25,15 @@ from provision.operations.inventory import INVENTORY
 from provision.operations.munge import MUNGE, MUNGE_KEY
 from provision.operations.packages import INSTALL
 from provision.operations.slurm import ACCOUNTS, CONTROLLER, REGISTERED, WORKERS
+from shardlab.cluster import Cluster
 
 FACTS: list[Fact[Any]] = [
-    SYSTEM,
     HOST,  # first: cheap, and a node that cannot answer it has no shardlab
     ADDRESSES,
     TORCH,  # last: importing torch takes seconds
 ]
 
-OPERATIONS: list[Operation] = [
+INSTALLATION: list[Operation] = [  # what a machine of its own needs, and this one, used as it is, does not
     INSTALL,  # first: what follows configures what it installs
     HOSTS,  # before all that meets others by name
     MUNGE_KEY,  # on the controller, before it is copied
@@ -44,17 +43,36 @@ OPERATIONS: list[Operation] = [
     WORKERS,  # after the controller, whose configuration they ask for
     REGISTERED,
     SOFTWARE,
-    DATASETS,  # by the environment's interpreter
+]
+
+OPERATIONS: list[Operation] = [
+    DATASETS,
     INVENTORY,  # last of all operations: it records what the others have made
 ]
 
-CHECKS: list[Check] = [
+TOGETHER: list[Check] = [  # of nodes that work together
     CLOCK,  # first: what follows compares times
     SHARED,
     ENVIRONMENTS,
-    TORCH_IMPORTS,  # before ranks meet: they cannot say anything without it
-    GPUS,  # before ranks meet, since the number of GPUs decides how
-    ALL_REDUCE,
-    NETWORK,
-    SLURM,  # last: it needs everything above, as jobs do
 ]
+
+CHECKS: list[Check] = [
+    TORCH_IMPORTS,  # first: the others cannot say anything without it
+    GPUS,  # before ranks meet, since the number of GPUs decides how
+    ALL_REDUCE,  # last: it needs everything above, as training does
+]
+
+JOBS: list[Check] = [
+    NETWORK,  # before Slurm: what its jobs need
+    SLURM,
+]
+
+
+def operations(cluster: Cluster) -> list[Operation]:
+    """In the order in which they are made true."""
+    return OPERATIONS if cluster.provider == "local" else [*INSTALLATION, *OPERATIONS]
+
+
+def checks(cluster: Cluster) -> list[Check]:
+    """In the order in which they are made."""
+    return CHECKS if cluster.provider == "local" else [*TOGETHER, *CHECKS, *JOBS]

@@ -15,7 +15,8 @@ import pytest
 from provision import cli
 from provision.checks import Outcome
 from provision.cli import main
-from provision.operations import Change, Operation
+from provision.facts import Facts
+from provision.operations import Here, Operation
 from provision.plan import converge
 from provision.providers.local import LocalNode
 from provision.verify import Finding, verified
@@ -209,12 +210,12 @@ def test_facts_tells_what_the_machine_is(workspace, capsys):
 
 def test_a_dry_run_takes_the_same_path(tmp_path):
     made = []
-    operation = Operation("two", lambda site, target: [Change(f"step {n}", lambda: made.append(1)) for n in (1, 2)])
+    operation = Operation("two", lambda site, target: [Here(f"step {n}", lambda: made.append(1)) for n in (1, 2)])
     site = cli.Site(None, None, [])
-    target = cli.Target(LocalNode(), None)
-    (dry,) = converge(site, [target], [operation], {"two"}, dry=True)
+    target = cli.Target(LocalNode(), Facts(LocalNode()))
+    (dry,) = converge(site, [operation], targets=[target], chosen={"two"}, dry=True)
     assert (dry.state, dry.changes, made) == ("would change", 2, [])
-    (done,) = converge(site, [target], [operation], {"two"}, dry=False)
+    (done,) = converge(site, [operation], targets=[target], chosen={"two"}, dry=False)
     assert (done.says, done.state, made) == (dry.says, "changed", [1, 1])
 
 

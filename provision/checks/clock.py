@@ -13,8 +13,6 @@ MOST_S = 1.0
 
 def run(site: Site, target: Target) -> Outcome:
     """Against this machine's clock, as seen in the middle of the question's way there and back."""
-    if target.entry is None:
-        return Outcome(None, "it is this machine's own clock")
     before = time.time()
     answer = target.node.run(["date", "+%s.%N"], timeout_s=10)
     after = time.time()

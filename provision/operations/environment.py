@@ -15,8 +15,6 @@ LINK = "shardlab.pth"
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Raises Unanswered."""
-    if target.entry is None:
-        return Nothing("this machine is used as it is")
     python = PurePosixPath(target.node.python)
     folder = python.parent.parent
     if site.cluster.storage.shared is not None and target is not site.targets[0]:

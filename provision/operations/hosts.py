@@ -20,8 +20,6 @@ def content(site: Site) -> bytes:
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Raises Unanswered."""
-    if target.entry is None:
-        return Nothing("this machine is used as it is")
     changes: list[Change] = []
     name = target.node.name
     if target.facts[SYSTEM].hostname != name:

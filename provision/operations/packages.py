@@ -30,8 +30,6 @@ def wanted(site: Site, target: Target) -> list[str]:
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Install what is missing. Raises Unanswered."""
-    if target.entry is None:
-        return Nothing("this machine is used as it is")
     found = target.facts[PACKAGES]
     missing = [name for name in wanted(site, target) if name not in found.versions]
     changes: list[Change] = []

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import psutil
 
-from provision.operations import Change, Nothing
 from provision.providers import Answer
 from shardlab.cluster import Cluster
 from shardlab.remote import putting
@@ -76,11 +75,6 @@ class LocalNode:
 def nodes(cluster: Cluster, workspace: Workspace) -> list[LocalNode]:
     """The nodes of a cluster whose provider is local: this machine, whatever the file says."""
     return [LocalNode()]
-
-
-def bring_up(cluster: Cluster, workspace: Workspace, node: LocalNode) -> list[Change] | Nothing:
-    """Why no machine has to be made."""
-    return Nothing("it is this machine")
 
 
 def warm(cluster: Cluster) -> str:

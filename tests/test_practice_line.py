@@ -1,0 +1,272 @@
+"""From nothing to a verified Slurm cluster on practice nodes, what may go wrong on the way, and back to nothing."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from provision.facts import Facts
+from provision.facts.services import SERVICES
+from provision.operations import shell
+from provision.practice import base, network
+from provision.practice.base import NoBase
+from provision.practice.machine import STATE, Machine, init_of
+from provision.providers import virtual
+from shardlab import cluster
+from shardlab.remote import Address, Remote, Unreachable
+from shardlab.workspace import Workspace
+
+try:
+    base.check()
+    WHY = None
+except NoBase as error:
+    WHY = str(error)
+
+pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
+
+NAME = "test-practice"
+FILE = f"""\
+schema: 1
+name: {NAME}
+provider: virtual
+nodes:
+  - {{name: head, roles: [controller]}}
+  - {{name: work1}}
+  - {{name: work2}}
+lan: {{subnet: 10.89.77.0/24, mbps: 1000}}
+gpus: {{type: practice, per_node: 2}}
+storage: {{shared: SHARED}}
+slurm: {{}}
+"""
+
+
+class Practice:
+    """A workspace with the cluster file, and `provision` on it as a person runs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.file = folder / "cluster.yaml"
+        self.file.write_text(FILE.replace("SHARED", str(folder / "shared")))
+        self.cluster = cluster.load(self.file)
+        self.nodes = {node.name: node for node in virtual.nodes(self.cluster, Workspace(folder))}
+
+    def start(self, *words: str) -> subprocess.Popen:
+        command = [sys.executable, "-P", "-m", "provision", str(self.file), *words, "--json", "--workspace", str(self.folder)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def provision(self, *words: str, code: int = 0) -> dict:
+        process = self.start(*words)
+        stdout, stderr = process.communicate(timeout=900)
+        assert process.returncode == code, stderr + stdout
+        return json.loads(stdout)
+
+    def machine(self, name: str) -> Machine:
+        return Machine(NAME, name, "", 0, "", Path(), "")
+
+    def run(self, name: str, script: str, *, root: bool = True) -> str:
+        answer = self.nodes[name].run(["sh", "-euc", script], timeout_s=120, root=root)
+        assert answer.code == 0, answer.stderr
+        return answer.stdout
+
+
+def states(said: dict) -> dict:
+    return {(node["name"], one["name"]): one for node in said["nodes"] for one in node["operations"]}
+
+
+@pytest.fixture(scope="module")
+def practice(tmp_path_factory):
+    folder = Path("/srv") / f"shardlab-test-{os.getpid()}"  # not below /tmp, which the nodes' user may not pass
+    folder.mkdir()
+    found = Practice(folder)
+    found.provision("down")
+    try:
+        said = found.provision()
+        assert said["verified"] is True
+        yield found
+    finally:
+        found.provision("down")
+        shutil.rmtree(folder)
+        assert not (STATE / NAME).exists()
+        assert not network.is_up(network.bridge(NAME))
+        assert init_of(STATE / NAME / "head" / "upper") is None
+        assert NAME not in Path("/proc/mounts").read_text()
+
+
+def test_every_check_passed_that_applies(practice):
+    said = practice.provision("verify")
+    outcomes = {(one["node"], one["check"]): one for one in said["checks"]}
+    assert {check for (_, check), one in outcomes.items() if one["passed"] is None} == {"gpus"}
+    assert all(one["passed"] for (_, check), one in outcomes.items() if check != "gpus")
+    assert outcomes["head", "network"]["measured"]["ranks"] == 3
+    # the link was asked to carry 1 Gbit/s, and tc's bucket lets a little more through at first
+    assert outcomes["head", "network"]["measured"]["bus_bandwidth_gb_per_s"] < 0.2
+
+
+def test_a_second_time_changes_nothing(practice):
+    said = practice.provision()
+    assert (said["changes"], said["verified"]) == (0, True)
+    assert {one["state"] for one in states(said).values()} == {"nothing to do", "changed"} - {"changed"}
+
+
+def test_a_crashed_node_is_booted_again_and_works_again(practice):
+    practice.machine("work2").crash()
+    said = practice.provision("plan")
+    assert states(said)["work2", "machine"]["state"] == "would change"
+    assert states(said)["work2", "packages"]["state"] == "not reached"
+    assert practice.provision("verify", code=1)["verified"] is False
+    said = practice.provision()
+    assert states(said)["work2", "machine"]["says"] == ["boot the practice node work2 at 10.89.77.3"]
+    assert said["verified"] is True
+
+
+def test_a_reboot_gives_a_new_boot_and_the_services_come_back(practice):
+    before = practice.run("work1", "cat /proc/sys/kernel/random/boot_id")
+    practice.nodes["work1"].run(["systemctl", "reboot"], timeout_s=10, root=True)
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends:
+        try:
+            if practice.run("work1", "cat /proc/sys/kernel/random/boot_id") != before:
+                break
+        except Unreachable:
+            time.sleep(0.2)
+    said = practice.provision()
+    assert said["verified"] is True
+
+
+def test_a_wrong_munge_key_is_replaced_and_is_in_no_log(practice):
+    key = practice.run("head", "base64 -w0 /etc/munge/munge.key")
+    practice.run("work1", "head -c 128 /dev/urandom > /etc/munge/munge.key; systemctl restart munge")
+    for log in (practice.folder / ".shardlab" / "log").iterdir():
+        log.unlink()
+    said = practice.provision()
+    assert states(said)["work1", "munge"]["says"][0] == "copy the munge key from head"
+    assert (said["changes"], said["verified"]) == (2, True)
+    assert practice.run("work1", "base64 -w0 /etc/munge/munge.key; stat -c '%a %U' /etc/munge/munge.key") == f"{key}400 munge\n"
+    assert key[:24] not in "".join(path.read_text() for path in (practice.folder / ".shardlab" / "log").iterdir())
+
+
+def test_a_service_that_missed_its_start_gets_it(practice):
+    """As when provisioning was killed between a file and the start that has it read."""
+    practice.run("head", "touch /etc/slurm/slurm.conf")
+    said = practice.provision("plan")
+    assert states(said)["head", "slurm-controller"]["says"] == ["start slurmctld anew, as what it reads has changed"]
+    practice.provision()
+    assert practice.provision("plan")["changes"] == 0
+
+
+def test_an_interrupted_installation_is_finished(practice):
+    practice.run("work1", "dpkg --unpack --force-all /var/cache/apt/archives/munge_*.deb")
+    said = practice.provision()
+    assert states(said)["work1", "packages"]["says"][0] == "finish the installation that was interrupted"
+    assert said["verified"] is True
+
+
+def test_an_apt_lock_is_waited_for(practice):
+    practice.run("work2", "apt-get -qq -y remove slurmd; systemd-run --unit=hold flock /var/lib/dpkg/lock-frontend sleep 5")
+    said = practice.provision()
+    assert "install slurmd" in states(said)["work2", "packages"]["says"]
+    assert said["verified"] is True
+
+
+@pytest.mark.parametrize("after", ["machine", "packages", "munge", "slurm-controller"])
+def test_killed_on_the_way_it_goes_on_from_there(practice, after):
+    practice.machine("work2").remove()
+    process = practice.start()
+    for line in process.stderr:
+        if line.startswith(f"work2: {after}: changed"):
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    said = practice.provision()
+    assert said["verified"] is True
+    assert practice.provision("plan")["changes"] == 0
+
+
+def test_a_full_disk_says_so_and_the_old_file_stands(practice):
+    node = practice.nodes["work1"]
+    practice.run("work1", "mkdir -p /mnt/small; mount -t tmpfs -o size=64k tmpfs /mnt/small; echo old > /mnt/small/file")
+    answer = node.put(b"x" * 200_000, "/mnt/small/file", mode=0o644, owner="root:root")
+    assert answer.code != 0
+    assert "No space left on device" in answer.stderr
+    assert practice.run("work1", "cat /mnt/small/file; ls -A /mnt/small; umount /mnt/small") == "old\nfile\n"
+
+
+def test_a_changed_host_key_stops(practice):
+    known = practice.folder / ".shardlab" / "known_hosts"
+    before = known.read_text()
+    other = (practice.machine("work1").host_key.with_suffix(".pub")).read_text().split()[1]
+    try:
+        known.write_text(
+            "\n".join(line if "10.89.77.1 " not in line else f"10.89.77.1 ssh-ed25519 {other}" for line in before.splitlines())
+            + "\n"
+        )
+        said = practice.provision("verify", code=1)
+        told = " ".join(one["says"] for one in said["checks"])
+        assert "its host key CHANGED" in told
+        assert "SHA256:" in told
+    finally:
+        known.write_text(before)
+
+
+def test_an_unknown_host_key_stops_with_its_fingerprint_unless_new_ones_are_accepted(practice, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    identity = practice.folder / ".shardlab" / "practice" / "id_ed25519"
+    known = tmp_path / "known_hosts"
+    public = practice.machine("head").host_key.with_suffix(".pub")
+    mark = subprocess.run(["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True).stdout.split()[1]
+    strict = Remote(Address("10.89.77.1", user=base.USER, identity=identity, known_hosts=known))
+    with pytest.raises(Unreachable, match="its host key is not known") as caught:
+        strict.run(["true"], timeout_s=5)
+    assert mark in str(caught.value)
+    assert not known.exists()
+    accepting = Remote(Address("10.89.77.1", user=base.USER, identity=identity, known_hosts=known, host_keys="accept-new"))
+    assert accepting.run(["true"], timeout_s=5).code == 0
+    assert strict.run(["true"], timeout_s=5).code == 0
+
+
+def test_sudo_with_a_password_stops_before_any_change(practice):
+    rule = f"/etc/sudoers.d/{base.USER}"
+    upper = practice.machine("work1").root / rule.lstrip("/")
+    before = upper.read_text()
+    try:
+        upper.write_text(f"{base.USER} ALL=(ALL) ALL\n")
+        said = practice.provision(code=1)
+        one = states(said)["work1", "packages"]
+        assert (one["state"], one["changes"]) == ("failed", 0)
+        assert "a password is required" in one["says"][0]
+        assert states(said)["work2", "packages"]["state"] == "nothing to do"
+    finally:
+        upper.write_text(before)
+
+
+def test_a_command_past_its_limit_does_not_live_on(practice):
+    node = practice.nodes["work1"]
+    answer = node.run(["sh", "-c", "exec sleep 4321"], timeout_s=1, root=True)
+    assert answer.code is None
+    time.sleep(0.2)
+    assert node.run(["pgrep", "-f", "sleep 4321"], timeout_s=10).stdout == ""
+
+
+def test_words_cross_the_shells_as_they_are(practice):
+    words = ["a b", "$HOME", "`id`", "'", '"', "\n", "*", "-n", "é", ";rm"]
+    answer = practice.nodes["work1"].run(["printf", "%s\\0", *words], timeout_s=10, env={"X": "$(id)'"})
+    assert answer.stdout.split("\0")[:-1] == words
+
+
+def test_a_service_that_is_off_is_started(practice):
+    practice.run("work1", "systemctl disable -q --now slurmd")
+    said = practice.provision()
+    assert states(said)["work1", "slurm-workers"]["says"] == ["have slurmd start at every boot", "start slurmd"]
+    assert said["verified"] is True
+    assert Facts(practice.nodes["work1"])[SERVICES]["slurmd"].state == "active"
+
+
+def test_a_change_that_fails_says_why(practice):
+    with pytest.raises(Exception, match=r"work1: try it: .*nonesuch"):
+        shell("try it", "nonesuch").make(practice.nodes["work1"])
