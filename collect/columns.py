@@ -51,7 +51,7 @@ class Table(msgspec.Struct, frozen=True):
 
 def table(rows: Sequence[Row]) -> Table:
     """The summary's rows as text."""
-    cells = [_flat(row.cell) for row in rows]
+    cells = [flat(row.cell) for row in rows]
     keys = distinguishing(cells)
     keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]  # it follows the ranks
     common = [(_heading(key), _plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
@@ -81,7 +81,7 @@ def labels(rows: Sequence[Row]) -> list[str]:
 
     Of the other keys that tell rows apart, a value is named where it is not the one that most rows have.
     """
-    cells = [_flat(row.cell) for row in rows]
+    cells = [flat(row.cell) for row in rows]
     others = [key for key in distinguishing(cells) if key not in _ALWAYS]
     usual = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in others}
     found = []
@@ -100,7 +100,7 @@ def distinguishing(cells: Sequence[dict[str, Any]]) -> list[str]:
     return keys
 
 
-def _flat(cell: dict[str, Any]) -> dict[str, Any]:
+def flat(cell: dict[str, Any]) -> dict[str, Any]:
     """Nested keys with a dot, as a matrix file may spell them."""
     flat: dict[str, Any] = {}
     for key, value in cell.items():

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from collect import equal_losses, instrument_cost, telemetry
+from collect.choices.family import Family, choose
 from collect.equal_losses import LossComparison
 from collect.instrument_cost import InstrumentCost
 from collect.likeness import baseline_of
@@ -70,6 +71,7 @@ class Summary(msgspec.Struct):
     rows: list[Row]
     reported: list[Beside]
     verdicts: list[Verdict]
+    choices: list[Family]
     illustrative: bool  # the study ran nothing itself
     assumed: list[dict[str, Any]]
     notes: list[dict[str, Any]]
@@ -107,6 +109,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         rows=rows,
         reported=beside(loaded, measurements),
         verdicts=judge(loaded, measurements),
+        choices=choose(measurements),
         illustrative=is_illustrative(loaded),
         assumed=loaded.expansion.assumed,
         notes=loaded.expansion.notes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import cached_property
 
 import polars as pl
 
@@ -27,13 +28,14 @@ class Number:
         self.low: float | None = None
         self.high: float | None = None
         self.how = ""
-        self.draws: Value | None = None
+        self._known: tuple[float, int] | None = None
+        self._drawn: Value | None = None
         if found.against is not None:
             self._beside_baseline(measurements, found, found.against)
             return
         self.value = statistics.fmean(found.values)
         if found.metric.exact and len(set(found.values)) == 1:
-            self.low = self.high = self.draws = self.value
+            self.low = self.high = self._drawn = self.value
             self.how = EXACT
             return
         known = standard_error(found.values, measurements.noise(found.metric))
@@ -43,7 +45,14 @@ class Number:
         error, degrees = known
         self.how = POOLED if self.n < 3 and degrees != self.n - 1 else ""
         self.low, self.high = self.value - t_975(degrees) * error, self.value + t_975(degrees) * error
-        self.draws = draws(self.value, error, degrees, f"{found.metric.name} {found.row.id}")
+        self._known = known
+
+    @cached_property
+    def draws(self) -> Value | None:
+        """Made when first asked for: most comparisons are settled by the intervals."""
+        if self._known is None:
+            return self._drawn
+        return draws(self.value, *self._known, f"{self.found.metric.name} {self.found.row.id}")
 
     def _beside_baseline(self, measurements: Measurements, found: Found, against: Found) -> None:
         """Draws of both throughputs, put into the metric's own formula."""
@@ -62,7 +71,7 @@ class Number:
         assert low is not None
         assert high is not None
         self.low, self.high = low, high
-        self.draws = low if low == high else series
+        self._drawn = low if low == high else series
 
 
 def _series(value: Value | None) -> list[float]:
