@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from collect import columns, figure, notation, terminal, verdict_text
+from collect import choice_text, columns, figure, notation, terminal, verdict_text
 from collect.columns import Column
 from collect.figures import (
     accuracy,
     epoch_histogram,
     epoch_time,
+    head_to_head,
     loss,
     memory,
     memory_timeline,
@@ -33,9 +34,10 @@ from shardlab import __version__
 from templates import render
 
 TEMPLATE = "report/index.html.j2"
-WIDE = ("telemetry", "memory_timeline")  # figures that take a whole row
+WIDE = ("telemetry", "memory_timeline", "head_to_head")  # figures that take a whole row
 # in the order of the page
 FIGURES: tuple[ModuleType, ...] = (
+    head_to_head,
     throughput, scaling, step_time, epoch_time, epoch_histogram, memory, loss, accuracy, memory_timeline, telemetry,
 )  # fmt: skip
 
@@ -44,6 +46,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
     """The page for a report that will lie in `folder`; links to runs are relative, so that both can move together."""
     table = columns.table(summary.rows)
     labels = columns.labels(summary.rows)
+    figures = _figures(loaded, summary)
     label_of = dict(zip((row.id for row in summary.rows), labels, strict=True))
     return render(
         TEMPLATE,
@@ -63,7 +66,9 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         run_columns=_run_columns(table.columns),
         run_value=_run_value,
         state_class=_state_class,
-        figures=_figures(loaded, summary),
+        head_to_head=[entry for entry in figures if entry[0].name == "head_to_head"],
+        figures=[entry for entry in figures if entry[0].name != "head_to_head"],
+        choices=choice_text,
         number=notation.number,
         places=_places(loaded),
         hosts=_hosts(loaded),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -93,7 +94,7 @@ def contenders(rows: Sequence[Row]) -> list[Contender]:
         why = row.same_work.why if row.same_work else "no proof was made"
         outcome = _outcome(row)
         found.append(Contender(row.id, name, outcome, partly, why if outcome == "not ranked" else ""))
-    return sorted(found, key=lambda contender: (contender.name, contender.cell))
+    return sorted(found, key=lambda contender: (natural(contender.name), contender.cell))
 
 
 def _outcome(row: Row) -> Outcome:
@@ -115,8 +116,21 @@ def _names(rows: Sequence[Row]) -> list[tuple[str, Row]]:
     for strategy, members in by_strategy.items():
         cells = [flat(row.cell) for row in members]
         keys = [key for key in distinguishing(cells) if key not in ("strategy", "gpus")] if len(cells) > 1 else []
-        found += [(", ".join([strategy, *(_said(key, cell.get(key)) for key in keys)]), row) for row, cell in zip(members, cells)]
+        for row, cell in zip(members, cells):
+            found.append((", ".join(filter(None, [strategy, *(_named(key, cell) for key in keys)])), row))
     return found
+
+
+def _named(key: str, cell: dict[str, Any]) -> str:
+    """What a pipeline accumulates are its micro-batches."""
+    if key == "gradient_accumulation_steps" and cell["pp"] > 1:
+        return f"{cell[key]} micro-batches"
+    return _said(key, cell.get(key))
+
+
+def natural(name: str) -> list[str | int]:
+    """Numbers in a name by their value."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", name))]
 
 
 def _shared_options(rows: Sequence[Row]) -> dict[str, set[str]]:
@@ -135,9 +149,13 @@ def _told(row: Row) -> dict[str, Any]:
 
 
 def _shown(row: Row, options: dict[str, set[str]]) -> dict[str, Any]:
-    """What is equal in all rows of a family, with its keys as a matrix file may spell them."""
-    work = likeness.work(_told(row), options[row.cell["workload"]] & _told(row)["options"].keys())
-    return flat({key: value for key, value in work.items() if key != "global_batch_size"} | {"launcher": row.cell["launcher"]})
+    """What is equal in all rows of a family, with dotted keys; of twins, first what they stand for."""
+    found: dict[str, Any] = {}
+    for whose, cell in (("", _told(row)), ("rehearses.", row.cell)):
+        work = likeness.work(cell, options[row.cell["workload"]] & cell["options"].keys()) | {"rehearses": None}
+        work.pop("global_batch_size")
+        found |= {whose + key: value for key, value in flat(work).items()}
+    return found | {"launcher": row.cell["launcher"]}
 
 
 def _about(cell: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
@@ -155,7 +173,8 @@ def _kinds(cells: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
 
 def _said(key: str, value: Any) -> str:
     """`precision bf16`, `launcher fork`, `validation every_steps 100`; nothing for what is not there."""
-    name = key.removeprefix("options.").removeprefix("instruments.").removeprefix("rehearses.").replace("_", " ")
+    key = key.removeprefix("rehearses.")
+    name = key.rpartition(".")[2].replace("_", " ")
     if value is None or value is False or (key.startswith("instruments.") and value == "none"):
         return ""
     if isinstance(value, dict):

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from collect.choices.contest import Contender, Contest, contenders, grounds
+from collect.choices.contest import Contender, Contest, contenders, grounds, natural
 from collect.choices.standing import CRITERIA, Standing, Word, standings
 from collect.row import Row
 from collect.verdicts.selection import Measurements
@@ -75,21 +75,21 @@ def _family(measurements: Measurements, workload: str, about: str, rows: dict[tu
     alone = [place for place, contest in enumerate(contests) if contest.ranks == 1]
     shared = [place for place, contest in enumerate(contests) if contest.ranks > 1]
     asked = [name for name in CRITERIA if any(name == one.criterion for contest in contests for one in contest.standings)]
-    return Family(
-        workload, about, contests, _fits(contests, alone), _fits(contests, shared), [_question(contests, name) for name in asked]
-    )
+    questions = [_question(contests, name) for name in asked]
+    return Family(workload, about, contests, _fits(contests, alone), _fits(contests, shared), questions)
 
 
 def _fits(contests: Sequence[Contest], places: Sequence[int]) -> list[Fit]:
     """Contests in one answer where the same did not fit, or is not known to."""
     found: dict[Hashable, Fit] = {}
     for place in places:
-        fits, rest = [], Fit([], [], [], [], [])
+        fits: list[str] = []
+        rest = Fit([], [], [], [], [])
         for contender in contests[place].contenders:
             _sort_in(contender, fits, rest)
         one = found.setdefault((bool(fits), *map(tuple, (rest.does_not_fit, rest.over_the_limit, rest.unknown))), rest)
         one.contests.append(place)
-        one.fits = sorted({*one.fits, *fits})
+        one.fits = sorted({*one.fits, *fits}, key=natural)
     return list(found.values())
 
 
@@ -119,7 +119,7 @@ def _answer(contest: Contest, criterion: str) -> Answer:
     standing: Standing | None = next((one for one in contest.standings if one.criterion == criterion), None)
     if standing is not None:
         names = {contender.cell: contender.name for contender in contest.contenders}
-        return Answer([], standing.word, sorted(names[cell] for cell in standing.best))
+        return Answer([], standing.word, sorted((names[cell] for cell in standing.best), key=natural))
     measured = contest.named("measured")
     if len(measured) != 1:
         return Answer([], "not measured", [])

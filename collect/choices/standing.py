@@ -91,9 +91,9 @@ def _standing(measurements: Measurements, name: str, rows: Sequence[Row]) -> Sta
 def _told_apart(best: Number, other: Number) -> bool | None:
     """Whether the one that is ahead is so in 97.5 % of draws; None where nothing tells it.
 
-    The intervals settle most pairs. Where they do not overlap, it is: t of one and the same degrees or more has tails no heavier
-    than those of 1, in which half-widths add up. Where they overlap by more than the smaller of them, it is not: another
-    unknown only spreads a sum that is symmetric and has one peak (Birnbaum, 1948).
+    The intervals settle most pairs, without draws. Where they do not overlap, it is: half-widths add up for the heaviest tails
+    that t has (1 degree of freedom), and to less for others. Where one of them holds the other's mean, it is not: a second
+    unknown can only spread a sum of symmetric ones with one peak (Birnbaum, 1948).
     """
     if best.value == other.value or (best.found.metric.name == ACCURACY and _proven(best) and _proven(other)):
         return False
