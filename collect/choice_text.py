@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from collect import verdict_text
+from collect import notation, verdict_text
 from collect.choices.contest import Contest, natural
 from collect.choices.family import Answer, Family, Fit
-from collect.choices.standing import CRITERIA, Placed, Standing
+from collect.choices.standing import CRITERIA, Standing
 from collect.summary import Summary
 
 CAUTION = "choices of a rehearsal show that a choice can be derived, not what to choose"
+AS_MEASURED = "as measured"
+ONCE = "as measured: n = 1 and no repeats to tell scatter by, so that the order is that of one look"
 HEADINGS = {
     "throughput_per_s": "Fastest",
     "peak_memory_bytes": "Least memory a rank",
@@ -27,7 +29,7 @@ QUESTIONS = {
     "final_accuracy_pct": "Which is the most accurate?",
     "energy_per_unit_j": "Which needs the least energy a unit?",
 }
-MOST_NAMED = 4  # in a cell of the table; the questions name all
+MOST_NAMED = 3  # each with its own link in a cell of the table
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -38,7 +40,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Said(msgspec.Struct, frozen=True):
-    """A choice. names: those that it is among, or the few that a table holds; value: of the first; more: how sure that is.
+    """A choice. names: those that it is among; value: of the first; more: how sure that is; margin: to the next.
 
     sure: whether one was told apart from all others, or some are known to be equal.
     """
@@ -46,6 +48,7 @@ class Said(msgspec.Struct, frozen=True):
     names: list[Link]
     value: str = ""
     more: str = ""
+    margin: str = ""
     sure: bool = False
 
     def __str__(self) -> str:
@@ -80,8 +83,35 @@ def criteria(families: Sequence[Family]) -> list[str]:
     return [name for name in CRITERIA if name in found]
 
 
+def any_out(families: Sequence[Family]) -> bool:
+    """Whether any cell is not among the ranked."""
+    return any(_out(contest) for family in families for contest in family.contests if contest.open)
+
+
 def title(family: Family) -> str:
     return f"{family.workload}, {family.about}" if family.about else family.workload
+
+
+def cautions(summary: Summary) -> list[str]:
+    """What has to be said of all choices."""
+    found = [CAUTION] if summary.rehearsal else []
+    words = {standing.word for family in opened(summary) for contest in family.contests for standing in contest.standings}
+    return [*found, ONCE] if "as measured" in words else found
+
+
+def uncompared(summary: Summary) -> list[tuple[str, list[Link]]]:
+    """(where, who) of cells that are alone with their batch, while others ran on as many ranks with another."""
+    found = []
+    for family in summary.choices:
+        by_ranks: dict[tuple[int, int], list[Contest]] = {}
+        for contest in family.contests:
+            by_ranks.setdefault((contest.ranks, contest.nodes), []).append(contest)
+        for (ranks, _), contests in by_ranks.items():
+            alone = [(contest.batch, contest.contenders[0]) for contest in contests if len(contest.contenders) == 1]
+            if len({contender.name for contest in contests for contender in contest.contenders}) > 1 and alone:
+                who = [Link(f"{contender.name} (batch {batch})", contender.cell) for batch, contender in alone]
+                found.append((f"{title(family)}, {_ranks(ranks)}", who))
+    return found
 
 
 def lines(family: Family, shown: Sequence[str]) -> list[Line]:
@@ -117,19 +147,15 @@ def _said(contest: Contest, criterion: str) -> Said:
         return Said([], more=f"only {measured[0]} was measured" if len(measured) == 1 else "")
     names = {contender.cell: contender.name for contender in contest.contenders}
     best = sorted((Link(names[cell], cell) for cell in standing.best), key=lambda link: natural(link.text))
-    placed = {one.cell: one for one in standing.placed}
+    few = best if len(best) <= MOST_NAMED else [Link(_joined([link.text for link in best]), best[0].cell)]
     if standing.word == "same work":
         return Said([], more="alike: the same work")
     if standing.word == "not told apart":
-        values = [placed[link.cell].value for link in best]
-        within = verdict_text.interval(min(values), max(values), standing.unit)
-        many = len(best) > MOST_NAMED
-        return Said([] if many else best, within, f"{len(best)} that cannot be told apart" if many else "cannot be told apart")
-    first = standing.placed[0]
-    margin = _margin(standing, names)
-    if standing.word == "as measured":
-        return Said(best, _value(first, standing), "; ".join(filter(None, ["measured once, scatter unknown", margin])))
-    return Said(best, _value(first, standing), "; ".join(filter(None, ["equal" if len(best) > 1 else "", margin])), sure=True)
+        values = [placed.value for placed in standing.placed if placed.cell in standing.best]
+        return Said(few, _range(min(values), max(values), standing.unit), "cannot be told apart")
+    more = {"as measured": AS_MEASURED, "equal": "equal", "best": ""}[standing.word]
+    value = _quantity(standing.placed[0].value, standing.unit)
+    return Said(few, value, more, _margin(standing, names), sure=standing.word != "as measured")
 
 
 def _margin(standing: Standing, names: dict[str, str]) -> str:
@@ -138,7 +164,7 @@ def _margin(standing: Standing, names: dict[str, str]) -> str:
     if behind is None or standing.margin_pct is None:
         return ""
     how = {"throughput_per_s": "faster", "final_accuracy_pct": "more"}.get(standing.criterion, "less")
-    return f"{_percent(standing.margin_pct)} % {how} than {names[behind.cell]}"
+    return f"{_percent(standing.margin_pct)}\u00a0% {how} than {names[behind.cell]}"
 
 
 def _percent(value: float) -> str:
@@ -146,8 +172,19 @@ def _percent(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.1g}"
 
 
-def _value(placed: Placed, standing: Standing) -> str:
-    return verdict_text.quantity(placed.value, standing.unit)
+def _quantity(value: float, unit: str) -> str:
+    """A number with its unit; bytes as the tables have them."""
+    if unit != "bytes":
+        return verdict_text.quantity(value, unit)
+    name, size = notation.bytes_unit([value])
+    return f"{notation.number(value / size, 3)} {name}"
+
+
+def _range(low: float, high: float, unit: str) -> str:
+    """`57.9 to 58.5 s`."""
+    first, last = _quantity(low, unit), _quantity(high, unit)
+    same = first.partition(" ")[2] == last.partition(" ")[2]
+    return last if first == last else f"{first.partition(' ')[0] if same else first} to {last}"
 
 
 def _out(contest: Contest) -> list[tuple[str, list[Link]]]:
@@ -198,22 +235,22 @@ def _answer(family: Family, answer: Answer, criterion: str) -> tuple[Said, list[
         "equal": "equal",
         "not told apart": "cannot be told apart",
         "same work": "alike: proven to do the same work, so that accuracy is no reason to choose",
-        "as measured": "ahead as measured once; the scatter is unknown",
+        "as measured": AS_MEASURED,
         "only one fits": "the only one that fits",
-        "only one": "the only one measured",
+        "only one": "nothing to compare",
         "not measured": "not measured",
     }[answer.word]
     cites = []
     for place in answer.contests:
         contest = family.contests[place]
-        cells = {contender.name: contender.cell for contender in contest.contenders}
         standing = next((one for one in contest.standings if one.criterion == criterion), None)
-        placed = {one.cell: one for one in standing.placed} if standing else {}
-        for name in answer.best:
-            cell = cells[name]
-            value = _value(placed[cell], standing) if standing and cell in placed else name
-            cites.append(Link(value, cell))
-    return Said([], _joined(answer.best), more, sure=answer.word in ("best", "equal", "only one fits")), cites
+        placed = {one.cell: _quantity(one.value, standing.unit) for one in standing.placed} if standing else {}
+        for one in contest.contenders:
+            if one.name in answer.best and (standing is None or one.cell in standing.best):
+                about = [f"{one.name} ×{contest.ranks}", placed.get(one.cell, "")]
+                cites.append(Link(": ".join(filter(None, about)), one.cell))
+    named = "" if answer.word == "only one" else _joined(answer.best)
+    return Said([], named, more, sure=answer.word in ("best", "equal", "only one fits")), cites
 
 
 def _cites(family: Family, places: Sequence[int], names: Sequence[str]) -> list[Link]:
@@ -255,18 +292,17 @@ def _when(family: Family, places: Sequence[int]) -> str:
     for place in places:
         contest = family.contests[place]
         by_ranks.setdefault((contest.ranks, contest.nodes), []).append(contest.batch)
-    whole, parts = [], []
+    parts: list[tuple[list[int], str]] = []  # ranks, and what of them
     for (ranks, nodes), batches in by_ranks.items():
         everywhere = [one.batch for one in family.contests if (one.ranks, one.nodes) == (ranks, nodes)]
         other_nodes = len({one.nodes for one in family.contests if one.ranks == ranks}) > 1
-        if batches == everywhere and not other_nodes:
-            whole.append(ranks)
-            continue
         on = f" on {nodes} node{'s' if nodes > 1 else ''}" if other_nodes else ""
         at = f" at batch {_joined([str(batch) for batch in batches])}" if batches != everywhere else ""
-        parts.append(f"{_ranks(ranks)}{on}{at}")
-    said = [f"{_joined([str(ranks) for ranks in whole])} rank{'s' if whole != [1] else ''}"] if whole else []
-    return "; ".join([*said, *parts])
+        if parts and not on + at + parts[-1][1]:
+            parts[-1][0].append(ranks)
+        else:
+            parts.append(([ranks], on + at))
+    return "; ".join(f"{_joined([str(one) for one in ranks])} rank{'s' if ranks != [1] else ''}{of}" for ranks, of in parts)
 
 
 def _ranks(ranks: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from collect import columns, notation, verdict_text
+from collect import choice_text, columns, notation, verdict_text
 from collect.equal_losses import LossComparison
 from collect.instrument_cost import InstrumentCost
 from collect.summary import Summary
@@ -27,6 +27,7 @@ def show(output: Output, summary: Summary) -> None:
     output.line(f"± is half the 95 % interval of the mean over n repeats; speed-up is against {summary.baseline}.")
     for remark in summary.remarks:
         output.line(remark, style="yellow")
+    choices(output, summary)
     claims(output, summary)
     if summary.reported:
         output.line(f"{verdict_text.told(summary)} (see the report, or: collect verdicts)")
@@ -43,6 +44,22 @@ def show(output: Output, summary: Summary) -> None:
         output.line(f"outlier, kept in every figure: {outlier.run}: {outlier.metric} {value}, the median is {median}", "yellow")
     for damage in summary.damage:
         output.line(f"damaged records: {damage.run}: {damage.says}", style="yellow")
+
+
+def choices(output: Output, summary: Summary) -> None:
+    """What to choose, where there is a choice: a line for as many ranks with one batch."""
+    families = choice_text.opened(summary)
+    if not families:
+        return
+    shown = choice_text.criteria(families)
+    rows = [
+        [choice_text.title(family), f"{line.heading}, {line.about}", *map(str, line.said)]
+        for family in families
+        for line in choice_text.lines(family, shown)
+    ]
+    output.table("which to choose", ["Workload", "Ranks", *(choice_text.HEADINGS[name] for name in shown)], rows)
+    for caution in choice_text.cautions(summary):
+        output.line(caution, style="yellow")
 
 
 def claims(output: Output, summary: Summary) -> None:

@@ -18,7 +18,15 @@ from collect.verdicts.claims import RANKED
 Outcome = Literal["measured", "does not fit", "over the limit", "not ranked", "failed", "not measured"]
 RESULTS = ("measured", "does not fit", "over the limit")  # ends that say something of a strategy
 _GOING = {"planned", "pending", "running", "unknown"}
-_USUAL = ("precision", "seq_len", "steps", "epochs", "launcher", "optimizer.name")  # what families are told apart by at first
+_USUAL = (
+    "options.data",
+    "precision",
+    "seq_len",
+    "steps",
+    "epochs",
+    "launcher",
+    "optimizer.name",
+)  # what families are told apart by at first
 
 
 class Contender(msgspec.Struct, omit_defaults=True):

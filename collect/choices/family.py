@@ -26,8 +26,8 @@ class Fit(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """The choice by one criterion, where it is the same in some contests. best: names; word: as in a standing, `only one fits`,
-    `only one` (was measured), or `not measured`."""
+    """The choice by one criterion, where it is the same in some contests. best: names; word: as in a standing, or what there is
+    instead of one: `only one fits`, `only one` (was measured; which one may differ), `not measured`."""
 
     contests: list[int]
     word: Chosen
@@ -111,8 +111,10 @@ def _question(contests: Sequence[Contest], criterion: str) -> Question:
     found: dict[Hashable, Answer] = {}
     for place, contest in enumerate(contests):
         answer = _answer(contest, criterion)
-        found.setdefault((answer.word, tuple(answer.best)), answer).contests.append(place)
-    return Question(criterion, list(found.values()))
+        alike = found.setdefault((answer.word, () if answer.word == "only one" else tuple(answer.best)), answer)
+        alike.contests.append(place)
+        alike.best = sorted({*alike.best, *answer.best}, key=natural)
+    return Question(criterion, sorted(found.values(), key=lambda answer: answer.word in ("only one", "not measured")))
 
 
 def _answer(contest: Contest, criterion: str) -> Answer:

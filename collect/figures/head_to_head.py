@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from typing import Any
 
 from collect import notation
-from collect.choices.contest import grounds
+from collect.choices.contest import contenders, grounds
 from collect.figure import MUTED, Figure, Group, Mark, axis, layout
 from collect.statistics import Estimate
 from collect.verdicts.claims import RANKED
@@ -27,11 +28,15 @@ def draw(group: Group) -> Figure | None:
         return None
     unit = shown[0].row.metrics[THROUGHPUT].unit
     size_unit, size = notation.bytes_unit([mark.row.metrics[MEMORY].value for mark in shown])
-    data = [_front(shown, size), *(_mark(mark, unit, size_unit, size) for mark in shown)]
+    names = {one.cell: html.escape(one.name, quote=False) for one in contenders([mark.row for mark in shown])}
+    shown = [marks[cell] for cell in names]
+    ahead = _front(shown, size)
+    data = [ahead, *(_mark(mark, names[mark.row.id], unit, size_unit, size) for mark in shown)]
     kind = shown[0].row.metrics[MEMORY].kind
+    told = "Dotted: the front, which nothing beats in both" if len(ahead["x"]) > 1 else "One is ahead of all others in both"
     caption = (
         f"All that ran on {ranks} rank{'s' if ranks > 1 else ''} with batch {batch}; up and to the left is better. "
-        "Dotted: the front, which nothing beats in both as measured."
+        f"{told}, as measured."
     )
     shape = layout(axis(f"peak memory a rank{', ' + kind if kind else ''} ({size_unit})"), axis(unit), showlegend=True)
     return Figure("head_to_head", "Head to head", caption, 420, data, shape)
@@ -61,21 +66,30 @@ def _front(shown: Sequence[Mark], size: float) -> dict[str, Any]:
     kept = [points[place] for place in front(points)]
     line = {"color": MUTED, "width": 1.5, "dash": "dot", "shape": "hv"}
     x, y = [point[0] for point in kept], [point[1] for point in kept]
-    return {"type": "scatter", "mode": "lines", "name": "front", "x": x, "y": y, "line": line, "hoverinfo": "skip"}
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "front",
+        "x": x,
+        "y": y,
+        "line": line,
+        "hoverinfo": "skip",
+        "showlegend": len(x) > 1,
+    }
 
 
-def _mark(mark: Mark, unit: str, size_unit: str, size: float) -> dict[str, Any]:
+def _mark(mark: Mark, name: str, unit: str, size_unit: str, size: float) -> dict[str, Any]:
     throughput, memory = mark.row.metrics[THROUGHPUT], mark.row.metrics[MEMORY]
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": mark.label,
+        "name": name,
         "x": [memory.value / size],
         "y": [throughput.value],
         "error_x": _interval(memory, size, mark.look.colour),
         "error_y": _interval(throughput, 1, mark.look.colour),
         "marker": {"color": mark.look.colour, "symbol": mark.look.symbol, "size": 11},
-        "hovertemplate": f"%{{y:,.4~g}} {unit}<br>%{{x:.3~g}} {size_unit}, n = {mark.row.n}<extra>{mark.label}</extra>",
+        "hovertemplate": f"%{{y:,.4~g}} {unit}<br>%{{x:.3~g}} {size_unit}, n = {mark.row.n}<extra>{name}</extra>",
     }
 
 
