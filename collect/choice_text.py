@@ -29,6 +29,7 @@ QUESTIONS = {
     "final_accuracy_pct": "Which is the most accurate?",
     "energy_per_unit_j": "Which needs the least energy a unit?",
 }
+MOST_CITED = 100  # cells under one answer
 MOST_NAMED = 3  # each with its own link in a cell of the table
 
 

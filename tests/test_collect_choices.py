@@ -184,6 +184,16 @@ def test_accuracy_is_no_reason_to_choose_among_cells_proven_to_do_the_same(tmp_p
     assert only(told)[2, 8][1][ACCURACY] == ("best", ["ddp"])
 
 
+def test_equal_once_is_not_equal(tmp_path):
+    found = {name: {"final_accuracy": 0.5} for name in ("ps-sync", "ps-async", "ps-ssp")}
+    cells = [support.cell(name, 2) for name in found]
+    proofs = dict.fromkeys(found, SameWork(verdict="not provable", why="workers do not wait"))
+    told = summarized(tmp_path / "a", [(cell, (1,)) for cell in cells], found=found, proofs=proofs)
+    assert only(told)[2, 8][1][ACCURACY] == ("as measured", ["ps-async", "ps-ssp", "ps-sync"])
+    told = summarized(tmp_path / "b", [(cell, THRICE) for cell in cells], found=found, proofs=proofs)
+    assert only(told)[2, 8][1][ACCURACY] == ("equal", ["ps-async", "ps-ssp", "ps-sync"])
+
+
 def test_variants_of_a_strategy_are_named_by_what_differs(tmp_path):
     full = support.cell("fsdp2", 2, activation_checkpointing="full")
     pipes = [support.cell("pp-gpipe", 2, pp=2, dp=1, gradient_accumulation_steps=n, micro_batch_size=8 // n) for n in (2, 8)]

@@ -64,13 +64,13 @@ def _standing(measurements: Measurements, name: str, rows: Sequence[Row]) -> Sta
     numbers.sort(key=lambda number: (-number.value if higher else number.value, number.found.row.id))
     first, others = numbers[0], numbers[1:]
     apart = [_told_apart(first, other) for other in others]
-    best = [first, *(other for other, told in zip(others, apart) if told is False)]
+    best = [first, *(other for other, told in zip(others, apart) if told is False or other.value == first.value)]
     word: Word = "best"
     if None in apart:
         word = "as measured"
     elif len(best) > 1:
-        counted = len({number.value for number in best}) == 1 and all(number.low == number.high for number in best)
-        word = "equal" if counted else "not told apart"
+        known = {(number.value, number.low, number.high) for number in best}
+        word = "equal" if known == {(first.value, first.value, first.value)} else "not told apart"
         if name == ACCURACY and all(_proven(number) for number in best):
             word = "same work"
     behind = next((number for number in others if number not in best), None)
@@ -95,10 +95,12 @@ def _told_apart(best: Number, other: Number) -> bool | None:
     that t has (1 degree of freedom), and to less for others. Where one of them holds the other's mean, it is not: a second
     unknown can only spread a sum of symmetric ones with one peak (Birnbaum, 1948).
     """
-    if best.value == other.value or (best.found.metric.name == ACCURACY and _proven(best) and _proven(other)):
+    if best.found.metric.name == ACCURACY and _proven(best) and _proven(other):
         return False
     if best.high is None or other.high is None:
         return None
+    if best.value == other.value:
+        return False
     halves = (best.high - best.value, other.high - other.value)
     distance = abs(best.value - other.value)
     if distance >= sum(halves) or distance < max(halves):

@@ -19,11 +19,11 @@ def draw(group: Group) -> Figure | None:
     """A mark per cell of the contest that most cells with both numbers are in, on the most ranks; none for fewer than two."""
     marks = {mark.row.id: mark for mark in group.marks}
     contests = [
-        (key, [marks[row.id] for row in rows if _has_both(marks[row.id])])
+        (key, [marks[row.id] for row in rows if _has_both(marks[row.id])], ground.about)
         for ground in grounds([mark.row for mark in group.marks])
         for key, rows in ground.contests.items()
     ]
-    (ranks, _, batch), shown = max(contests, key=lambda entry: (len(entry[1]), entry[0]))
+    (ranks, _, batch), shown, about = max(contests, key=lambda entry: (len(entry[1]), entry[0], entry[2]))
     if len(shown) < 2 or len({_kinds(mark) for mark in shown}) > 1:
         return None
     unit = shown[0].row.metrics[THROUGHPUT].unit
@@ -34,10 +34,8 @@ def draw(group: Group) -> Figure | None:
     data = [ahead, *(_mark(mark, names[mark.row.id], unit, size_unit, size) for mark in shown)]
     kind = shown[0].row.metrics[MEMORY].kind
     told = "Dotted: the front, which nothing beats in both" if len(ahead["x"]) > 1 else "One is ahead of all others in both"
-    caption = (
-        f"All that ran on {ranks} rank{'s' if ranks > 1 else ''} with batch {batch}; up and to the left is better. "
-        f"{told}, as measured."
-    )
+    where = ", ".join(filter(None, [f"on {ranks} rank{'s' if ranks > 1 else ''} with batch {batch}", about]))
+    caption = f"All that ran {where}; up and to the left is better. {told}, as measured."
     shape = layout(axis(f"peak memory a rank{', ' + kind if kind else ''} ({size_unit})"), axis(unit), showlegend=True)
     return Figure("head_to_head", "Head to head", caption, 420, data, shape)
 
