@@ -79,8 +79,9 @@ def opened(summary: Summary) -> list[Family]:
 
 
 def criteria(families: Sequence[Family]) -> list[str]:
-    """Those by which anything is ranked, in their order."""
-    found = {question.criterion for family in families for question in family.questions}
+    """Those that give a reason to choose anywhere, in their order."""
+    standings = [standing for family in families for contest in family.contests for standing in contest.standings]
+    found = {standing.criterion for standing in standings if standing.word != "same work"}
     return [name for name in CRITERIA if name in found]
 
 
@@ -239,8 +240,11 @@ def _answer(family: Family, answer: Answer, criterion: str) -> tuple[Said, list[
         "as measured": AS_MEASURED,
         "only one fits": "the only one that fits",
         "only one": "nothing to compare",
+        "none fits": "none that ran fits",
         "not measured": "not measured",
     }[answer.word]
+    if answer.word == "same work":
+        return Said([], more=more), []
     cites = []
     for place in answer.contests:
         contest = family.contests[place]
@@ -269,10 +273,8 @@ def _joined(names: Sequence[str]) -> str:
     by_strategy: dict[str, list[str]] = {}
     for name in names:
         strategy, _, more = name.partition(", ")
-        by_strategy.setdefault(strategy, []).append(more)
-    folded = [
-        strategy if variants == [""] else f"{strategy} ({_variants(variants)})" for strategy, variants in by_strategy.items()
-    ]
+        by_strategy.setdefault(strategy, []).extend([more] if more else [])
+    folded = [f"{strategy} ({_variants(variants)})" if variants else strategy for strategy, variants in by_strategy.items()]
     comma = "; " if any("," in name for name in folded) else ", "
     return " and ".join(filter(None, [comma.join(folded[:-1]), *folded[-1:]]))
 

@@ -165,12 +165,14 @@ def test_only_proven_work_is_ranked(tmp_path, verdict, ranked):
 
 
 def test_bytes_that_were_counted_alike_are_equal(tmp_path):
-    sent = {"ddp": 100.0, "zero1": 100.0, "fsdp2": 150.0}
+    sent = {"ddp": 1e5, "zero1": 1e5 + 16, "fsdp2": 1.5e5, "single": 0.0}
     found = {name: {"communication_bytes": {"counted": value}} for name, value in sent.items()}
-    told = summarized(tmp_path, [(DDP, (1,)), (ZERO1, (1,)), (FSDP, (1,))], found=found)
+    told = summarized(tmp_path, [(DDP, (1,)), (ZERO1, (1,)), (FSDP, (1,)), (support.cell(), (1,))], found=found)
     assert only(told)[2, 8][1][SENT] == ("equal", ["ddp", "zero1"])
     (line,) = choice_text.lines(told.choices[0], [SENT])
-    assert (str(line.said[0]), line.said[0].margin) == ("ddp, zero1 100 B (equal)", "33\u00a0% less than fsdp2")
+    assert (str(line.said[0]), line.said[0].margin) == ("ddp, zero1 97.7 KiB (equal)", "33\u00a0% less than fsdp2")
+    (question,) = [one for one in told.choices[0].questions if one.criterion == SENT]
+    assert [answer.contests for answer in question.answers] == [[1]]  # on one rank nothing is sent
 
 
 def test_accuracy_is_no_reason_to_choose_among_cells_proven_to_do_the_same(tmp_path):

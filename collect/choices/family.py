@@ -8,11 +8,11 @@ from typing import Literal
 import msgspec
 
 from collect.choices.contest import Contender, Contest, contenders, grounds, natural
-from collect.choices.standing import CRITERIA, Standing, Word, standings
+from collect.choices.standing import CRITERIA, SENT, Standing, Word, standings
 from collect.row import Row
 from collect.verdicts.selection import Measurements
 
-Chosen = Word | Literal["only one fits", "only one", "not measured"]
+Chosen = Word | Literal["only one fits", "only one", "none fits", "not measured"]
 
 
 class Fit(msgspec.Struct):
@@ -27,7 +27,7 @@ class Fit(msgspec.Struct):
 
 class Answer(msgspec.Struct):
     """The choice by one criterion, where it is the same in some contests. best: names; word: as in a standing, or what there is
-    instead of one: `only one fits`, `only one` (was measured; which one may differ), `not measured`."""
+    instead of one: `only one fits`, `only one` (was measured; which one may differ), `none fits`, `not measured`."""
 
     contests: list[int]
     word: Chosen
@@ -110,11 +110,15 @@ def _sort_in(contender: Contender, fits: list[str], rest: Fit) -> None:
 def _question(contests: Sequence[Contest], criterion: str) -> Question:
     found: dict[Hashable, Answer] = {}
     for place, contest in enumerate(contests):
+        if criterion == SENT and contest.ranks == 1:
+            continue  # nothing is sent
         answer = _answer(contest, criterion)
-        alike = found.setdefault((answer.word, () if answer.word == "only one" else tuple(answer.best)), answer)
+        alike = found.setdefault((answer.word, () if answer.word in ("only one", "same work") else tuple(answer.best)), answer)
         alike.contests.append(place)
         alike.best = sorted({*alike.best, *answer.best}, key=natural)
-    return Question(criterion, sorted(found.values(), key=lambda answer: answer.word in ("only one", "not measured")))
+    return Question(
+        criterion, sorted(found.values(), key=lambda answer: answer.word in ("only one", "none fits", "not measured"))
+    )
 
 
 def _answer(contest: Contest, criterion: str) -> Answer:
@@ -122,8 +126,7 @@ def _answer(contest: Contest, criterion: str) -> Answer:
     if standing is not None:
         names = {contender.cell: contender.name for contender in contest.contenders}
         return Answer([], standing.word, sorted((names[cell] for cell in standing.best), key=natural))
-    measured = contest.named("measured")
+    measured, too_big = contest.named("measured"), contest.named("does not fit")
     if len(measured) != 1:
-        return Answer([], "not measured", [])
-    others = len(contest.contenders) - 1
-    return Answer([], "only one fits" if 0 < others == len(contest.named("does not fit")) else "only one", measured)
+        return Answer([], "none fits" if len(too_big) == len(contest.contenders) else "not measured", [])
+    return Answer([], "only one fits" if 0 < len(too_big) == len(contest.contenders) - 1 else "only one", measured)

@@ -33,7 +33,11 @@ def draw(group: Group) -> Figure | None:
     ahead = _front(shown, size)
     data = [ahead, *(_mark(mark, names[mark.row.id], unit, size_unit, size) for mark in shown)]
     kind = shown[0].row.metrics[MEMORY].kind
-    told = "Dotted: the front, which nothing beats in both" if len(ahead["x"]) > 1 else "One is ahead of all others in both"
+    told = (
+        "Dotted: the front, which nothing beats in both"
+        if len(ahead["x"]) > 1
+        else "One is the front, which nothing beats in either"
+    )
     where = ", ".join(filter(None, [f"on {ranks} rank{'s' if ranks > 1 else ''} with batch {batch}", about]))
     caption = f"All that ran {where}; up and to the left is better. {told}, as measured."
     shape = layout(axis(f"peak memory a rank{', ' + kind if kind else ''} ({size_unit})"), axis(unit), showlegend=True)

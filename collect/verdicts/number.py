@@ -19,7 +19,8 @@ ALONE = "n = 1, and no cell of this matrix was repeated: no interval"
 class Number:
     """value, and its 95 % interval (low, high): the mean's, by Student's t. None, as are draws, where nothing tells it.
 
-    how: what the interval is by, where it is not the cell's own repeats.
+    known: (standard error of the mean, degrees of freedom), of a number that is one mean. how: what the interval is by, where
+    it is not the cell's own repeats.
     """
 
     def __init__(self, measurements: Measurements, found: Found) -> None:
@@ -28,14 +29,15 @@ class Number:
         self.low: float | None = None
         self.high: float | None = None
         self.how = ""
-        self._known: tuple[float, int] | None = None
+        self.known: tuple[float, int] | None = None
         self._drawn: Value | None = None
         if found.against is not None:
             self._beside_baseline(measurements, found, found.against)
             return
         self.value = statistics.fmean(found.values)
         if found.metric.exact and len(set(found.values)) == 1:
-            self.low = self.high = self._drawn = self.value
+            self.low = self.high = self.value
+            self.known = 0.0, 1
             self.how = EXACT
             return
         known = standard_error(found.values, measurements.noise(found.metric))
@@ -45,14 +47,14 @@ class Number:
         error, degrees = known
         self.how = POOLED if self.n < 3 and degrees != self.n - 1 else ""
         self.low, self.high = self.value - t_975(degrees) * error, self.value + t_975(degrees) * error
-        self._known = known
+        self.known = known
 
     @cached_property
     def draws(self) -> Value | None:
         """Made when first asked for: most comparisons are settled by the intervals."""
-        if self._known is None:
+        if self.known is None:
             return self._drawn
-        return draws(self.value, *self._known, f"{self.found.metric.name} {self.found.row.id}")
+        return draws(self.value, *self.known, f"{self.found.metric.name} {self.found.row.id}")
 
     def _beside_baseline(self, measurements: Measurements, found: Found, against: Found) -> None:
         """Draws of both throughputs, put into the metric's own formula."""
