@@ -152,6 +152,7 @@ def test_cells_of_different_work_are_never_ranked_together(tmp_path, other):
     contests = [contest for family in found.choices for contest in family.contests]
     assert [len(contest.contenders) for contest in contests] == [1, 1]
     assert not any(family.open or family.questions for family in found.choices)
+    assert len({choice_text.title(family) for family in found.choices}) == len(found.choices)
 
 
 @pytest.mark.parametrize(("verdict", "ranked"), [("different", False), ("not proven", False), ("not provable", True)])

@@ -83,14 +83,18 @@ def grounds(rows: Sequence[Row]) -> list[Ground]:
         for one in (work, work["rehearses"] or {}):
             one.pop("global_batch_size", None)
         by_work[msgspec.json.encode(work, order="deterministic")].append(row)
-    first = {key: _shown(rows[0], options) for key, rows in by_work.items()}
+    shown: dict[str, dict[bytes, dict[str, Any]]] = defaultdict(dict)
+    for key, members in by_work.items():
+        shown[members[0].cell["workload"]][key] = _shown(members[0], options)
     found = []
-    for key, members in sorted(by_work.items(), key=lambda entry: (entry[1][0].cell["workload"], entry[0])):
-        others = [first[other] for other, rows in by_work.items() if rows[0].cell["workload"] == members[0].cell["workload"]]
-        contests: dict[tuple[int, int, int], list[Row]] = defaultdict(list)
-        for row in members:
-            contests[row.cell["gpus"], _told(row)["nnodes"], row.cell["global_batch_size"]].append(row)
-        found.append(Ground(members[0].cell["workload"], _about(first[key], others), dict(sorted(contests.items()))))
+    for workload, families in sorted(shown.items()):
+        telling = _telling(list(families.values()))
+        for key, cell in sorted(families.items()):
+            about = ", ".join(filter(None, (_said(one, cell.get(one)) for one in telling)))
+            contests: dict[tuple[int, int, int], list[Row]] = defaultdict(list)
+            for row in by_work[key]:
+                contests[row.cell["gpus"], _told(row)["nnodes"], row.cell["global_batch_size"]].append(row)
+            found.append(Ground(workload, about, dict(sorted(contests.items()))))
     return found
 
 
@@ -166,13 +170,13 @@ def _shown(row: Row, options: dict[str, set[str]]) -> dict[str, Any]:
     return found | {"launcher": row.cell["launcher"]}
 
 
-def _about(cell: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
-    """What tells a family from the others of its workload, in words: the fewest keys that do, usual ones first."""
+def _telling(families: Sequence[dict[str, Any]]) -> list[str]:
+    """The fewest keys that tell the families of a workload apart, usual ones first."""
     keys: list[str] = []
-    for key in (*_USUAL, *sorted(set().union(*others) - {*_USUAL})):
-        if _kinds(others, [*keys, key]) > _kinds(others, keys):
+    for key in (*_USUAL, *sorted(set().union(*families) - {*_USUAL})):
+        if _kinds(families, [*keys, key]) > _kinds(families, keys):
             keys.append(key)
-    return ", ".join(filter(None, (_said(key, cell.get(key)) for key in keys)))
+    return keys
 
 
 def _kinds(cells: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
