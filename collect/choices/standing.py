@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 import polars as pl
 
+from collect.metric import Metric
 from collect.row import Row
-from collect.verdicts.chance import DRAWS, Value, half_width
+from collect.statistics import standard_error, t_975
+from collect.verdicts.chance import DRAWS, draws, half_width
 from collect.verdicts.claims import LEVEL
-from collect.verdicts.number import Number
-from collect.verdicts.selection import Found, Measurements
+from collect.verdicts.selection import Measurements
 
 ACCURACY = "final_accuracy_pct"
 SENT = "sent_counted_bytes"
@@ -33,10 +35,9 @@ class Placed(msgspec.Struct, omit_defaults=True):
 class Standing(msgspec.Struct, omit_defaults=True):
     """A contest by one criterion. placed: best first; best: the cells that none is better than, as far as can be told.
 
-    word: best (one is ahead of each other one in 97.5 % of draws, as in a verdict), not told apart, equal (no scatter;
-    of counts, within 0.1 %),
-    same work (an accuracy of cells proven to do the same: what differs is rounding), or as measured (n = 1 and no noise to go
-    by: who was ahead once). margin_pct: from the first to the next that is not among the best, in percent of that one.
+    word: best (one is ahead of each other one in 97.5 % of draws, as in a verdict), not told apart, equal (no scatter; of counts,
+    within 0.1 %), same work (an accuracy of cells proven to do the same: what differs is rounding), or as measured (n = 1 and no
+    noise to go by: who was ahead once). margin_pct: from the first to the next that is not among the best, in percent of it.
     """
 
     criterion: str
@@ -46,6 +47,33 @@ class Standing(msgspec.Struct, omit_defaults=True):
     placed: list[Placed]
     kind: str = ""
     margin_pct: float | None = None
+
+
+class _Mean:
+    """A metric of a cell, as verdicts have it. known: (standard error of the mean, degrees of freedom), None where nothing tells
+    it."""
+
+    def __init__(self, measurements: Measurements, metric: Metric, row: Row) -> None:
+        values = [run.metrics[metric.name] for run in row.runs if metric.name in run.metrics]
+        self.metric = metric
+        self.row = row
+        self.value = statistics.fmean(values)
+        counted = metric.exact and len(set(values)) == 1
+        self.known = (0.0, 1) if counted else standard_error(values, measurements.noise(metric))
+
+    @property
+    def interval(self) -> tuple[float, float] | tuple[None, None]:
+        """Of 95 %."""
+        if self.known is None:
+            return None, None
+        half = t_975(self.known[1]) * self.known[0]
+        return self.value - half, self.value + half
+
+    def draws(self) -> pl.Series:
+        """The same that a claim on this number has. For a known error only."""
+        assert self.known is not None
+        found = draws(self.value, *self.known, f"{self.metric.name} {self.row.id}")
+        return found if isinstance(found, pl.Series) else pl.Series([found] * DRAWS)
 
 
 def standings(measurements: Measurements, rows: Sequence[Row]) -> list[Standing]:
@@ -64,13 +92,10 @@ def _standing(measurements: Measurements, name: str, rows: Sequence[Row]) -> Sta
         return None
     metric = measurements.metrics[name]
     higher = metric.direction == "higher is better"
-    numbers = [
-        Number(measurements, Found(row, metric, [run.metrics[name] for run in row.runs if name in run.metrics], ""))
-        for row in rows
-    ]
+    numbers = [_Mean(measurements, metric, row) for row in rows]
     if metric.exact and not any(number.value for number in numbers):
         return None  # as on one rank, where nothing is sent
-    numbers.sort(key=lambda number: (-number.value if higher else number.value, number.found.row.id))
+    numbers.sort(key=lambda number: (-number.value if higher else number.value, number.row.id))
     first, others = numbers[0], numbers[1:]
     word: Word
     apart = [_told_apart(first, other, LEVEL) for other in others]
@@ -78,7 +103,7 @@ def _standing(measurements: Measurements, name: str, rows: Sequence[Row]) -> Sta
     if not all(apart):
         level = LEVEL / len(others)
         best += [other for other, told in zip(others, apart) if not (told and _told_apart(first, other, level))]
-        counted = all(number.low == number.high for number in best)
+        counted = all(number.known is not None and number.known[0] == 0 for number in best)
         word = "equal" if counted and (metric.exact or best[-1].value == first.value) else "not told apart"
         if name == ACCURACY and all(_proven(number) for number in best):
             word = "same work"
@@ -92,41 +117,37 @@ def _standing(measurements: Measurements, name: str, rows: Sequence[Row]) -> Sta
         criterion=name,
         unit=estimates[0].unit,
         word=word,
-        best=[number.found.row.id for number in best],
-        placed=[Placed(number.found.row.id, number.value, number.low, number.high) for number in numbers],
+        best=[number.row.id for number in best],
+        placed=[Placed(number.row.id, number.value, *number.interval) for number in numbers],
         kind=estimates[0].kind,
         margin_pct=margin,
     )
 
 
-def _told_apart(best: Number, other: Number, level: float) -> bool | None:
+def _told_apart(best: _Mean, other: _Mean, level: float) -> bool | None:
     """Whether the one that is ahead is so in all but this share of draws; None where nothing tells it.
 
     Intervals settle most pairs, without draws. Where they do not overlap, it is: half-widths add up for the heaviest tails
     that t has (1 degree of freedom), and to less for others. Where one of them holds the other's mean, it is not: a second
     unknown can only spread a sum of symmetric ones with one peak (Birnbaum, 1948).
     """
-    if best.found.metric.name == ACCURACY and _proven(best) and _proven(other):
+    if best.metric.name == ACCURACY and _proven(best) and _proven(other):
         return False
     if best.known is None or other.known is None:
         return None
     distance = abs(best.value - other.value)
-    if best.found.metric.exact and distance <= ALIKE * abs(best.value):
+    if best.metric.exact and distance <= ALIKE * abs(best.value):
         return False
     halves = [error * half_width(degrees, level) for error, degrees in (best.known, other.known)]
     if distance == 0 or distance < max(halves):
         return False
     if distance >= sum(halves):
         return True
-    one, two = _series(best.draws), _series(other.draws)
+    one, two = best.draws(), other.draws()
     ahead = int((one > two if best.value > other.value else one < two).sum())
     return ahead >= (1 - level) * DRAWS
 
 
-def _proven(number: Number) -> bool:
-    proof = number.found.row.same_work
+def _proven(number: _Mean) -> bool:
+    proof = number.row.same_work
     return proof is not None and proof.verdict == "proven"
-
-
-def _series(value: Value | None) -> pl.Series:
-    return value if isinstance(value, pl.Series) else pl.Series([value] * DRAWS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from functools import cached_property
 
 import polars as pl
 
@@ -19,8 +18,7 @@ ALONE = "n = 1, and no cell of this matrix was repeated: no interval"
 class Number:
     """value, and its 95 % interval (low, high): the mean's, by Student's t. None, as are draws, where nothing tells it.
 
-    known: (standard error of the mean, degrees of freedom), of a number that is one mean. how: what the interval is by, where
-    it is not the cell's own repeats.
+    how: what the interval is by, where it is not the cell's own repeats.
     """
 
     def __init__(self, measurements: Measurements, found: Found) -> None:
@@ -29,15 +27,13 @@ class Number:
         self.low: float | None = None
         self.high: float | None = None
         self.how = ""
-        self.known: tuple[float, int] | None = None
-        self._drawn: Value | None = None
+        self.draws: Value | None = None
         if found.against is not None:
             self._beside_baseline(measurements, found, found.against)
             return
         self.value = statistics.fmean(found.values)
         if found.metric.exact and len(set(found.values)) == 1:
-            self.low = self.high = self.value
-            self.known = 0.0, 1
+            self.low = self.high = self.draws = self.value
             self.how = EXACT
             return
         known = standard_error(found.values, measurements.noise(found.metric))
@@ -47,14 +43,7 @@ class Number:
         error, degrees = known
         self.how = POOLED if self.n < 3 and degrees != self.n - 1 else ""
         self.low, self.high = self.value - t_975(degrees) * error, self.value + t_975(degrees) * error
-        self.known = known
-
-    @cached_property
-    def draws(self) -> Value | None:
-        """Made when first asked for: most comparisons are settled by the intervals."""
-        if self.known is None:
-            return self._drawn
-        return draws(self.value, *self.known, f"{self.found.metric.name} {self.found.row.id}")
+        self.draws = draws(self.value, error, degrees, f"{found.metric.name} {found.row.id}")
 
     def _beside_baseline(self, measurements: Measurements, found: Found, against: Found) -> None:
         """Draws of both throughputs, put into the metric's own formula."""
@@ -73,7 +62,7 @@ class Number:
         assert low is not None
         assert high is not None
         self.low, self.high = low, high
-        self._drawn = low if low == high else series
+        self.draws = low if low == high else series
 
 
 def _series(value: Value | None) -> list[float]:
