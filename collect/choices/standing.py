@@ -35,9 +35,10 @@ class Placed(msgspec.Struct, omit_defaults=True):
 class Standing(msgspec.Struct, omit_defaults=True):
     """A contest by one criterion. placed: best first; best: the cells that none is better than, as far as can be told.
 
-    word: best (one is ahead of each other one in 97.5 % of draws, as in a verdict), not told apart, equal (no scatter; of counts,
-    within 0.1 %), same work (an accuracy of cells proven to do the same: what differs is rounding), or as measured (n = 1 and no
-    noise to go by: who was ahead once). margin_pct: from the first to the next that is not among the best, in percent of it.
+    word: best (one is ahead of each other one in 97.5 % of draws, as in a verdict), not told apart, equal (no scatter; of
+    counts, within 0.1 %), same work (an accuracy of cells proven to do the same: what differs is rounding), or as measured
+    (n = 1 and no noise to go by: who was ahead once). margin_pct: from the first to the next that is not among the best, in
+    percent of it.
     """
 
     criterion: str
@@ -50,8 +51,10 @@ class Standing(msgspec.Struct, omit_defaults=True):
 
 
 class _Mean:
-    """A metric of a cell, as verdicts have it. known: (standard error of the mean, degrees of freedom), None where nothing tells
-    it."""
+    """A metric of a cell, as verdicts have it.
+
+    known: (standard error of the mean, degrees of freedom), or None where nothing tells it.
+    """
 
     def __init__(self, measurements: Measurements, metric: Metric, row: Row) -> None:
         values = [run.metrics[metric.name] for run in row.runs if metric.name in run.metrics]
