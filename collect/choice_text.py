@@ -29,6 +29,7 @@ QUESTIONS = {
     "final_accuracy_pct": "Which is the most accurate?",
     "energy_per_unit_j": "Which needs the least energy a unit?",
 }
+MOST_SHOWN = 24  # families, and contests of each
 MOST_CITED = 100  # cells under one answer
 MOST_NAMED = 3  # each with its own link in a cell of the table
 
@@ -74,8 +75,15 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def opened(summary: Summary) -> list[Family]:
-    """Those in which there is something to choose."""
-    return [family for family in summary.choices if family.open]
+    """Those in which there is something to choose, as many as are shown."""
+    return [family for family in summary.choices if family.open][:MOST_SHOWN]
+
+
+def hidden(summary: Summary) -> str:
+    """How many choices are not shown, in a sentence; nothing where all are."""
+    every = [sum(contest.open for contest in family.contests) for family in summary.choices if family.open]
+    left = sum(every) - sum(min(one, MOST_SHOWN) for one in every[:MOST_SHOWN])
+    return f"{left:,} more are in summary.json" if left else ""
 
 
 def criteria(families: Sequence[Family]) -> list[str]:
@@ -117,12 +125,13 @@ def uncompared(summary: Summary) -> list[tuple[str, list[Link]]]:
 
 
 def lines(family: Family, shown: Sequence[str]) -> list[Line]:
-    """Its contests in which there is something to choose, by the criteria that are shown."""
-    return [
+    """Its contests in which there is something to choose, as many as are shown, by the criteria that are."""
+    every = [
         Line(_ranks(contest.ranks), _about(family, contest), [_said(contest, name) for name in shown], _out(contest))
         for contest in family.contests
         if contest.open
     ]
+    return every[:MOST_SHOWN]
 
 
 def nodes(family: Family) -> list[Node]:

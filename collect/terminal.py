@@ -58,6 +58,8 @@ def choices(output: Output, summary: Summary) -> None:
         for line in choice_text.lines(family, shown)
     ]
     output.table("which to choose", ["Workload", "Ranks", *(choice_text.HEADINGS[name] for name in shown)], rows)
+    if hidden := choice_text.hidden(summary):
+        output.line(hidden)
     for caution in choice_text.cautions(summary):
         output.line(caution, style="yellow")
 

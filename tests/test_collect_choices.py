@@ -311,6 +311,15 @@ def test_the_page_and_the_terminal_say_what_to_choose_and_lead_to_its_runs(tmp_p
     assert '<a class="quiet sure" href="#runs-0">ddp</a>' in section
 
 
+def test_of_very_many_choices_the_first_are_shown_and_the_others_counted(several, rows):
+    found = summary.summarize(several, "single")
+    (family,) = found.choices
+    assert choice_text.hidden(found) == ""
+    found.choices = [family] * (choice_text.MOST_SHOWN + 2)
+    assert len(choice_text.opened(found)) == choice_text.MOST_SHOWN
+    assert choice_text.hidden(found) == "6 more are in summary.json"  # 2, 4 ranks and a second batch, twice
+
+
 def test_where_there_is_nothing_to_choose_nothing_is_said(tmp_path, capsys):
     workspace = prepare(tmp_path, [(support.cell(), THRICE), (DDP, THRICE)])
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
