@@ -15,12 +15,19 @@ from collect import columns, figure, notation, terminal, verdict_text
 from collect.columns import Column
 from collect.figures import (
     accuracy,
+    breakdown,
+    bubble,
+    collectives,
     epoch_histogram,
     epoch_time,
     loss,
     memory,
+    memory_categories,
     memory_timeline,
+    operator_differences,
+    overlap,
     scaling,
+    sharding,
     step_time,
     telemetry,
     throughput,
@@ -33,10 +40,11 @@ from shardlab import __version__
 from templates import render
 
 TEMPLATE = "report/index.html.j2"
-WIDE = ("telemetry", "memory_timeline")  # figures that take a whole row
+WIDE = ("telemetry", "memory_timeline", "collectives", "operator_differences", "sharding")  # figures that take a whole row
 # in the order of the page
 FIGURES: tuple[ModuleType, ...] = (
-    throughput, scaling, step_time, epoch_time, epoch_histogram, memory, loss, accuracy, memory_timeline, telemetry,
+    throughput, scaling, step_time, epoch_time, epoch_histogram, memory, loss, accuracy,
+    breakdown, overlap, collectives, operator_differences, bubble, memory_categories, sharding, memory_timeline, telemetry,
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ CATEGORIES = {
     "gathered": "var(--series-6)",
     "activation": "var(--series-4)",
     "temporary": "var(--series-5)",
+    "unknown": MUTED,  # of a GPU's peak only, what no category accounts for
 }
 
 

@@ -1,0 +1,128 @@
+"""The operators or kernels whose time differs most between a cell and its baseline: what a strategy adds and spares."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any, NamedTuple
+
+from collect import notation
+from collect.figure import INK, MUTED, Figure, Group, Mark, axis, layout
+from collect.traces import per_step
+from collect.traces.per_step import Use
+
+NAME = "operator_differences"
+MOST_NAMES = 10
+MOST_CELLS = 6  # bars beside one another
+NAME_PX, BAR_PX, GAP_PX, MARGIN_PX = 20, 13, 8, 110
+NAME_LENGTH = 44
+ROOM = 0.22  # of the range, on both sides, for the numbers
+
+
+class Pair(NamedTuple):
+    """A cell and its baseline, each with what a step of it calls."""
+
+    mark: Mark
+    here: dict[str, Use]
+    against: Mark
+    there: dict[str, Use]
+
+
+def draw(group: Group) -> Figure | None:
+    """A line of bars per operator, one bar per cell that was profiled as its baseline was, the first so many of them."""
+    by_id = {mark.row.id: mark for mark in group.marks}
+    pairs: list[Pair] = []
+    for mark in group.marks:
+        against = by_id.get(mark.row.baseline or "")
+        if against is not None and against is not mark and _kind(mark) is not None and _kind(mark) == _kind(against):
+            pairs.append(Pair(mark, uses(mark), against, uses(against)))
+    shown = pairs[:MOST_CELLS]
+    names = largest(shown)
+    if not names:
+        return None
+    line_px = NAME_PX + BAR_PX * len(shown) + GAP_PX
+    data = [_bars(names, place, line_px, pair) for place, pair in enumerate(shown)]
+    left_out = f" {len(pairs) - len(shown)} more cells are not drawn." if len(pairs) > len(shown) else ""
+    caption = (
+        f"Time a step beyond that of the cell's baseline ({group.baseline}), left of 0 where it is less; mean over profiled "
+        f"ranks and repeats. The {len(names)} names that differ most, an operator with those that it calls.{left_out}"
+    )
+    height_px = MARGIN_PX + line_px * len(names)
+    return Figure(NAME, "Operators against the baseline", caption, height_px, data, _layout(names, data, line_px))
+
+
+def largest(pairs: list[Pair]) -> list[str]:
+    """The names whose time differs most in any pair, the largest difference first; none that is equal everywhere."""
+    differs: dict[str, float] = {}
+    for pair in pairs:
+        for name in pair.here.keys() | pair.there.keys():
+            differs[name] = max(differs.get(name, 0), abs(_more(name, pair)))
+    ordered = sorted((name for name in differs if differs[name]), key=lambda name: (-differs[name], name))
+    return ordered[:MOST_NAMES]
+
+
+def uses(mark: Mark) -> dict[str, Use]:
+    return per_step.uses((run.breakdowns for run in mark.cell.completed), lambda one: one.kernels)
+
+
+def _kind(mark: Mark) -> str | None:
+    """What the names are of: kernels do not compare with operators."""
+    sources = {one.source for run in mark.cell.completed for one in run.breakdowns if one.steps}
+    kinds = {"kernels" if source == "gpu" else "operators" for source in sources}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _more(name: str, pair: Pair) -> float:
+    """ms a step; what a cell does not call takes it no time."""
+    return (pair.here[name].ms if name in pair.here else 0) - (pair.there[name].ms if name in pair.there else 0)
+
+
+def _bars(names: list[str], place: int, line_px: int, pair: Pair) -> dict[str, Any]:
+    """A cell's bars, under the name that stands at the top of each line."""
+    more = [_more(name, pair) for name in names]
+    sides = ((pair.mark, pair.here), (pair.against, pair.there))
+    says = ["<br>".join((html.escape(name, quote=False), *(_said(*side, name) for side in sides))) for name in names]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": pair.mark.label,
+        "x": more,
+        "y": list(range(len(names))),
+        "offset": (NAME_PX + BAR_PX * place) / line_px,
+        "width": (BAR_PX - 1) / line_px,
+        "text": [f"{'+' if value > 0 else '−'}{notation.number(abs(value), 3)}" if value else "" for value in more],
+        "textposition": "outside",
+        "textfont": {"size": 10, "color": MUTED},
+        "cliponaxis": False,
+        "customdata": says,
+        "marker": {"color": pair.mark.look.colour},
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }
+
+
+def _said(mark: Mark, uses: dict[str, Use], name: str) -> str:
+    use = uses.get(name)
+    says = f"{notation.number(use.ms)} ms in {notation.number(use.calls, 3)} calls a step" if use else "not called"
+    return f"{mark.label}: {says}"
+
+
+def _layout(names: list[str], data: list[dict[str, Any]], line_px: int) -> dict[str, Any]:
+    values = [value for bars in data for value in bars["x"]]
+    low, high = min(0, *values), max(0, *values)
+    room = ROOM * (high - low)
+    x = axis("ms a step more than the baseline", range=[low - room if low else -room / 4, high + room], zeroline=True, nticks=5)
+    y = axis("", range=[len(names), 0], showticklabels=False, showgrid=False)
+    shape = layout(x | {"zerolinecolor": MUTED}, y, showlegend=True, barmode="overlay")
+    at = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "y", "yanchor": "top", "showarrow": False}
+    shape["annotations"] = [
+        at | {"y": line, "text": html.escape(short(name), quote=False), "font": {"size": 12, "color": INK}, "yshift": -2}
+        for line, name in enumerate(names)
+    ]
+    return shape
+
+
+def short(name: str) -> str:
+    """A kernel's name without its namespaces, template arguments and parameters, its middle left out where it is still long."""
+    bare = re.sub(r"^void |\(anonymous namespace\)::|at::native::", "", name)
+    bare = re.split(r"(?<=\w)[<(]", bare, maxsplit=1)[0]
+    return bare if len(bare) <= NAME_LENGTH else f"{bare[: NAME_LENGTH - 16]}…{bare[-15:]}"
