@@ -40,7 +40,9 @@ from shardlab import __version__
 from templates import render
 
 TEMPLATE = "report/index.html.j2"
-WIDE = ("telemetry", "memory_timeline", "collectives", "operator_differences", "sharding")  # figures that take a whole row
+WIDE = (
+    "telemetry", "memory_timeline", "breakdown", "collectives", "operator_differences", "memory_categories", "sharding",
+)  # fmt: skip  # figures that take a whole row
 # in the order of the page
 FIGURES: tuple[ModuleType, ...] = (
     throughput, scaling, step_time, epoch_time, epoch_histogram, memory, loss, accuracy,

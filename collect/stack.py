@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collect.figure import INK, Figure, Group, Mark, axis, by_cell, by_cell_height
+from collect.figure import INK, Figure, Group, Mark, axis, layout
 
 MOST_BARS = 60  # of a figure; nobody compares more at once
-LEGEND_PX = 46
-GAP = 0.14  # of the width, between two panels
-THICK = 0.56  # of a line
-END_PX = 60  # for the text at the end of the longest bar
+LABEL_PX, BAR_PX, GAP_PX = 20, 18, 8  # of a line: the cell's name, its bar under it, and what is left free
+MARGIN_PX, LEGEND_PX = 70, 10  # LEGEND_PX: for each name in it, of which two stand side by side on a phone
+BETWEEN = 0.15  # of the width, between two panels
+END_PX = 52  # for the text at the end of the longest bar
 
 
 class Part(NamedTuple):
@@ -42,18 +42,32 @@ def some(group: Group, has: Callable[[Mark], bool]) -> tuple[Group, str]:
     return msgspec.structs.replace(group, marks=marks[:MOST_BARS]), left_out
 
 
+def lines(labels: Sequence[str], label_px: int, line_px: int) -> dict[str, Any]:
+    """A layout of lines from the top down, the n-th from n to n + 1, each under its label, which has the whole width: beside
+    their bars names leave a phone no room."""
+    y = axis("", range=[len(labels), 0], showticklabels=False, showgrid=False, ticks="")
+    shape = layout({}, y, showlegend=True)
+    at = {"xref": "paper", "x": 0, "xanchor": "left", "xshift": -4, "yref": "y", "yanchor": "middle", "showarrow": False}
+    shape["annotations"] = [
+        at | {"y": line + label_px / line_px / 2, "text": label, "font": {"size": 12, "color": INK}}
+        for line, label in enumerate(labels)
+    ]
+    return shape
+
+
 def draw(name: str, title: str, caption: str, group: Group, panels: Sequence[Panel]) -> Figure:
     """The panels side by side, over the same lines of cells."""
-    shape = by_cell(group, "")
-    shape |= {"barmode": "stack", "showlegend": True, "uniformtext": {"mode": "hide", "minsize": 10}}
+    line_px = LABEL_PX + BAR_PX + GAP_PX
+    shape = lines(group.labels, LABEL_PX, line_px)
+    shape |= {"barmode": "stack", "uniformtext": {"mode": "hide", "minsize": 10}}
     shape["legend"] |= {"traceorder": "normal"}
     shape["margin"]["r"] = END_PX
     data: list[dict[str, Any]] = []
     named: set[str] = set()
-    width = (1 - GAP * (len(panels) - 1)) / len(panels)
+    width = (1 - BETWEEN * (len(panels) - 1)) / len(panels)
     for place, panel in enumerate(panels):
         number = str(place + 1) if place else ""
-        start = place * (width + GAP)
+        start = place * (width + BETWEEN)
         nticks = 5 if len(panels) == 1 else 3
         over = axis(panel.x_title, rangemode="tozero", nticks=nticks, tickangle=0, domain=[start, start + width], anchor="y")
         shape[f"xaxis{number}"] = over
@@ -64,61 +78,68 @@ def draw(name: str, title: str, caption: str, group: Group, panels: Sequence[Pan
         for entry in drawn:
             data.append(entry | {"xaxis": f"x{number}", "showlegend": entry["name"] not in named})
             named.add(entry["name"])
-        data.append(_ends(group, panel, totals) | {"xaxis": f"x{number}"})
-    return Figure(name, title, caption, by_cell_height(group) + LEGEND_PX, data, shape)
+        data.append(_ends(panel, totals) | {"xaxis": f"x{number}"})
+    height_px = MARGIN_PX + LEGEND_PX * len(named) + line_px * len(group.marks)
+    return Figure(name, title, caption, height_px, data, shape)
+
+
+def _middle(line: int) -> float:
+    """Where the bar of a line lies."""
+    return line + (LABEL_PX + BAR_PX / 2) / (LABEL_PX + BAR_PX + GAP_PX)
 
 
 def _part(group: Group, part: Part, panel: Panel, totals: Sequence[float]) -> dict[str, Any]:
     """One part of every bar; its share of the bar stands in it where it fits."""
     known = [
-        (mark.label, value, 100 * value / total)
-        for mark, value, total in zip(group.marks, part.values, totals, strict=True)
-        if value is not None and total
+        (line, value, 100 * value / totals[line])
+        for line, value in enumerate(part.values)
+        if value is not None and totals[line]
     ]
     one_of_many = len(panel.parts) > 1
-    share = ", %{customdata:.3~g} % of the bar" if one_of_many else ""
+    share = ", %{text} of it" if one_of_many else ""
     return {
         "type": "bar",
         "orientation": "h",
         "name": part.name,
         "legendgroup": part.name,
         "x": [value for _, value, _ in known],
-        "y": [label for label, _, _ in known],
-        "customdata": [share for _, _, share in known],
-        "text": [f"{share:.1f} %" if one_of_many and share < 99.95 else "" for _, _, share in known],
+        "y": [_middle(line) for line, _, _ in known],
+        "customdata": [group.labels[line] for line, _, _ in known],
+        "text": [f"{share:.3g} %" for _, _, share in known] if one_of_many else "",
         "textposition": "inside",
         "textangle": 0,
         "insidetextanchor": "middle",
         "marker": {"color": part.colour},
-        "width": THICK,
-        "hovertemplate": f"{part.name}: %{{x:,.4~g}} {panel.unit}{share}<extra>%{{y}}</extra>",
+        "width": BAR_PX / (LABEL_PX + BAR_PX + GAP_PX),
+        "hovertemplate": f"{part.name}: %{{x:,.4~g}} {panel.unit}{share}<extra>%{{customdata}}</extra>",
     }
 
 
 def _estimates(group: Group, panel: Panel) -> dict[str, Any]:
-    known = [(mark.label, value) for mark, value in zip(group.marks, panel.estimates, strict=True) if value is not None]
+    known = [(line, value) for line, value in enumerate(panel.estimates) if value is not None]
     return {
         "type": "scatter",
         "mode": "markers",
         "name": "estimate",
         "legendgroup": "estimate",
+        "legendrank": 2000,  # last
         "x": [value for _, value in known],
-        "y": [label for label, _ in known],
-        "marker": {"symbol": "line-ns", "size": 24, "line": {"color": INK, "width": 2.5}, "color": INK},
-        "hovertemplate": f"estimate: %{{x:,.4~g}} {panel.unit}<extra>%{{y}}</extra>",
+        "y": [_middle(line) for line, _ in known],
+        "customdata": [group.labels[line] for line, _ in known],
+        "marker": {"symbol": "line-ns", "size": BAR_PX + 6, "line": {"color": INK, "width": 2.5}, "color": INK},
+        "hovertemplate": f"estimate: %{{x:,.4~g}} {panel.unit}<extra>%{{customdata}}</extra>",
         "cliponaxis": False,
     }
 
 
-def _ends(group: Group, panel: Panel, totals: Sequence[float]) -> dict[str, Any]:
+def _ends(panel: Panel, totals: Sequence[float]) -> dict[str, Any]:
     """Text right of each bar, and of its estimate where that reaches further."""
     estimates = panel.estimates or [None] * len(totals)
-    reaches = [max(total, estimate or 0) for total, estimate in zip(totals, estimates, strict=True)]
     return {
         "type": "scatter",
         "mode": "text",
-        "x": reaches,
-        "y": group.labels,
+        "x": [max(total, estimate or 0) for total, estimate in zip(totals, estimates, strict=True)],
+        "y": [_middle(line) for line in range(len(totals))],
         "text": [f"  {end}" for end in panel.ends],
         "textposition": "middle right",
         "textfont": {"color": INK, "size": 12},

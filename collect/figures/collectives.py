@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collect import notation
 from collect.figure import Figure, Group, Mark
 from collect.stack import Panel, Part, some
 from collect.stack import draw as stacked
@@ -34,7 +33,7 @@ def draw(group: Group) -> Figure | None:
     panels = []
     for place, (title, unit) in enumerate((("calls a step", "calls"), ("ms a step", "ms"))):
         values = {kind: [tally[kind][place] if kind in tally else None for tally in found] for kind, _ in kinds}
-        ends = [notation.number(sum(one[place] for one in tally.values()), 3) for tally in found]
+        ends = [f"{sum(one[place] for one in tally.values()):,.4g}" for tally in found]
         panels.append(Panel(title, unit, [Part(kind, colour, values[kind]) for kind, colour in kinds], ends))
     caption = (
         "Of a profiled step, mean over profiled ranks and repeats. Times are durations added up, waiting for other ranks "

@@ -7,14 +7,16 @@ import re
 from typing import Any, NamedTuple
 
 from collect import notation
-from collect.figure import INK, MUTED, Figure, Group, Mark, axis, layout
-from collect.traces import per_step
+from collect.figure import MUTED, Figure, Group, Mark, axis
+from collect.stack import lines
+from collect.traces import gloo, per_step
+from collect.traces.breakdown import Breakdown, Tally
 from collect.traces.per_step import Use
 
 NAME = "operator_differences"
 MOST_NAMES = 10
 MOST_CELLS = 6  # bars beside one another
-NAME_PX, BAR_PX, GAP_PX, MARGIN_PX = 20, 13, 8, 110
+NAME_PX, BAR_PX, GAP_PX, MARGIN_PX, LEGEND_PX = 20, 13, 8, 70, 16
 NAME_LENGTH = 44
 ROOM = 0.22  # of the range, on both sides, for the numbers
 
@@ -45,9 +47,10 @@ def draw(group: Group) -> Figure | None:
     left_out = f" {len(pairs) - len(shown)} more cells are not drawn." if len(pairs) > len(shown) else ""
     caption = (
         f"Time a step beyond that of the cell's baseline ({group.baseline}), left of 0 where it is less; mean over profiled "
-        f"ranks and repeats. The {len(names)} names that differ most, an operator with those that it calls.{left_out}"
+        f"ranks and repeats. The {len(names)} names that differ most, an operator with those that it calls, without "
+        f"what autograd wraps around each.{left_out}"
     )
-    height_px = MARGIN_PX + line_px * len(names)
+    height_px = MARGIN_PX + LEGEND_PX * len(shown) + line_px * len(names)
     return Figure(NAME, "Operators against the baseline", caption, height_px, data, _layout(names, data, line_px))
 
 
@@ -62,7 +65,11 @@ def largest(pairs: list[Pair]) -> list[str]:
 
 
 def uses(mark: Mark) -> dict[str, Use]:
-    return per_step.uses((run.breakdowns for run in mark.cell.completed), lambda one: one.kernels)
+    return per_step.uses((run.breakdowns for run in mark.cell.completed), _unwrapped)
+
+
+def _unwrapped(one: Breakdown) -> list[Tally]:
+    return [tally for tally in one.kernels if not tally.name.startswith(gloo.WRAPPER)]
 
 
 def _kind(mark: Mark) -> str | None:
@@ -111,13 +118,8 @@ def _layout(names: list[str], data: list[dict[str, Any]], line_px: int) -> dict[
     low, high = min(0, *values), max(0, *values)
     room = ROOM * (high - low)
     x = axis("ms a step more than the baseline", range=[low - room if low else -room / 4, high + room], zeroline=True, nticks=5)
-    y = axis("", range=[len(names), 0], showticklabels=False, showgrid=False)
-    shape = layout(x | {"zerolinecolor": MUTED}, y, showlegend=True, barmode="overlay")
-    at = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "y", "yanchor": "top", "showarrow": False}
-    shape["annotations"] = [
-        at | {"y": line, "text": html.escape(short(name), quote=False), "font": {"size": 12, "color": INK}, "yshift": -2}
-        for line, name in enumerate(names)
-    ]
+    shape = lines([html.escape(short(name), quote=False) for name in names], NAME_PX, line_px)
+    shape["xaxis"] = x | {"zerolinecolor": MUTED}
     return shape
 
 

@@ -38,8 +38,8 @@ def draw(group: Group) -> Figure | None:
         panels.append(Panel(title, unit, parts, ends, [_in(size, found.get(term)) for found in estimates]))
     caption = (
         "The most of each at any moment of the step that was looked into, on the rank whose peak is highest. "
-        "Stroke: 4 bytes a parameter, as many for its gradient and twice as many for Adam, cut over ranks as ZeRO's paper has it"
-        f".{left_out}"
+        "Stroke: 4 bytes a parameter, as many for its gradient and twice as many for Adam, cut over ranks as ZeRO's paper has "
+        f"it.{left_out}"
     )
     return stacked(NAME, "What sharding leaves on a rank", caption, shown, panels)
 
