@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from collect import notation
 from collect.figure import INK, Figure, Group, Mark, axis, layout
 
 MOST_BARS = 60  # of a figure; nobody compares more at once
-LABEL_PX, BAR_PX, GAP_PX = 20, 18, 8  # of a line: the cell's name, its bar under it, and what is left free
-MARGIN_PX, LEGEND_PX = 70, 10  # LEGEND_PX: for each name in it, of which two stand side by side on a phone
+LABEL_PX, BAR_PX, GAP_PX = 20, 18, 12  # of a line: the cell's name, its bar under it, and what is left free
+MARGIN_PX, LEGEND_PX = 70, 12  # LEGEND_PX: for each name in it, of which two stand side by side on a phone
 BETWEEN = 0.15  # of the width, between two panels
-END_PX = 52  # for the text at the end of the longest bar
+END_PX = 7  # for each character at the end of a bar
 
 
 class Part(NamedTuple):
@@ -61,7 +62,7 @@ def draw(name: str, title: str, caption: str, group: Group, panels: Sequence[Pan
     shape = lines(group.labels, LABEL_PX, line_px)
     shape |= {"barmode": "stack", "uniformtext": {"mode": "hide", "minsize": 10}}
     shape["legend"] |= {"traceorder": "normal"}
-    shape["margin"]["r"] = END_PX
+    shape["margin"]["r"] = END_PX * max(len(end) + 3 for panel in panels for end in panel.ends)
     data: list[dict[str, Any]] = []
     named: set[str] = set()
     width = (1 - BETWEEN * (len(panels) - 1)) / len(panels)
@@ -76,7 +77,8 @@ def draw(name: str, title: str, caption: str, group: Group, panels: Sequence[Pan
         if any(estimate is not None for estimate in panel.estimates):
             drawn.append(_estimates(group, panel))
         for entry in drawn:
-            data.append(entry | {"xaxis": f"x{number}", "showlegend": entry["name"] not in named})
+            shared = {"legendgroup": entry["name"]} if len(panels) > 1 else {}
+            data.append(entry | shared | {"xaxis": f"x{number}", "showlegend": entry["name"] not in named})
             named.add(entry["name"])
         data.append(_ends(panel, totals) | {"xaxis": f"x{number}"})
     height_px = MARGIN_PX + LEGEND_PX * len(named) + line_px * len(group.marks)
@@ -90,22 +92,18 @@ def _middle(line: int) -> float:
 
 def _part(group: Group, part: Part, panel: Panel, totals: Sequence[float]) -> dict[str, Any]:
     """One part of every bar; its share of the bar stands in it where it fits."""
-    known = [
-        (line, value, 100 * value / totals[line])
-        for line, value in enumerate(part.values)
-        if value is not None and totals[line]
-    ]
+    known = [(line, value) for line, value in enumerate(part.values) if value is not None and totals[line]]
+    shares = [f"{notation.number(100 * value / totals[line], 3)} %" for line, value in known]
     one_of_many = len(panel.parts) > 1
-    share = ", %{text} of it" if one_of_many else ""
+    share = ", %{text} of the bar" if one_of_many else ""
     return {
         "type": "bar",
         "orientation": "h",
         "name": part.name,
-        "legendgroup": part.name,
-        "x": [value for _, value, _ in known],
-        "y": [_middle(line) for line, _, _ in known],
-        "customdata": [group.labels[line] for line, _, _ in known],
-        "text": [f"{share:.3g} %" for _, _, share in known] if one_of_many else "",
+        "x": [value for _, value in known],
+        "y": [_middle(line) for line, _ in known],
+        "customdata": [group.labels[line] for line, _ in known],
+        "text": shares if one_of_many else "",
         "textposition": "inside",
         "textangle": 0,
         "insidetextanchor": "middle",
@@ -121,12 +119,11 @@ def _estimates(group: Group, panel: Panel) -> dict[str, Any]:
         "type": "scatter",
         "mode": "markers",
         "name": "estimate",
-        "legendgroup": "estimate",
         "legendrank": 2000,  # last
         "x": [value for _, value in known],
         "y": [_middle(line) for line, _ in known],
         "customdata": [group.labels[line] for line, _ in known],
-        "marker": {"symbol": "line-ns", "size": BAR_PX + 6, "line": {"color": INK, "width": 2.5}, "color": INK},
+        "marker": {"symbol": "line-ns", "size": BAR_PX + 2, "line": {"color": INK, "width": 2.5}, "color": INK},
         "hovertemplate": f"estimate: %{{x:,.4~g}} {panel.unit}<extra>%{{customdata}}</extra>",
         "cliponaxis": False,
     }

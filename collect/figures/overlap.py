@@ -19,7 +19,7 @@ def draw(group: Group) -> Figure | None:
     exposed = [found["exposed_communication_ms"].value for found in metrics]
     hidden = [found["communication_ms"].value - apart for found, apart in zip(metrics, exposed, strict=True)]
     bars = [Part("hidden behind compute", "var(--series-1)", hidden), Part("exposed", "var(--series-2)", exposed)]
-    ends = [f"{notation.number(found['overlap_pct'].value, 3)} %" for found in metrics]
+    ends = [f"{notation.number(found['overlap_pct'].value, 3)} % hidden" for found in metrics]
     caption = (
         "Communication of a profiled step, its waiting for other ranks included; mean over profiled ranks and repeats. At the "
         f"end: the overlap, the mean of the ranks' own shares that are hidden.{left_out}"
