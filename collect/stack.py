@@ -12,7 +12,7 @@ from collect.figure import INK, Figure, Group, Mark, axis, layout
 
 MOST_BARS = 60  # of a figure; nobody compares more at once
 LABEL_PX, BAR_PX, GAP_PX = 20, 18, 12  # of a line: the cell's name, its bar under it, and what is left free
-MARGIN_PX, LEGEND_PX = 70, 12  # LEGEND_PX: for each name in it, of which two stand side by side on a phone
+MARGIN_PX, LEGEND_PX = 70, 15  # LEGEND_PX: for each name in it; a phone has one or two side by side
 BETWEEN = 0.15  # of the width, between two panels
 END_PX = 7  # for each character at the end of a bar
 
@@ -61,7 +61,7 @@ def draw(name: str, title: str, caption: str, group: Group, panels: Sequence[Pan
     line_px = LABEL_PX + BAR_PX + GAP_PX
     shape = lines(group.labels, LABEL_PX, line_px)
     shape |= {"barmode": "stack", "uniformtext": {"mode": "hide", "minsize": 10}}
-    shape["legend"] |= {"traceorder": "normal"}
+    shape["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
     shape["margin"]["r"] = END_PX * max(len(end) + 3 for panel in panels for end in panel.ends)
     data: list[dict[str, Any]] = []
     named: set[str] = set()
@@ -94,22 +94,23 @@ def _part(group: Group, part: Part, panel: Panel, totals: Sequence[float]) -> di
     """One part of every bar; its share of the bar stands in it where it fits."""
     known = [(line, value) for line, value in enumerate(part.values) if value is not None and totals[line]]
     shares = [f"{notation.number(100 * value / totals[line], 3)} %" for line, value in known]
+    written = [share if value < totals[line] else "" for share, (line, value) in zip(shares, known, strict=True)]
     one_of_many = len(panel.parts) > 1
-    share = ", %{text} of the bar" if one_of_many else ""
+    share = ", %{customdata[1]} of the bar" if one_of_many else ""
     return {
         "type": "bar",
         "orientation": "h",
         "name": part.name,
         "x": [value for _, value in known],
         "y": [_middle(line) for line, _ in known],
-        "customdata": [group.labels[line] for line, _ in known],
-        "text": shares if one_of_many else "",
+        "customdata": [[group.labels[line], share] for share, (line, _) in zip(shares, known, strict=True)],
+        "text": written if one_of_many else "",
         "textposition": "inside",
         "textangle": 0,
         "insidetextanchor": "middle",
         "marker": {"color": part.colour},
         "width": BAR_PX / (LABEL_PX + BAR_PX + GAP_PX),
-        "hovertemplate": f"{part.name}: %{{x:,.4~g}} {panel.unit}{share}<extra>%{{customdata}}</extra>",
+        "hovertemplate": f"{part.name}: %{{x:,.4~g}} {panel.unit}{share}<extra>%{{customdata[0]}}</extra>",
     }
 
 

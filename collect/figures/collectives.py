@@ -33,7 +33,7 @@ def draw(group: Group) -> Figure | None:
     panels = []
     for place, (title, unit) in enumerate((("calls a step", "calls"), ("ms a step", "ms"))):
         values = {kind: [tally[kind][place] if kind in tally else None for tally in found] for kind, _ in kinds}
-        ends = [f"{sum(one[place] for one in tally.values()):,.4g}" for tally in found]
+        ends = [_written(sum(one[place] for one in tally.values())) for tally in found]
         panels.append(Panel(title, unit, [Part(kind, colour, values[kind]) for kind, colour in kinds], ends))
     caption = (
         "Of a profiled step, mean over profiled ranks and repeats. Times are durations added up, waiting for other ranks "
@@ -46,3 +46,7 @@ def tallies(mark: Mark) -> dict[str, Use]:
     """What a step's collectives are, by kind."""
     runs = (run.breakdowns for run in mark.cell.completed)
     return per_step.uses(runs, lambda one: renamed(one.collectives, lambda name: KIND_OF.get(name, OTHER)))
+
+
+def _written(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) else notation.number(value, 3)

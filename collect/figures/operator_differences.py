@@ -18,6 +18,7 @@ MOST_NAMES = 10
 MOST_CELLS = 6  # bars beside one another
 NAME_PX, BAR_PX, GAP_PX, MARGIN_PX, LEGEND_PX = 20, 13, 8, 70, 16
 NAME_LENGTH = 44
+SMALLEST = 0.01  # of a cell's longest bar: nothing shorter is worth a number
 ROOM = 0.22  # of the range, on both sides, for the numbers
 
 
@@ -87,6 +88,7 @@ def _more(name: str, pair: Pair) -> float:
 def _bars(names: list[str], place: int, line_px: int, pair: Pair) -> dict[str, Any]:
     """A cell's bars, under the name that stands at the top of each line."""
     more = [_more(name, pair) for name in names]
+    seen = SMALLEST * max(map(abs, more))
     sides = ((pair.mark, pair.here), (pair.against, pair.there))
     says = ["<br>".join((html.escape(name, quote=False), *(_said(*side, name) for side in sides))) for name in names]
     return {
@@ -97,7 +99,7 @@ def _bars(names: list[str], place: int, line_px: int, pair: Pair) -> dict[str, A
         "y": list(range(len(names))),
         "offset": (NAME_PX + BAR_PX * place) / line_px,
         "width": (BAR_PX - 1) / line_px,
-        "text": [f"{'+' if value > 0 else '−'}{notation.number(abs(value), 3)}" if value else "" for value in more],
+        "text": [f"{'+' if value > 0 else '−'}{notation.number(abs(value), 3)}" if abs(value) > seen else "" for value in more],
         "textposition": "outside",
         "textfont": {"size": 10, "color": MUTED},
         "cliponaxis": False,
