@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collect import notation
 from collect.figure import Figure, Group, Mark
 from collect.stack import Panel, Part, some
 from collect.stack import draw as stacked
