@@ -18,7 +18,7 @@ MOST_NAMES = 10
 MOST_CELLS = 6  # bars beside one another
 NAME_PX, BAR_PX, GAP_PX, MARGIN_PX, LEGEND_PX = 20, 13, 8, 70, 16
 NAME_LENGTH = 44
-SMALLEST = 0.01  # of a cell's longest bar: nothing shorter is worth a number
+SMALLEST = 0.01  # of the longest bar: what is shorter is not worth a line, nor a number
 ROOM = 0.22  # of the range, on both sides, for the numbers
 
 
@@ -34,12 +34,12 @@ class Pair(NamedTuple):
 def draw(group: Group) -> Figure | None:
     """A line of bars per operator, one bar per cell that was profiled as its baseline was, the first so many of them."""
     by_id = {mark.row.id: mark for mark in group.marks}
-    pairs: list[Pair] = []
+    pairs = []
     for mark in group.marks:
         against = by_id.get(mark.row.baseline or "")
         if against is not None and against is not mark and _kind(mark) is not None and _kind(mark) == _kind(against):
-            pairs.append(Pair(mark, uses(mark), against, uses(against)))
-    shown = pairs[:MOST_CELLS]
+            pairs.append((mark, against))
+    shown = [Pair(mark, uses(mark), against, uses(against)) for mark, against in pairs[:MOST_CELLS]]
     names = largest(shown)
     if not names:
         return None
@@ -56,13 +56,13 @@ def draw(group: Group) -> Figure | None:
 
 
 def largest(pairs: list[Pair]) -> list[str]:
-    """The names whose time differs most in any pair, the largest difference first; none that is equal everywhere."""
+    """The names whose time differs most in any pair, the largest difference first; none that hardly differs."""
     differs: dict[str, float] = {}
     for pair in pairs:
         for name in pair.here.keys() | pair.there.keys():
             differs[name] = max(differs.get(name, 0), abs(_more(name, pair)))
-    ordered = sorted((name for name in differs if differs[name]), key=lambda name: (-differs[name], name))
-    return ordered[:MOST_NAMES]
+    least = SMALLEST * max(differs.values(), default=0)
+    return sorted((name for name in differs if differs[name] > least), key=lambda name: (-differs[name], name))[:MOST_NAMES]
 
 
 def uses(mark: Mark) -> dict[str, Use]:
