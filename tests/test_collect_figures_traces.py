@@ -210,7 +210,7 @@ def test_what_sharding_leaves_stands_beside_the_estimate(tmp_path):
     assert (part(found, "parameter", "x"), part(found, "estimate", "x")) == ([40, 20], [40, 20])
     assert (part(found, "gradient", "x2"), part(found, "estimate", "x2")) == ([40, 20], [40, 20])
     assert (part(found, "optimizer state", "x3"), part(found, "estimate", "x3")) == ([80, 40], [80, 40])
-    assert part(found, "master parameter", "x3") == [0, 20]
+    assert part(found, "master copy", "x3") == [0, 20]
     assert part(found, "parameter")[1] == group.marks[1].row.metrics["memory_parameter_bytes"].value / MIB
 
 

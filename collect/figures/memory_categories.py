@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collect import notation
 from collect.figure import Figure, Group, Mark
-from collect.figures.memory_timeline import CATEGORIES
+from collect.figures.memory_timeline import CATEGORIES, written
 from collect.stack import Panel, Part, some
 from collect.stack import draw as stacked
 
@@ -19,7 +19,7 @@ def draw(group: Group) -> Figure | None:
     found = [peak_bytes(mark) for mark in shown.marks]
     unit, size = notation.bytes_unit([sum(peak.values()) for peak in found])
     bars = [
-        Part(name.replace("_", " "), colour, [peak[name] / size if name in peak else None for peak in found])
+        Part(written(name), colour, [peak[name] / size if name in peak else None for peak in found])
         for name, colour in CATEGORIES.items()
         if any(peak.get(name) for peak in found)
     ]

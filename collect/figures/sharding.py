@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collect import notation
 from collect.figure import Figure, Group, Mark
-from collect.figures.memory_timeline import CATEGORIES
+from collect.figures.memory_timeline import CATEGORIES, written
 from collect.stack import Panel, Part, some
 from collect.stack import draw as stacked
 
@@ -29,17 +29,20 @@ def draw(group: Group) -> Figure | None:
     panels = []
     for term, names in TERMS.items():
         parts = [
-            Part(name.replace("_", " "), CATEGORIES[name], [_in(size, found[name]) for found in measured])
+            Part(written(name), CATEGORIES[name], [_in(size, found[name]) for found in measured])
             for name in names
             if any(found[name] for found in measured)
         ]
         ends = [notation.number(sum(found[name] or 0 for name in names) / size, 3) for found in measured]
-        title = f"{term.replace('_', ' ')}, {unit}"
-        panels.append(Panel(title, unit, parts, ends, [_in(size, found.get(term)) for found in estimates]))
+        panels.append(
+            Panel(
+                f"{term.removesuffix('_state')}, {unit}", unit, parts, ends, [_in(size, found.get(term)) for found in estimates]
+            )
+        )
     caption = (
-        "The most of each at any moment of the step that was looked into, on the rank whose peak is highest. "
-        "Stroke: 4 bytes a parameter, as many for its gradient and twice as many for Adam, cut over ranks as ZeRO's paper has "
-        f"it.{left_out}"
+        "The most of each at any moment of the step that was looked into, on the rank whose peak is highest. Stroke: arithmetic "
+        "cut over ranks as ZeRO's paper has it, as much for a gradient as for its parameter and twice as much for Adam; the "
+        f"optimizer's own copy of the weights is not in it.{left_out}"
     )
     return stacked(NAME, "What sharding leaves on a rank", caption, shown, panels)
 
