@@ -168,12 +168,23 @@ def test_the_operators_are_the_ten_that_differ_most():
         ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 4>(float*)", "CatArrayBatchedCopy"),
         (traces.COPY, traces.COPY),
         ("aten::add_", "aten::add_"),
-        ("x" * 30 + "y" * 30, "x" * 28 + "…" + "y" * 15),
+        ("x" * 30 + "y" * 30, "x" * 29 + "…" + "y" * 14),
     ],
 )
 def test_kernels_are_named_shortly(name, short):
-    assert operator_differences.short(name) == short
-    assert len(operator_differences.short(name)) <= operator_differences.NAME_LENGTH
+    assert operator_differences.short([name, "another"]) == [short, "another"]
+    assert len(short) <= operator_differences.NAME_LENGTH
+
+
+def test_kernels_of_one_name_are_told_apart_by_their_arguments():
+    kernel = "void at::native::vectorized_elementwise_kernel<4, at::native::{}<float>, std::array<char*, 3ul> >(int)"
+    names = operator_differences.short([kernel.format("FillFunctor"), kernel.format("CUDAFunctor_add"), "aten::mm"])
+    assert names == [
+        "vectorized_el…kernel<4, FillFunctor<float>,…",
+        "vectorized_el…kernel<4, CUDAFunctor_add<flo…",
+        "aten::mm",
+    ]
+    assert all(len(name) <= operator_differences.NAME_LENGTH for name in names)
 
 
 def looked_into(workspace, strategies=LOOKED):

@@ -17,7 +17,9 @@ NAME = "operator_differences"
 MOST_NAMES = 10
 MOST_CELLS = 6  # bars beside one another
 NAME_PX, BAR_PX, GAP_PX, MARGIN_PX, LEGEND_PX = 20, 13, 8, 70, 16
-NAME_LENGTH = 44
+NAME_LENGTH, HEAD_LENGTH = 44, 20  # characters of a name, and of what is left of it before its arguments
+_NAMESPACES = re.compile(r"^void |\(anonymous namespace\)::|at::native::")
+_ARGUMENTS = re.compile(r"(?<=\w)[<(]")
 SMALLEST = 0.01  # of the longest bar: what is shorter is not worth a line, nor a number
 ROOM = 0.22  # of the range, on both sides, for the numbers
 
@@ -48,8 +50,8 @@ def draw(group: Group) -> Figure | None:
     left_out = f" {len(pairs) - len(shown)} more cells are not drawn." if len(pairs) > len(shown) else ""
     caption = (
         f"Time a step beyond that of the cell's baseline ({group.baseline}), left of 0 where it is less; mean over profiled "
-        f"ranks and repeats. The {len(names)} names that differ most, an operator with those that it calls, without "
-        f"what autograd wraps around each.{left_out}"
+        f"ranks and repeats. What differs most, {MOST_NAMES} names at most, an operator with those that it calls, without what "
+        f"autograd wraps around each.{left_out}"
     )
     height_px = MARGIN_PX + LEGEND_PX * len(shown) + line_px * len(names)
     return Figure(NAME, "Operators against the baseline", caption, height_px, data, _layout(names, data, line_px))
@@ -120,13 +122,23 @@ def _layout(names: list[str], data: list[dict[str, Any]], line_px: int) -> dict[
     low, high = min(0, *values), max(0, *values)
     room = ROOM * (high - low)
     x = axis("ms a step more than the baseline", range=[low - room if low else -room / 4, high + room], zeroline=True, nticks=5)
-    shape = lines([html.escape(short(name), quote=False) for name in names], NAME_PX, line_px)
+    shape = lines([html.escape(name, quote=False) for name in short(names)], NAME_PX, line_px)
     shape["xaxis"] = x | {"zerolinecolor": MUTED}
     return shape
 
 
-def short(name: str) -> str:
-    """A kernel's name without its namespaces, template arguments and parameters, its middle left out where it is still long."""
-    bare = re.sub(r"^void |\(anonymous namespace\)::|at::native::", "", name)
-    bare = re.split(r"(?<=\w)[<(]", bare, maxsplit=1)[0]
-    return bare if len(bare) <= NAME_LENGTH else f"{bare[: NAME_LENGTH - 16]}…{bare[-15:]}"
+def short(names: list[str]) -> list[str]:
+    """Kernels without namespaces, template arguments and parameters, but for those that only these tell apart."""
+    whole = [_NAMESPACES.sub("", name) for name in names]
+    bare = [_ARGUMENTS.split(name, maxsplit=1)[0] for name in whole]
+    return [
+        _cut(base, NAME_LENGTH)
+        if bare.count(base) == 1
+        else f"{_cut(base, HEAD_LENGTH)}{name[len(base) :][: NAME_LENGTH - HEAD_LENGTH - 1]}…"
+        for name, base in zip(whole, bare, strict=True)
+    ]
+
+
+def _cut(name: str, length: int) -> str:
+    """Without its middle where it is longer: what tells kernels apart is often at their end."""
+    return name if len(name) <= length else f"{name[: length - length // 3 - 1]}…{name[-(length // 3) :]}"

@@ -40,8 +40,8 @@ def draw(group: Group) -> Figure | None:
             )
         )
     caption = (
-        "The most of each at any moment of the step that was looked into, on the rank whose peak is highest. Stroke: arithmetic "
-        "cut over ranks as ZeRO's paper has it, as much for a gradient as for its parameter and twice as much for Adam; the "
+        "The most of each at any moment of the step that was looked into, on the rank whose peak is highest. Stroke: by "
+        "arithmetic, as much for a gradient as for its parameter and twice as much for Adam, cut as ZeRO's paper has it; the "
         f"optimizer's own copy of the weights is not in it.{left_out}"
     )
     return stacked(NAME, "What sharding leaves on a rank", caption, shown, panels)
