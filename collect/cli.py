@@ -59,6 +59,12 @@ def parser() -> console.Parser:
     trace.add_argument("--like-hta", action="store_true", help="round and leave out as HolisticTraceAnalysis does")
     trace.set_defaults(command=_trace)
 
+    compare = verb("compare", "the same cells in two workspaces or matrices, side by side", "collect compare ../before .")
+    compare.add_argument("a", metavar="A", help="a matrix of this workspace, or the folder of a workspace")
+    compare.add_argument("b", metavar="B", help="the same; what is said is of B beside A")
+    compare.add_argument("--matrix", metavar="NAME", help="of both workspaces (default: the last one of each)")
+    compare.set_defaults(command=_compare)
+
     export = verb("export", "tables for papers and programs, runs for trackers", "collect export --to latex --out tables/")
     _add_matrix(export)
     export.add_argument("--to", required=True, metavar="FORMAT", help="an unknown one prints the menu, a line each")
@@ -165,6 +171,13 @@ def _trace(arguments: argparse.Namespace, output: Output) -> int:
     from collect.traces import command
 
     return command.show(_workspace(arguments), arguments.run, arguments.against, output, like_hta=arguments.like_hta)
+
+
+def _compare(arguments: argparse.Namespace, output: Output) -> int:
+    _need_report("compare", "polars", "plotly")
+    from collect.comparison import command
+
+    return command.show(_workspace(arguments), arguments.a, arguments.b, arguments.matrix, output)
 
 
 def _export(arguments: argparse.Namespace, output: Output) -> int:

@@ -37,6 +37,7 @@ class Tracked(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
     began_s: float | None
     ended_s: float | None
+    hosts: str
 
 
 def runs(loaded: Loaded, summary: Summary) -> list[Tracked]:
@@ -65,7 +66,8 @@ def _tracked(loaded: Loaded, cell: LoadedCell, run: LoadedRun, label: str, metri
     }
     tags = [loaded.expansion.name, cell.cell.strategy, run.verdict.state, *(["rehearsal"] if rehearsal else [])]
     began, ended = run.steps.select(began=pl.col("wall_s").min(), ended=pl.col("wall_s").max()).row(0)
-    return Tracked(run.run_id, label, run.verdict.state, tags, config, _points(run), metrics, began, ended)
+    hosts = ", ".join(dict.fromkeys(host.host for host in run.hosts))
+    return Tracked(run.run_id, label, run.verdict.state, tags, config, _points(run), metrics, began, ended, hosts)
 
 
 def _points(run: LoadedRun) -> list[Point]:

@@ -40,7 +40,7 @@ def _run(wandb: ModuleType, project: str, run: Tracked, folder: Path) -> None:
         x_disable_stats=True,
         x_disable_machine_info=True,
         x_save_requirements=False,
-        x_start_time=run.began_s,
+        host=run.hosts or "unknown",
     )
     opened = wandb.init(
         project=project,
@@ -53,7 +53,8 @@ def _run(wandb: ModuleType, project: str, run: Tracked, folder: Path) -> None:
         reinit="create_new",
     )
     for point in run.points:
-        opened.log(point.values | {"_timestamp": point.wall_s}, step=point.step)
+        times = {"_timestamp": point.wall_s, "_runtime": point.wall_s - (run.began_s or 0)}  # not those of the export
+        opened.log(point.values | times, step=point.step)
     opened.summary.update({f"metrics/{name}": value for name, value in run.metrics.items()})
     opened.finish(exit_code=0 if run.state == "completed" else 1)
 

@@ -1,0 +1,108 @@
+"""`collect compare`: which of the cells that two matrices share came to something else, and what may have caused it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from collect import notation, verdict_text
+from collect.comparison.compare import Comparison, Figure, Half, Side, compare, told_apart
+from collect.load import load
+from collect.summary import summarize
+from shardlab.console import Output
+from shardlab.errors import InputError, UnknownName
+from shardlab.workspace import Workspace
+
+SHOWN = ("throughput_per_s", "step_time_ms", "peak_memory_bytes", "final_loss", "final_accuracy_pct")
+STYLES = {"faster": "green", "slower": "red", "higher": "yellow", "lower": "yellow"}
+
+
+def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Output) -> int:
+    """Print tables or the document. Raises InputError where a side is neither a matrix of this workspace nor a workspace."""
+    sides = [_open(workspace, name, matrix) for name in (a, b)]
+    halves = []
+    for name, (place, wanted) in zip((a, b), sides, strict=True):
+        loaded = load(place, wanted)
+        halves.append(Half(name, place, loaded, summarize(loaded, "single")))
+    comparison = compare(*halves)
+    _show(output, comparison)
+    output.document(comparison)
+    return 0
+
+
+def _open(workspace: Workspace, name: str, matrix: str | None) -> tuple[Workspace, str | None]:
+    """(the workspace, its matrix or None for the last one) that a name means: a matrix of this workspace before a folder."""
+    if name in workspace.expansions():
+        if matrix is not None:
+            raise InputError(f"--matrix: {name} is a matrix itself. Allowed: --matrix where both are workspaces.")
+        return workspace, name
+    if not Path(name).is_dir():
+        raise UnknownName("matrix of this workspace, and no folder of another,", name, workspace.expansions())
+    return Workspace(Path(name)), matrix
+
+
+def _show(output: Output, found: Comparison) -> None:
+    for letter, side in (("A", found.a), ("B", found.b)):
+        output.line(f"{letter}: {_named(side)}")
+        for remark in side.remarks:
+            output.line(f"  {remark}", style="yellow")
+    _pairs(output, found)
+    for one in found.differs:
+        said = [verdict_text.plain(value) for value in (one.a, one.b)]
+        output.line(f"taken as the same cells in spite of {one.key}: {said[0]} in A, {said[1]} in B", style="yellow")
+    for letter, labels in (("A", found.only_a), ("B", found.only_b)):
+        if labels:
+            output.line(f"only in {letter}: {'; '.join(labels)}")
+    if found.environment:
+        rows = [[one.what, ", ".join(one.a), ", ".join(one.b)] for one in found.environment]
+        output.table("what else differs: likely reasons, not shown to be the cause", ["", "A", "B"], rows)
+    elif found.pairs:
+        output.line("the machines, software and commits of the cells in both are the same, as far as both are known")
+
+
+def _pairs(output: Output, found: Comparison) -> None:
+    if not found.pairs:
+        output.line("no cell is in both.", style="yellow")
+        return
+    rows, styles, more = [], [], 0
+    for pair in found.pairs:
+        if pair.different_work:
+            rows.append([pair.label, "", "", "", "", "", "", "different work"])
+            styles.append("yellow")
+            continue
+        shown = [one for one in pair.metrics if output.verbose or one.metric in SHOWN]
+        more += len(told_apart(pair.metrics)) - len(told_apart(shown))
+        rows += [[pair.label, *_row(one)] for one in shown]
+        styles += [STYLES.get(one.verdict, "") for one in shown]
+        if not pair.metrics:
+            rows.append([pair.label, "", pair.state_a, pair.state_b, "", "", "", "not measured in both"])
+            styles.append("dim")
+    output.table("", ["Cell", "Metric", "A", "B", "B / A", "95 % interval", "n", "B is"], rows, styles)
+    for pair in found.pairs:
+        for said in filter(None, (pair.different_work, *pair.remarks)):
+            output.line(f"{pair.label}: {said}")
+    if more:
+        output.line(f"{more} more metrics are told apart: see them with --verbose, or --json")
+    if found.by_chance:
+        told = sum(len(told_apart(pair.metrics)) for pair in found.pairs)
+        output.line(
+            f"{told} of all metrics are told apart at 95 %; about {notation.number(found.by_chance, 2)} would be by chance alone"
+        )
+
+
+def _row(figure: Figure) -> list[str]:
+    interval = ""
+    if figure.low is not None and figure.high is not None:
+        interval = f"{notation.number(figure.low)} to {notation.number(figure.high)}"
+    return [
+        figure.metric,
+        verdict_text.quantity(figure.a, figure.unit),
+        verdict_text.quantity(figure.b, figure.unit),
+        notation.number(figure.ratio) if figure.ratio is not None else "",
+        interval,
+        f"{figure.n_a}, {figure.n_b}",
+        f"{figure.verdict} ({figure.why})" if figure.why else figure.verdict,
+    ]
+
+
+def _named(side: Side) -> str:
+    return f"{side.name}: {side.matrix}{': ' + side.title if side.title else ''}"
