@@ -43,7 +43,9 @@ class Tracked(msgspec.Struct, frozen=True):
 def runs(loaded: Loaded, summary: Summary) -> list[Tracked]:
     """Every run folder that is there, earlier attempts too."""
     labels = dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True))
-    metrics = {run.run_id: run.metrics for row in summary.rows for run in row.runs}
+    metrics = {
+        run.run_id: {name: float(value) for name, value in run.metrics.items()} for row in summary.rows for run in row.runs
+    }
     there = {run.run_id for run in loaded.runs}
     return [
         _tracked(loaded, cell, run, labels[cell.id], metrics.get(run.run_id, {}))

@@ -9,7 +9,7 @@ from collect.comparison.compare import Comparison, Figure, Half, Side, compare, 
 from collect.load import load
 from collect.summary import summarize
 from shardlab.console import Output
-from shardlab.errors import InputError, UnknownName
+from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
 SHOWN = ("throughput_per_s", "step_time_ms", "peak_memory_bytes", "final_loss", "final_accuracy_pct")
@@ -36,15 +36,19 @@ def _open(workspace: Workspace, name: str, matrix: str | None) -> tuple[Workspac
             raise InputError(f"--matrix: {name} is a matrix itself. Allowed: --matrix where both are workspaces.")
         return workspace, name
     if not Path(name).is_dir():
-        raise UnknownName("matrix of this workspace, and no folder of another,", name, workspace.expansions())
+        known = ", ".join(workspace.expansions()) or "none here"
+        raise InputError(
+            f"{name}: is neither a matrix of this workspace nor a folder. Allowed: a workspace's folder, or a matrix ({known})."
+        )
     return Workspace(Path(name)), matrix
 
 
 def _show(output: Output, found: Comparison) -> None:
     for letter, side in (("A", found.a), ("B", found.b)):
         output.line(f"{letter}: {_named(side)}")
-        for remark in side.remarks:
-            output.line(f"  {remark}", style="yellow")
+    for remark in dict.fromkeys((*found.a.remarks, *found.b.remarks)):
+        of = [letter for letter, side in (("A", found.a), ("B", found.b)) if remark in side.remarks]
+        output.line(f"{' and '.join(of)}: {remark}", style="yellow")
     _pairs(output, found)
     for one in found.differs:
         said = [verdict_text.plain(value) for value in (one.a, one.b)]
@@ -69,7 +73,9 @@ def _pairs(output: Output, found: Comparison) -> None:
             rows.append([pair.label, "", "", "", "", "", "", "different work"])
             styles.append("yellow")
             continue
-        shown = [one for one in pair.metrics if output.verbose or one.metric in SHOWN]
+        order = {one.metric: one for one in pair.metrics}
+        shown = [order[name] for name in (*SHOWN, *(order if output.verbose else ())) if name in order]
+        shown = list(dict.fromkeys(shown))
         more += len(told_apart(pair.metrics)) - len(told_apart(shown))
         rows += [[pair.label, *_row(one)] for one in shown]
         styles += [STYLES.get(one.verdict, "") for one in shown]
@@ -77,9 +83,14 @@ def _pairs(output: Output, found: Comparison) -> None:
             rows.append([pair.label, "", pair.state_a, pair.state_b, "", "", "", "not measured in both"])
             styles.append("dim")
     output.table("", ["Cell", "Metric", "A", "B", "B / A", "95 % interval", "n", "B is"], rows, styles)
+    remarks: dict[str, list[str]] = {}
     for pair in found.pairs:
         for said in filter(None, (pair.different_work, *pair.remarks)):
-            output.line(f"{pair.label}: {said}")
+            remarks.setdefault(said, []).append(pair.label)
+    for said, labels in remarks.items():
+        output.line(f"{said}: {'all cells' if len(labels) == len(found.pairs) > 1 else '; '.join(labels)}", style="yellow")
+    for why in dict.fromkeys(one.why for pair in found.pairs for one in pair.metrics if one.why):
+        output.line(f"undecided: {why}")
     if more:
         output.line(f"{more} more metrics are told apart: see them with --verbose, or --json")
     if found.by_chance:
@@ -100,7 +111,7 @@ def _row(figure: Figure) -> list[str]:
         notation.number(figure.ratio) if figure.ratio is not None else "",
         interval,
         f"{figure.n_a}, {figure.n_b}",
-        f"{figure.verdict} ({figure.why})" if figure.why else figure.verdict,
+        figure.verdict,
     ]
 
 

@@ -16,11 +16,11 @@ from collect.metric import Metric, menu
 from collect.row import Row
 from collect.statistics import standard_error
 from collect.summary import Summary
-from collect.verdicts.number import ALONE
 from collect.verdicts.selection import Measurements
 from shardlab.workspace import Workspace
 
 SCHEMA = 1
+ALONE = "a cell with one repeat in a matrix in which none was repeated: no interval"
 CHANCE = 0.05  # of two-sided 95 % intervals
 
 
