@@ -12,7 +12,7 @@ from collect.metric import Compared
 from collect.metrics import scaling
 from shardlab.cell import Cell
 
-MEANS = {
+_MEANS = {
     "strategy", "gpus", "nnodes", "dp", "tp", "pp", "servers", "micro_batch_size", "gradient_accumulation_steps",
     "activation_checkpointing", "compile", "options", "prove", "time_limit_s", "expect",
     "rehearses",
@@ -22,7 +22,7 @@ _LENGTH = {"steps", "epochs", "warmup_steps", "global_batch_size", "schedule", "
 
 def same_work(one: Cell, other: Cell) -> bool:
     """Whether two cells train the same model on the same batches: all that differs is how ranks share the work."""
-    return _without(one, MEANS) == _without(other, MEANS) and _options_agree(one, other)
+    return _without(one, _MEANS) == _without(other, _MEANS) and _options_agree(one, other)
 
 
 def differ_only_in_launcher(one: Cell, other: Cell) -> bool:
@@ -39,7 +39,7 @@ def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) ->
     for other in cells:
         if other.cell.strategy != strategy or not other.completed:
             continue
-        alike = _without(cell.cell, MEANS | _LENGTH) == _without(other.cell, MEANS | _LENGTH)
+        alike = _without(cell.cell, _MEANS | _LENGTH) == _without(other.cell, _MEANS | _LENGTH)
         how = scaling.kind(Compared(cell.cell, 1, other.cell, 1))
         if alike and how and _options_agree(cell.cell, other.cell):
             found.append((how != "strong", other.cell.gpus, other))

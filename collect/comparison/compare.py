@@ -36,8 +36,8 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A metric in both. ratio: b / a with its 95 % interval; absent where a mean is not above 0, or nothing tells the interval,
-    which `why` says then."""
+    """A metric in both. ratio: b / a with its 95 % interval, low to high; absent where they cannot be told (ratio.py). why: of a
+    verdict that is undecided."""
 
     metric: str
     unit: str

@@ -8,12 +8,15 @@ from typing import Any
 
 import msgspec
 
-from collect.likeness import MEANS
 from collect.load import LoadedCell
 from shardlab import cell_names
 
-# What a whole matrix may have otherwise than another while its cells are still the same cells, trained by other means.
-_MAY_DIFFER = MEANS - {"rehearses"} | {"launcher", "instruments", "memory_limit_gib"}
+# What a whole matrix may have otherwise than another while its cells are still the same cells, trained by other means. Options
+# are not among it: some are a workload's, and make other work.
+_MAY_DIFFER = {
+    "nnodes", "launcher", "micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing", "compile",
+    "instruments", "memory_limit_gib",
+}  # fmt: skip
 _Key = tuple[tuple[str, str], ...]
 
 
@@ -59,8 +62,7 @@ def _throughout(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) 
     found = []
     for key in sorted({key for cell in (*a, *b) for key in cell}):
         values = [{repr(cell.get(key)) for cell in cells} for cells in (a, b)]
-        may = key.partition(".")[0] in _MAY_DIFFER
-        if may and len(values[0]) == len(values[1]) == 1 and values[0] != values[1]:
+        if key in _MAY_DIFFER and len(values[0]) == len(values[1]) == 1 and values[0] != values[1]:
             found.append(Differs(key, a[0].get(key), b[0].get(key)))
     return found
 

@@ -21,7 +21,8 @@ class Mean(msgspec.Struct, frozen=True):
 
 
 def ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
-    """(b / a, and the ends of its 95 % interval); None where a mean is not above 0, or its error is not known.
+    """(b / a, and the ends of its 95 % interval). None: a ratio of means that are not above 0, an interval where an error is not
+    known or so large that its mean may be 0.
 
     The logarithm of the ratio has the error sqrt(ra² + rb²), where ra and rb are the relative errors (the delta method); its
     quantile is Student's with the degrees of freedom of Welch and Satterthwaite. What is said of b / a is so said of a / b.
@@ -32,6 +33,8 @@ def ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
     if a.error is None or b.error is None:
         return found, None, None
     parts = [(a.error / a.value) ** 2, (b.error / b.value) ** 2]
+    if any(mean.error and mean.error * t_975(mean.degrees) >= mean.value for mean in (a, b)):
+        return found, None, None
     spread = _quantile(parts, [a.degrees, b.degrees]) * math.sqrt(sum(parts))
     return found, found * math.exp(-spread), found * math.exp(spread)
 
@@ -41,7 +44,7 @@ def verdict(a: Mean, b: Mean, unit: str) -> Word:
     if a.error is None or b.error is None:
         return "undecided"
     _, low, high = ratio(a, b)
-    if low is None or high is None:  # no ratio: Welch's test of the difference
+    if low is None or high is None:  # Welch's test of the difference
         parts = [a.error**2, b.error**2]
         half = _quantile(parts, [a.degrees, b.degrees]) * math.sqrt(sum(parts))
         low, high, same = b.value - a.value - half, b.value - a.value + half, 0.0
