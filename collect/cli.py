@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardlab import console
+from shardlab import console, registry
 from shardlab.console import Output
 from shardlab.errors import InputError, MissingExtra
 from shardlab.workspace import Workspace
@@ -67,7 +67,7 @@ def parser() -> console.Parser:
 
     export = verb("export", "tables for papers and programs, runs for trackers", "collect export --to latex --out tables/")
     _add_matrix(export)
-    export.add_argument("--to", required=True, metavar="FORMAT", help="an unknown one prints the menu, a line each")
+    export.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(registry.modules("collect.exports")))
     export.add_argument("--out", metavar="DIR", help="the folder to write (default: export/FORMAT in the workspace)")
     export.set_defaults(command=_export)
 

@@ -1,4 +1,4 @@
-"""What a format says of itself, and how its folder is written: all of it or nothing, over an earlier export and nothing else."""
+"""What a format says of itself, and how its folder is written: whole or not at all, over an earlier export and nothing else."""
 
 from __future__ import annotations
 

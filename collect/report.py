@@ -30,4 +30,3 @@ def write(folder: Path, workspace: Workspace, loaded: Loaded, summary: Summary) 
             text.EXPORT.write(loaded, summary, fresh / "tables", folder / "tables")
         files.write_json(fresh / "summary.json", summary)
         files.write_atomic(fresh / PAGE, page.draw(loaded, summary, folder, workspace.runs).encode())
-

@@ -23,9 +23,9 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Tracked(msgspec.Struct, frozen=True):
-    """group: its cell's short name, shared by repeats. config: the resolved cell, flat, and where the run comes from. metrics: in
-    the units of the summary, under the same names; none of a run that did not complete. began_s, ended_s: first and last record,
-    in seconds since the epoch, None where it left none.
+    """group: its cell's short name, shared by repeats. config: the resolved cell, flat, and where the run comes from. metrics:
+    by the names and in the units of the summary; none of a run that did not complete. began_s, ended_s: first and last step
+    record, in seconds since the epoch, None where there is none. hosts: their names, with commas.
     """
 
     id: str

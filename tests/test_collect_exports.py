@@ -1,4 +1,4 @@
-"""Tables for papers and programs: what they hold, that hostile names stand in them as they are, and that nothing else is lost."""
+"""Tables for papers and programs: what they hold, that hostile names stand in them as they are, that nothing else is lost."""
 
 import json
 import re
@@ -160,7 +160,7 @@ def test_markdown_holds_the_summary_the_claims_and_the_reported_numbers(hostile,
     rows = rows_of(text)
     assert rows[0][:2] == ["Strategy", "Ranks"]
     assert "Throughput (tokens/s)" in rows[0]
-    assert ["single", "1", "torchrun"] == rows[1][:3]
+    assert rows[1][:3] == ["single", "1", "torchrun"]
     assert any(row[0] == "c1" and row[1] == "undecided (rehearsal)" and HOSTILE in row[2] for row in rows)
     assert any(row[0] == "table 1" and row[3] == "102 ms" for row in rows)
     assert "- rehearsal on CPU: shows that the line works, not how fast it is" in text

@@ -1,4 +1,4 @@
-"""Runs in the stores of Weights & Biases, MLflow and TensorBoard: read back by what they ship, and nothing leaves the machine."""
+"""Runs in the stores of Weights & Biases, MLflow and TensorBoard: read back by what they ship; nothing leaves the machine."""
 
 import json
 import os
@@ -100,7 +100,7 @@ def test_a_run_is_tracked_as_it_was_recorded(runs):
 
 
 def wandb_records(path):
-    """The records of a .wandb file: a header of 7 bytes, then LevelDB's log format (blocks of 32 KiB; CRC, length, type, data)."""
+    """The records of a .wandb file: a header, then LevelDB's log format (blocks of 32 KiB; CRC, length, type, data)."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     raw, place, data = path.read_bytes(), 7, b""

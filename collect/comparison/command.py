@@ -67,7 +67,7 @@ def _pairs(output: Output, found: Comparison) -> None:
     if not found.pairs:
         output.line("no cell is in both.", style="yellow")
         return
-    rows, styles, more = [], [], 0
+    rows, styles, more = [], [], []
     for pair in found.pairs:
         if pair.different_work:
             rows.append([pair.label, "", "", "", "", "", "", "different work"])
@@ -76,7 +76,7 @@ def _pairs(output: Output, found: Comparison) -> None:
         order = {one.metric: one for one in pair.metrics}
         shown = [order[name] for name in (*SHOWN, *(order if output.verbose else ())) if name in order]
         shown = list(dict.fromkeys(shown))
-        more += len(told_apart(pair.metrics)) - len(told_apart(shown))
+        more += [f"{pair.label}: {one.metric} {one.verdict}" for one in told_apart(pair.metrics) if one not in shown]
         rows += [[pair.label, *_row(one)] for one in shown]
         styles += [STYLES.get(one.verdict, "") for one in shown]
         if not pair.metrics:
@@ -92,12 +92,11 @@ def _pairs(output: Output, found: Comparison) -> None:
     for why in dict.fromkeys(one.why for pair in found.pairs for one in pair.metrics if one.why):
         output.line(f"undecided: {why}")
     if more:
-        output.line(f"{more} more metrics are told apart: see them with --verbose, or --json")
+        output.line(f"also told apart (--verbose shows all metrics): {'; '.join(more)}")
     if found.by_chance:
         told = sum(len(told_apart(pair.metrics)) for pair in found.pairs)
-        output.line(
-            f"{told} of all metrics are told apart at 95 %; about {notation.number(found.by_chance, 2)} would be by chance alone"
-        )
+        expected = notation.number(found.by_chance, 2)
+        output.line(f"{told} of all metrics are told apart at 95 %; about {expected} would be by chance alone")
 
 
 def _row(figure: Figure) -> list[str]:

@@ -36,8 +36,8 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A metric in both. ratio: b / a with its 95 % interval, low to high; absent where they cannot be told (ratio.py). why: of a
-    verdict that is undecided."""
+    """A metric in both. ratio: b / a with its 95 % interval, low to high; absent where they cannot be told (ratio.py). why: of
+    an undecided verdict."""
 
     metric: str
     unit: str
@@ -53,7 +53,7 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A cell in both. different_work: why it is not compared, and then has no metrics. remarks: what else has to be said of it."""
+    """A cell in both. different_work: why it is not compared, and then has no metrics. remarks: what else is to be said."""
 
     a: str
     b: str
@@ -66,8 +66,8 @@ class Pair(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """`collect compare --json`. differs: what cells were taken as the same in spite of; only_a, only_b: labels of cells without a
-    twin; environment: of the runs of the cells in both. by_chance: how many of the figures that could be told apart would be
+    """`collect compare --json`. differs: what cells were taken as the same in spite of; only_a, only_b: labels of cells without
+    a twin; environment: of the runs of the cells in both. by_chance: how many of the figures that could be told apart would be
     if nothing differed."""
 
     schema: int

@@ -21,8 +21,8 @@ class Mean(msgspec.Struct, frozen=True):
 
 
 def ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
-    """(b / a, and the ends of its 95 % interval). None: a ratio of means that are not above 0, an interval where an error is not
-    known or so large that its mean may be 0.
+    """(b / a, and the ends of its 95 % interval). None: a ratio of means that are not above 0; an interval where an error is
+    not known, or so large that its mean may be 0.
 
     The logarithm of the ratio has the error sqrt(ra² + rb²), where ra and rb are the relative errors (the delta method); its
     quantile is Student's with the degrees of freedom of Welch and Satterthwaite. What is said of b / a is so said of a / b.
@@ -40,7 +40,7 @@ def ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
 
 
 def verdict(a: Mean, b: Mean, unit: str) -> Word:
-    """What b is beside a. Times and rates are faster or slower, all else is higher or lower: whether that is good is not said."""
+    """What b is beside a. Times and rates are faster or slower, all else is higher or lower: neither says that it is good."""
     if a.error is None or b.error is None:
         return "undecided"
     _, low, high = ratio(a, b)

@@ -48,7 +48,9 @@ def _scalars(values: dict[str, float]) -> Any:
 
 def _end(run: Tracked, ended_s: float) -> Any:
     """What tensorboard.plugins.hparams.summary.session_end_pb makes, which only TensorFlow can import."""
-    api, metadata, data = (package(f"tensorboard.plugins.hparams.{name}") for name in ("api_pb2", "metadata", "plugin_data_pb2"))
+    api, metadata, data = (
+        package(f"tensorboard.plugins.hparams.{name}") for name in ("api_pb2", "metadata", "plugin_data_pb2")
+    )
     status = api.STATUS_SUCCESS if run.state == "completed" else api.STATUS_FAILURE
     told = data.HParamsPluginData(session_end_info=data.SessionEndInfo(status=status, end_time_secs=ended_s))
     summary = package("tensorboard.compat.proto.summary_pb2").Summary
