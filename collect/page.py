@@ -90,6 +90,8 @@ def _figures(loaded: Loaded, summary: Summary) -> list[tuple[figure.Figure, str,
         for group in groups:
             found: figure.Figure | None = module.draw(group)
             if found is not None:
+                if group.left_out:
+                    found.caption += f" Of {len(group.marks) + group.left_out:,} cells the first {len(group.marks)}."
                 title = f"{found.title}, {group.workload}" if len(groups) > 1 else found.title
                 drawn.append((found, title))
     narrow = [index for index, (found, _) in enumerate(drawn) if found.name not in WIDE]
