@@ -98,15 +98,17 @@ def groups(loaded: Loaded, summary: Summary) -> list[Group]:
 def shown_first(marks: Sequence[Mark]) -> list[tuple[Mark, bool | str]]:
     """(mark, plotly's word for whether it is drawn at first), those first that are.
 
-    Of too many cells, those of the ranks and the global batch that the most strategies have in common: side by side they say
-    more than the variants of one strategy that happen to stand first.
+    Of too many cells, those of the same ranks and global batch, of the most ranks at which half of the strategies or more
+    have cells: side by side they say more than the variants of one strategy that happen to stand first.
     """
     if len(marks) <= MOST_SHOWN:
         return [(mark, True) for mark in marks]
     at: dict[tuple[int, int], list[Mark]] = {}
     for mark in marks:
         at.setdefault((mark.cell.cell.gpus, mark.cell.cell.global_batch_size), []).append(mark)
-    together = max(at.items(), key=lambda entry: (len({mark.cell.cell.strategy for mark in entry[1]}), entry[0]))[1]
+    kinds = {setting: len({mark.cell.cell.strategy for mark in found}) for setting, found in at.items()}
+    common = [setting for setting, count in kinds.items() if 2 * count >= len({mark.cell.cell.strategy for mark in marks})]
+    together = at[max(common or kinds, key=lambda setting: (setting[0], kinds[setting]))]
     shown = together[:MOST_SHOWN]
     labels_shown = {mark.label for mark in shown}
     return [(mark, True) for mark in shown] + [(mark, "legendonly") for mark in marks if mark.label not in labels_shown]

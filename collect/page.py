@@ -15,15 +15,18 @@ from collect import columns, figure, notation, terminal, verdict_text
 from collect.columns import Column
 from collect.figures import (
     accuracy,
+    batch_scaling,
     epoch_histogram,
     epoch_time,
     loss,
     memory,
+    memory_by_run,
     memory_timeline,
     scaling,
     step_time,
     telemetry,
     throughput,
+    utilization,
 )
 from collect.load import Loaded
 from collect.metric import menu
@@ -36,7 +39,8 @@ TEMPLATE = "report/index.html.j2"
 WIDE = ("telemetry", "memory_timeline")  # figures that take a whole row
 # in the order of the page
 FIGURES: tuple[ModuleType, ...] = (
-    throughput, scaling, step_time, epoch_time, epoch_histogram, memory, loss, accuracy, memory_timeline, telemetry,
+    throughput, scaling, batch_scaling, step_time, epoch_time, epoch_histogram, memory, memory_by_run, loss, accuracy,
+    utilization, memory_timeline, telemetry,
 )  # fmt: skip
 
 

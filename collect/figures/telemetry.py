@@ -123,8 +123,16 @@ def _stacked(titles: list[str]) -> dict[str, Any]:
     x = axis("s since the end of the first timed step", anchor=_y(len(titles)), showgrid=False)
     shape = layout(x, {}, showlegend=True)
     shape["annotations"] = []
-    start = {"type": "line", "xref": "x", "yref": "paper", "x0": 0, "x1": 0, "y0": 0, "y1": 1}
-    shape["shapes"] = [start | {"line": {"color": MUTED, "width": 1, "dash": "dot"}}]
+    start = {
+        "type": "line",
+        "xref": "x",
+        "x0": 0,
+        "x1": 0,
+        "y0": 0,
+        "y1": 1,
+        "line": {"color": MUTED, "width": 1, "dash": "dot"},
+    }
+    shape["shapes"] = [start | {"yref": f"{_y(number)} domain"} for number in range(1, len(titles) + 1)]
     for number, title in enumerate(titles, 1):
         top, bottom = 1 - (number - 1 + GAP) / len(titles), 1 - number / len(titles)
         panel = axis("", domain=[bottom, top], rangemode="tozero", nticks=4, tickformat=",.3~r", anchor="x")

@@ -1,0 +1,49 @@
+"""How busy GPUs and processors were and how full the memory of GPUs was, cell beside cell: as in study 3 (5.1.2, 5.1.3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collect.figure import INK, Figure, Group, by_cell, by_cell_height, interval, states
+
+# (metric, what it is called, symbol): what a mark is of, as its row says the cell
+MARKS = (
+    ("gpu_pct", "GPUs busy", "circle"),
+    ("gpu_memory_pct", "GPU memory in use, at most", "square-open"),
+    ("cpu_pct", "processors busy", "diamond-open"),
+)
+
+
+def draw(group: Group) -> Figure | None:
+    """A mark with its interval per cell and quantity, all in percent of what the hosts have."""
+    known = [entry for entry in MARKS if any(entry[0] in mark.row.metrics for mark in group.marks)]
+    if not known:
+        return None
+    data = [states(group, [any(name in mark.row.metrics for name, _, _ in known) for mark in group.marks])]
+    for name, says, symbol in known:
+        data.append(_key(says, symbol))
+        for mark in group.marks:
+            if estimate := mark.row.metrics.get(name):
+                data.append(
+                    {
+                        "type": "scatter",
+                        "mode": "markers",
+                        "x": [estimate.value],
+                        "y": [mark.label],
+                        "error_x": interval(estimate, mark.look.colour),
+                        "marker": {"color": mark.look.colour, "symbol": symbol, "size": 10, "line": {"width": 2}},
+                        "legendgroup": says,
+                        "showlegend": False,
+                        "hovertemplate": f"{says}: %{{x:.3~g}} %, n = {estimate.n}<extra>%{{y}}</extra>",
+                    }
+                )
+    caption = "Means over repeats with their 95 % intervals, between the first and the last timed step."
+    shape = by_cell(group, "%") | {"showlegend": True}
+    shape["xaxis"] |= {"range": [0, 102]}
+    return Figure("utilization", "Utilization", caption, by_cell_height(group) + 24, data, shape)
+
+
+def _key(says: str, symbol: str) -> dict[str, Any]:
+    """The line of the legend that says what a symbol stands for, in no cell's colour."""
+    marker = {"color": INK, "symbol": symbol, "size": 10, "line": {"width": 2}}
+    return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "name": says, "legendgroup": says, "marker": marker}
