@@ -43,8 +43,8 @@ class Look(msgspec.Struct, frozen=True):
     """How a cell is drawn in every figure: colour by strategy, symbol and dash by all else."""
 
     colour: str
-    symbol: str
-    dash: str
+    symbol: str = SYMBOLS[0]
+    dash: str = DASHES[0]
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -83,16 +83,23 @@ def groups(loaded: Loaded, summary: Summary) -> list[Group]:
     found = []
     for workload, every in by_workload.items():
         entries = every[:MOST_CELLS]
+        names = labels([row for row, _ in entries])
+        marks = [
+            Mark(html.escape(name, quote=False), Look(_colour(colours[cell.cell.strategy])), row, cell)
+            for name, (row, cell) in zip(names, entries, strict=True)
+        ]
         variants: dict[str, int] = {}
-        marks = []
-        for label, (row, cell) in zip(labels([row for row, _ in entries]), entries, strict=True):
-            strategy = cell.cell.strategy
-            variant = variants[strategy] = variants.get(strategy, -1) + 1
-            colour = f"var(--series-{colours[strategy] % SERIES + 1})"
-            look = Look(colour, SYMBOLS[variant % len(SYMBOLS)], DASHES[variant % len(DASHES)])
-            marks.append(Mark(html.escape(label, quote=False), look, row, cell))
+        looks: dict[str, Look] = {}
+        for mark, _ in shown_first(marks):  # so that what is drawn at first is solid
+            number = variants[mark.cell.cell.strategy] = variants.get(mark.cell.cell.strategy, -1) + 1
+            looks[mark.label] = Look(mark.look.colour, SYMBOLS[number % len(SYMBOLS)], DASHES[number % len(DASHES)])
+        marks = [msgspec.structs.replace(mark, look=looks[mark.label]) for mark in marks]
         found.append(Group(workload, summary.baseline, marks, len(every) - len(entries)))
     return found
+
+
+def _colour(number: int) -> str:
+    return f"var(--series-{number % SERIES + 1})"
 
 
 def shown_first(marks: Sequence[Mark]) -> list[tuple[Mark, bool | str]]:

@@ -8,10 +8,11 @@ from collect.figure import INK, Figure, Group, by_cell, by_cell_height, interval
 
 # (metric, what it is called, symbol): what a mark is of, as its row says the cell
 MARKS = (
-    ("gpu_pct", "GPUs busy", "circle"),
+    ("gpu_pct", "GPUs busy", "circle-open"),
     ("gpu_memory_pct", "GPU memory in use, at most", "square-open"),
     ("cpu_pct", "processors busy", "diamond-open"),
 )
+KEY_PX = 66  # of the legend, in up to three lines on a phone
 
 
 def draw(group: Group) -> Figure | None:
@@ -20,6 +21,7 @@ def draw(group: Group) -> Figure | None:
     if not known:
         return None
     data = [states(group, [any(name in mark.row.metrics for name, _, _ in known) for mark in group.marks])]
+    data[0]["showlegend"] = False
     for name, says, symbol in known:
         data.append(_key(says, symbol))
         for mark in group.marks:
@@ -31,16 +33,24 @@ def draw(group: Group) -> Figure | None:
                         "x": [estimate.value],
                         "y": [mark.label],
                         "error_x": interval(estimate, mark.look.colour),
-                        "marker": {"color": mark.look.colour, "symbol": symbol, "size": 10, "line": {"width": 2}},
+                        "marker": {
+                            "color": mark.look.colour,
+                            "symbol": symbol,
+                            "size": 10,
+                            "line": {"width": 2, "color": mark.look.colour},
+                        },
                         "legendgroup": says,
                         "showlegend": False,
                         "hovertemplate": f"{says}: %{{x:.3~g}} %, n = {estimate.n}<extra>%{{y}}</extra>",
                     }
                 )
-    caption = "Means over repeats with their 95 % intervals, between the first and the last timed step."
+    caption = (
+        "While steps were timed: of GPUs and processors the mean of all that the hosts have, of GPU memory the highest of any. "
+        "Means over repeats with their 95 % intervals."
+    )
     shape = by_cell(group, "%") | {"showlegend": True}
     shape["xaxis"] |= {"range": [0, 102]}
-    return Figure("utilization", "Utilization", caption, by_cell_height(group) + 24, data, shape)
+    return Figure("utilization", "Utilization", caption, by_cell_height(group) + KEY_PX, data, shape)
 
 
 def _key(says: str, symbol: str) -> dict[str, Any]:
