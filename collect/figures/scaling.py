@@ -14,9 +14,12 @@ SHARES = ("gpus", "nnodes", "dp", "tp", "pp", "servers", "global_batch_size", "m
 
 
 def draw(group: Group) -> Figure | None:
-    """One line for the cells that differ in their ranks only, with the same global batch (strong) or per rank (weak)."""
+    """One line for the cells that differ in their ranks only, with the same global batch (strong) or per rank (weak).
+
+    No figure where every line would be a point.
+    """
     lines = _lines([mark for mark in group.marks if NAME in mark.row.metrics])
-    if not lines:
+    if not any(_ranks(marks) > 1 for marks in lines.values()):
         return None
     data: list[dict[str, Any]] = []
     for index, (name, marks) in enumerate(zip(_names(lines), lines.values(), strict=True)):
@@ -43,7 +46,10 @@ def draw(group: Group) -> Figure | None:
 
 
 def _lines(marks: Sequence[Mark]) -> dict[tuple[int, str], list[Mark]]:
-    """The lines of more than one number of ranks, by (a number, the batch that is held); a baseline is on all of its own."""
+    """The lines by (a number, the batch that is held); a baseline is on all of its own, and alone it is no line.
+
+    Those of one number of ranks come last: a point beside the lines of others.
+    """
     found: dict[tuple[int, str], list[Mark]] = {}
     for number, family in enumerate(alike(marks, SHARES)):
         for mark in sorted(family, key=lambda mark: mark.cell.cell.gpus):
@@ -52,7 +58,12 @@ def _lines(marks: Sequence[Mark]) -> dict[tuple[int, str], list[Mark]]:
                 found.setdefault((number, f"batch {cell.global_batch_size}"), []).append(mark)
             if mark.row.baseline == mark.row.id or kind == "weak":
                 found.setdefault((number, f"batch {cell.gpu_batch_size} a rank"), []).append(mark)
-    return {key: line for key, line in found.items() if len({mark.cell.cell.gpus for mark in line}) > 1}
+    kept = {key: line for key, line in found.items() if _ranks(line) > 1 or line[0].row.baseline != line[0].row.id}
+    return dict(sorted(kept.items(), key=lambda entry: _ranks(entry[1]) == 1))
+
+
+def _ranks(line: Sequence[Mark]) -> int:
+    return len({mark.cell.cell.gpus for mark in line})
 
 
 def _names(lines: Mapping[tuple[int, str], Sequence[Mark]]) -> list[str]:
