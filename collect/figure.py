@@ -22,6 +22,7 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 INK, MUTED, LINE = "var(--ink)", "var(--muted)", "var(--line)"
 MOST_POINTS = 600  # of a line: about what a screen can show
+FEW = 40  # points of a line: of so few each is marked, as one between two gaps has no line
 MOST_SHOWN = 12  # lines that are drawn at first; the others wait in the legend
 MOST_CELLS = 100  # of a group that figures are of: the largest study has 59, and nobody reads a legend of thousands
 LEGEND_PX = 132  # more lines of text than that scroll, so that a phone's narrow legend leaves the figure its room

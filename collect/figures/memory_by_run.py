@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from collect import notation
-from collect.figure import Figure, Group, axis, layout, points_a_line, shown_first, thin
+from collect.figure import FEW, Figure, Group, axis, layout, points_a_line, shown_first, thin
 from collect.load import LoadedRun
 from collect.metrics.memory import KINDS, column_of
 from collect.sources.steps import unwatched, window
@@ -31,11 +31,12 @@ def draw(group: Group) -> Figure | None:
         data.append(
             {
                 "type": "scatter",
-                "mode": "lines",
+                "mode": "lines" if len(x) > FEW else "lines+markers",
                 "name": mark.label,
                 "x": [round(moment, 3) for moment in x],
                 "y": [None if value is None else float(f"{value / size:.5g}") for value in y],
                 "line": {"color": mark.look.colour, "dash": mark.look.dash, "width": 2},
+                "marker": {"symbol": mark.look.symbol, "size": 4},
                 "connectgaps": False,
                 "visible": visible,
                 "hovertemplate": f"%{{y:.4~g}} {unit} at %{{x:.4~g}} s<extra>%{{fullData.name}}, {kind}</extra>",

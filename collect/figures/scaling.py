@@ -18,7 +18,7 @@ def draw(group: Group) -> Figure | None:
 
     No figure where every line would be a point.
     """
-    lines = _lines([mark for mark in group.marks if NAME in mark.row.metrics])
+    lines = _lines([mark for mark in group.marks if NAME in mark.row.metrics], group.baseline)
     if not any(_ranks(marks) > 1 for marks in lines.values()):
         return None
     data: list[dict[str, Any]] = []
@@ -45,10 +45,10 @@ def draw(group: Group) -> Figure | None:
     )
 
 
-def _lines(marks: Sequence[Mark]) -> dict[tuple[int, str], list[Mark]]:
-    """The lines by (a number, the batch that is held); a baseline is on all of its own, and alone it is no line.
+def _lines(marks: Sequence[Mark], baseline: str) -> dict[tuple[int, str], list[Mark]]:
+    """The lines by (a number, the batch that is held); a cell that is its own baseline is on all of its lines.
 
-    Those of one number of ranks come last: a point beside the lines of others.
+    Those of one number of ranks, points beside the lines of others, come last; of the baseline strategy they say nothing.
     """
     found: dict[tuple[int, str], list[Mark]] = {}
     for number, family in enumerate(alike(marks, SHARES)):
@@ -58,7 +58,7 @@ def _lines(marks: Sequence[Mark]) -> dict[tuple[int, str], list[Mark]]:
                 found.setdefault((number, f"batch {cell.global_batch_size}"), []).append(mark)
             if mark.row.baseline == mark.row.id or kind == "weak":
                 found.setdefault((number, f"batch {cell.gpu_batch_size} a rank"), []).append(mark)
-    kept = {key: line for key, line in found.items() if _ranks(line) > 1 or line[0].row.baseline != line[0].row.id}
+    kept = {key: line for key, line in found.items() if _ranks(line) > 1 or line[0].cell.cell.strategy != baseline}
     return dict(sorted(kept.items(), key=lambda entry: _ranks(entry[1]) == 1))
 
 

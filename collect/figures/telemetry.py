@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from collect.curves import STRETCHES, Curve, Together, levels, rates, together
-from collect.figure import LEGEND_PX, MUTED, Figure, Group, Mark, axis, layout, shown_first
+from collect.figure import FEW, LEGEND_PX, MUTED, Figure, Group, Mark, axis, layout, shown_first
 from collect.load import LoadedRun
 from collect.metrics.network import of_loopback, of_network
 from collect.metrics.utilization import memory_shares
@@ -19,7 +19,6 @@ from collect.sources.steps import window
 PANEL_PX = 150
 GAP = 0.24  # of a panel, for its title
 MOST_INTERFACES = 3  # of the network that have a panel of their own: those that sent the most
-FEW = 40  # points: of so few each is marked, as one between two gaps has no line
 
 
 class Panel(NamedTuple):

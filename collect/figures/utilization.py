@@ -20,7 +20,8 @@ def draw(group: Group) -> Figure | None:
     known = [entry for entry in MARKS if any(entry[0] in mark.row.metrics for mark in group.marks)]
     if not known:
         return None
-    data = [states(group, [any(name in mark.row.metrics for name, _, _ in known) for mark in group.marks])]
+    has = [mark.row.n > 0 or any(name in mark.row.metrics for name, _, _ in known) for mark in group.marks]
+    data = [states(group, has)]  # a completed run without telemetry is blank
     data[0]["showlegend"] = False
     for name, says, symbol in known:
         data.append(_key(says, symbol))
