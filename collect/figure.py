@@ -6,7 +6,7 @@ Colours are the page's CSS variables, such as ``var(--series-1)``; the page reso
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from collect.load import Loaded, LoadedCell
 from collect.row import Row
 from collect.statistics import Estimate
 from collect.summary import Summary
+from shardlab.cell import Cell
 
 SERIES = 7  # colours of the page, told apart also without red or green
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
@@ -106,18 +107,17 @@ def _colour(number: int) -> str:
 def shown_first(marks: Sequence[Mark]) -> list[tuple[Mark, bool | str]]:
     """(mark, plotly's word for whether it is drawn at first), those first that are.
 
-    Of too many cells, those of the same ranks and global batch, of the most ranks at which half of the strategies or more
-    have cells: side by side they say more than the variants of one strategy that happen to stand first.
+    Of too many cells, those on the most ranks at which half of the strategies or more have cells, and of these, where they
+    are too many, those of the global batch that the most strategies have: side by side they say more than the variants of
+    one strategy that happen to stand first.
     """
     if len(marks) <= MOST_SHOWN:
         return [(mark, True) for mark in marks]
-    at: dict[tuple[int, int], list[Mark]] = {}
-    for mark in marks:
-        at.setdefault((mark.cell.cell.gpus, mark.cell.cell.global_batch_size), []).append(mark)
-    kinds = {setting: len({mark.cell.cell.strategy for mark in found}) for setting, found in at.items()}
-    common = [setting for setting, count in kinds.items() if 2 * count >= len({mark.cell.cell.strategy for mark in marks})]
-    together = at[max(common or kinds, key=lambda setting: (setting[0], kinds[setting]))]
-    shown = together[:MOST_SHOWN]
+    by_ranks = _by(marks, lambda cell: cell.gpus)
+    common = [ranks for ranks, found in by_ranks.items() if 2 * _strategies(found) >= _strategies(marks)]
+    shown = by_ranks[max(common or by_ranks)]
+    if len(shown) > MOST_SHOWN:
+        shown = max(_by(shown, lambda cell: cell.global_batch_size).values(), key=_strategies)[:MOST_SHOWN]
     labels_shown = {mark.label for mark in shown}
     return [(mark, True) for mark in shown] + [(mark, "legendonly") for mark in marks if mark.label not in labels_shown]
 
@@ -177,6 +177,17 @@ def states(group: Group, drawn: Sequence[bool]) -> dict[str, Any]:
         "hoverinfo": "skip",
         "cliponaxis": False,
     }
+
+
+def _by(marks: Sequence[Mark], key: Callable[[Cell], int]) -> dict[int, list[Mark]]:
+    found: dict[int, list[Mark]] = {}
+    for mark in marks:
+        found.setdefault(key(mark.cell.cell), []).append(mark)
+    return found
+
+
+def _strategies(marks: Sequence[Mark]) -> int:
+    return len({mark.cell.cell.strategy for mark in marks})
 
 
 def interval(estimate: Estimate, colour: str) -> dict[str, Any]:

@@ -211,6 +211,7 @@ def test_without_gpus_there_is_no_panel_of_gpus(tmp_path):
     support.keep(workspace, [support.cell()], repeats=1)
     folder = support.completed(workspace, support.cell())
     drawn = telemetry.draw(group_of(workspace))
+    assert utilization.draw(group_of(workspace)) is None
     assert titles(drawn) == [
         "Sent on the network, eth0 (MB/s)", "Sent over loopback, within a host (MB/s)", "Processors busy (%)",
         "Memory of the hosts in use (GiB)",
@@ -323,8 +324,16 @@ def test_of_many_cells_the_comparable_ones_are_drawn_first_and_the_rest_wait(tmp
     group = sweep(tmp_path, cells)
     drawn = loss.draw(group)
     assert len(drawn.data) == len(cells) == 14
-    assert [line["name"] for line in drawn.data if line["visible"] is True] == ["ddp ×4", "fsdp2 ×4"]
-    assert {line["line"]["dash"] for line in drawn.data[:2]} == {"solid"}
+    shown = [line for line in drawn.data if line["visible"] is True]
+    assert [line["name"] for line in shown] == ["ddp ×4", "ddp ×4, batch 16", "fsdp2 ×4", "fsdp2 ×4, batch 16"]
+    assert [line["line"]["dash"] for line in shown] == ["solid", "dash"] * 2
+    assert {line["visible"] for line in drawn.data[len(shown) :]} == {"legendonly"}
+
+
+def test_of_too_many_cells_on_the_same_ranks_those_of_one_batch_are_drawn_first(tmp_path):
+    cells = [batch(8 * size, strategy) for strategy in ("ddp", "fsdp2") for size in range(1, 8)] + [batch(80, "ddp")]
+    drawn = loss.draw(sweep(tmp_path, cells))
+    assert [line["name"] for line in drawn.data if line["visible"] is True] == ["ddp ×1", "fsdp2 ×1"]
 
 
 def test_figures_are_of_so_many_cells_at_most(tmp_path):

@@ -16,9 +16,12 @@ KEY_PX = 66  # of the legend, in up to three lines on a phone
 
 
 def draw(group: Group) -> Figure | None:
-    """A mark with its interval per cell and quantity, all in percent of what the hosts have."""
+    """A mark with its interval per cell and quantity, all in percent of what the hosts have.
+
+    No figure without GPUs: the processors alone have their column in the table and their panel over time.
+    """
     known = [entry for entry in MARKS if any(entry[0] in mark.row.metrics for mark in group.marks)]
-    if not known:
+    if all(name == "cpu_pct" for name, _, _ in known):
         return None
     has = [mark.row.n > 0 or any(name in mark.row.metrics for name, _, _ in known) for mark in group.marks]
     data = [states(group, has)]  # a completed run without telemetry is blank
