@@ -306,14 +306,15 @@ def test_lines_of_scaling_hold_the_batch_or_the_batch_of_a_rank(tmp_path):
         support.cell(),
         support.cell("ddp", 2),
         support.cell("ddp", 4, micro_batch_size=1, gradient_accumulation_steps=2),
+        batch(8, "fsdp2"),
         batch(16, "fsdp2", 2),
         batch(32, "fsdp2", 4),
         support.cell("fsdp2", 8),
+        support.cell("zero3", 8),
     ]
     drawn = scaling.draw(sweep(tmp_path, cells))
     lines = {line["name"]: line["x"] for line in drawn.data}
-    assert lines == {"ddp": [2, 4], "fsdp2, batch 8 a rank": [2, 4], "fsdp2": [8], "ideal": [1, 8]}
-    assert list(lines) == ["ddp", "fsdp2, batch 8 a rank", "fsdp2", "ideal"]  # what is a point only waits first
+    assert lines == {"ddp": [2, 4], "fsdp2": [1, 8], "fsdp2, batch 8 a rank": [1, 2, 4], "zero3": [8], "ideal": [1, 8]}
 
 
 def test_of_many_cells_the_comparable_ones_are_drawn_first_and_the_rest_wait(tmp_path):

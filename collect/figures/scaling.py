@@ -22,7 +22,7 @@ def draw(group: Group) -> Figure | None:
     if not any(_ranks(marks) > 1 for marks in lines.values()):
         return None
     data: list[dict[str, Any]] = []
-    for index, (name, marks) in enumerate(zip(_names(lines), lines.values(), strict=True)):
+    for index, (name, ((_, batch), marks)) in enumerate(zip(_names(lines), lines.items(), strict=True)):
         data.append(
             {
                 "type": "scatter",
@@ -33,7 +33,7 @@ def draw(group: Group) -> Figure | None:
                 "line": {"color": marks[0].look.colour, "dash": marks[0].look.dash, "width": 2},
                 "marker": {"size": 8, "symbol": marks[0].look.symbol},
                 "visible": True if index < MOST_SHOWN else "legendonly",
-                "hovertemplate": "%{y:.3~g}x on %{x} ranks",
+                "hovertemplate": f"%{{y:.3~g}}x on %{{x}} ranks, {batch}",
             }
         )
     ranks = sorted({mark.cell.cell.gpus for marks in lines.values() for mark in marks})
@@ -46,20 +46,27 @@ def draw(group: Group) -> Figure | None:
 
 
 def _lines(marks: Sequence[Mark], baseline: str) -> dict[tuple[int, str], list[Mark]]:
-    """The lines by (a number, the batch that is held); a cell that is its own baseline is on all of its lines.
+    """The lines by (a number, the batch that is held); a cell on as many ranks as its baseline holds both.
 
-    Those of one number of ranks, points beside the lines of others, come last; of the baseline strategy they say nothing.
+    Cells that are on no line, points beside the lines of others, come last; of the baseline strategy they say nothing.
     """
+    ranks_of = {mark.row.id: mark.cell.cell.gpus for mark in marks}
     found: dict[tuple[int, str], list[Mark]] = {}
     for number, family in enumerate(alike(marks, SHARES)):
         for mark in sorted(family, key=lambda mark: mark.cell.cell.gpus):
             cell, kind = mark.cell.cell, mark.row.metrics[NAME].kind
-            if mark.row.baseline == mark.row.id or kind == "strong":
+            both = ranks_of.get(mark.row.baseline or "") == cell.gpus
+            if both or kind == "strong":
                 found.setdefault((number, f"batch {cell.global_batch_size}"), []).append(mark)
-            if mark.row.baseline == mark.row.id or kind == "weak":
+            if both or kind == "weak":
                 found.setdefault((number, f"batch {cell.gpu_batch_size} a rank"), []).append(mark)
-    kept = {key: line for key, line in found.items() if _ranks(line) > 1 or line[0].cell.cell.strategy != baseline}
-    return dict(sorted(kept.items(), key=lambda entry: _ranks(entry[1]) == 1))
+    lines = {key: line for key, line in found.items() if _ranks(line) > 1}
+    placed = {mark.row.id for line in lines.values() for mark in line}
+    for key, line in found.items():
+        if line[0].row.id not in placed and line[0].cell.cell.strategy != baseline:
+            lines[key] = line
+            placed |= {mark.row.id for mark in line}
+    return lines
 
 
 def _ranks(line: Sequence[Mark]) -> int:
