@@ -26,7 +26,7 @@ MOST_POINTS = 600  # of a line: about what a screen can show
 FEW = 40  # points of a line: of so few each is marked, as one between two gaps has no line
 MOST_SHOWN = 12  # lines that are drawn at first; the others wait in the legend
 MOST_CELLS = 100  # of a group that figures are of: the largest study has 59, and nobody reads a legend of thousands
-LEGEND_PX = 132  # more lines of text than that scroll, so that a phone's narrow legend leaves the figure its room
+LEGEND_HEIGHT_PX = 132  # more lines of text than that scroll, so that a phone's narrow legend leaves the figure its room
 ROW_PX, MARGIN_PX = 34, 76
 
 
@@ -146,7 +146,7 @@ def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:
         "margin": {"l": 8, "r": 16, "t": 8, "b": 44, "pad": 4},
         "hoverlabel": {"bgcolor": "var(--raised)", "bordercolor": LINE, "font": {"color": INK, "size": 12}},
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "font": {"size": 12}}
-        | {"maxheight": LEGEND_PX},
+        | {"maxheight": LEGEND_HEIGHT_PX},
         "showlegend": False,
         "dragmode": False,
     } | more

@@ -10,9 +10,9 @@ import support_collect as support
 
 from collect import curves, figure, load, summary
 from collect.figures import batch_scaling, loss, memory_by_run, scaling, telemetry, utilization
+from collect.metric import Measured
 from collect.metrics import network
-from collect.sources import samples
-from collect.sources.steps import window
+from collect.sources import samples, steps
 from shardlab.nvml import Gpu
 from shardlab.record import SCHEMA, GpuSample, LineWriter, NicSample, Sample, StepRecord, read_lines
 from shardlab.workspace import Workspace
@@ -41,12 +41,15 @@ def frames(*recorded):
 def test_a_curve_of_rates_holds_the_bytes_that_the_metric_counts():
     sent = [(t / 2, 1000 * (t + 10 * math.sin(t))) for t in range(2000)]
     sent = [(t, max(value for other, value in sent[: place + 1])) for place, (t, value) in enumerate(sent)]  # it only grows
-    nics = frames(*(nic(t, value) for t, value in sent)).nics
-    found = curves.together({"run": curves.rates(nics)}, "sum")["run"]
+    seen = frames(*(nic(t, value) for t, value in sent))
+    found = curves.together({"run": curves.rates(seen.nics)}, "sum")["run"]
     assert len(found.values) <= curves.STRETCHES + 1
     start = found.first_s - found.width_s / 2
     span = (start + 10 * found.width_s, start + 60 * found.width_s)
-    assert sum(found.values[10:60]) * found.width_s == pytest.approx(network.counted(nics, span))
+    ends = [StepRecord(schema=1, step=place, t_s=t, wall_s=t, units=1, step_ms=1.0) for place, t in enumerate(span, 1)]
+    timed = steps.timed(steps.frame({0: ends}), 1, 1)
+    counted = network.network(Measured(support.cell(), timed, seen, None, []))
+    assert sum(found.values[10:60]) * found.width_s == pytest.approx(counted.value)
 
 
 def test_hosts_that_sample_at_other_moments_are_added_up():
@@ -185,7 +188,7 @@ def test_panels_show_the_numbers_of_the_metrics(on_gpus):
         values = known(line)
         assert values == pytest.approx([metrics[metric].value] * len(values))
         blank = [line["x0"] + place * line["dx"] for place, value in enumerate(line["y"]) if value is None]
-        first_s = window(group.marks[0].cell.completed[0].timed)[0] - support.START_S
+        first_s = steps.window(group.marks[0].cell.completed[0].timed)[0] - support.START_S
         assert all(0.4 < moment + first_s < 0.9 for moment in blank)
         assert len(blank) * line["dx"] == pytest.approx(0.3, abs=2 * line["dx"] + 0.02)
         assert not line["connectgaps"]

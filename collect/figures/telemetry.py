@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from collect.curves import STRETCHES, Curve, Together, levels, rates, together
-from collect.figure import FEW, LEGEND_PX, MUTED, Figure, Group, Mark, axis, layout, shown_first
+from collect.figure import FEW, LEGEND_HEIGHT_PX, MUTED, Figure, Group, Mark, axis, layout, shown_first
 from collect.load import LoadedRun
 from collect.metrics.network import of_loopback, of_network
 from collect.metrics.utilization import memory_shares
@@ -59,7 +59,7 @@ def draw(group: Group) -> Figure | None:
         caption += " Interfaces are told apart by their names; the records do not say which is the control network."
     if left_out:
         caption += f" {left_out} more interfaces sent less."
-    height_px = 60 + min(22 * len(named), LEGEND_PX) + PANEL_PX * len(panels)
+    height_px = 60 + min(22 * len(named), LEGEND_HEIGHT_PX) + PANEL_PX * len(panels)
     return Figure("telemetry", "Telemetry", caption, height_px, data, _stacked([title for title, _ in panels]))
 
 
