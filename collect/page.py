@@ -15,6 +15,7 @@ from collect import columns, figure, notation, terminal, verdict_text
 from collect.columns import Column
 from collect.figures import (
     accuracy,
+    batch_scaling,
     breakdown,
     bubble,
     collectives,
@@ -22,6 +23,7 @@ from collect.figures import (
     epoch_time,
     loss,
     memory,
+    memory_by_run,
     memory_categories,
     memory_timeline,
     operator_differences,
@@ -31,6 +33,7 @@ from collect.figures import (
     step_time,
     telemetry,
     throughput,
+    utilization,
 )
 from collect.load import Loaded
 from collect.metric import menu
@@ -45,8 +48,9 @@ WIDE = (
 )  # fmt: skip  # figures that take a whole row
 # in the order of the page
 FIGURES: tuple[ModuleType, ...] = (
-    throughput, scaling, step_time, epoch_time, epoch_histogram, memory, loss, accuracy,
-    breakdown, overlap, collectives, operator_differences, bubble, memory_categories, sharding, memory_timeline, telemetry,
+    throughput, scaling, batch_scaling, step_time, epoch_time, epoch_histogram, memory, memory_by_run, loss, accuracy,
+    breakdown, overlap, collectives, operator_differences, bubble, memory_categories, sharding, memory_timeline, utilization,
+    telemetry,
 )  # fmt: skip
 
 
@@ -100,6 +104,8 @@ def _figures(loaded: Loaded, summary: Summary) -> list[tuple[figure.Figure, str,
         for group in groups:
             found: figure.Figure | None = module.draw(group)
             if found is not None:
+                if group.left_out:
+                    found.caption += f" Of {len(group.marks) + group.left_out:,} cells the first {len(group.marks)}."
                 title = f"{found.title}, {group.workload}" if len(groups) > 1 else found.title
                 drawn.append((found, title))
     narrow = [index for index, (found, _) in enumerate(drawn) if found.name not in WIDE]

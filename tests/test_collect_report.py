@@ -258,7 +258,7 @@ def test_the_page_shows_every_cell_state_and_run(loaded, summarized, workspace):
     assert "no GPU (NVML: Driver Not Loaded)" in text
     assert "the last line is cut" in text
     specs = [json.loads(t) for t in Tags(text).texts if t.startswith('{"data"')]
-    assert len(specs) == 5
+    assert len(specs) == sum(tag == "figure" for tag, _ in Tags(text).found) > 0
     assert all("title" in spec["layout"]["xaxis"] for spec in specs)
 
 
@@ -275,7 +275,8 @@ def test_hostile_names_are_text(tmp_path):
     text = (workspace.report / "index.html").read_text().replace(page._bundle(), "")
     tags = Tags(text)
     assert {tag for tag, _ in tags.found} & {"img"} == set()
-    assert sum(tag == "script" for tag, _ in tags.found) == 5 + 2  # a figure each, plotly and ours
+    figures = sum(tag == "figure" for tag, _ in tags.found)
+    assert sum(tag == "script" for tag, _ in tags.found) == figures + 2  # one each, plotly and ours
     assert not [attrs for _, attrs in tags.found if any(name.startswith("on") for name in attrs)]
     assert "49<img" not in text
     figures = [t for t in tags.texts if t.startswith('{"data"')]
