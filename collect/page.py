@@ -15,16 +15,26 @@ from collect import choice_text, columns, figure, notation, terminal, verdict_te
 from collect.columns import Column
 from collect.figures import (
     accuracy,
+    batch_scaling,
+    breakdown,
+    bubble,
+    collectives,
     epoch_histogram,
     epoch_time,
     head_to_head,
     loss,
     memory,
+    memory_by_run,
+    memory_categories,
     memory_timeline,
+    operator_differences,
+    overlap,
     scaling,
+    sharding,
     step_time,
     telemetry,
     throughput,
+    utilization,
 )
 from collect.load import Loaded
 from collect.metric import menu
@@ -34,11 +44,16 @@ from shardlab import __version__
 from templates import render
 
 TEMPLATE = "report/index.html.j2"
-WIDE = ("telemetry", "memory_timeline", "head_to_head")  # figures that take a whole row
+WIDE = (
+    "telemetry", "memory_timeline", "breakdown", "collectives", "operator_differences", "memory_categories", "sharding",
+    "head_to_head",
+)  # fmt: skip  # figures that take a whole row
 # in the order of the page
 FIGURES: tuple[ModuleType, ...] = (
     head_to_head,
-    throughput, scaling, step_time, epoch_time, epoch_histogram, memory, loss, accuracy, memory_timeline, telemetry,
+    throughput, scaling, batch_scaling, step_time, epoch_time, epoch_histogram, memory, memory_by_run, loss, accuracy,
+    breakdown, overlap, collectives, operator_differences, bubble, memory_categories, sharding, memory_timeline, utilization,
+    telemetry,
 )  # fmt: skip
 
 
@@ -95,6 +110,8 @@ def _figures(loaded: Loaded, summary: Summary) -> list[tuple[figure.Figure, str,
         for group in groups:
             found: figure.Figure | None = module.draw(group)
             if found is not None:
+                if group.left_out:
+                    found.caption += f" Of {len(group.marks) + group.left_out:,} cells the first {len(group.marks)}."
                 title = f"{found.title}, {group.workload}" if len(groups) > 1 else found.title
                 drawn.append((found, title))
     narrow = [index for index, (found, _) in enumerate(drawn) if found.name not in WIDE]

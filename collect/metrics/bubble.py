@@ -16,8 +16,12 @@ def theory(measured: Measured) -> Quantity | None:
         return None
     per_rank = cell.options.get("stages_per_rank", 1)
     assert isinstance(per_rank, int)
-    idle = cell.pp - 1
-    return Quantity(100 * idle / (per_rank * cell.gradient_accumulation_steps + idle), "%")
+    return Quantity(theory_pct(cell.pp, per_rank * cell.gradient_accumulation_steps), "%")
+
+
+def theory_pct(ranks: int, passes: float) -> float:
+    """The formula. passes: of micro-batches through the stages of a rank."""
+    return 100 * (ranks - 1) / (passes + ranks - 1)
 
 
 def seen(measured: Measured) -> Quantity | None:

@@ -12,15 +12,22 @@ LEAST_COVERAGE = 0.8  # of the timed window that has to lie between samples of a
 
 def network(measured: Measured) -> Quantity | None:
     """Bytes sent on physical interfaces, or on virtual ones where a host (a container) shows no physical one."""
-    nics = measured.samples.nics
-    physical = pl.col("kind").eq("physical").any().over("host")
-    wanted = pl.when(physical).then(pl.lit("physical")).otherwise(pl.lit("virtual"))
-    return _sent(measured, nics.filter(pl.col("kind") == wanted))
+    return _sent(measured, of_network(measured.samples.nics))
 
 
 def loopback(measured: Measured) -> Quantity | None:
     """Bytes sent over loopback interfaces: what ranks of one host, and anything else on it, say to each other."""
-    return _sent(measured, measured.samples.nics.filter(pl.col("kind") == "loopback"))
+    return _sent(measured, of_loopback(measured.samples.nics))
+
+
+def of_network(nics: pl.DataFrame) -> pl.DataFrame:
+    """The samples of each host's physical interfaces, or of its virtual ones where it shows no physical one."""
+    physical = pl.col("kind").eq("physical").any().over("host")
+    return nics.filter(pl.col("kind") == pl.when(physical).then(pl.lit("physical")).otherwise(pl.lit("virtual")))
+
+
+def of_loopback(nics: pl.DataFrame) -> pl.DataFrame:
+    return nics.filter(pl.col("kind") == "loopback")
 
 
 def _sent(measured: Measured, nics: pl.DataFrame) -> Quantity | None:
