@@ -13,7 +13,7 @@ from collect.equal_losses import LossComparison
 from collect.instrument_cost import InstrumentCost
 from collect.likeness import baseline_of
 from collect.load import NO_FOLDER, Loaded, LoadedCell, LoadedRun
-from collect.metric import Compared, Metric, Quantity, menu
+from collect.metric import Compared, Quantity, menu
 from collect.row import Row, RunRow
 from collect.statistics import Estimate, estimate, outliers
 from collect.telemetry import Coverage
@@ -175,19 +175,20 @@ def _over_repeats(values: list[Quantity]) -> Estimate | None:
 
 
 def _compare(cells: list[LoadedCell], rows: list[Row], baseline: str) -> None:
-    """Add the metrics that set a cell beside its baseline."""
-    throughputs = {row.id: row.metrics["throughput_per_s"].value for row in rows if "throughput_per_s" in row.metrics}
-    of_cells: list[Metric] = [metric for metric in menu() if metric.of_cells]
+    """Add the metrics that set a cell beside its baseline; what is of another unit or kind there is not compared."""
+    row_of = {row.id: row for row in rows}
     for cell, row in zip(cells, rows, strict=True):
         against = baseline_of(cell, cells, baseline)
-        if against is None or not {cell.id, against.id} <= throughputs.keys() or _is_different(row):
+        if against is None or _is_different(row) or _is_different(row_of[against.id]):
             continue
-        row.baseline = against.id
-        compared = Compared(cell.cell, throughputs[cell.id], against.cell, throughputs[against.id])
-        for metric in of_cells:
-            quantity = metric.of_cells(compared) if metric.of_cells else None
+        for metric in menu():
+            mine, theirs = (one.metrics.get(metric.compares) for one in (row, row_of[against.id]))
+            if metric.of_cells is None or mine is None or theirs is None or (mine.unit, mine.kind) != (theirs.unit, theirs.kind):
+                continue
+            quantity = metric.of_cells(Compared(cell.cell, mine.value, against.cell, theirs.value))
             if quantity is not None:
                 value = quantity.value
+                row.baseline = against.id
                 row.metrics[metric.name] = Estimate(value, quantity.unit, row.n, value, kind=quantity.kind)
 
 
