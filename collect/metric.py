@@ -65,7 +65,7 @@ class Compared(NamedTuple):
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of merit of a run (`of_run`), of a run and an argument (`of_run_at`), or of a cell and its baseline (`of_cells`).
+    """A figure of merit of a run (`of_run`), of a run and an argument (`of_run_at`), or of a cell beside another (`of_cells`).
 
     None is unknown, never 0. compares: the metric of a run that `of_cells` sets side by side. argument: what claims call that
     which `of_run_at`, or the metric that is compared, needs besides; example: one, of its type. exact: counted or computed,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from collect import equal_losses, instrument_cost, telemetry
+from collect import equal_losses, instrument_cost, telemetry, trace_tables
 from collect.equal_losses import LossComparison
 from collect.instrument_cost import InstrumentCost
 from collect.likeness import baseline_of
@@ -17,6 +17,7 @@ from collect.metric import Compared, Quantity, menu
 from collect.row import Row, RunRow
 from collect.statistics import Estimate, estimate, outliers
 from collect.telemetry import Coverage
+from collect.trace_tables import Collective, OperatorDifferences, Rounding
 from collect.verdicts.claims import Verdict, is_illustrative, judge
 from collect.verdicts.reported import Beside, beside
 from collect.verdicts.selection import Measurements
@@ -24,6 +25,7 @@ from shardlab.state import STATES
 
 SCHEMA = 1
 REHEARSAL = "rehearsal on CPU: shows that the line works, not how fast it is"
+NO_KERNELS = "the study used HolisticTraceAnalysis, which finds no kernels of a GPU in {}: figures of these traces are exact"
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
 
 
@@ -78,6 +80,9 @@ class Summary(msgspec.Struct):
     telemetry: list[Coverage]
     losses: list[LossComparison]
     instruments: list[InstrumentCost]
+    rounding: list[Rounding]  # none where the study says nothing of how it read its traces
+    collectives: list[Collective]
+    operators: list[OperatorDifferences]
     damage: list[DamagedRun]
 
 
@@ -103,6 +108,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
             synthetic,
             [row.id for row in rows if _is_different(row)],
             [run.run_id for cell in loaded.cells for run in cell.runs if run.resumed],
+            *trace_tables.without_kernels(loaded),
         ),
         rows=rows,
         reported=beside(loaded, measurements),
@@ -115,6 +121,9 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         telemetry=[entry for run in loaded.runs for entry in telemetry.coverage(run)],
         losses=equal_losses.compare(loaded, baseline),
         instruments=instrument_cost.costs(loaded),
+        rounding=trace_tables.roundings(loaded),
+        collectives=trace_tables.collectives(loaded),
+        operators=trace_tables.operators(loaded, rows),
         damage=[
             DamagedRun(run.run_id, run.damage.truncated, run.damage.corrupt, run.damage.says())
             for run in loaded.runs
@@ -123,7 +132,9 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
     )
 
 
-def _remarks(rehearsals: list[bool], synthetic: list[str], different: list[str], resumed: list[str]) -> list[str]:
+def _remarks(
+    rehearsals: list[bool], synthetic: list[str], different: list[str], resumed: list[str], exact: list[str], profiled: int
+) -> list[str]:
     """What every output has to say of all its numbers."""
     remarks = []
     if any(rehearsals):
@@ -135,6 +146,8 @@ def _remarks(rehearsals: list[bool], synthetic: list[str], different: list[str],
         remarks.append(f"not the same work, and so not compared: {', '.join(different)}")
     if resumed:
         remarks.append(f"went on from a checkpoint, so that telemetry says nothing of the whole run: {', '.join(resumed)}")
+    if exact:
+        remarks.append(NO_KERNELS.format("any profiled run" if len(exact) == profiled else ", ".join(exact)))
     return remarks
 
 
@@ -183,7 +196,12 @@ def _compare(cells: list[LoadedCell], rows: list[Row], baseline: str) -> None:
             continue
         for metric in menu():
             mine, theirs = (one.metrics.get(metric.compares) for one in (row, row_of[against.id]))
-            if metric.of_cells is None or mine is None or theirs is None or (mine.unit, mine.kind) != (theirs.unit, theirs.kind):
+            if (
+                metric.of_cells is None
+                or mine is None
+                or theirs is None
+                or (mine.unit, mine.kind) != (theirs.unit, theirs.kind)
+            ):
                 continue
             quantity = metric.of_cells(Compared(cell.cell, mine.value, against.cell, theirs.value))
             if quantity is not None:

@@ -21,9 +21,9 @@ from shardlab.cell_names import ARGUMENTS, PLAIN, is_name
 from shardlab.document import Document, Path_, Problem
 from shardlab.errors import UnknownName
 from shardlab.expression import Expression, ExpressionError
+from shardlab.workspace import Traces
 
 MAX_CELLS = 100_000
-Traces = Literal["exact", "like-hta"]
 Placed = dict[str, tuple[Any, Path_]]  # cell key -> its value and where that stands in the file
 
 

@@ -9,10 +9,7 @@ from collect.metrics.beside import more
 from collect.traces import names
 from collect.traces.breakdown import Tally
 
-OF = (
-    "`of` is a name as whole words (a * at its end lets it go on) or a class: memory copies, vectorized kernels, GEMM (by name, "
-    "collect/traces/names.py)"
-)
+OF = "`of` is a name, as whole words or with a * at its end, or a class of names: " + ", ".join(names.CLASSES)
 EXAMPLE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
@@ -32,7 +29,7 @@ def _a_step(measured: Measured, of: str, unit: str, size: Callable[[Tally], floa
     ranks = [one for one in measured.breakdowns if one.steps]
     wanted = [names.pattern(of, one.source) for one in ranks]
     found = [[each for each in one.kernels if look and look.search(each.name)] for one, look in zip(ranks, wanted, strict=True)]
-    if not ranks or not any(found) and any(one.source != "gpu" for one in ranks):
+    if not ranks or (not any(found) and any(one.source != "gpu" for one in ranks)):
         return None
     shares = [sum(map(size, each)) / one.steps for one, each in zip(ranks, found, strict=True)]
     return Quantity(sum(shares) / len(shares), unit, ranks[0].kind)

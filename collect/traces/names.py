@@ -31,5 +31,5 @@ def pattern(of: str, source: str) -> re.Pattern[str] | None:
     """
     if of in CLASSES:
         return CLASSES[of].kernels if source == "gpu" else CLASSES[of].operators
-    cut = of.endswith("*")
-    return re.compile(rf"(?<!\w){re.escape(of.removesuffix('*'))}{'' if cut else r'(?!\w)'}")
+    end = "" if of.endswith("*") else r"(?!\w)"
+    return re.compile(rf"(?<!\w){re.escape(of.removesuffix('*'))}{end}")
