@@ -57,8 +57,8 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """What figures of it are of; those of two kinds do not compare."""
-        return f"{self.source}, like HTA" if self.like_hta else self.source
+        """What figures of it are of; those of two kinds do not compare. With gloo and without any collective: operators."""
+        return ("gpu, like HTA" if self.like_hta else "gpu") if self.source == "gpu" else "cpu"
 
     @property
     def exposed_communication_ns(self) -> int:

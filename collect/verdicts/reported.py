@@ -15,7 +15,7 @@ from collect.verdicts.number import Number
 from collect.verdicts.printed import Printed, parse
 from collect.verdicts.selection import STATE, Measurements, Unanswered
 
-_OF_A_CPU = {KINDS["rss_bytes"], "gloo", "cpu"}  # kinds of a number that a study on GPUs has in another way
+_OF_A_CPU = {KINDS["rss_bytes"], "cpu"}  # kinds of a number that a study on GPUs has in another way
 
 
 class Beside(msgspec.Struct, omit_defaults=True, kw_only=True):
