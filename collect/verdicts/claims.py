@@ -13,12 +13,11 @@ from collect.load import Loaded
 from collect.verdicts import chance, reasons
 from collect.verdicts.chance import Value
 from collect.verdicts.number import ALONE, Number
-from collect.verdicts.selection import STATE, Measurements, Unanswered
+from collect.verdicts.selection import STATE, Measurements, Unanswered, is_ranked
 from shardlab.expression import Expression, ExpressionError
 
 Word = Literal["reproduced", "contradicted", "undecided", "ambiguous", "not run"]
 LEVEL = 0.025  # of each side: the tests are those of two-sided 95 % intervals
-RANKED = ("proven", "not provable")  # same-work verdicts with which a cell stands beside others
 
 
 class Entered(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -239,9 +238,9 @@ def _unproven(measurements: Measurements, verdict: Verdict, numbers: list[Number
     for row in rows.values():
         proof = row.same_work
         said = f"{measurements.label(row)}: {proof.verdict} ({proof.why})" if proof else f"{measurements.label(row)}: no proof"
-        if proof is None or proof.verdict not in RANKED:
+        if not is_ranked(row):
             unproven.append(said)
-        elif proof.verdict != "proven":
+        elif proof and proof.verdict != "proven":
             unprovable.append(said)
     if unprovable:
         verdict.remarks.append(f"compares what is not proven to do the same work: {'; '.join(unprovable)}")
