@@ -114,8 +114,9 @@ def _rounding(cell: LoadedCell, metric: Metric) -> Rounding | None:
 
 
 def _profiled(cell: LoadedCell) -> list[list[Breakdown]]:
-    """The breakdowns by steps of each run; none where runs have figures of different kinds, which have no common mean."""
-    runs = [known for run in cell.completed if (known := [one for one in run.breakdowns if one.steps])]
+    """The exact breakdowns by steps of each run: HTA counts kernels more than once. None where runs have figures of different
+    kinds, which have no common mean."""
+    runs = [known for run in cell.completed if (known := [one for one in run.traces.exact if one.steps])]
     return runs if len(_kinds(runs)) == 1 else []
 
 
