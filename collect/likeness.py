@@ -10,7 +10,6 @@ import msgspec
 
 from collect.load import LoadedCell
 from collect.metric import Compared
-from collect.metrics import scaling
 from shardlab.cell import Cell
 
 _MEANS = {
@@ -52,7 +51,7 @@ def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) ->
         if other.cell.strategy != strategy or not other.completed:
             continue
         alike = _without(cell.cell, _MEANS | _LENGTH) == _without(other.cell, _MEANS | _LENGTH)
-        how = scaling.kind(Compared(cell.cell, 1, other.cell, 1))
+        how = Compared(cell.cell, 1, other.cell, 1).scaling
         if alike and how and _options_agree(cell.cell, other.cell):
             found.append((how != "strong", other.cell.gpus, other))
     return min(found, key=lambda entry: entry[:2])[2] if found else None

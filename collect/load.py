@@ -11,10 +11,12 @@ import polars as pl
 from collect import records
 from collect.metric import Measured
 from collect.records import Damage
-from collect.sources import memory, samples, steps, trace
+from collect.sources import memory, samples, steps
 from collect.sources.memory import MemoryCurves
 from collect.sources.samples import Samples
-from collect.traces.breakdown import Breakdown, breakdown
+from collect.traces import of_run
+from collect.traces.breakdown import Breakdown
+from collect.traces.of_run import Told
 from shardlab.cell import Cell
 from shardlab.errors import InputError
 from shardlab.host import Host
@@ -22,7 +24,7 @@ from shardlab.record import Result, ValidationRecord
 from shardlab.run import Run
 from shardlab.rundir import RunDir
 from shardlab.state import Verdict
-from shardlab.workspace import Expansion, Workspace
+from shardlab.workspace import Expansion, Traces, Workspace
 
 _ATTEMPT = re.compile(r"(?P<cell>.+)-r(?P<repeat>\d+)(?:-a(?P<attempt>\d+))?")
 
@@ -45,9 +47,14 @@ class LoadedRun(msgspec.Struct):
     samples: Samples
     validation: list[ValidationRecord]
     damage: Damage
-    breakdowns: list[Breakdown]
+    traces: Told
     memory: MemoryCurves | None
     hosts: list[Host]
+
+    @property
+    def breakdowns(self) -> list[Breakdown]:
+        """Of the ranks that were profiled, read as the matrix says."""
+        return self.traces.judged
 
     @property
     def completed(self) -> bool:
@@ -106,16 +113,16 @@ def load(workspace: Workspace, matrix: str | None) -> Loaded:
             cell = msgspec.convert(entry["cell"], Cell)
         except (KeyError, msgspec.ValidationError) as error:
             raise InputError(f"{expansion.path}: its expansion in this workspace is not of this version: {error}.") from None
-        cells.append(_cell(workspace, cell_id, cell, {*first, *attempts.get(cell_id, ())}))
+        cells.append(_cell(workspace, cell_id, cell, {*first, *attempts.get(cell_id, ())}, expansion.traces))
     return Loaded(expansion, cells)
 
 
-def _cell(workspace: Workspace, cell_id: str, cell: Cell, run_ids: Iterable[str]) -> LoadedCell:
+def _cell(workspace: Workspace, cell_id: str, cell: Cell, run_ids: Iterable[str], how: Traces) -> LoadedCell:
     by_repeat: dict[int, list[LoadedRun]] = {}
     for run_id in run_ids:
         if match := _ATTEMPT.fullmatch(run_id):
             repeat, attempt = int(match["repeat"]), int(match["attempt"] or 1)
-            by_repeat.setdefault(repeat, []).append(_run(RunDir(workspace.runs / run_id), repeat, attempt))
+            by_repeat.setdefault(repeat, []).append(_run(RunDir(workspace.runs / run_id), repeat, attempt, how))
     latest, earlier = [], []
     for _, runs in sorted(by_repeat.items()):
         runs.sort(key=lambda run: run.attempt)
@@ -124,7 +131,7 @@ def _cell(workspace: Workspace, cell_id: str, cell: Cell, run_ids: Iterable[str]
     return LoadedCell(cell_id, cell, latest, earlier)
 
 
-def _run(folder: RunDir, repeat: int, attempt: int) -> LoadedRun:
+def _run(folder: RunDir, repeat: int, attempt: int, how: Traces) -> LoadedRun:
     run: Run | None = None
     result: Result | None = None
     if not folder.path.is_dir():
@@ -150,7 +157,7 @@ def _run(folder: RunDir, repeat: int, attempt: int) -> LoadedRun:
         samples=samples.frames(found.samples),
         validation=found.validation,
         damage=found.damage,
-        breakdowns=_breakdowns(folder),
+        traces=of_run.read(folder.path, how),
         memory=memory.read(folder.memory_file(0)),
         hosts=_hosts(folder),
     )
@@ -165,10 +172,3 @@ def _hosts(folder: RunDir) -> list[Host]:
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             continue
     return hosts
-
-
-def _breakdowns(folder: RunDir) -> list[Breakdown]:
-    """Of the ranks that were profiled; half a trace has no figures to rank anything by (`collect trace` tells of it)."""
-    paths = sorted(folder.path.glob("trace/rank-*.json.gz"))
-    traces = [found for path in paths if not ((found := trace.read(path)).lost or found.cut)]
-    return [told for found in traces if (told := breakdown(found)) is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import polars as pl
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collect.traces.breakdown import Breakdown
 
 Direction = Literal["higher is better", "lower is better", "neither"]
+Argument = float | str
 
 
 class Quantity(msgspec.Struct, frozen=True):
@@ -48,19 +49,27 @@ class Measured(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What a metric sees of a cell beside its baseline: the throughput of both, as means over repeats."""
+    """What a metric sees of a cell beside another, its baseline: of both the metric that it compares, as means over repeats."""
 
     cell: Cell
-    throughput_per_s: float
+    value: float
     baseline: Cell
-    baseline_throughput_per_s: float
+    baseline_value: float
+
+    @property
+    def scaling(self) -> str | None:
+        """`strong` where both train the same global batch, `weak` where both give a rank the same, else None."""
+        if self.cell.global_batch_size == self.baseline.global_batch_size:
+            return "strong"
+        return "weak" if self.cell.gpu_batch_size == self.baseline.gpu_batch_size else None
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of merit of a run (`of_run`), of a run and a number (`of_run_at`), or of a cell and its baseline (`of_cells`).
+    """A figure of merit of a run (`of_run`), of a run and an argument (`of_run_at`), or of a cell beside another (`of_cells`).
 
-    None is unknown, never 0. argument: what claims call the number that `of_run_at` needs. exact: counted or computed, so
-    that every repeat gives the same and one of them is enough.
+    None is unknown, never 0. compares: the metric of a run that `of_cells` sets side by side. argument: what claims call that
+    which `of_run_at`, or the metric that is compared, needs besides; example: one, of its type. exact: counted or computed,
+    so that every repeat gives the same and one of them is enough.
     """
 
     name: str
@@ -68,9 +77,11 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     direction: Direction
     definition: str
     of_run: Callable[[Measured], Quantity | None] | None = None
-    of_run_at: Callable[[Measured, float], Quantity | None] | None = None
+    of_run_at: Callable[[Measured, Any], Quantity | None] | None = None
     of_cells: Callable[[Compared], Quantity | None] | None = None
+    compares: str = ""
     argument: str = ""
+    example: Argument | None = None
     exact: bool = False
 
 

@@ -129,8 +129,8 @@ def _reported(entry: Beside, labels: Mapping[str, str], shared: Sequence[str]) -
     named = ", ".join(f"{key} {value}" for key, value in entry.cell.items())
     return ReportedLine(
         where=entry.where,
-        cell=labels[entry.row] if entry.row else named,
-        metric=entry.metric,
+        cell=(labels[entry.row] if entry.row else named) + (f", against {labels[entry.against]}" if entry.against else ""),
+        metric=f"{entry.metric} of {entry.of}" if entry.of else entry.metric,
         printed=_printed(entry),
         measured=measured,
         spread=spread,

@@ -7,7 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,6 +15,8 @@ from shardlab import files
 from shardlab.errors import InputError, UnknownName, WorkspaceError
 from shardlab.run import RUN_ID
 from shardlab.rundir import RunDir
+
+Traces = Literal["exact", "like-hta"]
 
 
 class Expansion(msgspec.Struct, kw_only=True):
@@ -30,6 +32,7 @@ class Expansion(msgspec.Struct, kw_only=True):
     reported: list[dict[str, Any]] = []
     claims: list[dict[str, Any]] = []
     settings: list[dict[str, Any]] = []
+    traces: Traces = "exact"  # how the study that is judged read its traces
     assumed: list[dict[str, Any]] = []
     notes: list[dict[str, Any]] = []
 

@@ -464,7 +464,11 @@ def test_every_metric_says_what_it_is():
     for metric in menu():
         assert metric.definition.endswith(".")
         assert sum(ask is not None for ask in (metric.of_run, metric.of_run_at, metric.of_cells)) == 1
-        assert bool(metric.argument) == (metric.of_run_at is not None)
+        assert bool(metric.compares) == (metric.of_cells is not None)
+        of = {other.name: other for other in menu()}.get(metric.compares, metric)
+        assert of.of_cells is None
+        assert (metric.argument, type(metric.example)) == (of.argument, type(of.example))
+        assert bool(of.argument) == (of.of_run_at is not None) == (of.example is not None)
 
 
 def test_a_frame_of_no_records_has_its_columns():

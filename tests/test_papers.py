@@ -54,6 +54,7 @@ def test_every_reported_number_is_of_one_cell_or_of_one_that_is_kept_as_not_run(
         of = sum(matches(cell, one.cell) for cell in plain(cells))
         of += sum(all(gone.keys.get(key) == value for key, value in one.cell.items()) for gone in found.excluded)
         assert of == 1, one
+        assert not one.against or sum(matches(cell, one.against) for cell in plain(cells)) == 1, one
         assert any(letter.isdigit() for letter in one.printed) or one.metric == "state", one
 
 
