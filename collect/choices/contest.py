@@ -13,7 +13,6 @@ from collect import likeness
 from collect.choices.standing import Standing
 from collect.columns import distinguishing, flat
 from collect.row import Row
-from collect.verdicts.claims import RANKED
 
 Outcome = Literal["measured", "does not fit", "over the limit", "not ranked", "failed", "not measured"]
 RESULTS = ("measured", "does not fit", "over the limit")  # ends that say something of a strategy
@@ -111,7 +110,7 @@ def contenders(rows: Sequence[Row]) -> list[Contender]:
 
 def _outcome(row: Row) -> Outcome:
     if row.n:
-        return "measured" if row.same_work and row.same_work.verdict in RANKED else "not ranked"
+        return "measured" if row.is_ranked else "not ranked"
     if "oom" in row.states:
         return "does not fit"
     if "timeout" in row.states:

@@ -45,7 +45,7 @@ def draw(group: Group) -> Figure | None:
 
 def tallies(mark: Mark) -> dict[str, Use]:
     """What a step's collectives are, by kind."""
-    runs = (run.breakdowns for run in mark.cell.completed)
+    runs = (run.traces.exact for run in mark.cell.completed)
     return per_step.uses(runs, lambda one: renamed(one.collectives, lambda name: KIND_OF.get(name, OTHER)))
 
 

@@ -10,7 +10,6 @@ from collect import notation
 from collect.choices.contest import contenders, grounds
 from collect.figure import MUTED, Figure, Group, Mark, axis, layout
 from collect.statistics import Estimate
-from collect.verdicts.claims import RANKED
 
 THROUGHPUT, MEMORY = "throughput_per_s", "peak_memory_bytes"
 
@@ -54,8 +53,7 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _has_both(mark: Mark) -> bool:
-    proof = mark.row.same_work
-    return {THROUGHPUT, MEMORY} <= mark.row.metrics.keys() and proof is not None and proof.verdict in RANKED
+    return {THROUGHPUT, MEMORY} <= mark.row.metrics.keys() and mark.row.is_ranked
 
 
 def _kinds(mark: Mark) -> tuple[str, str, str]:

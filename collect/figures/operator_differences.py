@@ -68,7 +68,7 @@ def largest(pairs: list[Pair]) -> list[str]:
 
 
 def uses(mark: Mark) -> dict[str, Use]:
-    return per_step.uses((run.breakdowns for run in mark.cell.completed), _unwrapped)
+    return per_step.uses((run.traces.exact for run in mark.cell.completed), _unwrapped)
 
 
 def _unwrapped(one: Breakdown) -> list[Tally]:
@@ -77,7 +77,7 @@ def _unwrapped(one: Breakdown) -> list[Tally]:
 
 def _kind(mark: Mark) -> str | None:
     """What the names are of: kernels do not compare with operators."""
-    sources = {one.source for run in mark.cell.completed for one in run.breakdowns if one.steps}
+    sources = {one.source for run in mark.cell.completed for one in run.traces.exact if one.steps}
     kinds = {"kernels" if source == "gpu" else "operators" for source in sources}
     return kinds.pop() if len(kinds) == 1 else None
 

@@ -13,7 +13,7 @@ from collect.load import Loaded
 from collect.verdicts import chance, reasons
 from collect.verdicts.chance import Value
 from collect.verdicts.number import ALONE, Number
-from collect.verdicts.selection import STATE, Measurements, Unanswered, is_ranked
+from collect.verdicts.selection import STATE, Measurements, Unanswered
 from shardlab.expression import Expression, ExpressionError
 
 Word = Literal["reproduced", "contradicted", "undecided", "ambiguous", "not run"]
@@ -238,7 +238,7 @@ def _unproven(measurements: Measurements, verdict: Verdict, numbers: list[Number
     for row in rows.values():
         proof = row.same_work
         said = f"{measurements.label(row)}: {proof.verdict} ({proof.why})" if proof else f"{measurements.label(row)}: no proof"
-        if not is_ranked(row):
+        if not row.is_ranked:
             unproven.append(said)
         elif proof and proof.verdict != "proven":
             unprovable.append(said)

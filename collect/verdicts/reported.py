@@ -13,7 +13,7 @@ from collect.metrics.memory import KINDS
 from collect.verdicts import reasons
 from collect.verdicts.number import Number
 from collect.verdicts.printed import Printed, parse
-from collect.verdicts.selection import STATE, Measurements, Unanswered, is_ranked
+from collect.verdicts.selection import STATE, Measurements, Unanswered
 
 _OF_A_CPU = {KINDS["rss_bytes"], "cpu"}  # kinds of a number that a study on GPUs has in another way
 
@@ -97,7 +97,7 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Mapping[str, Any]
         return found
     found.reasons = [*_doubts(found, number), *reasons.likely(loaded, cell, row, {found.metric})]
     if number and len({part.row.id for part in number.found.parts if not part.metric.exact}) > 1:
-        unproven = [measurements.label(part.row) for part in number.found.parts if not is_ranked(part.row)]
+        unproven = [measurements.label(part.row) for part in number.found.parts if not part.row.is_ranked]
         if unproven:
             found.why = f"not proven to do the same work, and so not compared: {'; '.join(unproven)}"
             return found

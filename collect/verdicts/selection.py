@@ -27,11 +27,6 @@ class Unanswered(Exception):
         self.why = why
 
 
-def is_ranked(row: Row) -> bool:
-    """Whether a cell may stand beside others: it is proven to do the work of one process, or no proof can be had."""
-    return row.same_work is not None and row.same_work.verdict in ("proven", "not provable")
-
-
 class Found(msgspec.Struct, frozen=True):
     """The repeats of one metric in one cell. argument: what it was asked for besides.
 
