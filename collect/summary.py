@@ -12,8 +12,9 @@ from collect import equal_losses, instrument_cost, telemetry
 from collect.equal_losses import LossComparison
 from collect.instrument_cost import InstrumentCost
 from collect.likeness import baseline_of
-from collect.load import NO_FOLDER, Loaded, LoadedCell, LoadedRun
+from collect.load import Loaded, LoadedCell, LoadedRun
 from collect.metric import Compared, Metric, Quantity, menu
+from collect.records import NO_FOLDER
 from collect.row import Row, RunRow
 from collect.statistics import Estimate, estimate, outliers
 from collect.telemetry import Coverage

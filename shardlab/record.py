@@ -196,6 +196,13 @@ def read_lines(path: Path, kind: type[T]) -> Lines[T]:
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
     decoder = msgspec.json.Decoder(kind)
+    try:
+        # All at once is several times as fast as line by line; a record a line proves that every line is one.
+        records = decoder.decode_lines(raw)
+        if len(records) == raw.count(b"\n") and raw.endswith(b"\n"):
+            return Lines(records)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
     lines = Lines[T]([])
     parts = raw.split(b"\n")
     tail = parts.pop()
