@@ -33,8 +33,8 @@ _ATTEMPT = re.compile(r"(?P<cell>.+)-r(?P<repeat>\d+)(?:-a(?P<attempt>\d+))?")
 class LoadedRun(msgspec.Struct, dict=True):
     """One run folder. run, result: None where there is none or it is damaged, then the verdict says why.
 
-    steps: every recorded step; timed: the timed ones that every rank recorded. Both are empty without a run.json, as the
-    size of the world is unknown then.
+    steps: every recorded step; timed: the timed ones that every rank recorded; world: those, one row per step. All are empty
+    without a run.json, as the size of the world is unknown then.
     """
 
     folder: RunDir
@@ -45,6 +45,7 @@ class LoadedRun(msgspec.Struct, dict=True):
     result: Result | None
     steps: pl.DataFrame
     timed: pl.DataFrame
+    world: pl.DataFrame
     samples: Samples
     validation: list[ValidationRecord]
     damage: Damage
@@ -91,7 +92,7 @@ class LoadedCell(msgspec.Struct):
     def measured(self, run: LoadedRun) -> Measured:
         """What a metric sees of one of this cell's runs: no telemetry of a resumed one, which covers only a part of it."""
         seen = samples.frames({}) if run.resumed else run.samples
-        return Measured(self.cell, run.timed, seen, run.result, run.hosts, run.breakdowns, run.validation)
+        return Measured(self.cell, run.timed, run.world, seen, run.result, run.hosts, run.breakdowns, run.validation)
 
 
 class Loaded(msgspec.Struct):
@@ -170,6 +171,7 @@ def _framed(pending: Sequence[tuple[RunDir, Records]]) -> Iterator[LoadedRun]:
             result=one.result,
             steps=frames.every,
             timed=frames.timed,
+            world=frames.world,
             samples=sampled,
             validation=one.validation,
             damage=one.damage,

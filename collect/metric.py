@@ -9,6 +9,7 @@ import msgspec
 import polars as pl
 
 from collect.sources.samples import Samples
+from collect.sources.steps import of_world, unwatched
 from shardlab import registry
 from shardlab.cell import Cell
 from shardlab.host import Host
@@ -32,6 +33,7 @@ class Measured(NamedTuple):
     """What a metric sees of a run.
 
     steps: the timed steps that every rank recorded, one row per step and rank; warm-up is not in it.
+    world: the same, one row per step (`steps.of_world`).
     samples: the telemetry, whole: a metric cuts it to the timed window itself, as counters need their neighbours.
     result: None where the run wrote none. hosts: those that it ran on, as they describe themselves.
     breakdowns: of the ranks that were profiled, where the trace is whole.
@@ -40,11 +42,17 @@ class Measured(NamedTuple):
 
     cell: Cell
     steps: pl.DataFrame
+    world: pl.DataFrame
     samples: Samples
     result: Result | None
     hosts: list[Host]
     breakdowns: Sequence[Breakdown] = ()
     validation: Sequence[ValidationRecord] = ()
+
+    @property
+    def undisturbed(self) -> pl.DataFrame:
+        """The world's steps that no instrument slowed down: what is said of times is said of these."""
+        return of_world(unwatched(self.steps)) if self.steps["watched"].any() else self.world
 
 
 class Compared(NamedTuple):

@@ -2,59 +2,66 @@
 
 from __future__ import annotations
 
-import polars as pl
+from collections.abc import Callable, Sequence, Set
+from itertools import pairwise
+from typing import NamedTuple
 
 from collect.metric import Measured, Metric, Quantity
 from collect.sources.steps import window
 
 LEAST_COVERAGE = 0.8  # of the timed window that has to lie between samples of an interface
+_COLUMNS = ("host", "kind", "name", "wall_s", "tx_bytes", "boot_id")
+
+
+class Seen(NamedTuple):
+    """An interface at a moment."""
+
+    wall_s: float
+    tx_bytes: int | None
+    boot_id: str
 
 
 def network(measured: Measured) -> Quantity | None:
     """Bytes sent on physical interfaces, or on virtual ones where a host (a container) shows no physical one."""
-    nics = measured.samples.nics
-    physical = pl.col("kind").eq("physical").any().over("host")
-    wanted = pl.when(physical).then(pl.lit("physical")).otherwise(pl.lit("virtual"))
-    return _sent(measured, nics.filter(pl.col("kind") == wanted))
+    return _sent(measured, lambda kinds: "physical" if "physical" in kinds else "virtual")
 
 
 def loopback(measured: Measured) -> Quantity | None:
     """Bytes sent over loopback interfaces: what ranks of one host, and anything else on it, say to each other."""
-    return _sent(measured, measured.samples.nics.filter(pl.col("kind") == "loopback"))
+    return _sent(measured, lambda _: "loopback")
 
 
-def _sent(measured: Measured, nics: pl.DataFrame) -> Quantity | None:
+def _sent(measured: Measured, wanted: Callable[[Set[str]], str]) -> Quantity | None:
+    """Bytes of the interfaces of the kind that is wanted on a host with interfaces of these kinds."""
     span = window(measured.steps)
     if span is None:
         return None
-    parts = [counted(rows, span) for _, rows in nics.group_by("host", "name", maintain_order=True)]
+    hosts: dict[str, dict[tuple[str, str], list[Seen]]] = {}
+    for host, kind, name, *seen in measured.samples.nics.select(_COLUMNS).iter_rows():
+        hosts.setdefault(host, {}).setdefault((kind, name), []).append(Seen(*seen))
+    chosen = ((devices, wanted({kind for kind, _ in devices})) for devices in hosts.values())
+    parts = [counted(seen, span) for devices, which in chosen for (kind, _), seen in devices.items() if kind == which]
     known = [part for part in parts if part is not None]
     return Quantity(sum(known), "bytes") if known and len(known) == len(parts) else None
 
 
-def counted(rows: pl.DataFrame, span: tuple[float, float]) -> float | None:
+def counted(samples: Sequence[Seen], span: tuple[float, float]) -> float | None:
     """What one interface sent within `span`, in bytes; its counter at the edges is interpolated between samples.
 
     None where the counter went backwards (a reset, another boot) or the samples cover too little of the span.
     """
-    rows = rows.drop_nulls("tx_bytes").sort("wall_s")
-    near = rows.filter(_neighbours(rows, span)) if rows.height else rows
-    if near.height < 2 or near["boot_id"].n_unique() > 1 or (near["tx_bytes"].diff().drop_nulls() < 0).any():
+    known = sorted((seen.wall_s, seen.tx_bytes, seen.boot_id) for seen in samples if seen.tx_bytes is not None)
+    # The samples within the span and the nearest one on either side.
+    first = max((wall_s for wall_s, _, _ in known if wall_s <= span[0]), default=span[0])
+    last = min((wall_s for wall_s, _, _ in known if wall_s >= span[1]), default=span[1])
+    near = [seen for seen in known if first <= seen[0] <= last]
+    times, values = [seen[0] for seen in near], [seen[1] for seen in near]
+    if len(near) < 2 or len({boot for _, _, boot in near}) > 1 or any(b < a for a, b in pairwise(values)):
         return None
-    start, end = max(span[0], near["wall_s"][0]), min(span[1], near["wall_s"][-1])
+    start, end = max(span[0], times[0]), min(span[1], times[-1])
     if end - start < LEAST_COVERAGE * (span[1] - span[0]):
         return None
-    times, values = near["wall_s"].to_list(), near["tx_bytes"].to_list()
     return _at(end, times, values) - _at(start, times, values)
-
-
-def _neighbours(rows: pl.DataFrame, span: tuple[float, float]) -> pl.Expr:
-    """The samples within the span and the nearest one on either side."""
-    times = rows["wall_s"]
-    before, after = times.filter(times <= span[0]).max(), times.filter(times >= span[1]).min()
-    first = span[0] if before is None else before
-    last = span[1] if after is None else after
-    return pl.col("wall_s").is_between(pl.lit(first), pl.lit(last))
 
 
 def _at(moment: float, times: list[float], values: list[int]) -> float:

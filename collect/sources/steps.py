@@ -43,10 +43,11 @@ class Recorded(NamedTuple):
 
 
 class Frames(NamedTuple):
-    """every: all recorded steps of a run; timed: the timed ones that every rank recorded."""
+    """every: all recorded steps of a run; timed: the timed ones that every rank recorded; world: those, one row per step."""
 
     every: pl.DataFrame
     timed: pl.DataFrame
+    world: pl.DataFrame
 
 
 def frame(ranks: Mapping[int, Sequence[StepRecord]]) -> pl.DataFrame:
@@ -66,8 +67,9 @@ def frames(runs: Sequence[Recorded]) -> list[Frames]:
     rows = pl.DataFrame(columns, schema={"run": pl.Int64, **SCHEMA})
     rows = rows.unique(["run", "rank", "step", "warmup"], keep="last", maintain_order=True)
     worlds = {"ranks": [run.ranks for run in runs], "data_ranks": [run.data_ranks for run in runs]}
-    whole = _timed(rows.join(pl.DataFrame(worlds).with_row_index("run").cast(pl.Int64), "run", maintain_order="left"))
-    return list(map(Frames, by_run(rows, len(runs)), by_run(whole.drop("ranks", "data_ranks"), len(runs))))
+    sizes = pl.DataFrame(worlds, schema={name: pl.Int64 for name in worlds}).with_row_index("run").cast(pl.Int64)
+    whole = _timed(rows.join(sizes, "run", maintain_order="left")).drop("ranks", "data_ranks")
+    return list(map(Frames, *(by_run(found, len(runs)) for found in (rows, whole, _world(whole, "run", "step")))))
 
 
 def by_run(rows: pl.DataFrame, count: int) -> list[pl.DataFrame]:
@@ -95,7 +97,7 @@ def _timed(steps: pl.DataFrame) -> pl.DataFrame:
 
 def unwatched(timed_steps: pl.DataFrame) -> pl.DataFrame:
     """The timed steps that no instrument slowed down: what is said of times and memory is said of these."""
-    return timed_steps.filter(~pl.col("watched"))
+    return timed_steps.filter(~pl.col("watched")) if timed_steps["watched"].any() else timed_steps
 
 
 def of_world(timed_steps: pl.DataFrame) -> pl.DataFrame:
@@ -103,12 +105,16 @@ def of_world(timed_steps: pl.DataFrame) -> pl.DataFrame:
 
     Each rank's loss is a mean over its own units, so the mean over the batch weighs it by them.
     """
+    return _world(timed_steps, "step")
+
+
+def _world(timed_steps: pl.DataFrame, *keys: str) -> pl.DataFrame:
     weighed = (pl.col("loss") * pl.col("units")).sum() / pl.col("units").sum()
     loss = pl.when(pl.col("units").sum() > 0).then(weighed).otherwise(None)
     return (
-        timed_steps.group_by("step")
+        timed_steps.group_by(keys)
         .agg(step_ms=pl.col("step_ms").max(), units=pl.col("units").sum(), loss=loss, wall_s=pl.col("wall_s").max())
-        .sort("step")
+        .sort(keys)
     )
 
 
@@ -122,5 +128,6 @@ def window(timed_steps: pl.DataFrame) -> tuple[float, float] | None:
     """(first, last) wall_s of the timed steps in seconds since the epoch, or None where they span no time."""
     if timed_steps.is_empty():
         return None
-    first, last = timed_steps.select(first=pl.col("wall_s").min(), last=pl.col("wall_s").max()).row(0)
+    wall_s = timed_steps["wall_s"].to_numpy()
+    first, last = float(wall_s.min()), float(wall_s.max())
     return (first, last) if last > first else None
