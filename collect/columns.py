@@ -93,10 +93,14 @@ def labels(rows: Sequence[Row]) -> list[str]:
 
 def distinguishing(cells: Sequence[dict[str, Any]]) -> list[str]:
     """The cell keys that tell the rows apart: strategy and ranks, then others as far as they are needed, usual ones first."""
-    keys = list(_ALWAYS)
-    for key in (*_USUAL, *sorted({key for cell in cells for key in cell} - {*_ALWAYS, *_USUAL})):
-        if _kinds(cells, [*keys, key]) > _kinds(cells, keys):
+    keys: list[str] = []
+    kinds = [0] * len(cells)  # of the cells as far as the keys tell them apart
+    for key in (*_ALWAYS, *_USUAL, *sorted({key for cell in cells for key in cell} - {*_ALWAYS, *_USUAL})):
+        seen: dict[tuple[int, str], int] = {}
+        finer = [seen.setdefault((kind, repr(cell.get(key))), len(seen)) for kind, cell in zip(kinds, cells, strict=True)]
+        if key in _ALWAYS or len(seen) > len({*kinds}):
             keys.append(key)
+            kinds = finer
     return keys
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -82,6 +83,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool = False
 
 
-def menu() -> list[Metric]:
+@cache
+def menu() -> tuple[Metric, ...]:
     """Every metric, in the order of the files of `collect/metrics`."""
-    return [metric for module in registry.load_all("collect.metrics") for metric in module.METRICS]
+    return tuple(metric for module in registry.load_all("collect.metrics") for metric in module.METRICS)

@@ -74,7 +74,7 @@ def estimate(values: Sequence[float], unit: str, kind: str = "") -> Estimate:
     n, mean = len(values), statistics.fmean(values)
     if n == 1:
         return Estimate(mean, unit, 1, mean, kind=kind)
-    deviation = statistics.stdev(values)
+    deviation = statistics.stdev(values) if len({*values}) > 1 else 0.0  # what is counted is often the same, and stdev slow
     half = t_975(n - 1) * deviation / math.sqrt(n)
     median_low, median_high = median_interval(values)
     noise_pct = 100 * deviation / abs(mean) if mean else None
@@ -140,8 +140,10 @@ def outliers(values: Sequence[float]) -> list[int]:
 
     They are named and stay in every figure.
     """
-    median = statistics.median(values) if values else 0.0
+    if len(values) < FEWEST_FOR_OUTLIERS:
+        return []
+    median = statistics.median(values)
     distance = [abs(value - median) for value in values]
-    if len(values) < FEWEST_FOR_OUTLIERS or not (typical := statistics.median(distance)):
+    if not (typical := statistics.median(distance)):
         return []
     return [place for place, far in enumerate(distance) if 0.6745 * far / typical > FAR]

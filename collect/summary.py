@@ -11,7 +11,7 @@ import msgspec
 from collect import equal_losses, instrument_cost, telemetry
 from collect.equal_losses import LossComparison
 from collect.instrument_cost import InstrumentCost
-from collect.likeness import baseline_of
+from collect.likeness import baseline_of, families
 from collect.load import Loaded, LoadedCell, LoadedRun
 from collect.metric import Compared, Metric, Quantity, menu
 from collect.records import NO_FOLDER
@@ -164,8 +164,9 @@ def _row(cell: LoadedCell) -> Row:
 
 
 def _quantities(cell: LoadedCell, run: LoadedRun) -> dict[str, Quantity]:
-    of_run = [(metric, metric.of_run) for metric in menu() if metric.of_run]
-    return {metric.name: found for metric, ask in of_run if (found := ask(cell.measured(run))) is not None}
+    measured = cell.measured(run)
+    asked = ((metric.name, metric.of_run(measured)) for metric in menu() if metric.of_run)
+    return {name: found for name, found in asked if found is not None}
 
 
 def _over_repeats(values: list[Quantity]) -> Estimate | None:
@@ -179,8 +180,9 @@ def _compare(cells: list[LoadedCell], rows: list[Row], baseline: str) -> None:
     """Add the metrics that set a cell beside its baseline."""
     throughputs = {row.id: row.metrics["throughput_per_s"].value for row in rows if "throughput_per_s" in row.metrics}
     of_cells: list[Metric] = [metric for metric in menu() if metric.of_cells]
-    for cell, row in zip(cells, rows, strict=True):
-        against = baseline_of(cell, cells, baseline)
+    by_id = {row.id: row for row in rows}
+    for cell, family in ((cell, family) for family in families(cells) for cell in family):
+        row, against = by_id[cell.id], baseline_of(cell, family, baseline)
         if against is None or not {cell.id, against.id} <= throughputs.keys() or _is_different(row):
             continue
         row.baseline = against.id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from itertools import pairwise
-from typing import NamedTuple
+from operator import itemgetter
 
 from collect.metric import Measured, Metric, Quantity
 from collect.sources.steps import window
@@ -12,13 +12,7 @@ from collect.sources.steps import window
 LEAST_COVERAGE = 0.8  # of the timed window that has to lie between samples of an interface
 _COLUMNS = ("host", "kind", "name", "wall_s", "tx_bytes", "boot_id")
 
-
-class Seen(NamedTuple):
-    """An interface at a moment."""
-
-    wall_s: float
-    tx_bytes: int | None
-    boot_id: str
+Seen = tuple[float, int | None, str]  # an interface at a moment: wall_s, tx_bytes, boot_id
 
 
 def network(measured: Measured) -> Quantity | None:
@@ -37,8 +31,8 @@ def _sent(measured: Measured, wanted: Callable[[Set[str]], str]) -> Quantity | N
     if span is None:
         return None
     hosts: dict[str, dict[tuple[str, str], list[Seen]]] = {}
-    for host, kind, name, *seen in measured.samples.nics.select(_COLUMNS).iter_rows():
-        hosts.setdefault(host, {}).setdefault((kind, name), []).append(Seen(*seen))
+    for host, kind, name, *seen in zip(*(measured.samples.nics[column].to_list() for column in _COLUMNS), strict=True):
+        hosts.setdefault(host, {}).setdefault((kind, name), []).append((*seen,))
     chosen = ((devices, wanted({kind for kind, _ in devices})) for devices in hosts.values())
     parts = [counted(seen, span) for devices, which in chosen for (kind, _), seen in devices.items() if kind == which]
     known = [part for part in parts if part is not None]
@@ -50,12 +44,12 @@ def counted(samples: Sequence[Seen], span: tuple[float, float]) -> float | None:
 
     None where the counter went backwards (a reset, another boot) or the samples cover too little of the span.
     """
-    known = sorted((seen.wall_s, seen.tx_bytes, seen.boot_id) for seen in samples if seen.tx_bytes is not None)
+    known = sorted(((at, sent, boot) for at, sent, boot in samples if sent is not None), key=itemgetter(0))
     # The samples within the span and the nearest one on either side.
-    first = max((wall_s for wall_s, _, _ in known if wall_s <= span[0]), default=span[0])
-    last = min((wall_s for wall_s, _, _ in known if wall_s >= span[1]), default=span[1])
+    first = max((at for at, _, _ in known if at <= span[0]), default=span[0])
+    last = min((at for at, _, _ in known if at >= span[1]), default=span[1])
     near = [seen for seen in known if first <= seen[0] <= last]
-    times, values = [seen[0] for seen in near], [seen[1] for seen in near]
+    times, values = [at for at, _, _ in near], [sent for _, sent, _ in near]
     if len(near) < 2 or len({boot for _, _, boot in near}) > 1 or any(b < a for a, b in pairwise(values)):
         return None
     start, end = max(span[0], times[0]), min(span[1], times[-1])
