@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from collect import columns, figure, notation, terminal, verdict_text
+from collect import columns, excerpt, figure, notation, terminal, verdict_text
 from collect.columns import Column
 from collect.figures import (
     accuracy,
@@ -42,17 +42,20 @@ FIGURES: tuple[ModuleType, ...] = (
 
 def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
     """The page for a report that will lie in `folder`; links to runs are relative, so that both can move together."""
-    table = columns.table(summary.rows)
-    labels = columns.labels(summary.rows)
-    label_of = dict(zip((row.id for row in summary.rows), labels, strict=True))
+    shown = excerpt.of(summary)
+    kept = {row.id for row in shown.rows}
+    drawn = Loaded(loaded.expansion, [cell for cell in loaded.cells if cell.id in kept])
+    table = columns.table(shown.rows)
+    label_of = dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True))
     return render(
         TEMPLATE,
-        summary=summary,
+        summary=shown,
+        whole=summary,
         version=__version__,
         created=notation.moment(summary.created_s),
-        labels=labels,
+        labels=[label_of[row.id] for row in shown.rows],
         label_of=label_of,
-        place_of={row.id: place for place, row in enumerate(summary.rows)},
+        place_of={row.id: place for place, row in enumerate(shown.rows)},
         text=verdict_text,
         reported=verdict_text.reported(summary, label_of),
         common=table.common,
@@ -63,7 +66,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         run_columns=_run_columns(table.columns),
         run_value=_run_value,
         state_class=_state_class,
-        figures=_figures(loaded, summary),
+        figures=_figures(drawn, shown),
         number=notation.number,
         places=_places(loaded),
         hosts=_hosts(loaded),

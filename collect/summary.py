@@ -24,6 +24,7 @@ from collect.verdicts.selection import Measurements
 from shardlab.state import STATES
 
 SCHEMA = 1
+MOST_NAMED = 20  # cells or runs in a remark
 REHEARSAL = "rehearsal on CPU: shows that the line works, not how fast it is"
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
 
@@ -133,10 +134,15 @@ def _remarks(rehearsals: list[bool], synthetic: list[str], different: list[str],
     if synthetic:
         remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic))))
     if different:
-        remarks.append(f"not the same work, and so not compared: {', '.join(different)}")
+        remarks.append(f"not the same work, and so not compared: {_some(different)}")
     if resumed:
-        remarks.append(f"went on from a checkpoint, so that telemetry says nothing of the whole run: {', '.join(resumed)}")
+        remarks.append(f"went on from a checkpoint, so that telemetry says nothing of the whole run: {_some(resumed)}")
     return remarks
+
+
+def _some(ids: list[str]) -> str:
+    """The first of them by name, the others by their number."""
+    return ", ".join([*ids[:MOST_NAMED], *([f"and {len(ids) - MOST_NAMED:,} more"] if len(ids) > MOST_NAMED else [])])
 
 
 def _row(cell: LoadedCell) -> Row:

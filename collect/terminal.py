@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from collect import columns, notation, verdict_text
+from collect import columns, excerpt, notation, verdict_text
 from collect.equal_losses import LossComparison
 from collect.instrument_cost import InstrumentCost
 from collect.summary import Summary
@@ -15,6 +15,8 @@ STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red
 
 def show(output: Output, summary: Summary) -> None:
     """The table, then what a reader has to know to believe it."""
+    labels = _labels(summary)
+    summary = excerpt.of(summary)
     table = columns.table(summary.rows)
     about = ", ".join(f"{what.lower()} {value}" for what, value in table.common)
     title = f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
@@ -30,7 +32,6 @@ def show(output: Output, summary: Summary) -> None:
     claims(output, summary)
     if summary.reported:
         output.line(f"{verdict_text.told(summary)} (see the report, or: collect verdicts)")
-    labels = _labels(summary)
     for comparison in summary.losses:
         output.line(losses(comparison, labels))
     for cost in summary.instruments:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from collect.sources.steps import by_run
-from shardlab.record import GpuSample, NicSample, Record, Sample
+from shardlab.record import Sample
 
 HOSTS = {
     "host": pl.String,
@@ -43,6 +44,11 @@ GPUS = {
 }
 
 
+_of_host = attrgetter(*HOSTS)
+_of_nic = attrgetter("name", "kind", "rx_bytes", "tx_bytes")
+_of_gpu = attrgetter("uuid", "utilization_pct", "memory_used_bytes", "power_w", "temperature_c", "sm_clock_mhz")
+
+
 class Samples(NamedTuple):
     """hosts: one row per host and moment; nics and gpus: one per host, moment and device. Ordered by host and wall_s."""
 
@@ -71,21 +77,22 @@ def frames(hosts: Mapping[str, Sequence[Sample]]) -> Samples:
 
 def of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> list[Samples]:
     """Those of many runs at once, as a frame costs about the same for one run as for a hundred."""
-    rows: list[tuple[int, Sample]] = []
+    hosts_: list[tuple[Any, ...]] = []
+    nics: list[tuple[Any, ...]] = []
+    gpus: list[tuple[Any, ...]] = []
     for number, hosts in enumerate(runs):
         samples = [sample for records in hosts.values() for sample in records]
         samples.sort(key=lambda sample: (sample.host, sample.wall_s))
-        rows += [(number, sample) for sample in samples]
-    nics = [(number, sample, nic) for number, sample in rows for nic in sample.nics or ()]
-    gpus = [(number, sample, gpu) for number, sample in rows for gpu in sample.gpus or ()]
-    common = (_frame(HOSTS, rows, Sample), _frame(NICS, nics, NicSample), _frame(GPUS, gpus, GpuSample))
+        for one in samples:
+            hosts_.append((number, *_of_host(one)))
+            nics += [(number, one.host, one.boot_id, one.wall_s, *_of_nic(nic)) for nic in one.nics or ()]
+            gpus += [(number, one.host, one.wall_s, *_of_gpu(gpu)) for gpu in one.gpus or ()]
+    common = (_frame(HOSTS, hosts_), _frame(NICS, nics), _frame(GPUS, gpus))
     return list(map(Samples, *(by_run(frame, len(runs)) for frame in common)))
 
 
-def _frame(schema: Mapping[str, Any], rows: Sequence[tuple[Any, ...]], kind: type[Record]) -> pl.DataFrame:
-    """A row each with the number of its run; a field that the last record, of this kind, lacks is the sample's."""
-    columns: dict[str, list[object]] = {"run": [row[0] for row in rows]}
-    for name in schema:
-        place = -1 if name in kind.__struct_fields__ else 1
-        columns[name] = [getattr(row[place], name) for row in rows]
-    return pl.DataFrame(columns, schema={"run": pl.Int64, **schema})
+def _frame(schema: Mapping[str, Any], rows: Sequence[tuple[Any, ...]]) -> pl.DataFrame:
+    """A row each, with the number of its run before the columns."""
+    columns = zip(*rows) if rows else ((),) * (len(schema) + 1)
+    whole = {"run": pl.Int64, **schema}
+    return pl.DataFrame([pl.Series(name, values, whole[name]) for name, values in zip(whole, columns, strict=True)])
