@@ -1,4 +1,4 @@
-"""What summarising many runs costs: seconds and peak memory of `collect summarize`, beside reading the same files alone.
+"""What summarising many runs costs: seconds, processor seconds and peak memory of `collect summarize`, beside reading the same files alone.
 
     python benchmarks/summarize.py [--runs 10000] [--repeats 3] [--steps 50] [--rounds 3] [--profile]
 
@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -26,7 +28,7 @@ from small_cell import cell
 
 from shardlab import files, host
 from shardlab.cell import Cell, Optimizer
-from shardlab.record import SCHEMA, Event, LineWriter, NicSample, Record, Result, Sample, SameWork, Spread, StepRecord
+from shardlab.record import SCHEMA, Event, LineWriter, NicSample, Record, Result, SameWork, Sample, Spread, StepRecord
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Expansion, Workspace
@@ -112,8 +114,8 @@ def _steps(folder: RunDir, what: Cell, repeat: int) -> float:
                 StepRecord(
                     schema=SCHEMA, step=index + 1 - (0 if warmup else what.warmup_steps), t_s=1000.5 + now,
                     wall_s=START_S + now, units=512 // what.gpus, step_ms=ms, loss=2 + 5 * math.exp(-index / 17 + rank / 99),
-                    data_ms=ms / 31, forward_ms=ms / 3, backward_ms=ms / 2.1, optimizer_ms=ms / 9, rss_bytes=400 * MIB + 4096 * index,
-                    warmup=warmup,
+                    data_ms=ms / 31, forward_ms=ms / 3, backward_ms=ms / 2.1, optimizer_ms=ms / 9,
+                    rss_bytes=400 * MIB + 4096 * index, warmup=warmup,
                 )
             )  # fmt: skip
         _lines(folder.steps_file(rank), records)
@@ -152,10 +154,18 @@ def workspace(path: Path, runs: int, repeats: int, steps: int) -> Workspace:
     return made
 
 
-def cost(command: list[str]) -> tuple[float, float]:
-    """(seconds, MB of the process and all that it starts, at most) of a command that has to succeed."""
+class Cost(NamedTuple):
+    """Of a process and all that it starts. seconds: by the clock; cpu_s: of processors; mb: memory at most."""
+
+    seconds: float
+    cpu_s: float
+    mb: float
+
+
+def cost(command: list[str]) -> Cost:
+    """Of a command, which has to succeed."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    began, most = time.perf_counter(), 0
+    began, used, most = time.perf_counter(), _cpu_s(), 0
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as child:
         while child.poll() is None:
             try:
@@ -163,10 +173,15 @@ def cost(command: list[str]) -> tuple[float, float]:
                 most = max(most, sum(one.memory_info().rss for one in tree))
             except psutil.NoSuchProcess:
                 continue
-            time.sleep(0.02)
+            time.sleep(0.05)
     if child.returncode:
         raise SystemExit(f"{' '.join(command)}: exit code {child.returncode}")
-    return time.perf_counter() - began, most / 1e6
+    return Cost(time.perf_counter() - began, _cpu_s() - used, most / 1e6)
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -181,17 +196,19 @@ def main() -> None:
         path = workspace(Path(temporary), arguments.runs, arguments.repeats, arguments.steps).path
         written = [file.stat().st_size for file in (path / "runs").glob("**/*") if file.is_file()]
         programs = {"collect summarize": [*SUMMARIZE, temporary], "reading alone": [sys.executable, "-c", READ, temporary]}
-        costs: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
+        costs: dict[str, list[Cost]] = {name: [] for name in programs}
         for _ in range(arguments.rounds):
             for name, command in programs.items():
                 costs[name].append(cost(command))
         if arguments.profile:
             subprocess.run([*PROFILE, temporary], check=True)
-    print(f"{arguments.runs} runs, {len(written)} files, {sum(written) / 1e6:.0f} MB, median of {arguments.rounds} rounds")
-    alone = statistics.median(seconds for seconds, _ in costs["reading alone"])
+    rounds = f"median of {arguments.rounds} rounds, load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
+    print(f"{arguments.runs} runs, {len(written)} files, {sum(written) / 1e6:.0f} MB; {rounds}")
+    alone = statistics.median(one.cpu_s for one in costs["reading alone"])
     for name, found in costs.items():
-        seconds = statistics.median(one for one, _ in found)
-        print(f"{name:18} {seconds:7.2f} s {max(mb for _, mb in found):7.0f} MB {seconds / alone:6.2f} times reading alone")
+        seconds, cpu_s = (statistics.median(values) for values in list(zip(*found))[:2])
+        mb = max(one.mb for one in found)
+        print(f"{name:18} {seconds:7.2f} s {cpu_s:7.2f} CPU s {mb:7.0f} MB {cpu_s / alone:6.2f} times the CPU of reading alone")
 
 
 if __name__ == "__main__":

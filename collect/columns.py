@@ -49,13 +49,15 @@ class Table(msgspec.Struct, frozen=True):
     also: list[Column]
 
 
-def table(rows: Sequence[Row]) -> Table:
-    """The summary's rows as text."""
-    cells = [_flat(row.cell) for row in rows]
+def table(every: Sequence[Row], shown: Sequence[Row] | None = None) -> Table:
+    """The summary's rows, or those of them that are shown, as text; what tells rows apart and what all share is of every one."""
+    rows = every if shown is None else shown
+    cells = [_flat(row.cell) for row in every]
     keys = distinguishing(cells)
     keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]  # it follows the ranks
     common = [(_heading(key), _plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
     common = [(what, value) for what, value in common if value]
+    cells = [_flat(row.cell) for row in rows]
     identity = [
         Column(key, _heading(key), "", _is_count(cells, key), [Text(_plain(cell.get(key))) for cell in cells]) for key in keys
     ]

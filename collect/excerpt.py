@@ -23,7 +23,9 @@ def of(summary: Summary) -> Summary:
         rows=[row for row in summary.rows if row.id in kept],
         **{name: getattr(summary, name)[:MOST] for name in _LISTS},
     )
-    counts = {what: (len(getattr(cut, name)), len(getattr(summary, name))) for name, what in {"rows": "cells", **_LISTS}.items()}
+    counts = {
+        what: (len(getattr(cut, name)), len(getattr(summary, name))) for name, what in {"rows": "cells", **_LISTS}.items()
+    }
     said = [f"{shown:,} of {there:,} {what}" for what, (shown, there) in counts.items() if shown < there]
     if said:
         cut.remarks = [*cut.remarks, f"shown here: {', '.join(said)}; summary.json and the tables have all"]

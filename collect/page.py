@@ -45,7 +45,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
     shown = excerpt.of(summary)
     kept = {row.id for row in shown.rows}
     drawn = Loaded(loaded.expansion, [cell for cell in loaded.cells if cell.id in kept])
-    table = columns.table(shown.rows)
+    table = columns.table(summary.rows, shown.rows)
     label_of = dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True))
     return render(
         TEMPLATE,

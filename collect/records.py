@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -69,7 +68,7 @@ class Records(msgspec.Struct):
     @property
     def count(self) -> int:
         """How many step records and samples there are."""
-        return sum(map(len, (*self.steps.values(), *self.samples.values())))
+        return sum(map(len, self.steps.values())) + sum(map(len, self.samples.values()))
 
 
 def read(folder: RunDir) -> Records:
@@ -80,15 +79,20 @@ def read(folder: RunDir) -> Records:
     names = _names(folder.path)
     steps = {
         int(match[1]): damage.note(f"steps/{path.name}", read_lines(path, StepRecord))
-        for path in _files(folder.path, "steps", names)
+        for path in _files(folder.path / "steps", names)
         if (match := _RANK.fullmatch(path.name))
     }
     samples = {
         path.stem: damage.note(f"samples/{path.name}", read_lines(path, Sample))
-        for path in _files(folder.path, "samples", names)
+        for path in _files(folder.path / "samples", names)
         if path.suffix == ".jsonl"
     }
-    validation = damage.note(folder.validation_file.name, read_lines(folder.validation_file, ValidationRecord))
+    validation = [
+        record
+        for path in [folder.validation_file]
+        if path.name in names
+        for record in damage.note(path.name, read_lines(path, ValidationRecord))
+    ]
     events = [
         event
         for name in names
@@ -103,18 +107,18 @@ def read(folder: RunDir) -> Records:
         verdict = judged(run, result, sorted(events, key=lambda event: event.wall_s), steps)
     except InputError as error:
         verdict = Verdict("unknown", str(error))
-    hosts = [host for path in _files(folder.path, "env", names) if (host := _host(path)) is not None]
+    hosts = [host for path in _files(folder.path / "env", names) if (host := _host(path)) is not None]
     return Records(verdict, run, result, steps, samples, validation, hosts, damage)
 
 
-def _files(folder: Path, inside: str, names: list[str]) -> Iterator[Path]:
+def _files(folder: Path, names: list[str]) -> list[Path]:
     """The files of a folder in the run's, by name; `names`: what is in the run's."""
-    return ((folder / inside / name) for name in (_names(folder / inside) if inside in names else ()))
+    return [folder / name for name in _names(folder)] if folder.name in names else []
 
 
 def _names(folder: Path) -> list[str]:
     try:
-        return sorted(os.listdir(folder))
+        return sorted(entry.name for entry in os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -187,7 +187,7 @@ def _compare(cells: list[LoadedCell], rows: list[Row], baseline: str) -> None:
     throughputs = {row.id: row.metrics["throughput_per_s"].value for row in rows if "throughput_per_s" in row.metrics}
     of_cells: list[Metric] = [metric for metric in menu() if metric.of_cells]
     by_id = {row.id: row for row in rows}
-    for cell, family in ((cell, family) for family in families(cells) for cell in family):
+    for cell, family in ((cell, alike) for alike in families(cells) for cell in alike):
         row, against = by_id[cell.id], baseline_of(cell, family, baseline)
         if against is None or not {cell.id, against.id} <= throughputs.keys() or _is_different(row):
             continue

@@ -15,9 +15,9 @@ STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red
 
 def show(output: Output, summary: Summary) -> None:
     """The table, then what a reader has to know to believe it."""
-    labels = _labels(summary)
+    every, labels = summary.rows, _labels(summary)
     summary = excerpt.of(summary)
-    table = columns.table(summary.rows)
+    table = columns.table(every, summary.rows)
     about = ", ".join(f"{what.lower()} {value}" for what, value in table.common)
     title = f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
     styles = [next((STYLES[state] for state in row.states if state in STYLES), "") for row in summary.rows]

@@ -197,9 +197,9 @@ def read_lines(path: Path, kind: type[T]) -> Lines[T]:
         raise WorkspaceError.from_os_error(error, "read") from error
     decoder = msgspec.json.Decoder(kind)
     try:
-        # All at once is several times as fast as line by line; a record a line proves that every line is one.
+        # All at once is several times as fast as line by line, and the same where every line begins an object and ends one.
         records = decoder.decode_lines(raw)
-        if len(records) == raw.count(b"\n") and raw.endswith(b"\n"):
+        if raw.endswith(b"}\n") and len(records) == raw.count(b"\n") == (b"\n" + raw).count(b"\n{"):
             return Lines(records)
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass

@@ -59,9 +59,7 @@ def measured(ranks, telemetry_of=(), gpus=None, *, result=RESULT, hosts_of=(), v
     world = gpus or max(len(ranks), 1)
     cell = msgspec.structs.replace(support.cell("ddp", world), **keys)
     (frames,) = steps.frames([steps.Recorded(ranks, world, world)])
-    return Measured(
-        cell, frames.timed, frames.world, samples.frames(hosts), result, list(hosts_of), validation=validation
-    )
+    return Measured(cell, frames.timed, frames.world, samples.frames(hosts), result, list(hosts_of), validation=validation)
 
 
 TWO_RANKS = {

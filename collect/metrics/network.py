@@ -30,11 +30,16 @@ def _sent(measured: Measured, wanted: Callable[[Set[str]], str]) -> Quantity | N
     span = window(measured.steps)
     if span is None:
         return None
-    hosts: dict[str, dict[tuple[str, str], list[Seen]]] = {}
-    for host, kind, name, *seen in zip(*(measured.samples.nics[column].to_list() for column in _COLUMNS), strict=True):
-        hosts.setdefault(host, {}).setdefault((kind, name), []).append((*seen,))
-    chosen = ((devices, wanted({kind for kind, _ in devices})) for devices in hosts.values())
-    parts = [counted(seen, span) for devices, which in chosen for (kind, _), seen in devices.items() if kind == which]
+    hosts, kinds, names, *seen = (measured.samples.nics[column].to_list() for column in _COLUMNS)
+    shown: dict[str, set[str]] = {}
+    for host, kind in {*zip(hosts, kinds, strict=True)}:
+        shown.setdefault(host, set()).add(kind)
+    chosen = {(host, wanted(found)) for host, found in shown.items()}
+    interfaces: dict[tuple[str, str], list[Seen]] = {}
+    for host, kind, name, one in zip(hosts, kinds, names, zip(*seen, strict=True), strict=True):
+        if (host, kind) in chosen:
+            interfaces.setdefault((host, name), []).append(one)
+    parts = [counted(samples, span) for samples in interfaces.values()]
     known = [part for part in parts if part is not None]
     return Quantity(sum(known), "bytes") if known and len(known) == len(parts) else None
 

@@ -67,7 +67,7 @@ def frames(runs: Sequence[Recorded]) -> list[Frames]:
     rows = pl.DataFrame(columns, schema={"run": pl.Int64, **SCHEMA})
     rows = rows.unique(["run", "rank", "step", "warmup"], keep="last", maintain_order=True)
     worlds = {"ranks": [run.ranks for run in runs], "data_ranks": [run.data_ranks for run in runs]}
-    sizes = pl.DataFrame(worlds, schema={name: pl.Int64 for name in worlds}).with_row_index("run").cast(pl.Int64)
+    sizes = pl.DataFrame(worlds, schema=dict.fromkeys(worlds, pl.Int64)).with_row_index("run").cast(pl.Int64)
     whole = _timed(rows.join(sizes, "run", maintain_order="left")).drop("ranks", "data_ranks")
     return list(map(Frames, *(by_run(found, len(runs)) for found in (rows, whole, _world(whole, "run", "step")))))
 
