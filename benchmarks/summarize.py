@@ -1,4 +1,4 @@
-"""What summarising many runs costs: seconds, processor seconds and peak memory of `collect summarize`, beside reading the same files alone.
+"""What summarising many runs costs: seconds and peak memory of `collect summarize`, beside reading the same files alone.
 
     python benchmarks/summarize.py [--runs 10000] [--repeats 3] [--steps 50] [--rounds 3] [--profile]
 

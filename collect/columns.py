@@ -50,7 +50,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def table(every: Sequence[Row], shown: Sequence[Row] | None = None) -> Table:
-    """The summary's rows, or those of them that are shown, as text; what tells rows apart and what all share is of every one."""
+    """The summary's rows, or those that are shown, as text; what tells rows apart and what all share is of every one."""
     rows = every if shown is None else shown
     cells = [_flat(row.cell) for row in every]
     keys = distinguishing(cells)
