@@ -49,13 +49,15 @@ class Table(msgspec.Struct, frozen=True):
     also: list[Column]
 
 
-def table(rows: Sequence[Row]) -> Table:
-    """The summary's rows as text."""
-    cells = [flat(row.cell) for row in rows]
+def table(every: Sequence[Row], shown: Sequence[Row] | None = None) -> Table:
+    """The summary's rows, or those that are shown, as text; what tells rows apart and what all share is of every one."""
+    rows = every if shown is None else shown
+    cells = [flat(row.cell) for row in every]
     keys = distinguishing(cells)
     keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]  # it follows the ranks
     common = [(_heading(key), _plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
     common = [(what, value) for what, value in common if value]
+    cells = [flat(row.cell) for row in rows]
     identity = [
         Column(key, _heading(key), "", _is_count(cells, key), [Text(_plain(cell.get(key))) for cell in cells]) for key in keys
     ]
@@ -93,10 +95,14 @@ def labels(rows: Sequence[Row]) -> list[str]:
 
 def distinguishing(cells: Sequence[dict[str, Any]]) -> list[str]:
     """The cell keys that tell the rows apart: strategy and ranks, then others as far as they are needed, usual ones first."""
-    keys = list(_ALWAYS)
-    for key in (*_USUAL, *sorted({key for cell in cells for key in cell} - {*_ALWAYS, *_USUAL})):
-        if _kinds(cells, [*keys, key]) > _kinds(cells, keys):
+    keys: list[str] = []
+    kinds = [0] * len(cells)  # of the cells as far as the keys tell them apart
+    for key in (*_ALWAYS, *_USUAL, *sorted({key for cell in cells for key in cell} - {*_ALWAYS, *_USUAL})):
+        seen: dict[tuple[int, str], int] = {}
+        finer = [seen.setdefault((kind, repr(cell.get(key))), len(seen)) for kind, cell in zip(kinds, cells, strict=True)]
+        if key in _ALWAYS or len(seen) > len({*kinds}):
             keys.append(key)
+            kinds = finer
     return keys
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -55,6 +55,16 @@ def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) ->
         if alike and how and _options_agree(cell.cell, other.cell):
             found.append((how != "strong", other.cell.gpus, other))
     return min(found, key=lambda entry: entry[:2])[2] if found else None
+
+
+def families(cells: Iterable[LoadedCell]) -> list[list[LoadedCell]]:
+    """The cells by what they have to share before anything here can find two of them alike: among the thousands of a sweep
+    few do, and only those are worth holding against each other."""
+    found: dict[bytes, list[LoadedCell]] = {}
+    for cell in cells:
+        key = msgspec.json.encode(_without(cell.cell, _MEANS | _LENGTH | {"launcher"}), order="deterministic")
+        found.setdefault(key, []).append(cell)
+    return list(found.values())
 
 
 def _without(cell: Cell, keys: set[str]) -> dict[str, Any]:

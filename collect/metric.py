@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import polars as pl
 
 from collect.sources.samples import Samples
+from collect.sources.steps import of_world, unwatched
 from shardlab import registry
 from shardlab.cell import Cell
 from shardlab.host import Host
@@ -33,6 +35,7 @@ class Measured(NamedTuple):
     """What a metric sees of a run.
 
     steps: the timed steps that every rank recorded, one row per step and rank; warm-up is not in it.
+    world: the same, one row per step (`steps.of_world`).
     samples: the telemetry, whole: a metric cuts it to the timed window itself, as counters need their neighbours.
     result: None where the run wrote none. hosts: those that it ran on, as they describe themselves.
     breakdowns: of the ranks that were profiled, where the trace is whole.
@@ -41,11 +44,17 @@ class Measured(NamedTuple):
 
     cell: Cell
     steps: pl.DataFrame
+    world: pl.DataFrame
     samples: Samples
     result: Result | None
     hosts: list[Host]
     breakdowns: Sequence[Breakdown] = ()
     validation: Sequence[ValidationRecord] = ()
+
+    @property
+    def undisturbed(self) -> pl.DataFrame:
+        """The world's steps that no instrument slowed down: what is said of times is said of these."""
+        return of_world(unwatched(self.steps)) if self.steps["watched"].any() else self.world
 
 
 class Compared(NamedTuple):
@@ -85,6 +94,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool = False
 
 
-def menu() -> list[Metric]:
+@cache
+def menu() -> tuple[Metric, ...]:
     """Every metric, in the order of the files of `collect/metrics`."""
-    return [metric for module in registry.load_all("collect.metrics") for metric in module.METRICS]
+    return tuple(metric for module in registry.load_all("collect.metrics") for metric in module.METRICS)

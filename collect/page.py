@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from collect import choice_text, columns, figure, notation, terminal, verdict_text
+from collect import choice_text, columns, excerpt, figure, notation, terminal, verdict_text
 from collect.columns import Column
 from collect.figures import (
     accuracy,
@@ -59,18 +59,21 @@ FIGURES: tuple[ModuleType, ...] = (
 
 def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
     """The page for a report that will lie in `folder`; links to runs are relative, so that both can move together."""
-    table = columns.table(summary.rows)
-    labels = columns.labels(summary.rows)
-    figures = _figures(loaded, summary)
-    label_of = dict(zip((row.id for row in summary.rows), labels, strict=True))
+    shown = excerpt.of(summary)
+    kept = {row.id for row in shown.rows}
+    drawn = Loaded(loaded.expansion, [cell for cell in loaded.cells if cell.id in kept])
+    figures = _figures(drawn, shown)
+    table = columns.table(summary.rows, shown.rows)
+    label_of = dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True))
     return render(
         TEMPLATE,
-        summary=summary,
+        summary=shown,
+        whole=summary,
         version=__version__,
         created=notation.moment(summary.created_s),
-        labels=labels,
+        labels=[label_of[row.id] for row in shown.rows],
         label_of=label_of,
-        place_of={row.id: place for place, row in enumerate(summary.rows)},
+        place_of={row.id: place for place, row in enumerate(shown.rows)},
         text=verdict_text,
         reported=verdict_text.reported(summary, label_of),
         common=table.common,

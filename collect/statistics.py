@@ -147,8 +147,10 @@ def outliers(values: Sequence[float]) -> list[int]:
 
     They are named and stay in every figure.
     """
-    median = statistics.median(values) if values else 0.0
+    if len(values) < FEWEST_FOR_OUTLIERS:
+        return []
+    median = statistics.median(values)
     distance = [abs(value - median) for value in values]
-    if len(values) < FEWEST_FOR_OUTLIERS or not (typical := statistics.median(distance)):
+    if not (typical := statistics.median(distance)):
         return []
     return [place for place, far in enumerate(distance) if 0.6745 * far / typical > FAR]

@@ -12,9 +12,10 @@ from collect import equal_losses, instrument_cost, telemetry, trace_tables
 from collect.choices.family import Family, choose
 from collect.equal_losses import LossComparison
 from collect.instrument_cost import InstrumentCost
-from collect.likeness import baseline_of
-from collect.load import NO_FOLDER, Loaded, LoadedCell, LoadedRun
+from collect.likeness import baseline_of, families
+from collect.load import Loaded, LoadedCell, LoadedRun
 from collect.metric import Compared, Quantity, menu
+from collect.records import NO_FOLDER
 from collect.row import Row, RunRow
 from collect.statistics import Estimate, estimate, outliers
 from collect.telemetry import Coverage
@@ -25,6 +26,7 @@ from collect.verdicts.selection import Measurements
 from shardlab.state import STATES
 
 SCHEMA = 1
+MOST_NAMED = 20  # cells or runs in a remark
 REHEARSAL = "rehearsal on CPU: shows that the line works, not how fast it is"
 NO_KERNELS = "the study used HolisticTraceAnalysis, which finds no kernels of a GPU in {}: figures of these traces are exact"
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
@@ -146,12 +148,17 @@ def _remarks(
     if synthetic:
         remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic))))
     if different:
-        remarks.append(f"not the same work, and so not compared: {', '.join(different)}")
+        remarks.append(f"not the same work, and so not compared: {_some(different)}")
     if resumed:
-        remarks.append(f"went on from a checkpoint, so that telemetry says nothing of the whole run: {', '.join(resumed)}")
+        remarks.append(f"went on from a checkpoint, so that telemetry says nothing of the whole run: {_some(resumed)}")
     if exact:
-        remarks.append(NO_KERNELS.format("any profiled run" if len(exact) == profiled else ", ".join(exact)))
+        remarks.append(NO_KERNELS.format("any profiled run" if len(exact) == profiled else _some(exact)))
     return remarks
+
+
+def _some(ids: list[str]) -> str:
+    """The first of them by name, the others by their number."""
+    return ", ".join([*ids[:MOST_NAMED], *([f"and {len(ids) - MOST_NAMED:,} more"] if len(ids) > MOST_NAMED else [])])
 
 
 def _row(cell: LoadedCell) -> Row:
@@ -179,8 +186,9 @@ def _row(cell: LoadedCell) -> Row:
 
 
 def _quantities(cell: LoadedCell, run: LoadedRun) -> dict[str, Quantity]:
-    of_run = [(metric, metric.of_run) for metric in menu() if metric.of_run]
-    return {metric.name: found for metric, ask in of_run if (found := ask(cell.measured(run))) is not None}
+    measured = cell.measured(run)
+    asked = ((metric.name, metric.of_run(measured)) for metric in menu() if metric.of_run)
+    return {name: found for name, found in asked if found is not None}
 
 
 def _over_repeats(values: list[Quantity]) -> Estimate | None:
@@ -193,8 +201,8 @@ def _over_repeats(values: list[Quantity]) -> Estimate | None:
 def _compare(cells: list[LoadedCell], rows: list[Row], baseline: str) -> None:
     """Add the metrics that set a cell beside its baseline; what is of another unit or kind there is not compared."""
     row_of = {row.id: row for row in rows}
-    for cell, row in zip(cells, rows, strict=True):
-        against = baseline_of(cell, cells, baseline)
+    for cell, family in ((cell, alike) for alike in families(cells) for cell in alike):
+        row, against = row_of[cell.id], baseline_of(cell, family, baseline)
         if against is None or _is_different(row) or _is_different(row_of[against.id]):
             continue
         for metric in menu():

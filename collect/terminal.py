@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from collect import choice_text, columns, notation, verdict_text
+from collect import choice_text, columns, excerpt, notation, verdict_text
 from collect.equal_losses import LossComparison
 from collect.instrument_cost import InstrumentCost
 from collect.summary import Summary
@@ -15,7 +15,9 @@ STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red
 
 def show(output: Output, summary: Summary) -> None:
     """The table, then what a reader has to know to believe it."""
-    table = columns.table(summary.rows)
+    every, labels = summary.rows, _labels(summary)
+    summary = excerpt.of(summary)
+    table = columns.table(every, summary.rows)
     about = ", ".join(f"{what.lower()} {value}" for what, value in table.common)
     title = f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
     styles = [next((STYLES[state] for state in row.states if state in STYLES), "") for row in summary.rows]
@@ -31,7 +33,6 @@ def show(output: Output, summary: Summary) -> None:
     claims(output, summary)
     if summary.reported:
         output.line(f"{verdict_text.told(summary)} (see the report, or: collect verdicts)")
-    labels = _labels(summary)
     for comparison in summary.losses:
         output.line(losses(comparison, labels))
     for cost in summary.instruments:

@@ -53,15 +53,13 @@ def nic(tx_bytes, name="eth0", kind="physical"):
 
 
 def measured(ranks, telemetry_of=(), gpus=None, *, result=RESULT, hosts_of=(), validation=(), **keys):
-    frame = steps.frame(ranks)
     hosts = {}
     for entry in telemetry_of:
         hosts.setdefault(entry.host, []).append(entry)
     world = gpus or max(len(ranks), 1)
     cell = msgspec.structs.replace(support.cell("ddp", world), **keys)
-    return Measured(
-        cell, steps.timed(frame, world, world), samples.frames(hosts), result, list(hosts_of), validation=validation
-    )
+    (frames,) = steps.frames([steps.Recorded(ranks, world, world)])
+    return Measured(cell, frames.timed, frames.world, samples.frames(hosts), result, list(hosts_of), validation=validation)
 
 
 TWO_RANKS = {

@@ -10,14 +10,16 @@ import sys
 import time
 from html.parser import HTMLParser
 
+import msgspec
 import polars as pl
 import pytest
 import support_collect as support
 
-from collect import columns, figure, likeness, load, page, summary, swap, tables
+from collect import columns, excerpt, figure, likeness, load, page, summary, swap, tables
 from collect.cli import main
 from collect.equal_losses import compare
 from collect.figures import accuracy, epoch_histogram, epoch_time, scaling
+from collect.verdicts.reported import Beside
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.record import LineWriter, ValidationRecord
 from shardlab.run import run_id
@@ -263,6 +265,33 @@ def test_the_page_shows_every_cell_state_and_run(loaded, summarized, workspace):
 
 
 HOSTILE = "</script><script>alert(1)</script>\"'&{{ 7*7 }}<img src=x onerror=alert(2)>"
+
+
+def test_of_more_cells_than_a_page_holds_some_are_shown_and_the_files_have_all(workspace, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(excerpt, "MOST", 2)
+    assert main(["summarize", "--workspace", str(workspace.path), "--out", str(tmp_path / "report")]) == 0
+    said = "shown here: 2 of 6 cells, 2 of 3 comparisons of losses, 2 of 4 runs that did not complete"
+    told = capsys.readouterr().out
+    assert said in told
+    assert told.count("failed: fsdp2-gpt2-tiny") == 2
+    assert "oom" not in told
+    assert "launcher torchrun" not in told.splitlines()[0]  # as both that are shown have, and one that is not shown has not
+    text = (tmp_path / "report" / "index.html").read_text()
+    assert said in text
+    assert "<b>6</b> cells" in text
+    assert text.count('<details id="runs-') == 2
+    assert len(msgspec.json.decode((tmp_path / "report" / "summary.json").read_bytes())["rows"]) == 6
+
+
+def test_cells_that_claims_name_are_shown_before_others(summarized, monkeypatch):
+    monkeypatch.setattr(excerpt, "MOST", 3)
+    assert excerpt.of(summarized).rows == summarized.rows[:3]
+    last = summarized.rows[-1].id
+    named = Beside(where="table 1", metric="state", cell={}, printed="oom", kind="measured", row=last)
+    cut = excerpt.of(msgspec.structs.replace(summarized, reported=[named]))
+    assert [row.id for row in cut.rows] == [*(row.id for row in summarized.rows[:2]), last]
+    monkeypatch.setattr(excerpt, "MOST", 6)
+    assert excerpt.of(summarized) == summarized
 
 
 def test_hostile_names_are_text(tmp_path):

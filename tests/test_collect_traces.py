@@ -197,7 +197,7 @@ def told(rank, tallies, *, steps=2, source="gpu"):
 
 
 def seen(*ranks):
-    return Measured(DDP, None, None, None, [], list(ranks))
+    return Measured(DDP, None, None, None, None, [], list(ranks))
 
 
 def test_a_named_kernel_is_counted_and_timed_a_step_and_rank():

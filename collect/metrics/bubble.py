@@ -38,7 +38,7 @@ def seen(measured: Measured) -> Quantity | None:
     rows = unwatched(measured.steps).drop_nulls(["forward_ms", "backward_ms"])
     across = cell.gpus // cell.pp  # ranks of one stage; they follow one another (trainers/parallel/held.py)
     rows = rows.with_columns(stage=pl.col("rank") // across, passes=pl.col("forward_ms") + pl.col("backward_ms"))
-    total = float(rows.group_by("step").agg(pl.max("passes"))["passes"].sum())
+    total = float(rows.group_by("step", maintain_order=True).agg(pl.max("passes"))["passes"].sum())
     first, last = rows.filter(pl.col("stage") == 0), rows.filter(pl.col("stage") == cell.pp - 1)
     if total <= 0 or first.is_empty() or last.is_empty():
         return None

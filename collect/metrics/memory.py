@@ -19,8 +19,7 @@ def peak_memory(measured: Measured) -> Quantity | None:
     column = column_of(steps)
     if column is None:
         return None
-    peak: int = steps.select(pl.col(column).max()).item()
-    return Quantity(peak, "bytes", KINDS[column])
+    return Quantity(_largest(steps[column]), "bytes", KINDS[column])
 
 
 def column_of(steps: pl.DataFrame) -> str | None:
@@ -35,7 +34,13 @@ def reserved(measured: Measured) -> Quantity | None:
     sizes = unwatched(measured.steps)["reserved_bytes"]
     if sizes.is_empty() or sizes.null_count():
         return None
-    return Quantity(sizes.to_frame().select(pl.max("reserved_bytes")).item(), "bytes")
+    return Quantity(_largest(sizes), "bytes")
+
+
+def _largest(sizes: pl.Series) -> int:
+    found = sizes.max()
+    assert isinstance(found, int)
+    return found
 
 
 METRICS = (

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from collect.sources import trace
-from collect.traces import hta
-from collect.traces.breakdown import Breakdown, breakdown
+from collect.traces import hta, kept
+from collect.traces.breakdown import Breakdown
 from shardlab.errors import InputError
 from shardlab.workspace import Traces
 
@@ -31,14 +31,14 @@ class Told(msgspec.Struct, frozen=True):
 def read(run: Path, how: Traces) -> Told:
     """Of a run's folder. Half a trace has no figures to rank anything by, and is left out (`collect trace` tells of it)."""
     paths = sorted(run.glob("trace/rank-*.json.gz"))
-    whole = [found for path in paths if not ((found := trace.read(path)).lost or found.cut)]
-    exact = [told for found in whole if (told := breakdown(found)) is not None]
-    return Told(exact, _like_hta(whole) if how == "like-hta" else [])
+    exact = [told for path in paths if (told := kept.figures(path)) is not None]
+    return Told(exact, _like_hta(paths) if how == "like-hta" and any(one.source == "gpu" for one in exact) else [])
 
 
-def _like_hta(traces: list[trace.Trace]) -> list[Breakdown]:
+def _like_hta(paths: list[Path]) -> list[Breakdown]:
     """None of them where one has no kernels, as HTA would fail for all."""
+    whole = [found for path in paths if not ((found := trace.read(path)).lost or found.cut)]
     try:
-        return hta.breakdowns(traces)
+        return hta.breakdowns(whole)
     except InputError:
         return []

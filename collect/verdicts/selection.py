@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -60,11 +61,14 @@ class Measurements:
         self.metrics = {metric.name: metric for metric in menu()}
         self._cells = {cell.id: cell for cell in loaded.cells}
         self._excluded = loaded.expansion.excluded
-        self._labels = dict(zip((row.id for row in rows), columns.labels(rows), strict=True))
         self._noise: dict[tuple[str, Argument | None], Noise | None] = {}
 
     def cell(self, row: Row) -> LoadedCell:
         return self._cells[row.id]
+
+    @cached_property
+    def _labels(self) -> dict[str, str]:
+        return dict(zip((row.id for row in self.rows), columns.labels(self.rows), strict=True))
 
     def label(self, row: Row) -> str:
         return self._labels[row.id]
