@@ -214,6 +214,14 @@ def test_windows_of_instruments_fit_into_the_steps(tmp_path):
     assert (asked.validation.every_epochs, asked.validation.items, asked.checkpoints.every_steps) == (1, 8, 2)
 
 
+def test_a_validation_is_of_one_batch_of_every_cell_and_not_of_many(tmp_path):
+    text = "axes: {{global_batch_size: {sizes}}}\ninclude: [{{instruments: {{validation: {{every_epochs: 1}}}}}}]\n"
+    for sizes, images, items in (([26, 104], 32, 32), ([26, 26 * 16], 128, 64), ([26, 26 * 64], 512, 128)):
+        for twin in twins_of(tmp_path, text.format(sizes=sizes))[0]:
+            assert (twin.options["subset"], twin.instruments.validation.items) == (images, items)
+            assert twin.instruments.validation.items % twin.global_batch_size == 0
+
+
 def test_a_workload_without_a_twin_is_refused(tmp_path):
     (tmp_path / "m.yaml").write_text(MATRIX)
     cells = resolve(matrix.load(tmp_path / "m.yaml"))
