@@ -235,6 +235,16 @@ def jobs(*words, code=0):
     return done
 
 
+def test_a_plan_prints_every_cell_at_its_size_and_what_the_cluster_has_not_the_nodes_for(study, tmp_path):
+    found, cells = study
+    planned = jobs("plan", "--matrix", found.name, "--workspace", str(tmp_path)).stdout
+    assert all(cell.name() in planned for cell in cells)
+    assert planned.count("\nexcluded: ") == len(found.excluded)
+    many = sum(cell.nnodes > 1 for cell in cells)
+    assert ("not on this cluster" in planned) == bool(many)
+    assert not many or f"not on this cluster: {many} cell(s): needs 2 nodes, the cluster has 1." in planned
+
+
 def test_a_plan_shows_what_this_machine_cannot_hold_and_submitting_it_is_refused(tmp_path):
     space = ("--workspace", str(tmp_path))
     planned = jobs("plan", "--matrix", "paper1", *space)
