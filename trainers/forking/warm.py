@@ -21,7 +21,7 @@ from pathlib import Path
 from shardlab import host
 from trainers.forking import address, brood
 
-IDLE_S = 60  # without a run, then it ends
+IDLE_S = 180  # without a run, then it ends: longer than the one torchrun in the middle of a rehearsed study takes
 # What ranks would import on their first step; a module that is missing here only costs its run that time.
 PRELOADED = (
     "numpy.ma",
@@ -66,7 +66,7 @@ OPTIONAL = {
 
 
 def serve(path: Path) -> int:
-    """Answer at the socket `path` until nobody has asked for anything for a minute; 0 at once if another one does already."""
+    """Answer at the socket `path` until nobody has asked for anything for IDLE_S; 0 at once if another one does already."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with address.lock_path(path).open("ab") as lock:
         try:
