@@ -14,7 +14,18 @@ from collect.statistics import Estimate
 
 _ALWAYS = ("strategy", "gpus")
 _USUAL = ("workload", "launcher", "global_batch_size", "precision", "seq_len", "optimizer.name", "steps", "epochs")
-_HEADINGS = {"gpus": "Ranks", "global_batch_size": "Batch", "seq_len": "Sequence length", "optimizer.name": "Optimizer"}
+_HEADINGS = {
+    "gpus": "Ranks",
+    "nnodes": "Nodes",
+    "global_batch_size": "Batch",
+    "micro_batch_size": "Micro-batch",
+    "gradient_accumulation_steps": "Accumulation",
+    "seq_len": "Sequence length",
+    "optimizer.name": "Optimizer",
+    "tp": "TP",
+    "pp": "PP",
+    "dp": "DP",
+}
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -39,35 +50,43 @@ class Column(msgspec.Struct, frozen=True):
     cells: list[Text]
 
 
+class Further(msgspec.Struct, frozen=True):
+    """A table beside the summary. columns: the first names each row, the others say anything of at least one."""
+
+    title: str
+    note: str
+    columns: list[Column]
+
+
 class Table(msgspec.Struct, frozen=True):
-    """common: what all rows share, as (what, value). sent, also: the columns of the tables of bytes and of all else that was
-    measured, none where none are known."""
+    """common: what all rows share, as (what, value). further: what else was measured, by what it is of."""
 
     common: list[tuple[str, str]]
     columns: list[Column]
-    sent: list[Column]
-    also: list[Column]
+    further: list[Further]
 
 
 def table(rows: Sequence[Row]) -> Table:
     """The summary's rows as text."""
-    cells = [_flat(row.cell) for row in rows]
+    cells = [flat(row.cell) for row in rows]
     keys = distinguishing(cells)
     keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]  # it follows the ranks
-    common = [(_heading(key), _plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
+    common = [(heading(key), plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
     common = [(what, value) for what, value in common if value]
     identity = [
-        Column(key, _heading(key), "", _is_count(cells, key), [Text(_plain(cell.get(key))) for cell in cells]) for key in keys
+        Column(key, heading(key), "", _is_count(cells, key), [Text(plain(cell.get(key))) for cell in cells]) for key in keys
     ]
     state = Column("state", "State", "", False, [Text(row.state) for row in rows])
     proof = Column("same_work", "Same work", "", False, [Text(row.same_work.verdict if row.same_work else "") for row in rows])
     n = Column("n", "n", "", True, [Text(str(row.n)) for row in rows])
     proofs = _known([proof])
-    sent = _known(build(rows) for build in _SENT)
-    also = _known(build(rows) for build in _ALSO)
     measured = _known(build(rows) for build in _MEASURED)
+    names = Column("label", "Cell", "", False, [Text(label) for label in labels(rows)])
+    further = [(title, note, _known(build(rows) for build in builds)) for title, note, builds in _FURTHER]
     return Table(
-        common, [*identity, state, *proofs, n, *measured], *([*identity, *more] if more else [] for more in (sent, also))
+        common,
+        [*identity, state, *proofs, n, *measured],
+        [Further(title, note, [names, *known]) for title, note, known in further if known],
     )
 
 
@@ -81,7 +100,7 @@ def labels(rows: Sequence[Row]) -> list[str]:
 
     Of the other keys that tell rows apart, a value is named where it is not the one that most rows have.
     """
-    cells = [_flat(row.cell) for row in rows]
+    cells = [flat(row.cell) for row in rows]
     others = [key for key in distinguishing(cells) if key not in _ALWAYS]
     usual = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in others}
     found = []
@@ -100,7 +119,7 @@ def distinguishing(cells: Sequence[dict[str, Any]]) -> list[str]:
     return keys
 
 
-def _flat(cell: dict[str, Any]) -> dict[str, Any]:
+def flat(cell: dict[str, Any]) -> dict[str, Any]:
     """Nested keys with a dot, as a matrix file may spell them."""
     flat: dict[str, Any] = {}
     for key, value in cell.items():
@@ -110,20 +129,30 @@ def _flat(cell: dict[str, Any]) -> dict[str, Any]:
 
 def _named(key: str, value: Any) -> str:
     """A value that speaks for itself stands alone; a number or a truth value needs the name of its key."""
-    return str(value) if isinstance(value, str) else f"{_heading(key).lower()} {_plain(value) or 'none'}"
+    return str(value) if isinstance(value, str) else f"{heading(key).lower()} {plain(value) or 'none'}"
 
 
 def _kinds(cells: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
     return len({repr([cell.get(key) for key in keys]) for cell in cells})
 
 
-def _heading(key: str) -> str:
-    return _HEADINGS.get(key) or key.removeprefix("options.").replace("_", " ").capitalize()
+def heading(key: str) -> str:
+    """A cell key as a person reads it: `options.image_size` is `Image size`."""
+    if key in _HEADINGS:
+        return _HEADINGS[key]
+    group, _, name = key.rpartition(".")
+    words = {"instruments": f"{name} instrument", "options": name, "": name}.get(group, f"{group} {name}").replace("_", " ")
+    return words[:1].upper() + words[1:]
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
+    """A value of a cell as text, nothing for none."""
     if value is None:
         return ""
+    if isinstance(value, dict):
+        return ", ".join(f"{key.replace('_', ' ')} {plain(one)}" for key, one in value.items() if one is not None)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(plain, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -193,10 +222,18 @@ _MEASURED = (
     _of("final_loss", "Final loss"),
     _of("final_accuracy_pct", "Accuracy", 3),
 )
-_ALSO = (
+_TIMES = (
     _of("train_time_s", "Training"),
     _of("epoch_time_s", "Epoch, mean"),
     _of("epoch_time_median_s", "Epoch, median"),
+    _of("bubble_pct", "Bubble", 3),
+    _of("bubble_theory_pct", "Bubble, theory", 3),
+    _of("staleness_mean", "Staleness, mean", 3),
+    _of("staleness_max", "Staleness, most", 3),
+    _of("energy_j", "Energy"),
+    _of("energy_per_unit_j", "Energy a unit", 3),
+)
+_CATEGORIES = (
     _of_bytes("memory_parameter_bytes", "Parameters"),
     _of_bytes("memory_gathered_bytes", "Gathered"),
     _of_bytes("memory_gradient_bytes", "Gradients"),
@@ -205,15 +242,9 @@ _ALSO = (
     _of_bytes("memory_activation_bytes", "Activations"),
     _of_bytes("memory_buffer_bytes", "Buffers"),
     _of_bytes("memory_temporary_bytes", "Temporary"),
-    _of("memory_over_estimate", "Memory over estimate", 3),
+    _of("memory_over_estimate", "Over estimate", 3),
     _of_bytes("reserved_memory_bytes", "Reserved"),
     _of("gpu_memory_pct", "GPU memory", 3),
-    _of("energy_j", "Energy"),
-    _of("energy_per_unit_j", "Energy a unit", 3),
-    _of("staleness_mean", "Staleness, mean", 3),
-    _of("staleness_max", "Staleness, most", 3),
-    _of("bubble_pct", "Bubble", 3),
-    _of("bubble_theory_pct", "Bubble, theory", 3),
 )
 _SENT = (
     _of_bytes("sent_counted_bytes", "A step, counted"),
@@ -221,4 +252,14 @@ _SENT = (
     _of_bytes("sent_textbook_bytes", "A step, by textbook"),
     _of_bytes("network_bytes", "All timed steps, network"),
     _of_bytes("loopback_bytes", "All timed steps, loopback"),
+)
+_OF_MEMORY = "Each category's own largest in the step that was looked into: they need not add up to the peak."
+_OF_SENT = (
+    "A step: counted in the same-work proof as its collectives ran; by the strategy's own theory of what it does; and as textbooks "
+    "have it. All timed steps: what the hosts' interfaces sent meanwhile, other traffic included."
+)
+_FURTHER = (
+    ("Times and energy", "", _TIMES),
+    ("Memory, by what it holds", _OF_MEMORY, _CATEGORIES),
+    ("Bytes sent by all ranks together", _OF_SENT, _SENT),
 )

@@ -23,6 +23,7 @@ INK, MUTED, LINE = "var(--ink)", "var(--muted)", "var(--line)"
 MOST_POINTS = 600  # of a line: about what a screen can show
 MOST_SHOWN = 12  # lines that are drawn at first; the others wait in the legend
 ROW_PX, MARGIN_PX = 34, 76
+PICTURE_PX, TITLE_PX = {False: 640, True: 1000}, 44
 
 
 class Figure(msgspec.Struct):
@@ -114,6 +115,19 @@ def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:
         "showlegend": False,
         "dragmode": False,
     } | more
+
+
+def picture(title: str, height_px: int, wide: bool) -> dict[str, Any]:
+    """What a layout has besides where the figure stands alone: its title, a ground to stand on, and a size in px."""
+    heading = {"text": html.escape(title, quote=False), "font": {"size": 16, "color": INK}, "x": 0, "xref": "paper"}
+    heading |= {"xanchor": "left", "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 12, "b": 12}, "automargin": True}
+    return {
+        "title": heading,
+        "paper_bgcolor": "var(--raised)",
+        "width": PICTURE_PX[wide],
+        "height": height_px + TITLE_PX,
+        "margin": {"l": 16, "r": 24, "t": TITLE_PX, "b": 48, "pad": 4},
+    }
 
 
 def by_cell(group: Group, x_title: str) -> dict[str, Any]:

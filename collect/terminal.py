@@ -20,10 +20,8 @@ def show(output: Output, summary: Summary) -> None:
     title = f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
     styles = [next((STYLES[state] for state in row.states if state in STYLES), "") for row in summary.rows]
     _table(output, f"{title} ({about})" if about else title, table.columns, styles)
-    if table.sent:
-        _table(output, "bytes sent, all ranks together", table.sent, styles)
-    if table.also:
-        _table(output, "also measured", table.also, styles)
+    for further in table.further:
+        _table(output, further.title.lower(), further.columns, styles)
     output.line(f"± is half the 95 % interval of the mean over n repeats; speed-up is against {summary.baseline}.")
     for remark in summary.remarks:
         output.line(remark, style="yellow")

@@ -26,6 +26,7 @@ class ReportedLine(msgspec.Struct, frozen=True):
     where: str
     cell: str
     metric: str
+    of: str
     printed: str
     measured: str
     spread: str
@@ -131,6 +132,7 @@ def _reported(entry: Beside, labels: Mapping[str, str], shared: Sequence[str]) -
         where=entry.where,
         cell=labels[entry.row] if entry.row else named,
         metric=entry.metric,
+        of=entry.of,
         printed=_printed(entry),
         measured=measured,
         spread=spread,
