@@ -50,12 +50,20 @@ class Column(msgspec.Struct, frozen=True):
     cells: list[Text]
 
 
-class Further(msgspec.Struct, frozen=True):
-    """A table beside the summary. columns: the first names each row, the others say anything of at least one."""
+_Build = Callable[[Sequence[Row]], Column]
 
+
+class Further(msgspec.Struct, frozen=True):
+    """A table beside the summary. columns: the first names each row, the others say anything of at least one.
+
+    rows: the places of those of which any column says anything. name: fit for a file.
+    """
+
+    name: str
     title: str
     note: str
     columns: list[Column]
+    rows: list[int]
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -82,12 +90,17 @@ def table(rows: Sequence[Row]) -> Table:
     proofs = _known([proof])
     measured = _known(build(rows) for build in _MEASURED)
     names = Column("label", "Cell", "", False, [Text(label) for label in labels(rows)])
-    further = [(title, note, _known(build(rows) for build in builds)) for title, note, builds in _FURTHER]
     return Table(
         common,
         [*identity, state, *proofs, n, *measured],
-        [Further(title, note, [names, *known]) for title, note, known in further if known],
+        [found for name, title, note, builds in _FURTHER if (found := _further(rows, name, title, note, builds, names)).rows],
     )
+
+
+def _further(rows: Sequence[Row], name: str, title: str, note: str, builds: Sequence[_Build], names: Column) -> Further:
+    known = _known(build(rows) for build in builds)
+    saying = [place for place in range(len(rows)) if any(column.cells[place].value for column in known)]
+    return Further(name, title, note, [names, *known], saying)
 
 
 def _known(columns: Iterable[Column]) -> list[Column]:
@@ -176,7 +189,7 @@ def _column(name: str, heading: str, unit: str, found: Sequence[Estimate | None]
     return Column(name, heading, unit, True, cells)
 
 
-def _of(name: str, heading: str, digits: int = 4) -> Callable[[Sequence[Row]], Column]:
+def _of(name: str, heading: str, digits: int = 4) -> _Build:
     def build(rows: Sequence[Row]) -> Column:
         found = _estimates(rows, name)
         units = {estimate.unit for estimate in found if estimate}
@@ -185,7 +198,7 @@ def _of(name: str, heading: str, digits: int = 4) -> Callable[[Sequence[Row]], C
     return build
 
 
-def _of_bytes(name: str, heading: str) -> Callable[[Sequence[Row]], Column]:
+def _of_bytes(name: str, heading: str) -> _Build:
     def build(rows: Sequence[Row]) -> Column:
         found = _estimates(rows, name)
         unit, scale = notation.bytes_unit([estimate.value for estimate in found if estimate])
@@ -194,7 +207,7 @@ def _of_bytes(name: str, heading: str) -> Callable[[Sequence[Row]], Column]:
     return build
 
 
-def _of_kind(build: Callable[[Sequence[Row]], Column], words: dict[str, str]) -> Callable[[Sequence[Row]], Column]:
+def _of_kind(build: _Build, words: dict[str, str]) -> _Build:
     """Say in the heading which kind the numbers are of, or beside each where they differ."""
 
     def built(rows: Sequence[Row]) -> Column:
@@ -259,7 +272,7 @@ _OF_SENT = (
     "have it. All timed steps: what the hosts' interfaces sent meanwhile, other traffic included."
 )
 _FURTHER = (
-    ("Times and energy", "", _TIMES),
-    ("Memory, by what it holds", _OF_MEMORY, _CATEGORIES),
-    ("Bytes sent by all ranks together", _OF_SENT, _SENT),
+    ("times", "Times and energy", "", _TIMES),
+    ("memory", "Memory, by what it holds", _OF_MEMORY, _CATEGORIES),
+    ("sent", "Bytes sent by all ranks together", _OF_SENT, _SENT),
 )

@@ -24,6 +24,7 @@ MOST_POINTS = 600  # of a line: about what a screen can show
 MOST_SHOWN = 12  # lines that are drawn at first; the others wait in the legend
 ROW_PX, MARGIN_PX = 34, 76
 PICTURE_PX, TITLE_PX = {False: 640, True: 1000}, 44
+LEGEND_PX = 200  # of a picture's width for each name in its legend
 
 
 class Figure(msgspec.Struct):
@@ -117,17 +118,21 @@ def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:
     } | more
 
 
-def picture(title: str, height_px: int, wide: bool) -> dict[str, Any]:
-    """What a layout has besides where the figure stands alone: its title, a ground to stand on, and a size in px."""
-    heading = {"text": html.escape(title, quote=False), "font": {"size": 16, "color": INK}, "x": 0, "xref": "paper"}
-    heading |= {"xanchor": "left", "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 12, "b": 12}, "automargin": True}
-    return {
-        "title": heading,
-        "paper_bgcolor": "var(--raised)",
-        "width": PICTURE_PX[wide],
-        "height": height_px + TITLE_PX,
-        "margin": {"l": 16, "r": 24, "t": TITLE_PX, "b": 48, "pad": 4},
-    }
+def picture(found: Figure, title: str, wide: bool) -> dict[str, Any]:
+    """What the layout has besides where the figure stands alone: its title, a ground to stand on, and a size in px.
+
+    Above a legend, the title is the legend's: plotly makes room for that one alone.
+    """
+    shown = [trace for trace in found.data if trace.get("showlegend", True) and trace.get("visible") != "legendonly"]
+    heading = {"text": html.escape(title, quote=False), "font": {"size": 16, "color": INK}}
+    alone = {"paper_bgcolor": "var(--raised)", "width": PICTURE_PX[wide], "height": found.height_px + TITLE_PX}
+    alone |= {"margin": {"l": 16, "r": 24, "t": TITLE_PX, "b": 48, "pad": 4}}
+    if found.layout["showlegend"]:
+        lines = -(-len(shown) * LEGEND_PX // PICTURE_PX[wide])
+        legend = found.layout["legend"] | {"title": heading | {"side": "top"}, "maxheight": 1}
+        return alone | {"legend": legend, "height": alone["height"] + 20 * lines}
+    place = {"x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top"}
+    return alone | {"title": heading | place | {"pad": {"t": 12, "l": 16}}}
 
 
 def by_cell(group: Group, x_title: str) -> dict[str, Any]:

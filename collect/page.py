@@ -94,6 +94,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         reported=reported,
         redrawn=study_tables.redraw(summary.reported),
         remarks_of=lambda places: study_tables.remarks(summary.reported, [line.says for line in reported], places),
+        metric_heading=study_tables.heading,
         table=table,
         runs_path=Path(os.path.relpath(runs, folder)).as_posix(),
         run_columns=_run_columns(table.columns),
@@ -135,22 +136,22 @@ def _bundle() -> str:
 
 
 def drawings(loaded: Loaded, summary: Summary) -> list[Drawn]:
-    """Every figure that has something to show, in the order of the page."""
+    """Every figure that has something to show, in the order of the page: all of one workload, then all of the next."""
     groups = figure.groups(loaded, summary)
-    found = [(drawn, group.workload) for module in FIGURES for group in groups if (drawn := module.draw(group)) is not None]
-    narrow = [index for index, (drawn, _) in enumerate(found) if drawn.name not in WIDE]
-    alone = narrow[-1] if len(narrow) % 2 else None  # two stand side by side: the last of an odd number has no partner
-    return [
-        _drawn(drawn, f", {workload}" if len(groups) > 1 else "", index not in narrow or index == alone)
-        for index, (drawn, workload) in enumerate(found)
-    ]
+    found = []
+    for group in groups:
+        drawn = [one for module in FIGURES if (one := module.draw(group)) is not None]
+        narrow = [one.name for one in drawn if one.name not in WIDE]
+        alone = narrow[-1:] if len(narrow) % 2 else []  # two stand side by side: the last of an odd number has no partner
+        of = f", {group.workload}" if len(groups) > 1 else ""
+        found += [_drawn(one, of, one.name in (*WIDE, *alone)) for one in drawn]
+    return found
 
 
 def _drawn(found: figure.Figure, of: str, wide: bool) -> Drawn:
     title = found.title + of
-    picture = figure.picture(title, found.height_px, wide)
     name = re.sub(r"[^a-z0-9.-]+", "-", f"{found.name}{of}".replace("_", "-").lower())
-    spec = {"data": found.data, "layout": found.layout, "picture": picture}
+    spec = {"data": found.data, "layout": found.layout, "picture": figure.picture(found, title, wide)}
     return Drawn(name, title, found.caption, found.height_px, wide, spec)
 
 

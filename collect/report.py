@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
 
-from collect import page, swap, tables
+from collect import page, pictures, swap, tables
 from collect.exports import csv, parquet
 from collect.load import Loaded
 from collect.summary import Summary
@@ -15,13 +15,14 @@ from shardlab import files
 from shardlab.workspace import Workspace
 
 PAGE = "index.html"
-OURS = frozenset({PAGE, "summary.json", "tables"})
+OURS = frozenset({PAGE, "summary.json", "tables", "figures"})
 
 
-def write(folder: Path, workspace: Workspace, loaded: Loaded, summary: Summary) -> None:
-    """index.html, summary.json and tables/. A kill leaves the report that was there, or this one whole.
+def write(folder: Path, workspace: Workspace, loaded: Loaded, summary: Summary, images: Sequence[str] = ()) -> None:
+    """index.html, summary.json, tables/ and, of these formats, figures/. A kill leaves the report that was there, or this one whole.
 
-    Raises InputError where the folder holds what is not of a report, WorkspaceError where it cannot be written.
+    Raises InputError where the folder holds what is not of a report or pictures cannot be drawn, WorkspaceError where it cannot be
+    written.
     """
     with swap.replacing(folder, OURS) as fresh:
         (fresh / "tables").mkdir()
@@ -29,6 +30,9 @@ def write(folder: Path, workspace: Workspace, loaded: Loaded, summary: Summary) 
         csv.write(cells, fresh / "tables" / "summary.csv")
         parquet.write(cells, fresh / "tables" / "summary.parquet")
         parquet.write(tables.steps(loaded), fresh / "tables" / "steps.parquet")
+        if images:
+            (fresh / "figures").mkdir()
+            pictures.write(fresh / "figures", page.drawings(loaded, summary), images, "collect summarize --images")
         files.write_json(fresh / "summary.json", summary)
         files.write_atomic(fresh / PAGE, page.draw(loaded, summary, folder, workspace.runs).encode())
 

@@ -50,10 +50,14 @@ class Redrawn(msgspec.Struct, frozen=True):
 
 
 class Remarks(msgspec.Struct, frozen=True):
-    """numbers: of an entry's place, the number of its text, from 1; doubts: where the study contradicts itself there."""
+    """numbers: of an entry's place, the number of its text, from 1; common: what is said of all of several entries.
+
+    doubts: where the study contradicts itself there.
+    """
 
     numbers: dict[int, int]
     texts: list[str]
+    common: list[str]
     doubts: list[str]
 
 
@@ -87,8 +91,10 @@ def redraw(entries: Sequence[Beside]) -> Redrawn:
 def remarks(entries: Sequence[Beside], says: Sequence[str], places: Sequence[int]) -> Remarks:
     """What is said of the entries at these places, each sentence once. says: what is particular to each entry, or nothing."""
     texts = list(dict.fromkeys(says[place] for place in places if says[place]))
-    numbers = {place: texts.index(says[place]) + 1 for place in places if says[place]}
-    return Remarks(numbers, texts, list(dict.fromkeys(note for place in places for note in entries[place].notes)))
+    doubts = list(dict.fromkeys(note for place in places for note in entries[place].notes))
+    if len(texts) == 1 and len(places) > 1 and all(says[place] for place in places):
+        return Remarks({}, [], texts, doubts)
+    return Remarks({place: texts.index(says[place]) + 1 for place in places if says[place]}, texts, [], doubts)
 
 
 def heading(metric: str) -> tuple[str, str]:
@@ -127,7 +133,7 @@ def _table(where: str, entries: Sequence[_Placed]) -> StudyTable:
     heads = [_head(column) for column in across]
     rows = _rows(keys, entries, [entry.column for entry in entries], across)
     if not keys:
-        return StudyTable(where, common, [""], [Head("")], _turned(heads, rows), _places(entries))
+        return StudyTable(where, common, ["Metric"], [Head("Number")], _turned(heads, rows), _places(entries))
     return StudyTable(where, common, list(map(columns.heading, keys)), heads, rows, _places(entries))
 
 

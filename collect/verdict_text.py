@@ -145,9 +145,11 @@ def _reported(entry: Beside, labels: Mapping[str, str], shared: Sequence[str]) -
 
 
 def _printed(entry: Beside) -> str:
-    """As printed, with the unit of its table's head where it was read with one that the print itself lacks."""
+    """As printed, with the unit of its table's head, or with what it was read as where it has no unit at all: `0.92 (92.00 %)`."""
+    if entry.head:
+        return f"{entry.printed} {entry.head}"
     printed = entry.reported
-    if printed and printed.unit and entry.printed.strip("~<> ").replace(",", "").replace(".", "").isdigit():
+    if printed and printed.unit not in COUNTED and entry.printed.strip("~<> ").replace(",", "").replace(".", "").isdigit():
         return f"{entry.printed} ({quantity(printed.value or 0, printed.unit)})"
     return entry.printed
 

@@ -20,7 +20,7 @@ _OF_A_CPU = {KINDS["rss_bytes"], "gloo", "cpu"}  # kinds of a number that a stud
 class Beside(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One printed number. cell: the filter; row: the cell that it means, absent where that is none or several.
 
-    of: what it is of, where a cell has several numbers of a metric, such as one for each operator.
+    head: the unit of its table's head. of: what it is of, where a cell has several numbers of a metric, such as one for each operator.
     kind: measured by the study, estimated (computed by it) or assumed (nobody ran it). reported: the print, read. measured,
     low, high: the mean here with its 95 % interval; how: what that is by, or why there is none.
     comparable: whether the two may be set against each other: not those of a rehearsal, and not where either is missing.
@@ -33,6 +33,7 @@ class Beside(msgspec.Struct, omit_defaults=True, kw_only=True):
     cell: dict[str, Any]
     printed: str
     kind: str
+    head: str = ""
     of: str = ""
     unit: str = ""
     row: str | None = None
@@ -63,6 +64,7 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Mapping[str, Any]
         cell=entry.get("cell") or {},
         printed=entry["printed"],
         kind=entry.get("kind", "measured"),
+        head=entry.get("unit") or "",
         of=entry.get("of") or "",
         notes=reasons.notes(loaded, entry["where"]),
     )
