@@ -268,8 +268,8 @@ _SENT = (
 )
 _OF_MEMORY = "Each category's own largest in the step that was looked into: they need not add up to the peak."
 _OF_SENT = (
-    "A step: counted in the same-work proof as its collectives ran; by the strategy's own theory of what it does; and as textbooks "
-    "have it. All timed steps: what the hosts' interfaces sent meanwhile, other traffic included."
+    "A step: counted in the same-work proof as its collectives ran; by the strategy's own theory of what it does; and as "
+    "textbooks have it. All timed steps: what the hosts' interfaces sent meanwhile, other traffic included."
 )
 _FURTHER = (
     ("times", "Times and energy", "", _TIMES),

@@ -24,7 +24,7 @@ MOST_POINTS = 600  # of a line: about what a screen can show
 MOST_SHOWN = 12  # lines that are drawn at first; the others wait in the legend
 ROW_PX, MARGIN_PX = 34, 76
 PICTURE_PX, TITLE_PX = {False: 640, True: 1000}, 44
-LEGEND_PX = 200  # of a picture's width for each name in its legend
+LEGEND_PX, LINE_PX = 200, 20  # about what a name in a legend takes of a picture's width, and a line of them of its height
 
 
 class Figure(msgspec.Struct):
@@ -125,12 +125,13 @@ def picture(found: Figure, title: str, wide: bool) -> dict[str, Any]:
     """
     shown = [trace for trace in found.data if trace.get("showlegend", True) and trace.get("visible") != "legendonly"]
     heading = {"text": html.escape(title, quote=False), "font": {"size": 16, "color": INK}}
-    alone = {"paper_bgcolor": "var(--raised)", "width": PICTURE_PX[wide], "height": found.height_px + TITLE_PX}
+    height = found.height_px + TITLE_PX
+    alone: dict[str, Any] = {"paper_bgcolor": "var(--raised)", "width": PICTURE_PX[wide], "height": height}
     alone |= {"margin": {"l": 16, "r": 24, "t": TITLE_PX, "b": 48, "pad": 4}}
     if found.layout["showlegend"]:
         lines = -(-len(shown) * LEGEND_PX // PICTURE_PX[wide])
         legend = found.layout["legend"] | {"title": heading | {"side": "top"}, "maxheight": 1}
-        return alone | {"legend": legend, "height": alone["height"] + 20 * lines}
+        return alone | {"legend": legend, "height": height + LINE_PX * lines}
     place = {"x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top"}
     return alone | {"title": heading | place | {"pad": {"t": 12, "l": 16}}}
 

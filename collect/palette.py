@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Ink, muted, link, good, warn and bad are read as text: each has a contrast of 4.5 or more to the page, as WCAG 2.2 asks (1.4.3).
+# Ink, muted, link, good, warn and bad are read as text: each has the contrast of 4.5 to its ground that WCAG 2.2 asks (1.4.3).
 LIGHT = {
     "page": "#fdfdfc", "raised": "#ffffff", "ink": "#1b1d1f", "muted": "#646a70", "line": "#e4e5e3", "link": "#0a5aa8",
     "good": "#1a7346", "warn": "#935a00", "bad": "#b3261e", "warn-wash": "#fdf5e4", "warn-line": "#dba234",

@@ -12,8 +12,8 @@ from shardlab.errors import InputError, MissingExtra
 FORMATS = ("svg", "png")
 SCALE = {"svg": 1, "png": 2}  # pixels of a picture for each of the page
 BROWSER = (
-    "{} needs Chrome or Chromium, which was not found; install one (on Debian: apt install chromium), or name it in BROWSER_PATH. "
-    "The report's own buttons save the same pictures in any browser."
+    "{} needs Chrome or Chromium, which was not found; install one (on Debian: apt install chromium), or name it in "
+    "BROWSER_PATH. The report's own buttons save the same pictures in any browser."
 )
 
 
@@ -31,7 +31,7 @@ def write(folder: Path, figures: Sequence[Drawn], wanted: Sequence[str], what: s
     what: what needs them, for a sentence. Raises MissingExtra without kaleido, InputError without a browser.
     """
     try:
-        import kaleido
+        import kaleido  # type: ignore[import-untyped]
         from choreographer.errors import ChromeNotFoundError
     except ModuleNotFoundError as missing:
         raise MissingExtra("images", what, missing.name or "kaleido") from None

@@ -40,7 +40,9 @@ def _run(run: LoadedRun) -> RunPlace:
         "trace/": run.breakdowns,
         "memory/": run.memory,
     }
-    return RunPlace(list(dict.fromkeys(host.host for host in run.hosts)), [name for name, is_there in found.items() if is_there])
+    return RunPlace(
+        list(dict.fromkeys(host.host for host in run.hosts)), [name for name, is_there in found.items() if is_there]
+    )
 
 
 def made_with(loaded: Loaded) -> list[tuple[str, list[str]]]:

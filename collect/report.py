@@ -19,10 +19,10 @@ OURS = frozenset({PAGE, "summary.json", "tables", "figures"})
 
 
 def write(folder: Path, workspace: Workspace, loaded: Loaded, summary: Summary, images: Sequence[str] = ()) -> None:
-    """index.html, summary.json, tables/ and, of these formats, figures/. A kill leaves the report that was there, or this one whole.
+    """index.html, summary.json, tables/ and, in the formats of `images`, figures/.
 
-    Raises InputError where the folder holds what is not of a report or pictures cannot be drawn, WorkspaceError where it cannot be
-    written.
+    A kill leaves the report that was there, or this one whole. Raises InputError where the folder holds what is not of a
+    report, WorkspaceError where it cannot be written, and what `pictures.write` raises.
     """
     with swap.replacing(folder, OURS) as fresh:
         (fresh / "tables").mkdir()

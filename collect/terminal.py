@@ -85,9 +85,7 @@ def _labels(summary: Summary) -> dict[str, str]:
     return dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True))
 
 
-def _table(
-    output: Output, title: str, shown: Sequence[columns.Column], styles: Sequence[str], places: Iterable[int]
-) -> None:
+def _table(output: Output, title: str, shown: Sequence[columns.Column], styles: Sequence[str], places: Iterable[int]) -> None:
     """places: the rows of the summary that are shown. styles: one for each of the summary's rows."""
     headings = [f"{column.heading} ({column.unit})" if column.unit else column.heading for column in shown]
     chosen = list(places)

@@ -145,7 +145,7 @@ def _reported(entry: Beside, labels: Mapping[str, str], shared: Sequence[str]) -
 
 
 def _printed(entry: Beside) -> str:
-    """As printed, with the unit of its table's head, or with what it was read as where it has no unit at all: `0.92 (92.00 %)`."""
+    """As printed, with the unit of its table's head; with what it was read as where neither has one: `0.92 (92.00 %)`."""
     if entry.head:
         return f"{entry.printed} {entry.head}"
     printed = entry.reported

@@ -20,7 +20,7 @@ _OF_A_CPU = {KINDS["rss_bytes"], "gloo", "cpu"}  # kinds of a number that a stud
 class Beside(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One printed number. cell: the filter; row: the cell that it means, absent where that is none or several.
 
-    head: the unit of its table's head. of: what it is of, where a cell has several numbers of a metric, such as one for each operator.
+    head: the unit of its table's head. of: what it is of, where a cell has several numbers of a metric, as of each operator.
     kind: measured by the study, estimated (computed by it) or assumed (nobody ran it). reported: the print, read. measured,
     low, high: the mean here with its 95 % interval; how: what that is by, or why there is none.
     comparable: whether the two may be set against each other: not those of a rehearsal, and not where either is missing.
