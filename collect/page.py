@@ -48,6 +48,7 @@ SECTIONS = {
     "figures": "Figures",
     "reported": "Reported beside measured",
     "study": "What the study leaves open",
+    "also": "Also measured",
     "failures": "What did not complete",
     "losses": "Same losses?",
     "instruments": "What looking cost",
@@ -84,7 +85,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         summary=summary,
         version=__version__,
         created=notation.moment(summary.created_s),
-        sections=_sections(summary, figures),
+        sections=_sections(summary, figures, table),
         light=palette.LIGHT,
         dark=palette.DARK,
         labels=labels,
@@ -93,7 +94,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         text=verdict_text,
         reported=reported,
         redrawn=study_tables.redraw(summary.reported),
-        remarks_of=lambda places: study_tables.remarks(summary.reported, [line.says for line in reported], places),
+        remarks_of=lambda places: study_tables.remarks(summary.reported, [line.own for line in reported], places),
         metric_heading=study_tables.heading,
         table=table,
         runs_path=Path(os.path.relpath(runs, folder)).as_posix(),
@@ -112,13 +113,14 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
     )
 
 
-def _sections(summary: Summary, figures: Sequence[Drawn]) -> list[tuple[str, str]]:
+def _sections(summary: Summary, figures: Sequence[Drawn], table: columns.Table) -> list[tuple[str, str]]:
     """(name, title) of those that have something to say."""
     having: dict[str, Sequence[Any]] = {
         "verdicts": summary.verdicts,
         "figures": figures,
         "reported": summary.reported,
         "study": [*summary.assumed, *summary.notes],
+        "also": table.further,
         "failures": summary.failures,
         "losses": summary.losses,
         "instruments": summary.instruments,

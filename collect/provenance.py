@@ -7,6 +7,7 @@ import msgspec
 from collect import notation
 from collect.load import NO_FOLDER, Loaded, LoadedCell, LoadedRun
 from collect.summary import Summary
+from collect.verdicts import reasons
 
 
 class RunPlace(msgspec.Struct, frozen=True):
@@ -17,16 +18,21 @@ class RunPlace(msgspec.Struct, frozen=True):
 
 
 class CellPlace(msgspec.Struct, frozen=True):
-    """configuration: the hash of the cell, empty where no run has a run.json; runs: by run id, those of the summary's row."""
+    """configuration: the hash of the cell, empty where no run has a run.json; runs: by run id, those of the summary's row.
+
+    rehearsal: what the runs are instead of what a study ran, or nothing.
+    """
 
     configuration: str
+    rehearsal: str
     runs: dict[str, RunPlace]
 
 
 def cell(loaded: LoadedCell) -> CellPlace:
     """Of one cell."""
     hashes = [run.run.cell_hash for run in loaded.runs if run.run]
-    return CellPlace(hashes[0] if hashes else "", {run.run_id: _run(run) for run in loaded.runs})
+    runs = {run.run_id: _run(run) for run in loaded.runs}
+    return CellPlace(hashes[0] if hashes else "", reasons.rehearsal(loaded), runs)
 
 
 def _run(run: LoadedRun) -> RunPlace:

@@ -155,8 +155,8 @@ def _crossed(where: str, common: list[tuple[str, str]], keys: list[str], entries
     if any(field is None for row in rows for field in row.fields) or len({tuple(row.names) for row in rows}) < len(rows):
         return None
     head = _head(entries[0].column)
-    heads = [Head(value, head.unit, columns.heading(last), head.metric) for value, _ in across]
-    return StudyTable(where, [(head.text, ""), *common], list(map(columns.heading, down)), heads, rows, _places(entries))
+    heads = [Head(value, "", columns.heading(last), head.metric) for value, _ in across]
+    return StudyTable(where, [(head.text, f"in {head.unit}" if head.unit else ""), *common], list(map(columns.heading, down)), heads, rows, _places(entries))
 
 
 def _rows(keys: Sequence[str], entries: Sequence[_Placed], of: Sequence[_Column], across: Sequence[_Column]) -> list[StudyRow]:

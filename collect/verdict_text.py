@@ -21,7 +21,10 @@ ILLUSTRATIVE = "illustrative: the study ran nothing itself, its numbers are assu
 
 
 class ReportedLine(msgspec.Struct, frozen=True):
-    """One reported number as text. row: the id of the cell that it leads to, where there is one."""
+    """One reported number as text. row: the id of the cell that it leads to, where there is one.
+
+    own: what `says` has besides that the cell was rehearsed, which the page says where it tells of the cell.
+    """
 
     where: str
     cell: str
@@ -34,6 +37,7 @@ class ReportedLine(msgspec.Struct, frozen=True):
     ratio: str
     agrees: str
     says: str
+    own: str
     row: str | None
 
 
@@ -126,7 +130,7 @@ def _reported(entry: Beside, labels: Mapping[str, str], shared: Sequence[str]) -
         if entry.low is not None and entry.high is not None and entry.low != entry.high:
             spread = interval(entry.low, entry.high, entry.unit)
     own = [clause for clause in entry.reasons if clause not in shared and not clause.startswith(reasons.ASSUMED)]
-    says = [entry.why, *own, entry.how if entry.how == ALONE else ""]
+    says = [clause for clause in (entry.why, *own, entry.how if entry.how == ALONE else "") if clause]
     named = ", ".join(f"{key} {value}" for key, value in entry.cell.items())
     return ReportedLine(
         where=entry.where,
@@ -139,7 +143,8 @@ def _reported(entry: Beside, labels: Mapping[str, str], shared: Sequence[str]) -
         n=str(entry.n) if entry.n else "",
         ratio=f"{notation.number(entry.ratio, 3)}" if entry.ratio is not None else "",
         agrees={True: "agrees", False: "differs", None: ""}[entry.agrees],
-        says="; ".join(clause for clause in says if clause),
+        says="; ".join(says),
+        own="; ".join(clause for clause in says if not clause.startswith(reasons.REHEARSAL)),
         row=entry.row,
     )
 
