@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardlab import console
+from shardlab import console, registry
 from shardlab.console import Output
 from shardlab.errors import InputError, MissingExtra
 from shardlab.workspace import Workspace
@@ -60,10 +60,16 @@ def parser() -> console.Parser:
     trace.add_argument("--like-hta", action="store_true", help="round and leave out as HolisticTraceAnalysis does")
     trace.set_defaults(command=_trace)
 
-    export = verb("export", "the tables alone, for other programs", "collect export --to parquet --out tables/")
+    compare = verb("compare", "the same cells in two workspaces or matrices, side by side", "collect compare ../before .")
+    compare.add_argument("a", metavar="A", help="a matrix of this workspace, or the folder of a workspace")
+    compare.add_argument("b", metavar="B", help="the same; what is said is of B beside A")
+    compare.add_argument("--matrix", metavar="NAME", help="of both workspaces (default: the last one of each)")
+    compare.set_defaults(command=_compare)
+
+    export = verb("export", "tables for papers and programs, runs for trackers", "collect export --to latex --out tables/")
     _add_matrix(export)
-    export.add_argument("--to", required=True, metavar="FORMAT", help="csv or parquet")
-    export.add_argument("--out", metavar="DIR", help="the folder to write (default: export/ in the workspace)")
+    export.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(registry.modules("collect.exports")))
+    export.add_argument("--out", metavar="DIR", help="the folder to write (default: export/FORMAT in the workspace)")
     export.set_defaults(command=_export)
 
     sample = verb("sample", "write telemetry of this machine until told to end", "collect sample --out node0.jsonl --hz 2")
@@ -169,23 +175,27 @@ def _trace(arguments: argparse.Namespace, output: Output) -> int:
     return command.show(_workspace(arguments), arguments.run, arguments.against, output, like_hta=arguments.like_hta)
 
 
+def _compare(arguments: argparse.Namespace, output: Output) -> int:
+    _need_report("compare", "polars", "plotly")
+    from collect.comparison import command
+
+    return command.show(_workspace(arguments), arguments.a, arguments.b, arguments.matrix, output)
+
+
 def _export(arguments: argparse.Namespace, output: Output) -> int:
     _need_report("export", "polars", "plotly")
-    from collect import report, tables
+    from collect import export
     from collect.load import load
     from collect.summary import summarize
-    from shardlab import registry
 
     workspace = _workspace(arguments)
-    writer = registry.load("collect.exports", arguments.to, "export format")
+    format_ = export.export(arguments.to)
     loaded = load(workspace, arguments.matrix)
-    folder = Path(arguments.out).absolute() if arguments.out else workspace.path / "export"
-    frames = {"summary": tables.summary(summarize(loaded, "single")), "steps": tables.steps(loaded)}
-    frames["samples"] = tables.samples(loaded)
-    written = report.write_tables(folder, frames, arguments.to, writer.write)
+    folder = Path(arguments.out).absolute() if arguments.out else workspace.path / "export" / format_.name
+    written = export.write(format_, loaded, summarize(loaded, "single"), folder)
     for path in written:
         output.line(str(path))
-    output.document({"format": arguments.to, "files": [str(path) for path in written]})
+    output.document({"format": format_.name, "files": [str(path) for path in written]})
     return 0
 
 

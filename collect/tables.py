@@ -16,6 +16,11 @@ CELL_KEYS = (
 )  # fmt: skip
 
 
+def frames(loaded: Loaded, summarized: Summary) -> dict[str, pl.DataFrame]:
+    """Every table by its name."""
+    return {"summary": summary(summarized), "steps": steps(loaded), "samples": samples(loaded)}
+
+
 def summary(summarized: Summary) -> pl.DataFrame:
     """One row per cell; for every metric its value, the interval's ends and, where they vary, unit and kind.
 

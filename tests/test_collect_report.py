@@ -357,17 +357,6 @@ def test_a_workspace_without_a_matrix_is_wrong_input(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_exports_hold_what_the_report_holds(workspace, tmp_path, capsys):
-    for suffix, read in (("csv", pl.read_csv), ("parquet", pl.read_parquet)):
-        out = tmp_path / suffix
-        assert main(["export", "--to", suffix, "--workspace", str(workspace.path), "--out", str(out)]) == 0
-        assert {path.name for path in out.iterdir()} == {f"{name}.{suffix}" for name in ("summary", "steps", "samples")}
-        assert read(out / f"summary.{suffix}").height == 6
-    assert main(["export", "--to", "xls", "--workspace", str(workspace.path), "--out", str(tmp_path / "x")]) == 2
-    assert "Allowed: csv, parquet" in capsys.readouterr().err
-    assert not (tmp_path / "x").exists()
-
-
 def test_the_shape_of_the_table_does_not_depend_on_what_was_measured(loaded, tmp_path):
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell()])
