@@ -156,7 +156,14 @@ def _crossed(where: str, common: list[tuple[str, str]], keys: list[str], entries
         return None
     head = _head(entries[0].column)
     heads = [Head(value, "", columns.heading(last), head.metric) for value, _ in across]
-    return StudyTable(where, [(head.text, f"in {head.unit}" if head.unit else ""), *common], list(map(columns.heading, down)), heads, rows, _places(entries))
+    return StudyTable(
+        where,
+        [(head.text, f"in {head.unit}" if head.unit else ""), *common],
+        list(map(columns.heading, down)),
+        heads,
+        rows,
+        _places(entries),
+    )
 
 
 def _rows(keys: Sequence[str], entries: Sequence[_Placed], of: Sequence[_Column], across: Sequence[_Column]) -> list[StudyRow]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,6 @@ from playwright.sync_api import Browser, Page, sync_playwright
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needed = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: the report is not opened in a browser")
 WIDTH, HEIGHT, PHONE = 1280, 900, 390
-IMAGES = Path(__file__).parent.parent / "docs" / "images"
-MOST_BYTES = 300_000  # of a picture that the docs keep
 
 
 @contextlib.contextmanager
@@ -63,18 +60,6 @@ def check(report: Path) -> None:
         assert found.complaints == []
         assert found.found(UNDRAWN) == []
         assert found.found(OVERFLOW) <= WIDTH
-
-
-def picture(report: Path, name: str, height: int, selector: str = "header") -> None:
-    """Where SHARDLAB_SCREENSHOTS=write asks for it, docs/images/NAME.png: so many pixels of a report, from the selector down."""
-    if os.environ.get("SHARDLAB_SCREENSHOTS") != "write":
-        return
-    with browser() as started, opened(started, report) as found:
-        path = IMAGES / f"{name}.png"
-        top = found.page.locator(selector).first.bounding_box()
-        clip = {"x": 0, "y": top["y"] if selector != "header" else 0, "width": WIDTH, "height": height}
-        found.page.screenshot(path=path, clip=clip, full_page=True)
-    assert path.stat().st_size < MOST_BYTES
 
 
 # the titles of figures in which nothing is drawn

@@ -1,6 +1,7 @@
 """A whole study at --scale tiny, from its matrix to its report, on forked ranks and one torchrun."""
 
 import pytest
+import support_browser
 from support_line import Bench
 
 pytestmark = pytest.mark.line
@@ -24,3 +25,5 @@ def test_a_study_is_rehearsed_from_end_to_end(tmp_path):
     assert "rehearsal" in again.stdout + again.stderr
     bench.run("collect", "summarize")
     assert "rehearsal" in (bench.path / "report" / "index.html").read_text()
+    if support_browser.CHROMIUM:
+        support_browser.check(bench.path / "report" / "index.html")
