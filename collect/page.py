@@ -109,6 +109,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         hosts=provenance.hosts(loaded),
         worst=provenance.worst_coverage(summary),
         metrics=menu(),
+        defined={metric.name for metric in menu()},
         plotly=Markup(_bundle()),
     )
 
