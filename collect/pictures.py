@@ -26,7 +26,7 @@ def formats(asked: str, where: str) -> tuple[str, ...]:
 
 
 def write(folder: Path, figures: Sequence[Drawn], wanted: Sequence[str], what: str) -> None:
-    """Each figure as NAME.svg, NAME.png, in light colours; one browser draws them all and asks no host for anything.
+    """Each figure as NAME.svg, NAME.png, in light colours; one browser draws them all.
 
     what: what needs them, for a sentence. Raises MissingExtra without kaleido, InputError without a browser.
     """
