@@ -43,6 +43,7 @@ def parser() -> console.Parser:
     _add_matrix(summarize)
     summarize.add_argument("--out", metavar="DIR", help="the report's folder (default: report/ in the workspace)")
     summarize.add_argument("--baseline", metavar="STRATEGY", help="speed-up is against this strategy (default: single)")
+    summarize.add_argument("--images", metavar="FORMATS", help="every figure as a file too: svg, png or svg,png")
     summarize.set_defaults(command=_summarize)
 
     verdicts = verb("verdicts", "a study's claims and printed numbers, against what was measured", "collect verdicts --strict")
@@ -128,15 +129,16 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
 
 def _summarize(arguments: argparse.Namespace, output: Output) -> int:
     _need_report("summarize", "polars", "plotly")
-    from collect import report, terminal
+    from collect import pictures, report, terminal
     from collect.load import load
     from collect.summary import summarize
 
+    images = pictures.formats(arguments.images, "--images") if arguments.images else ()
     workspace = _workspace(arguments)
     loaded = load(workspace, arguments.matrix)
     summary = summarize(loaded, _baseline(arguments.baseline, {cell.cell.strategy for cell in loaded.cells}))
     folder = Path(arguments.out).absolute() if arguments.out else workspace.report
-    report.write(folder, workspace, loaded, summary)
+    report.write(folder, workspace, loaded, summary, images)
     terminal.show(output, summary)
     output.line(f"report: {folder / report.PAGE}")
     output.document(summary)

@@ -28,6 +28,8 @@ MOST_SHOWN = 12  # lines that are drawn at first; the others wait in the legend
 MOST_CELLS = 100  # of a group that figures are of: the largest study has 59, and nobody reads a legend of thousands
 LEGEND_HEIGHT_PX = 132  # more lines of text than that scroll, so that a phone's narrow legend leaves the figure its room
 ROW_PX, MARGIN_PX = 34, 76
+PICTURE_PX, TITLE_PX = {False: 640, True: 1000}, 44
+LEGEND_PX, LINE_PX = 200, 20  # about what a name in a legend takes of a picture's width, and a line of them of its height
 
 
 class Figure(msgspec.Struct):
@@ -150,6 +152,24 @@ def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:
         "showlegend": False,
         "dragmode": False,
     } | more
+
+
+def picture(found: Figure, title: str, wide: bool) -> dict[str, Any]:
+    """What the layout has besides where the figure stands alone: its title, a ground to stand on, and a size in px.
+
+    Above a legend, the title is the legend's: plotly makes room for that one alone.
+    """
+    shown = [trace for trace in found.data if trace.get("showlegend", True) and trace.get("visible") != "legendonly"]
+    heading = {"text": html.escape(title, quote=False), "font": {"size": 16, "color": INK}}
+    height = found.height_px + TITLE_PX
+    alone: dict[str, Any] = {"paper_bgcolor": "var(--raised)", "width": PICTURE_PX[wide], "height": height}
+    alone |= {"margin": {"l": 16, "r": 24, "t": TITLE_PX, "b": 48, "pad": 4}}
+    if found.layout["showlegend"]:
+        lines = -(-len(shown) * LEGEND_PX // PICTURE_PX[wide])
+        legend = found.layout["legend"] | {"title": heading | {"side": "top"}, "maxheight": 1}
+        return alone | {"legend": legend, "height": height + LINE_PX * lines}
+    place = {"x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top"}
+    return alone | {"title": heading | place | {"pad": {"t": 12, "l": 16}}}
 
 
 def by_cell(group: Group, x_title: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -40,21 +40,21 @@ def about(summary: Summary) -> list[str]:
 
 
 def tables(summary: Summary) -> list[TextTable]:
-    """Those that hold anything: the cells, the bytes that they sent, what else was measured, claims, reported numbers."""
+    """Those that hold anything: the cells, what else was measured, claims, reported numbers."""
     table = columns.table(summary.rows)
     found = [
-        _of_columns("summary", "Cells", table.columns),
-        _of_columns("sent", "Bytes sent, all ranks together", table.sent),
-        _of_columns("also", "Also measured", table.also),
+        _of_columns("summary", "Cells", table.columns, range(len(summary.rows))),
+        *(_of_columns(further.name, further.title, further.columns, further.rows) for further in table.further),
         _claims(summary),
         _reported(summary),
     ]
     return [one for one in found if one.rows]
 
 
-def _of_columns(name: str, title: str, shown: Sequence[Column]) -> TextTable:
+def _of_columns(name: str, title: str, shown: Sequence[Column], places: Iterable[int]) -> TextTable:
+    """places: the rows of the summary that are shown."""
     headings = [f"{column.heading} ({column.unit})" if column.unit else column.heading for column in shown]
-    rows = [[str(text) for text in row] for row in zip(*(column.cells for column in shown), strict=True)]
+    rows = [[str(column.cells[place]) for column in shown] for place in places]
     return TextTable(name, title, headings, rows, frozenset(place for place, one in enumerate(shown) if one.is_number))
 
 

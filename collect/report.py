@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from collect import page, swap, tables
+from collect import page, pictures, swap, tables
 from collect.exports import latex, markdown
 from collect.load import Loaded
 from collect.summary import Summary
@@ -12,13 +13,14 @@ from shardlab import files
 from shardlab.workspace import Workspace
 
 PAGE = "index.html"
-OURS = frozenset({PAGE, "summary.json", "tables"})
+OURS = frozenset({PAGE, "summary.json", "tables", "figures"})
 
 
-def write(folder: Path, workspace: Workspace, loaded: Loaded, summary: Summary) -> None:
-    """index.html, summary.json and tables/. A kill leaves the report that was there, or this one whole.
+def write(folder: Path, workspace: Workspace, loaded: Loaded, summary: Summary, images: Sequence[str] = ()) -> None:
+    """index.html, summary.json, tables/ and, in the formats of `images`, figures/.
 
-    Raises InputError where the folder holds what is not of a report, WorkspaceError where it cannot be written.
+    A kill leaves the report that was there, or this one whole. Raises InputError where the folder holds what is not of a
+    report, WorkspaceError where it cannot be written, and what `pictures.write` raises.
     """
     with swap.replacing(folder, OURS) as fresh:
         (fresh / "tables").mkdir()
@@ -28,5 +30,8 @@ def write(folder: Path, workspace: Workspace, loaded: Loaded, summary: Summary) 
         tables.steps(loaded).write_parquet(fresh / "tables" / "steps.parquet")
         for text in (markdown, latex):
             text.EXPORT.write(loaded, summary, fresh / "tables", folder / "tables")
+        if images:
+            (fresh / "figures").mkdir()
+            pictures.write(fresh / "figures", page.drawings(loaded, summary), images, "collect summarize --images")
         files.write_json(fresh / "summary.json", summary)
         files.write_atomic(fresh / PAGE, page.draw(loaded, summary, folder, workspace.runs).encode())

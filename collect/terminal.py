@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from collect import choice_text, columns, excerpt, notation, verdict_text
 from collect.equal_losses import LossComparison
@@ -21,11 +21,9 @@ def show(output: Output, summary: Summary) -> None:
     about = ", ".join(f"{what.lower()} {value}" for what, value in table.common)
     title = f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
     styles = [next((STYLES[state] for state in row.states if state in STYLES), "") for row in summary.rows]
-    _table(output, f"{title} ({about})" if about else title, table.columns, styles)
-    if table.sent:
-        _table(output, "bytes sent, all ranks together", table.sent, styles)
-    if table.also:
-        _table(output, "also measured", table.also, styles)
+    _table(output, f"{title} ({about})" if about else title, table.columns, styles, range(len(styles)))
+    for further in table.further:
+        _table(output, further.title.lower(), further.columns, styles, further.rows)
     output.line(f"± is half the 95 % interval of the mean over n repeats; speed-up is against {summary.baseline}.")
     for remark in summary.remarks:
         output.line(remark, style="yellow")
@@ -107,10 +105,12 @@ def _labels(summary: Summary) -> dict[str, str]:
     return dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True))
 
 
-def _table(output: Output, title: str, shown: Sequence[columns.Column], styles: Sequence[str]) -> None:
+def _table(output: Output, title: str, shown: Sequence[columns.Column], styles: Sequence[str], places: Iterable[int]) -> None:
+    """places: the rows of the summary that are shown. styles: one for each of the summary's rows."""
     headings = [f"{column.heading} ({column.unit})" if column.unit else column.heading for column in shown]
-    rows = [[str(column.cells[index]) for column in shown] for index in range(len(styles))]
-    output.table(title, headings, rows, styles)
+    chosen = list(places)
+    rows = [[str(column.cells[place]) for column in shown] for place in chosen]
+    output.table(title, headings, rows, [styles[place] for place in chosen])
 
 
 def losses(comparison: LossComparison, labels: Mapping[str, str]) -> str:

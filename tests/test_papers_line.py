@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import support_browser
 from support_line import Bench
 
 pytestmark = pytest.mark.line
@@ -67,6 +68,8 @@ def test_a_study_is_rehearsed_from_end_to_end(study, tmp_path):
     assert not summary["damage"]
     judged(study, bench.json("collect", "verdicts"), summary)
     assert "(rehearsal)" in bench.run("collect", "verdicts").stdout
+    if support_browser.CHROMIUM:
+        support_browser.check(bench.path / "report" / "index.html")
 
 
 def everyone_saw_the_same(found):

@@ -92,6 +92,6 @@ def _line(cells: list[str]) -> str:
 EXPORT = Export(
     name="latex",
     summary="the summary's tables, claims and reported numbers: booktabs, one file a table",
-    holds=frozenset(f"{name}.tex" for name in ("summary", "sent", "also", "claims", "reported")),
+    holds=frozenset(f"{name}.tex" for name in ("summary", "times", "memory", "sent", "claims", "reported")),
     write=write,
 )

@@ -19,9 +19,10 @@ _OF_A_CPU = {KINDS["rss_bytes"], "cpu"}  # kinds of a number that a study on GPU
 
 
 class Beside(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One printed number. cell: the filter; row: the cell that it means, absent where that is none or several. of: which
-    operator or kernel; against: the cell that it is compared with, where the metric is of two.
+    """One printed number. cell: the filter; row: the cell that it means, absent where that is none or several.
 
+    head: the unit of its table's head. of: what it is of, where a cell has several numbers of a metric, as of each operator.
+    against: the cell that it is compared with, where the metric is of two.
     kind: measured by the study, estimated (computed by it) or assumed (nobody ran it). reported: the print, read. measured,
     low, high: the mean here with its 95 % interval; how: what that is by, or why there is none.
     comparable: whether the two may be set against each other: not those of a rehearsal, and not where either is missing.
@@ -34,9 +35,10 @@ class Beside(msgspec.Struct, omit_defaults=True, kw_only=True):
     cell: dict[str, Any]
     printed: str
     kind: str
+    head: str = ""
+    of: str = ""
     unit: str = ""
     row: str | None = None
-    of: str = ""
     against: str = ""
     reported: Printed | None = None
     measured: float | str | None = None
@@ -65,6 +67,7 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Mapping[str, Any]
         cell=entry.get("cell") or {},
         printed=entry["printed"],
         kind=entry.get("kind", "measured"),
+        head=entry.get("unit") or "",
         of=entry.get("of") or "",
         notes=reasons.notes(loaded, entry["where"]),
     )
