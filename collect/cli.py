@@ -6,11 +6,15 @@ import argparse
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardlab import console, registry
 from shardlab.console import Output
 from shardlab.errors import InputError, MissingExtra
 from shardlab.workspace import Workspace
+
+if TYPE_CHECKING:
+    from collect.load import Loaded
 
 FASTEST_HZ = 10.0  # above it the sampler was measured to slow the ranks that it watches
 
@@ -42,13 +46,13 @@ def parser() -> console.Parser:
     summarize = verb("summarize", "tables on the terminal, the report on disk", "collect summarize --matrix quickstart")
     _add_matrix(summarize)
     summarize.add_argument("--out", metavar="DIR", help="the report's folder (default: report/ in the workspace)")
-    summarize.add_argument("--baseline", metavar="STRATEGY", help="speed-up is against this strategy (default: single)")
+    summarize.add_argument("--baseline", metavar="STRATEGY", help="speed-up is against this strategy (default: the matrix's)")
     summarize.add_argument("--images", metavar="FORMATS", help="every figure as a file too: svg, png or svg,png")
     summarize.set_defaults(command=_summarize)
 
     verdicts = verb("verdicts", "a study's claims and printed numbers, against what was measured", "collect verdicts --strict")
     _add_matrix(verdicts)
-    verdicts.add_argument("--baseline", metavar="STRATEGY", help="speed-up is against this strategy (default: single)")
+    verdicts.add_argument("--baseline", metavar="STRATEGY", help="speed-up is against this strategy (default: the matrix's)")
     verdicts.add_argument("--strict", action="store_true", help="exit with 1 where a claim is contradicted")
     verdicts.set_defaults(command=_verdicts)
 
@@ -136,7 +140,7 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
     images = pictures.formats(arguments.images, "--images") if arguments.images else ()
     workspace = _workspace(arguments)
     loaded = load(workspace, arguments.matrix)
-    summary = summarize(loaded, _baseline(arguments.baseline, {cell.cell.strategy for cell in loaded.cells}))
+    summary = summarize(loaded, _baseline(arguments.baseline, loaded))
     folder = Path(arguments.out).absolute() if arguments.out else workspace.report
     report.write(folder, workspace, loaded, summary, images)
     terminal.show(output, summary)
@@ -152,20 +156,21 @@ def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
     from collect.summary import summarize
 
     loaded = load(_workspace(arguments), arguments.matrix)
-    summary = summarize(loaded, _baseline(arguments.baseline, {cell.cell.strategy for cell in loaded.cells}))
+    summary = summarize(loaded, _baseline(arguments.baseline, loaded))
     terminal.verdicts(output, summary)
     kept = ("matrix", "title", "rehearsal", "illustrative", "remarks", "verdicts", "reported", "assumed", "notes")
     output.document({name: getattr(summary, name) for name in kept})
     return int(arguments.strict and any(verdict.verdict == "contradicted" for verdict in summary.verdicts))
 
 
-def _baseline(asked: str | None, strategies: set[str]) -> str:
+def _baseline(asked: str | None, loaded: Loaded) -> str:
     """The strategy that speed-up is against. Raises UnknownName for one that the matrix does not have."""
     from shardlab.errors import UnknownName
 
+    strategies = {cell.cell.strategy for cell in loaded.cells}
     if asked is not None and asked not in strategies:
         raise UnknownName("baseline strategy", asked, strategies)
-    return asked or "single"
+    return asked or loaded.expansion.baseline
 
 
 def _trace(arguments: argparse.Namespace, output: Output) -> int:
@@ -192,7 +197,7 @@ def _export(arguments: argparse.Namespace, output: Output) -> int:
     format_ = export.export(arguments.to)
     loaded = load(workspace, arguments.matrix)
     folder = Path(arguments.out).absolute() if arguments.out else workspace.path / "export" / format_.name
-    written = export.write(format_, loaded, summarize(loaded, "single"), folder)
+    written = export.write(format_, loaded, summarize(loaded, loaded.expansion.baseline), folder)
     for path in written:
         output.line(str(path))
     output.document({"format": format_.name, "files": [str(path) for path in written]})

@@ -43,17 +43,17 @@ def differ_only_in_launcher(one: Cell, other: Cell) -> bool:
 def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) -> LoadedCell | None:
     """The completed cell of the baseline strategy that this one's throughput stands against, or None.
 
-    It has the same workload, launcher, precision, sequence length and optimizer, and the same global batch or else the
-    same batch per rank; of several, the one on the fewest ranks.
+    It has the same workload, launcher, precision, sequence length and optimizer, and the same global batch or the same batch
+    per rank; of several, one on the fewest ranks, of those one with the same global batch.
     """
-    found: list[tuple[bool, int, LoadedCell]] = []
+    found: list[tuple[int, bool, LoadedCell]] = []
     for other in cells:
         if other.cell.strategy != strategy or not other.completed:
             continue
         alike = _without(cell.cell, _MEANS | _LENGTH) == _without(other.cell, _MEANS | _LENGTH)
         how = Compared(cell.cell, 1, other.cell, 1).scaling
         if alike and how and _options_agree(cell.cell, other.cell):
-            found.append((how != "strong", other.cell.gpus, other))
+            found.append((other.cell.gpus, how != "strong", other))
     return min(found, key=lambda entry: entry[:2])[2] if found else None
 
 

@@ -87,7 +87,8 @@ class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """matrix.yaml as written; cell keys are checked one by one against `Draft`.
 
-    traces: how the source read its traces; `like-hta` judges it by what HolisticTraceAnalysis gives for ours.
+    baseline: the strategy that speed-up and efficiency are against. traces: how the source read its traces; `like-hta`
+    judges it by what HolisticTraceAnalysis gives for ours.
     """
 
     schema: Literal[1]
@@ -101,6 +102,7 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include: list[dict[str, Any]] = []
     repeats: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     settings: list[Setting] = []
+    baseline: str = "single"
     traces: Traces = "exact"
     assumed: list[Assumed] = []
     reported: list[Reported] = []

@@ -32,6 +32,7 @@ class Expansion(msgspec.Struct, kw_only=True):
     reported: list[dict[str, Any]] = []
     claims: list[dict[str, Any]] = []
     settings: list[dict[str, Any]] = []
+    baseline: str = "single"
     traces: Traces = "exact"  # how the study that is judged read its traces
     assumed: list[dict[str, Any]] = []
     notes: list[dict[str, Any]] = []

@@ -319,4 +319,4 @@ def test_the_page_holds_them_all(gpu):
     loaded = load.load(gpu, None)
     html = page.draw(loaded, summary.summarize(loaded, "single"), gpu.report, gpu.runs)
     for title in ("Where a step", "Overlap", "Collectives", "Operators against the baseline"):
-        assert f">{title}</h3>" in html or f">{title}," in html
+        assert f">{title}" in html

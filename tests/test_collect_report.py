@@ -89,6 +89,15 @@ def test_without_a_comparable_baseline_there_is_no_speed_up(summarized, loaded):
     assert summary.summarize(loaded, "no such strategy").rows[1].baseline is None
 
 
+def test_a_baseline_on_several_rank_counts_is_the_one_on_the_fewest(loaded):
+    _, ddp = loaded.cells[:2]
+    few = load.LoadedCell("few", support.cell("ddp", 1, global_batch_size=4, micro_batch_size=4), ddp.runs, [])
+    many = load.LoadedCell("many", support.cell("ddp", 2, global_batch_size=8), ddp.runs, [])
+    assert few.cell.gpu_batch_size == many.cell.gpu_batch_size
+    assert likeness.baseline_of(many, [many, few], "ddp") is few
+    assert likeness.baseline_of(few, [many, few], "ddp") is few
+
+
 @pytest.mark.parametrize(
     "other",
     [{"precision": "bf16"}, {"seq_len": 128}, {"workload": "vit-tiny"}, {"launcher": "fork"}, {"options": {"n_layer": 8}}],

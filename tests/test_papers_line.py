@@ -10,11 +10,8 @@ pytestmark = pytest.mark.line
 CELLS = {"paper5": 10, "paper2": 24, "paper3": 45, "paper4": 37, "paper1": 59}
 ARRIVAL = "each worker's gradient is an update by itself, in the order of arrival: no two runs do the same work"
 OVERFLOWS = "one process has gradients that are not finite in its first 3 steps"
-# Each needs a figure that only a GPU gives, or that paper4's DDP lacks one rank of `single` for.
-NOT_MEASURED = {
-    "paper3": {"p3-gpu-use-comparable", "p3-sync-uses-gpu-more", "p3-memory-below-half"},
-    "paper4": {"p4-ddp-efficiency", "p4-ddp-efficiency-falls", "p4-small-models-scale-worse"},
-}
+# Each needs a figure that only a GPU gives.
+NOT_MEASURED = {"paper3": {"p3-gpu-use-comparable", "p3-sync-uses-gpu-more", "p3-memory-below-half"}}
 WORDS = {"reproduced", "contradicted", "undecided", "not run"}
 
 

@@ -22,7 +22,7 @@ def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Outpu
     halves = []
     for name, (place, wanted) in zip((a, b), sides, strict=True):
         loaded = load(place, wanted)
-        halves.append(Half(name, place, loaded, summarize(loaded, "single")))
+        halves.append(Half(name, place, loaded, summarize(loaded, loaded.expansion.baseline)))
     comparison = compare(*halves)
     _show(output, comparison)
     output.document(comparison)
