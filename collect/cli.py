@@ -6,11 +6,15 @@ import argparse
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from shardlab import console
+from shardlab import console, registry
 from shardlab.console import Output
 from shardlab.errors import InputError, MissingExtra
 from shardlab.workspace import Workspace
+
+if TYPE_CHECKING:
+    from collect.load import Loaded
 
 FASTEST_HZ = 10.0  # above it the sampler was measured to slow the ranks that it watches
 
@@ -42,12 +46,13 @@ def parser() -> console.Parser:
     summarize = verb("summarize", "tables on the terminal, the report on disk", "collect summarize --matrix quickstart")
     _add_matrix(summarize)
     summarize.add_argument("--out", metavar="DIR", help="the report's folder (default: report/ in the workspace)")
-    summarize.add_argument("--baseline", metavar="STRATEGY", help="speed-up is against this strategy (default: single)")
+    summarize.add_argument("--baseline", metavar="STRATEGY", help="speed-up is against this strategy (default: the matrix's)")
+    summarize.add_argument("--images", metavar="FORMATS", help="every figure as a file too: svg, png or svg,png")
     summarize.set_defaults(command=_summarize)
 
     verdicts = verb("verdicts", "a study's claims and printed numbers, against what was measured", "collect verdicts --strict")
     _add_matrix(verdicts)
-    verdicts.add_argument("--baseline", metavar="STRATEGY", help="speed-up is against this strategy (default: single)")
+    verdicts.add_argument("--baseline", metavar="STRATEGY", help="speed-up is against this strategy (default: the matrix's)")
     verdicts.add_argument("--strict", action="store_true", help="exit with 1 where a claim is contradicted")
     verdicts.set_defaults(command=_verdicts)
 
@@ -59,10 +64,16 @@ def parser() -> console.Parser:
     trace.add_argument("--like-hta", action="store_true", help="round and leave out as HolisticTraceAnalysis does")
     trace.set_defaults(command=_trace)
 
-    export = verb("export", "the tables alone, for other programs", "collect export --to parquet --out tables/")
+    compare = verb("compare", "the same cells in two workspaces or matrices, side by side", "collect compare ../before .")
+    compare.add_argument("a", metavar="A", help="a matrix of this workspace, or the folder of a workspace")
+    compare.add_argument("b", metavar="B", help="the same; what is said is of B beside A")
+    compare.add_argument("--matrix", metavar="NAME", help="of both workspaces (default: the last one of each)")
+    compare.set_defaults(command=_compare)
+
+    export = verb("export", "tables for papers and programs, runs for trackers", "collect export --to latex --out tables/")
     _add_matrix(export)
-    export.add_argument("--to", required=True, metavar="FORMAT", help="csv or parquet")
-    export.add_argument("--out", metavar="DIR", help="the folder to write (default: export/ in the workspace)")
+    export.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(registry.modules("collect.exports")))
+    export.add_argument("--out", metavar="DIR", help="the folder to write (default: export/FORMAT in the workspace)")
     export.set_defaults(command=_export)
 
     sample = verb("sample", "write telemetry of this machine until told to end", "collect sample --out node0.jsonl --hz 2")
@@ -122,15 +133,16 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
 
 def _summarize(arguments: argparse.Namespace, output: Output) -> int:
     _need_report("summarize", "polars", "plotly")
-    from collect import report, terminal
+    from collect import pictures, report, terminal
     from collect.load import load
     from collect.summary import summarize
 
+    images = pictures.formats(arguments.images, "--images") if arguments.images else ()
     workspace = _workspace(arguments)
     loaded = load(workspace, arguments.matrix)
-    summary = summarize(loaded, _baseline(arguments.baseline, {cell.cell.strategy for cell in loaded.cells}))
+    summary = summarize(loaded, _baseline(arguments.baseline, loaded))
     folder = Path(arguments.out).absolute() if arguments.out else workspace.report
-    report.write(folder, workspace, loaded, summary)
+    report.write(folder, workspace, loaded, summary, images)
     terminal.show(output, summary)
     output.line(f"report: {folder / report.PAGE}")
     output.document(summary)
@@ -144,20 +156,21 @@ def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
     from collect.summary import summarize
 
     loaded = load(_workspace(arguments), arguments.matrix)
-    summary = summarize(loaded, _baseline(arguments.baseline, {cell.cell.strategy for cell in loaded.cells}))
+    summary = summarize(loaded, _baseline(arguments.baseline, loaded))
     terminal.verdicts(output, summary)
     kept = ("matrix", "title", "rehearsal", "illustrative", "remarks", "verdicts", "reported", "assumed", "notes")
     output.document({name: getattr(summary, name) for name in kept})
     return int(arguments.strict and any(verdict.verdict == "contradicted" for verdict in summary.verdicts))
 
 
-def _baseline(asked: str | None, strategies: set[str]) -> str:
+def _baseline(asked: str | None, loaded: Loaded) -> str:
     """The strategy that speed-up is against. Raises UnknownName for one that the matrix does not have."""
     from shardlab.errors import UnknownName
 
+    strategies = {cell.cell.strategy for cell in loaded.cells}
     if asked is not None and asked not in strategies:
         raise UnknownName("baseline strategy", asked, strategies)
-    return asked or "single"
+    return asked or loaded.expansion.baseline
 
 
 def _trace(arguments: argparse.Namespace, output: Output) -> int:
@@ -167,23 +180,27 @@ def _trace(arguments: argparse.Namespace, output: Output) -> int:
     return command.show(_workspace(arguments), arguments.run, arguments.against, output, like_hta=arguments.like_hta)
 
 
+def _compare(arguments: argparse.Namespace, output: Output) -> int:
+    _need_report("compare", "polars", "plotly")
+    from collect.comparison import command
+
+    return command.show(_workspace(arguments), arguments.a, arguments.b, arguments.matrix, output)
+
+
 def _export(arguments: argparse.Namespace, output: Output) -> int:
     _need_report("export", "polars", "plotly")
-    from collect import report, tables
+    from collect import export
     from collect.load import load
     from collect.summary import summarize
-    from shardlab import registry
 
     workspace = _workspace(arguments)
-    writer = registry.load("collect.exports", arguments.to, "export format")
+    format_ = export.export(arguments.to)
     loaded = load(workspace, arguments.matrix)
-    folder = Path(arguments.out).absolute() if arguments.out else workspace.path / "export"
-    frames = {"summary": tables.summary(summarize(loaded, "single")), "steps": tables.steps(loaded)}
-    frames["samples"] = tables.samples(loaded)
-    written = report.write_tables(folder, frames, arguments.to, writer.write)
+    folder = Path(arguments.out).absolute() if arguments.out else workspace.path / "export" / format_.name
+    written = export.write(format_, loaded, summarize(loaded, loaded.expansion.baseline), folder)
     for path in written:
         output.line(str(path))
-    output.document({"format": arguments.to, "files": [str(path) for path in written]})
+    output.document({"format": format_.name, "files": [str(path) for path in written]})
     return 0
 
 

@@ -14,7 +14,18 @@ from collect.statistics import Estimate
 
 _ALWAYS = ("strategy", "gpus")
 _USUAL = ("workload", "launcher", "global_batch_size", "precision", "seq_len", "optimizer.name", "steps", "epochs")
-_HEADINGS = {"gpus": "Ranks", "global_batch_size": "Batch", "seq_len": "Sequence length", "optimizer.name": "Optimizer"}
+_HEADINGS = {
+    "gpus": "Ranks",
+    "nnodes": "Nodes",
+    "global_batch_size": "Batch",
+    "micro_batch_size": "Micro-batch",
+    "gradient_accumulation_steps": "Accumulation",
+    "seq_len": "Sequence length",
+    "optimizer.name": "Optimizer",
+    "tp": "TP",
+    "pp": "PP",
+    "dp": "DP",
+}
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -39,36 +50,59 @@ class Column(msgspec.Struct, frozen=True):
     cells: list[Text]
 
 
+_Build = Callable[[Sequence[Row]], Column]
+
+
+class Further(msgspec.Struct, frozen=True):
+    """A table beside the summary. columns: the first names each row, the others say anything of at least one.
+
+    rows: the places of those of which any column says anything. name: fit for a file.
+    """
+
+    name: str
+    title: str
+    note: str
+    columns: list[Column]
+    rows: list[int]
+
+
 class Table(msgspec.Struct, frozen=True):
-    """common: what all rows share, as (what, value). sent, also: the columns of the tables of bytes and of all else that was
-    measured, none where none are known."""
+    """common: what all rows share, as (what, value). further: what else was measured, by what it is of."""
 
     common: list[tuple[str, str]]
     columns: list[Column]
-    sent: list[Column]
-    also: list[Column]
+    further: list[Further]
 
 
-def table(rows: Sequence[Row]) -> Table:
-    """The summary's rows as text."""
-    cells = [_flat(row.cell) for row in rows]
+def table(every: Sequence[Row], shown: Sequence[Row] | None = None) -> Table:
+    """The summary's rows, or those that are shown, as text; what tells rows apart and what all share is of every one."""
+    rows = every if shown is None else shown
+    cells = [flat(row.cell) for row in every]
     keys = distinguishing(cells)
     keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]  # it follows the ranks
-    common = [(_heading(key), _plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
+    common = [(heading(key), plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
     common = [(what, value) for what, value in common if value]
+    cells = [flat(row.cell) for row in rows]
     identity = [
-        Column(key, _heading(key), "", _is_count(cells, key), [Text(_plain(cell.get(key))) for cell in cells]) for key in keys
+        Column(key, heading(key), "", _is_count(cells, key), [Text(plain(cell.get(key))) for cell in cells]) for key in keys
     ]
     state = Column("state", "State", "", False, [Text(row.state) for row in rows])
     proof = Column("same_work", "Same work", "", False, [Text(row.same_work.verdict if row.same_work else "") for row in rows])
     n = Column("n", "n", "", True, [Text(str(row.n)) for row in rows])
     proofs = _known([proof])
-    sent = _known(build(rows) for build in _SENT)
-    also = _known(build(rows) for build in _ALSO)
     measured = _known(build(rows) for build in _MEASURED)
+    names = Column("label", "Cell", "", False, [Text(label) for label in labels(rows)])
     return Table(
-        common, [*identity, state, *proofs, n, *measured], *([*identity, *more] if more else [] for more in (sent, also))
+        common,
+        [*identity, state, *proofs, n, *measured],
+        [found for name, title, note, builds in _FURTHER if (found := _further(rows, name, title, note, builds, names)).rows],
     )
+
+
+def _further(rows: Sequence[Row], name: str, title: str, note: str, builds: Sequence[_Build], names: Column) -> Further:
+    known = _known(build(rows) for build in builds)
+    saying = [place for place in range(len(rows)) if any(column.cells[place].value for column in known)]
+    return Further(name, title, note, [names, *known], saying)
 
 
 def _known(columns: Iterable[Column]) -> list[Column]:
@@ -81,7 +115,7 @@ def labels(rows: Sequence[Row]) -> list[str]:
 
     Of the other keys that tell rows apart, a value is named where it is not the one that most rows have.
     """
-    cells = [_flat(row.cell) for row in rows]
+    cells = [flat(row.cell) for row in rows]
     others = [key for key in distinguishing(cells) if key not in _ALWAYS]
     usual = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in others}
     found = []
@@ -93,14 +127,18 @@ def labels(rows: Sequence[Row]) -> list[str]:
 
 def distinguishing(cells: Sequence[dict[str, Any]]) -> list[str]:
     """The cell keys that tell the rows apart: strategy and ranks, then others as far as they are needed, usual ones first."""
-    keys = list(_ALWAYS)
-    for key in (*_USUAL, *sorted({key for cell in cells for key in cell} - {*_ALWAYS, *_USUAL})):
-        if _kinds(cells, [*keys, key]) > _kinds(cells, keys):
+    keys: list[str] = []
+    kinds = [0] * len(cells)  # of the cells as far as the keys tell them apart
+    for key in (*_ALWAYS, *_USUAL, *sorted({key for cell in cells for key in cell} - {*_ALWAYS, *_USUAL})):
+        seen: dict[tuple[int, str], int] = {}
+        finer = [seen.setdefault((kind, repr(cell.get(key))), len(seen)) for kind, cell in zip(kinds, cells, strict=True)]
+        if key in _ALWAYS or len(seen) > len({*kinds}):
             keys.append(key)
+            kinds = finer
     return keys
 
 
-def _flat(cell: dict[str, Any]) -> dict[str, Any]:
+def flat(cell: dict[str, Any]) -> dict[str, Any]:
     """Nested keys with a dot, as a matrix file may spell them."""
     flat: dict[str, Any] = {}
     for key, value in cell.items():
@@ -110,20 +148,30 @@ def _flat(cell: dict[str, Any]) -> dict[str, Any]:
 
 def _named(key: str, value: Any) -> str:
     """A value that speaks for itself stands alone; a number or a truth value needs the name of its key."""
-    return str(value) if isinstance(value, str) else f"{_heading(key).lower()} {_plain(value) or 'none'}"
+    return str(value) if isinstance(value, str) else f"{heading(key).lower()} {plain(value) or 'none'}"
 
 
 def _kinds(cells: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
     return len({repr([cell.get(key) for key in keys]) for cell in cells})
 
 
-def _heading(key: str) -> str:
-    return _HEADINGS.get(key) or key.removeprefix("options.").replace("_", " ").capitalize()
+def heading(key: str) -> str:
+    """A cell key as a person reads it: `options.image_size` is `Image size`."""
+    if key in _HEADINGS:
+        return _HEADINGS[key]
+    group, _, name = key.rpartition(".")
+    words = {"instruments": f"{name} instrument", "options": name, "": name}.get(group, f"{group} {name}").replace("_", " ")
+    return words[:1].upper() + words[1:]
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
+    """A value of a cell as text, nothing for none."""
     if value is None:
         return ""
+    if isinstance(value, dict):
+        return ", ".join(f"{key.replace('_', ' ')} {plain(one)}" for key, one in value.items() if one is not None)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(plain, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -147,7 +195,7 @@ def _column(name: str, heading: str, unit: str, found: Sequence[Estimate | None]
     return Column(name, heading, unit, True, cells)
 
 
-def _of(name: str, heading: str, digits: int = 4) -> Callable[[Sequence[Row]], Column]:
+def _of(name: str, heading: str, digits: int = 4) -> _Build:
     def build(rows: Sequence[Row]) -> Column:
         found = _estimates(rows, name)
         units = {estimate.unit for estimate in found if estimate}
@@ -156,7 +204,7 @@ def _of(name: str, heading: str, digits: int = 4) -> Callable[[Sequence[Row]], C
     return build
 
 
-def _of_bytes(name: str, heading: str) -> Callable[[Sequence[Row]], Column]:
+def _of_bytes(name: str, heading: str) -> _Build:
     def build(rows: Sequence[Row]) -> Column:
         found = _estimates(rows, name)
         unit, scale = notation.bytes_unit([estimate.value for estimate in found if estimate])
@@ -165,7 +213,7 @@ def _of_bytes(name: str, heading: str) -> Callable[[Sequence[Row]], Column]:
     return build
 
 
-def _of_kind(build: Callable[[Sequence[Row]], Column], words: dict[str, str]) -> Callable[[Sequence[Row]], Column]:
+def _of_kind(build: _Build, words: dict[str, str]) -> _Build:
     """Say in the heading which kind the numbers are of, or beside each where they differ."""
 
     def built(rows: Sequence[Row]) -> Column:
@@ -193,10 +241,18 @@ _MEASURED = (
     _of("final_loss", "Final loss"),
     _of("final_accuracy_pct", "Accuracy", 3),
 )
-_ALSO = (
+_TIMES = (
     _of("train_time_s", "Training"),
     _of("epoch_time_s", "Epoch, mean"),
     _of("epoch_time_median_s", "Epoch, median"),
+    _of("bubble_pct", "Bubble", 3),
+    _of("bubble_theory_pct", "Bubble, theory", 3),
+    _of("staleness_mean", "Staleness, mean", 3),
+    _of("staleness_max", "Staleness, most", 3),
+    _of("energy_j", "Energy"),
+    _of("energy_per_unit_j", "Energy a unit", 3),
+)
+_CATEGORIES = (
     _of_bytes("memory_parameter_bytes", "Parameters"),
     _of_bytes("memory_gathered_bytes", "Gathered"),
     _of_bytes("memory_gradient_bytes", "Gradients"),
@@ -205,15 +261,9 @@ _ALSO = (
     _of_bytes("memory_activation_bytes", "Activations"),
     _of_bytes("memory_buffer_bytes", "Buffers"),
     _of_bytes("memory_temporary_bytes", "Temporary"),
-    _of("memory_over_estimate", "Memory over estimate", 3),
+    _of("memory_over_estimate", "Over estimate", 3),
     _of_bytes("reserved_memory_bytes", "Reserved"),
     _of("gpu_memory_pct", "GPU memory", 3),
-    _of("energy_j", "Energy"),
-    _of("energy_per_unit_j", "Energy a unit", 3),
-    _of("staleness_mean", "Staleness, mean", 3),
-    _of("staleness_max", "Staleness, most", 3),
-    _of("bubble_pct", "Bubble", 3),
-    _of("bubble_theory_pct", "Bubble, theory", 3),
 )
 _SENT = (
     _of_bytes("sent_counted_bytes", "A step, counted"),
@@ -221,4 +271,14 @@ _SENT = (
     _of_bytes("sent_textbook_bytes", "A step, by textbook"),
     _of_bytes("network_bytes", "All timed steps, network"),
     _of_bytes("loopback_bytes", "All timed steps, loopback"),
+)
+_OF_MEMORY = "Each category's own largest in the step that was looked into: they need not add up to the peak."
+_OF_SENT = (
+    "A step: counted in the same-work proof as its collectives ran; by the strategy's own theory of what it does; and as "
+    "textbooks have it. All timed steps: what the hosts' interfaces sent meanwhile, other traffic included."
+)
+_FURTHER = (
+    ("times", "Times and energy", "", _TIMES),
+    ("memory", "Memory, by what it holds", _OF_MEMORY, _CATEGORIES),
+    ("sent", "Bytes sent by all ranks together", _OF_SENT, _SENT),
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from typing import NamedTuple
 
 import msgspec
 import polars as pl
 
-from collect.likeness import differ_only_in_launcher, same_work
+from collect.likeness import differ_only_in_launcher, families, same_work
 from collect.load import Loaded, LoadedCell
-from collect.sources.steps import of_world
 
 
 class LossComparison(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -31,39 +31,59 @@ class LossComparison(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 def compare(loaded: Loaded, baseline: str) -> list[LossComparison]:
     """Cells that differ only in launcher, pairwise; then cells against those of the baseline strategy."""
-    found = []
-    for one, other in itertools.combinations(loaded.cells, 2):
-        if differ_only_in_launcher(one.cell, other.cell):
-            found.append(between("launcher", one, other))
-    for one, other in itertools.permutations(loaded.cells, 2):
-        is_baseline = one.cell.strategy == baseline and (other.cell.strategy != baseline or other.cell.gpus > one.cell.gpus)
-        if is_baseline and same_work(one.cell, other.cell):
-            found.append(between("strategy", one, other))
+    launchers: list[tuple[LoadedCell, LoadedCell]] = []
+    strategies: list[tuple[LoadedCell, LoadedCell]] = []
+    for family in families(loaded.cells):
+        launchers += (pair for pair in itertools.combinations(family, 2) if _differ_only_in_launcher(*pair))
+        baselines = [cell for cell in family if cell.cell.strategy == baseline]
+        strategies += (pair for pair in itertools.product(baselines, family) if _same_work(*pair))
+    place = {cell.id: place for place, cell in enumerate(loaded.cells)}
+    found = [
+        between(differ, one, other)
+        for differ, pairs in (("launcher", launchers), ("strategy", strategies))
+        for one, other in sorted(pairs, key=lambda pair: (place[pair[0].id], place[pair[1].id]))
+    ]
     return [comparison for comparison in found if comparison.runs]
+
+
+def _differ_only_in_launcher(one: LoadedCell, other: LoadedCell) -> bool:
+    return differ_only_in_launcher(one.cell, other.cell)
+
+
+def _same_work(one: LoadedCell, other: LoadedCell) -> bool:
+    """Whether the first, of the baseline strategy, does what the other does with another strategy or on more ranks."""
+    another = other.cell.strategy != one.cell.strategy or other.cell.gpus > one.cell.gpus
+    return another and same_work(one.cell, other.cell)
 
 
 def between(differ: str, one: LoadedCell, other: LoadedCell) -> LossComparison:
     """Compare the repeats that both have completed."""
     theirs = {run.repeat: run for run in other.completed}
-    runs: list[str] = []
-    parts = []
-    for run in one.completed:
-        if run.repeat in theirs:
-            parts.append(differences(run.timed, theirs[run.repeat].timed))
-            runs += [run.run_id, theirs[run.repeat].run_id]
-    comparison = LossComparison(differ=differ, one=one.id, other=other.id, runs=runs, steps=sum(part.height for part in parts))
-    if comparison.steps:
-        worst = pl.concat(parts).sort("difference", descending=True).row(0, named=True)
-        comparison.max_difference, comparison.at_step = worst["difference"], worst["step"]
-        comparison.relative = worst["difference"] / worst["size"] if worst["size"] else None
+    pairs = [(run, theirs[run.repeat]) for run in one.completed if run.repeat in theirs]
+    found = [worst for mine, their in pairs for worst in differences(mine.world, their.world)]
+    runs = [run.run_id for pair in pairs for run in pair]
+    comparison = LossComparison(differ=differ, one=one.id, other=other.id, runs=runs, steps=len(found))
+    if found:
+        worst = max(found, key=lambda one: one.difference)
+        comparison.max_difference, comparison.at_step = worst.difference, worst.step
+        comparison.relative = worst.difference / worst.size if worst.size else None
     return comparison
 
 
-def differences(one: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
-    """step, difference (absolute), size (mean magnitude) of the world's losses, for the steps that both frames have."""
-    rows = of_world(one).join(of_world(other), on="step", suffix="_other").drop_nulls(["loss", "loss_other"])
-    return rows.select(
-        "step",
-        difference=(pl.col("loss") - pl.col("loss_other")).abs(),
-        size=(pl.col("loss").abs() + pl.col("loss_other").abs()) / 2,
-    )
+class Difference(NamedTuple):
+    """Two losses at a step: how far they are apart, and the mean of their magnitudes."""
+
+    step: int
+    difference: float
+    size: float
+
+
+def differences(one: pl.DataFrame, other: pl.DataFrame) -> list[Difference]:
+    """Of the world's losses, for the steps that both frames have."""
+    theirs = dict(zip(other["step"].to_list(), other["loss"].to_list(), strict=True))
+    pairs = ((step, loss, theirs.get(step)) for step, loss in zip(one["step"].to_list(), one["loss"].to_list(), strict=True))
+    return [
+        Difference(step, abs(mine - their), (abs(mine) + abs(their)) / 2)
+        for step, mine, their in pairs
+        if mine is not None and their is not None
+    ]

@@ -46,9 +46,9 @@ def fetch_run(run: RunDir) -> Fetched:
 
     A manifest that its run no longer agrees with is left as it is: it is the evidence.
     """
-    state = run.judge().state
+    found = records.read(run)
+    state, damage = found.verdict.state, found.damage
     complete = state in FINAL
-    damage = records.read(run).damage
     fetched = Fetched(
         run=run.run_id,
         state=state,

@@ -6,7 +6,7 @@ Colours are the page's CSS variables, such as ``var(--series-1)``; the page reso
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,15 +14,22 @@ import msgspec
 from collect.columns import labels
 from collect.load import Loaded, LoadedCell
 from collect.row import Row
+from collect.statistics import Estimate
 from collect.summary import Summary
+from shardlab.cell import Cell
 
 SERIES = 7  # colours of the page, told apart also without red or green
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 INK, MUTED, LINE = "var(--ink)", "var(--muted)", "var(--line)"
 MOST_POINTS = 600  # of a line: about what a screen can show
+FEW = 40  # points of a line: of so few each is marked, as one between two gaps has no line
 MOST_SHOWN = 12  # lines that are drawn at first; the others wait in the legend
+MOST_CELLS = 100  # of a group that figures are of: the largest study has 59, and nobody reads a legend of thousands
+LEGEND_HEIGHT_PX = 132  # more lines of text than that scroll, so that a phone's narrow legend leaves the figure its room
 ROW_PX, MARGIN_PX = 34, 76
+PICTURE_PX, TITLE_PX = {False: 640, True: 1000}, 44
+LEGEND_PX, LINE_PX = 200, 20  # about what a name in a legend takes of a picture's width, and a line of them of its height
 
 
 class Figure(msgspec.Struct):
@@ -40,8 +47,8 @@ class Look(msgspec.Struct, frozen=True):
     """How a cell is drawn in every figure: colour by strategy, symbol and dash by all else."""
 
     colour: str
-    symbol: str
-    dash: str
+    symbol: str = SYMBOLS[0]
+    dash: str = DASHES[0]
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -54,11 +61,15 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """The cells of one workload: units, losses and step times of different models do not compare."""
+    """The cells of one workload: units, losses and step times of different models do not compare.
+
+    left_out: how many more there are than figures are drawn of.
+    """
 
     workload: str
     baseline: str
     marks: list[Mark]
+    left_out: int = 0
 
     @property
     def labels(self) -> list[str]:
@@ -74,17 +85,43 @@ def groups(loaded: Loaded, summary: Summary) -> list[Group]:
     for row, cell in zip(summary.rows, loaded.cells, strict=True):
         by_workload.setdefault(cell.cell.workload, []).append((row, cell))
     found = []
-    for workload, entries in by_workload.items():
+    for workload, every in by_workload.items():
+        entries = every[:MOST_CELLS]
+        names = labels([row for row, _ in entries])
+        marks = [
+            Mark(html.escape(name, quote=False), Look(_colour(colours[cell.cell.strategy])), row, cell)
+            for name, (row, cell) in zip(names, entries, strict=True)
+        ]
         variants: dict[str, int] = {}
-        marks = []
-        for label, (row, cell) in zip(labels([row for row, _ in entries]), entries, strict=True):
-            strategy = cell.cell.strategy
-            variant = variants[strategy] = variants.get(strategy, -1) + 1
-            colour = f"var(--series-{colours[strategy] % SERIES + 1})"
-            look = Look(colour, SYMBOLS[variant % len(SYMBOLS)], DASHES[variant % len(DASHES)])
-            marks.append(Mark(html.escape(label, quote=False), look, row, cell))
-        found.append(Group(workload, summary.baseline, marks))
+        looks: dict[str, Look] = {}
+        for mark, _ in shown_first(marks):  # so that what is drawn at first is solid
+            number = variants[mark.cell.cell.strategy] = variants.get(mark.cell.cell.strategy, -1) + 1
+            looks[mark.label] = Look(mark.look.colour, SYMBOLS[number % len(SYMBOLS)], DASHES[number % len(DASHES)])
+        marks = [msgspec.structs.replace(mark, look=looks[mark.label]) for mark in marks]
+        found.append(Group(workload, summary.baseline, marks, len(every) - len(entries)))
     return found
+
+
+def _colour(number: int) -> str:
+    return f"var(--series-{number % SERIES + 1})"
+
+
+def shown_first(marks: Sequence[Mark]) -> list[tuple[Mark, bool | str]]:
+    """(mark, plotly's word for whether it is drawn at first), those first that are.
+
+    Of too many cells, those on the most ranks at which half of the strategies or more have cells, and of these, where they
+    are too many, those of the global batch that the most strategies have: side by side they say more than the variants of
+    one strategy that happen to stand first.
+    """
+    if len(marks) <= MOST_SHOWN:
+        return [(mark, True) for mark in marks]
+    by_ranks = _by(marks, lambda cell: cell.gpus)
+    common = [ranks for ranks, found in by_ranks.items() if 2 * _strategies(found) >= _strategies(marks)]
+    shown = by_ranks[max(common or by_ranks)]
+    if len(shown) > MOST_SHOWN:
+        shown = max(_by(shown, lambda cell: cell.global_batch_size).values(), key=_strategies)[:MOST_SHOWN]
+    labels_shown = {mark.label for mark in shown}
+    return [(mark, True) for mark in shown] + [(mark, "legendonly") for mark in marks if mark.label not in labels_shown]
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
@@ -110,10 +147,29 @@ def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:
         "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13, "color": INK},
         "margin": {"l": 8, "r": 16, "t": 8, "b": 44, "pad": 4},
         "hoverlabel": {"bgcolor": "var(--raised)", "bordercolor": LINE, "font": {"color": INK, "size": 12}},
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "font": {"size": 12}},
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "font": {"size": 12}}
+        | {"maxheight": LEGEND_HEIGHT_PX},
         "showlegend": False,
         "dragmode": False,
     } | more
+
+
+def picture(found: Figure, title: str, wide: bool) -> dict[str, Any]:
+    """What the layout has besides where the figure stands alone: its title, a ground to stand on, and a size in px.
+
+    Above a legend, the title is the legend's: plotly makes room for that one alone.
+    """
+    shown = [trace for trace in found.data if trace.get("showlegend", True) and trace.get("visible") != "legendonly"]
+    heading = {"text": html.escape(title, quote=False), "font": {"size": 16, "color": INK}}
+    height = found.height_px + TITLE_PX
+    alone: dict[str, Any] = {"paper_bgcolor": "var(--raised)", "width": PICTURE_PX[wide], "height": height}
+    alone |= {"margin": {"l": 16, "r": 24, "t": TITLE_PX, "b": 48, "pad": 4}}
+    if found.layout["showlegend"]:
+        lines = -(-len(shown) * LEGEND_PX // PICTURE_PX[wide])
+        legend = found.layout["legend"] | {"title": heading | {"side": "top"}, "maxheight": 1}
+        return alone | {"legend": legend, "height": height + LINE_PX * lines}
+    place = {"x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top"}
+    return alone | {"title": heading | place | {"pad": {"t": 12, "l": 16}}}
 
 
 def by_cell(group: Group, x_title: str) -> dict[str, Any]:
@@ -143,13 +199,47 @@ def states(group: Group, drawn: Sequence[bool]) -> dict[str, Any]:
     }
 
 
+def _by(marks: Sequence[Mark], key: Callable[[Cell], int]) -> dict[int, list[Mark]]:
+    found: dict[int, list[Mark]] = {}
+    for mark in marks:
+        found.setdefault(key(mark.cell.cell), []).append(mark)
+    return found
+
+
+def _strategies(marks: Sequence[Mark]) -> int:
+    return len({mark.cell.cell.strategy for mark in marks})
+
+
+def interval(estimate: Estimate, colour: str) -> dict[str, Any]:
+    """The 95 % interval of a mean as plotly's error bar along x; none where it is not known."""
+    if estimate.low is None or estimate.high is None:
+        return {"visible": False}
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [estimate.high - estimate.value],
+        "arrayminus": [estimate.value - estimate.low],
+        "color": colour,
+        "thickness": 1.5,
+        "width": 4,
+    }
+
+
+def points_a_line(lines: int) -> int:
+    """So many that a figure of any number of lines is hardly heavier than one of those that are drawn at first."""
+    return max(MOST_POINTS * MOST_SHOWN // max(lines, MOST_SHOWN), 100)
+
+
 def thin(x: Sequence[float], y: Sequence[float | None], most: int = MOST_POINTS) -> tuple[list[float], list[float | None]]:
-    """At most about `most` points: the smallest and the largest of each stretch, so that no peak is lost."""
+    """At most about `most` points: the smallest and the largest of each stretch, so that no peak is lost, and one that is
+    not known where there are such, so that no gap is bridged."""
     if len(x) <= most:
         return list(x), list(y)
-    size = -(-2 * len(x) // most)
+    size = -(-(2 if None not in y else 3) * len(x) // most)
     kept: list[int] = []
     for start in range(0, len(x), size):
-        known = [(value, index) for index, value in enumerate(y[start : start + size], start) if value is not None]
-        kept += sorted({min(known)[1], max(known)[1]}) if known else [start]
+        stretch = y[start : start + size]
+        known = [(value, index) for index, value in enumerate(stretch, start) if value is not None]
+        extremes = {min(known)[1], max(known)[1]} if known else set()
+        kept += sorted(extremes | {start + stretch.index(None)} if None in stretch else extremes)
     return [x[index] for index in kept], [y[index] for index in kept]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
 
 from collect.load import LoadedCell
 from collect.metric import Compared
-from collect.metrics import scaling
 from shardlab.cell import Cell
 
 _MEANS = {
@@ -25,6 +25,17 @@ def same_work(one: Cell, other: Cell) -> bool:
     return _without(one, _MEANS) == _without(other, _MEANS) and _options_agree(one, other)
 
 
+def work(cell: Mapping[str, Any], options: AbstractSet[str]) -> dict[str, Any]:
+    """What the plain form of a cell says of its work, without the means by which ranks share it; of its options, these.
+
+    Equal for cells that train the same model on the same batches, and stand for such where they are tiny twins.
+    """
+    found = {key: value for key, value in cell.items() if key not in _MEANS}
+    found["options"] = {key: value for key, value in cell["options"].items() if key in options}
+    found["rehearses"] = work(cell["rehearses"], options) if cell.get("rehearses") else None
+    return found
+
+
 def differ_only_in_launcher(one: Cell, other: Cell) -> bool:
     return one.launcher != other.launcher and _without(one, {"launcher"}) == _without(other, {"launcher"})
 
@@ -32,18 +43,28 @@ def differ_only_in_launcher(one: Cell, other: Cell) -> bool:
 def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) -> LoadedCell | None:
     """The completed cell of the baseline strategy that this one's throughput stands against, or None.
 
-    It has the same workload, launcher, precision, sequence length and optimizer, and the same global batch or else the
-    same batch per rank; of several, the one on the fewest ranks.
+    It has the same workload, launcher, precision, sequence length and optimizer, and the same global batch or the same batch
+    per rank; of several, one on the fewest ranks, of those one with the same global batch.
     """
-    found: list[tuple[bool, int, LoadedCell]] = []
+    found: list[tuple[int, bool, LoadedCell]] = []
     for other in cells:
         if other.cell.strategy != strategy or not other.completed:
             continue
         alike = _without(cell.cell, _MEANS | _LENGTH) == _without(other.cell, _MEANS | _LENGTH)
-        how = scaling.kind(Compared(cell.cell, 1, other.cell, 1))
+        how = Compared(cell.cell, 1, other.cell, 1).scaling
         if alike and how and _options_agree(cell.cell, other.cell):
-            found.append((how != "strong", other.cell.gpus, other))
+            found.append((other.cell.gpus, how != "strong", other))
     return min(found, key=lambda entry: entry[:2])[2] if found else None
+
+
+def families(cells: Iterable[LoadedCell]) -> list[list[LoadedCell]]:
+    """The cells by what they have to share before anything here can find two of them alike: among the thousands of a sweep
+    few do, and only those are worth holding against each other."""
+    found: dict[bytes, list[LoadedCell]] = {}
+    for cell in cells:
+        key = msgspec.json.encode(_without(cell.cell, _MEANS | _LENGTH | {"launcher"}), order="deterministic")
+        found.setdefault(key, []).append(cell)
+    return list(found.values())
 
 
 def _without(cell: Cell, keys: set[str]) -> dict[str, Any]:

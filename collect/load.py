@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
 import msgspec
 import polars as pl
 
 from collect import records
 from collect.metric import Measured
-from collect.records import Damage
-from collect.sources import memory, samples, steps, trace
+from collect.records import NO_FOLDER, Damage, Records
+from collect.sources import memory, samples, steps
 from collect.sources.memory import MemoryCurves
 from collect.sources.samples import Samples
-from collect.traces.breakdown import Breakdown, breakdown
+from collect.sources.steps import Recorded
+from collect.traces import of_run
+from collect.traces.breakdown import Breakdown
+from collect.traces.of_run import Told
 from shardlab.cell import Cell
 from shardlab.errors import InputError
 from shardlab.host import Host
@@ -22,19 +28,20 @@ from shardlab.record import Result, ValidationRecord
 from shardlab.run import Run
 from shardlab.rundir import RunDir
 from shardlab.state import Verdict
-from shardlab.workspace import Expansion, Workspace
+from shardlab.workspace import Expansion, Traces, Workspace
 
+AT_ONCE = 50_000  # records of many small runs that wait to become frames
 _ATTEMPT = re.compile(r"(?P<cell>.+)-r(?P<repeat>\d+)(?:-a(?P<attempt>\d+))?")
 
 
-class LoadedRun(msgspec.Struct):
+class LoadedRun(msgspec.Struct, dict=True):
     """One run folder. run, result: None where there is none or it is damaged, then the verdict says why.
 
-    steps: every recorded step; timed: the timed ones that every rank recorded. Both are empty without a run.json, as the
-    size of the world is unknown then.
+    steps: every recorded step; timed: the timed ones that every rank recorded; world: those, one row per step. All are empty
+    without a run.json, as the size of the world is unknown then.
     """
 
-    run_id: str
+    folder: RunDir
     repeat: int
     attempt: int
     verdict: Verdict
@@ -42,12 +49,31 @@ class LoadedRun(msgspec.Struct):
     result: Result | None
     steps: pl.DataFrame
     timed: pl.DataFrame
+    world: pl.DataFrame
     samples: Samples
     validation: list[ValidationRecord]
     damage: Damage
-    breakdowns: list[Breakdown]
-    memory: MemoryCurves | None
     hosts: list[Host]
+    reads_traces: Traces
+
+    @property
+    def run_id(self) -> str:
+        return self.folder.run_id
+
+    @cached_property
+    def memory(self) -> MemoryCurves | None:
+        """What memory held over one step of rank 0, where an instrument looked."""
+        return memory.read(self.folder.memory_file(0))
+
+    @cached_property
+    def traces(self) -> Told:
+        """What the traces of the ranks that were profiled say."""
+        return of_run.read(self.folder.path, self.reads_traces)
+
+    @property
+    def breakdowns(self) -> list[Breakdown]:
+        """Of the ranks that were profiled, read as the matrix says."""
+        return self.traces.judged
 
     @property
     def completed(self) -> bool:
@@ -74,7 +100,7 @@ class LoadedCell(msgspec.Struct):
     def measured(self, run: LoadedRun) -> Measured:
         """What a metric sees of one of this cell's runs: no telemetry of a resumed one, which covers only a part of it."""
         seen = samples.frames({}) if run.resumed else run.samples
-        return Measured(self.cell, run.timed, seen, run.result, run.hosts, run.breakdowns, run.validation)
+        return Measured(self.cell, run.timed, run.world, seen, run.result, run.hosts, run.breakdowns, run.validation)
 
 
 class Loaded(msgspec.Struct):
@@ -89,9 +115,6 @@ class Loaded(msgspec.Struct):
         return [run for cell in self.cells for run in (*cell.runs, *cell.earlier) if run.verdict != NO_FOLDER]
 
 
-NO_FOLDER = Verdict("planned", "no run folder yet")
-
-
 def load(workspace: Workspace, matrix: str | None) -> Loaded:
     """The named matrix, or the last one. Raises InputError where there is none or its notes are not readable."""
     expansion = workspace.expansion(matrix)
@@ -99,76 +122,81 @@ def load(workspace: Workspace, matrix: str | None) -> Loaded:
     for run_id in workspace.run_ids():
         if match := _ATTEMPT.fullmatch(run_id):
             attempts.setdefault(match["cell"], []).append(run_id)
-    cells = []
+    cells: list[tuple[str, Cell, set[str]]] = []
     for entry in expansion.cells:
         try:
             cell_id, first = str(entry["id"]), msgspec.convert(entry["runs"], list[str])
-            cell = msgspec.convert(entry["cell"], Cell)
+            ids = {run_id for run_id in (*first, *attempts.get(cell_id, ())) if _ATTEMPT.fullmatch(run_id)}
+            cells.append((cell_id, msgspec.convert(entry["cell"], Cell), ids))
         except (KeyError, msgspec.ValidationError) as error:
             raise InputError(f"{expansion.path}: its expansion in this workspace is not of this version: {error}.") from None
-        cells.append(_cell(workspace, cell_id, cell, {*first, *attempts.get(cell_id, ())}))
-    return Loaded(expansion, cells)
+    ids_of = sorted({run_id for _, _, ids in cells for run_id in ids})
+    with _no_search_for_cycles():
+        runs = {run.run_id: run for run in _runs(workspace, ids_of, expansion.traces)}
+    return Loaded(expansion, [_cell(cell_id, cell, [runs[run_id] for run_id in ids]) for cell_id, cell, ids in cells])
 
 
-def _cell(workspace: Workspace, cell_id: str, cell: Cell, run_ids: Iterable[str]) -> LoadedCell:
+@contextlib.contextmanager
+def _no_search_for_cycles() -> Iterator[None]:
+    """Millions of records come and none is part of a cycle: the search took a third of the time."""
+    searched = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if searched:
+            gc.enable()
+
+
+def _cell(cell_id: str, cell: Cell, runs: Iterable[LoadedRun]) -> LoadedCell:
     by_repeat: dict[int, list[LoadedRun]] = {}
-    for run_id in run_ids:
-        if match := _ATTEMPT.fullmatch(run_id):
-            repeat, attempt = int(match["repeat"]), int(match["attempt"] or 1)
-            by_repeat.setdefault(repeat, []).append(_run(RunDir(workspace.runs / run_id), repeat, attempt))
+    for run in runs:
+        by_repeat.setdefault(run.repeat, []).append(run)
     latest, earlier = [], []
-    for _, runs in sorted(by_repeat.items()):
-        runs.sort(key=lambda run: run.attempt)
-        latest.append(runs[-1])
-        earlier += runs[:-1]
+    for _, attempts in sorted(by_repeat.items()):
+        attempts.sort(key=lambda run: run.attempt)
+        latest.append(attempts[-1])
+        earlier += attempts[:-1]
     return LoadedCell(cell_id, cell, latest, earlier)
 
 
-def _run(folder: RunDir, repeat: int, attempt: int) -> LoadedRun:
-    run: Run | None = None
-    result: Result | None = None
-    if not folder.path.is_dir():
-        verdict = NO_FOLDER
-    else:
-        try:
-            run = folder.read_run()
-            result = folder.read_result()
-            verdict = folder.judge()
-        except InputError as error:
-            verdict = Verdict("unknown", str(error))
-    found = records.read(folder)
-    rows = steps.frame(found.steps if run else {})
-    return LoadedRun(
-        run_id=folder.run_id,
-        repeat=repeat,
-        attempt=attempt,
-        verdict=verdict,
-        run=run,
-        result=result,
-        steps=rows,
-        timed=steps.timed(rows, run.cell.gpus, run.cell.dp) if run else steps.timed(rows, 0, 0),
-        samples=samples.frames(found.samples),
-        validation=found.validation,
-        damage=found.damage,
-        breakdowns=_breakdowns(folder),
-        memory=memory.read(folder.memory_file(0)),
-        hosts=_hosts(folder),
+def _runs(workspace: Workspace, run_ids: Iterable[str], how: Traces) -> Iterator[LoadedRun]:
+    """These runs, read some at a time: as records they take several times the memory that their frames do."""
+    pending: list[tuple[RunDir, Records]] = []
+    count = 0
+    for run_id in run_ids:
+        folder = RunDir(workspace.runs / run_id)
+        found = records.read(folder)
+        pending.append((folder, found))
+        count += found.count
+        if count > AT_ONCE:
+            yield from _framed(pending, how)
+            pending, count = [], 0
+    yield from _framed(pending, how)
+
+
+def _framed(pending: Sequence[tuple[RunDir, Records]], how: Traces) -> Iterator[LoadedRun]:
+    found = [read for _, read in pending]
+    of_steps = steps.frames(
+        [Recorded(one.steps, one.run.cell.gpus, one.run.cell.dp) if one.run else Recorded({}) for one in found]
     )
-
-
-def _hosts(folder: RunDir) -> list[Host]:
-    """What the hosts of a run said they are; a file that is damaged says nothing."""
-    hosts = []
-    for path in sorted(folder.path.glob("env/*.json")):
-        try:
-            hosts.append(msgspec.json.decode(path.read_bytes(), type=Host))
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            continue
-    return hosts
-
-
-def _breakdowns(folder: RunDir) -> list[Breakdown]:
-    """Of the ranks that were profiled; half a trace has no figures to rank anything by (`collect trace` tells of it)."""
-    paths = sorted(folder.path.glob("trace/rank-*.json.gz"))
-    traces = [found for path in paths if not ((found := trace.read(path)).lost or found.cut)]
-    return [told for found in traces if (told := breakdown(found)) is not None]
+    of_samples = samples.of_runs([one.samples for one in found])
+    for (folder, one), frames, sampled in zip(pending, of_steps, of_samples, strict=True):
+        match = _ATTEMPT.fullmatch(folder.run_id)
+        assert match is not None
+        yield LoadedRun(
+            folder=folder,
+            repeat=int(match["repeat"]),
+            attempt=int(match["attempt"] or 1),
+            verdict=one.verdict,
+            run=one.run,
+            result=one.result,
+            steps=frames.every,
+            timed=frames.timed,
+            world=frames.world,
+            samples=sampled,
+            validation=one.validation,
+            damage=one.damage,
+            hosts=one.hosts,
+            reads_traces=how,
+        )

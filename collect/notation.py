@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
+MB = 10.0**6  # as networks count
 
 
 def number(value: float, digits: int = 4) -> str:

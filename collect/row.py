@@ -35,6 +35,11 @@ class Row(msgspec.Struct):
     runs: list[RunRow]
 
     @property
+    def is_ranked(self) -> bool:
+        """Whether it may stand beside others: it is proven to do the work of one process, or no proof can be had."""
+        return self.same_work is not None and self.same_work.verdict in ("proven", "not provable")
+
+    @property
     def state(self) -> str:
         """In words: `completed`, or `2 completed, 1 failed`."""
         if len(self.states) == 1:

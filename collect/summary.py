@@ -8,22 +8,27 @@ from typing import Any
 
 import msgspec
 
-from collect import equal_losses, instrument_cost, telemetry
+from collect import equal_losses, instrument_cost, telemetry, trace_tables
+from collect.choices.family import Family, choose
 from collect.equal_losses import LossComparison
 from collect.instrument_cost import InstrumentCost
-from collect.likeness import baseline_of
-from collect.load import NO_FOLDER, Loaded, LoadedCell, LoadedRun
-from collect.metric import Compared, Metric, Quantity, menu
+from collect.likeness import baseline_of, families
+from collect.load import Loaded, LoadedCell, LoadedRun
+from collect.metric import Compared, Quantity, menu
+from collect.records import NO_FOLDER
 from collect.row import Row, RunRow
 from collect.statistics import Estimate, estimate, outliers
 from collect.telemetry import Coverage
+from collect.trace_tables import Collective, OperatorDifferences, Rounding
 from collect.verdicts.claims import Verdict, is_illustrative, judge
 from collect.verdicts.reported import Beside, beside
 from collect.verdicts.selection import Measurements
 from shardlab.state import STATES
 
 SCHEMA = 1
+MOST_NAMED = 20  # cells or runs in a remark
 REHEARSAL = "rehearsal on CPU: shows that the line works, not how fast it is"
+NO_KERNELS = "the study used HolisticTraceAnalysis, which finds no kernels of a GPU in {}: figures of these traces are exact"
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
 
 
@@ -70,6 +75,7 @@ class Summary(msgspec.Struct):
     rows: list[Row]
     reported: list[Beside]
     verdicts: list[Verdict]
+    choices: list[Family]
     illustrative: bool  # the study ran nothing itself
     assumed: list[dict[str, Any]]
     notes: list[dict[str, Any]]
@@ -78,6 +84,9 @@ class Summary(msgspec.Struct):
     telemetry: list[Coverage]
     losses: list[LossComparison]
     instruments: list[InstrumentCost]
+    rounding: list[Rounding]  # none where the study says nothing of how it read its traces
+    collectives: list[Collective]
+    operators: list[OperatorDifferences]
     damage: list[DamagedRun]
 
 
@@ -103,10 +112,12 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
             synthetic,
             [row.id for row in rows if _is_different(row)],
             [run.run_id for cell in loaded.cells for run in cell.runs if run.resumed],
+            *trace_tables.without_kernels(loaded),
         ),
         rows=rows,
         reported=beside(loaded, measurements),
         verdicts=judge(loaded, measurements),
+        choices=choose(measurements),
         illustrative=is_illustrative(loaded),
         assumed=loaded.expansion.assumed,
         notes=loaded.expansion.notes,
@@ -115,6 +126,9 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         telemetry=[entry for run in loaded.runs for entry in telemetry.coverage(run)],
         losses=equal_losses.compare(loaded, baseline),
         instruments=instrument_cost.costs(loaded),
+        rounding=trace_tables.roundings(loaded),
+        collectives=trace_tables.collectives(loaded),
+        operators=trace_tables.operators(loaded, rows),
         damage=[
             DamagedRun(run.run_id, run.damage.truncated, run.damage.corrupt, run.damage.says())
             for run in loaded.runs
@@ -123,7 +137,9 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
     )
 
 
-def _remarks(rehearsals: list[bool], synthetic: list[str], different: list[str], resumed: list[str]) -> list[str]:
+def _remarks(
+    rehearsals: list[bool], synthetic: list[str], different: list[str], resumed: list[str], exact: list[str], profiled: int
+) -> list[str]:
     """What every output has to say of all its numbers."""
     remarks = []
     if any(rehearsals):
@@ -132,10 +148,17 @@ def _remarks(rehearsals: list[bool], synthetic: list[str], different: list[str],
     if synthetic:
         remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic))))
     if different:
-        remarks.append(f"not the same work, and so not compared: {', '.join(different)}")
+        remarks.append(f"not the same work, and so not compared: {_some(different)}")
     if resumed:
-        remarks.append(f"went on from a checkpoint, so that telemetry says nothing of the whole run: {', '.join(resumed)}")
+        remarks.append(f"went on from a checkpoint, so that telemetry says nothing of the whole run: {_some(resumed)}")
+    if exact:
+        remarks.append(NO_KERNELS.format("any profiled run" if len(exact) == profiled else _some(exact)))
     return remarks
+
+
+def _some(ids: list[str]) -> str:
+    """The first of them by name, the others by their number."""
+    return ", ".join([*ids[:MOST_NAMED], *([f"and {len(ids) - MOST_NAMED:,} more"] if len(ids) > MOST_NAMED else [])])
 
 
 def _row(cell: LoadedCell) -> Row:
@@ -163,8 +186,9 @@ def _row(cell: LoadedCell) -> Row:
 
 
 def _quantities(cell: LoadedCell, run: LoadedRun) -> dict[str, Quantity]:
-    of_run = [(metric, metric.of_run) for metric in menu() if metric.of_run]
-    return {metric.name: found for metric, ask in of_run if (found := ask(cell.measured(run))) is not None}
+    measured = cell.measured(run)
+    asked = ((metric.name, metric.of_run(measured)) for metric in menu() if metric.of_run)
+    return {name: found for name, found in asked if found is not None}
 
 
 def _over_repeats(values: list[Quantity]) -> Estimate | None:
@@ -175,19 +199,25 @@ def _over_repeats(values: list[Quantity]) -> Estimate | None:
 
 
 def _compare(cells: list[LoadedCell], rows: list[Row], baseline: str) -> None:
-    """Add the metrics that set a cell beside its baseline."""
-    throughputs = {row.id: row.metrics["throughput_per_s"].value for row in rows if "throughput_per_s" in row.metrics}
-    of_cells: list[Metric] = [metric for metric in menu() if metric.of_cells]
-    for cell, row in zip(cells, rows, strict=True):
-        against = baseline_of(cell, cells, baseline)
-        if against is None or not {cell.id, against.id} <= throughputs.keys() or _is_different(row):
+    """Add the metrics that set a cell beside its baseline; what is of another unit or kind there is not compared."""
+    row_of = {row.id: row for row in rows}
+    for cell, family in ((cell, alike) for alike in families(cells) for cell in alike):
+        row, against = row_of[cell.id], baseline_of(cell, family, baseline)
+        if against is None or _is_different(row) or _is_different(row_of[against.id]):
             continue
-        row.baseline = against.id
-        compared = Compared(cell.cell, throughputs[cell.id], against.cell, throughputs[against.id])
-        for metric in of_cells:
-            quantity = metric.of_cells(compared) if metric.of_cells else None
+        for metric in menu():
+            mine, theirs = (one.metrics.get(metric.compares) for one in (row, row_of[against.id]))
+            if (
+                metric.of_cells is None
+                or mine is None
+                or theirs is None
+                or (mine.unit, mine.kind) != (theirs.unit, theirs.kind)
+            ):
+                continue
+            quantity = metric.of_cells(Compared(cell.cell, mine.value, against.cell, theirs.value))
             if quantity is not None:
                 value = quantity.value
+                row.baseline = against.id
                 row.metrics[metric.name] = Estimate(value, quantity.unit, row.n, value, kind=quantity.kind)
 
 

@@ -19,13 +19,13 @@ STALE_S = 3600  # what a killed writer left behind is removed after this long: a
 
 
 @contextlib.contextmanager
-def replacing(folder: Path, ours: frozenset[str]) -> Iterator[Path]:
+def replacing(folder: Path, ours: frozenset[str], what: str = "a report") -> Iterator[Path]:
     """A new folder to fill, that takes the place of `folder` when the block ends well.
 
-    ours: the names that may stand in a folder that is replaced. Raises InputError, before anything is written, where
-    `folder` holds anything else: replacing it would remove what is not ours.
+    ours: the names that may stand in a folder that is replaced; what: what they are, in words. Raises InputError, before
+    anything is written, where `folder` holds anything else: replacing it would remove what is not ours.
     """
-    _refuse_foreign(folder, ours)
+    _refuse_foreign(folder, ours, what)
     with files.as_workspace_error("write"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
@@ -33,7 +33,7 @@ def replacing(folder: Path, ours: frozenset[str]) -> Iterator[Path]:
         fresh.mkdir()
         try:
             yield fresh
-            _refuse_foreign(folder, ours)
+            _refuse_foreign(folder, ours, what)
             if folder.exists():
                 _exchange(fresh, folder)
             else:
@@ -43,14 +43,14 @@ def replacing(folder: Path, ours: frozenset[str]) -> Iterator[Path]:
             shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _refuse_foreign(folder: Path, ours: frozenset[str]) -> None:
+def _refuse_foreign(folder: Path, ours: frozenset[str], what: str) -> None:
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise InputError(f"{folder}: is not a folder. Allowed: a new folder, or one that holds an earlier report.")
+        raise InputError(f"{folder}: is not a folder. Allowed: a new folder, or one that holds {what}.")
     foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in ours) if folder.exists() else []
     if foreign:
         raise InputError(
-            f"{folder}: holds {foreign[0]!r}, which is not part of a report and would be lost. "
-            "Allowed with --out: a new folder, or one that holds an earlier report and nothing else."
+            f"{folder}: holds {foreign[0]!r}, which is not part of {what} and would be lost. "
+            f"Allowed with --out: a new folder, or one that holds {what} and nothing else."
         )
 
 

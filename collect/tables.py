@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from collect.load import Loaded
@@ -14,6 +15,11 @@ CELL_KEYS = (
     "strategy", "workload", "launcher", "gpus", "nnodes", "global_batch_size", "micro_batch_size",
     "gradient_accumulation_steps", "seq_len", "precision", "steps", "epochs", "warmup_steps", "seed",
 )  # fmt: skip
+
+
+def frames(loaded: Loaded, summarized: Summary) -> dict[str, pl.DataFrame]:
+    """Every table by its name."""
+    return {"summary": summary(summarized), "steps": steps(loaded), "samples": samples(loaded)}
 
 
 def summary(summarized: Summary) -> pl.DataFrame:
@@ -38,7 +44,7 @@ def summary(summarized: Summary) -> pl.DataFrame:
             flat |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
             flat |= {f"{name}_unit": found.unit, f"{name}_kind": found.kind}
         rows.append(flat | {"rehearsal": summarized.rehearsal})
-    return pl.DataFrame([{key: row.get(key) for key in schema} for row in rows], schema=schema)
+    return pl.DataFrame({key: [row.get(key) for row in rows] for key in schema}, schema=schema)
 
 
 def steps(loaded: Loaded) -> pl.DataFrame:
@@ -54,6 +60,6 @@ def samples(loaded: Loaded) -> pl.DataFrame:
 def _with_run(frames: dict[tuple[str, str], pl.DataFrame]) -> pl.DataFrame:
     if not frames:
         return pl.DataFrame(schema={"cell": pl.String, "run": pl.String})
-    return pl.concat(
-        rows.select(pl.lit(cell).alias("cell"), pl.lit(run).alias("run"), pl.all()) for (cell, run), rows in frames.items()
-    )
+    ids = pl.DataFrame(list(frames), schema={"cell": pl.String, "run": pl.String}, orient="row")
+    whose = np.repeat(np.arange(len(frames)), [rows.height for rows in frames.values()])
+    return pl.concat([ids[whose], pl.concat(frames.values(), rechunk=True)], how="horizontal")

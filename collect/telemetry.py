@@ -29,10 +29,13 @@ def coverage(run: LoadedRun) -> list[Coverage]:
         return []
     span = window(run.timed)
     found = []
-    for (host,), rows in run.samples.hosts.group_by("host", maintain_order=True):
-        entry = Coverage(run=run.run_id, host=str(host), samples=rows.height)
+    hosts: dict[str, list[float]] = {}
+    for host, wall_s in zip(run.samples.hosts["host"].to_list(), run.samples.hosts["wall_s"].to_list(), strict=True):
+        hosts.setdefault(host, []).append(wall_s)
+    for host, times in hosts.items():
+        entry = Coverage(run=run.run_id, host=host, samples=len(times))
         if span is not None:
-            entry.coverage_pct, entry.largest_gap_s = covered(rows["wall_s"].to_list(), span)
+            entry.coverage_pct, entry.largest_gap_s = covered(times, span)
         found.append(entry)
     return found
 

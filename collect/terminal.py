@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from collect import columns, notation, verdict_text
+from collect import choice_text, columns, excerpt, notation, verdict_text
 from collect.equal_losses import LossComparison
 from collect.instrument_cost import InstrumentCost
 from collect.summary import Summary
@@ -15,22 +15,22 @@ STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red
 
 def show(output: Output, summary: Summary) -> None:
     """The table, then what a reader has to know to believe it."""
-    table = columns.table(summary.rows)
+    every, labels = summary.rows, _labels(summary)
+    summary = excerpt.of(summary)
+    table = columns.table(every, summary.rows)
     about = ", ".join(f"{what.lower()} {value}" for what, value in table.common)
     title = f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
     styles = [next((STYLES[state] for state in row.states if state in STYLES), "") for row in summary.rows]
-    _table(output, f"{title} ({about})" if about else title, table.columns, styles)
-    if table.sent:
-        _table(output, "bytes sent, all ranks together", table.sent, styles)
-    if table.also:
-        _table(output, "also measured", table.also, styles)
+    _table(output, f"{title} ({about})" if about else title, table.columns, styles, range(len(styles)))
+    for further in table.further:
+        _table(output, further.title.lower(), further.columns, styles, further.rows)
     output.line(f"± is half the 95 % interval of the mean over n repeats; speed-up is against {summary.baseline}.")
     for remark in summary.remarks:
         output.line(remark, style="yellow")
+    choices(output, summary)
     claims(output, summary)
     if summary.reported:
         output.line(f"{verdict_text.told(summary)} (see the report, or: collect verdicts)")
-    labels = _labels(summary)
     for comparison in summary.losses:
         output.line(losses(comparison, labels))
     for cost in summary.instruments:
@@ -43,6 +43,24 @@ def show(output: Output, summary: Summary) -> None:
         output.line(f"outlier, kept in every figure: {outlier.run}: {outlier.metric} {value}, the median is {median}", "yellow")
     for damage in summary.damage:
         output.line(f"damaged records: {damage.run}: {damage.says}", style="yellow")
+
+
+def choices(output: Output, summary: Summary) -> None:
+    """What to choose, where there is a choice: a line for as many ranks with one batch."""
+    families = choice_text.opened(summary)
+    if not families:
+        return
+    shown = choice_text.criteria(families)
+    rows = [
+        [choice_text.title(family), f"{line.heading}, {line.about}", *map(str, line.said)]
+        for family in families
+        for line in choice_text.lines(family, shown)
+    ]
+    output.table("which to choose", ["Workload", "Ranks", *(choice_text.HEADINGS[name] for name in shown)], rows)
+    if hidden := choice_text.hidden(summary):
+        output.line(hidden)
+    for caution in choice_text.cautions(summary):
+        output.line(caution, style="yellow")
 
 
 def claims(output: Output, summary: Summary) -> None:
@@ -87,10 +105,12 @@ def _labels(summary: Summary) -> dict[str, str]:
     return dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True))
 
 
-def _table(output: Output, title: str, shown: Sequence[columns.Column], styles: Sequence[str]) -> None:
+def _table(output: Output, title: str, shown: Sequence[columns.Column], styles: Sequence[str], places: Iterable[int]) -> None:
+    """places: the rows of the summary that are shown. styles: one for each of the summary's rows."""
     headings = [f"{column.heading} ({column.unit})" if column.unit else column.heading for column in shown]
-    rows = [[str(column.cells[index]) for column in shown] for index in range(len(styles))]
-    output.table(title, headings, rows, styles)
+    chosen = list(places)
+    rows = [[str(column.cells[place]) for column in shown] for place in chosen]
+    output.table(title, headings, rows, [styles[place] for place in chosen])
 
 
 def losses(comparison: LossComparison, labels: Mapping[str, str]) -> str:

@@ -21,11 +21,15 @@ ILLUSTRATIVE = "illustrative: the study ran nothing itself, its numbers are assu
 
 
 class ReportedLine(msgspec.Struct, frozen=True):
-    """One reported number as text. row: the id of the cell that it leads to, where there is one."""
+    """One reported number as text. row: the id of the cell that it leads to, where there is one.
+
+    own: what `says` has besides that the cell was rehearsed, which the page says where it tells of the cell.
+    """
 
     where: str
     cell: str
     metric: str
+    of: str
     printed: str
     measured: str
     spread: str
@@ -33,6 +37,7 @@ class ReportedLine(msgspec.Struct, frozen=True):
     ratio: str
     agrees: str
     says: str
+    own: str
     row: str | None
 
 
@@ -125,27 +130,31 @@ def _reported(entry: Beside, labels: Mapping[str, str], shared: Sequence[str]) -
         if entry.low is not None and entry.high is not None and entry.low != entry.high:
             spread = interval(entry.low, entry.high, entry.unit)
     own = [clause for clause in entry.reasons if clause not in shared and not clause.startswith(reasons.ASSUMED)]
-    says = [entry.why, *own, entry.how if entry.how == ALONE else ""]
+    says = [clause for clause in (entry.why, *own, entry.how if entry.how == ALONE else "") if clause]
     named = ", ".join(f"{key} {value}" for key, value in entry.cell.items())
     return ReportedLine(
         where=entry.where,
-        cell=labels[entry.row] if entry.row else named,
+        cell=(labels[entry.row] if entry.row else named) + (f", against {labels[entry.against]}" if entry.against else ""),
         metric=entry.metric,
+        of=entry.of,
         printed=_printed(entry),
         measured=measured,
         spread=spread,
         n=str(entry.n) if entry.n else "",
         ratio=f"{notation.number(entry.ratio, 3)}" if entry.ratio is not None else "",
         agrees={True: "agrees", False: "differs", None: ""}[entry.agrees],
-        says="; ".join(clause for clause in says if clause),
+        says="; ".join(says),
+        own="; ".join(clause for clause in says if not clause.startswith(reasons.REHEARSAL)),
         row=entry.row,
     )
 
 
 def _printed(entry: Beside) -> str:
-    """As printed, with the unit of its table's head where it was read with one that the print itself lacks."""
+    """As printed, with the unit of its table's head; with what it was read as where neither has one: `0.92 (92.00 %)`."""
+    if entry.head:
+        return f"{entry.printed} {entry.head}"
     printed = entry.reported
-    if printed and printed.unit and entry.printed.strip("~<> ").replace(",", "").replace(".", "").isdigit():
+    if printed and printed.unit not in COUNTED and entry.printed.strip("~<> ").replace(",", "").replace(".", "").isdigit():
         return f"{entry.printed} ({quantity(printed.value or 0, printed.unit)})"
     return entry.printed
 

@@ -125,6 +125,8 @@ def keep(workspace: Workspace, source: Source, matrix: Matrix, cells: Sequence[C
             ],
             excluded=[{"cell": one.keys, "why": one.why} for one in matrix.excluded],
             settings=[msgspec.to_builtins(one) for one in matrix.file.settings],
+            baseline=matrix.file.baseline,
+            traces=matrix.file.traces,
             assumed=[msgspec.to_builtins(one) for one in matrix.file.assumed],
             notes=[msgspec.to_builtins(one) for one in matrix.file.notes],
             scale="tiny" if tiny else "full",

@@ -50,6 +50,9 @@ def resolve(matrix: Matrix, machine: Machine | None = None) -> list[Cell]:
     """
     menus = Menus(menu.strategies(), menu.workloads(), launchers())
     problems: list[Problem] = []
+    if matrix.file.baseline not in menus.strategies:
+        sentence = str(UnknownName("strategy", matrix.file.baseline, menus.strategies))
+        problems.append(matrix.document.problem(("baseline",), sentence))
     found: list[Cell] = []
     first: dict[str, int] = {}
     for number, point in enumerate(matrix.points, start=1):

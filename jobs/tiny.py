@@ -12,7 +12,8 @@ The rule (`--scale tiny`), the same for every cell of a matrix:
   so that every cell has epochs of the same images; where the data has no epochs, steps stand for them. One warm-up step.
 - launcher: fork, but for one cell that goes through torchrun: the last of those with the fewest ranks above one.
 - precision, optimizer, schedule, checkpointing, clipping, seed and expected ends stay. A run may take 5 minutes.
-- instruments stay, on windows that fit; a validation looks at as many items as an epoch has.
+- instruments stay, on windows that fit; a validation looks at as many items as an epoch has, at most 64 where that
+  is a batch of every cell: on small batches it would take many times as long as the training.
 - what only a GPU has, and what takes longer than the rest, is dropped (see `dropped`).
 """
 
@@ -32,6 +33,7 @@ STEPS, EPOCHS, BATCHES_AN_EPOCH, WARMUP_STEPS = 6, 2, 4, 1
 SEQ_LEN = 32
 LEAST_MICRO_BATCH = 2  # a mean over one image shows little
 LIMIT_S = 300
+VALIDATED = 64  # items
 FORK, TORCHRUN = "fork", "torchrun"
 
 
@@ -120,7 +122,7 @@ def _twin(cell: Cell, workload: Workload, *, divisor: int, images: int, launcher
         warmup_steps=min(cell.warmup_steps, WARMUP_STEPS),
         compile=False,
         schedule=_schedule(cell.schedule),
-        instruments=_instruments(cell.instruments, images),
+        instruments=_instruments(cell.instruments, min(images, max(VALIDATED, images // BATCHES_AN_EPOCH))),
         memory_limit_gib=None,
         time_limit_s=LIMIT_S,
         options=options,
@@ -132,14 +134,15 @@ def _schedule(schedule: Schedule) -> Schedule:
     return msgspec.structs.replace(schedule, lr_warmup_steps=min(schedule.lr_warmup_steps, WARMUP_STEPS))
 
 
-def _instruments(asked: Instruments, images: int) -> Instruments:
-    """The same on windows that fit into a twin's steps; a checkpoint or a validation every 2 steps or each epoch."""
+def _instruments(asked: Instruments, validated: int) -> Instruments:
+    """The same on windows that fit into a twin's steps; a checkpoint or a validation, of `validated` items, every 2 steps or
+    each epoch."""
     profile, validation, checkpoints = asked.profile, asked.validation, asked.checkpoints
     if profile is not None:
         profile = msgspec.structs.replace(profile, first_step=min(profile.first_step, 3), steps=min(profile.steps, 2))
     if validation is not None:
         validation = msgspec.structs.replace(
-            validation, items=images, every_steps=validation.every_steps and 2, every_epochs=validation.every_epochs and 1
+            validation, items=validated, every_steps=validation.every_steps and 2, every_epochs=validation.every_epochs and 1
         )
     if checkpoints is not None:
         checkpoints = msgspec.structs.replace(

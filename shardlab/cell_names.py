@@ -12,7 +12,7 @@ from shardlab.cell import Cell, Optimizer, Schedule
 # Mappings whose members have names of their own.
 _REFINED: dict[str, type[msgspec.Struct]] = {"optimizer": Optimizer, "schedule": Schedule}
 _WITHOUT = ("instruments", "options", "rehearses", *_REFINED)
-ARGUMENTS = frozenset({"accuracy_pct"})  # that a claim gives to a metric, beside the names that choose a cell
+ARGUMENTS = frozenset({"accuracy_pct", "of"})  # that a claim gives to a metric, beside the names that choose a cell
 PLAIN = (*(field.name for field in msgspec.structs.fields(Cell) if field.name not in _WITHOUT), "gpu_batch_size")
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
@@ -32,15 +32,22 @@ class InputError(ShardlabError):
 
 
 class UnknownName(InputError):
-    """A name that nothing answers to; the sentence prints the menu and the nearest name."""
+    """A name that nothing answers to; the sentence prints the menu and the nearest name.
 
-    def __init__(self, kind: str, name: str, menu: Iterable[str], where: str = "") -> None:
+    summaries: what the names mean; given, the menu has a line for each.
+    """
+
+    def __init__(
+        self, kind: str, name: str, menu: Iterable[str], where: str = "", summaries: Mapping[str, str] | None = None
+    ) -> None:
         names = sorted(menu)
         near = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         prefix = f"{where}: " if where else ""
-        allowed = ", ".join(names) or "none"
-        super().__init__(f"{prefix}unknown {kind} {name!r}.{hint} Allowed: {allowed}.")
+        allowed = f" {', '.join(names) or 'none'}."
+        if summaries:
+            allowed = "".join(f"\n  {name:<{max(map(len, names))}}  {summaries[name]}" for name in names)
+        super().__init__(f"{prefix}unknown {kind} {name!r}.{hint} Allowed:{allowed}")
 
 
 class WorkspaceError(ShardlabError):

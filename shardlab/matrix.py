@@ -21,6 +21,7 @@ from shardlab.cell_names import ARGUMENTS, PLAIN, is_name
 from shardlab.document import Document, Path_, Problem
 from shardlab.errors import UnknownName
 from shardlab.expression import Expression, ExpressionError
+from shardlab.workspace import Traces
 
 MAX_CELLS = 100_000
 Placed = dict[str, tuple[Any, Path_]]  # cell key -> its value and where that stands in the file
@@ -38,8 +39,8 @@ class Reported(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A number of the source, exactly as printed, and where it stands.
 
     unit: where it stands in the table's head and not beside the number. of: which operator or kernel, where the metric is of
-    one. kind: measured by the source; estimated (computed
-    or extrapolated by it); assumed (an example that nobody ran).
+    one. against: the cell that a metric of two cells is against, where that is not the baseline. kind: measured by the
+    source; estimated (computed or extrapolated by it); assumed (an example that nobody ran).
     """
 
     where: str
@@ -48,6 +49,7 @@ class Reported(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cell: dict[str, Any] = {}
     unit: str | None = None
     of: str | None = None
+    against: dict[str, Any] = {}
     kind: Literal["measured", "estimated", "assumed"] = "measured"
 
 
@@ -83,7 +85,11 @@ class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """matrix.yaml as written; cell keys are checked one by one against `Draft`."""
+    """matrix.yaml as written; cell keys are checked one by one against `Draft`.
+
+    baseline: the strategy that speed-up and efficiency are against. traces: how the source read its traces; `like-hta`
+    judges it by what HolisticTraceAnalysis gives for ours.
+    """
 
     schema: Literal[1]
     name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,40}$")]
@@ -96,6 +102,8 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include: list[dict[str, Any]] = []
     repeats: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     settings: list[Setting] = []
+    baseline: str = "single"
+    traces: Traces = "exact"
     assumed: list[Assumed] = []
     reported: list[Reported] = []
     claims: list[Claim] = []
@@ -259,9 +267,10 @@ def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> 
     described: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (("settings", file.settings), ("reported", file.reported))
     for what, entries in described:
         for index, entry in enumerate(entries):
-            for key in entry.cell:
-                if not is_name(key):
-                    problems.append(text.problem((what, index, "cell", key), _no_name(key), at_key=True))
+            for of, cell in (("cell", entry.cell), ("against", entry.against if isinstance(entry, Reported) else {})):
+                for key in cell:
+                    if not is_name(key):
+                        problems.append(text.problem((what, index, of, key), _no_name(key), at_key=True))
     for index, claim in enumerate(file.claims):
         try:
             unknown = [

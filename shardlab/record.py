@@ -196,6 +196,13 @@ def read_lines(path: Path, kind: type[T]) -> Lines[T]:
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
     decoder = msgspec.json.Decoder(kind)
+    try:
+        # All at once is several times as fast as line by line, and the same where every line begins an object and ends one.
+        records = decoder.decode_lines(raw)
+        if raw.endswith(b"}\n") and len(records) == raw.count(b"\n") == (b"\n" + raw).count(b"\n{"):
+            return Lines(records)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
     lines = Lines[T]([])
     parts = raw.split(b"\n")
     tail = parts.pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -90,13 +91,8 @@ class RunDir:
         return read_lines(self.steps_file(rank), StepRecord)
 
     def timed_steps(self, gpus: int) -> int:
-        """The timed steps that every rank that trains has recorded, one that was lost included: ranks 0 to gpus - 1.
-
-        Steps that a checkpoint of another cell brought along count, and have no records here.
-        """
-        resumed = any(event.event == "resumed" for event in self.events())
-        ranks = [[r.step for r in self.steps(rank).records if not r.warmup] for rank in range(gpus)]
-        return min((len(steps) + (min(steps, default=1) - 1 if resumed else 0) for steps in ranks), default=0)
+        """The timed steps that every rank that trains has recorded, one that was lost included: ranks 0 to gpus - 1."""
+        return _timed_steps([self.steps(rank).records for rank in range(gpus)], self.events())
 
     def judge(self) -> state.Verdict:
         """The state that this run's files tell."""
@@ -107,6 +103,23 @@ class RunDir:
             run, result = self.read_run(), self.read_result()
         except InputError as error:
             return state.Verdict("unknown", str(error))
-        asked = run.cell.steps if run.cell.steps is not None else (result.steps if result else None)
-        steps = self.timed_steps(run.cell.gpus)
-        return state.judge(events, has_result=result is not None, steps=steps, steps_asked=asked)
+        return judged(run, result, events, {rank: self.steps(rank).records for rank in range(run.cell.gpus)})
+
+
+def judged(
+    run: run_file.Run, result: Result | None, events: Sequence[Event], steps: Mapping[int, Sequence[StepRecord]]
+) -> state.Verdict:
+    """The state that the records of a run tell; steps: by rank."""
+    asked = run.cell.steps if run.cell.steps is not None else (result.steps if result else None)
+    recorded = _timed_steps([steps.get(rank, ()) for rank in range(run.cell.gpus)], events)
+    return state.judge(events, has_result=result is not None, steps=recorded, steps_asked=asked)
+
+
+def _timed_steps(ranks: Sequence[Sequence[StepRecord]], events: Sequence[Event]) -> int:
+    """The timed steps that every rank that trains has recorded, one that was lost included.
+
+    Steps that a checkpoint of another cell brought along count, and have no records here.
+    """
+    resumed = any(event.event == "resumed" for event in events)
+    timed = [[record.step for record in records if not record.warmup] for records in ranks]
+    return min((len(steps) + (min(steps, default=1) - 1 if resumed else 0) for steps in timed), default=0)

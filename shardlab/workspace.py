@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,6 +14,8 @@ from shardlab import files
 from shardlab.errors import InputError, UnknownName, WorkspaceError
 from shardlab.run import RUN_ID
 from shardlab.rundir import RunDir
+
+Traces = Literal["exact", "like-hta"]
 
 
 class Expansion(msgspec.Struct, kw_only=True):
@@ -29,6 +31,8 @@ class Expansion(msgspec.Struct, kw_only=True):
     reported: list[dict[str, Any]] = []
     claims: list[dict[str, Any]] = []
     settings: list[dict[str, Any]] = []
+    baseline: str = "single"
+    traces: Traces = "exact"  # how the study that is judged read its traces
     assumed: list[dict[str, Any]] = []
     notes: list[dict[str, Any]] = []
 

@@ -276,3 +276,12 @@ def matrix(path: Path, title: str = "Strategies on two ranks") -> Workspace:
     with workspace.run(run_id(single, 2)).samples_file(HOST).open("ab") as handle:
         handle.write(b"not a record\n{}\n")
     return workspace
+
+
+def ten_digits(value: Any) -> Any:
+    """Every number of a document to ten digits: the last ones differ between processors."""
+    if isinstance(value, float):
+        return float(f"{value:.10g}")
+    if isinstance(value, dict):
+        return {key: ten_digits(one) for key, one in value.items()}
+    return [ten_digits(one) for one in value] if isinstance(value, list) else value

@@ -44,14 +44,14 @@ class Bench:
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-P", "-m", words[0], *words[1:], "--workspace", str(self.path)]
 
-    def run(self, *words: str, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, code: int = 0, limit_s: float = 240, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command of ours to its end and hold its exit code."""
-        done = subprocess.run(self.command(*words), capture_output=True, text=True, timeout=240, check=False, **options)
+        done = subprocess.run(self.command(*words), capture_output=True, text=True, timeout=limit_s, check=False, **options)
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.logs()}"
         return done
 
-    def json(self, *words: str, code: int = 0) -> Any:
-        return json.loads(self.run(*words, "--json", code=code).stdout)
+    def json(self, *words: str, code: int = 0, limit_s: float = 240) -> Any:
+        return json.loads(self.run(*words, "--json", code=code, limit_s=limit_s).stdout)
 
     def states(self) -> dict[str, str]:
         return {run["id"]: run["state"] for run in self.json("jobs", "status")["runs"]}

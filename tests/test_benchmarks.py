@@ -18,6 +18,8 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
         ("loop.py", "--rounds", "1", "--steps", "1", "--n-embd", "16", "--seq-len", "16"),
         ("instruments.py", "--rounds", "1", "--n-embd", "16", "--seq-len", "16"),
         ("data.py", "--images", "32", "--rounds", "1"),
+        ("choices.py", "--cells", "40", "--rounds", "2"),
+        ("summarize.py", "--runs", "7", "--steps", "3", "--rounds", "1"),
     ],
     ids=lambda words: words[0],
 )

@@ -12,7 +12,7 @@ from collect.cli import main
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
-VERBS = ("fetch", "summarize", "verdicts", "trace", "export", "sample", "metrics")
+VERBS = ("fetch", "summarize", "verdicts", "trace", "compare", "export", "sample", "metrics")
 
 
 @pytest.fixture

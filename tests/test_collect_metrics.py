@@ -53,15 +53,13 @@ def nic(tx_bytes, name="eth0", kind="physical"):
 
 
 def measured(ranks, telemetry_of=(), gpus=None, *, result=RESULT, hosts_of=(), validation=(), **keys):
-    frame = steps.frame(ranks)
     hosts = {}
     for entry in telemetry_of:
         hosts.setdefault(entry.host, []).append(entry)
     world = gpus or max(len(ranks), 1)
     cell = msgspec.structs.replace(support.cell("ddp", world), **keys)
-    return Measured(
-        cell, steps.timed(frame, world, world), samples.frames(hosts), result, list(hosts_of), validation=validation
-    )
+    (frames,) = steps.frames([steps.Recorded(ranks, world, world)])
+    return Measured(cell, frames.timed, frames.world, samples.frames(hosts), result, list(hosts_of), validation=validation)
 
 
 TWO_RANKS = {
@@ -464,7 +462,11 @@ def test_every_metric_says_what_it_is():
     for metric in menu():
         assert metric.definition.endswith(".")
         assert sum(ask is not None for ask in (metric.of_run, metric.of_run_at, metric.of_cells)) == 1
-        assert bool(metric.argument) == (metric.of_run_at is not None)
+        assert bool(metric.compares) == (metric.of_cells is not None)
+        of = {other.name: other for other in menu()}.get(metric.compares, metric)
+        assert of.of_cells is None
+        assert (metric.argument, type(metric.example)) == (of.argument, type(of.example))
+        assert bool(of.argument) == (of.of_run_at is not None) == (of.example is not None)
 
 
 def test_a_frame_of_no_records_has_its_columns():

@@ -10,14 +10,16 @@ import sys
 import time
 from html.parser import HTMLParser
 
+import msgspec
 import polars as pl
 import pytest
 import support_collect as support
 
-from collect import columns, figure, likeness, load, page, summary, swap, tables
+from collect import columns, excerpt, figure, likeness, load, page, summary, swap, tables
 from collect.cli import main
 from collect.equal_losses import compare
 from collect.figures import accuracy, epoch_histogram, epoch_time, scaling
+from collect.verdicts.reported import Beside
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.record import LineWriter, ValidationRecord
 from shardlab.run import run_id
@@ -85,6 +87,15 @@ def test_without_a_comparable_baseline_there_is_no_speed_up(summarized, loaded):
     assert forked.baseline is None
     assert "speed_up" not in forked.metrics
     assert summary.summarize(loaded, "no such strategy").rows[1].baseline is None
+
+
+def test_a_baseline_on_several_rank_counts_is_the_one_on_the_fewest(loaded):
+    _, ddp = loaded.cells[:2]
+    few = load.LoadedCell("few", support.cell("ddp", 1, global_batch_size=4, micro_batch_size=4), ddp.runs, [])
+    many = load.LoadedCell("many", support.cell("ddp", 2, global_batch_size=8), ddp.runs, [])
+    assert few.cell.gpu_batch_size == many.cell.gpu_batch_size
+    assert likeness.baseline_of(many, [many, few], "ddp") is few
+    assert likeness.baseline_of(few, [many, few], "ddp") is few
 
 
 @pytest.mark.parametrize(
@@ -258,11 +269,38 @@ def test_the_page_shows_every_cell_state_and_run(loaded, summarized, workspace):
     assert "no GPU (NVML: Driver Not Loaded)" in text
     assert "the last line is cut" in text
     specs = [json.loads(t) for t in Tags(text).texts if t.startswith('{"data"')]
-    assert len(specs) == 5
+    assert len(specs) == sum(tag == "figure" for tag, _ in Tags(text).found) > 0
     assert all("title" in spec["layout"]["xaxis"] for spec in specs)
 
 
 HOSTILE = "</script><script>alert(1)</script>\"'&{{ 7*7 }}<img src=x onerror=alert(2)>"
+
+
+def test_of_more_cells_than_a_page_holds_some_are_shown_and_the_files_have_all(workspace, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(excerpt, "MOST", 2)
+    assert main(["summarize", "--workspace", str(workspace.path), "--out", str(tmp_path / "report")]) == 0
+    said = "shown here: 2 of 6 cells, 2 of 3 comparisons of losses, 2 of 4 runs that did not complete"
+    told = capsys.readouterr().out
+    assert said in told
+    assert told.count("failed: fsdp2-gpt2-tiny") == 2
+    assert "oom" not in told
+    assert "launcher torchrun" not in told.splitlines()[0]  # as both that are shown have, and one that is not shown has not
+    text = (tmp_path / "report" / "index.html").read_text()
+    assert said in text
+    assert "<b>6</b> cells" in text
+    assert text.count('<details id="runs-') == 2
+    assert len(msgspec.json.decode((tmp_path / "report" / "summary.json").read_bytes())["rows"]) == 6
+
+
+def test_cells_that_claims_name_are_shown_before_others(summarized, monkeypatch):
+    monkeypatch.setattr(excerpt, "MOST", 3)
+    assert excerpt.of(summarized).rows == summarized.rows[:3]
+    last = summarized.rows[-1].id
+    named = Beside(where="table 1", metric="state", cell={}, printed="oom", kind="measured", row=last)
+    cut = excerpt.of(msgspec.structs.replace(summarized, reported=[named]))
+    assert [row.id for row in cut.rows] == [*(row.id for row in summarized.rows[:2]), last]
+    monkeypatch.setattr(excerpt, "MOST", 6)
+    assert excerpt.of(summarized) == summarized
 
 
 def test_hostile_names_are_text(tmp_path):
@@ -275,7 +313,8 @@ def test_hostile_names_are_text(tmp_path):
     text = (workspace.report / "index.html").read_text().replace(page._bundle(), "")
     tags = Tags(text)
     assert {tag for tag, _ in tags.found} & {"img"} == set()
-    assert sum(tag == "script" for tag, _ in tags.found) == 5 + 2  # a figure each, plotly and ours
+    figures = sum(tag == "figure" for tag, _ in tags.found)
+    assert sum(tag == "script" for tag, _ in tags.found) == figures + 2  # one each, plotly and ours
     assert not [attrs for _, attrs in tags.found if any(name.startswith("on") for name in attrs)]
     assert "49<img" not in text
     figures = [t for t in tags.texts if t.startswith('{"data"')]
@@ -355,17 +394,6 @@ def test_a_workspace_without_a_matrix_is_wrong_input(tmp_path, capsys):
     assert main(["summarize", "--workspace", str(tmp_path)]) == 2
     assert "no matrix was submitted here" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_exports_hold_what_the_report_holds(workspace, tmp_path, capsys):
-    for suffix, read in (("csv", pl.read_csv), ("parquet", pl.read_parquet)):
-        out = tmp_path / suffix
-        assert main(["export", "--to", suffix, "--workspace", str(workspace.path), "--out", str(out)]) == 0
-        assert {path.name for path in out.iterdir()} == {f"{name}.{suffix}" for name in ("summary", "steps", "samples")}
-        assert read(out / f"summary.{suffix}").height == 6
-    assert main(["export", "--to", "xls", "--workspace", str(workspace.path), "--out", str(tmp_path / "x")]) == 2
-    assert "Allowed: csv, parquet" in capsys.readouterr().err
-    assert not (tmp_path / "x").exists()
 
 
 def test_the_shape_of_the_table_does_not_depend_on_what_was_measured(loaded, tmp_path):

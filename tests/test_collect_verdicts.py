@@ -336,19 +336,10 @@ def test_the_summary_of_recorded_runs_is_the_golden_one(tmp_path):
     """To accept a change: SHARDLAB_GOLDEN=write pytest tests/test_collect_verdicts.py"""
     found = summary.summarize(load.load(whole(tmp_path), None), "single")
     found.created_s = 0.0
-    text = msgspec.json.format(msgspec.json.encode(_rounded(msgspec.to_builtins(found))), indent=1).decode() + "\n"
+    text = msgspec.json.format(msgspec.json.encode(support.ten_digits(msgspec.to_builtins(found))), indent=1).decode() + "\n"
     if os.environ.get("SHARDLAB_GOLDEN") == "write":
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
-
-
-def _rounded(value):
-    """Ten digits: the last ones differ between processors."""
-    if isinstance(value, float):
-        return float(f"{value:.10g}")
-    if isinstance(value, dict):
-        return {key: _rounded(one) for key, one in value.items()}
-    return [_rounded(one) for one in value] if isinstance(value, list) else value
 
 
 def test_the_command_shows_and_counts(tmp_path, capsys):

@@ -4,6 +4,7 @@ import csv
 import json
 
 import pytest
+import support_browser
 from support_line import Bench
 
 pytestmark = pytest.mark.line
@@ -79,6 +80,11 @@ def test_every_output_says_rehearsal_and_synthetic(walked):
     assert "rehearsal" in page
     assert "rehearsal" in walked.run("jobs", "status").stdout
     assert {r.read_run().rehearsal for r in walked.folders()} == {True, False}
+
+
+@support_browser.needed
+def test_the_report_opens_in_a_browser(walked):
+    support_browser.check(walked.path / "report" / "index.html")
 
 
 def test_tables_are_on_disk(walked):

@@ -54,6 +54,7 @@ def test_every_reported_number_is_of_one_cell_or_of_one_that_is_kept_as_not_run(
         of = sum(matches(cell, one.cell) for cell in plain(cells))
         of += sum(all(gone.keys.get(key) == value for key, value in one.cell.items()) for gone in found.excluded)
         assert of == 1, one
+        assert not one.against or sum(matches(cell, one.against) for cell in plain(cells)) == 1, one
         assert any(letter.isdigit() for letter in one.printed) or one.metric == "state", one
 
 
@@ -214,6 +215,14 @@ def test_windows_of_instruments_fit_into_the_steps(tmp_path):
     assert (asked.validation.every_epochs, asked.validation.items, asked.checkpoints.every_steps) == (1, 8, 2)
 
 
+def test_a_validation_is_of_one_batch_of_every_cell_and_not_of_many(tmp_path):
+    text = "axes: {{global_batch_size: {sizes}}}\ninclude: [{{instruments: {{validation: {{every_epochs: 1}}}}}}]\n"
+    for sizes, images, items in (([26, 104], 32, 32), ([26, 26 * 16], 128, 64), ([26, 26 * 64], 512, 128)):
+        for twin in twins_of(tmp_path, text.format(sizes=sizes))[0]:
+            assert (twin.options["subset"], twin.instruments.validation.items) == (images, items)
+            assert twin.instruments.validation.items % twin.global_batch_size == 0
+
+
 def test_a_workload_without_a_twin_is_refused(tmp_path):
     (tmp_path / "m.yaml").write_text(MATRIX)
     cells = resolve(matrix.load(tmp_path / "m.yaml"))
@@ -225,6 +234,16 @@ def jobs(*words, code=0):
     done = subprocess.run([sys.executable, "-m", "jobs", *words], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def test_a_plan_prints_every_cell_at_its_size_and_what_the_cluster_has_not_the_nodes_for(study, tmp_path):
+    found, cells = study
+    planned = jobs("plan", "--matrix", found.name, "--workspace", str(tmp_path)).stdout
+    assert all(cell.name() in planned for cell in cells)
+    assert planned.count("\nexcluded: ") == len(found.excluded)
+    many = sum(cell.nnodes > 1 for cell in cells)
+    assert ("not on this cluster" in planned) == bool(many)
+    assert not many or f"not on this cluster: {many} cell(s): needs 2 nodes, the cluster has 1." in planned
 
 
 def test_a_plan_shows_what_this_machine_cannot_hold_and_submitting_it_is_refused(tmp_path):

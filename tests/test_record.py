@@ -51,6 +51,24 @@ def test_bad_lines_are_counted_and_the_rest_is_read(tmp_path):
     assert (found.corrupt, found.truncated) == (3, False)
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [(0, 1, 2), (0, b"", 1), (0, (1, 2), b""), ((0, 1), b" ", 2), (0, b"{", 1), (b" ", 0, 1), (0, "split", (1, 2))],
+    ids=["whole", "empty line", "two on a line", "two and blank", "begun", "blank first", "split over two lines"],
+)
+def test_a_file_is_read_as_its_lines_are(tmp_path, lines):
+    """However the file is decoded: by what each line is alone."""
+    path = tmp_path / "s.jsonl"
+    records = written(path, 3).splitlines()
+    spelled = {"split": records[0].replace(b",", b",\n", 1)}
+    parts = [b"".join(records[i] for i in line) if isinstance(line, tuple) else spelled.get(line, line) for line in lines]
+    parts = [records[part] if isinstance(part, int) else part for part in parts]
+    path.write_bytes(b"".join(part + b"\n" for part in parts))
+    alone = [line in records for line in path.read_bytes().split(b"\n")[:-1]]
+    found = read_lines(path, StepRecord)
+    assert (len(found.records), found.corrupt, found.truncated) == (sum(alone), len(alone) - sum(alone), False)
+
+
 def test_a_new_writer_does_not_join_its_line_to_a_torn_one(tmp_path):
     path = tmp_path / "s.jsonl"
     raw = written(path, 2)

@@ -15,7 +15,7 @@ from msgspec import Raw
 from collect.metric import Measured
 from collect.metrics import trace as metrics
 from collect.sources import samples, steps, trace
-from collect.traces import intervals
+from collect.traces import intervals, kept
 from collect.traces.breakdown import Tally, breakdown
 from collect.traces.nanoseconds import UNKNOWN, nanoseconds
 from collect.traces.operators import differences
@@ -50,6 +50,26 @@ def test_the_figures_are_the_truth_to_the_nanosecond(tmp_path, start, gz, pretty
         assert (found.rank, found.lost, found.cut) == (number, {}, "")
         assert figures(found) == support.truth(rank.events)
         assert len(found.name) == sum(event["ph"] == "X" for event in rank.events)
+
+
+def test_figures_are_kept_until_the_trace_or_the_code_that_reads_it_changes(tmp_path, monkeypatch):
+    path = support.Rank(0, kernels=40).write(tmp_path, gz=True)
+    told = breakdown(trace.read(path))
+    assert kept.figures(path) == told
+    with monkeypatch.context() as patched:
+        patched.setattr(trace, "read", None)
+        assert kept.figures(path) == told
+    (beside,) = tmp_path.glob(".*")
+    whole = beside.read_bytes()
+    for damaged in (b"", whole[:-9], b"[]", whole.replace(kept._code().encode(), b"other code")):
+        beside.write_bytes(damaged)
+        assert kept.figures(path) == told
+        assert beside.read_bytes() == whole
+    path.write_bytes(path.read_bytes()[:-20])  # half a trace has no figures
+    assert kept.figures(path) is None
+    assert kept.figures(path) is None
+    support.Rank(0, kernels=10).write(tmp_path, gz=True)
+    assert kept.figures(path) == breakdown(trace.read(path)) != told
 
 
 def test_kernels_and_collectives_are_counted_by_name(tmp_path):
@@ -152,7 +172,8 @@ def test_metrics_are_ms_a_step_and_mean_over_ranks(tmp_path):
     ranks = [support.Rank(rank, steps=4) for rank in range(2)]
     told = [breakdown(trace.read(rank.write(tmp_path))) for rank in ranks]
     truths = [support.truth(rank.events) for rank in ranks]
-    measured = Measured(support_collect.cell(), steps.timed(steps.frame({}), 0, 0), samples.frames({}), None, [], told)
+    (nothing,) = steps.frames([steps.Recorded({})])
+    measured = Measured(support_collect.cell(), nothing.timed, nothing.world, samples.frames({}), None, [], told)
     found = {metric.name: metric.of_run(measured) for metric in metrics.METRICS}
     for name in ("compute", "communication", "non_compute", "idle"):
         by_hand = sum(truth[f"{name}_ns"] for truth in truths) / 2 / 4 / 1e6

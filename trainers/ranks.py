@@ -78,7 +78,7 @@ class Ranks:
         self.device = torch.device(device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        if (threads := _threads(place.world_size)) is not None:
+        if (threads := _threads(place.world_size, cuda=cuda)) is not None:
             torch.set_num_threads(threads)
         meeting: dict[str, Any]
         if place.world_size == 1:
@@ -127,10 +127,13 @@ class Ranks:
         dist.destroy_process_group()
 
 
-def _threads(world_size: int) -> int | None:
-    """Threads per rank: OMP_NUM_THREADS, else 1 among several ranks, else torch's own choice (None)."""
+def _threads(world_size: int, *, cuda: bool) -> int | None:
+    """Threads per rank: OMP_NUM_THREADS, else 1 among several ranks and on a CPU, else torch's own choice (None).
+
+    On a CPU also where a rank is alone: what one rank takes is held against what several take, each on one thread.
+    """
     if "OMP_NUM_THREADS" not in os.environ:
-        return 1 if world_size > 1 else None
+        return 1 if world_size > 1 or not cuda else None
     threads = _number(os.environ, "OMP_NUM_THREADS")
     if threads == 0:
         raise InputError("OMP_NUM_THREADS: found 0. Allowed: a number from 1.")

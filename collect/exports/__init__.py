@@ -1,1 +1,1 @@
-"""A frame -> a file, one format each."""
+"""What a matrix came to -> files of one format: tables, or runs in a tracker's own store."""

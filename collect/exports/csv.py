@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import polars as pl
+from collect import tables
+from collect.export import Export
+from collect.load import Loaded
+from collect.summary import Summary
 
 
-def write(frame: pl.DataFrame, path: Path) -> None:
-    frame.write_csv(path)
+def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
+    for name, frame in tables.frames(loaded, summary).items():
+        frame.write_csv(folder / f"{name}.csv")
+
+
+EXPORT = Export(
+    name="csv",
+    summary="summary, steps and samples: plain tables that every program reads",
+    holds=frozenset({"summary.csv", "steps.csv", "samples.csv"}),
+    write=write,
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from collect.figure import MOST_SHOWN, Figure, Group, axis, layout
+from collect.figure import Figure, Group, axis, layout, shown_first
 from collect.load import LoadedRun
 from collect.sources.steps import seconds_until
 
@@ -12,21 +12,21 @@ from collect.sources.steps import seconds_until
 def draw(group: Group) -> Figure | None:
     """One line per cell that was validated, of its first completed repeat."""
     data: list[dict[str, Any]] = []
-    for mark in group.marks:
-        if mark.cell.completed and (points := _points(mark.cell.completed[0])):
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines+markers",
-                    "name": mark.label,
-                    "x": [seconds for seconds, _ in points],
-                    "y": [accuracy for _, accuracy in points],
-                    "line": {"color": mark.look.colour, "dash": mark.look.dash, "width": 2},
-                    "marker": {"symbol": mark.look.symbol, "size": 7},
-                    "visible": True if len(data) < MOST_SHOWN else "legendonly",
-                    "hovertemplate": "%{y:.3~g} % after %{x:.3~g} s",
-                }
-            )
+    points = {mark.label: _points(mark.cell.completed[0]) for mark in group.marks if mark.cell.completed}
+    for mark, visible in shown_first([mark for mark in group.marks if points.get(mark.label)]):
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": mark.label,
+                "x": [seconds for seconds, _ in points[mark.label]],
+                "y": [accuracy for _, accuracy in points[mark.label]],
+                "line": {"color": mark.look.colour, "dash": mark.look.dash, "width": 2},
+                "marker": {"symbol": mark.look.symbol, "size": 7},
+                "visible": visible,
+                "hovertemplate": "%{y:.3~g} % after %{x:.3~g} s",
+            }
+        )
     caption = (
         "Right predictions on the validation split, over the step times of the slowest rank up to then; warm-up steps and the "
         "time that validation itself took are not in it. The first completed repeat of each cell."

@@ -27,7 +27,7 @@ def draw(group: Group) -> Figure | None:
         number = "" if row == 0 else str(row + 1)
         top = 1 - row / len(shown)
         axes[f"xaxis{number}"] = axis("", showgrid=False, anchor=f"y{number}", nticks=6, ticksuffix=" s")
-        axes[f"yaxis{number}"] = axis("epochs", domain=[top - (1 - GAP) / len(shown), top - 0.12 / len(shown)], nticks=3)
+        axes[f"yaxis{number}"] = axis("epochs", domain=[top - (1 - GAP) / len(shown), top - 0.18 / len(shown)], nticks=3)
         labels.append(
             {"text": mark.label, "x": 0, "y": top, "xref": "paper", "yref": "paper", "showarrow": False, "yanchor": "top"}
             | {"xanchor": "left", "font": {"size": 12}}

@@ -5,23 +5,21 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from collect.figure import MOST_SHOWN, Figure, Group, axis, layout, thin
+from collect.figure import Figure, Group, axis, layout, points_a_line, shown_first, thin
 
 
 def draw(group: Group) -> Figure | None:
     """Dots for the epochs and a line for their running average, of the first completed repeat of each cell with epochs."""
     data: list[dict[str, Any]] = []
-    for mark in group.marks:
-        result = mark.cell.completed[0].result if mark.cell.completed else None
-        if result is None or not result.epoch_time_s:
-            continue
-        times = result.epoch_time_s
+    results = {mark.label: mark.cell.completed[0].result for mark in group.marks if mark.cell.completed}
+    epochs = {label: result.epoch_time_s for label, result in results.items() if result and result.epoch_time_s}
+    for mark, visible in shown_first([mark for mark in group.marks if mark.label in epochs]):
+        times = epochs[mark.label]
         numbers = [float(number) for number in range(1, len(times) + 1)]
         averages = [total / number for total, number in zip(accumulate(times), numbers, strict=True)]
-        visible = True if len(data) < 2 * MOST_SHOWN else "legendonly"
         shared = {"type": "scatter", "name": mark.label, "legendgroup": mark.label, "visible": visible}
         for mode, values in (("markers", times), ("lines", averages)):
-            x, y = thin(numbers, values)
+            x, y = thin(numbers, values, points_a_line(2 * len(epochs)))
             data.append(
                 {
                     **shared,

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from collect.figure import MOST_SHOWN, Figure, Group, axis, layout, thin
+from collect.figure import Figure, Group, axis, layout, points_a_line, shown_first, thin
 from collect.sources.steps import of_world
 
 
 def draw(group: Group) -> Figure | None:
     """One line per cell, of its first completed repeat."""
     data: list[dict[str, Any]] = []
-    for mark in group.marks:
-        if mark.cell.completed:
-            world = of_world(mark.cell.completed[0].timed)
-            x, y = thin(world["step"].to_list(), world["loss"].to_list())
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "name": mark.label,
-                    "x": x,
-                    "y": y,
-                    "line": {"color": mark.look.colour, "dash": mark.look.dash, "width": 2},
-                    "visible": True if len(data) < MOST_SHOWN else "legendonly",
-                    "hovertemplate": "%{y:.5~g} at step %{x}",
-                }
-            )
+    lines = shown_first([mark for mark in group.marks if mark.cell.completed])
+    for mark, visible in lines:
+        world = of_world(mark.cell.completed[0].timed)
+        x, y = thin(world["step"].to_list(), world["loss"].to_list(), points_a_line(len(lines)))
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": mark.label,
+                "x": x,
+                "y": y,
+                "line": {"color": mark.look.colour, "dash": mark.look.dash, "width": 2},
+                "visible": visible,
+                "hovertemplate": "%{y:.5~g} at step %{x}",
+            }
+        )
     caption = "Mean over the global batch at each timed step, before its update; the first completed repeat of each cell."
     shape = layout(axis("step", showgrid=False), axis("loss"), showlegend=True)
     return Figure("loss", "Loss", caption, 380, data, shape) if data else None

@@ -23,6 +23,7 @@ CATEGORIES = {
     "gathered": "var(--series-6)",
     "activation": "var(--series-4)",
     "temporary": "var(--series-5)",
+    "unknown": MUTED,  # of a GPU's peak only, what no category accounts for
 }
 
 
@@ -43,6 +44,10 @@ def draw(group: Group) -> Figure | None:
     return Figure("memory_timeline", "Memory over a step", caption, 92 + PANEL_PX * len(shown), data, _panels(shown, unit))
 
 
+def written(category: str) -> str:
+    return "master copy" if category == "master_parameter" else category.replace("_", " ")
+
+
 def _areas(curves: MemoryCurves, number: int, size: float, unit: str, named: set[str]) -> list[dict[str, Any]]:
     picked = _picked(curves)
     return [
@@ -52,7 +57,7 @@ def _areas(curves: MemoryCurves, number: int, size: float, unit: str, named: set
             "line": {"width": 0.5, "color": colour, "shape": "hv"},
             "fillcolor": colour,
             "stackgroup": f"panel-{number}",
-            "name": name.replace("_", " "),
+            "name": written(name),
             "legendgroup": name,
             "showlegend": number == 1,
             "x": [curves.t_ms[index] for index in picked],

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collect.figure import MUTED, Figure, Group, Mark, axis, layout
+from collect.figure import MOST_SHOWN, MUTED, Figure, Group, Mark, axis, layout
+from collect.lines import alike, names
 
 NAME = "speed_up"
+# What follows from the ranks, or from how they share a batch.
+SHARES = ("gpus", "nnodes", "dp", "tp", "pp", "servers", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
 
 
 def draw(group: Group) -> Figure | None:
-    """One line for the cells that differ in their ranks only; no figure where every line would be a point."""
-    lines: dict[str, list[Mark]] = {}
-    for mark in group.marks:
-        if NAME in mark.row.metrics:
-            lines.setdefault(mark.label.replace(f" ×{mark.cell.cell.gpus}", "", 1), []).append(mark)
-    if all(len({mark.cell.cell.gpus for mark in marks}) < 2 for marks in lines.values()):
+    """One line for the cells that differ in their ranks only, with the same global batch (strong) or per rank (weak).
+
+    No figure where every line would be a point.
+    """
+    lines = _lines([mark for mark in group.marks if NAME in mark.row.metrics], group.baseline)
+    if not any(_ranks(marks) > 1 for marks in lines.values()):
         return None
     data: list[dict[str, Any]] = []
-    for name, marks in lines.items():
-        marks.sort(key=lambda mark: mark.cell.cell.gpus)
+    for index, (name, ((_, batch), marks)) in enumerate(zip(_names(lines), lines.items(), strict=True)):
         data.append(
             {
                 "type": "scatter",
@@ -29,23 +32,60 @@ def draw(group: Group) -> Figure | None:
                 "y": [mark.row.metrics[NAME].value for mark in marks],
                 "line": {"color": marks[0].look.colour, "dash": marks[0].look.dash, "width": 2},
                 "marker": {"size": 8, "symbol": marks[0].look.symbol},
-                "hovertemplate": "%{y:.3~g}x on %{x} ranks",
+                "visible": True if index < MOST_SHOWN else "legendonly",
+                "hovertemplate": f"%{{y:.3~g}}x on %{{x}} ranks, {batch}",
             }
         )
     ranks = sorted({mark.cell.cell.gpus for marks in lines.values() for mark in marks})
-    data.append(_ideal(group, ranks))
+    data += _ideal(group, ranks)
     y = axis(f"speed-up against {group.baseline} (x)", rangemode="tozero")
-    shape = layout(axis("ranks", tickvals=ranks, showgrid=False), y, showlegend=True)
+    shape = layout(axis("ranks", tickvals=sorted({*ranks, *data[-1]["x"]}), showgrid=False), y, showlegend=True)
     return Figure(
         NAME, "Scaling", "Ratio of mean throughputs. Dotted: as many times faster as there are more ranks.", 380, data, shape
     )
 
 
-def _ideal(group: Group, ranks: list[int]) -> dict[str, Any]:
-    """The line through the ranks of the baselines, which have a speed-up of 1."""
+def _lines(marks: Sequence[Mark], baseline: str) -> dict[tuple[int, str], list[Mark]]:
+    """The lines by (a number, the batch that is held); a cell on as many ranks as its baseline holds both.
+
+    Cells that are on no line, points beside the lines of others, come last; of the baseline strategy they say nothing.
+    """
+    ranks_of = {mark.row.id: mark.cell.cell.gpus for mark in marks}
+    found: dict[tuple[int, str], list[Mark]] = {}
+    for number, family in enumerate(alike(marks, SHARES)):
+        for mark in sorted(family, key=lambda mark: mark.cell.cell.gpus):
+            cell, kind = mark.cell.cell, mark.row.metrics[NAME].kind
+            both = ranks_of.get(mark.row.baseline or "") == cell.gpus
+            if both or kind == "strong":
+                found.setdefault((number, f"batch {cell.global_batch_size}"), []).append(mark)
+            if both or kind == "weak":
+                found.setdefault((number, f"batch {cell.gpu_batch_size} a rank"), []).append(mark)
+    lines = {key: line for key, line in found.items() if _ranks(line) > 1}
+    placed = {mark.row.id for line in lines.values() for mark in line}
+    for key, line in found.items():
+        if line[0].row.id not in placed and line[0].cell.cell.strategy != baseline:
+            lines[key] = line
+            placed |= {mark.row.id for mark in line}
+    return lines
+
+
+def _ranks(line: Sequence[Mark]) -> int:
+    return len({mark.cell.cell.gpus for mark in line})
+
+
+def _names(lines: Mapping[tuple[int, str], Sequence[Mark]]) -> list[str]:
+    """What tells the lines apart: not the ranks, but the batch that is held where that differs."""
+    said = [(marks[0], {"gpus": 0, "batch": batch}) for (_, batch), marks in lines.items()]
+    return [name.replace(" ×0", "", 1) for name in names(said, SHARES)]
+
+
+def _ideal(group: Group, ranks: list[int]) -> list[dict[str, Any]]:
+    """The line through the ranks of the baselines, which have a speed-up of 1; none where no baseline is in the group."""
     baselines = {mark.row.baseline for mark in group.marks}
-    first = min(mark.cell.cell.gpus for mark in group.marks if mark.row.id in baselines)
-    ends = [ranks[0], ranks[-1]]
+    firsts = [mark.cell.cell.gpus for mark in group.marks if mark.row.id in baselines]
+    if not firsts:
+        return []
+    ends = [min(ranks[0], *firsts), ranks[-1]]
     line = {"color": MUTED, "width": 1.5, "dash": "dot"}
-    y = [end / first for end in ends]
-    return {"type": "scatter", "mode": "lines", "name": "ideal", "x": ends, "y": y, "line": line, "hoverinfo": "skip"}
+    y = [end / min(firsts) for end in ends]
+    return [{"type": "scatter", "mode": "lines", "name": "ideal", "x": ends, "y": y, "line": line, "hoverinfo": "skip"}]

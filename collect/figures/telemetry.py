@@ -1,51 +1,120 @@
-"""What the hosts did while they trained, one panel per quantity, all over the same clock."""
+"""What the hosts did while they trained, one panel per quantity, all over the same clock: the figures of studies 1 and 3."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import html
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import polars as pl
 
-from collect.figure import MOST_SHOWN, MUTED, Figure, Group, axis, layout, thin
-from collect.notation import GIB, MIB
-from collect.sources.samples import Samples
+from collect.curves import STRETCHES, Curve, Together, levels, rates, together
+from collect.figure import FEW, LEGEND_HEIGHT_PX, MUTED, Figure, Group, Mark, axis, layout, shown_first
+from collect.load import LoadedRun
+from collect.metrics.network import of_loopback, of_network
+from collect.metrics.utilization import memory_shares
+from collect.notation import GIB, MB
 from collect.sources.steps import window
 
-PANEL_PX = 170
-GAP = 0.22  # of a panel, for its title
-Curve = Callable[[Samples], pl.DataFrame]  # samples -> wall_s, value: mean or sum over hosts
+PANEL_PX = 150
+GAP = 0.24  # of a panel, for its title
+MOST_INTERFACES = 3  # of the network that have a panel of their own: those that sent the most
+
+
+class Panel(NamedTuple):
+    """title: with its unit, which is `scale` of the readings'; how: stretches and devices come together."""
+
+    title: str
+    scale: float
+    how: Together
+    readings: Callable[[LoadedRun], pl.DataFrame]
 
 
 def draw(group: Group) -> Figure | None:
-    """One line per cell and panel, of the first completed repeat; 0 s is the end of the first timed step."""
-    spans = {mark.label: window(mark.cell.completed[0].timed) for mark in group.marks if mark.cell.completed}
-    watched = [(mark, mark.cell.completed[0].samples, span[0]) for mark in group.marks if (span := spans.get(mark.label))]
-    panels = [(title, curve) for title, curve in PANELS if any(curve(samples).height for _, samples, _ in watched)]
-    data: list[dict[str, Any]] = []
-    for number, (_, curve) in enumerate(panels, 1):
-        for index, (mark, samples, start) in enumerate(watched):
-            rows = curve(samples).sort("wall_s")
-            x, y = thin((rows["wall_s"] - start).to_list(), rows["value"].to_list())
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "name": mark.label,
-                    "legendgroup": mark.label,
-                    "showlegend": number == 1,
-                    "x": x,
-                    "y": y,
-                    "yaxis": _y(number),
-                    "line": {"color": mark.look.colour, "dash": mark.look.dash, "width": 1.5},
-                    "visible": True if index < MOST_SHOWN else "legendonly",
-                    "hovertemplate": "%{y:.4~g} at %{x:.1f} s",
-                }
-            )
-    if not data:
+    """One line per cell and panel, of the first completed repeat that no checkpoint interrupted."""
+    watched = [(mark, run, window(run.timed)) for mark in group.marks if (run := _run(mark)) is not None]
+    spans = {mark.label: (run, span[0]) for mark, run, span in watched if span}
+    lines = shown_first([mark for mark, _, span in watched if span])
+    networks, left_out = _networks([run for run, _ in spans.values()])
+    panels: list[tuple[str, dict[str, Curve]]] = []
+    for title, scale, how, readings in (*GPU, *networks, *HOST):
+        curves = together({label: _since(readings(run), zero_s) for label, (run, zero_s) in spans.items()}, how)
+        if shown := {label: _scaled(curve, scale) for label, curve in curves.items() if _is_a_line(curve)}:
+            panels.append((title, shown))
+    if not panels:
         return None
-    caption = "The first completed repeat of each cell, over all its hosts. Dotted: the end of the first timed step."
-    return Figure("telemetry", "Telemetry", caption, 92 + PANEL_PX * len(panels), data, _stacked([t for t, _ in panels]))
+    named: set[str] = set()
+    data: list[dict[str, Any]] = []
+    for number, (_, curves) in enumerate(panels, 1):
+        for mark, visible in lines:
+            if mark.label in curves:
+                data.append(_line(mark, curves[mark.label], number, visible, named=mark.label not in named))
+                named.add(mark.label)
+    caption = (
+        f"The first completed repeat of each cell. A point is the mean (of GPU memory the highest) of a {STRETCHES}th of the "
+        "run, or of what lies between two samples; a line has a gap where a host was not watched. GPUs and processors: all "
+        "that the hosts have. Dotted: the end of the first timed step."
+    )
+    if len(networks) > 2:
+        caption += " Interfaces are told apart by their names; the records do not say which is the control network."
+    if left_out:
+        caption += f" {left_out} more interfaces sent less."
+    height_px = 60 + min(22 * len(named), LEGEND_HEIGHT_PX) + PANEL_PX * len(panels)
+    return Figure("telemetry", "Telemetry", caption, height_px, data, _stacked([title for title, _ in panels]))
+
+
+def _run(mark: Mark) -> LoadedRun | None:
+    return next((run for run in mark.cell.completed if not run.resumed), None)
+
+
+def _networks(runs: Sequence[LoadedRun]) -> tuple[list[Panel], int]:
+    """A panel for each of the interfaces that sent anything, by name, and one for loopback; how many have none."""
+    sent: dict[str, int] = {}
+    for run in runs:
+        counted = of_network(run.samples.nics).group_by("host", "name").agg(sent=pl.max("tx_bytes") - pl.min("tx_bytes"))
+        for name, size in counted.select("name", "sent").drop_nulls().iter_rows():
+            sent[name] = sent.get(name, 0) + size
+    names = [name for name in sorted(sent, key=lambda name: (-sent[name], name)) if sent[name]]
+    panels = [_interface(name) for name in names[:MOST_INTERFACES]]
+    return [*panels, LOOPBACK], max(len(names) - MOST_INTERFACES, 0)
+
+
+def _interface(name: str) -> Panel:
+    title = f"Sent on the network, {html.escape(name, quote=False)} (MB/s)"
+    return Panel(title, MB, "sum", lambda run: rates(of_network(run.samples.nics).filter(pl.col("name") == name)))
+
+
+def _since(readings: pl.DataFrame, zero_s: float) -> pl.DataFrame:
+    return readings.with_columns(pl.col("since_s", "until_s") - zero_s)
+
+
+def _scaled(curve: Curve, scale: float) -> Curve:
+    """In the panel's unit, with as many digits as can be seen."""
+    return curve._replace(values=[None if value is None else float(f"{value / scale:.4g}") for value in curve.values])
+
+
+def _is_a_line(curve: Curve) -> bool:
+    return sum(value is not None for value in curve.values) > 1
+
+
+def _line(mark: Mark, curve: Curve, number: int, visible: bool | str, named: bool) -> dict[str, Any]:
+    """A trace of the number-th panel; `named`: it is the one of its cell that stands in the legend."""
+    return {
+        "type": "scatter",
+        "mode": "lines" if len(curve.values) > FEW else "lines+markers",
+        "name": mark.label,
+        "legendgroup": mark.label,
+        "showlegend": named,
+        "x0": round(curve.first_s, 4),
+        "dx": round(curve.width_s, 4),
+        "y": curve.values,
+        "yaxis": _y(number),
+        "line": {"color": mark.look.colour, "dash": mark.look.dash, "width": 1.5},
+        "marker": {"symbol": mark.look.symbol, "size": 4},
+        "connectgaps": False,
+        "visible": visible,
+        "hovertemplate": "%{y:.4~g} at %{x:.1f} s",
+    }
 
 
 def _stacked(titles: list[str]) -> dict[str, Any]:
@@ -53,8 +122,16 @@ def _stacked(titles: list[str]) -> dict[str, Any]:
     x = axis("s since the end of the first timed step", anchor=_y(len(titles)), showgrid=False)
     shape = layout(x, {}, showlegend=True)
     shape["annotations"] = []
-    start = {"type": "line", "xref": "x", "yref": "paper", "x0": 0, "x1": 0, "y0": 0, "y1": 1}
-    shape["shapes"] = [start | {"line": {"color": MUTED, "width": 1, "dash": "dot"}}]
+    start = {
+        "type": "line",
+        "xref": "x",
+        "x0": 0,
+        "x1": 0,
+        "y0": 0,
+        "y1": 1,
+        "line": {"color": MUTED, "width": 1, "dash": "dot"},
+    }
+    shape["shapes"] = [start | {"yref": f"{_y(number)} domain"} for number in range(1, len(titles) + 1)]
     for number, title in enumerate(titles, 1):
         top, bottom = 1 - (number - 1 + GAP) / len(titles), 1 - number / len(titles)
         panel = axis("", domain=[bottom, top], rangemode="tozero", nticks=4, tickformat=",.3~r", anchor="x")
@@ -69,35 +146,14 @@ def _y(number: int) -> str:
     return "y" if number == 1 else f"y{number}"
 
 
-def _mean(column: str, scale: float = 1) -> Curve:
-    def curve(samples: Samples) -> pl.DataFrame:
-        rows = samples.hosts.drop_nulls(column)
-        return rows.group_by("wall_s").agg(value=pl.col(column).mean() / scale)
-
-    return curve
-
-
-def _gpu(samples: Samples) -> pl.DataFrame:
-    return samples.gpus.drop_nulls("utilization_pct").group_by("wall_s").agg(value=pl.col("utilization_pct").mean())
-
-
-def _rate(kinds: tuple[str, ...]) -> Curve:
-    """MiB sent per second between a sample and the one before; a counter that went backwards gives no point."""
-
-    def curve(samples: Samples) -> pl.DataFrame:
-        rows = samples.nics.filter(pl.col("kind").is_in(kinds)).drop_nulls("tx_bytes").sort("wall_s")
-        each = rows.with_columns(
-            sent=pl.col("tx_bytes").diff().over("host", "name"), passed=pl.col("wall_s").diff().over("host", "name")
-        ).filter(pl.col("sent") >= 0, pl.col("passed") > 0)
-        return each.group_by("wall_s").agg(value=(pl.col("sent") / pl.col("passed")).sum() / MIB)
-
-    return curve
-
-
-PANELS: tuple[tuple[str, Curve], ...] = (
-    ("Processors busy (%)", _mean("cpu_pct")),
-    ("Memory used (GiB)", _mean("memory_used_bytes", GIB)),
-    ("Sent on the network (MiB/s)", _rate(("physical", "virtual"))),
-    ("Sent over loopback (MiB/s)", _rate(("loopback",))),
-    ("GPUs busy (%)", _gpu),
+GPU = (
+    Panel(
+        "GPU memory in use (%)", 1, "max", lambda run: levels(memory_shares(run.samples.gpus, run.hosts), "uuid", "memory_pct")
+    ),
+    Panel("GPUs busy (%)", 1, "mean", lambda run: levels(run.samples.gpus, "uuid", "utilization_pct")),
+)
+LOOPBACK = Panel("Sent over loopback, within a host (MB/s)", MB, "sum", lambda run: rates(of_loopback(run.samples.nics)))
+HOST = (
+    Panel("Processors busy (%)", 1, "mean", lambda run: levels(run.samples.hosts, "host", "cpu_pct")),
+    Panel("Memory of the hosts in use (GiB)", GIB, "mean", lambda run: levels(run.samples.hosts, "host", "memory_used_bytes")),
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from collect.figure import INK, MUTED, Figure, Group, by_cell, by_cell_height, states
-from collect.statistics import Estimate
+from collect.figure import INK, MUTED, Figure, Group, by_cell, by_cell_height, interval, states
 
 NAME = "throughput_per_s"
 
@@ -25,27 +24,13 @@ def draw(group: Group) -> Figure | None:
                     "mode": "markers",
                     "x": [estimate.value],
                     "y": [mark.label],
-                    "error_x": _interval(estimate, mark.look.colour),
+                    "error_x": interval(estimate, mark.look.colour),
                     "marker": {"color": mark.look.colour, "symbol": mark.look.symbol, "size": 11},
                     "hovertemplate": f"%{{x:,.4~g}} {unit}, n = {estimate.n}<extra>%{{y}}</extra>",
                 }
             )
     caption = f"Mean over repeats with its 95 % interval. Upright line: ideal scaling of {group.baseline} to as many ranks."
     return Figure(NAME, "Throughput", caption, by_cell_height(group), data, by_cell(group, unit))
-
-
-def _interval(estimate: Estimate, colour: str) -> dict[str, Any]:
-    if estimate.low is None or estimate.high is None:
-        return {"visible": False}
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [estimate.high - estimate.value],
-        "arrayminus": [estimate.value - estimate.low],
-        "color": colour,
-        "thickness": 1.5,
-        "width": 4,
-    }
 
 
 def _ideal(group: Group, unit: str) -> dict[str, Any]:

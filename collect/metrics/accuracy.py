@@ -37,5 +37,6 @@ METRICS = (
         "in claims, which say the accuracy: time_to_accuracy_s(strategy='ddp', accuracy_pct=75).",
         of_run_at=time_to_accuracy,
         argument="accuracy_pct",
+        example=75.0,
     ),
 )

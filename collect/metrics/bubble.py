@@ -16,8 +16,12 @@ def theory(measured: Measured) -> Quantity | None:
         return None
     per_rank = cell.options.get("stages_per_rank", 1)
     assert isinstance(per_rank, int)
-    idle = cell.pp - 1
-    return Quantity(100 * idle / (per_rank * cell.gradient_accumulation_steps + idle), "%")
+    return Quantity(theory_pct(cell.pp, per_rank * cell.gradient_accumulation_steps), "%")
+
+
+def theory_pct(ranks: int, passes: float) -> float:
+    """The formula. passes: of micro-batches through the stages of a rank."""
+    return 100 * (ranks - 1) / (passes + ranks - 1)
 
 
 def seen(measured: Measured) -> Quantity | None:
@@ -34,7 +38,7 @@ def seen(measured: Measured) -> Quantity | None:
     rows = unwatched(measured.steps).drop_nulls(["forward_ms", "backward_ms"])
     across = cell.gpus // cell.pp  # ranks of one stage; they follow one another (trainers/parallel/held.py)
     rows = rows.with_columns(stage=pl.col("rank") // across, passes=pl.col("forward_ms") + pl.col("backward_ms"))
-    total = float(rows.group_by("step").agg(pl.max("passes"))["passes"].sum())
+    total = float(rows.group_by("step", maintain_order=True).agg(pl.max("passes"))["passes"].sum())
     first, last = rows.filter(pl.col("stage") == 0), rows.filter(pl.col("stage") == cell.pp - 1)
     if total <= 0 or first.is_empty() or last.is_empty():
         return None

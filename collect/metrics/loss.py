@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collect.metric import Measured, Metric, Quantity
-from collect.sources.steps import of_world
 
 
 def final_loss(measured: Measured) -> Quantity | None:
     """The loss of the last timed step, as the mean over the global batch before the update."""
-    losses = of_world(measured.steps)["loss"]
+    losses = measured.world["loss"]
     return None if losses.is_empty() or losses[-1] is None else Quantity(losses[-1], "nats")
 
 

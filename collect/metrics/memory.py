@@ -16,13 +16,17 @@ def peak_memory(measured: Measured) -> Quantity | None:
     None where some ranks have the one and some the other: they do not compare.
     """
     steps = unwatched(measured.steps)
-    if 0 < steps["allocated_bytes"].null_count() < steps.height:
-        return None
-    column = next((name for name in KINDS if steps[name].count()), None)
+    column = column_of(steps)
     if column is None:
         return None
-    peak: int = steps.select(pl.col(column).max()).item()
-    return Quantity(peak, "bytes", KINDS[column])
+    return Quantity(_largest(steps[column]), "bytes", KINDS[column])
+
+
+def column_of(steps: pl.DataFrame) -> str | None:
+    """The column that says what the ranks' memory is, or None where they have not all the same one."""
+    if 0 < steps["allocated_bytes"].null_count() < steps.height:
+        return None
+    return next((name for name in KINDS if steps[name].count()), None)
 
 
 def reserved(measured: Measured) -> Quantity | None:
@@ -30,7 +34,13 @@ def reserved(measured: Measured) -> Quantity | None:
     sizes = unwatched(measured.steps)["reserved_bytes"]
     if sizes.is_empty() or sizes.null_count():
         return None
-    return Quantity(sizes.to_frame().select(pl.max("reserved_bytes")).item(), "bytes")
+    return Quantity(_largest(sizes), "bytes")
+
+
+def _largest(sizes: pl.Series) -> int:
+    found = sizes.max()
+    assert isinstance(found, int)
+    return found
 
 
 METRICS = (

@@ -2,59 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence, Set
+from itertools import pairwise
+from operator import itemgetter
+
 import polars as pl
 
 from collect.metric import Measured, Metric, Quantity
 from collect.sources.steps import window
 
 LEAST_COVERAGE = 0.8  # of the timed window that has to lie between samples of an interface
+_COLUMNS = ("host", "kind", "name", "wall_s", "tx_bytes", "boot_id")
+
+Seen = tuple[float, int | None, str]  # an interface at a moment: wall_s, tx_bytes, boot_id
 
 
 def network(measured: Measured) -> Quantity | None:
     """Bytes sent on physical interfaces, or on virtual ones where a host (a container) shows no physical one."""
-    nics = measured.samples.nics
-    physical = pl.col("kind").eq("physical").any().over("host")
-    wanted = pl.when(physical).then(pl.lit("physical")).otherwise(pl.lit("virtual"))
-    return _sent(measured, nics.filter(pl.col("kind") == wanted))
+    return _sent(measured, network_kind)
 
 
 def loopback(measured: Measured) -> Quantity | None:
     """Bytes sent over loopback interfaces: what ranks of one host, and anything else on it, say to each other."""
-    return _sent(measured, measured.samples.nics.filter(pl.col("kind") == "loopback"))
+    return _sent(measured, lambda _: "loopback")
 
 
-def _sent(measured: Measured, nics: pl.DataFrame) -> Quantity | None:
+def network_kind(kinds: Set[str]) -> str:
+    """Of the kinds of interfaces that a host shows, the one that leads to others: a container shows no physical one."""
+    return "physical" if "physical" in kinds else "virtual"
+
+
+def of_network(nics: pl.DataFrame) -> pl.DataFrame:
+    """The samples of each host's interfaces that lead to others."""
+    kinds = {host: network_kind(set(rows["kind"])) for (host,), rows in nics.group_by("host")}
+    return nics.filter(pl.col("kind") == pl.col("host").replace_strict(kinds, return_dtype=pl.String))
+
+
+def of_loopback(nics: pl.DataFrame) -> pl.DataFrame:
+    return nics.filter(pl.col("kind") == "loopback")
+
+
+def _sent(measured: Measured, wanted: Callable[[Set[str]], str]) -> Quantity | None:
+    """Bytes of the interfaces of the kind that is wanted on a host with interfaces of these kinds."""
     span = window(measured.steps)
     if span is None:
         return None
-    parts = [counted(rows, span) for _, rows in nics.group_by("host", "name", maintain_order=True)]
+    hosts, kinds, names, *seen = (measured.samples.nics[column].to_list() for column in _COLUMNS)
+    shown: dict[str, set[str]] = {}
+    for host, kind in {*zip(hosts, kinds, strict=True)}:
+        shown.setdefault(host, set()).add(kind)
+    chosen = {(host, wanted(found)) for host, found in shown.items()}
+    interfaces: dict[tuple[str, str], list[Seen]] = {}
+    for host, kind, name, one in zip(hosts, kinds, names, zip(*seen, strict=True), strict=True):
+        if (host, kind) in chosen:
+            interfaces.setdefault((host, name), []).append(one)
+    parts = [counted(samples, span) for samples in interfaces.values()]
     known = [part for part in parts if part is not None]
     return Quantity(sum(known), "bytes") if known and len(known) == len(parts) else None
 
 
-def counted(rows: pl.DataFrame, span: tuple[float, float]) -> float | None:
+def counted(samples: Sequence[Seen], span: tuple[float, float]) -> float | None:
     """What one interface sent within `span`, in bytes; its counter at the edges is interpolated between samples.
 
     None where the counter went backwards (a reset, another boot) or the samples cover too little of the span.
     """
-    rows = rows.drop_nulls("tx_bytes").sort("wall_s")
-    near = rows.filter(_neighbours(rows, span)) if rows.height else rows
-    if near.height < 2 or near["boot_id"].n_unique() > 1 or (near["tx_bytes"].diff().drop_nulls() < 0).any():
+    known = sorted(((at, sent, boot) for at, sent, boot in samples if sent is not None), key=itemgetter(0))
+    # The samples within the span and the nearest one on either side.
+    first = max((at for at, _, _ in known if at <= span[0]), default=span[0])
+    last = min((at for at, _, _ in known if at >= span[1]), default=span[1])
+    near = [seen for seen in known if first <= seen[0] <= last]
+    times, values = [at for at, _, _ in near], [sent for _, sent, _ in near]
+    if len(near) < 2 or len({boot for _, _, boot in near}) > 1 or any(b < a for a, b in pairwise(values)):
         return None
-    start, end = max(span[0], near["wall_s"][0]), min(span[1], near["wall_s"][-1])
+    start, end = max(span[0], times[0]), min(span[1], times[-1])
     if end - start < LEAST_COVERAGE * (span[1] - span[0]):
         return None
-    times, values = near["wall_s"].to_list(), near["tx_bytes"].to_list()
     return _at(end, times, values) - _at(start, times, values)
-
-
-def _neighbours(rows: pl.DataFrame, span: tuple[float, float]) -> pl.Expr:
-    """The samples within the span and the nearest one on either side."""
-    times = rows["wall_s"]
-    before, after = times.filter(times <= span[0]).max(), times.filter(times >= span[1]).min()
-    first = span[0] if before is None else before
-    last = span[1] if after is None else after
-    return pl.col("wall_s").is_between(pl.lit(first), pl.lit(last))
 
 
 def _at(moment: float, times: list[float], values: list[int]) -> float:

@@ -5,19 +5,11 @@ from __future__ import annotations
 from collect.metric import Compared, Metric, Quantity
 
 
-def kind(compared: Compared) -> str | None:
-    """`strong` where both train the same global batch, `weak` where both give a rank the same, else None."""
-    if compared.cell.global_batch_size == compared.baseline.global_batch_size:
-        return "strong"
-    return "weak" if compared.cell.gpu_batch_size == compared.baseline.gpu_batch_size else None
-
-
 def speed_up(compared: Compared) -> Quantity | None:
     """Throughput over that of the baseline; in both kinds of scaling n ranks reach n at best, caches aside."""
-    scaling = kind(compared)
-    if scaling is None or compared.baseline_throughput_per_s <= 0:
+    if compared.scaling is None or compared.baseline_value <= 0:
         return None
-    return Quantity(compared.throughput_per_s / compared.baseline_throughput_per_s, "x", scaling)
+    return Quantity(compared.value / compared.baseline_value, "x", compared.scaling)
 
 
 def efficiency(compared: Compared) -> Quantity | None:
@@ -36,6 +28,7 @@ METRICS = (
         definition="Mean throughput over the baseline's mean throughput, with the same workload, launcher, precision, sequence "
         "length and optimizer; strong: the same global batch; weak: the same batch per rank. Blank without such a baseline.",
         of_cells=speed_up,
+        compares="throughput_per_s",
     ),
     Metric(
         name="scaling_efficiency_pct",
@@ -43,5 +36,6 @@ METRICS = (
         direction="higher is better",
         definition="Speed-up over the ratio of ranks to the baseline's ranks; 100 % is ideal.",
         of_cells=efficiency,
+        compares="throughput_per_s",
     ),
 )

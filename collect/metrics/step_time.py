@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from collect.metric import Measured, Metric, Quantity
-from collect.sources.steps import of_world, unwatched
 
 
 def percentile(share: float) -> Callable[[Measured], Quantity | None]:
     """A metric: this linear percentile over the timed steps of the slowest rank's step_ms, in milliseconds."""
 
     def of_run(measured: Measured) -> Quantity | None:
-        value = of_world(unwatched(measured.steps))["step_ms"].quantile(share, interpolation="linear")
+        value = measured.undisturbed["step_ms"].quantile(share, interpolation="linear")
         return None if value is None else Quantity(value, "ms")
 
     return of_run

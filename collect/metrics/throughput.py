@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collect.metric import Measured, Metric, Quantity
-from collect.sources.steps import of_world, unwatched
 
 
 def throughput(measured: Measured) -> Quantity | None:
     """Units of all ranks over the time that the slowest rank took, summed over the timed steps; in units per second."""
-    world = of_world(unwatched(measured.steps))
+    world = measured.undisturbed
     milliseconds = float(world["step_ms"].sum())
     if milliseconds <= 0:
         return None

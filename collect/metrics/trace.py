@@ -24,7 +24,7 @@ def _a_step(name: str, ns: Callable[[Breakdown], int | None], direction: Directi
         known = [(time, one) for one in measured.breakdowns if one.steps and (time := ns(one)) is not None]
         if not known:
             return None
-        return Quantity(sum(time / one.steps for time, one in known) / len(known) / _MS, "ms", known[0][1].source)
+        return Quantity(sum(time / one.steps for time, one in known) / len(known) / _MS, "ms", known[0][1].kind)
 
     return Metric(name=name, unit="ms", direction=direction, definition=definition, of_run=of_run)
 
@@ -32,7 +32,7 @@ def _a_step(name: str, ns: Callable[[Breakdown], int | None], direction: Directi
 def overlap(measured: Measured) -> Quantity | None:
     """None where no profiled rank communicated."""
     known = [(share, one) for one in measured.breakdowns if (share := one.overlap_pct) is not None]
-    return Quantity(sum(share for share, _ in known) / len(known), "%", known[0][1].source) if known else None
+    return Quantity(sum(share for share, _ in known) / len(known), "%", known[0][1].kind) if known else None
 
 
 METRICS = (
@@ -74,6 +74,13 @@ METRICS = (
         lambda one: one.idle_ns,
         "lower is better",
         "Time of a profiled step in which nothing runs, between the first and the last kernel (with gloo: within the steps).",
+    ),
+    _a_step(
+        "kernel_ms",
+        lambda one: one.span_ns,
+        "lower is better",
+        "Time of a profiled step from the first kernel to the last, its idle time included (with gloo: of the step): compute, "
+        "non-compute and idle time together, which HolisticTraceAnalysis and study 2 print as kernel time.",
     ),
     Metric(
         name="overlap_pct",

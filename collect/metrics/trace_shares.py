@@ -18,7 +18,7 @@ def share(ns: Callable[[Breakdown], int | None]) -> Callable[[Measured], Quantit
         known = [
             (100 * time / one.span_ns, one) for one in measured.breakdowns if one.span_ns and (time := ns(one)) is not None
         ]
-        return Quantity(sum(pct for pct, _ in known) / len(known), "%", known[0][1].source) if known else None
+        return Quantity(sum(pct for pct, _ in known) / len(known), "%", known[0][1].kind) if known else None
 
     return of_run
 
@@ -29,7 +29,7 @@ def collective_count(measured: Measured) -> Quantity | None:
     if not known:
         return None
     counts = [sum(tally.count for tally in one.collectives) / one.steps for one in known]
-    return Quantity(sum(counts) / len(counts), "calls", known[0].source)
+    return Quantity(sum(counts) / len(counts), "calls", known[0].kind)
 
 
 def collective_ms(measured: Measured) -> Quantity | None:
@@ -38,7 +38,7 @@ def collective_ms(measured: Measured) -> Quantity | None:
     if not known:
         return None
     times = [sum(tally.total_ns for tally in one.collectives) / one.steps / 1e6 for one in known]
-    return Quantity(sum(times) / len(times), "ms", known[0].source)
+    return Quantity(sum(times) / len(times), "ms", known[0].kind)
 
 
 def collective_mean_ms(measured: Measured) -> Quantity | None:

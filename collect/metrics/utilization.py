@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from collect.metric import Measured, Metric, Quantity
 from collect.sources.steps import window
+from shardlab.host import Host
 
 
 def cpu(measured: Measured) -> Quantity | None:
@@ -13,8 +16,7 @@ def cpu(measured: Measured) -> Quantity | None:
     span = window(measured.steps)
     if span is None:
         return None
-    hosts = measured.samples.within(span).hosts
-    return _mean(hosts.group_by("host", maintain_order=True).agg(pl.col("cpu_pct").mean())["cpu_pct"])
+    return _mean_of_means(measured.samples.within(span).hosts, "host", "cpu_pct")
 
 
 def gpu(measured: Measured) -> Quantity | None:
@@ -22,8 +24,7 @@ def gpu(measured: Measured) -> Quantity | None:
     span = window(measured.steps)
     if span is None:
         return None
-    gpus = measured.samples.within(span).gpus
-    return _mean(gpus.group_by("uuid", maintain_order=True).agg(pl.col("utilization_pct").mean())["utilization_pct"])
+    return _mean_of_means(measured.samples.within(span).gpus, "uuid", "utilization_pct")
 
 
 def gpu_memory(measured: Measured) -> Quantity | None:
@@ -31,17 +32,28 @@ def gpu_memory(measured: Measured) -> Quantity | None:
 
     None where the size of any of these GPUs is not known.
     """
-    if measured.samples.gpus.is_empty() or (span := window(measured.steps)) is None:
+    if (span := window(measured.steps)) is None:
         return None
-    sizes = {gpu.uuid: gpu.memory_bytes for host in measured.hosts for gpu in host.gpus or () if gpu.memory_bytes}
-    most = measured.samples.within(span).gpus.drop_nulls("memory_used_bytes").group_by("uuid").agg(pl.max("memory_used_bytes"))
-    if most.is_empty() or not set(most["uuid"]) <= sizes.keys():
-        return None
-    return Quantity(max(100 * used / sizes[uuid] for uuid, used in most.iter_rows()), "%")
+    shares = memory_shares(measured.samples.within(span).gpus, measured.hosts)["memory_pct"]
+    return Quantity(float(shares.sort()[-1]), "%") if shares.len() else None
 
 
-def _mean(values: pl.Series) -> Quantity | None:
-    return Quantity(float(known.sum()) / known.len(), "%") if (known := values.drop_nulls()).len() else None
+def memory_shares(gpus: pl.DataFrame, hosts: Sequence[Host]) -> pl.DataFrame:
+    """The samples of GPU memory with its share of the whole as memory_pct; none where the size of any GPU is not known."""
+    sizes = {gpu.uuid: gpu.memory_bytes for host in hosts for gpu in host.gpus or () if gpu.memory_bytes}
+    used = gpus.drop_nulls("memory_used_bytes")
+    if not set(used["uuid"].unique()) <= sizes.keys():
+        used = used.clear()
+    whole = pl.col("uuid").replace_strict(sizes, return_dtype=pl.Float64, default=None)
+    return used.with_columns(memory_pct=100 * pl.col("memory_used_bytes") / whole)
+
+
+def _mean_of_means(rows: pl.DataFrame, key: str, value: str) -> Quantity | None:
+    if rows[key].n_unique() > 1:
+        means = rows.group_by(key, maintain_order=True).agg(pl.col(value).mean())[value].drop_nulls()
+        return Quantity(float(means.sum()) / means.len(), "%") if means.len() else None
+    mean = rows[value].mean()  # of one host without grouping, which takes ten times as long
+    return Quantity(mean, "%") if isinstance(mean, float) else None
 
 
 METRICS = (

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
 import polars as pl
 
 from shardlab.record import StepRecord
@@ -24,18 +30,53 @@ SCHEMA = {
     "reserved_bytes": pl.Int64,
     "rss_bytes": pl.Int64,
 }
+_FIELDS = tuple(name for name in SCHEMA if name != "rank")
+_values = attrgetter(*_FIELDS)
 
 
-def frame(ranks: dict[int, list[StepRecord]]) -> pl.DataFrame:
+class Recorded(NamedTuple):
+    """The step records of a run by rank, and how many ranks its world has: all that train, and those that share its data."""
+
+    steps: Mapping[int, Sequence[StepRecord]]
+    ranks: int = 0
+    data_ranks: int = 0
+
+
+class Frames(NamedTuple):
+    """every: all recorded steps of a run; timed: the timed ones that every rank recorded; world: those, one row per step."""
+
+    every: pl.DataFrame
+    timed: pl.DataFrame
+    world: pl.DataFrame
+
+
+def frame(ranks: Mapping[int, Sequence[StepRecord]]) -> pl.DataFrame:
     """One row per rank and step, warm-up included. A step that a rank recorded twice counts once, as recorded last."""
-    fields = [name for name in SCHEMA if name != "rank"]
-    columns: dict[str, list[object]] = {name: [] for name in SCHEMA}
-    for rank, records in ranks.items():
-        columns["rank"] += [rank] * len(records)
-        for name in fields:
-            columns[name] += [getattr(record, name) for record in records]
-    rows = pl.DataFrame(columns, schema=SCHEMA)
-    return rows.unique(["rank", "step", "warmup"], keep="last", maintain_order=True)
+    return frames([Recorded(ranks)])[0].every
+
+
+def frames(runs: Sequence[Recorded]) -> list[Frames]:
+    """Those of many runs at once: a frame costs about the same for one run as for a hundred. Each is a part of a common one."""
+    columns: dict[str, list[object]] = {name: [] for name in ("run", *SCHEMA)}
+    for number, run in enumerate(runs):
+        for rank, records in run.steps.items():
+            columns["run"] += [number] * len(records)
+            columns["rank"] += [rank] * len(records)
+            for name, values in zip(_FIELDS, zip(*map(_values, records))):
+                columns[name] += values
+    rows = pl.DataFrame(columns, schema={"run": pl.Int64, **SCHEMA})
+    rows = rows.unique(["run", "rank", "step", "warmup"], keep="last", maintain_order=True)
+    worlds = {"ranks": [run.ranks for run in runs], "data_ranks": [run.data_ranks for run in runs]}
+    sizes = pl.DataFrame(worlds, schema=dict.fromkeys(worlds, pl.Int64)).with_row_index("run").cast(pl.Int64)
+    whole = _timed(rows.join(sizes, "run", maintain_order="left")).drop("ranks", "data_ranks")
+    return list(map(Frames, *(by_run(found, len(runs)) for found in (rows, whole, _world(whole, "run", "step")))))
+
+
+def by_run(rows: pl.DataFrame, count: int) -> list[pl.DataFrame]:
+    """The parts of a frame whose column `run` counts from 0 to count - 1 and is ordered, without that column."""
+    ends = np.searchsorted(rows["run"].to_numpy(), np.arange(count), "right").tolist()
+    rows = rows.drop("run")
+    return [rows.slice(start, end - start) for start, end in pairwise([0, *ends])]
 
 
 def timed(steps: pl.DataFrame, ranks: int, data_ranks: int) -> pl.DataFrame:
@@ -44,14 +85,19 @@ def timed(steps: pl.DataFrame, ranks: int, data_ranks: int) -> pl.DataFrame:
     Ranks that share one model (tensor and pipeline parallel) record the same units; here each has its part of them, so that
     their sum is what the step trained on.
     """
-    rows = steps.filter(~pl.col("warmup"), pl.col("rank") < ranks)
-    whole = rows.filter(pl.len().over("step") == ranks).sort("step", "rank")
-    return whole.with_columns(pl.col("units") * (data_ranks / ranks)) if ranks else whole
+    rows = steps.with_columns(run=pl.lit(0, pl.Int64), ranks=pl.lit(ranks), data_ranks=pl.lit(data_ranks))
+    return _timed(rows).drop("run", "ranks", "data_ranks")
+
+
+def _timed(steps: pl.DataFrame) -> pl.DataFrame:
+    rows = steps.filter(~pl.col("warmup"), pl.col("rank") < pl.col("ranks"))
+    whole = rows.filter(pl.len().over("run", "step") == pl.col("ranks")).sort("run", "step", "rank")
+    return whole.with_columns(pl.col("units") * (pl.col("data_ranks") / pl.col("ranks")))
 
 
 def unwatched(timed_steps: pl.DataFrame) -> pl.DataFrame:
     """The timed steps that no instrument slowed down: what is said of times and memory is said of these."""
-    return timed_steps.filter(~pl.col("watched"))
+    return timed_steps.filter(~pl.col("watched")) if timed_steps["watched"].any() else timed_steps
 
 
 def of_world(timed_steps: pl.DataFrame) -> pl.DataFrame:
@@ -59,12 +105,16 @@ def of_world(timed_steps: pl.DataFrame) -> pl.DataFrame:
 
     Each rank's loss is a mean over its own units, so the mean over the batch weighs it by them.
     """
+    return _world(timed_steps, "step")
+
+
+def _world(timed_steps: pl.DataFrame, *keys: str) -> pl.DataFrame:
     weighed = (pl.col("loss") * pl.col("units")).sum() / pl.col("units").sum()
     loss = pl.when(pl.col("units").sum() > 0).then(weighed).otherwise(None)
     return (
-        timed_steps.group_by("step")
+        timed_steps.group_by(keys)
         .agg(step_ms=pl.col("step_ms").max(), units=pl.col("units").sum(), loss=loss, wall_s=pl.col("wall_s").max())
-        .sort("step")
+        .sort(keys)
     )
 
 
@@ -78,5 +128,6 @@ def window(timed_steps: pl.DataFrame) -> tuple[float, float] | None:
     """(first, last) wall_s of the timed steps in seconds since the epoch, or None where they span no time."""
     if timed_steps.is_empty():
         return None
-    first, last = timed_steps.select(first=pl.col("wall_s").min(), last=pl.col("wall_s").max()).row(0)
+    wall_s = timed_steps["wall_s"].to_numpy()
+    first, last = float(wall_s.min()), float(wall_s.max())
     return (first, last) if last > first else None

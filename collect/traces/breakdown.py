@@ -37,7 +37,8 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
     source: `gpu` for kernels (categories kernel, gpu_memcpy, gpu_memset) of all devices of the rank together; `gloo` for
     operators of the main thread beside gloo's collectives; `cpu` for operators alone.
-    steps: the profiler steps in the trace. None: not known, or not to be had from this kind of trace.
+    steps: the profiler steps that the figures are of. None: not known, or not to be had from this kind of trace.
+    like_hta: rounded and cut as HolisticTraceAnalysis does it.
     """
 
     rank: int | None
@@ -52,6 +53,12 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     overlap_ns: int
     collectives: list[Tally]  # by what they do
     kernels: list[Tally]  # by name, the longest total first; gloo and cpu: of the main thread's operators
+    like_hta: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What figures of it are of; those of two kinds do not compare. With gloo and without any collective: operators."""
+        return ("gpu, like HTA" if self.like_hta else "gpu") if self.source == "gpu" else "cpu"
 
     @property
     def exposed_communication_ns(self) -> int:

@@ -15,7 +15,7 @@ from collect.traces.intervals import Intervals
 
 _SPAN = "gloo:"
 _C10D = ("c10d::", "_c10d_functional::", "c10d_functional::")
-_WRAPPER = "autograd::engine::evaluate_function"  # also lasts while a hook in it waits for a collective
+WRAPPER = "autograd::engine::evaluate_function"  # also lasts while a hook in it waits for a collective
 STEP = re.compile(r"ProfilerStep\s*#\s*\d+")
 _POINT_TO_POINT = ("send", "recv")
 _MEANINGS = {
@@ -54,7 +54,7 @@ def activity(trace: Trace) -> Activity | None:
     main = _main_thread(trace, step, operators)
     operators &= trace.thread == main
     c10d = operators & _named(trace, lambda label: label.startswith(_C10D))
-    computing = operators & ~c10d & _named(trace, lambda label: not label.startswith(_WRAPPER))
+    computing = operators & ~c10d & _named(trace, lambda label: not label.startswith(WRAPPER))
     seen = step if step.any() else operators | collectives
     start, end = int(trace.start_ns[seen].min()), int(trace.end_ns[seen].max())
     compute = intervals.without(intervals.of(trace, computing), intervals.of(trace, c10d))

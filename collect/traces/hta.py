@@ -65,7 +65,7 @@ def _breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
     return Breakdown(
         rank=trace.rank,
         source="gpu",
-        steps=steps(trace),
+        steps=max(steps(trace) - leave_out_last, 0),
         span_ns=span * 1000,
         compute_ns=compute * 1000,
         communication_ns=_length(communication) * 1000,
@@ -75,6 +75,7 @@ def _breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
         overlap_ns=intervals.both(intervals.union(*overlapping), intervals.union(*communication)) * 1000,
         collectives=renamed(_tally(trace, kernels.only(communicating)), collective_of),
         kernels=_tally(trace, kernels),
+        like_hta=True,
     )
 
 

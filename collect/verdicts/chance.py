@@ -32,6 +32,14 @@ def draws(mean: float, error: float, degrees: int, name: str) -> float | pl.Seri
 
 
 @cache
+def half_width(degrees: int, level: float) -> float:
+    """What a share `level` of the draws of t lie above, in standard errors."""
+    found = _student(degrees).quantile(1 - level, "linear")
+    assert found is not None
+    return found
+
+
+@cache
 def _student(degrees: int) -> pl.Series:
     chance = random.Random(SEED)
     drawn = (chance.gauss(0, 1) / math.sqrt(chance.gammavariate(degrees / 2, 2) / degrees) for _ in range(DRAWS))

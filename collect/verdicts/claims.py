@@ -18,12 +18,12 @@ from shardlab.expression import Expression, ExpressionError
 
 Word = Literal["reproduced", "contradicted", "undecided", "ambiguous", "not run"]
 LEVEL = 0.025  # of each side: the tests are those of two-sided 95 % intervals
-RANKED = ("proven", "not provable")  # same-work verdicts with which a cell stands beside others
 
 
 class Entered(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A number that a verdict rests on: call, as the test has it; its value in the cell, with the 95 % interval where one is
-    known; how: what the interval is by, or why there is none; runs: those that it is the mean of."""
+    known; against: the cell that it is compared with, where the metric is of two; how: what the interval is by, or why there
+    is none; runs: those that it is the mean of."""
 
     call: str
     cell: str
@@ -34,6 +34,7 @@ class Entered(msgspec.Struct, omit_defaults=True, kw_only=True):
     n: int = 0
     how: str = ""
     runs: list[str] = []
+    against: str = ""
 
 
 class Part(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -165,7 +166,8 @@ def _enter(measurements: Measurements, verdict: Verdict, tree: ast.expr) -> tupl
                 high=number.high,
                 n=number.n,
                 how=number.how,
-                runs=[run.run_id for run in row.runs if run.state == "completed"],
+                runs=[run.run_id for part in number.found.parts for run in part.row.runs if run.state == "completed"],
+                against=number.found.beside[1].row.id if number.found.beside else "",
             )
         )
     if missing:
@@ -228,16 +230,17 @@ def _words(test: str) -> str:
 
 def _unproven(measurements: Measurements, verdict: Verdict, numbers: list[Number]) -> str:
     """Why cells that a claim ranks may not be ranked: the proof found other work, or was not made."""
-    rows = {number.found.row.id: number.found.row for number in numbers if not number.found.metric.exact}
+    parts = [part for number in numbers for part in number.found.parts]
+    rows = {part.row.id: part.row for part in parts if not part.metric.exact}
     if len(rows) < 2:
         return ""
     unproven, unprovable = [], []
     for row in rows.values():
         proof = row.same_work
         said = f"{measurements.label(row)}: {proof.verdict} ({proof.why})" if proof else f"{measurements.label(row)}: no proof"
-        if proof is None or proof.verdict not in RANKED:
+        if not row.is_ranked:
             unproven.append(said)
-        elif proof.verdict != "proven":
+        elif proof and proof.verdict != "proven":
             unprovable.append(said)
     if unprovable:
         verdict.remarks.append(f"compares what is not proven to do the same work: {'; '.join(unprovable)}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-
 import polars as pl
 
 from collect.statistics import standard_error, t_975
@@ -28,28 +26,31 @@ class Number:
         self.high: float | None = None
         self.how = ""
         self.draws: Value | None = None
-        if found.against is not None:
-            self._beside_baseline(measurements, found, found.against)
+        self.value = found.mean
+        if found.beside is not None:
+            self._of_two(measurements, found, *found.beside)
             return
-        self.value = statistics.fmean(found.values)
         if found.metric.exact and len(set(found.values)) == 1:
             self.low = self.high = self.draws = self.value
             self.how = EXACT
             return
-        known = standard_error(found.values, measurements.noise(found.metric))
+        known = standard_error(found.values, measurements.noise(found.metric, found.argument))
         if known is None:
             self.how = ALONE
             return
         error, degrees = known
         self.how = POOLED if self.n < 3 and degrees != self.n - 1 else ""
         self.low, self.high = self.value - t_975(degrees) * error, self.value + t_975(degrees) * error
-        self.draws = draws(self.value, error, degrees, f"{found.metric.name} {found.row.id}")
+        asked = "" if found.argument is None else f" {found.argument}"
+        self.draws = draws(self.value, error, degrees, f"{found.metric.name} {found.row.id}{asked}")
 
-    def _beside_baseline(self, measurements: Measurements, found: Found, against: Found) -> None:
-        """Draws of both throughputs, put into the metric's own formula."""
-        self.value = found.row.metrics[found.metric.name].value
-        mine = Number(measurements, Found(found.row, against.metric, found.values, ""))
-        theirs = mine if found.row.id == against.row.id else Number(measurements, against)
+    def _of_two(self, measurements: Measurements, found: Found, one: Found, other: Found) -> None:
+        """Draws of what is compared, of both cells, put into the metric's own formula."""
+        mine = Number(measurements, one)
+        theirs = mine if one.row.id == other.row.id else Number(measurements, other)
+        value = measurements.compared(found, mine.value, theirs.value)
+        assert value is not None
+        self.value = value
         self.how = mine.how or theirs.how
         if mine.draws is None or theirs.draws is None:
             return

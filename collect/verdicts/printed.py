@@ -80,10 +80,11 @@ class Printed(msgspec.Struct, frozen=True, omit_defaults=True):
     remark: str = ""
 
 
-def parse(text: str, unit: str | None, metric_unit: str) -> Printed:
+def parse(text: str, unit: str | None, metric_unit: str, *, change: bool = False) -> Printed:
     """What a study printed, with the unit of its table's head, in a metric's unit (units/s: of any items, then named).
 
-    A bare number of a metric in percent is a share: 0.92 is 92 %. MB is 10^6 bytes. Raises ValueError, a sentence, for what is
+    change: the metric is one of what is more or less than elsewhere, which may have a plus before it, as may percents. A bare
+    number of a metric in percent is a share: 0.92 is 92 %. MB is 10^6 bytes. Raises ValueError, a sentence, for what is
     no number with a unit, or with one that the metric cannot have.
     """
     plain = text.translate(_PLAIN).strip()
@@ -98,7 +99,7 @@ def parse(text: str, unit: str | None, metric_unit: str) -> Printed:
     if beside and unit and beside != unit:
         raise ValueError(f"{text!r} has another unit than its table's head, {unit}.")
     before = match["before"].lower()
-    if match["number"].startswith("+") and metric_unit != "%":
+    if match["number"].startswith("+") and metric_unit != "%" and not change:
         raise ValueError(f"{text!r} is a change, and {metric_unit or 'a count'} is none.")
     spelled = beside or unit or ""
     name, factor = _factor(spelled, metric_unit, text)

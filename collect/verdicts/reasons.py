@@ -27,6 +27,7 @@ _WEIGHTY = {
     "precision", "optimizer.name", "activation_checkpointing", "compile", "warmup_steps", "options.wrap", "options.image_size",
 }  # fmt: skip
 _PLACE = re.compile(r"(tables?|sections?|figures?)|(\d+(?:\.\d+)*)")
+REHEARSAL = "rehearsal: "
 ASSUMED = "assumed, as the study does not say: "
 _ABOUT_DATA = {"final_loss", "final_accuracy_pct", "time_to_accuracy_s"}
 
@@ -40,9 +41,9 @@ def rehearsal(cell: LoadedCell) -> str:
             for key in _SIZES
             if getattr(mine, key) != getattr(other, key)
         ]
-        return f"rehearsal: a tiny twin on CPU ({', '.join(changed)}): absolute numbers do not compare"
+        return f"{REHEARSAL}a tiny twin on CPU ({', '.join(changed)}): absolute numbers do not compare"
     if any(run.run and run.run.rehearsal for run in cell.runs):
-        return "rehearsal: ranks forked on CPU: absolute numbers do not compare"
+        return f"{REHEARSAL}ranks forked on CPU: absolute numbers do not compare"
     return ""
 
 

@@ -8,18 +8,21 @@ from typing import Any
 import msgspec
 
 from collect.load import Loaded
+from collect.metric import Metric
 from collect.metrics.memory import KINDS
 from collect.verdicts import reasons
 from collect.verdicts.number import Number
 from collect.verdicts.printed import Printed, parse
 from collect.verdicts.selection import STATE, Measurements, Unanswered
 
-_OF_A_CPU = {KINDS["rss_bytes"], "gloo", "cpu"}  # kinds of a number that a study on GPUs has in another way
+_OF_A_CPU = {KINDS["rss_bytes"], "cpu"}  # kinds of a number that a study on GPUs has in another way
 
 
 class Beside(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One printed number. cell: the filter; row: the cell that it means, absent where that is none or several.
 
+    head: the unit of its table's head. of: what it is of, where a cell has several numbers of a metric, as of each operator.
+    against: the cell that it is compared with, where the metric is of two.
     kind: measured by the study, estimated (computed by it) or assumed (nobody ran it). reported: the print, read. measured,
     low, high: the mean here with its 95 % interval; how: what that is by, or why there is none.
     comparable: whether the two may be set against each other: not those of a rehearsal, and not where either is missing.
@@ -32,8 +35,11 @@ class Beside(msgspec.Struct, omit_defaults=True, kw_only=True):
     cell: dict[str, Any]
     printed: str
     kind: str
+    head: str = ""
+    of: str = ""
     unit: str = ""
     row: str | None = None
+    against: str = ""
     reported: Printed | None = None
     measured: float | str | None = None
     low: float | None = None
@@ -61,6 +67,8 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Mapping[str, Any]
         cell=entry.get("cell") or {},
         printed=entry["printed"],
         kind=entry.get("kind", "measured"),
+        head=entry.get("unit") or "",
+        of=entry.get("of") or "",
         notes=reasons.notes(loaded, entry["where"]),
     )
     try:
@@ -69,8 +77,10 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Mapping[str, Any]
             row, state = measurements.state(found.cell)
             found.measured, found.n = state, len(row.runs)
         else:
-            number = Number(measurements, measurements.find(found.metric, found.cell))
-            row = number.found.row
+            sought = measurements.find(found.metric, found.cell, entry.get("of"), entry.get("against"))
+            number = Number(measurements, sought)
+            row = sought.row
+            found.against = sought.beside[1].row.id if sought.beside else ""
             found.measured, found.low, found.high = number.value, number.low, number.high
             found.n, found.how, found.unit = number.n, number.how, number.found.unit
         found.row = row.id
@@ -79,7 +89,7 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Mapping[str, Any]
     metric = measurements.metrics.get(found.metric)
     try:
         if metric is not None or found.metric == STATE:
-            found.reported = parse(found.printed, entry.get("unit"), metric.unit if metric else "")
+            found.reported = parse(found.printed, entry.get("unit"), metric.unit if metric else "", change=_is_change(metric))
     except ValueError as error:
         found.why = "; ".join(filter(None, (found.why, str(error))))
     if found.row is None or found.reported is None:
@@ -89,15 +99,26 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Mapping[str, Any]
         found.reasons = [rehearsal]
         return found
     found.reasons = [*_doubts(found, number), *reasons.likely(loaded, cell, row, {found.metric})]
+    if number and len({part.row.id for part in number.found.parts if not part.metric.exact}) > 1:
+        unproven = [measurements.label(part.row) for part in number.found.parts if not part.row.is_ranked]
+        if unproven:
+            found.why = f"not proven to do the same work, and so not compared: {'; '.join(unproven)}"
+            return found
     _compare(found, found.reported)
     return found
+
+
+def _is_change(metric: Metric | None) -> bool:
+    """Whether a metric is what another cell has more or less."""
+    return metric is not None and metric.of_cells is not None
 
 
 def _doubts(found: Beside, number: Number | None) -> list[str]:
     """What makes the printed number itself doubtful, or ours another thing."""
     kinds = {"estimated": "the study computed its number", "assumed": "the study assumed its number: nobody measured it"}
     remark = found.reported.remark if found.reported else ""
-    other = f"measured here: {number.found.kind}" if number and number.found.kind in _OF_A_CPU else ""
+    kind = number.found.parts[0].kind if number else ""
+    other = f"measured here: {kind}" if kind in _OF_A_CPU else ""
     return [clause for clause in (kinds.get(found.kind, ""), remark, other) if clause]
 
 

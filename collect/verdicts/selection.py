@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
 
 from collect import columns
 from collect.load import Loaded, LoadedCell
-from collect.metric import Compared, Metric, Quantity, menu
+from collect.metric import Argument, Compared, Metric, Quantity, menu
 from collect.row import Row
 from collect.statistics import Noise, noise
 from shardlab import cell_names
@@ -27,14 +29,28 @@ class Unanswered(Exception):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The repeats of one metric in one cell. against: the same of its baseline, for a metric that sets the two side by side."""
+    """The repeats of one metric in one cell. argument: what it was asked for besides.
+
+    beside: for a metric that compares two cells, what it compares of this one and of its baseline; `values` are then the
+    first one's.
+    """
 
     row: Row
     metric: Metric
     values: list[float]
     unit: str
     kind: str = ""
-    against: Found | None = None
+    argument: Argument | None = None
+    beside: tuple[Found, Found] | None = None
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def parts(self) -> tuple[Found, ...]:
+        """What was measured of it: itself, or what it compares."""
+        return self.beside or (self,)
 
 
 class Measurements:
@@ -45,11 +61,14 @@ class Measurements:
         self.metrics = {metric.name: metric for metric in menu()}
         self._cells = {cell.id: cell for cell in loaded.cells}
         self._excluded = loaded.expansion.excluded
-        self._labels = dict(zip((row.id for row in rows), columns.labels(rows), strict=True))
-        self._noise: dict[str, Noise | None] = {}
+        self._noise: dict[tuple[str, Argument | None], Noise | None] = {}
 
     def cell(self, row: Row) -> LoadedCell:
         return self._cells[row.id]
+
+    @cached_property
+    def _labels(self) -> dict[str, str]:
+        return dict(zip((row.id for row in self.rows), columns.labels(self.rows), strict=True))
 
     def label(self, row: Row) -> str:
         return self._labels[row.id]
@@ -77,59 +96,87 @@ class Measurements:
             raise Unanswered("undecided", f"{self.label(row)}: {row.state}")
         return row, row.state
 
-    def find(self, name: str, wanted: Mapping[str, Any], argument: float | None = None) -> Found:
-        """A metric in the one cell that is meant. Raises Unanswered where it has none there."""
+    def find(
+        self,
+        name: str,
+        wanted: Mapping[str, Any],
+        argument: Argument | None = None,
+        against: Mapping[str, Any] | None = None,
+    ) -> Found:
+        """A metric in the one cell that is meant. against: the cell that it is compared with, where that is not the baseline.
+
+        Raises Unanswered where it has none there.
+        """
         metric = self.metrics.get(name)
         if metric is None:
             raise Unanswered("not run", f"{name} is no metric")
         row = self.row(wanted)
         if metric.of_cells is not None:
-            return self._beside_baseline(metric, row)
-        if metric.of_run_at is not None:
-            return self._at(metric, row, argument)
-        estimate = row.metrics.get(name)
-        if estimate is None:
-            raise self._unmeasured(metric, row)
-        values = [run.metrics[name] for run in row.runs if name in run.metrics]
-        return Found(row, metric, values, estimate.unit, estimate.kind)
+            return self._compare(metric, row, argument, self.row(against) if against else None)
+        return self._measured(metric, row, argument)
 
-    def noise(self, metric: Metric) -> Noise | None:
+    def noise(self, metric: Metric, argument: Argument | None = None) -> Noise | None:
         """How much this metric scatters over the repeats of all cells that were repeated."""
-        if metric.name not in self._noise:
-            repeats = [[run.metrics[metric.name] for run in row.runs if metric.name in run.metrics] for row in self.rows]
-            self._noise[metric.name] = noise(repeats)
-        return self._noise[metric.name]
+        key = (metric.name, argument)
+        if key not in self._noise:
+            if metric.of_run_at is None:
+                repeats = [[run.metrics[metric.name] for run in row.runs if metric.name in run.metrics] for row in self.rows]
+            else:
+                repeats = [[found.value for found in self._asked(metric, row, argument) if found] for row in self.rows]
+            self._noise[key] = noise(repeats)
+        return self._noise[key]
 
     def compared(self, found: Found, value: float, against: float) -> float | None:
-        """What a metric that sets a cell beside its baseline makes of two throughputs."""
-        assert found.metric.of_cells is not None
-        assert found.against is not None
-        cell, baseline = self.cell(found.row).cell, self.cell(found.against.row).cell
-        quantity = found.metric.of_cells(Compared(cell, value, baseline, against))
+        """What a metric that compares two cells makes of two values."""
+        assert found.beside is not None
+        quantity = self._set_beside(found.metric, *found.beside, value, against)
         return None if quantity is None else quantity.value
 
-    def _beside_baseline(self, metric: Metric, row: Row) -> Found:
-        estimate = row.metrics.get(metric.name)
-        if estimate is None or row.baseline is None:
+    def _compare(self, metric: Metric, row: Row, argument: Argument | None, against: Row | None) -> Found:
+        other = against or next((one for one in self.rows if one.id == row.baseline), None)
+        if other is None:
+            raise self._unmeasured(metric, row, ": no baseline" if row.n else "")
+        if different := [one for one in (row, other) if one.same_work and one.same_work.verdict == "different"]:
+            labels = ", ".join(map(self.label, different))
+            raise Unanswered("undecided", f"{labels}: not the same work, and so not compared")
+        of = self.metrics[metric.compares]
+        mine, theirs = (self._measured(of, one, argument) for one in (row, other))
+        if (mine.unit, mine.kind) != (theirs.unit, theirs.kind):
+            kinds = " and ".join(f"{self.label(one.row)} ({one.kind or one.unit})" for one in (mine, theirs))
+            raise Unanswered("not run", f"{metric.name}: {kinds} do not compare")
+        quantity = self._set_beside(metric, mine, theirs, mine.mean, theirs.mean)
+        if quantity is None:
             raise self._unmeasured(metric, row)
-        baseline = next(other for other in self.rows if other.id == row.baseline)
-        throughput = self.metrics["throughput_per_s"]
-        mine, theirs = (
-            Found(one, throughput, [run.metrics[throughput.name] for run in one.runs if throughput.name in run.metrics], "")
-            for one in (row, baseline)
-        )
-        return Found(row, metric, mine.values, estimate.unit, estimate.kind, theirs)
+        return Found(row, metric, mine.values, quantity.unit, quantity.kind, argument, (mine, theirs))
 
-    def _at(self, metric: Metric, row: Row, argument: float | None) -> Found:
-        if argument is None:
-            raise Unanswered("not run", f"{metric.name} needs {metric.argument}, such as {metric.argument}=75")
-        assert metric.of_run_at is not None
-        cell = self.cell(row)
-        asked = [metric.of_run_at(cell.measured(run), argument) for run in cell.completed]
+    def _set_beside(self, metric: Metric, mine: Found, theirs: Found, value: float, against: float) -> Quantity | None:
+        assert metric.of_cells is not None
+        return metric.of_cells(Compared(self.cell(mine.row).cell, value, self.cell(theirs.row).cell, against))
+
+    def _measured(self, metric: Metric, row: Row, argument: Argument | None) -> Found:
+        if metric.of_run_at is not None:
+            return self._at(metric, row, argument)
+        estimate = row.metrics.get(metric.name)
+        if estimate is None:
+            raise self._unmeasured(metric, row)
+        values = [run.metrics[metric.name] for run in row.runs if metric.name in run.metrics]
+        return Found(row, metric, values, estimate.unit, estimate.kind)
+
+    def _at(self, metric: Metric, row: Row, argument: Argument | None) -> Found:
+        if not isinstance(argument, str if isinstance(metric.example, str) else int | float):
+            raise Unanswered("not run", f"{metric.name} needs {metric.argument}, such as {metric.argument}={metric.example!r}")
+        asked = self._asked(metric, row, argument)
         known: list[Quantity] = [quantity for quantity in asked if quantity is not None]
         if not known or len(known) < len(asked):
             raise self._unmeasured(metric, row, f" ({len(known)} of {len(asked)} repeats have one)" if known else "")
-        return Found(row, metric, [quantity.value for quantity in known], known[0].unit)
+        if len({(quantity.unit, quantity.kind) for quantity in known}) > 1:
+            raise self._unmeasured(metric, row, " in one way in all repeats")
+        return Found(row, metric, [quantity.value for quantity in known], known[0].unit, known[0].kind, argument)
+
+    def _asked(self, metric: Metric, row: Row, argument: Argument | None) -> list[Quantity | None]:
+        assert metric.of_run_at is not None
+        cell = self.cell(row)
+        return [metric.of_run_at(cell.measured(run), argument) for run in cell.completed]
 
     def _unmeasured(self, metric: Metric, row: Row, more: str = "") -> Unanswered:
         if not row.n:

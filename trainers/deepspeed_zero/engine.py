@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -87,9 +88,9 @@ class ZeroEngine(ReplicatedEngine):
 
     def gradient_norm(self) -> float:
         import torch
-        from deepspeed.utils import safe_get_full_grad
 
-        squares = [safe_get_full_grad(p).float().square().sum() for p in self.model.module.parameters()]
+        parameters = self.model.module.parameters()
+        squares = [gradient.float().square().sum() for gradient in self._whole(parameters, gradients=True)]
         return float(torch.stack(squares).sum().sqrt()) / (self._scaling().cur_scale if self.cell.precision == "fp16" else 1.0)
 
     def _scaling(self) -> Any:
@@ -102,13 +103,22 @@ class ZeroEngine(ReplicatedEngine):
             self._scaling().cur_scale = scale
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
-        from deepspeed.utils import safe_get_full_fp32_param
+        names, parameters = zip(*self.model.module.named_parameters(), strict=True)
+        whole = self._whole(parameters, gradients=False)
+        return {
+            switches.plain_name(name): found.detach().float().cpu().clone() for name, found in zip(names, whole, strict=True)
+        }
 
-        found, own = {}, self._own_weights()
-        for name, parameter in self.model.module.named_parameters():
-            whole = safe_get_full_fp32_param(parameter) if self.stage else own.get(parameter)
-            found[switches.plain_name(name)] = (parameter if whole is None else whole).detach().float().cpu().clone()
-        return found
+    def _whole(self, parameters: Iterable[nn.Parameter], *, gradients: bool) -> Iterable[torch.Tensor]:
+        """Each parameter's weight or gradient, whole on every rank."""
+        if self.stage:
+            from trainers.deepspeed_zero import put_together
+
+            return put_together.whole(parameters, gradients=gradients)
+        from deepspeed.utils import safe_get_full_grad
+
+        own = {} if gradients else self._own_weights()
+        return (safe_get_full_grad(p) if gradients else own.get(p, p) for p in parameters)
 
     def keeps(self) -> dict[str, list[torch.Tensor]]:
         found, zero = super().keeps(), self.model.optimizer

@@ -18,30 +18,55 @@ import time
 import traceback
 from pathlib import Path
 
+from shardlab import host
 from trainers.forking import address, brood
 
-IDLE_S = 60  # without a run, then it ends
+IDLE_S = 180  # without a run, then it ends: longer than the one torchrun in the middle of a rehearsed study takes
 # What ranks would import on their first step; a module that is missing here only costs its run that time.
 PRELOADED = (
-    "pynvml",
+    "numpy.ma",
     "psutil",
+    "pynvml",
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
     "torch.nn.parallel",
+    "trainers.activation_checkpointing",
+    "trainers.instruments.categories",
+    "trainers.instruments.memory_timeline",
+    "trainers.instruments.profiling",
+    "trainers.instruments.validation",
     "trainers.loop",
+    "trainers.parallel.held",
     "trainers.parallel.schedule",
+    "trainers.parameter_server.server",
+    "trainers.parameter_server.worker",
     "trainers.plans.gpt2",
+    "trainers.plans.llama",
     "trainers.plans.vit",
+    "trainers.tasks.batch_norm",
     "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
     "transformers.models.vit.modeling_vit",
 )
-# A family's own library, where it is installed; original_muon is what ZeRO's optimizers import on their first step.
-OPTIONAL = {"deepspeed": ("deepspeed", "deepspeed.runtime.zero.muon.original_muon", "deepspeed.runtime.zero.stage3")}
+# A family's own library, where it is installed, with what its engine and optimizers import when they are made.
+OPTIONAL = {
+    "deepspeed": (
+        "deepspeed",
+        "deepspeed.comm.mori",
+        "deepspeed.module_inject.auto_ep_layer",
+        "deepspeed.ops.op_builder.all_ops",
+        "deepspeed.runtime.superoffload.superoffload_stage3",
+        "deepspeed.runtime.zero.muon.muon_optimizer",
+        "deepspeed.runtime.zero.muon.original_muon",
+        "deepspeed.runtime.zero.stage3",
+        "trainers.deepspeed_zero.engine",
+    )
+}
 
 
 def serve(path: Path) -> int:
-    """Answer at the socket `path` until nobody has asked for anything for a minute; 0 at once if another one does already."""
+    """Answer at the socket `path` until nobody has asked for anything for IDLE_S; 0 at once if another one does already."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with address.lock_path(path).open("ab") as lock:
         try:
@@ -63,7 +88,6 @@ def _import_everything() -> None:
     from trainers.tasks import vision_library
 
     vision_library.load()
-
     menu.strategies(), menu.workloads()
     for name in PRELOADED:
         importlib.import_module(name)
@@ -72,6 +96,7 @@ def _import_everything() -> None:
         if importlib.util.find_spec(library) is not None:
             for name in names:
                 importlib.import_module(name)
+    host.packages()  # reading the versions of packages imports a parser of mail headers
     gc.collect()
     gc.freeze()  # the collector of a fork leaves these objects alone, and so their pages shared
 

@@ -1,0 +1,194 @@
+"""Cells that may be compared: the same work on as many ranks of as many nodes, by different means."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from collect import likeness
+from collect.choices.standing import Standing
+from collect.columns import distinguishing, flat
+from collect.row import Row
+
+Outcome = Literal["measured", "does not fit", "over the limit", "not ranked", "failed", "not measured"]
+RESULTS = ("measured", "does not fit", "over the limit")  # ends that say something of a strategy
+_GOING = {"planned", "pending", "running", "unknown"}
+_USUAL = (
+    "options.data",
+    "precision",
+    "seq_len",
+    "steps",
+    "epochs",
+    "launcher",
+    "optimizer.name",
+)  # what families are told apart by at first
+
+
+class Contender(msgspec.Struct, omit_defaults=True):
+    """A cell of a contest. name: its strategy, and what tells it from others of it. partly: how it ended, where not always so.
+
+    why: the sentence of the proof, where that is why it is not ranked.
+    """
+
+    cell: str
+    name: str
+    outcome: Outcome
+    partly: str = ""
+    why: str = ""
+
+
+class Contest(msgspec.Struct):
+    """Cells of one work on as many ranks. contenders: by name; standings: by each criterion that two or more of them have.
+
+    nodes: of a tiny twin, those of the cell that it stands for.
+    """
+
+    ranks: int
+    nodes: int
+    batch: int
+    contenders: list[Contender]
+    standings: list[Standing]
+
+    @property
+    def open(self) -> bool:
+        """Whether there is anything to choose."""
+        return sum(contender.outcome in RESULTS for contender in self.contenders) > 1
+
+    def named(self, outcome: Outcome) -> list[str]:
+        return [contender.name for contender in self.contenders if contender.outcome == outcome]
+
+
+class Ground(NamedTuple):
+    """The rows of a workload that are trained alike but for ranks and batch, cut into contests: rows by (ranks, nodes, batch).
+
+    about: what tells it from others of its workload.
+    """
+
+    workload: str
+    about: str
+    contests: dict[tuple[int, int, int], list[Row]]
+
+
+def grounds(rows: Sequence[Row]) -> list[Ground]:
+    """All rows, each once, in an order that does not depend on theirs."""
+    options = _shared_options(rows)
+    by_work: dict[bytes, list[Row]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row.id):
+        work = likeness.work(row.cell, options[row.cell["workload"]])
+        for one in (work, work["rehearses"] or {}):
+            one.pop("global_batch_size", None)
+        by_work[msgspec.json.encode(work, order="deterministic")].append(row)
+    shown: dict[str, dict[bytes, dict[str, Any]]] = defaultdict(dict)
+    for key, members in by_work.items():
+        shown[members[0].cell["workload"]][key] = _shown(members[0], options)
+    found = []
+    for workload, families in sorted(shown.items()):
+        telling = _telling(list(families.values()))
+        for key, cell in sorted(families.items()):
+            about = ", ".join(filter(None, (_said(one, cell.get(one)) for one in telling)))
+            contests: dict[tuple[int, int, int], list[Row]] = defaultdict(list)
+            for row in by_work[key]:
+                contests[row.cell["gpus"], _told(row)["nnodes"], row.cell["global_batch_size"]].append(row)
+            found.append(Ground(workload, about, dict(sorted(contests.items()))))
+    return found
+
+
+def contenders(rows: Sequence[Row]) -> list[Contender]:
+    """The rows of a contest, by name."""
+    found = []
+    for name, row in _names(rows):
+        partly = row.state if len(row.states) > 1 and row.n else ""
+        why = row.same_work.why if row.same_work else "no proof was made"
+        outcome = _outcome(row)
+        found.append(Contender(row.id, name, outcome, partly, why if outcome == "not ranked" else ""))
+    return sorted(found, key=lambda contender: (natural(contender.name), contender.cell))
+
+
+def _outcome(row: Row) -> Outcome:
+    if row.n:
+        return "measured" if row.is_ranked else "not ranked"
+    if "oom" in row.states:
+        return "does not fit"
+    if "timeout" in row.states:
+        return "over the limit"
+    return "not measured" if row.states.keys() <= _GOING else "failed"
+
+
+def _names(rows: Sequence[Row]) -> list[tuple[str, Row]]:
+    """Each row with its strategy, and where several have it, with the values in which those differ."""
+    by_strategy: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_strategy[row.cell["strategy"]].append(row)
+    found = []
+    for strategy, members in by_strategy.items():
+        cells = [flat(row.cell) for row in members]
+        keys = [key for key in distinguishing(cells) if key not in ("strategy", "gpus")] if len(cells) > 1 else []
+        for row, cell in zip(members, cells):
+            found.append((", ".join(filter(None, [strategy, *(_named(key, cell) for key in keys)])), row))
+    return found
+
+
+def _named(key: str, cell: dict[str, Any]) -> str:
+    """What a pipeline accumulates are its micro-batches."""
+    if key == "gradient_accumulation_steps" and cell["pp"] > 1:
+        return f"{cell[key]} micro-batches"
+    return _said(key, cell.get(key))
+
+
+def natural(name: str) -> list[str | int]:
+    """Numbers in a name by their value."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", name))]
+
+
+def _shared_options(rows: Sequence[Row]) -> dict[str, set[str]]:
+    """The options that all cells of a workload have: its own. Those that some have belong to a strategy."""
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        have = set(row.cell["options"])
+        found[row.cell["workload"]] = found.get(row.cell["workload"], have) & have
+    return found
+
+
+def _told(row: Row) -> dict[str, Any]:
+    """The cell, or the one that it stands for."""
+    cell: dict[str, Any] = row.cell.get("rehearses") or row.cell
+    return cell
+
+
+def _shown(row: Row, options: dict[str, set[str]]) -> dict[str, Any]:
+    """What is equal in all rows of a family, with dotted keys; of twins, first what they stand for."""
+    found: dict[str, Any] = {}
+    for whose, cell in (("", _told(row)), ("rehearses.", row.cell)):
+        work = likeness.work(cell, options[row.cell["workload"]] & cell["options"].keys()) | {"rehearses": None}
+        work.pop("global_batch_size")
+        found |= {whose + key: value for key, value in flat(work).items()}
+    return found | {"launcher": row.cell["launcher"]}
+
+
+def _telling(families: Sequence[dict[str, Any]]) -> list[str]:
+    """The fewest keys that tell the families of a workload apart, usual ones first."""
+    keys: list[str] = []
+    for key in (*_USUAL, *sorted(set().union(*families) - {*_USUAL})):
+        if _kinds(families, [*keys, key]) > _kinds(families, keys):
+            keys.append(key)
+    return keys
+
+
+def _kinds(cells: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
+    return len({repr([cell.get(key) for key in keys]) for cell in cells})
+
+
+def _said(key: str, value: Any) -> str:
+    """`precision bf16`, `launcher fork`, `validation every_steps 100`; nothing for what is not there."""
+    key = key.removeprefix("rehearses.")
+    name = key.rpartition(".")[2].replace("_", " ")
+    if value is None or value is False or (key.startswith("instruments.") and value == "none"):
+        return ""
+    if isinstance(value, dict):
+        inner = ", ".join(f"{one.replace('_', ' ')} {of}" for one, of in value.items() if of is not None)
+        return f"{name} ({inner})"
+    return name if value is True else f"{name} {value}"

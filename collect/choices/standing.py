@@ -1,0 +1,156 @@
+"""Who is ahead by one criterion, and who cannot be told from the best."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import polars as pl
+
+from collect.metric import Metric
+from collect.row import Row
+from collect.statistics import standard_error, t_975
+from collect.verdicts.chance import DRAWS, draws, half_width
+from collect.verdicts.claims import LEVEL
+from collect.verdicts.selection import Measurements
+
+ACCURACY = "final_accuracy_pct"
+SENT = "sent_counted_bytes"
+CRITERIA = ("throughput_per_s", "peak_memory_bytes", SENT, ACCURACY, "energy_per_unit_j")
+ALIKE = 1e-3  # counts that differ by less, such as by a scalar that is summed beside the gradients, are no reason to choose
+Word = Literal["best", "not told apart", "equal", "same work", "as measured"]
+
+
+class Placed(msgspec.Struct, omit_defaults=True):
+    """A cell by its mean. low, high: the 95 % interval, where one is known."""
+
+    cell: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+class Standing(msgspec.Struct, omit_defaults=True):
+    """A contest by one criterion. placed: best first; best: the cells that none is better than, as far as can be told.
+
+    word: best (one is ahead of each other one in 97.5 % of draws, as in a verdict), not told apart, equal (no scatter; of
+    counts, within 0.1 %), same work (an accuracy of cells proven to do the same: what differs is rounding), or as measured
+    (n = 1 and no noise to go by: who was ahead once). margin_pct: from the first to the next that is not among the best, in
+    percent of it.
+    """
+
+    criterion: str
+    unit: str
+    word: Word
+    best: list[str]
+    placed: list[Placed]
+    kind: str = ""
+    margin_pct: float | None = None
+
+
+class _Mean:
+    """A metric of a cell, as verdicts have it.
+
+    known: (standard error of the mean, degrees of freedom), or None where nothing tells it.
+    """
+
+    def __init__(self, measurements: Measurements, metric: Metric, row: Row) -> None:
+        values = [run.metrics[metric.name] for run in row.runs if metric.name in run.metrics]
+        self.metric = metric
+        self.row = row
+        self.value = statistics.fmean(values)
+        counted = metric.exact and len(set(values)) == 1
+        self.known = (0.0, 1) if counted else standard_error(values, measurements.noise(metric))
+
+    @property
+    def interval(self) -> tuple[float, float] | tuple[None, None]:
+        """Of 95 %."""
+        if self.known is None:
+            return None, None
+        half = t_975(self.known[1]) * self.known[0]
+        return self.value - half, self.value + half
+
+    def draws(self) -> pl.Series:
+        """The same that a claim on this number has. For a known error only."""
+        assert self.known is not None
+        found = draws(self.value, *self.known, f"{self.metric.name} {self.row.id}")
+        return found if isinstance(found, pl.Series) else pl.Series([found] * DRAWS)
+
+
+def standings(measurements: Measurements, rows: Sequence[Row]) -> list[Standing]:
+    """By each criterion that two or more of these rows have, in one unit. rows: of one contest, such as may be ranked.
+
+    That one is ahead of all others takes no correction, as every test has to hold (Berger, 1982). Where not all do, one is left
+    out of the best that is behind in all but 2.5 % / (number of others) of draws (Bonferroni).
+    """
+    found = (_standing(measurements, name, [row for row in rows if name in row.metrics]) for name in CRITERIA)
+    return [standing for standing in found if standing is not None]
+
+
+def _standing(measurements: Measurements, name: str, rows: Sequence[Row]) -> Standing | None:
+    estimates = [row.metrics[name] for row in rows]
+    if len(rows) < 2 or len({(estimate.unit, estimate.kind) for estimate in estimates}) > 1:
+        return None
+    metric = measurements.metrics[name]
+    higher = metric.direction == "higher is better"
+    numbers = [_Mean(measurements, metric, row) for row in rows]
+    if metric.exact and not any(number.value for number in numbers):
+        return None  # as on one rank, where nothing is sent
+    numbers.sort(key=lambda number: (-number.value if higher else number.value, number.row.id))
+    first, others = numbers[0], numbers[1:]
+    word: Word
+    apart = [_told_apart(first, other, LEVEL) for other in others]
+    best, word = [first], "best"
+    if not all(apart):
+        level = LEVEL / len(others)
+        best += [other for other, told in zip(others, apart) if not (told and _told_apart(first, other, level))]
+        counted = all(number.known is not None and number.known[0] == 0 for number in best)
+        word = "equal" if counted and (metric.exact or best[-1].value == first.value) else "not told apart"
+        if name == ACCURACY and all(_proven(number) for number in best):
+            word = "same work"
+    if None in apart:
+        best, word = [number for number in numbers if number.value == first.value], "as measured"
+    behind = next((number for number in others if number not in best), None)
+    margin = None
+    if behind is not None and behind.value and word != "not told apart":
+        margin = 100 * abs(first.value - behind.value) / abs(behind.value)
+    return Standing(
+        criterion=name,
+        unit=estimates[0].unit,
+        word=word,
+        best=[number.row.id for number in best],
+        placed=[Placed(number.row.id, number.value, *number.interval) for number in numbers],
+        kind=estimates[0].kind,
+        margin_pct=margin,
+    )
+
+
+def _told_apart(best: _Mean, other: _Mean, level: float) -> bool | None:
+    """Whether the one that is ahead is so in all but this share of draws; None where nothing tells it.
+
+    Intervals settle most pairs, without draws. Where they do not overlap, it is: half-widths add up for the heaviest tails
+    that t has (1 degree of freedom), and to less for others. Where one of them holds the other's mean, it is not: a second
+    unknown can only spread a sum of symmetric ones with one peak (Birnbaum, 1948).
+    """
+    if best.metric.name == ACCURACY and _proven(best) and _proven(other):
+        return False
+    if best.known is None or other.known is None:
+        return None
+    distance = abs(best.value - other.value)
+    if best.metric.exact and distance <= ALIKE * abs(best.value):
+        return False
+    halves = [error * half_width(degrees, level) for error, degrees in (best.known, other.known)]
+    if distance == 0 or distance < max(halves):
+        return False
+    if distance >= sum(halves):
+        return True
+    one, two = best.draws(), other.draws()
+    ahead = int((one > two if best.value > other.value else one < two).sum())
+    return ahead >= (1 - level) * DRAWS
+
+
+def _proven(number: _Mean) -> bool:
+    proof = number.row.same_work
+    return proof is not None and proof.verdict == "proven"

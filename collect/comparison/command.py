@@ -1,0 +1,118 @@
+"""`collect compare`: which of the cells that two matrices share came to something else, and what may have caused it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from collect import notation, verdict_text
+from collect.comparison.compare import Comparison, Figure, Half, Side, compare, told_apart
+from collect.load import load
+from collect.summary import summarize
+from shardlab.console import Output
+from shardlab.errors import InputError
+from shardlab.workspace import Workspace
+
+SHOWN = ("throughput_per_s", "step_time_ms", "peak_memory_bytes", "final_loss", "final_accuracy_pct")
+STYLES = {"faster": "green", "slower": "red", "higher": "yellow", "lower": "yellow"}
+
+
+def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Output) -> int:
+    """Print tables or the document. Raises InputError where a side is neither a matrix of this workspace nor a workspace."""
+    sides = [_open(workspace, name, matrix) for name in (a, b)]
+    halves = []
+    for name, (place, wanted) in zip((a, b), sides, strict=True):
+        loaded = load(place, wanted)
+        halves.append(Half(name, place, loaded, summarize(loaded, loaded.expansion.baseline)))
+    comparison = compare(*halves)
+    _show(output, comparison)
+    output.document(comparison)
+    return 0
+
+
+def _open(workspace: Workspace, name: str, matrix: str | None) -> tuple[Workspace, str | None]:
+    """(the workspace, its matrix or None for the last one) that a name means: a matrix of this workspace before a folder."""
+    if name in workspace.expansions():
+        if matrix is not None:
+            raise InputError(f"--matrix: {name} is a matrix itself. Allowed: --matrix where both are workspaces.")
+        return workspace, name
+    if not Path(name).is_dir():
+        known = ", ".join(workspace.expansions()) or "none here"
+        raise InputError(
+            f"{name}: is neither a matrix of this workspace nor a folder. Allowed: a workspace's folder, or a matrix ({known})."
+        )
+    return Workspace(Path(name)), matrix
+
+
+def _show(output: Output, found: Comparison) -> None:
+    for letter, side in (("A", found.a), ("B", found.b)):
+        output.line(f"{letter}: {_named(side)}")
+    for remark in dict.fromkeys((*found.a.remarks, *found.b.remarks)):
+        of = [letter for letter, side in (("A", found.a), ("B", found.b)) if remark in side.remarks]
+        output.line(f"{' and '.join(of)}: {remark}", style="yellow")
+    _pairs(output, found)
+    for one in found.differs:
+        said = [verdict_text.plain(value) for value in (one.a, one.b)]
+        output.line(f"taken as the same cells in spite of {one.key}: {said[0]} in A, {said[1]} in B", style="yellow")
+    for letter, labels in (("A", found.only_a), ("B", found.only_b)):
+        if labels:
+            output.line(f"only in {letter}: {'; '.join(labels)}")
+    if found.environment:
+        rows = [[one.what, ", ".join(one.a), ", ".join(one.b)] for one in found.environment]
+        output.table("what else differs: likely reasons, not shown to be the cause", ["", "A", "B"], rows)
+    elif found.pairs:
+        output.line("the machines, software and commits of the cells in both are the same, as far as both are known")
+
+
+def _pairs(output: Output, found: Comparison) -> None:
+    if not found.pairs:
+        output.line("no cell is in both.", style="yellow")
+        return
+    rows, styles, more = [], [], []
+    for pair in found.pairs:
+        if pair.different_work:
+            rows.append([pair.label, "", "", "", "", "", "", "different work"])
+            styles.append("yellow")
+            continue
+        order = {one.metric: one for one in pair.metrics}
+        shown = [order[name] for name in (*SHOWN, *(order if output.verbose else ())) if name in order]
+        shown = list(dict.fromkeys(shown))
+        more += [f"{pair.label}: {one.metric} {one.verdict}" for one in told_apart(pair.metrics) if one not in shown]
+        rows += [[pair.label, *_row(one)] for one in shown]
+        styles += [STYLES.get(one.verdict, "") for one in shown]
+        if not pair.metrics:
+            rows.append([pair.label, "", pair.state_a, pair.state_b, "", "", "", "not measured in both"])
+            styles.append("dim")
+    output.table("", ["Cell", "Metric", "A", "B", "B / A", "95 % interval", "n", "B is"], rows, styles)
+    remarks: dict[str, list[str]] = {}
+    for pair in found.pairs:
+        for said in filter(None, (pair.different_work, *pair.remarks)):
+            remarks.setdefault(said, []).append(pair.label)
+    for said, labels in remarks.items():
+        output.line(f"{said}: {'all cells' if len(labels) == len(found.pairs) > 1 else '; '.join(labels)}", style="yellow")
+    for why in dict.fromkeys(one.why for pair in found.pairs for one in pair.metrics if one.why):
+        output.line(f"undecided: {why}")
+    if more:
+        output.line(f"also told apart (--verbose shows all metrics): {'; '.join(more)}")
+    if found.by_chance:
+        told = sum(len(told_apart(pair.metrics)) for pair in found.pairs)
+        expected = notation.number(found.by_chance, 2)
+        output.line(f"{told} of all metrics are told apart at 95 %; about {expected} would be by chance alone")
+
+
+def _row(figure: Figure) -> list[str]:
+    interval = ""
+    if figure.low is not None and figure.high is not None:
+        interval = f"{notation.number(figure.low)} to {notation.number(figure.high)}"
+    return [
+        figure.metric,
+        verdict_text.quantity(figure.a, figure.unit),
+        verdict_text.quantity(figure.b, figure.unit),
+        notation.number(figure.ratio) if figure.ratio is not None else "",
+        interval,
+        f"{figure.n_a}, {figure.n_b}",
+        figure.verdict,
+    ]
+
+
+def _named(side: Side) -> str:
+    return f"{side.name}: {side.matrix}{': ' + side.title if side.title else ''}"

@@ -1,0 +1,213 @@
+"""Every metric of the cells that two matrices share, A beside B; what did not do the same work is not compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from collect import columns
+from collect.comparison import environment, ratio
+from collect.comparison.environment import Difference
+from collect.comparison.match import Differs, Matches, match
+from collect.comparison.ratio import Mean, Word
+from collect.load import Loaded, LoadedCell
+from collect.metric import Metric, menu
+from collect.row import Row
+from collect.statistics import standard_error
+from collect.summary import Summary
+from collect.verdicts.selection import Measurements
+from shardlab.workspace import Workspace
+
+SCHEMA = 1
+ALONE = "a cell with one repeat in a matrix in which none was repeated: no interval"
+CHANCE = 0.05  # of two-sided 95 % intervals
+
+
+class Side(msgspec.Struct, frozen=True):
+    """name: as it was asked for; place: its workspace; remarks: what its summary says of all its numbers."""
+
+    name: str
+    place: str
+    matrix: str
+    title: str
+    rehearsal: bool
+    remarks: list[str]
+
+
+class Figure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A metric in both. ratio: b / a with its 95 % interval, low to high; absent where they cannot be told (ratio.py). why: of
+    an undecided verdict."""
+
+    metric: str
+    unit: str
+    a: float
+    b: float
+    n_a: int
+    n_b: int
+    verdict: Word
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    why: str = ""
+
+
+class Pair(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A cell in both. different_work: why it is not compared, and then has no metrics. remarks: what else is to be said."""
+
+    a: str
+    b: str
+    label: str
+    state_a: str
+    state_b: str
+    different_work: str = ""
+    remarks: list[str] = []
+    metrics: list[Figure] = []
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """`collect compare --json`. differs: what cells were taken as the same in spite of; only_a, only_b: labels of cells without
+    a twin; environment: of the runs of the cells in both. by_chance: how many of the figures that could be told apart would be
+    if nothing differed."""
+
+    schema: int
+    a: Side
+    b: Side
+    pairs: list[Pair]
+    only_a: list[str]
+    only_b: list[str]
+    differs: list[Differs]
+    environment: list[Difference]
+    by_chance: float
+
+
+class Half(msgspec.Struct, frozen=True):
+    """One side as it was read."""
+
+    name: str
+    workspace: Workspace
+    loaded: Loaded
+    summary: Summary
+
+    def side(self) -> Side:
+        summary = self.summary
+        place = str(self.workspace.path)
+        return Side(self.name, place, summary.matrix, summary.title, summary.rehearsal, summary.remarks)
+
+    def labels(self) -> dict[str, str]:
+        return dict(zip((row.id for row in self.summary.rows), columns.labels(self.summary.rows), strict=True))
+
+
+def compare(a: Half, b: Half) -> Comparison:
+    """A beside B."""
+    found = match(a.loaded.cells, b.loaded.cells)
+    measured = [Measurements(half.loaded, half.summary.rows) for half in (a, b)]
+    rows = [{row.id: row for row in half.summary.rows} for half in (a, b)]
+    labels = a.labels()
+    pairs = [
+        _pair(labels[one.id], (one, rows[0][one.id], measured[0]), (other, rows[1][other.id], measured[1]))
+        for one, other in found.pairs
+    ]
+    figures = [figure for pair in pairs for figure in pair.metrics if figure.verdict not in ("equal", "undecided")]
+    return Comparison(
+        schema=SCHEMA,
+        a=a.side(),
+        b=b.side(),
+        pairs=pairs,
+        only_a=[labels[cell.id] for cell in found.only_a],
+        only_b=[b.labels()[cell.id] for cell in found.only_b],
+        differs=found.differs,
+        environment=_environment(found),
+        by_chance=round(CHANCE * len(figures), 2),
+    )
+
+
+def _environment(found: Matches) -> list[Difference]:
+    sides = zip(*found.pairs, strict=True) if found.pairs else ((), ())
+    a, b = ([run for cell in cells for run in cell.runs] for cells in sides)
+    return environment.differences(a, b)
+
+
+_Known = tuple[LoadedCell, Row, Measurements]
+
+
+def _pair(label: str, a: _Known, b: _Known) -> Pair:
+    different = _different_work(a, b)
+    return Pair(
+        a=a[1].id,
+        b=b[1].id,
+        label=label,
+        state_a=a[1].state or "planned",
+        state_b=b[1].state or "planned",
+        different_work=different,
+        remarks=_remarks(a, b),
+        metrics=[] if different else _figures(a, b),
+    )
+
+
+def _different_work(a: _Known, b: _Known) -> str:
+    """Why the two are not compared, or nothing."""
+    proofs = [side[1].same_work for side in (a, b)]
+    if any(proof and proof.verdict == "different" for proof in proofs) or (
+        proofs[0] and proofs[1] and proofs[0].verdict != proofs[1].verdict
+    ):
+        said = [f"{name}: {proof.verdict} ({proof.why})" if proof else f"{name}: no proof" for name, proof in zip("AB", proofs)]
+        return f"the proofs of the same work say: {'; '.join(said)}"
+    data = [{str(run.result.data.get("sha256")) for run in side[0].completed if run.result} for side in (a, b)]
+    if data[0] and data[1] and data[0] != data[1]:
+        return f"other data: SHA-256 {' and '.join(sorted(data[0]))} in A, {' and '.join(sorted(data[1]))} in B"
+    rehearsed = [any(run.run and run.run.rehearsal for run in side[0].completed) for side in (a, b)]
+    if a[1].n and b[1].n and rehearsed[0] != rehearsed[1]:
+        return f"{'AB'[rehearsed[1]]} is a rehearsal on CPU"
+    return ""
+
+
+def _remarks(a: _Known, b: _Known) -> list[str]:
+    folders = [{run.run_id: run.run.created for run in side[0].runs if run.run} for side in (a, b)]
+    found = ["the same runs in both"] if folders[0] and folders[0] == folders[1] else []
+    if not (a[1].same_work and b[1].same_work):
+        found.append("without a proof of the same work in both")
+    return found
+
+
+def _figures(a: _Known, b: _Known) -> list[Figure]:
+    found = (_figure(metric, a, b) for metric in menu() if metric.of_run)
+    return [figure for figure in found if figure]
+
+
+def _figure(metric: Metric, a: _Known, b: _Known) -> Figure | None:
+    """None where either has none, or they are of different kinds, such as memory of a GPU and of a process."""
+    one, other = a[1].metrics.get(metric.name), b[1].metrics.get(metric.name)
+    if one is None or other is None or (one.unit, one.kind) != (other.unit, other.kind):
+        return None
+    means = [_mean(metric, side) for side in (a, b)]
+    value, low, high = ratio.ratio(*means)
+    return Figure(
+        metric=metric.name,
+        unit=one.unit,
+        a=one.value,
+        b=other.value,
+        n_a=one.n,
+        n_b=other.n,
+        verdict=ratio.verdict(means[0], means[1], one.unit),
+        ratio=value,
+        low=low,
+        high=high,
+        why=ALONE if any(mean.error is None for mean in means) else "",
+    )
+
+
+def _mean(metric: Metric, side: _Known) -> Mean:
+    """With the scatter of its own repeats from three on; of fewer, with that of all repeated cells of its matrix."""
+    _, row, measurements = side
+    values = [run.metrics[metric.name] for run in row.runs if metric.name in run.metrics]
+    value = row.metrics[metric.name].value
+    if metric.exact and len(set(values)) == 1:
+        return Mean(value, 0, 1)
+    known = standard_error(values, measurements.noise(metric))
+    return Mean(value, known[0], known[1]) if known else Mean(value, None, 0)
+
+
+def told_apart(figures: Iterable[Figure]) -> list[Figure]:
+    """Those that differ beyond what repeats allow."""
+    return [figure for figure in figures if figure.verdict not in ("equal", "not to be told apart", "undecided")]

@@ -1,0 +1,78 @@
+"""Which cells of two matrices are the same: equal in all that is trained, and differing at most in how, said openly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from collect.load import LoadedCell
+from shardlab import cell_names
+
+# What a whole matrix may have otherwise than another while its cells are still the same cells, trained by other means. Options
+# are not among it: some are a workload's, and make other work.
+_MAY_DIFFER = {
+    "nnodes", "launcher", "micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing", "compile",
+    "instruments", "memory_limit_gib",
+}  # fmt: skip
+_Key = tuple[tuple[str, str], ...]
+
+
+class Differs(msgspec.Struct, frozen=True):
+    """A key of which all cells of A without a twin have one value, and all of B another."""
+
+    key: str
+    a: Any
+    b: Any
+
+
+class Matches(msgspec.Struct, frozen=True):
+    """pairs: the same cell in both. only_a, only_b: cells without a twin. differs: what pairs were made in spite of."""
+
+    pairs: list[tuple[LoadedCell, LoadedCell]]
+    only_a: list[LoadedCell]
+    only_b: list[LoadedCell]
+    differs: list[Differs]
+
+
+def match(a: Sequence[LoadedCell], b: Sequence[LoadedCell]) -> Matches:
+    """First cells of equal hash (time limit, expected end and proof are not in it); then, of the others, those that are equal
+    but for what differs throughout, where that leaves one in each."""
+    theirs = {cell.cell.hash(): cell for cell in b}
+    pairs = [(cell, theirs[cell.cell.hash()]) for cell in a if cell.cell.hash() in theirs]
+    paired = {cell.id for pair in pairs for cell in pair}
+    rest_a, rest_b = ([cell for cell in cells if cell.id not in paired] for cells in (a, b))
+    differs = _throughout([_flat(cell) for cell in rest_a], [_flat(cell) for cell in rest_b])
+    ignored = {one.key for one in differs}
+    keys_a, keys_b = ([_key(_flat(cell), ignored) for cell in cells] for cells in (rest_a, rest_b))
+    alone = {key for key, n in Counter(keys_a).items() if n == 1} & {key for key, n in Counter(keys_b).items() if n == 1}
+    twins = dict(zip(keys_b, rest_b, strict=True))
+    more = [(cell, twins[key]) for cell, key in zip(rest_a, keys_a, strict=True) if key in alone]
+    return Matches(
+        [*pairs, *more],
+        [cell for cell, key in zip(rest_a, keys_a, strict=True) if key not in alone],
+        [cell for cell, key in zip(rest_b, keys_b, strict=True) if key not in alone],
+        differs if more else [],
+    )
+
+
+def _throughout(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[Differs]:
+    found = []
+    for key in sorted({key for cell in (*a, *b) for key in cell}):
+        values = [{repr(cell.get(key)) for cell in cells} for cells in (a, b)]
+        if key in _MAY_DIFFER and len(values[0]) == len(values[1]) == 1 and values[0] != values[1]:
+            found.append(Differs(key, a[0].get(key), b[0].get(key)))
+    return found
+
+
+def _flat(cell: LoadedCell) -> dict[str, Any]:
+    """By the names that filters have for them; without what follows from others, and what changes no work."""
+    plain = msgspec.to_builtins(cell.cell)
+    flat = cell_names.names(plain) | {"instruments": plain["instruments"], "rehearses": plain["rehearses"]}
+    return {key: value for key, value in flat.items() if key not in ("gpu_batch_size", "time_limit_s", "expect", "prove")}
+
+
+def _key(flat: Mapping[str, Any], ignored: set[str]) -> _Key:
+    return tuple((key, repr(value)) for key, value in sorted(flat.items()) if key not in ignored)

@@ -1,0 +1,68 @@
+"""Two means beside each other: their ratio, how well it is known, and whether that tells them apart."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from collect.statistics import t_975
+
+Word = Literal["faster", "slower", "higher", "lower", "equal", "not to be told apart", "undecided"]
+
+
+class Mean(msgspec.Struct, frozen=True):
+    """error: its standard error, None where nothing tells it, 0 where every repeat gives the same; degrees: of freedom."""
+
+    value: float
+    error: float | None
+    degrees: int
+
+
+def ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
+    """(b / a, and the ends of its 95 % interval). None: a ratio of means that are not above 0; an interval where an error is
+    not known, or so large that its mean may be 0.
+
+    The logarithm of the ratio has the error sqrt(ra² + rb²), where ra and rb are the relative errors (the delta method); its
+    quantile is Student's with the degrees of freedom of Welch and Satterthwaite. What is said of b / a is so said of a / b.
+    """
+    if a.value <= 0 or b.value <= 0:
+        return None, None, None
+    found = b.value / a.value
+    if a.error is None or b.error is None:
+        return found, None, None
+    parts = [(a.error / a.value) ** 2, (b.error / b.value) ** 2]
+    if any(mean.error and mean.error * t_975(mean.degrees) >= mean.value for mean in (a, b)):
+        return found, None, None
+    spread = _quantile(parts, [a.degrees, b.degrees]) * math.sqrt(sum(parts))
+    return found, found * math.exp(-spread), found * math.exp(spread)
+
+
+def verdict(a: Mean, b: Mean, unit: str) -> Word:
+    """What b is beside a. Times and rates are faster or slower, all else is higher or lower: neither says that it is good."""
+    if a.error is None or b.error is None:
+        return "undecided"
+    _, low, high = ratio(a, b)
+    if low is None or high is None:  # Welch's test of the difference
+        parts = [a.error**2, b.error**2]
+        half = _quantile(parts, [a.degrees, b.degrees]) * math.sqrt(sum(parts))
+        low, high, same = b.value - a.value - half, b.value - a.value + half, 0.0
+    else:
+        same = 1.0
+    if low == high == same:
+        return "equal"
+    if low <= same <= high:
+        return "not to be told apart"
+    above = low > same
+    if unit.endswith("/s"):
+        return "faster" if above else "slower"
+    if unit in ("s", "ms"):
+        return "slower" if above else "faster"
+    return "higher" if above else "lower"
+
+
+def _quantile(parts: list[float], degrees: list[int]) -> float:
+    """Student's t for a sum of variances: Welch, Biometrika 34, 1947. Rounded down: an interval too wide, never too narrow."""
+    below = sum(part**2 / free for part, free in zip(parts, degrees, strict=True) if part)
+    return t_975(max(int(sum(parts) ** 2 / below), 1)) if below else 0.0

@@ -1,0 +1,79 @@
+"""What a format says of itself, and how its folder is written: whole or not at all, over an earlier export and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+
+from collect import swap
+from collect.load import Loaded
+from collect.summary import Summary
+from shardlab import registry
+from shardlab.errors import MissingExtra, UnknownName
+
+
+class Export(msgspec.Struct, frozen=True, kw_only=True):
+    """A format on the menu.
+
+    holds: every name that may stand in its folder. write: fills a new, empty folder; the second path is the one that the folder
+    will have, for formats that write paths down. extra: of the package that it needs besides the report's, where it does.
+    """
+
+    name: str
+    summary: str
+    holds: frozenset[str]
+    write: Callable[[Loaded, Summary, Path, Path], None]
+    extra: str | None = None
+    package: str = ""
+
+
+def exports() -> dict[str, Export]:
+    """Every format by name."""
+    return {module.EXPORT.name: module.EXPORT for module in registry.load_all("collect.exports")}
+
+
+def export(name: str) -> Export:
+    """The format with this name. Raises UnknownName with the menu, MissingExtra where what it needs is not installed."""
+    menu = exports()
+    if name not in menu:
+        raise UnknownName("export format", name, menu, summaries={name: format_.summary for name, format_ in menu.items()})
+    found = menu[name]
+    if found.extra and importlib.util.find_spec(found.package) is None:
+        raise MissingExtra(found.extra, f"collect export --to {name}", found.package)
+    return found
+
+
+def package(name: str) -> ModuleType:
+    """A module of an extra, by its name: imported where it is used, as no other command needs it, and without its types."""
+    return importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """With these variables, for libraries that are told some things in no other way; afterwards as it was."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def write(format_: Export, loaded: Loaded, summary: Summary, folder: Path) -> list[Path]:
+    """The format's folder, in the place of an earlier one; returns what stands in it now.
+
+    Raises InputError where the folder holds what is not of this format, WorkspaceError where it cannot be written.
+    """
+    with swap.replacing(folder, format_.holds, f"a {format_.name} export") as fresh:
+        format_.write(loaded, summary, fresh, folder)
+    return sorted(folder / name for name in format_.holds if (folder / name).exists())

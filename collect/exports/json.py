@@ -1,0 +1,22 @@
+"""JSON: the whole summary, as report/summary.json and `collect summarize --json` have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from collect.export import Export
+from collect.load import Loaded
+from collect.summary import Summary
+from shardlab import files
+
+
+def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
+    files.write_json(folder / "summary.json", summary)
+
+
+EXPORT = Export(
+    name="json",
+    summary="the whole summary as one document",
+    holds=frozenset({"summary.json"}),
+    write=write,
+)

@@ -1,0 +1,45 @@
+"""Markdown: tables as GitHub draws them, in one file; what means something to Markdown is escaped."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from collect import notation, prose
+from collect.export import Export
+from collect.load import Loaded
+from collect.prose import TextTable
+from collect.summary import Summary
+from shardlab import files
+
+# GitHub Flavored Markdown 0.29: section 2.4, a backslash takes the meaning of a punctuation mark away; 5.2, what begins an item
+# of a list. GitHub takes $ for mathematics.
+_MARKS = re.compile(r"([\\`*_\[\]#<>|~$&]|^[-+]|(?<=^\d)[.)])")
+_SPACE = re.compile(r"[\s\x00-\x1f\x7f]+")
+
+
+def escape(text: str) -> str:
+    """Text that stands as it is, in one line."""
+    return _MARKS.sub(r"\\\1", _SPACE.sub(" ", text).strip())
+
+
+def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
+    parts = [f"# {escape(prose.title(summary))}", notation.moment(summary.created_s)]
+    parts += ["\n".join(f"- {escape(remark)}" for remark in prose.about(summary))]
+    for table in prose.tables(summary):
+        parts += [f"**{escape(table.title)}**", _drawn(table)]
+    files.write_atomic(folder / "summary.md", ("\n\n".join(parts) + "\n").encode())
+
+
+def _drawn(table: TextTable) -> str:
+    rule = ["---:" if place in table.numbers else "---" for place in range(len(table.headings))]
+    rows = [list(map(escape, table.headings)), rule, *(list(map(escape, row)) for row in table.rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+EXPORT = Export(
+    name="markdown",
+    summary="the summary's tables, claims and reported numbers, as GitHub draws them",
+    holds=frozenset({"summary.md"}),
+    write=write,
+)

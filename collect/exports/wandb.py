@@ -1,0 +1,80 @@
+"""Weights & Biases: offline runs in its own format, for `wandb sync` to send whenever a person wants that."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+from collect import tracked
+from collect.export import Export, environment, package
+from collect.load import Loaded
+from collect.summary import Summary
+from collect.tracked import Tracked
+
+FOLDER = "wandb"  # the library's own name for it
+
+
+def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
+    # The library's reports of its own errors leave the machine unless this is set before it is imported.
+    with environment(WANDB_ERROR_REPORTING="false"):
+        wandb = package("wandb")
+        try:
+            for run in tracked.runs(loaded, summary):
+                _run(wandb, loaded.expansion.name, run, folder)
+        finally:
+            wandb.teardown()
+    _tidy(folder / FOLDER)
+
+
+def _run(wandb: ModuleType, project: str, run: Tracked, folder: Path) -> None:
+    """Nothing of the machine that exports is kept: it is not the one that trained."""
+    settings = wandb.Settings(
+        mode="offline",
+        root_dir=str(folder),
+        silent=True,
+        console="off",
+        disable_code=True,
+        disable_git=True,
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_disable_machine_info=True,
+        x_save_requirements=False,
+        host=run.hosts or "unknown",
+    )
+    opened = wandb.init(
+        project=project,
+        id=run.id,
+        name=run.id,
+        group=run.group,
+        tags=run.tags,
+        config=run.config,
+        settings=settings,
+        reinit="create_new",
+    )
+    for point in run.points:
+        times = {"_timestamp": point.wall_s, "_runtime": point.wall_s - (run.began_s or 0)}  # not those of the export
+        opened.log(point.values | times, step=point.step)
+    opened.summary.update({f"metrics/{name}": value for name, value in run.metrics.items()})
+    opened.finish(exit_code=0 if run.state == "completed" else 1)
+
+
+def _tidy(folder: Path) -> None:
+    """Keep the runs alone: the logs tell of the export, and links would lead to where it was written first."""
+    for left in folder.iterdir() if folder.exists() else ():
+        if left.is_symlink() or left.is_file():
+            left.unlink()
+            continue
+        for inside in left.iterdir():
+            if inside.is_dir():
+                shutil.rmtree(inside)
+
+
+EXPORT = Export(
+    name="wandb",
+    summary="offline runs of Weights & Biases, for wandb sync",
+    holds=frozenset({FOLDER}),
+    write=write,
+    extra="wandb",
+    package="wandb",
+)

@@ -1,0 +1,83 @@
+"""Throughput and memory over the batch size: table 4.1.1 of study 2, up to where memory ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from collect import notation
+from collect.figure import MOST_SHOWN, MUTED, Figure, Group, Mark, axis, layout
+from collect.lines import alike, names
+
+THROUGHPUT, MEMORY = "throughput_per_s", "peak_memory_bytes"
+BATCH = ("global_batch_size", "micro_batch_size")
+
+
+def draw(group: Group) -> Figure | None:
+    """A line for the cells that differ in their batch only, where two of them or more have a throughput."""
+    lines = [
+        sorted(marks, key=lambda mark: mark.cell.cell.global_batch_size)
+        for marks in alike(group.marks, BATCH)  # not passes a step: as many with more data each are another batch
+        if len({mark.cell.cell.global_batch_size for mark in marks if THROUGHPUT in mark.row.metrics}) > 1
+    ]
+    if not lines:
+        return None
+    of_lines = [mark for marks in lines for mark in marks]
+    unit = next(mark.row.metrics[THROUGHPUT].unit for mark in of_lines if THROUGHPUT in mark.row.metrics)
+    sizes = [mark.row.metrics[MEMORY].value for mark in of_lines if MEMORY in mark.row.metrics]
+    memory_unit, size = notation.bytes_unit(sizes)
+    data: list[dict[str, Any]] = []
+    for index, (name, marks) in enumerate(zip(names([(marks[0], {}) for marks in lines], BATCH), lines, strict=True)):
+        visible = True if index < MOST_SHOWN else "legendonly"
+        shared = {"name": name, "legendgroup": name, "visible": visible}
+        data.append(shared | _line(marks, THROUGHPUT, 1, unit) | {"yaxis": "y"})
+        data.append(shared | _line(marks, MEMORY, size, memory_unit) | {"yaxis": "y2", "showlegend": False})
+    data.append(_missing(of_lines))
+    batches = sorted({mark.cell.cell.global_batch_size for mark in of_lines})
+    x = axis("global batch size, log scale", type="log", tickvals=batches, ticktext=list(map(str, batches)), showgrid=False)
+    upper = axis(unit, rangemode="tozero", domain=[0.54, 1], nticks=5)
+    lower = axis(f"peak memory, {memory_unit}", rangemode="tozero", domain=[0, 0.46], nticks=5)
+    shape = layout(x | {"anchor": "y2"}, upper, yaxis2=lower, showlegend=True)
+    caption = (
+        "Means over repeats of cells that differ in their batch only. In place of a mark, the state of a cell without a number."
+    )
+    return Figure("batch_scaling", "Batch sizes", caption, 520, data, shape)
+
+
+def _line(marks: Sequence[Mark], metric: str, size: float, unit: str) -> dict[str, Any]:
+    """The means of the cells that have one, with their intervals."""
+    known = [(mark, estimate) for mark in marks if (estimate := mark.row.metrics.get(metric))]
+    look = marks[0].look
+    above = [None if estimate.high is None else (estimate.high - estimate.value) / size for _, estimate in known]
+    below = [None if estimate.low is None else (estimate.value - estimate.low) / size for _, estimate in known]
+    spread = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.5, "width": 4}
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": [mark.cell.cell.global_batch_size for mark, _ in known],
+        "y": [estimate.value / size for _, estimate in known],
+        "error_y": spread | {"color": look.colour},
+        "line": {"color": look.colour, "dash": look.dash, "width": 2},
+        "marker": {"size": 8, "symbol": look.symbol},
+        "hovertemplate": f"%{{y:,.4~g}} {unit} at a batch of %{{x}}",
+    }
+
+
+def _missing(marks: Sequence[Mark]) -> dict[str, Any]:
+    """The states of the cells without a throughput, at their batch."""
+    states: dict[int, list[str]] = {}
+    for mark in marks:
+        if THROUGHPUT not in mark.row.metrics:
+            states.setdefault(mark.cell.cell.global_batch_size, []).append(mark.row.state)
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": list(states),
+        "y": [0] * len(states),
+        "text": ["<br>".join(dict.fromkeys(found)) for found in states.values()],
+        "textposition": "top center",
+        "textfont": {"color": MUTED, "size": 12},
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "cliponaxis": False,
+    }

@@ -1,0 +1,43 @@
+"""Where a profiled step's time went: what computes, what is waited for, and what nothing uses."""
+
+from __future__ import annotations
+
+from collect import notation
+from collect.figure import Figure, Group, Mark
+from collect.stack import Panel, Part, some
+from collect.stack import draw as stacked
+
+NAME = "breakdown"
+PARTS = {
+    "compute": "var(--series-1)",
+    "exposed communication": "var(--series-2)",
+    "exposed memory operations": "var(--series-5)",
+    "idle": "var(--line)",
+}
+
+
+def draw(group: Group) -> Figure | None:
+    """A bar per cell with traces, as long as a step between its first and its last kernel."""
+    shown, left_out = some(group, lambda mark: "idle_ms" in mark.row.metrics)
+    if not shown.marks:
+        return None
+    found = [parts(mark) for mark in shown.marks]
+    bars = [Part(name, colour, [part.get(name) for part in found]) for name, colour in PARTS.items()]
+    bars = [bar for bar in bars if any(bar.values)]
+    ends = [notation.number(sum(part.values()), 3) for part in found]
+    caption = (
+        "A profiled step, mean over profiled ranks and repeats. Exposed: while nothing computes; what is hidden behind compute "
+        f"is in compute. Profiling itself makes steps longer.{left_out}"
+    )
+    return stacked(NAME, "Where a step's time went", caption, shown, [Panel("ms a step", "ms", bars, ends)])
+
+
+def parts(mark: Mark) -> dict[str, float]:
+    """Milliseconds by part, which add up to the span: its busy time is compute and non-compute, all else is idle."""
+    found = {name: mark.row.metrics[f"{name}_ms"].value for name in ("compute", "non_compute", "exposed_communication", "idle")}
+    return {
+        "compute": found["compute"],
+        "exposed communication": found["exposed_communication"],
+        "exposed memory operations": found["non_compute"] - found["exposed_communication"],
+        "idle": found["idle"],
+    }

@@ -1,0 +1,53 @@
+"""Which collectives a step makes, how often, and how long they last: many small ones or a few large ones."""
+
+from __future__ import annotations
+
+from collect import notation
+from collect.figure import Figure, Group, Mark
+from collect.stack import Panel, Part, some
+from collect.stack import draw as stacked
+from collect.traces import per_step
+from collect.traces.breakdown import renamed
+from collect.traces.per_step import Use
+
+NAME = "collectives"
+OTHER = "other"
+KINDS = {
+    "all_reduce": "var(--series-1)",
+    "all_gather": "var(--series-2)",
+    "reduce_scatter": "var(--series-3)",
+    "broadcast": "var(--series-4)",
+    "all_to_all": "var(--series-5)",
+    "point to point": "var(--series-6)",
+    OTHER: "var(--series-7)",
+}
+KIND_OF = {kind: kind for kind in KINDS} | dict.fromkeys(("send", "recv", "send_recv"), "point to point")
+
+
+def draw(group: Group) -> Figure | None:
+    """Calls beside time, a bar each per cell that was profiled by steps and communicates."""
+    shown, left_out = some(group, lambda mark: bool(tallies(mark)))
+    if not shown.marks:
+        return None
+    found = [tallies(mark) for mark in shown.marks]
+    kinds = [(kind, colour) for kind, colour in KINDS.items() if any(kind in tally for tally in found)]
+    panels = []
+    for place, (title, unit) in enumerate((("calls a step", "calls"), ("ms a step", "ms"))):
+        values = {kind: [tally[kind][place] if kind in tally else None for tally in found] for kind, _ in kinds}
+        ends = [_written(sum(one[place] for one in tally.values())) for tally in found]
+        panels.append(Panel(title, unit, [Part(kind, colour, values[kind]) for kind, colour in kinds], ends))
+    caption = (
+        "Of a profiled step, mean over profiled ranks and repeats. Times are durations added up, waiting for other ranks "
+        f"included: collectives that run at once count twice.{left_out}"
+    )
+    return stacked(NAME, "Collectives", caption, shown, panels)
+
+
+def tallies(mark: Mark) -> dict[str, Use]:
+    """What a step's collectives are, by kind."""
+    runs = (run.traces.exact for run in mark.cell.completed)
+    return per_step.uses(runs, lambda one: renamed(one.collectives, lambda name: KIND_OF.get(name, OTHER)))
+
+
+def _written(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) else notation.number(value, 3)

@@ -1,0 +1,100 @@
+"""Throughput against memory: what one strategy gives for what it takes, where most of them ran alike."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+from collect import notation
+from collect.choices.contest import contenders, grounds
+from collect.figure import MUTED, Figure, Group, Mark, axis, layout
+from collect.statistics import Estimate
+
+THROUGHPUT, MEMORY = "throughput_per_s", "peak_memory_bytes"
+
+
+def draw(group: Group) -> Figure | None:
+    """A mark per cell of the contest that most cells with both numbers are in, on the most ranks; none for fewer than two."""
+    marks = {mark.row.id: mark for mark in group.marks}
+    contests = [
+        (key, [marks[row.id] for row in rows if _has_both(marks[row.id])], ground.about)
+        for ground in grounds([mark.row for mark in group.marks])
+        for key, rows in ground.contests.items()
+    ]
+    (ranks, _, batch), shown, about = max(contests, key=lambda entry: (len(entry[1]), entry[0], entry[2]))
+    if len(shown) < 2 or len({_kinds(mark) for mark in shown}) > 1:
+        return None
+    unit = shown[0].row.metrics[THROUGHPUT].unit
+    size_unit, size = notation.bytes_unit([mark.row.metrics[MEMORY].value for mark in shown])
+    names = {one.cell: html.escape(one.name, quote=False) for one in contenders([mark.row for mark in shown])}
+    shown = [marks[cell] for cell in names]
+    ahead = _front(shown, size)
+    data = [ahead, *(_mark(mark, names[mark.row.id], unit, size_unit, size) for mark in shown)]
+    kind = shown[0].row.metrics[MEMORY].kind
+    told = (
+        "Dotted: the front, which nothing beats in both"
+        if len(ahead["x"]) > 1
+        else "One is the front, which nothing beats in either"
+    )
+    where = ", ".join(filter(None, [f"on {ranks} rank{'s' if ranks > 1 else ''} with batch {batch}", about]))
+    caption = f"All that ran {where}; up and to the left is better. {told}, as measured."
+    shape = layout(axis(f"peak memory a rank{', ' + kind if kind else ''} ({size_unit})"), axis(unit), showlegend=True)
+    return Figure("head_to_head", "Head to head", caption, 420, data, shape)
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """The places of (cost, gain) that no other beats in one and reaches in the other, by rising cost (Pareto)."""
+    kept: list[int] = []
+    for place in sorted(range(len(points)), key=lambda place: (points[place][0], -points[place][1])):
+        if not kept or points[place][1] > points[kept[-1]][1]:
+            kept.append(place)
+    return kept
+
+
+def _has_both(mark: Mark) -> bool:
+    return {THROUGHPUT, MEMORY} <= mark.row.metrics.keys() and mark.row.is_ranked
+
+
+def _kinds(mark: Mark) -> tuple[str, str, str]:
+    throughput, memory = mark.row.metrics[THROUGHPUT], mark.row.metrics[MEMORY]
+    return throughput.unit, memory.unit, memory.kind
+
+
+def _front(shown: Sequence[Mark], size: float) -> dict[str, Any]:
+    points = [(mark.row.metrics[MEMORY].value / size, mark.row.metrics[THROUGHPUT].value) for mark in shown]
+    kept = [points[place] for place in front(points)]
+    line = {"color": MUTED, "width": 1.5, "dash": "dot", "shape": "hv"}
+    x, y = [point[0] for point in kept], [point[1] for point in kept]
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "front",
+        "x": x,
+        "y": y,
+        "line": line,
+        "hoverinfo": "skip",
+        "showlegend": len(x) > 1,
+    }
+
+
+def _mark(mark: Mark, name: str, unit: str, size_unit: str, size: float) -> dict[str, Any]:
+    throughput, memory = mark.row.metrics[THROUGHPUT], mark.row.metrics[MEMORY]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [memory.value / size],
+        "y": [throughput.value],
+        "error_x": _interval(memory, size, mark.look.colour),
+        "error_y": _interval(throughput, 1, mark.look.colour),
+        "marker": {"color": mark.look.colour, "symbol": mark.look.symbol, "size": 11},
+        "hovertemplate": f"%{{y:,.4~g}} {unit}<br>%{{x:.3~g}} {size_unit}, n = {mark.row.n}<extra>{name}</extra>",
+    }
+
+
+def _interval(estimate: Estimate, size: float, colour: str) -> dict[str, Any]:
+    if estimate.low is None or estimate.high is None:
+        return {"visible": False}
+    half = (estimate.high - estimate.low) / 2 / size
+    return {"type": "data", "array": [half], "color": colour, "thickness": 1.5, "width": 4}

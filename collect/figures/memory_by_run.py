@@ -1,0 +1,63 @@
+"""Memory of a rank while it trains, run beside run: does it stay, or grow?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from collect import notation
+from collect.figure import FEW, Figure, Group, axis, layout, points_a_line, shown_first, thin
+from collect.load import LoadedRun
+from collect.metrics.memory import KINDS, column_of
+from collect.sources.steps import unwatched, window
+
+
+def draw(group: Group) -> Figure | None:
+    """One line per cell over its timed steps, of the first completed repeat that no checkpoint interrupted."""
+    found: dict[str, tuple[str, list[float], list[int | None]]] = {}
+    for mark in group.marks:
+        run = next((run for run in mark.cell.completed if not run.resumed), None)
+        if run is not None and (curve := _curve(run)) is not None:
+            found[mark.label] = curve
+    if not found:
+        return None
+    unit, size = notation.bytes_unit([value for _, _, values in found.values() for value in values if value is not None])
+    lines = shown_first([mark for mark in group.marks if mark.label in found])
+    data: list[dict[str, Any]] = []
+    for mark, visible in lines:
+        kind, seconds, values = found[mark.label]
+        x, y = thin(seconds, values, points_a_line(len(lines)))
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines" if len(x) > FEW else "lines+markers",
+                "name": mark.label,
+                "x": [round(moment, 3) for moment in x],
+                "y": [None if value is None else float(f"{value / size:.5g}") for value in y],
+                "line": {"color": mark.look.colour, "dash": mark.look.dash, "width": 2},
+                "marker": {"symbol": mark.look.symbol, "size": 4},
+                "connectgaps": False,
+                "visible": visible,
+                "hovertemplate": f"%{{y:.4~g}} {unit} at %{{x:.4~g}} s<extra>%{{fullData.name}}, {kind}</extra>",
+            }
+        )
+    kinds = " or ".join(sorted({kind for kind, _, _ in found.values()}))
+    caption = (
+        f"The hungriest rank at each timed step: {kinds}. A line has a gap at steps that an instrument looked into. The first "
+        "completed repeat of each cell."
+    )
+    shape = layout(
+        axis("s since the end of the first timed step", showgrid=False), axis(unit, rangemode="tozero"), showlegend=True
+    )
+    return Figure("memory_by_run", "Memory over time", caption, 380, data, shape)
+
+
+def _curve(run: LoadedRun) -> tuple[str, list[float], list[int | None]] | None:
+    """(what the memory is, seconds, bytes), unknown at steps that were watched; None where there is no line to draw."""
+    column, span = column_of(unwatched(run.timed)), window(run.timed)
+    if column is None or span is None:
+        return None
+    value = pl.when(~pl.col("watched").any()).then(pl.col(column).max())
+    rows = run.timed.group_by("step").agg(pl.max("wall_s") - span[0], value=value).sort("step")
+    return KINDS[column], rows["wall_s"].to_list(), rows["value"].to_list()

@@ -1,0 +1,41 @@
+"""What a step's peak is made of, cell by cell, beside what papers estimate of it."""
+
+from __future__ import annotations
+
+from collect import notation
+from collect.figure import Figure, Group, Mark
+from collect.figures.memory_timeline import CATEGORIES, written
+from collect.stack import Panel, Part, some
+from collect.stack import draw as stacked
+
+NAME = "memory_categories"
+
+
+def draw(group: Group) -> Figure | None:
+    """A bar per cell that was looked into, with a stroke at its estimate."""
+    shown, left_out = some(group, lambda mark: bool(peak_bytes(mark)))
+    if not shown.marks:
+        return None
+    found = [peak_bytes(mark) for mark in shown.marks]
+    unit, size = notation.bytes_unit([sum(peak.values()) for peak in found])
+    bars = [
+        Part(written(name), colour, [peak[name] / size if name in peak else None for peak in found])
+        for name, colour in CATEGORIES.items()
+        if any(peak.get(name) for peak in found)
+    ]
+    ends = [notation.number(sum(peak.values()) / size, 3) for peak in found]
+    caption = (
+        "At the highest moment of the step that was looked into, on the rank whose peak is highest; mean over repeats. "
+        f"Stroke: parameters, gradients and optimizer state by arithmetic, without activations.{left_out}"
+    )
+    estimates = [mark.row.metrics.get("estimated_memory_bytes") for mark in shown.marks]
+    strokes = [estimate.value / size if estimate else None for estimate in estimates]
+    return stacked(NAME, "Memory by category at the peak", caption, shown, [Panel(unit, unit, bars, ends, strokes)])
+
+
+def peak_bytes(mark: Mark) -> dict[str, float]:
+    """Bytes by category at the peak, mean over the completed repeats that were looked into."""
+    found = [run.result.instruments.get("memory", {}).get("peak_bytes") for run in mark.cell.completed if run.result]
+    known = [peak for peak in found if peak]
+    names = {name for peak in known for name in peak}
+    return {name: sum(peak.get(name, 0) for peak in known) / len(known) for name in names}

@@ -1,0 +1,144 @@
+"""The operators or kernels whose time differs most between a cell and its baseline: what a strategy adds and spares."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any, NamedTuple
+
+from collect import notation
+from collect.figure import MUTED, Figure, Group, Mark, axis
+from collect.stack import lines
+from collect.traces import gloo, per_step
+from collect.traces.breakdown import Breakdown, Tally
+from collect.traces.per_step import Use
+
+NAME = "operator_differences"
+MOST_NAMES = 10
+MOST_CELLS = 6  # bars beside one another
+NAME_PX, BAR_PX, GAP_PX, MARGIN_PX, LEGEND_PX = 20, 13, 8, 70, 16
+NAME_LENGTH, HEAD_LENGTH = 44, 20  # characters of a name, and of what is left of it before its arguments
+_NAMESPACES = re.compile(r"^void |\(anonymous namespace\)::|at::native::")
+_ARGUMENTS = re.compile(r"(?<=\w)[<(]")
+SMALLEST = 0.01  # of the longest bar: what is shorter is not worth a line, nor a number
+ROOM = 0.22  # of the range, on both sides, for the numbers
+
+
+class Pair(NamedTuple):
+    """A cell and its baseline, each with what a step of it calls."""
+
+    mark: Mark
+    here: dict[str, Use]
+    against: Mark
+    there: dict[str, Use]
+
+
+def draw(group: Group) -> Figure | None:
+    """A line of bars per operator, one bar per cell that was profiled as its baseline was, the first so many of them."""
+    by_id = {mark.row.id: mark for mark in group.marks}
+    pairs = []
+    for mark in group.marks:
+        against = by_id.get(mark.row.baseline or "")
+        if against is not None and against is not mark and _kind(mark) is not None and _kind(mark) == _kind(against):
+            pairs.append((mark, against))
+    shown = [Pair(mark, uses(mark), against, uses(against)) for mark, against in pairs[:MOST_CELLS]]
+    names = largest(shown)
+    if not names:
+        return None
+    line_px = NAME_PX + BAR_PX * len(shown) + GAP_PX
+    data = [_bars(names, place, line_px, pair) for place, pair in enumerate(shown)]
+    left_out = f" {len(pairs) - len(shown)} more cells are not drawn." if len(pairs) > len(shown) else ""
+    caption = (
+        f"Time a step beyond that of the cell's baseline ({group.baseline}), left of 0 where it is less; mean over profiled "
+        f"ranks and repeats. What differs most, {MOST_NAMES} names at most, an operator with those that it calls, without what "
+        f"autograd wraps around each.{left_out}"
+    )
+    height_px = MARGIN_PX + LEGEND_PX * len(shown) + line_px * len(names)
+    return Figure(NAME, "Operators against the baseline", caption, height_px, data, _layout(names, data, line_px))
+
+
+def largest(pairs: list[Pair]) -> list[str]:
+    """The names whose time differs most in any pair, the largest difference first; none that hardly differs."""
+    differs: dict[str, float] = {}
+    for pair in pairs:
+        for name in pair.here.keys() | pair.there.keys():
+            differs[name] = max(differs.get(name, 0), abs(_more(name, pair)))
+    least = SMALLEST * max(differs.values(), default=0)
+    return sorted((name for name in differs if differs[name] > least), key=lambda name: (-differs[name], name))[:MOST_NAMES]
+
+
+def uses(mark: Mark) -> dict[str, Use]:
+    return per_step.uses((run.traces.exact for run in mark.cell.completed), _unwrapped)
+
+
+def _unwrapped(one: Breakdown) -> list[Tally]:
+    return [tally for tally in one.kernels if not tally.name.startswith(gloo.WRAPPER)]
+
+
+def _kind(mark: Mark) -> str | None:
+    """What the names are of: kernels do not compare with operators."""
+    sources = {one.source for run in mark.cell.completed for one in run.traces.exact if one.steps}
+    kinds = {"kernels" if source == "gpu" else "operators" for source in sources}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _more(name: str, pair: Pair) -> float:
+    """ms a step; what a cell does not call takes it no time."""
+    return (pair.here[name].ms if name in pair.here else 0) - (pair.there[name].ms if name in pair.there else 0)
+
+
+def _bars(names: list[str], place: int, line_px: int, pair: Pair) -> dict[str, Any]:
+    """A cell's bars, under the name that stands at the top of each line."""
+    more = [_more(name, pair) for name in names]
+    seen = SMALLEST * max(map(abs, more))
+    sides = ((pair.mark, pair.here), (pair.against, pair.there))
+    says = ["<br>".join((html.escape(name, quote=False), *(_said(*side, name) for side in sides))) for name in names]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": pair.mark.label,
+        "x": more,
+        "y": list(range(len(names))),
+        "offset": (NAME_PX + BAR_PX * place) / line_px,
+        "width": (BAR_PX - 1) / line_px,
+        "text": [f"{'+' if value > 0 else '−'}{notation.number(abs(value), 3)}" if abs(value) > seen else "" for value in more],
+        "textposition": "outside",
+        "textfont": {"size": 10, "color": MUTED},
+        "cliponaxis": False,
+        "customdata": says,
+        "marker": {"color": pair.mark.look.colour},
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }
+
+
+def _said(mark: Mark, uses: dict[str, Use], name: str) -> str:
+    use = uses.get(name)
+    says = f"{notation.number(use.ms)} ms in {notation.number(use.calls, 3)} calls a step" if use else "not called"
+    return f"{mark.label}: {says}"
+
+
+def _layout(names: list[str], data: list[dict[str, Any]], line_px: int) -> dict[str, Any]:
+    values = [value for bars in data for value in bars["x"]]
+    low, high = min(0, *values), max(0, *values)
+    room = ROOM * (high - low)
+    x = axis("ms a step more than the baseline", range=[low - room if low else -room / 4, high + room], zeroline=True, nticks=5)
+    shape = lines([html.escape(name, quote=False) for name in short(names)], NAME_PX, line_px)
+    shape["xaxis"] = x | {"zerolinecolor": MUTED}
+    return shape
+
+
+def short(names: list[str]) -> list[str]:
+    """Kernels without namespaces, template arguments and parameters, but for those that only these tell apart."""
+    whole = [_NAMESPACES.sub("", name) for name in names]
+    bare = [_ARGUMENTS.split(name, maxsplit=1)[0] for name in whole]
+    return [
+        _cut(base, NAME_LENGTH)
+        if bare.count(base) == 1
+        else f"{_cut(base, HEAD_LENGTH)}{name[len(base) :][: NAME_LENGTH - HEAD_LENGTH - 1]}…"
+        for name, base in zip(whole, bare, strict=True)
+    ]
+
+
+def _cut(name: str, length: int) -> str:
+    """Without its middle where it is longer: what tells kernels apart is often at their end."""
+    return name if len(name) <= length else f"{name[: length - length // 3 - 1]}…{name[-(length // 3) :]}"

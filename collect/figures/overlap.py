@@ -1,0 +1,27 @@
+"""How much of the communication is hidden behind compute: only the rest makes a step longer."""
+
+from __future__ import annotations
+
+from collect import notation
+from collect.figure import Figure, Group
+from collect.stack import Panel, Part, some
+from collect.stack import draw as stacked
+
+NAME = "overlap"
+
+
+def draw(group: Group) -> Figure | None:
+    """A bar per profiled cell that communicates, with its overlap at its end."""
+    shown, left_out = some(group, lambda mark: {"overlap_pct", "communication_ms"} <= mark.row.metrics.keys())
+    if not shown.marks:
+        return None
+    metrics = [mark.row.metrics for mark in shown.marks]
+    exposed = [found["exposed_communication_ms"].value for found in metrics]
+    hidden = [found["communication_ms"].value - apart for found, apart in zip(metrics, exposed, strict=True)]
+    bars = [Part("hidden behind compute", "var(--series-1)", hidden), Part("exposed", "var(--series-2)", exposed)]
+    ends = [f"{notation.number(found['overlap_pct'].value, 3)} % hidden" for found in metrics]
+    caption = (
+        "Communication of a profiled step, its waiting for other ranks included; mean over profiled ranks and repeats. At the "
+        f"end: the overlap, the mean of the ranks' own shares that are hidden.{left_out}"
+    )
+    return stacked(NAME, "Overlap", caption, shown, [Panel("ms of communication a step", "ms", bars, ends)])

@@ -1,0 +1,62 @@
+"""What sharding leaves of parameters, gradients and optimizer state on a rank, beside what ZeRO's paper promises."""
+
+from __future__ import annotations
+
+from collect import notation
+from collect.figure import Figure, Group, Mark
+from collect.figures.memory_timeline import CATEGORIES, written
+from collect.stack import Panel, Part, some
+from collect.stack import draw as stacked
+
+NAME = "sharding"
+# the estimate's three terms, and what a rank has of each; the optimizer's own copy of the weights is beyond the estimate
+TERMS = {
+    "parameter": ("parameter",),
+    "gradient": ("gradient",),
+    "optimizer_state": ("optimizer_state", "master_parameter"),
+}
+
+
+def draw(group: Group) -> Figure | None:
+    """A panel per term, a bar in it per cell that has an estimate."""
+    shown, left_out = some(group, lambda mark: bool(estimate_bytes(mark)))
+    if not shown.marks:
+        return None
+    estimates = [estimate_bytes(mark) for mark in shown.marks]
+    measured = [{name: _bytes(mark, name) for names in TERMS.values() for name in names} for mark in shown.marks]
+    known = [value for found in measured for value in found.values() if value]
+    unit, size = notation.bytes_unit([*known, *(value for found in estimates for value in found.values())])
+    panels = []
+    for term, names in TERMS.items():
+        parts = [
+            Part(written(name), CATEGORIES[name], [_in(size, found[name]) for found in measured])
+            for name in names
+            if any(found[name] for found in measured)
+        ]
+        ends = [notation.number(sum(found[name] or 0 for name in names) / size, 3) for found in measured]
+        panels.append(
+            Panel(
+                f"{term.removesuffix('_state')}, {unit}", unit, parts, ends, [_in(size, found.get(term)) for found in estimates]
+            )
+        )
+    caption = (
+        "The most of each at any moment of the step that was looked into, on the rank whose peak is highest. Stroke: by "
+        "arithmetic, as much for a gradient as for its parameter and twice as much for Adam, cut as ZeRO's paper has it; the "
+        f"optimizer's own copy of the weights is not in it.{left_out}"
+    )
+    return stacked(NAME, "What sharding leaves on a rank", caption, shown, panels)
+
+
+def estimate_bytes(mark: Mark) -> dict[str, int]:
+    """The estimate by term of the first completed repeat that has one: arithmetic is the same in all."""
+    found = [run.result.instruments.get("memory", {}).get("estimate_bytes") for run in mark.cell.completed if run.result]
+    return next((estimate for estimate in found if estimate), {})
+
+
+def _bytes(mark: Mark, category: str) -> float | None:
+    found = mark.row.metrics.get(f"memory_{category}_bytes")
+    return found.value if found else None
+
+
+def _in(size: float, value: float | None) -> float | None:
+    return None if value is None else value / size

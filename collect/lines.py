@@ -1,0 +1,34 @@
+"""Cells in lines: those that are alike in everything but what runs along an axis, and what such a line is called."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from collect import columns
+from collect.figure import Mark
+
+_NOT_THE_WORK = ("rehearses", "expect", "time_limit_s", "prove")
+
+
+def alike(marks: Sequence[Mark], but: Collection[str]) -> list[list[Mark]]:
+    """The cells by all that they train but these of its keys, in their order."""
+    found: dict[bytes, list[Mark]] = {}
+    for mark in marks:
+        rest = _without(msgspec.to_builtins(mark.cell.cell), but)
+        found.setdefault(msgspec.json.encode(rest, order="sorted"), []).append(mark)
+    return list(found.values())
+
+
+def names(lines: Sequence[tuple[Mark, Mapping[str, Any]]], but: Collection[str]) -> list[str]:
+    """A unique label for each line, escaped: of one of its cells without these keys, and of what else is said of it."""
+    cells = [_without(mark.row.cell, but) | {"gpus": mark.row.cell["gpus"]} | dict(said) for mark, said in lines]
+    rows = [msgspec.structs.replace(mark.row, cell=cell) for (mark, _), cell in zip(lines, cells, strict=True)]
+    return [html.escape(label, quote=False) for label in columns.labels(rows)]
+
+
+def _without(cell: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in cell.items() if key not in keys and key not in _NOT_THE_WORK}

@@ -1,0 +1,83 @@
+"""What a strategy costs or spares beside its baseline, or beside the cell that a study compares it with."""
+
+from __future__ import annotations
+
+from collect.metric import Compared, Direction, Metric, Quantity
+
+
+def more(compared: Compared, unit: str) -> Quantity | None:
+    """How much more than the baseline's; None where the two share neither the global batch nor the batch of a rank."""
+    scaling = compared.scaling
+    return Quantity(compared.value - compared.baseline_value, unit, scaling) if scaling else None
+
+
+def less_pct(compared: Compared) -> Quantity | None:
+    """How much less than the baseline's, in the points of a percentage."""
+    found = more(compared, "%")
+    return Quantity(-found.value, "%", found.kind) if found else None
+
+
+def more_pct(compared: Compared) -> Quantity | None:
+    """How much more than the baseline's, in percent of that; None where that is nothing."""
+    scaling = compared.scaling
+    if scaling is None or compared.baseline_value <= 0:
+        return None
+    return Quantity(100 * (compared.value / compared.baseline_value - 1), "%", scaling)
+
+
+def _more_ms(name: str, compares: str, definition: str) -> Metric:
+    return Metric(
+        name=name,
+        unit="ms",
+        direction="lower is better",
+        definition=definition,
+        of_cells=lambda compared: more(compared, "ms"),
+        compares=compares,
+    )
+
+
+def _more_pct(name: str, compares: str, direction: Direction, definition: str) -> Metric:
+    return Metric(name=name, unit="%", direction=direction, definition=definition, of_cells=more_pct, compares=compares)
+
+
+METRICS = (
+    _more_ms(
+        "additional_idle_ms",
+        "idle_ms",
+        "Idle time of a profiled step less that of the baseline (study 2, table 4.3.3: additional idle).",
+    ),
+    _more_ms(
+        "additional_non_compute_ms",
+        "non_compute_ms",
+        "Non-compute time of a profiled step less that of the baseline (study 2, table 4.3.3, which calls it communication).",
+    ),
+    _more_ms(
+        "overhead_ms",
+        "kernel_ms",
+        "Time of a profiled step from the first kernel to the last less that of the baseline: what it has more of compute, "
+        "non-compute and idle time (study 2, table 4.3.3: total overhead).",
+    ),
+    Metric(
+        name="compute_loss_pct",
+        unit="%",
+        direction="lower is better",
+        definition="The baseline's share of time in which a kernel computes less this one's, in points (study 2, table 4.3.3, "
+        "which calls it performance loss).",
+        of_cells=less_pct,
+        compares="compute_pct",
+    ),
+    _more_pct(
+        "speed_gain_pct",
+        "throughput_per_s",
+        "higher is better",
+        "Throughput beyond that of the baseline, or of the cell that a study names, in percent of that (study 1, table 1: "
+        "speed gain).",
+    ),
+    _more_pct(
+        "memory_change_pct",
+        "peak_memory_bytes",
+        "lower is better",
+        "Peak memory beyond that of the baseline, or of the cell that a study names, in percent of that: -30 % is what study "
+        "1 prints in table 1 where it uses 30 % less.",
+    ),
+)

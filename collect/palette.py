@@ -1,0 +1,31 @@
+"""The report's colours, named once: the page has them as CSS variables, a figure that stands alone has them filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Ink, muted, link, good, warn and bad are read as text: each has the contrast of 4.5 to its ground that WCAG 2.2 asks (1.4.3).
+LIGHT = {
+    "page": "#fdfdfc", "raised": "#ffffff", "ink": "#1b1d1f", "muted": "#646a70", "line": "#e4e5e3", "link": "#0a5aa8",
+    "good": "#1a7346", "warn": "#935a00", "bad": "#b3261e", "warn-wash": "#fdf5e4", "warn-line": "#dba234",
+    "series-1": "#0b6bb5", "series-2": "#cf5200", "series-3": "#00876a", "series-4": "#a8508a", "series-5": "#a87c00",
+    "series-6": "#2f9fd0", "series-7": "#6b6f73",
+}  # fmt: skip
+DARK = {
+    "page": "#141618", "raised": "#1d2023", "ink": "#e8e9ea", "muted": "#9aa1a8", "line": "#2d3135", "link": "#7cb8ee",
+    "good": "#62c794", "warn": "#e3b261", "bad": "#f28b82", "warn-wash": "#2a2316", "warn-line": "#96732c",
+    "series-1": "#5aaef0", "series-2": "#ff8a3d", "series-3": "#33c49f", "series-4": "#dd8fc2", "series-5": "#dfb53a",
+    "series-6": "#8fd3f5", "series-7": "#a4a9ae",
+}  # fmt: skip
+
+
+def resolved(value: Any, colours: Mapping[str, str]) -> Any:
+    """A figure's JSON with `var(--NAME)` replaced by the colour of that name. Raises KeyError for a name that is none."""
+    if isinstance(value, str):
+        return colours[value[6:-1]] if value.startswith("var(--") else value
+    if isinstance(value, Mapping):
+        return {key: resolved(item, colours) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [resolved(item, colours) for item in value]
+    return value

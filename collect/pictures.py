@@ -1,0 +1,50 @@
+"""The report's figures as files, each by itself: drawn by plotly in a browser that nobody sees, through kaleido."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from collect import palette
+from collect.page import Drawn
+from shardlab.errors import InputError, MissingExtra
+
+FORMATS = ("svg", "png")
+SCALE = {"svg": 1, "png": 2}  # pixels of a picture for each of the page
+BROWSER = (
+    "{} needs Chrome or Chromium, which was not found; install one (on Debian: apt install chromium), or name it in "
+    "BROWSER_PATH. The report's own buttons save the same pictures in any browser."
+)
+
+
+def formats(asked: str, where: str) -> tuple[str, ...]:
+    """`svg,png` as names. Raises InputError for one that is none."""
+    names = tuple(dict.fromkeys(name.strip() for name in asked.split(",")))
+    if wrong := [name for name in names if name not in FORMATS]:
+        raise InputError(f"{where}: found {wrong[0]!r}. Allowed: {', '.join(FORMATS)}.")
+    return names
+
+
+def write(folder: Path, figures: Sequence[Drawn], wanted: Sequence[str], what: str) -> None:
+    """Each figure as NAME.svg, NAME.png, in light colours; one browser draws them all.
+
+    what: what needs them, for a sentence. Raises MissingExtra without kaleido, InputError without a browser.
+    """
+    try:
+        import kaleido  # type: ignore[import-untyped]
+        from choreographer.errors import ChromeNotFoundError
+    except ModuleNotFoundError as missing:
+        raise MissingExtra("images", what, missing.name or "kaleido") from None
+    drawn = []
+    for figure in figures:
+        spec = palette.resolved(figure.spec, palette.LIGHT)
+        picture, data = spec["picture"], [trace for trace in spec["data"] if trace.get("visible") != "legendonly"]
+        for name in wanted:
+            opts = {"format": name, "width": picture["width"], "height": picture["height"], "scale": SCALE[name]}
+            fig = {"data": data, "layout": spec["layout"] | picture}
+            drawn.append({"fig": fig, "path": str(folder / f"{figure.name}.{name}"), "opts": opts})
+    try:
+        # Without `mathjax: False` it would be asked for on the network.
+        kaleido.write_fig_from_object_sync(drawn, cancel_on_error=True, kopts={"mathjax": False})
+    except ChromeNotFoundError:
+        raise InputError(BROWSER.format(what)) from None

@@ -1,0 +1,75 @@
+"""The summary as tables of text, for papers and pages that are not ours: chosen and rounded as on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from collect import columns, verdict_text
+from collect.columns import Column
+from collect.summary import Summary
+from collect.verdict_text import ReportedLine
+
+_REPORTED = {
+    "where": "Where", "cell": "Cell", "metric": "Metric", "printed": "Reported", "measured": "Measured",
+    "spread": "95 % interval", "n": "n", "ratio": "Ratio", "agrees": "", "says": "Why",
+}  # fmt: skip
+
+
+class TextTable(msgspec.Struct, frozen=True):
+    """headings, rows: as shown, in one order. numbers: which columns are set to the right; long: which hold sentences."""
+
+    name: str
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+    numbers: frozenset[int] = frozenset()
+    long: frozenset[int] = frozenset()
+
+
+def title(summary: Summary) -> str:
+    return f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
+
+
+def about(summary: Summary) -> list[str]:
+    """What a reader has to know of every number: what all cells share, how spread is told, whether it is a rehearsal."""
+    shared = ", ".join(f"{what.lower()} {value}" for what, value in columns.table(summary.rows).common)
+    spread = f"± is half the 95 % interval of the mean over n repeats; speed-up is against {summary.baseline}"
+    return [*([f"all cells: {shared}"] if shared else []), spread, *summary.remarks]
+
+
+def tables(summary: Summary) -> list[TextTable]:
+    """Those that hold anything: the cells, what else was measured, claims, reported numbers."""
+    table = columns.table(summary.rows)
+    found = [
+        _of_columns("summary", "Cells", table.columns, range(len(summary.rows))),
+        *(_of_columns(further.name, further.title, further.columns, further.rows) for further in table.further),
+        _claims(summary),
+        _reported(summary),
+    ]
+    return [one for one in found if one.rows]
+
+
+def _of_columns(name: str, title: str, shown: Sequence[Column], places: Iterable[int]) -> TextTable:
+    """places: the rows of the summary that are shown."""
+    headings = [f"{column.heading} ({column.unit})" if column.unit else column.heading for column in shown]
+    rows = [[str(column.cells[place]) for column in shown] for place in places]
+    return TextTable(name, title, headings, rows, frozenset(place for place, one in enumerate(shown) if one.is_number))
+
+
+def _claims(summary: Summary) -> TextTable:
+    told = ". ".join([verdict_text.counts(summary), *verdict_text.cautions(summary)]) if summary.verdicts else ""
+    rows = [[one.id, verdict_text.word(one), one.says, one.where, one.why] for one in summary.verdicts]
+    return TextTable("claims", told, ["Claim", "Verdict", "What the study says", "Where", "Why"], rows, long=frozenset({2, 4}))
+
+
+def _reported(summary: Summary) -> TextTable:
+    labels = dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True))
+    lines: list[ReportedLine] = verdict_text.reported(summary, labels)
+    shared = verdict_text.grouped(verdict_text.common_reasons(summary))
+    told = ". ".join([verdict_text.told(summary), *(f"Of all of them: {reason}" for reason in shared)])
+    rows = [[str(getattr(line, field)) for field in _REPORTED] for line in lines]
+    places = {field: place for place, field in enumerate(_REPORTED)}
+    numbers = frozenset(places[field] for field in ("printed", "measured", "n", "ratio"))
+    return TextTable("reported", told, list(_REPORTED.values()), rows, numbers, frozenset({places["says"]}))

@@ -1,0 +1,44 @@
+"""What the traces of a run say, exact and as its study read its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from collect.sources import trace
+from collect.traces import hta, kept
+from collect.traces.breakdown import Breakdown
+from shardlab.errors import InputError
+from shardlab.workspace import Traces
+
+
+class Told(msgspec.Struct, frozen=True):
+    """The breakdowns of the ranks that were profiled, where the trace is whole.
+
+    like_hta: of all ranks together as HolisticTraceAnalysis has them, where the matrix asks for that and it finds kernels.
+    """
+
+    exact: list[Breakdown] = []
+    like_hta: list[Breakdown] = []
+
+    @property
+    def judged(self) -> list[Breakdown]:
+        """What metrics are of."""
+        return self.like_hta or self.exact
+
+
+def read(run: Path, how: Traces) -> Told:
+    """Of a run's folder. Half a trace has no figures to rank anything by, and is left out (`collect trace` tells of it)."""
+    paths = sorted(run.glob("trace/rank-*.json.gz"))
+    exact = [told for path in paths if (told := kept.figures(path)) is not None]
+    return Told(exact, _like_hta(paths) if how == "like-hta" and any(one.source == "gpu" for one in exact) else [])
+
+
+def _like_hta(paths: list[Path]) -> list[Breakdown]:
+    """None of them where one has no kernels, as HTA would fail for all."""
+    whole = [found for path in paths if not ((found := trace.read(path)).lost or found.cut)]
+    try:
+        return hta.breakdowns(whole)
+    except InputError:
+        return []

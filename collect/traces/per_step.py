@@ -1,0 +1,28 @@
+"""What a profiled step calls and how long that takes, as one number per name over ranks and repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from collect.traces.breakdown import Breakdown, Tally
+
+
+class Use(NamedTuple):
+    """Calls and ms of a step, on one rank."""
+
+    calls: float
+    ms: float
+
+
+def uses(runs: Iterable[Sequence[Breakdown]], tallies: Callable[[Breakdown], Sequence[Tally]]) -> dict[str, Use]:
+    """By name: the mean over ranks that were profiled by steps, then over the runs that have such."""
+    by_run = [known for run in runs if (known := [one for one in run if one.steps])]
+    totals: dict[str, Use] = {}
+    for known in by_run:
+        for one in known:
+            share = one.steps * len(known) * len(by_run)
+            for tally in tallies(one):
+                before = totals.get(tally.name, Use(0, 0))
+                totals[tally.name] = Use(before.calls + tally.count / share, before.ms + tally.total_ns / share / 1e6)
+    return totals

@@ -1,0 +1,94 @@
+"""A report in headless Chromium, and what a browser, a keyboard and a screen reader find of it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needed = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: the report is not opened in a browser")
+WIDTH, HEIGHT, PHONE = 1280, 900, 390
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Browser]:
+    """Chromium, without a window."""
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM)
+        yield started
+        started.close()
+
+
+class Opened:
+    """A page, every address that it asked for, and all that it complained of."""
+
+    def __init__(self, page: Page, path: Path) -> None:
+        self.page, self.asked, self.complaints = page, [], []
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.goto(path.as_uri())
+        page.wait_for_function("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg.main-svg'))")
+
+    def fold(self, folded: bool) -> None:
+        self.page.evaluate("(open) => document.querySelectorAll('details').forEach((one) => { one.open = open; })", not folded)
+
+    def found(self, script: str, argument: Any = None) -> Any:
+        return self.page.evaluate(script, argument)
+
+
+@contextlib.contextmanager
+def opened(started: Browser, path: Path, width: int = WIDTH, **options: Any) -> Iterator[Opened]:
+    """A report in a page of its own; options: of the browser's context, such as color_scheme."""
+    context = started.new_context(viewport={"width": width, "height": HEIGHT}, **options)
+    try:
+        yield Opened(context.new_page(), path)
+    finally:
+        context.close()
+
+
+def check(report: Path) -> None:
+    """Hold what has to be true of every report: it asks for itself alone, complains of nothing, and draws every figure."""
+    with browser() as started, opened(started, report) as found:
+        assert found.asked == [report.as_uri()]
+        assert found.complaints == []
+        assert found.found(UNDRAWN) == []
+        assert found.found(OVERFLOW) <= WIDTH
+
+
+# the titles of figures in which nothing is drawn
+UNDRAWN = """() => [...document.querySelectorAll('figure')].filter((figure) =>
+  ![...figure.querySelectorAll('.plot svg.main-svg :is(.trace, .cartesianlayer .plot) :is(path, text)')]
+    .some((mark) => mark.tagName === 'text' ? mark.textContent : mark.getAttribute('d')?.length > 6))
+  .map((figure) => figure.querySelector('h3').textContent)"""
+
+OVERFLOW = "() => document.documentElement.scrollWidth"
+
+# every text that stands too faint on its ground, as WCAG 2.2 (1.4.3) counts: `3.9 to 1: text`
+FAINT = """() => {
+  const parts = (colour) => (colour.match(/[\\d.]+/g) || []).map(Number);
+  const linear = (v) => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => .2126 * linear(r / 255) + .7152 * linear(g / 255) + .0722 * linear(b / 255);
+  function ground(node) {
+    for (; node; node = node.parentElement) {
+      const found = parts(getComputedStyle(node).backgroundColor);
+      if (found.length === 3 || found[3] === 1) return found;
+    }
+  }
+  const faint = [];
+  for (const node of document.querySelectorAll('body *')) {
+    const text = [...node.childNodes].filter((child) => child.nodeType === 3).map((child) => child.textContent.trim()).join('');
+    if (!text || !node.checkVisibility() || node.closest('script, style, .legend')) continue;
+    const style = getComputedStyle(node);
+    const lights = [light(parts(node.closest('svg') ? style.fill : style.color)), light(ground(node))].sort((a, b) => b - a);
+    const ratio = (lights[0] + .05) / (lights[1] + .05);
+    if (ratio < 4.5) faint.push(`${ratio.toFixed(1)} to 1: ${text}`);
+  }
+  return faint;
+}"""

@@ -1,0 +1,327 @@
+"""Which strategy to choose: a winner where the data allow one, a tie where not, and nothing ranked that did other work."""
+
+import copy
+import random
+
+import msgspec
+import pytest
+import support_collect as support
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collect import choice_text, figure, load, summary
+from collect.choices import standing
+from collect.choices.family import choose
+from collect.cli import main
+from collect.figures import head_to_head
+from collect.verdicts.selection import Measurements
+from shardlab.cell import Instruments
+from shardlab.record import SameWork
+from shardlab.workspace import Workspace
+
+PROVEN = SameWork(verdict="proven", why="against one process")
+SPEED, MEMORY, SENT, ACCURACY = "throughput_per_s", "peak_memory_bytes", "sent_counted_bytes", "final_accuracy_pct"
+OOM = "CUDA out of memory: tried to allocate 2.00 GiB"
+
+
+def prepare(path, runs, *, failures=(), proofs=None, found=None, rehearsal=False):
+    """A workspace. runs: (cell, repeats); failures: (cell, what it said, how it ended); proofs, found: by strategy."""
+    workspace = Workspace(path)
+    support.keep(workspace, [entry[0] for entry in (*runs, *failures)], repeats=0)
+    for what, repeats in runs:
+        more = {"same_work": (proofs or {}).get(what.strategy, PROVEN)} | (found or {}).get(what.strategy, {})
+        for repeat in repeats:
+            support.completed(workspace, what, repeat, rehearsal=rehearsal, found=more)
+    for what, said, ended in failures:
+        support.failed(workspace, what, 1, said, steps=2, **ended)
+    return workspace
+
+
+def summarized(*arguments, **more):
+    return summary.summarize(load.load(prepare(*arguments, **more), None), "single")
+
+
+def only(found):
+    """The one family's contests, by (ranks, batch): {name: outcome}, {criterion: (word, names of the best)}."""
+    (family,) = found.choices
+    told = {}
+    for contest in family.contests:
+        names = {one.cell: one.name for one in contest.contenders}
+        ranked = {one.criterion: (one.word, sorted(names[cell] for cell in one.best)) for one in contest.standings}
+        told[contest.ranks, contest.batch] = ({one.name: one.outcome for one in contest.contenders}, ranked)
+    return told
+
+
+DDP, FSDP, ZERO1, ZERO2 = (support.cell(name, 2) for name in ("ddp", "fsdp2", "zero1", "zero2"))
+THRICE = (1, 2, 3)
+
+
+def test_a_clear_winner_is_named_with_its_margin(tmp_path):
+    found = summarized(tmp_path, [(DDP, THRICE), (FSDP, THRICE)])
+    outcomes, ranked = only(found)[2, 8]
+    assert outcomes == {"ddp": "measured", "fsdp2": "measured"}
+    assert ranked[SPEED] == ("best", ["ddp"])
+    (contest,) = found.choices[0].contests
+    speed = contest.standings[0]
+    rows = {row.cell["strategy"]: row.metrics[SPEED] for row in found.rows}
+    assert speed.margin_pct == pytest.approx(100 * (rows["ddp"].value / rows["fsdp2"].value - 1))
+    assert [(one.low, one.high) for one in speed.placed] == [
+        (pytest.approx(rows[name].low), pytest.approx(rows[name].high)) for name in ("ddp", "fsdp2")
+    ]
+
+
+def test_what_lies_within_the_noise_has_no_winner(tmp_path):
+    found = summarized(tmp_path, [(ZERO1, THRICE), (ZERO2, (1, 2, 3, 4)), (FSDP, THRICE)])
+    assert only(found)[2, 8][1][SPEED] == ("not told apart", ["zero1", "zero2"])
+    assert found.choices[0].contests[0].standings[0].margin_pct is None
+
+
+@pytest.mark.parametrize(("late", "word"), [((4, 5, 6), "not told apart"), ((5, 6, 7), "best")])
+def test_a_choice_agrees_with_the_verdict_on_the_same_pair(tmp_path, late, word):
+    """One that the intervals leave open: draws decide, the same as in a claim."""
+    workspace = prepare(tmp_path, [(ZERO1, THRICE), (ZERO2, late)])
+    claim = {"id": "c", "says": "So.", "where": "here", "test": f"{SPEED}(strategy='zero1') > {SPEED}(strategy='zero2')"}
+    support.keep(workspace, [ZERO1, ZERO2], repeats=0, claims=[claim])
+    found = summary.summarize(load.load(workspace, None), "single")
+    one, other = found.choices[0].contests[0].standings[0].placed
+    assert max(one.value - one.low, other.value - other.low) < one.value - other.value < one.high - other.low
+    assert only(found)[2, 8][1][SPEED][0] == word
+    assert found.verdicts[0].verdict == ("reproduced" if word == "best" else "undecided")
+
+
+def test_one_repeat_is_an_order_as_measured_and_pooled_noise_decides_where_there_is_some(tmp_path):
+    found = summarized(tmp_path / "a", [(DDP, (1,)), (FSDP, (1,))])
+    assert only(found)[2, 8][1][SPEED] == ("as measured", ["ddp"])
+    assert choice_text.ONCE in choice_text.cautions(found)
+    found = summarized(tmp_path / "b", [(DDP, (1,)), (FSDP, (1,)), (support.cell(), THRICE)])
+    assert only(found)[2, 8][1][SPEED] == ("best", ["ddp"])
+    assert choice_text.cautions(found) == []
+
+
+def test_memory_and_time_that_ran_out_are_results_and_the_rest_is_said(tmp_path):
+    ended = {"reason": "timeout", "why": "ended at its time limit of 600 s"}
+    never, broken = support.cell("zero3", 2), support.cell("tp", 2)
+    failures = [(FSDP, OOM, {}), (ZERO1, "stopped", ended), (broken, "ValueError: shapes", {})]
+    workspace = prepare(tmp_path, [(DDP, THRICE)], failures=failures)
+    support.keep(workspace, [DDP, FSDP, ZERO1, broken, never], repeats=1)
+    found = summary.summarize(load.load(workspace, None), "single")
+    outcomes, ranked = only(found)[2, 8]
+    assert outcomes == {
+        "ddp": "measured", "fsdp2": "does not fit", "zero1": "over the limit", "tp": "failed", "zero3": "not measured",
+    }  # fmt: skip
+    assert ranked == {}
+    (family,) = found.choices
+    assert family.open
+    (fit,) = family.more_ranks
+    assert (fit.fits, fit.does_not_fit, fit.over_the_limit, fit.unknown) == (["ddp"], ["fsdp2"], ["zero1"], ["tp", "zero3"])
+    first, second = choice_text.nodes(family)[:2]
+    assert (first.asks, str(first.answers[0][1])) == ("Does it fit one rank?", "not measured on one rank")
+    assert "fsdp2: out of memory; zero1: over the time limit" in str(second.answers[0][1])
+
+
+def test_the_only_one_that_fits_is_called_so(tmp_path):
+    runs = [(DDP, THRICE), (FSDP, THRICE), (support.cell("fsdp2", 4), THRICE)]
+    found = summarized(tmp_path, runs, failures=[(support.cell("ddp", 4), OOM, {})])
+    question = found.choices[0].questions[0]
+    assert [(answer.contests, answer.word, answer.best) for answer in question.answers] == [
+        ([0], "best", ["ddp"]), ([1], "only one fits", ["fsdp2"]),
+    ]  # fmt: skip
+    assert [when for when, _, _ in choice_text.nodes(found.choices[0])[2].answers] == ["2 ranks", "4 ranks"]
+
+
+def test_a_model_that_fits_one_rank_at_one_batch_only_is_a_split(tmp_path):
+    big = support.cell(global_batch_size=64, micro_batch_size=64)
+    found = summarized(tmp_path, [(support.cell(), THRICE)], failures=[(big, OOM, {})])
+    answers = choice_text.nodes(found.choices[0])[0].answers
+    assert [(when, said.value, [link.text for link in cites]) for when, said, cites in answers] == [
+        ("batch 8", "yes", ["single ×1"]), ("batch 64", "no", ["single ×1"]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"precision": "bf16"}, {"seq_len": 128}, {"steps": 12}, {"workload": "vit-tiny"}, {"launcher": "fork"},
+        {"instruments": Instruments(memory="categories")}, {"global_batch_size": 16}, {"gpus": 4, "dp": 4}, {"nnodes": 2},
+        {"rehearses": support.cell("fsdp2", 2, workload="gpt2")},
+    ],
+    ids=lambda other: next(iter(other)),
+)  # fmt: skip
+def test_cells_of_different_work_are_never_ranked_together(tmp_path, other):
+    found = summarized(tmp_path, [(DDP, THRICE), (msgspec.structs.replace(FSDP, **other), THRICE)])
+    contests = [contest for family in found.choices for contest in family.contests]
+    assert [len(contest.contenders) for contest in contests] == [1, 1]
+    assert not any(family.open or family.questions for family in found.choices)
+    assert len({choice_text.title(family) for family in found.choices}) == len(found.choices)
+
+
+@pytest.mark.parametrize(("verdict", "ranked"), [("different", False), ("not proven", False), ("not provable", True)])
+def test_only_proven_work_is_ranked(tmp_path, verdict, ranked):
+    proofs = {"fsdp2": SameWork(verdict=verdict, why="loss differs by 1")}
+    found = summarized(tmp_path, [(DDP, THRICE), (FSDP, THRICE)], proofs=proofs)
+    outcomes, standings = only(found)[2, 8]
+    assert outcomes["fsdp2"] == ("measured" if ranked else "not ranked")
+    assert (SPEED in standings) == ranked
+    assert "loss differs by 1" in [one.why for one in found.choices[0].contests[0].contenders] or ranked
+
+
+def test_bytes_that_were_counted_alike_are_equal(tmp_path):
+    sent = {"ddp": 1e5, "zero1": 1e5 + 16, "fsdp2": 1.5e5, "single": 0.0}
+    found = {name: {"communication_bytes": {"counted": value}} for name, value in sent.items()}
+    told = summarized(tmp_path, [(DDP, (1,)), (ZERO1, (1,)), (FSDP, (1,)), (support.cell(), (1,))], found=found)
+    assert only(told)[2, 8][1][SENT] == ("equal", ["ddp", "zero1"])
+    (line,) = choice_text.lines(told.choices[0], [SENT])
+    assert (str(line.said[0]), line.said[0].margin) == ("ddp, zero1 97.7 KiB (equal)", "33\u00a0% less than fsdp2")
+    (question,) = [one for one in told.choices[0].questions if one.criterion == SENT]
+    assert [answer.contests for answer in question.answers] == [[1]]  # on one rank nothing is sent
+
+
+def test_accuracy_is_no_reason_to_choose_among_cells_proven_to_do_the_same(tmp_path):
+    """They start from the same weights and see the same batches: a difference that every repeat shows is rounding."""
+    found = {"ddp": {"final_accuracy": 0.515}, "fsdp2": {"final_accuracy": 0.5}, "ps-async": {"final_accuracy": 0.4}}
+    told = summarized(tmp_path / "a", [(DDP, THRICE), (FSDP, THRICE)], found=found)
+    assert only(told)[2, 8][1][ACCURACY] == ("same work", ["ddp", "fsdp2"])
+    free = support.cell("ps-async", 2)
+    proofs = {"ps-async": SameWork(verdict="not provable", why="workers do not wait")}
+    told = summarized(tmp_path / "b", [(DDP, THRICE), (free, THRICE)], found=found, proofs=proofs)
+    assert only(told)[2, 8][1][ACCURACY] == ("best", ["ddp"])
+
+
+def test_equal_once_is_not_equal(tmp_path):
+    found = {name: {"final_accuracy": 0.5} for name in ("ps-sync", "ps-async", "ps-ssp")}
+    cells = [support.cell(name, 2) for name in found]
+    proofs = dict.fromkeys(found, SameWork(verdict="not provable", why="workers do not wait"))
+    told = summarized(tmp_path / "a", [(cell, (1,)) for cell in cells], found=found, proofs=proofs)
+    assert only(told)[2, 8][1][ACCURACY] == ("as measured", ["ps-async", "ps-ssp", "ps-sync"])
+    told = summarized(tmp_path / "b", [(cell, THRICE) for cell in cells], found=found, proofs=proofs)
+    assert only(told)[2, 8][1][ACCURACY] == ("equal", ["ps-async", "ps-ssp", "ps-sync"])
+
+
+def test_variants_of_a_strategy_are_named_by_what_differs(tmp_path):
+    full = support.cell("fsdp2", 2, activation_checkpointing="full")
+    pipes = [support.cell("pp-gpipe", 2, pp=2, dp=1, gradient_accumulation_steps=n, micro_batch_size=8 // n) for n in (2, 8)]
+    found = summarized(tmp_path, [(DDP, (1,)), (FSDP, (1,)), (full, (1,)), *((pipe, (1,)) for pipe in pipes)])
+    (contest,) = found.choices[0].contests
+    assert [one.name for one in contest.contenders] == [
+        "ddp", "fsdp2, activation checkpointing full", "fsdp2, activation checkpointing none",
+        "pp-gpipe, 2 micro-batches", "pp-gpipe, 8 micro-batches",
+    ]  # fmt: skip
+    assert choice_text._joined(["ddp", "pp-gpipe, 2 micro-batches", "pp-gpipe, 8 micro-batches"]) == (
+        "ddp and pp-gpipe (2 and 8 micro-batches)"
+    )
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """Two, four ranks and two batches, of several strategies, one of them out of memory."""
+    cells = [support.cell(name, ranks) for name in ("ddp", "fsdp2", "zero1") for ranks in (2, 4)]
+    cells += [support.cell(), *(support.cell(name, 2, global_batch_size=16, micro_batch_size=8) for name in ("ddp", "zero1"))]
+    failures = [(support.cell("fsdp2", 2, global_batch_size=16, micro_batch_size=8), OOM, {})]
+    return load.load(prepare(tmp_path_factory.mktemp("several"), [(one, THRICE) for one in cells], failures=failures), None)
+
+
+@pytest.fixture(scope="module")
+def rows(several):
+    return summary.summarize(several, "single").rows
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.randoms(use_true_random=False))
+def test_the_order_of_cells_does_not_matter(several, rows, chance):
+    shuffled = chance.sample(rows, len(rows))
+    assert choose(Measurements(several, shuffled)) == choose(Measurements(several, rows))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.floats(1e-6, 1e9), st.sampled_from([SPEED, MEMORY]))
+def test_another_unit_changes_no_choice_and_no_margin(several, rows, scale, metric):
+    scaled = copy.deepcopy(rows)
+    for row in scaled:
+        for run in row.runs:
+            run.metrics |= {metric: run.metrics[metric] * scale} if metric in run.metrics else {}
+
+    def told(found):
+        standings = [one for family in found for contest in family.contests for one in contest.standings]
+        return [(one.criterion, one.word, one.best, one.margin_pct and pytest.approx(one.margin_pct)) for one in standings]
+
+    assert told(choose(Measurements(several, scaled))) == told(choose(Measurements(several, rows)))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_what_is_missing_is_not_ranked_and_the_rest_stays(several, rows, data):
+    kept = copy.deepcopy(rows)
+    dropped = set()
+    for row in kept:
+        for metric in (SPEED, MEMORY):
+            if metric in row.metrics and data.draw(st.booleans()):
+                del row.metrics[metric]
+                dropped.add((row.id, metric))
+    for family in choose(Measurements(several, kept)):
+        for contest in family.contests:
+            for one in contest.standings:
+                assert not {(placed.cell, one.criterion) for placed in one.placed} & dropped
+                assert {placed.cell for placed in one.placed} >= set(one.best)
+                assert len(one.placed) > 1
+        for question in family.questions:
+            asked = sorted(place for answer in question.answers for place in answer.contests)
+            assert asked == list(range(len(family.contests)))
+
+
+def test_equal_cells_are_rarely_told_apart(several, rows):
+    """Of repeats drawn from one distribution, one of a pair is named the best as often as a 95 % interval may be wrong."""
+    chance = random.Random(5)
+    pair = [row for row in copy.deepcopy(rows) if (row.cell["gpus"], row.cell["strategy"]) in ((4, "ddp"), (4, "zero1"))]
+    wrong, rounds = 0, 300
+    for number in range(rounds):
+        for row in pair:
+            row.id = f"{row.cell['strategy']} {number}"
+            for run in row.runs:
+                run.metrics = {SPEED: chance.gauss(100, 1)}
+            row.metrics = {SPEED: row.metrics[SPEED]}
+        (ranked,) = standing.standings(Measurements(several, pair), pair)
+        wrong += ranked.word == "best"
+    assert 0 < wrong / rounds < 0.07
+
+
+def test_the_front_is_what_nothing_beats_in_both():
+    points = [(4.0, 10.0), (2.0, 5.0), (3.0, 4.0), (2.0, 3.0), (5.0, 10.0), (1.0, 1.0)]
+    assert [points[place] for place in head_to_head.front(points)] == [(1.0, 1.0), (2.0, 5.0), (4.0, 10.0)]
+
+
+def test_head_to_head_shows_the_contest_with_most_cells(several):
+    found = summary.summarize(several, "single")
+    (group,) = figure.groups(several, found)
+    drawn = head_to_head.draw(group)
+    assert "4 ranks with batch 8" in drawn.caption
+    assert [trace["name"] for trace in drawn.data] == ["front", "ddp", "fsdp2", "zero1"]
+    assert all(trace["error_y"]["array"][0] > 0 for trace in drawn.data[1:])
+
+
+def test_the_page_and_the_terminal_say_what_to_choose_and_lead_to_its_runs(tmp_path, capsys):
+    workspace = prepare(tmp_path, [(DDP, THRICE), (FSDP, THRICE)], failures=[(ZERO1, OOM, {})], rehearsal=True)
+    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    shown = capsys.readouterr().out
+    assert "which to choose" in shown
+    assert choice_text.CAUTION in shown
+    text = (workspace.report / "index.html").read_text()
+    section = text.partition('<section id="choices">')[2].partition("</section>")[0]
+    for said in ("Fastest", "% faster than fsdp2", "out of memory", "Decision tree", "Which is the fastest?", "Head to head"):
+        assert said in section
+    assert '<a class="quiet sure" href="#runs-0">ddp</a>' in section
+
+
+def test_of_very_many_choices_the_first_are_shown_and_the_others_counted(several, rows):
+    found = summary.summarize(several, "single")
+    (family,) = found.choices
+    assert choice_text.hidden(found) == ""
+    found.choices = [family] * (choice_text.MOST_SHOWN + 2)
+    assert len(choice_text.opened(found)) == choice_text.MOST_SHOWN
+    assert choice_text.hidden(found) == "6 more are in summary.json"  # 2, 4 ranks and a second batch, twice
+
+
+def test_where_there_is_nothing_to_choose_nothing_is_said(tmp_path, capsys):
+    workspace = prepare(tmp_path, [(support.cell(), THRICE), (DDP, THRICE)])
+    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    assert "which to choose" not in capsys.readouterr().out
+    assert 'id="choices"' not in (workspace.report / "index.html").read_text()

@@ -1,0 +1,298 @@
+"""Two sides of the same cells: what is told apart, what is not compared, and that turning the sides round turns the answer."""
+
+import json
+import random
+import shutil
+import statistics
+
+import msgspec
+import pytest
+import support_collect as support
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collect.cli import main
+from collect.comparison import ratio
+from collect.comparison.match import match
+from collect.comparison.ratio import Mean
+from collect.load import LoadedCell
+from shardlab import files
+from shardlab.record import SameWork
+from shardlab.workspace import Workspace
+
+SINGLE, DDP = support.cell(), support.cell("ddp", 2)
+OPPOSITE = {"faster": "slower", "slower": "faster", "higher": "lower", "lower": "higher"}
+
+
+def workspace(path, cells=(SINGLE, DDP), repeats=3, name="quickstart", **options) -> Workspace:
+    made = Workspace(path)
+    earlier = made.expansion("quickstart") if name != "quickstart" else None
+    support.keep(made, list(cells), repeats=repeats)
+    if earlier:
+        made.keep_expansion(msgspec.structs.replace(made.expansion("quickstart"), name=name))
+        made.keep_expansion(earlier)
+    for what in cells:
+        for repeat in range(1, repeats + 1):
+            support.completed(made, what, repeat, **options)
+    return made
+
+
+def slow_down(made: Workspace, what, factor: float) -> None:
+    """Every step of a cell takes longer; nothing else changes."""
+    for run in made.all_runs():
+        if run.read_run().cell != what:
+            continue
+        for rank in range(what.gpus):
+            path = run.steps_file(rank)
+            records = [json.loads(line) for line in path.read_text().splitlines()]
+            path.write_text("".join(json.dumps(one | {"step_ms": one["step_ms"] * factor}) + "\n" for one in records))
+
+
+def compared(capsys, here: Workspace, a, b, *options):
+    assert main(["compare", str(a), str(b), "--json", "--workspace", str(here.path), *options]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def figures(found, cell) -> dict:
+    (pair,) = (pair for pair in found["pairs"] if pair["a"] == cell.name())
+    return {figure["metric"]: figure for figure in pair["metrics"]}
+
+
+@pytest.fixture
+def before(tmp_path):
+    return workspace(tmp_path / "before")
+
+
+@pytest.fixture
+def after(before, tmp_path):
+    """The same runs; those of ddp take 1.5 times as long a step."""
+    shutil.copytree(before.path, tmp_path / "after")
+    made = Workspace(tmp_path / "after")
+    slow_down(made, DDP, 1.5)
+    return made
+
+
+def test_a_beside_a_tells_nothing_apart(before, capsys):
+    found = compared(capsys, before, before.path, before.path)
+    assert len(found["pairs"]) == 2
+    for pair in found["pairs"]:
+        assert "the same runs in both" in pair["remarks"]
+        assert {figure["verdict"] for figure in pair["metrics"]} <= {"equal", "not to be told apart"}
+        assert {figure["ratio"] for figure in pair["metrics"] if "ratio" in figure} == {1.0}
+    assert found["environment"] == found["differs"] == found["only_a"] == found["only_b"] == []
+
+
+def test_what_got_slower_is_told_with_its_interval(before, after, capsys):
+    found = compared(capsys, before, before.path, after.path)
+    slower, same = figures(found, DDP), figures(found, SINGLE)
+    step, rate = slower["step_time_ms"], slower["throughput_per_s"]
+    assert (step["verdict"], rate["verdict"]) == ("slower", "slower")
+    assert step["ratio"] == pytest.approx(1.5)
+    assert step["low"] < 1.5 < step["high"]
+    assert rate["ratio"] == pytest.approx(1 / 1.5)
+    assert step["n_a"] == step["n_b"] == 3
+    assert same["step_time_ms"]["verdict"] == "not to be told apart"
+    assert main(["compare", str(before.path), str(after.path), "--workspace", str(before.path)]) == 0
+    said = capsys.readouterr().out
+    assert any(line.split()[-1] == "slower" and "step_time_ms" in line for line in said.splitlines())
+    assert "rehearsal on CPU" in said
+    assert "told apart at 95 %" in said
+
+
+def test_turned_round_every_ratio_and_every_word_is_the_other(before, after, capsys):
+    there, back = compared(capsys, before, before.path, after.path), compared(capsys, before, after.path, before.path)
+    for cell in (SINGLE, DDP):
+        one, other = figures(there, cell), figures(back, cell)
+        assert one.keys() == other.keys()
+        for name, figure in one.items():
+            assert other[name]["verdict"] == OPPOSITE.get(figure["verdict"], figure["verdict"])
+            if "low" in figure:
+                ends = [other[name][key] for key in ("ratio", "low", "high")]
+                assert ends == pytest.approx([1 / figure[key] for key in ("ratio", "high", "low")])
+
+
+def test_one_repeat_takes_the_noise_of_others_or_tells_nothing(tmp_path, capsys):
+    a, b = (workspace(tmp_path / name, [SINGLE], repeats=1) for name in "ab")
+    found = figures(compared(capsys, a, a.path, b.path), SINGLE)
+    assert found["step_time_ms"]["verdict"] == "undecided"
+    assert "low" not in found["step_time_ms"]
+    assert "one repeat" in found["step_time_ms"]["why"]
+    for made in (a, b):
+        support.keep(made, [SINGLE, DDP], repeats=3)
+        for repeat in (1, 2, 3):
+            support.completed(made, DDP, repeat)
+    found = figures(compared(capsys, a, a.path, b.path), SINGLE)
+    assert found["step_time_ms"]["verdict"] == "not to be told apart"
+    assert found["step_time_ms"]["low"] < 1 < found["step_time_ms"]["high"]
+
+
+def test_other_work_is_never_compared(tmp_path, capsys):
+    def proof(verdict):
+        return {"same_work": SameWork(verdict=verdict, why="because")}
+
+    proven = workspace(tmp_path / "a", [SINGLE], found=proof("proven"))
+    for name, options, why in (
+        ("different", {"found": proof("different")}, "B: different (because)"),
+        ("other-proof", {"found": proof("not provable")}, "B: not provable (because)"),
+        ("data", {"found": proof("proven") | {"data": {"name": "x", "sha256": "cd" * 32}}}, "other data"),
+        ("real", {"found": proof("proven"), "rehearsal": False}, "A is a rehearsal on CPU"),
+    ):
+        other = workspace(tmp_path / name, [SINGLE], **options)
+        (pair,) = compared(capsys, proven, proven.path, other.path)["pairs"]
+        assert why in pair["different_work"]
+        assert "metrics" not in pair
+        assert main(["compare", str(proven.path), str(other.path)]) == 0
+        assert "different work" in capsys.readouterr().out
+
+
+def test_what_is_different_on_both_sides_is_different_beside_itself(tmp_path, capsys):
+    made = workspace(tmp_path, [SINGLE], found={"same_work": SameWork(verdict="different", why="because")})
+    (pair,) = compared(capsys, made, made.path, made.path)["pairs"]
+    assert "different" in pair["different_work"]
+
+
+def test_cells_without_a_twin_are_named(before, tmp_path, capsys):
+    other = workspace(tmp_path / "other", [SINGLE, support.cell("fsdp2", 2)])
+    found = compared(capsys, before, before.path, other.path)
+    assert [pair["label"] for pair in found["pairs"]] == ["single ×1"]
+    assert (found["only_a"], found["only_b"]) == (["ddp ×2"], ["fsdp2 ×2"])
+
+
+def test_what_the_machines_and_versions_differ_in_is_listed(before, after, capsys):
+    run = after.all_runs()[0]
+    host = json.loads(run.environment(support.HOST).read_text())
+    files.write_json(run.environment(support.HOST), host | {"cpu_model": "Another", "gpu_driver": "570.0"})
+    written = json.loads(run.run_json.read_text())
+    files.write_json(run.run_json, written | {"git_commit": "0" * 40})
+    found = {one["what"]: one for one in compared(capsys, before, before.path, after.path)["environment"]}
+    assert found.keys() == {"processor", "git commit"}  # of the driver A says nothing
+    assert (found["processor"]["a"], found["processor"]["b"]) == (["AMD EPYC 7B13"], ["AMD EPYC 7B13", "Another"])
+
+
+def test_two_matrices_of_one_workspace(tmp_path, capsys):
+    eager, compiled = ([support.cell(compile=how), support.cell("ddp", 2, compile=how)] for how in (False, True))
+    made = workspace(tmp_path, eager)
+    workspace(tmp_path, compiled, name="compiled")
+    found = compared(capsys, made, "quickstart", "compiled")
+    assert [(pair["a"], pair["b"]) for pair in found["pairs"]] == [
+        (one.name(), other.name()) for one, other in zip(eager, compiled, strict=True)
+    ]
+    assert found["differs"] == [{"key": "compile", "a": False, "b": True}]
+    assert main(["compare", "quickstart", "compiled", "--workspace", str(tmp_path)]) == 0
+    assert "taken as the same cells in spite of compile: false in A, true in B" in capsys.readouterr().out
+
+
+def test_a_name_that_is_nothing_and_a_matrix_of_a_matrix_are_wrong_input(before, capsys):
+    for arguments, said in (
+        (["nothing", "quickstart"], "nothing: is neither a matrix of this workspace nor a folder"),
+        (["quickstart", "quickstart", "--matrix", "quickstart"], "quickstart is a matrix itself"),
+    ):
+        assert main(["compare", *arguments, "--workspace", str(before.path)]) == 2
+        assert said in capsys.readouterr().err
+
+
+# Which cells are the same
+
+
+def loaded(*cells) -> list[LoadedCell]:
+    return [LoadedCell(what.name(), what, [], []) for what in cells]
+
+
+def paired(found):
+    return [(one.id, other.id) for one, other in found.pairs]
+
+
+def test_the_time_limit_and_the_proof_make_no_other_cell():
+    other = support.cell(time_limit_s=60, prove="auto", expect=["oom"])
+    assert paired(match(loaded(SINGLE), loaded(other))) == [(SINGLE.name(), other.name())]
+
+
+def test_what_is_trained_never_differs():
+    for changed in ({"seq_len": 128}, {"precision": "bf16"}, {"global_batch_size": 16}, {"seed": 7}, {"steps": 11}):
+        found = match(loaded(SINGLE), loaded(support.cell(**changed)))
+        assert (found.pairs, found.differs, len(found.only_a), len(found.only_b)) == ([], [], 1, 1)
+
+
+def test_a_key_that_differs_in_some_cells_only_pairs_none():
+    one, other = support.cell(compile=True), support.cell("ddp", 2, compile=False)
+    there = support.cell(compile=False), support.cell("ddp", 2, compile=True)
+    assert match(loaded(one, other), loaded(*there)).pairs == []
+
+
+def test_cells_that_would_be_the_same_are_not_guessed_at():
+    """All of A are fork, all of B torchrun; without the launcher and the nodes two of B are one."""
+    a = support.cell("ddp", 2, "fork")
+    b = support.cell("ddp", 2, nnodes=2), support.cell("ddp", 2, nnodes=2, time_limit_s=60)
+    assert match(loaded(a), loaded(*b)).pairs == []
+    assert paired(match(loaded(a), loaded(b[0]))) == [(a.name(), b[0].name())]
+
+
+@given(st.permutations([SINGLE, DDP, support.cell("fsdp2", 2), support.cell("zero3", 2)]), st.integers(0, 4), st.integers(0, 4))
+def test_every_cell_is_in_one_place_whatever_the_order(cells, cut_a, cut_b):
+    a, b = cells[:cut_a], cells[cut_b:]
+    there, back = match(loaded(*a), loaded(*b)), match(loaded(*b), loaded(*a))
+    assert sorted(paired(there)) == sorted((other, one) for one, other in paired(back))
+    assert sorted([one for one, _ in paired(there)] + [cell.id for cell in there.only_a]) == sorted(cell.name() for cell in a)
+    assert {cell.name() for cell in a} & {cell.name() for cell in b} <= {one for one, _ in paired(there)}
+
+
+# What a ratio is worth
+
+MEANS = st.builds(
+    Mean, st.floats(1e-3, 1e9), st.one_of(st.just(0.0), st.floats(1e-6, 1e3), st.none()), st.integers(1, 40)
+)  # fmt: skip
+
+
+@given(MEANS, MEANS)
+def test_a_ratio_turned_round_is_its_inverse(a, b):
+    there, back = ratio.ratio(a, b), ratio.ratio(b, a)
+    assert there[0] * back[0] == pytest.approx(1)
+    assert (there[1] is None) == (back[1] is None)
+    if there[1] is not None:
+        assert back[1:] == pytest.approx((1 / there[2], 1 / there[1]))
+    for unit in ("ms", "s", "tokens/s", "bytes"):
+        word = ratio.verdict(a, b, unit)
+        assert ratio.verdict(b, a, unit) == OPPOSITE.get(word, word)
+
+
+@given(MEANS, MEANS, st.floats(1e-3, 1e3))
+def test_another_unit_changes_no_verdict(a, b, factor):
+    scaled = [Mean(one.value * factor, None if one.error is None else one.error * factor, one.degrees) for one in (a, b)]
+    assert ratio.ratio(*scaled)[0] == pytest.approx(ratio.ratio(a, b)[0])
+    ends = ratio.ratio(a, b)[1:]
+    if None not in ends and 1 not in [pytest.approx(end) for end in ends]:
+        assert ratio.verdict(*scaled, "bytes") == ratio.verdict(a, b, "bytes")
+
+
+def test_the_interval_is_that_of_welch_by_hand():
+    a, b = [100.0, 102.0, 104.0], [110.0, 111.0, 112.0]
+    means = [Mean(statistics.fmean(x), statistics.stdev(x) / 3**0.5, 2) for x in (a, b)]
+    parts = [(mean.error / mean.value) ** 2 for mean in means]
+    assert sum(parts) ** 2 / sum(part**2 / 2 for part in parts) == pytest.approx(2.80, abs=0.01)  # so t has 2 degrees: 4.303
+    value, low, high = ratio.ratio(*means)
+    assert value == pytest.approx(111 / 102)
+    assert (low, high) == pytest.approx((1.0314, 1.1482), abs=1e-4)
+    assert ratio.verdict(*means, "ms") == "slower"
+
+
+def test_exact_numbers_are_equal_or_told_apart():
+    seven, eight = Mean(7, 0, 1), Mean(8, 0, 1)
+    assert ratio.verdict(seven, seven, "bytes") == "equal"
+    assert ratio.verdict(seven, eight, "bytes") == "higher"
+    zero = Mean(0, 0, 1)
+    assert ratio.ratio(zero, seven) == (None, None, None)
+    assert ratio.verdict(zero, seven, "bytes") == "higher"
+    assert ratio.verdict(zero, zero, "bytes") == "equal"
+    assert ratio.ratio(Mean(1, 2, 5), seven) == (7, None, None)  # the one may be 0
+    assert ratio.verdict(Mean(1, 2, 5), seven, "x") == "higher"
+    assert ratio.verdict(Mean(-1, 0.1, 5), Mean(1, 0.1, 5), "x") == "higher"
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_equal_cells_are_told_apart_no_more_often_than_a_95_percent_interval_may(n):
+    chance, apart = random.Random(5), 0
+    for _ in range(2000):
+        sides = [[chance.gauss(100, 2) for _ in range(n)] for _ in "ab"]
+        a, b = (Mean(statistics.fmean(x), statistics.stdev(x) / n**0.5, n - 1) for x in sides)
+        apart += ratio.verdict(a, b, "ms") != "not to be told apart"
+    assert 0 < apart / 2000 < 0.05

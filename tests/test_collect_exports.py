@@ -1,0 +1,234 @@
+"""Tables for papers and programs: what they hold, that hostile names stand in them as they are, that nothing else is lost."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import polars as pl
+import pytest
+import support_collect as support
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from collect import export, load, prose, summary
+from collect.cli import main
+from collect.exports import latex, markdown
+from shardlab.errors import InputError
+from shardlab.workspace import Workspace
+
+HOSTILE = r"a|b_c %&#${x}~^\end{table} <b>*i*</b> [l](u) `code` 'q' -- © \\ $(rm)$"
+STUDY = {
+    "claims": [{"id": "c1", "says": f"DDP is faster {HOSTILE}", "test": "throughput_per_s(strategy='ddp', launcher='torchrun')"
+                " / throughput_per_s(strategy='single') >= 1.5", "where": "section 1"}],
+    "reported": [{"where": "table 1", "cell": {"strategy": "single"}, "metric": "step_time_ms", "printed": "102 ms"}],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory) -> Workspace:
+    return support.matrix(tmp_path_factory.mktemp("exports"))
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """A summary with claims, reported numbers and a title that no format takes kindly."""
+    workspace = Workspace(tmp_path_factory.mktemp("hostile"))
+    cells = [support.cell(), support.cell("ddp", 2), support.cell("ddp", 2, "fork")]
+    support.keep(workspace, cells, title=HOSTILE, **STUDY)
+    for what in cells:
+        for repeat in (1, 2, 3):
+            support.completed(workspace, what, repeat)
+    loaded = load.load(workspace, None)
+    return loaded, summary.summarize(loaded, "single")
+
+
+def exported(workspace, name, out, code=0):
+    assert main(["export", "--to", name, "--workspace", str(workspace.path), "--out", str(out)]) == code
+    return out
+
+
+@pytest.mark.parametrize(("suffix", "read"), [("csv", pl.read_csv), ("parquet", pl.read_parquet)])
+def test_tables_for_programs_hold_what_the_report_holds(workspace, tmp_path, suffix, read):
+    out = exported(workspace, suffix, tmp_path / "out")
+    assert {path.name for path in out.iterdir()} == {f"{name}.{suffix}" for name in ("summary", "steps", "samples")}
+    assert read(out / f"summary.{suffix}").height == 6
+
+
+def test_json_is_the_summary(workspace, tmp_path, capsys):
+    out = exported(workspace, "json", tmp_path / "out")
+    capsys.readouterr()
+    assert main(["summarize", "--json", "--workspace", str(workspace.path), "--out", str(tmp_path / "report")]) == 0
+    ours, theirs = (json.loads(text) for text in ((out / "summary.json").read_text(), capsys.readouterr().out))
+    assert ours | {"created_s": 0} == theirs | {"created_s": 0}
+
+
+def test_the_report_has_the_tables_for_papers_too(workspace, tmp_path):
+    assert main(["summarize", "--workspace", str(workspace.path), "--out", str(tmp_path / "report")]) == 0
+    tables = tmp_path / "report" / "tables"
+    for name in ("markdown", "latex"):
+        for path in exported(workspace, name, tmp_path / name).iterdir():
+            assert [line for line in path.read_text().splitlines() if "UTC" not in line] == [
+                line for line in (tables / path.name).read_text().splitlines() if "UTC" not in line
+            ]
+
+
+def test_an_unknown_format_prints_the_menu_with_a_line_each(workspace, tmp_path, capsys):
+    exported(workspace, "markdwon", tmp_path / "out", code=2)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "error: unknown export format 'markdwon'. Did you mean 'markdown'? Allowed:"
+    assert [line.split()[0] for line in said[1:]] == sorted(export.exports())
+    assert all(format_.summary in line for format_, line in zip(export.exports().values(), said[1:], strict=True))
+    assert not (tmp_path / "out").exists()
+
+
+def test_by_default_every_format_has_its_own_folder(tmp_path, capsys):
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, [support.cell()], repeats=1)
+    for name in ("csv", "latex"):
+        assert main(["export", "--to", name, "--json", "--workspace", str(tmp_path)]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["files"] == sorted(str(path) for path in (tmp_path / "export" / name).iterdir())
+
+
+def test_a_second_export_leaves_nothing_of_the_first(workspace, tmp_path):
+    out = exported(workspace, "latex", tmp_path / "out")
+    (out / "claims.tex").write_text("of an earlier matrix, which had claims")
+    exported(workspace, "latex", out)
+    assert not (out / "claims.tex").exists()
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_folder_with_other_things_is_left_as_it_was(workspace, tmp_path, capsys):
+    out = exported(workspace, "csv", tmp_path / "out")
+    (out / "mine.txt").write_text("mine")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    exported(workspace, "csv", out, code=2)
+    assert "holds 'mine.txt', which is not part of a csv export" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_an_export_that_fails_midway_leaves_the_one_before(hostile, tmp_path):
+    def fails(_loaded, _summary, folder, _place):
+        (folder / "summary.md").write_text("half")
+        raise InputError("no")
+
+    loaded, found = hostile
+    export.write(markdown.EXPORT, loaded, found, tmp_path / "out")
+    before = (tmp_path / "out" / "summary.md").read_text()
+    broken = export.Export(name="x", summary="", holds=markdown.EXPORT.holds, write=fails)
+    with pytest.raises(InputError):
+        export.write(broken, loaded, found, tmp_path / "out")
+    assert (tmp_path / "out" / "summary.md").read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+# Markdown
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """The text of every cell of every table, as a reader of Markdown sees it."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    rows: list[list[str]] = []
+    for token, content in zip(tokens, [*tokens[1:], None]):
+        if token.type == "tr_open":
+            rows.append([])
+        if token.type in ("td_open", "th_open"):
+            assert {child.type for child in content.children} <= {"text", "text_special"}, content.content
+            rows[-1].append("".join(child.content for child in content.children))
+    return rows
+
+
+def flat(text: str) -> str:
+    return re.sub(r"[\s\x00-\x1f\x7f]+", " ", text).strip()
+
+
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.text(), min_size=2, max_size=2), min_size=1, max_size=4))
+def test_markdown_shows_every_text_as_it_is(texts):
+    # NUL and lone surrogates stand in no Markdown file; some spaces are cut at the end of a cell
+    texts = [[text.encode("utf-8", "ignore").decode().replace("\0", "") for text in row] for row in texts]
+    drawn = markdown._drawn(prose.TextTable("t", "", ["a", "b"], texts))
+    assert rows_of(drawn)[1:] == [[flat(text) for text in row] for row in texts]
+
+
+def test_markdown_holds_the_summary_the_claims_and_the_reported_numbers(hostile, tmp_path):
+    loaded, found = hostile
+    export.write(markdown.EXPORT, loaded, found, tmp_path / "out")
+    text = (tmp_path / "out" / "summary.md").read_text()
+    rows = rows_of(text)
+    assert rows[0][:2] == ["Strategy", "Ranks"]
+    assert "Throughput (tokens/s)" in rows[0]
+    assert rows[1][:3] == ["single", "1", "torchrun"]
+    assert any(row[0] == "c1" and row[1] == "undecided (rehearsal)" and HOSTILE in row[2] for row in rows)
+    assert any(row[0] == "table 1" and row[3] == "102 ms" for row in rows)
+    assert "- rehearsal on CPU: shows that the line works, not how fast it is" in text
+    for table in prose.tables(found):
+        assert len({len(row) for row in (table.headings, *table.rows)}) == 1
+
+
+# LaTeX
+
+_ESCAPES = sorted(latex._MARKS.items(), key=lambda pair: -len(pair[1]))
+
+
+def read_back(text: str) -> str:
+    """What TeX would set; fails at any mark that means something to it and is not one of our escapes."""
+    found, place = "", 0
+    while place < len(text):
+        escape = next(((char, mark) for char, mark in _ESCAPES if text.startswith(mark, place)), None)
+        if escape:
+            found += escape[0]
+            place += len(escape[1])
+        elif text.startswith("{}", place) and found[-1] in "-,'" and text[place + 2] == found[-1]:
+            place += 2
+        else:
+            assert text[place] not in '\\{}$&#_%~^`"', text[place:]
+            found += text[place]
+            place += 1
+    return found
+
+
+@given(st.text() | st.text(alphabet="\\{}$&#_%~^<>|`\"'[]*-, ?!\n"))
+def test_latex_sets_every_text_as_it_is(text):
+    escaped = latex.escape(text)
+    assert read_back(escaped) == flat(text)
+    assert not re.search(r"--|,,|''|``", escaped)
+
+
+def test_latex_tables_balance_and_say_what_was_run(hostile, tmp_path):
+    loaded, found = hostile
+    written = export.write(latex.EXPORT, loaded, found, tmp_path / "out")
+    assert {path.name for path in written} >= {"summary.tex", "claims.tex", "reported.tex"}
+    for path in written:
+        text = path.read_text()
+        for environment in re.findall(r"\\begin\{(\w+)\}", text):
+            assert text.count(f"\\begin{{{environment}}}") == text.count(f"\\end{{{environment}}}") == 1
+        for rule in ("toprule", "midrule", "bottomrule"):
+            assert text.count(f"\\{rule}\n") == 1
+        (caption,) = re.findall(r"\\caption\{(.*)\.\}\\label\{tab:[A-Za-z0-9-]+\}", text)
+        said = read_back(caption)
+        assert HOSTILE in said
+        assert "rehearsal on CPU" in said
+        aligned = re.search(r"\\begin\{(?:tabular|longtable)\}\{(.*)\}\n", text)[1]
+        columns = len(re.sub(r"p\{[^}]*\}", "p", aligned))
+        rows = [line for line in text.splitlines() if line.endswith(r" \\")]
+        assert len(rows) > 1
+        for row in rows:
+            cells = re.split(r" & ", row.removesuffix(r" \\"))
+            assert len(cells) == columns
+            for one in cells:
+                read_back(one)
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")
+def test_latex_compiles(hostile, tmp_path):
+    loaded, found = hostile
+    written = export.write(latex.EXPORT, loaded, found, tmp_path / "out")
+    inputs = "\n".join(rf"\input{{{path}}}" for path in written)
+    head = r"\documentclass{article}\usepackage{booktabs,longtable}\begin{document}"
+    (tmp_path / "all.tex").write_text(f"{head}\n{inputs}\n\\end{{document}}\n")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

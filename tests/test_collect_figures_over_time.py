@@ -1,0 +1,350 @@
+"""Figures over time, over batch sizes and over ranks: what they draw is what the frames and the metrics hold."""
+
+import json
+import math
+
+import msgspec
+import polars as pl
+import pytest
+import support_collect as support
+
+from collect import curves, figure, load, summary
+from collect.figures import batch_scaling, loss, memory_by_run, scaling, telemetry, utilization
+from collect.metric import Measured
+from collect.metrics import network
+from collect.sources import samples, steps
+from shardlab.nvml import Gpu
+from shardlab.record import SCHEMA, GpuSample, LineWriter, NicSample, Sample, StepRecord, read_lines
+from shardlab.workspace import Workspace
+
+GPUS = [Gpu(uuid="0", name="A", memory_bytes=1000), Gpu(uuid="1", name="A", memory_bytes=1000)]
+
+
+def sample(t, host="a", **what):
+    return Sample(schema=1, t_s=t, wall_s=t, host=host, boot_id="boot", **what)
+
+
+def nic(t, sent, host="a", name="eth0", kind="physical"):
+    return sample(t, host, nics=[NicSample(name=name, kind=kind, tx_bytes=int(sent), rx_bytes=0)])
+
+
+def curve_of(readings, how):
+    """[(middle of a stretch, value)] of one run whose first timed step ended at 0 s."""
+    found = curves.together({"run": readings}, how)
+    return [(found["run"].first_s + place * found["run"].width_s, value) for place, value in enumerate(found["run"].values)]
+
+
+def frames(*recorded):
+    return samples.frames({"hosts": list(recorded)})
+
+
+def test_a_curve_of_rates_holds_the_bytes_that_the_metric_counts():
+    sent = [(t / 2, 1000 * (t + 10 * math.sin(t))) for t in range(2000)]
+    sent = [(t, max(value for other, value in sent[: place + 1])) for place, (t, value) in enumerate(sent)]  # it only grows
+    seen = frames(*(nic(t, value) for t, value in sent))
+    found = curves.together({"run": curves.rates(seen.nics)}, "sum")["run"]
+    assert len(found.values) <= curves.STRETCHES + 1
+    start = found.first_s - found.width_s / 2
+    span = (start + 10 * found.width_s, start + 60 * found.width_s)
+    ends = [StepRecord(schema=1, step=place, t_s=t, wall_s=t, units=1, step_ms=1.0) for place, t in enumerate(span, 1)]
+    (recorded,) = steps.frames([steps.Recorded({0: ends}, 1, 1)])
+    counted = network.network(Measured(support.cell(), recorded.timed, recorded.world, seen, None, []))
+    assert sum(found.values[10:60]) * found.width_s == pytest.approx(counted.value)
+
+
+def test_hosts_that_sample_at_other_moments_are_added_up():
+    one = [nic(t, 100 * t, "a") for t in range(100)]
+    other = [nic(t + 0.37, 200 * t, "b") for t in range(60)]
+    points = curve_of(curves.rates(frames(*one, *other).nics), "sum")
+    both = [value for moment, value in points if 1 < moment < 58]
+    assert both == pytest.approx([300] * len(both))
+    assert [value for moment, value in points if moment > 61] == []  # half the hosts are no number for all of them
+
+
+def test_gpus_and_hosts_come_together_as_their_metrics_have_it():
+    seen = [
+        sample(t, host, cpu_pct=cpu, gpus=[GpuSample(uuid=uuid, utilization_pct=gpu, memory_used_bytes=used)])
+        for t in range(20)
+        for host, uuid, cpu, gpu, used in (("a", "0", 20.0, 90.0, 500), ("b", "1", 40.0, 70.0, 800 if t == 9 else 300))
+    ]
+    found = frames(*seen)
+    assert {value for _, value in curve_of(curves.levels(found.hosts, "host", "cpu_pct"), "mean")} == {30}
+    assert {value for _, value in curve_of(curves.levels(found.gpus, "uuid", "utilization_pct"), "mean")} == {80}
+    assert max(value for _, value in curve_of(curves.levels(found.gpus, "uuid", "memory_used_bytes"), "max")) == 800
+
+
+def test_a_gap_in_the_samples_is_a_gap_in_the_curve():
+    seen = [sample(t, cpu_pct=50.0) for t in range(1000) if not 300 <= t < 350]
+    points = curve_of(curves.levels(frames(*seen).hosts, "host", "cpu_pct"), "mean")
+    blank = [moment for moment, value in points if value is None]
+    assert all(295 < moment < 355 for moment in blank)
+    assert len(blank) >= 9
+    assert [value for _, value in points if value is not None] == pytest.approx([50] * (len(points) - len(blank)))
+
+
+def test_one_sample_that_is_missing_is_no_gap():
+    seen = [sample(t, cpu_pct=None if t == 50 else 50.0) for t in range(100) if t != 70]
+    assert {value for _, value in curve_of(curves.levels(frames(*seen).hosts, "host", "cpu_pct"), "mean")} == {50.0}
+
+
+@pytest.mark.parametrize("at_50", [nic(50, 0), msgspec.structs.replace(nic(50, 9000), boot_id="another")])
+def test_a_counter_that_went_back_or_began_anew_says_nothing_of_that_time(at_50):
+    seen = [at_50 if t == 50 else nic(t, 100 * t) for t in range(50)] + [at_50]
+    seen += [
+        msgspec.structs.replace(nic(t, at_50.nics[0].tx_bytes + 100 * (t - 50)), boot_id=at_50.boot_id) for t in range(51, 100)
+    ]
+    points = curve_of(curves.rates(frames(*seen).nics), "sum")
+    assert [moment for moment, value in points if value is None] == [49.5]
+    assert [value for _, value in points if value is not None] == pytest.approx([100] * (len(points) - 1))
+
+
+def test_a_peak_of_memory_survives_thinning():
+    seen = [sample(t, gpus=[GpuSample(uuid="0", memory_used_bytes=999 if t == 4321 else 5)]) for t in range(10_000)]
+    points = curve_of(curves.levels(frames(*seen).gpus, "uuid", "memory_used_bytes"), "max")
+    assert len(points) <= curves.STRETCHES + 1
+    assert [abs(moment - 4321) <= 50 for moment, value in points if value == 999] == [True]
+
+
+def test_thinned_lines_keep_what_is_not_known():
+    y = [None if 500 <= place < 503 else float(place % 7) for place in range(3000)]
+    x, thinned = figure.thin(range(3000), y, 100)
+    assert len(x) <= 103
+    at = thinned.index(None)
+    assert x[at - 1] < 503
+    assert x[at + 1] >= 500
+    assert {0.0, 6.0} <= set(thinned)
+
+
+def test_nothing_recorded_is_no_curve():
+    empty = frames()
+    assert curves.together({"run": curves.rates(empty.nics)}, "sum") == {}
+    assert curves.together({"run": curves.levels(empty.hosts, "host", "cpu_pct")}, "mean") == {}
+    assert curves.together({}, "mean") == {}
+    alone = frames(sample(1, cpu_pct=1.0))
+    assert curves.together({"run": curves.levels(alone.hosts, "host", "cpu_pct")}, "mean") == {}
+
+
+def group_of(workspace, baseline="single"):
+    loaded = load.load(workspace, None)
+    (group,) = figure.groups(loaded, summary.summarize(loaded, baseline))
+    return group
+
+
+def watched(folder, ended, **fields):
+    """Telemetry of a machine with two GPUs and more than one network, with a hole from 0.5 to 0.8 s."""
+    with LineWriter(folder.samples_file(support.HOST)) as lines:
+        for tick in range(int((ended + 1) * 50)):
+            t = tick / 50 - 0.5
+            if not 0.5 < t < 0.8:
+                nics = [
+                    NicSample(name=name, kind=kind, tx_bytes=int(rate * tick / 50), rx_bytes=0)
+                    for name, kind, rate in (
+                        ("eno1", "physical", 1e4), ("<b>ib0", "physical", 5e8), ("ens9", "physical", 0), ("d0", "virtual", 7),
+                        ("lo", "loopback", 2e6),
+                    )
+                ]  # fmt: skip
+                gpus = [
+                    GpuSample(uuid=gpu.uuid, utilization_pct=60.0 + 20 * place, memory_used_bytes=250 + 500 * place)
+                    for place, gpu in enumerate(GPUS)
+                ]
+                moment = {"t_s": t + 1, "wall_s": support.START_S + t, "host": support.HOST, "boot_id": "boot"}
+                what = {"cpu_pct": 25.0, "memory_used_bytes": 3 * 2**30, "gpus": gpus, "nics": nics}
+                lines.write(Sample(schema=SCHEMA, **moment, **(what | fields)))
+
+
+def titles(drawn):
+    return [entry["text"] for entry in drawn.layout["annotations"]]
+
+
+def panel(drawn, title):
+    """The lines of a panel, by label."""
+    number = next(place for place, text in enumerate(titles(drawn), 1) if text.startswith(title))
+    return {line["name"]: line for line in drawn.data if line["yaxis"] == ("y" if number == 1 else f"y{number}")}
+
+
+def known(line):
+    return [value for value in line["y"] if value is not None]
+
+
+@pytest.fixture(scope="module")
+def on_gpus(tmp_path_factory):
+    """One cell with GPUs and several interfaces, one that failed."""
+    workspace = Workspace(tmp_path_factory.mktemp("gpus"))
+    ran, failed = support.cell(), support.cell("ddp", 2)
+    support.keep(workspace, [ran, failed], repeats=1)
+    folder = support.completed(workspace, ran, gpus=GPUS, gpu=True)
+    folder.samples_file(support.HOST).unlink()
+    watched(folder, 3.5)
+    support.failed(workspace, failed, 1, "RuntimeError: no")
+    return workspace
+
+
+def test_panels_show_the_numbers_of_the_metrics(on_gpus):
+    group = group_of(on_gpus)
+    drawn = telemetry.draw(group)
+    metrics = group.marks[0].row.metrics
+    for title, metric in (("GPU memory", "gpu_memory_pct"), ("GPUs busy", "gpu_pct"), ("Processors busy", "cpu_pct")):
+        (line,) = panel(drawn, title).values()
+        values = known(line)
+        assert values == pytest.approx([metrics[metric].value] * len(values))
+        blank = [line["x0"] + place * line["dx"] for place, value in enumerate(line["y"]) if value is None]
+        first_s = steps.window(group.marks[0].cell.completed[0].timed)[0] - support.START_S
+        assert all(0.4 < moment + first_s < 0.9 for moment in blank)
+        assert len(blank) * line["dx"] == pytest.approx(0.3, abs=2 * line["dx"] + 0.02)
+        assert not line["connectgaps"]
+    assert len(panel(drawn, "GPU memory")) == 1  # the cell that failed has no line
+    json.dumps(drawn.data, allow_nan=False)
+
+
+def test_networks_are_told_apart_by_name_and_loopback_is_called_so(on_gpus):
+    drawn = telemetry.draw(group_of(on_gpus))
+    assert [title for title in titles(drawn) if title.startswith("Sent")] == [
+        "Sent on the network, &lt;b&gt;ib0 (MB/s)",
+        "Sent on the network, eno1 (MB/s)",
+        "Sent over loopback, within a host (MB/s)",
+    ]
+    for title, rate in (("Sent on the network, &lt;b&gt;ib0", 500), ("Sent on the network, eno1", 0.01), ("Sent over loop", 2)):
+        (line,) = panel(drawn, title).values()
+        assert known(line) == pytest.approx([rate] * len(known(line)), rel=1e-3)
+    assert "which is the control network" in drawn.caption
+
+
+def test_without_gpus_there_is_no_panel_of_gpus(tmp_path):
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, [support.cell()], repeats=1)
+    folder = support.completed(workspace, support.cell())
+    drawn = telemetry.draw(group_of(workspace))
+    assert utilization.draw(group_of(workspace)) is None
+    assert titles(drawn) == [
+        "Sent on the network, eth0 (MB/s)", "Sent over loopback, within a host (MB/s)", "Processors busy (%)",
+        "Memory of the hosts in use (GiB)",
+    ]  # fmt: skip
+    assert "control network" not in drawn.caption
+    (line,) = panel(drawn, "Sent on the network").values()
+    assert known(line) == pytest.approx([1.048] * len(line["y"]), rel=2e-3)
+    folder.samples_file(support.HOST).unlink()
+    assert telemetry.draw(group_of(workspace)) is None
+
+
+def test_a_resumed_run_is_in_no_figure_over_time(tmp_path):
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, [support.cell()], repeats=1)
+    support.completed(workspace, support.cell(), found={"resumed_from_step": 4})
+    group = group_of(workspace)
+    assert telemetry.draw(group) is None
+    assert memory_by_run.draw(group) is None
+
+
+def test_utilization_is_marked_as_the_rows_have_it(on_gpus):
+    group = group_of(on_gpus)
+    drawn = utilization.draw(group)
+    marks = [(entry["x"][0], entry["y"][0]) for entry in drawn.data if "error_x" in entry]
+    label = group.marks[0].label
+    names = ("gpu_pct", "gpu_memory_pct", "cpu_pct")
+    assert marks == [(group.marks[0].row.metrics[name].value, label) for name in names]
+    assert drawn.data[0]["text"] == ["  failed"]
+    assert [entry["name"] for entry in drawn.data if "name" in entry] == [
+        "GPUs busy",
+        "GPU memory in use, at most",
+        "processors busy",
+    ]
+
+
+def test_memory_by_run_is_of_the_hungriest_rank_and_blank_where_an_instrument_looked(tmp_path):
+    workspace = Workspace(tmp_path)
+    what = support.cell("ddp", 2)
+    support.keep(workspace, [what], repeats=1)
+    folder = support.completed(workspace, what, gpu=True)
+    path = folder.steps_file(1)
+    records = read_lines(path, StepRecord).records
+    path.unlink()
+    with LineWriter(path) as lines:
+        for record in records:
+            lines.write(msgspec.structs.replace(record, watched=record.step == 4 and not record.warmup))
+    group = group_of(workspace)
+    (line,) = memory_by_run.draw(group).data
+    peak = group.marks[0].row.metrics["peak_memory_bytes"].value / 2**30
+    assert line["y"] == [None if step == 4 else pytest.approx(peak, rel=1e-4) for step in range(1, 11)]
+    rows = group.marks[0].cell.completed[0].timed.filter(pl.col("rank") == 0)["wall_s"]
+    assert line["x"] == pytest.approx((rows - rows[0]).to_list(), abs=1e-3)
+
+
+def sweep(tmp_path, cells):
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, cells, repeats=1)
+    for what in cells:
+        if what.global_batch_size == 64:
+            support.failed(workspace, what, 1, "CUDA out of memory")
+        else:
+            support.completed(workspace, what, gpu=True)
+    return group_of(workspace)
+
+
+def batch(size, strategy="single", gpus=1, **other):
+    return support.cell(strategy, gpus, global_batch_size=size, micro_batch_size=size // gpus, **other)
+
+
+def test_batches_of_one_strategy_are_a_line_up_to_where_memory_ends(tmp_path):
+    alone = batch(8, "ddp", 2)
+    accumulated = support.cell(global_batch_size=32, micro_batch_size=8, gradient_accumulation_steps=4)
+    group = sweep(tmp_path, [batch(16), batch(8), batch(64), batch(32), alone, accumulated])
+    drawn = batch_scaling.draw(group)
+    above, below, missing = drawn.data
+    rows = {mark.cell.cell.name(): mark.row.metrics for mark in group.marks}
+    ran = [rows[batch(size).name()] for size in (8, 16, 32)]
+    assert (above["name"], above["x"]) == ("single ×1", [8, 16, 32])
+    assert above["y"] == [metrics["throughput_per_s"].value for metrics in ran]
+    assert below["y"] == pytest.approx([metrics["peak_memory_bytes"].value / 2**30 for metrics in ran])
+    assert (missing["x"], missing["text"]) == ([64], ["oom"])
+    assert drawn.layout["xaxis"]["tickvals"] == [8, 16, 32, 64]
+
+
+def test_one_batch_size_is_no_line(tmp_path):
+    group = sweep(tmp_path, [batch(8), batch(8, "ddp", 2), batch(64)])
+    assert batch_scaling.draw(group) is None
+
+
+def test_lines_of_scaling_hold_the_batch_or_the_batch_of_a_rank(tmp_path):
+    cells = [
+        support.cell(),
+        support.cell("ddp", 2),
+        support.cell("ddp", 4, micro_batch_size=1, gradient_accumulation_steps=2),
+        batch(8, "fsdp2"),
+        batch(16, "fsdp2", 2),
+        batch(32, "fsdp2", 4),
+        support.cell("fsdp2", 8),
+        support.cell("zero3", 8),
+    ]
+    drawn = scaling.draw(sweep(tmp_path, cells))
+    lines = {line["name"]: line["x"] for line in drawn.data}
+    assert lines == {"ddp": [2, 4], "fsdp2": [1, 8], "fsdp2, batch 8 a rank": [1, 2, 4], "zero3": [8], "ideal": [1, 8]}
+
+
+def test_of_many_cells_the_comparable_ones_are_drawn_first_and_the_rest_wait(tmp_path):
+    cells = [
+        batch(8 * size, strategy, gpus) for strategy in ("single", "ddp", "fsdp2") for gpus in (1, 2, 4) for size in (1, 2)
+    ]
+    cells = [what for what in cells if what.strategy != "single" or what.gpus == 1]
+    group = sweep(tmp_path, cells)
+    drawn = loss.draw(group)
+    assert len(drawn.data) == len(cells) == 14
+    shown = [line for line in drawn.data if line["visible"] is True]
+    assert [line["name"] for line in shown] == ["ddp ×4", "ddp ×4, batch 16", "fsdp2 ×4", "fsdp2 ×4, batch 16"]
+    assert [line["line"]["dash"] for line in shown] == ["solid", "dash"] * 2
+    assert {line["visible"] for line in drawn.data[len(shown) :]} == {"legendonly"}
+
+
+def test_of_too_many_cells_on_the_same_ranks_those_of_one_batch_are_drawn_first(tmp_path):
+    cells = [batch(8 * size, strategy) for strategy in ("ddp", "fsdp2") for size in range(1, 8)] + [batch(80, "ddp")]
+    drawn = loss.draw(sweep(tmp_path, cells))
+    assert [line["name"] for line in drawn.data if line["visible"] is True] == ["ddp ×1", "fsdp2 ×1"]
+
+
+def test_figures_are_of_so_many_cells_at_most(tmp_path):
+    cells = [support.cell(seed=seed) for seed in range(figure.MOST_CELLS + 3)]
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, cells, repeats=1)
+    group = group_of(workspace)
+    assert (len(group.marks), group.left_out) == (figure.MOST_CELLS, 3)
+    assert figure.points_a_line(1) == figure.MOST_POINTS
+    assert figure.points_a_line(10_000) == 100

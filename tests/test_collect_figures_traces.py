@@ -1,0 +1,322 @@
+"""Figures of traces, memory by category and pipelines: their parts are the metrics', and nothing is drawn of nothing."""
+
+import json
+
+import msgspec
+import pytest
+import support_collect as support
+import support_traces as traces
+
+from collect import figure, load, page, stack, summary
+from collect.figures import (
+    breakdown,
+    bubble,
+    collectives,
+    memory_categories,
+    memory_timeline,
+    operator_differences,
+    overlap,
+    sharding,
+)
+from collect.metrics.memory_categories import CATEGORIES
+from shardlab.workspace import Workspace
+
+MIB = support.MIB
+OF_TRACES = (breakdown, overlap, collectives, operator_differences)
+OURS = (*OF_TRACES, bubble, memory_categories, sharding)
+LOOKED = {
+    "single": {"parameter": 40 * MIB, "gradient": 40 * MIB, "optimizer_state": 80 * MIB, "activation": 30 * MIB},
+    "zero3": {"parameter": 20 * MIB, "gradient": 20 * MIB, "optimizer_state": 40 * MIB, "master_parameter": 20 * MIB},
+}
+ESTIMATES = {
+    "single": {"parameter": 40 * MIB, "gradient": 40 * MIB, "optimizer_state": 80 * MIB},
+    "zero3": {"parameter": 20 * MIB, "gradient": 20 * MIB, "optimizer_state": 40 * MIB},
+}
+
+
+def drawn(workspace, draw, baseline="single"):
+    loaded = load.load(workspace, None)
+    (group,) = figure.groups(loaded, summary.summarize(loaded, baseline))
+    return draw(group), group
+
+
+def profiled(workspace, cell, events, *, repeats=2, ranks=1):
+    """A completed cell each of whose repeats left traces: events(repeat, rank)."""
+    for repeat in range(1, repeats + 1):
+        folder = support.completed(workspace, cell, repeat)
+        (folder.path / "trace").mkdir()
+        for number in range(ranks):
+            rank = traces.Rank(number, seed=repeat)
+            rank.events = events(rank.events, repeat)
+            rank.write(folder.path / "trace", gz=True)
+
+
+def alone(events, repeat):
+    return [event for event in events if not event["name"].startswith("nccl")]
+
+
+def without_steps(events, repeat):
+    return [event for event in events if not event["name"].startswith("ProfilerStep")]
+
+
+def together(events, repeat):
+    return events
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory):
+    """Two cells with GPU-shaped traces and one without any."""
+    workspace = Workspace(tmp_path_factory.mktemp("gpu"))
+    single, ddp, plain = support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2)
+    support.keep(workspace, [single, ddp, plain], 2)
+    profiled(workspace, single, alone)
+    profiled(workspace, ddp, together, ranks=2)
+    support.completed(workspace, plain)
+    return workspace
+
+
+def part(found, name, axis="x"):
+    """The values of a part of the bars over an axis."""
+    (values,) = [trace["x"] for trace in found.data if trace.get("name") == name and trace.get("xaxis") == axis]
+    return values
+
+
+def test_the_parts_of_a_step_add_up_to_its_span(gpu):
+    found, group = drawn(gpu, breakdown.draw)
+    parts = [part(found, name) for name in ("compute", "exposed communication", "exposed memory operations", "idle")]
+    spans = []
+    for mark in group.marks[:2]:
+        runs = [run.breakdowns for run in mark.cell.completed]
+        spans.append(sum(sum(one.span_ns / one.steps for one in run) / len(run) for run in runs) / len(runs) / 1e6)
+    assert parts[1][0] == 0
+    assert all(value > 0 for values in parts for value in values[1:])
+    assert [sum(values) for values in zip(*parts, strict=True)] == pytest.approx(spans, rel=1e-12)
+    for mark, compute, idle in zip(group.marks, parts[0], parts[3], strict=False):
+        assert (compute, idle) == (mark.row.metrics["compute_ms"].value, mark.row.metrics["idle_ms"].value)
+
+
+def test_the_parts_are_the_truth_about_a_trace(tmp_path):
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, [support.cell()], 1)
+    profiled(workspace, support.cell(), together, repeats=1)
+    rank = traces.Rank(0, seed=1)
+    truth = traces.truth(rank.events)
+    found, _ = drawn(workspace, breakdown.draw)
+    steps_ms = 4e6  # four steps, in ns a ms
+    exposed = truth["communication_ns"] - truth["overlap_ns"]
+    assert part(found, "compute") == pytest.approx([truth["compute_ns"] / steps_ms])
+    assert part(found, "exposed communication") == pytest.approx([exposed / steps_ms])
+    assert part(found, "exposed memory operations") == pytest.approx([(truth["non_compute_ns"] - exposed) / steps_ms])
+    assert part(found, "idle") == pytest.approx([truth["idle_ns"] / steps_ms])
+
+
+def test_only_cells_that_have_it_are_listed(gpu):
+    labels = [note["text"] for note in drawn(gpu, breakdown.draw)[0].layout["annotations"]]
+    assert labels == ["single ×1", "ddp ×2"]
+    assert [note["text"] for note in drawn(gpu, overlap.draw)[0].layout["annotations"]] == ["ddp ×2"]
+    assert [note["text"] for note in drawn(gpu, collectives.draw)[0].layout["annotations"]] == ["ddp ×2"]
+
+
+def test_hidden_and_exposed_are_all_of_the_communication(gpu):
+    found, group = drawn(gpu, overlap.draw)
+    metrics = group.marks[1].row.metrics
+    (hidden,), (exposed,) = part(found, "hidden behind compute"), part(found, "exposed")
+    assert hidden > 0 < exposed
+    assert hidden + exposed == pytest.approx(metrics["communication_ms"].value, rel=1e-12)
+    (text,) = found.data[-1]["text"]
+    assert float(text.split("%")[0]) == pytest.approx(metrics["overlap_pct"].value, rel=1e-2)
+
+
+def test_collectives_by_kind_are_the_metrics(gpu):
+    found, group = drawn(gpu, collectives.draw)
+    metrics = group.marks[1].row.metrics
+    for axis, name in (("x", "collective_count"), ("x2", "collective_ms")):
+        (all_reduce,), (all_gather,) = part(found, "all_reduce", axis), part(found, "all_gather", axis)
+        assert all_reduce > 0 < all_gather
+        assert all_reduce + all_gather == pytest.approx(metrics[name].value, rel=1e-12)
+    assert [trace["showlegend"] for trace in found.data if trace.get("name") == "all_reduce"] == [True, False]
+
+
+def test_operators_are_held_against_the_baseline(gpu):
+    found, group = drawn(gpu, operator_differences.draw)
+    (bars,) = found.data
+    names = [note["text"] for note in found.layout["annotations"]]
+    assert bars["name"] == "ddp ×2"
+    assert {"ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclDevKernel_AllGather_RING_LL"} <= set(names)
+    assert [abs(value) for value in bars["x"]] == sorted((abs(value) for value in bars["x"]), reverse=True)
+    uses = operator_differences.uses(group.marks[1])
+    assert bars["x"][names.index("ncclDevKernel_AllGather_RING_LL")] == pytest.approx(uses[traces.ALL_GATHER].ms)
+    assert "single ×1: not called" in bars["customdata"][names.index("ncclDevKernel_AllGather_RING_LL")]
+    low, high = found.layout["xaxis"]["range"]
+    assert low < min(bars["x"])
+    assert max(bars["x"]) < high
+
+
+def test_the_operators_are_the_ten_that_differ_most():
+    spread = {f"kernel {number}": operator_differences.Use(1, number) for number in range(30)}
+    there = {"kernel 29": operator_differences.Use(3, 29), "gone": operator_differences.Use(1, 100)}
+    assert operator_differences.largest([operator_differences.Pair(None, spread, None, there)]) == [
+        "gone",
+        *(f"kernel {number}" for number in range(28, 19, -1)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        (traces.ALL_REDUCE, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 4>(float*)", "CatArrayBatchedCopy"),
+        (traces.COPY, traces.COPY),
+        ("aten::add_", "aten::add_"),
+        ("x" * 30 + "y" * 30, "x" * 29 + "…" + "y" * 14),
+    ],
+)
+def test_kernels_are_named_shortly(name, short):
+    assert operator_differences.short([name, "another"]) == [short, "another"]
+    assert len(short) <= operator_differences.NAME_LENGTH
+
+
+def test_kernels_of_one_name_are_told_apart_by_their_arguments():
+    kernel = "void at::native::vectorized_elementwise_kernel<4, at::native::{}<float>, std::array<char*, 3ul> >(int)"
+    names = operator_differences.short([kernel.format("FillFunctor"), kernel.format("CUDAFunctor_add"), "aten::mm"])
+    assert names == [
+        "vectorized_el…kernel<4, FillFunctor<float>,…",
+        "vectorized_el…kernel<4, CUDAFunctor_add<flo…",
+        "aten::mm",
+    ]
+    assert all(len(name) <= operator_differences.NAME_LENGTH for name in names)
+
+
+def looked_into(workspace, strategies=LOOKED):
+    cells = [support.cell(strategy, 1 if strategy == "single" else 2) for strategy in strategies]
+    support.keep(workspace, [*cells, support.cell("ddp", 2)], 2)
+    for cell in cells:
+        peak = dict.fromkeys(CATEGORIES, 0) | LOOKED[cell.strategy]
+        for repeat in (1, 2):
+            peak["temporary"] = repeat * 10 * MIB
+            memory = {
+                "cost_s": 0.1,
+                "peak_bytes": dict(peak),
+                "largest_bytes": dict(peak),
+                "estimate_bytes": ESTIMATES[cell.strategy],
+            }
+            support.completed(workspace, cell, repeat, found={"instruments": {"memory": memory}})
+
+
+def test_memory_is_what_the_instrument_found_at_the_peak(tmp_path):
+    looked_into(Workspace(tmp_path))
+    found, group = drawn(Workspace(tmp_path), memory_categories.draw)
+    assert part(found, "parameter") == [40, 20]
+    assert part(found, "temporary") == [15, 15]  # the mean of 10 and 20 MiB
+    assert [entry["name"] for entry in found.data if entry.get("name") == "buffer"] == []
+    assert part(found, "estimate") == [160, 80]
+    assert part(found, "estimate")[0] == group.marks[0].row.metrics["estimated_memory_bytes"].value / MIB
+    assert found.data[-1]["text"] == ["  205", "  115"]
+    assert found.layout["xaxis"]["title"]["text"] == "MiB"
+
+
+def test_what_sharding_leaves_stands_beside_the_estimate(tmp_path):
+    looked_into(Workspace(tmp_path))
+    found, group = drawn(Workspace(tmp_path), sharding.draw)
+    assert (part(found, "parameter", "x"), part(found, "estimate", "x")) == ([40, 20], [40, 20])
+    assert (part(found, "gradient", "x2"), part(found, "estimate", "x2")) == ([40, 20], [40, 20])
+    assert (part(found, "optimizer state", "x3"), part(found, "estimate", "x3")) == ([80, 40], [80, 40])
+    assert part(found, "master copy", "x3") == [0, 20]
+    assert part(found, "parameter")[1] == group.marks[1].row.metrics["memory_parameter_bytes"].value / MIB
+
+
+def test_every_category_has_its_colour_in_both_figures_of_memory():
+    assert set(CATEGORIES) < set(memory_timeline.CATEGORIES)
+    assert len(set(memory_timeline.CATEGORIES.values())) == len(memory_timeline.CATEGORIES)
+
+
+def piped(workspace, micro_batches=(4, 16)):
+    """Pipelines of two ranks: of 100 ms of passes, the first computes 40 forward and the last 40 backward."""
+    cells = [
+        support.cell("pp-gpipe", 2, pp=2, dp=1, gradient_accumulation_steps=count, micro_batch_size=1, global_batch_size=count)
+        for count in micro_batches
+    ]
+    support.keep(workspace, [support.cell(), *cells], 1)
+    support.completed(workspace, support.cell())
+    for cell in cells:
+        folder = support.completed(workspace, cell)
+        for rank in (0, 1):
+            path = folder.steps_file(rank)
+            records = [json.loads(line) for line in path.read_text().splitlines()]
+            passes = {"forward_ms": 40.0 if rank == 0 else 60.0, "backward_ms": 60.0 if rank == 0 else 40.0}
+            path.write_text("".join(json.dumps(record | passes) + "\n" for record in records))
+
+
+def test_a_bubble_stands_over_its_micro_batches_beside_theory(tmp_path):
+    piped(Workspace(tmp_path))
+    found, group = drawn(Workspace(tmp_path), bubble.draw)
+    curve, measured = found.data
+    assert (curve["name"], measured["name"]) == ("theory, P = 2", "pp-gpipe, P = 2")
+    assert measured["x"] == [4, 16]
+    assert measured["y"] == pytest.approx([20, 20])
+    assert measured["marker"]["color"] == curve["line"]["color"]
+    assert curve["x"][0] < 4
+    assert curve["x"][-1] > 16
+    for mark in group.marks[1:]:
+        theory = mark.row.metrics["bubble_theory_pct"].value
+        assert bubble.theory_pct(2, mark.cell.cell.gradient_accumulation_steps) == theory
+    assert curve["y"] == pytest.approx([100 / (count + 1) for count in curve["x"]])
+    assert "micro-batches" in found.layout["xaxis"]["title"]["text"]
+    assert "%" in found.layout["yaxis"]["title"]["text"]
+
+
+@pytest.mark.parametrize("module", OURS, ids=lambda module: module.NAME)
+def test_nothing_is_drawn_of_nothing(module, tmp_path):
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, [support.cell(), support.cell("ddp", 2)], 1)
+    support.completed(workspace, support.cell())
+    assert drawn(workspace, module.draw)[0] is None
+    assert module in page.FIGURES
+
+
+@pytest.mark.parametrize("module", OF_TRACES, ids=lambda module: module.NAME)
+def test_a_trace_without_steps_is_in_no_figure(module, tmp_path):
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, [support.cell(), support.cell("ddp", 2)], 1)
+    profiled(workspace, support.cell(), alone, repeats=1)
+    profiled(workspace, support.cell("ddp", 2), without_steps, repeats=1)
+    if module is breakdown:
+        assert [note["text"] for note in drawn(workspace, module.draw)[0].layout["annotations"]] == ["single ×1"]
+    else:
+        assert drawn(workspace, module.draw)[0] is None
+
+
+def many(group, count):
+    """The group, and its cells over and over under other names."""
+    marks = [msgspec.structs.replace(mark, label=f"{mark.label} {number}") for number in range(count) for mark in group.marks]
+    return msgspec.structs.replace(group, marks=[*group.marks, *marks])
+
+
+@pytest.mark.parametrize("module", [breakdown, overlap, collectives, operator_differences])
+def test_figures_of_many_profiled_cells_are_bounded_and_say_so(gpu, module):
+    _, group = drawn(gpu, module.draw)
+    found = module.draw(many(group, 200))
+    assert len(found.layout["annotations"]) <= stack.MOST_BARS
+    assert found.height_px < 4000
+    assert len(json.dumps(found.data)) < 100_000
+    assert found.caption.endswith("more cells are not drawn.")
+
+
+def test_names_of_kernels_are_text_and_never_markup(tmp_path):
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, [support.cell(), support.cell("ddp", 2)], 1)
+    profiled(workspace, support.cell(), alone, repeats=1)
+
+    def hostile(events, _):
+        return [event | {"name": "<a href='x'>&</a>"} if event["name"] == traces.ALL_GATHER else event for event in events]
+
+    profiled(workspace, support.cell("ddp", 2), hostile, repeats=1)
+    found, _ = drawn(workspace, operator_differences.draw)
+    assert "<a" not in json.dumps([found.data, found.layout])
+
+
+def test_the_page_holds_them_all(gpu):
+    loaded = load.load(gpu, None)
+    html = page.draw(loaded, summary.summarize(loaded, "single"), gpu.report, gpu.runs)
+    for title in ("Where a step", "Overlap", "Collectives", "Operators against the baseline"):
+        assert f">{title}" in html

@@ -1,0 +1,125 @@
+"""A study's numbers in the tables that they stood in."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collect.study_tables import heading, redraw, remarks
+from collect.verdicts.reported import Beside
+
+MATRICES = Path(__file__).parent.parent / "matrices"
+
+
+def entry(where, metric, printed, of="", **cell):
+    return Beside(where=where, metric=metric, cell=cell, printed=printed, kind="measured", of=of)
+
+
+def study(name):
+    stated = yaml.safe_load((MATRICES / f"{name}.yaml").read_text())["reported"]
+    return [entry(one["where"], one["metric"], one["printed"], one.get("of") or "", **one["cell"]) for one in stated]
+
+
+def drawn(entries, where):
+    """(keys, heads, rows) of one table as text, with what is printed in its fields."""
+    (table,) = [table for table in redraw(entries).tables if table.where == where]
+    heads = [(head.over, head.text) if head.over else head.text for head in table.heads]
+    fields = [[*row.names, *("" if place is None else entries[place].printed for place in row.fields)] for row in table.rows]
+    return table.keys, heads, fields
+
+
+def test_one_metric_over_a_grid_is_crossed_as_the_study_has_it():
+    keys, heads, rows = drawn(study("paper3"), "table 3")
+    assert (keys, heads) == (["Strategy", "Workload"], [("Ranks", "1"), ("Ranks", "2"), ("Ranks", "4")])
+    assert rows[0] == ["ddp", "vgg16", "487.55", "230.74", "113.81"]
+    assert rows[-1] == ["fsdp1-full-shard", "convnext-large", "5891.63", "2786.49", "1490.43"]
+    assert len(rows) == 6
+
+
+def test_a_grid_with_a_gap_is_not_crossed():
+    entries = [entry("table 1", "x_s", str(n), strategy=name, gpus=n) for name, n in (("a", 1), ("a", 2), ("b", 1))]
+    assert drawn(entries, "table 1") == (["Strategy", "Ranks"], ["X"], [["a", "1", "1"], ["a", "2", "2"], ["b", "1", "1"]])
+
+
+def test_metrics_are_columns_and_what_a_place_adds_is_one_of_them():
+    keys, heads, rows = drawn(study("paper2"), "table 4.1.2")
+    assert (keys, heads) == (["Strategy", "Ranks"], ["Train time", "Speed up", "Effective throughput"])
+    assert rows[1] == ["ddp", "2", "58.3s", "1.93x", "62,870 tokens/sec"]
+
+
+def test_numbers_of_short_and_long_runs_stand_in_one_row():
+    keys, heads, rows = drawn(study("paper2"), "table 4.2.5")
+    assert (keys, heads) == (["Strategy", "Ranks"], ["Peak memory", "Non compute"])
+    assert rows[0] == ["single", "1", "~12GB", "0ms"]
+    same = [entry("table 1", "x_s", printed, strategy="ddp", steps=n) for n, printed in ((1, "a"), (2, "b"), (3, "c"))]
+    assert drawn(same, "table 1") == (["Steps"], ["X"], [["1", "a"], ["2", "b"], ["3", "c"]])
+
+
+def test_one_cell_is_told_downwards_and_operators_are_rows():
+    entries = study("paper2")
+    assert drawn(entries, "section 4.2.1")[2][0] == ["Memory parameter, bytes", "474.70 MB"]
+    keys, heads, rows = drawn(entries, "table 4.5.1")
+    assert (keys, heads) == (["Of"], ["Operator", "Operator count"])
+    assert rows[2] == ["CatArrayBatchedCopy", "75", "1"]
+
+
+def test_a_number_printed_twice_for_one_field_stands_twice():
+    entries = [entry("table 1", "x_s", printed, strategy=name) for name, printed in (("a", "1"), ("a", "2"), ("b", "3"))]
+    assert drawn(entries, "table 1") == (["Strategy"], ["X"], [["a", "1"], ["a", "2"], ["b", "3"]])
+
+
+def test_places_with_few_numbers_are_told_one_by_one_and_tables_come_by_number():
+    entries = study("paper2")
+    redrawn = redraw(entries)
+    assert [table.where for table in redrawn.tables][:4] == ["table 4.1.1", "table 4.1.2", "table 4.2.5", "table 4.3.1"]
+    assert {entries[place].where for place in redrawn.single} >= {"section 1", "section 3.1"}
+
+
+@pytest.mark.parametrize("name", [f"paper{n}" for n in range(1, 6)])
+def test_every_number_of_a_study_stands_once(name):
+    entries = study(name)
+    assert sorted(places(redraw(entries))) == list(range(len(entries)))
+
+
+def places(redrawn):
+    fields = [place for table in redrawn.tables for row in table.rows for place in row.fields if place is not None]
+    assert sorted(fields) == sorted(place for table in redrawn.tables for place in table.places)
+    return [*fields, *redrawn.single]
+
+
+values = st.one_of(st.integers(1, 3), st.sampled_from(["a", "b"]), st.none(), st.dictionaries(st.just("lr"), st.integers(1, 2)))
+anything = st.builds(
+    lambda where, metric, of, cell: entry(where, metric, "1", of, **cell),
+    st.sampled_from(["table 1", "table 1, called so", "figure 2", "section 10.2", "head-to-head"]),
+    st.sampled_from(["x_s", "state", "train_time_s"]),
+    st.sampled_from(["", "gemm", "copy"]),
+    st.dictionaries(st.sampled_from(["strategy", "gpus", "steps", "epochs", "optimizer"]), values),
+)
+
+
+@given(st.lists(anything, max_size=30))
+def test_whatever_is_reported_stands_once_in_a_rectangle(entries):
+    redrawn = redraw(entries)
+    assert sorted(places(redrawn)) == list(range(len(entries)))
+    for table in redrawn.tables:
+        assert {(len(row.names), len(row.fields)) for row in table.rows} == {(len(table.keys), len(table.heads))}
+
+
+def test_what_is_said_of_several_is_said_once():
+    entries = [entry("table 1", "x_s", "1"), entry("table 1", "x_s", "2"), entry("table 1", "x_s", "3")]
+    entries[0].notes = entries[1].notes = ["odd"]
+    found = remarks(entries, ["late", "", "late"], [0, 1, 2])
+    assert (found.numbers, found.texts, found.common, found.doubts) == ({0: 1, 2: 1}, ["late"], [], ["odd"])
+    found = remarks(entries, ["late", "late", "late"], [0, 1, 2])
+    assert (found.numbers, found.texts, found.common) == ({}, [], ["late"])
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("peak_memory_bytes", ("Peak memory", "bytes")), ("throughput_per_s", ("Throughput", "per s")), ("gpu_pct", ("GPU", "%")),
+     ("state", ("State", "")), ("energy_per_unit_j", ("Energy", "J per unit"))],
+)  # fmt: skip
+def test_a_metric_has_a_heading_and_its_unit(name, told):
+    assert heading(name) == told

@@ -1,0 +1,233 @@
+"""The report opened in a browser: what it asks for, draws, says to a keyboard and a screen reader, and saves."""
+
+import contextlib
+import itertools
+import struct
+
+import pytest
+import support_browser
+import support_collect as support
+
+from collect.cli import main
+from shardlab.workspace import Workspace
+
+pytestmark = support_browser.needed
+FIGURES = 6
+REACHABLE = "a[href], button, summary, [tabindex='0']"
+FAST = "throughput_per_s(strategy='{}') > throughput_per_s(strategy='{}')"
+STUDY = {
+    "claims": [
+        {"id": "c1", "says": "DDP is faster.", "where": "table 1", "test": FAST.format("ddp", "single")},
+        {"id": "c2", "says": "FSDP is faster still.", "where": "section 2", "test": FAST.format("fsdp2", "ddp")},
+    ],
+    "reported": [
+        {"where": "table 1", "metric": metric, "cell": {"strategy": strategy}, "printed": printed}
+        for strategy, seconds, memory in (("single", "1.02 s", "315 MB"), ("ddp", "0.2 s", "12 GB"), ("fsdp2", "soon", "9 GB"))
+        for metric, printed in (("train_time_s", seconds), ("peak_memory_bytes", memory))
+    ]
+    + [{"where": "section 2", "metric": "final_accuracy_pct", "cell": {"strategy": "ddp"}, "printed": "98 %"}],
+    "assumed": [{"key": "precision", "value": "fp32", "why": "not stated"}],
+    "notes": [{"where": "table 1", "says": "two figures of one thing"}],
+}
+FOCUSED = """(what) => {
+  const one = document.activeElement;
+  const { outlineStyle, outlineWidth } = getComputedStyle(one);
+  const seen = 'reached' in one.dataset;
+  one.dataset.reached = 'yes';
+  return { reachable: one.matches(what), again: seen, outlined: outlineStyle !== 'none' && parseFloat(outlineWidth) >= 2 };
+}"""
+# links that Tab leaves out and that lead where no other link of their row leads
+LOST = """() => [...document.querySelectorAll('a[tabindex="-1"]')].filter((link) =>
+  !link.closest('tr').querySelector(`a[href="${link.getAttribute('href')}"]:not([tabindex])`)).length"""
+DEAD = """() => [...document.querySelectorAll('a[href^="#"]')].filter((link) => !document.querySelector(link.hash)).length"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with support_browser.browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory):
+    """Two strategies, two launchers, and every way to end."""
+    workspace = support.matrix(tmp_path_factory.mktemp("it's <a> #1 matrix"))
+    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    return workspace.report / "index.html"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Three strategies with what a study says of them, none of it rehearsed."""
+    workspace = Workspace(tmp_path_factory.mktemp("study"))
+    cells = [support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2)]
+    support.keep(workspace, cells, **STUDY)
+    for what, seconds in zip(cells, (1.0, 0.6, 0.7), strict=True):
+        for repeat in (1, 2, 3):
+            support.completed(workspace, what, repeat, rehearsal=False, found={"train_time_s": seconds + 0.01 * repeat})
+    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    return workspace.report / "index.html"
+
+
+@pytest.fixture(params=["failing", "study"])
+def report(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def show(browser):
+    """A report in a scheme, opened once, as that takes longest: no test leaves it in a state that another minds."""
+    with contextlib.ExitStack() as stack:
+        known = {}
+
+        def shown(report, scheme="light"):
+            if (report, scheme) not in known:
+                known[report, scheme] = stack.enter_context(support_browser.opened(browser, report, color_scheme=scheme))
+            return known[report, scheme]
+
+        yield shown
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_asks_for_itself_alone_draws_every_figure_and_can_be_read(show, report, scheme):
+    found = show(report, scheme)
+    assert found.asked == [report.as_uri()]
+    assert found.complaints == []
+    assert found.page.locator(".plot").count() == FIGURES
+    assert found.found(support_browser.UNDRAWN) == []
+    found.fold(False)
+    assert found.found(support_browser.FAINT) == []
+
+
+def test_what_is_asked_for_or_not_drawn_or_too_faint_would_be_found(browser, study):
+    """What the test above goes by; and the page's policy refuses what a script of ours might ask for."""
+    with support_browser.opened(browser, study) as found:
+        found.found("() => { new Image().src = 'https://example.invalid/x.png'; }")
+        found.found("() => document.querySelector('.plot .cartesianlayer').remove()")
+        assert found.found(support_browser.UNDRAWN) == ["Throughput"]
+        found.found("() => { document.querySelector('h1').style.color = '#999'; }")
+        assert [said.partition(":")[0] for said in found.found(support_browser.FAINT)] == ["2.8 to 1"]
+        assert any("Content Security Policy" in complaint for complaint in found.complaints)
+
+
+def test_a_figure_has_a_name_and_says_in_words_what_it_shows(show, report):
+    found = show(report)
+    for figure in found.page.locator("figure").all():
+        title = figure.locator("h3").inner_text()
+        assert figure.get_by_role("img", name=title, exact=True).count() == 1
+        caption = figure.locator(".plot").get_attribute("aria-describedby")
+        assert len(found.page.locator(f"[id='{caption}']").inner_text()) > 20
+        labels = [button.get_attribute("aria-label") for button in figure.get_by_role("button").all()]
+        assert labels == [f"{title} as SVG", f"{title} as PNG"]
+
+
+def test_headings_tables_and_links_are_in_order(show, report):
+    found = show(report)
+    levels = found.found("() => [...document.querySelectorAll('h1, h2, h3, h4')].map((heading) => Number(heading.tagName[1]))")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    heads = found.found("() => [...document.querySelectorAll('th')].map((head) => [head.scope, head.textContent.trim()])")
+    assert {scope for scope, _ in heads} == {"row", "col"}
+    assert all(text for _, text in heads)
+    ids = found.found("() => [...document.querySelectorAll('[id]')].map((one) => one.id)")
+    assert len(ids) == len(set(ids))
+    assert found.found(DEAD) == 0
+    contents = found.page.get_by_role("navigation", name="Contents").get_by_role("link").all_inner_texts()
+    assert contents == found.page.locator("h2").all_inner_texts()
+
+
+def test_everything_can_be_reached_by_key_and_is_seen_to_be(show, report):
+    found = show(report)
+    found.fold(True)
+    visible = (
+        "(what) => [...document.querySelectorAll(what)].filter((one) => one.tabIndex >= 0 && one.checkVisibility()).length"
+    )
+    wanted = found.found(visible, REACHABLE)
+    assert wanted > 30
+    for _ in range(wanted):
+        found.page.keyboard.press("Tab")
+        assert found.found(FOCUSED, REACHABLE) == {"reachable": True, "again": False, "outlined": True}
+    assert found.found(LOST) == 0
+
+
+def test_details_open_by_key_and_by_what_leads_to_them(show, study):
+    found = show(study)
+    found.fold(True)
+    summary, details = found.page.locator("#runs-1 > summary"), found.page.locator("#runs-1")
+    for opened in (True, False):
+        summary.press("Enter")
+        assert (details.get_attribute("open") is not None) is opened
+    for _ in range(2):  # the second time the address is the page's already
+        found.page.locator("#reported a[href='#runs-1']").first.click()
+        found.page.wait_for_function("() => document.querySelector('#runs-1').open")
+        run = details.locator("tbody tr").first
+        assert "node0" in run.inner_text()
+        summary.click()
+    files = {link.get_attribute("href").rpartition("-r1/")[2] for link in run.locator("a").all()}
+    assert files == {"", "run.json", "result.json", "steps/", "samples/"}
+    assert f"configuration {support.cell('ddp', 2).hash()}" in details.locator(".note").nth(1).text_content()
+    found.page.locator("#reported sup a").first.click()
+    found.page.wait_for_function("() => document.querySelector('.notes').open")
+
+
+def test_the_studys_table_has_both_numbers_and_says_which_agree(show, study):
+    found = show(study)
+    found.fold(True)
+    rows = found.page.locator("#reported table.study").first.locator("tbody tr")
+    times = [row.locator("td").first.text_content() for row in rows.all()]
+    assert times[0].startswith("1.02 s")
+    assert "✓agrees" in times[0]
+    assert times[1].startswith("0.2 s")
+    assert "≠differs" in times[1]
+    assert times[2].startswith("soon")
+    assert not {"agrees", "differs"} & set(times[2].split())
+    doubt = found.page.locator(".notes").first.get_by_text("The study here: two figures of one thing.")
+    assert not doubt.is_visible()
+    found.fold(False)
+    assert doubt.is_visible()
+
+
+def test_on_a_phone_only_tables_scroll_sideways(show, report):
+    found = show(report)
+    found.fold(False)
+    found.page.set_viewport_size({"width": support_browser.PHONE, "height": support_browser.HEIGHT})
+    found.page.wait_for_function(f"() => document.documentElement.scrollWidth <= {support_browser.PHONE}")  # figures follow
+    found.page.set_viewport_size({"width": support_browser.WIDTH, "height": support_browser.HEIGHT})
+
+
+def test_it_prints_in_light_colours_with_all_that_is_folded(show, report):
+    found = show(report, "dark")
+    found.fold(True)
+    assert found.page.pdf().startswith(b"%PDF")
+    assert found.found("() => [...document.querySelectorAll('details')].every((details) => details.open)")
+    colour = "() => getComputedStyle(document.body).color"
+    dark = found.found(colour)
+    found.page.emulate_media(media="print")
+    assert found.found(colour) != dark
+    assert not found.page.locator(".pictures").first.is_visible()
+    found.page.emulate_media(media="screen")
+    assert found.complaints == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_figure_is_saved_in_light_colours_whatever_the_page_has(show, study, scheme):
+    found = show(study, scheme)
+    saved = {}
+    for format_ in ("SVG", "PNG"):
+        with found.page.expect_download() as download:
+            found.page.get_by_role("button", name=f"Throughput as {format_}").press("Enter")
+        assert download.value.suggested_filename == f"throughput-per-s.{format_.lower()}"
+        saved[format_] = download.value.path().read_bytes()
+    text = saved["SVG"].decode()
+    assert text.startswith("<svg")
+    assert "var(" not in text
+    assert "rgb(27, 29, 31)" in text  # the ink of the light page
+    assert "Throughput" in text
+    assert saved["PNG"].startswith(b"\x89PNG")
+    assert struct.unpack(">I", saved["PNG"][16:20]) == (2 * 640,)
+    assert found.complaints == []
+
+
+def test_a_page_stays_small_enough_to_send(report):
+    assert report.stat().st_size < 6_000_000
