@@ -18,6 +18,7 @@ from shardlab.console import Output
 from shardlab.host import Host
 
 SCHEMA = 1
+INTERNAL = ("packages", "files", "services", "nodes")  # hundreds of lines that only our operations read
 STYLES = {"changed": "green", "would change": "yellow", "failed": "red", "skipped": "dim"}
 
 
@@ -38,7 +39,7 @@ def document(verb: str, site: Site, targets: Sequence[Target], steps: Sequence[S
 def _node(target: Target, steps: Sequence[Step]) -> dict[str, Any]:
     node = target.node
     answers = target.facts.answers
-    known = {name: answer for name, answer in answers.items() if not isinstance(answer, Unanswered)}
+    known = {name: a for name, a in answers.items() if not isinstance(a, Unanswered) and name not in INTERNAL}
     return {
         "name": node.name,
         "host": node.host,
@@ -105,9 +106,18 @@ def _gpus(host: Host) -> str:
 
 
 def operations(output: Output, steps: Sequence[Step]) -> None:
-    """Node x operation, and the number of changes."""
-    rows = [(step.node, step.operation, step.state, "\n".join(step.says)) for step in steps]
-    output.table("operations", ("node", "operation", "state", "what"), rows, [STYLES.get(step.state, "") for step in steps])
+    """Operation x node, what was done, and the number of changes; of one node alone, every operation with why."""
+    nodes = list(dict.fromkeys(step.node for step in steps))
+    told = [step for step in steps if len(nodes) == 1 or output.verbose or step.state in ("changed", "would change", "failed")]
+    if len(nodes) > 1:
+        states = {(step.operation, step.node): step.state for step in steps}
+        names = list(dict.fromkeys(step.operation for step in steps))
+        rows = [[name, *(states.get((name, node), "") for node in nodes)] for name in names]
+        output.table("operations", ("operation", *nodes), rows)
+    rows = [[step.node, step.operation, step.state, "\n".join(step.says)] for step in told]
+    if rows:
+        title = "operations" if len(nodes) == 1 else "what was done" if any(s.state == "changed" for s in told) else "what"
+        output.table(title, ("node", "operation", "state", "what"), rows, [STYLES.get(step.state, "") for step in told])
     changes = sum(step.changes for step in steps)
     would = any(step.state == "would change" for step in steps)
     if any(step.state == "failed" for step in steps):

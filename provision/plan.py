@@ -43,7 +43,7 @@ def converge(
     Raises WorkspaceError.
     """
     steps: list[Step] = []
-    left: dict[str, str] = {}  # nodes that nothing more is asked of, and why
+    left = site.left
     with ThreadPoolExecutor(min(PARALLEL, max(1, len(targets)))) as pool:
         for operation in order:
             standing = [target for target in targets if target.node.name not in left]
@@ -56,9 +56,9 @@ def converge(
 
             done = list(pool.map(work, standing[:1] if operation.once else standing))
             steps += [*done, *(Step(name, operation.name, "not reached", [left[name]]) for name in rest)]
-            left |= {step.node: f"{operation.name} failed" for step in done if step.state == "failed"}
+            left.update({step.node: f"{operation.name} failed" for step in done if step.state == "failed"})
             if operation.name == MACHINE:
-                left |= {step.node: "to be seen once it is up" for step in done if step.state == "would change"}
+                left.update({step.node: "to be seen once it is up" for step in done if step.state == "would change"})
     return steps
 
 

@@ -27,14 +27,22 @@ class Target:
 
 @dataclass(frozen=True)
 class Site:
-    """What an operation may look at: the cluster as written, where notes are kept, and all nodes."""
+    """What an operation may look at: the cluster as written, where notes are kept, and all nodes.
+
+    left: the nodes of which nothing more is asked, because an operation failed on them, and why.
+    """
 
     cluster: Cluster
     workspace: Workspace
     targets: list[Target]
+    left: dict[str, str] = field(default_factory=dict)
 
     def with_role(self, role: str) -> list[Target]:
         return [target for target in self.targets if target.has(role)]
+
+    def absent(self, role: str | None = None) -> list[str]:
+        """The names of those that are left, all or with a role."""
+        return [one.node.name for one in self.targets if one.node.name in self.left and (role is None or one.has(role))]
 
 
 class Change(Protocol):

@@ -21,6 +21,8 @@ VOLATILE = ("boot_id", "cpus_allowed")
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Write WORKSPACE/.shardlab/inventory.json unless it says already what the nodes are. Raises Unanswered."""
     path = site.workspace.own / "inventory.json"
+    if absent := site.absent():
+        return Nothing(f"left as it is: it tells of all nodes, and {', '.join(absent)} cannot be asked")
     content = render(site)
     found = _read(path)
     if found == content:

@@ -42,6 +42,11 @@ def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
     """slurmctld on the controller. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has("controller"):
         return Nothing("it does not control")
+    absent = site.absent("worker")
+    if (
+        absent and CONF in target.facts[FILES]
+    ):  # without what it is, its line cannot be written, and without its line its jobs end
+        return running(target, "slurmctld", [CONF]) or Nothing(f"slurm.conf is left as it is, without {', '.join(absent)}")
     changes: list[Change] = []
     wanted = files(site)
     for path, content in wanted.items():
@@ -87,7 +92,9 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
     if site.cluster.slurm is None:
         return Nothing("there is no Slurm")
     (controller,) = site.with_role("controller")
-    wanted = [one.node.name for one in site.with_role("worker")]
+    if controller.node.name in site.left:
+        return Nothing("the controller cannot be asked")
+    wanted = [one.node.name for one in site.with_role("worker") if one.node.name not in site.left]
     states = controller.facts[NODES]
     bad = [name for name in wanted if states.get(name, "missing").rstrip("*~#!%$@^-+") not in HEALTHY]
     if not bad:

@@ -30,7 +30,9 @@ class Worker:
 def files(site: Site) -> dict[str, bytes]:
     """The controller's files by path. Raises Unanswered where a worker does not say what it is."""
     (controller,) = site.with_role("controller")
-    workers = site.with_role("worker")
+    workers = [one for one in site.with_role("worker") if one.node.name not in site.left]
+    if not workers:
+        raise Unanswered("no worker says what it is")
     told = [_worker(site.cluster, target) for target in workers]
     systems = [target.facts[SYSTEM] for target in workers]
     shared = any(system.is_container for system in systems)
