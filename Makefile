@@ -7,8 +7,10 @@ PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip --disable-p
 WORKSPACE ?= workspace
 # HolisticTraceAnalysis, the reference of `collect trace --like-hta`, brings some hundred packages: it gets an environment of its own.
 HTA := .venv-hta
+NEEDS := chromium systemd-nspawn debootstrap ip ssh-keygen
+SYSTEM := chromium systemd-container debootstrap iproute2 openssh-client
 
-.PHONY: quickstart test check browser clean
+.PHONY: quickstart test check system clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/provision examples/local.yaml --workspace "$(WORKSPACE)"
@@ -16,7 +18,7 @@ quickstart: $(VENV)/installed
 	$(BIN)/collect fetch --workspace "$(WORKSPACE)"
 	$(BIN)/collect summarize --workspace "$(WORKSPACE)"
 
-test: check $(HTA)/installed browser
+test: check $(HTA)/installed system
 	SHARDLAB_HTA=$(CURDIR)/$(HTA)/bin/python $(BIN)/pytest
 
 check: $(VENV)/installed-dev
@@ -40,11 +42,13 @@ $(HTA)/installed:
 	$(HTA)/bin/python -m pip --disable-pip-version-check install --quiet HolisticTraceAnalysis==0.5.0
 	@touch $@
 
-# Tests open the report in it. Root on Debian gets it from Debian; everyone else brings it, or has those tests skipped.
-browser:
-	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && grep -qs '^ID=debian' /etc/os-release \
-	&& apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium >/dev/null; } \
-	|| echo 'no chromium: the tests that open the report in a browser will be skipped'
+# What tests use of the system: a browser that opens the report, and what practice nodes are made with. Root on Debian gets it
+# from Debian; everyone else brings it, or has those tests skipped.
+system:
+	@missing=$$(for need in $(NEEDS); do command -v $$need >/dev/null || echo $$need; done); test -z "$$missing" \
+	|| { test "$$(id -u)" = 0 && grep -qs '^ID=debian' /etc/os-release && apt-get -qq update \
+	&& DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $(SYSTEM) >/dev/null; } \
+	|| echo "not here, so that the tests that need them are skipped:" $$missing
 
 clean:
 	rm -rf $(VENV) $(HTA) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist

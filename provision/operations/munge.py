@@ -35,6 +35,8 @@ def plan_shared(site: Site, target: Target) -> list[Change] | Nothing:
     if site.cluster.slurm is None or target.has("controller"):
         return Nothing("it has no need of it" if site.cluster.slurm is None else "it is the controller's own")
     (controller,) = site.with_role("controller")
+    if controller.node.name in site.left:
+        return Nothing(f"{controller.node.name}, whose key it is to have, cannot be asked")
     source = controller.facts[FILES].get(PATH)
     if source is None:
         raise Unanswered(f"{controller.node.name}: it has no munge key")

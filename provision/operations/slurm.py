@@ -66,6 +66,8 @@ def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
     if site.cluster.slurm is None or not target.has("worker"):
         return Nothing("it does not work")
     (controller,) = site.with_role("controller")
+    if controller.node.name in site.left:
+        return Nothing(f"{controller.node.name}, whose configuration it is to have, cannot be asked")
     changes: list[Change] = []
     options = f'SLURMD_OPTIONS="--conf-server {controller.node.host}:6817 -N {target.node.name}"\n'.encode()
     unit = render("slurm/configless.conf.j2").encode()
@@ -85,10 +87,7 @@ def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
-    """Every worker registered and ready; a drained one is resumed where the reason is one that a restart of ours left.
-
-    Raises Unanswered.
-    """
+    """Every worker registered and ready; one that Slurm drained says why, and is left to the person. Raises Unanswered."""
     if site.cluster.slurm is None:
         return Nothing("there is no Slurm")
     (controller,) = site.with_role("controller")

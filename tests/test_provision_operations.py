@@ -1,0 +1,264 @@
+"""Operations as data: what nodes say goes in, commands come out, and what was made true asks for nothing more."""
+
+import hashlib
+
+import msgspec
+import pytest
+
+from provision import software
+from provision.facts import Facts, Unanswered
+from provision.facts.environment import ENVIRONMENT, Environment
+from provision.facts.files import FILES, File
+from provision.facts.nodes import NODES
+from provision.facts.packages import PACKAGES, Packages
+from provision.facts.services import SERVICES, Service
+from provision.facts.system import SYSTEM, System
+from provision.operations import Nothing, Site, Target, environment, hosts, munge, packages, slurm, slurm_files
+from provision.providers.ssh import SshNode
+from shardlab.cluster import Cluster, Entry, Gpus, Slurm, Storage
+
+A_MACHINE = System(
+    id="debian", codename="bookworm", pretty="Debian", kernel="6.1", arch="x86_64", hostname="x", virt="none", boot_id="1",
+    cpus=64, memory_kib=512 * 2**20, free_bytes=10**12, free_inodes=10**7, cgroup="cgroup2fs", user="alice",
+)  # fmt: skip
+KEY = File(0o400, "munge:munge", 100.0, "a" * 64)
+RUNNING = {name: Service("active", True, 200.0) for name in ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmd", "chrony")}
+
+
+def site(*, gpus=None, shared=None, slurm_=True, **of_worker) -> Site:
+    """A controller and two workers, of which one may differ."""
+    entries = [Entry(name="head", roles=["controller"]), Entry(name="w1"), Entry(name="w2")]
+    cluster = Cluster(
+        schema=1,
+        name="bench",
+        provider="ssh",
+        nodes=entries,
+        gpus=gpus,
+        storage=Storage(shared),
+        slurm=Slurm() if slurm_ else None,
+    )
+    found = []
+    for number, entry in enumerate(entries, start=1):
+        node = SshNode(entry.name, f"10.0.0.{number}", None, "alice", "/opt/shardlab/python-x/bin/python", None)
+        target = Target(node, Facts(node), entry)
+        of_node = {name: value for name, value in of_worker.items() if entry.name == "w2"}
+        target.facts.answers = {
+            SYSTEM.name: of_node.get("system", A_MACHINE),
+            PACKAGES.name: of_node.get("packages", Packages({}, interrupted=False)),
+            FILES.name: of_node.get("files", {}),
+            SERVICES.name: of_node.get("services", {}),
+            ENVIRONMENT.name: of_node.get("environment", Environment()),
+            NODES.name: {},
+        }
+        found.append(target)
+    return Site(cluster, None, found)
+
+
+def commands(planned) -> list[str]:
+    assert not isinstance(planned, Nothing), planned
+    return [change.command for change in planned]
+
+
+def with_files(target: Target, wanted: dict[str, tuple[bytes, int, str]], at: float = 100.0) -> None:
+    """As if these files had been written."""
+    found = {
+        path: File(mode, owner, at, hashlib.sha256(content).hexdigest()) for path, (content, mode, owner) in wanted.items()
+    }
+    target.facts.answers[FILES.name] = {**target.facts.answers[FILES.name], **found}
+
+
+def test_packages_by_role():
+    head, w1, _ = site().targets
+    assert packages.wanted(site(), head) == [
+        "chrony",
+        "mariadb-server",
+        "munge",
+        "python3-venv",
+        "slurm-client",
+        "slurmctld",
+        "slurmdbd",
+    ]
+    assert packages.wanted(site(), w1) == ["chrony", "munge", "python3-venv", "slurm-client", "slurmd"]
+    assert packages.wanted(site(slurm_=False), w1) == ["chrony", "python3-venv"]
+
+
+def test_packages_are_installed_with_the_lock_waited_for_and_nothing_asked():
+    one = site()
+    refresh, install = commands(packages.plan(one, one.targets[1]))
+    assert "apt-get" in refresh
+    assert "DPkg::Lock::Timeout=600" in install
+    assert "DEBIAN_FRONTEND=noninteractive" in install
+    assert install.endswith("--no-install-recommends install chrony munge python3-venv slurm-client slurmd'")
+
+
+def test_packages_that_are_there_ask_for_nothing_but_an_interrupted_installation_is_finished():
+    there = dict.fromkeys(packages.ALL, "1")
+    done = site(packages=Packages(there, interrupted=False))
+    assert packages.plan(done, done.targets[2]) == Nothing("all packages are installed")
+    broken = site(packages=Packages(there, interrupted=True))
+    (repair,) = commands(packages.plan(broken, broken.targets[2]))
+    assert "dpkg --force-confdef --force-confold --configure -a" in repair
+
+
+def test_names_of_all_nodes_and_none_for_loopback():
+    one = site()
+    changes = hosts.plan(one, one.targets[1])
+    assert [change.says for change in changes] == ["call it w1 (it is x)", "write the names of all 3 nodes into /etc/hosts"]
+    lines = changes[1].content.decode().splitlines()
+    assert lines[-3:] == ["10.0.0.1 head", "10.0.0.2 w1", "10.0.0.3 w2"]
+    assert "127.0.1.1" not in changes[1].content.decode()
+
+
+def test_names_that_are_right_ask_for_nothing():
+    one = site(system=msgspec.structs.replace(A_MACHINE, hostname="w2"))
+    with_files(one.targets[2], {hosts.PATH: (hosts.content(one), 0o644, "root:root")})
+    assert isinstance(hosts.plan(one, one.targets[2]), Nothing)
+
+
+def test_the_key_is_random_and_readable_by_munge_alone():
+    one = site()
+    head, w1, _ = one.targets
+    make, enable, start = commands(munge.plan_key(one, head))
+    assert "/dev/urandom" in make
+    assert "umask 077" in make
+    assert "chmod 400" in make
+    assert (enable, start) == ("systemctl enable --quiet munge", "systemctl restart munge")
+    with pytest.raises(Unanswered, match="head: it has no munge key"):
+        munge.plan_shared(one, w1)
+    head.facts.answers[FILES.name] = {munge.PATH: KEY}
+    changes = munge.plan_shared(one, w1)
+    assert changes[0].says == "copy the munge key from head"
+    assert changes[0].command == ""  # a key is in no command
+
+
+@pytest.mark.parametrize("found", [File(0o600, "munge:munge", 1.0, "a" * 64), File(0o400, "alice:alice", 1.0, "a" * 64)])
+def test_a_key_that_others_could_read_is_made_anew(found):
+    one = site()
+    head = one.targets[0]
+    head.facts.answers |= {FILES.name: {munge.PATH: found}, SERVICES.name: RUNNING}
+    changes = munge.plan_key(one, head)
+    assert changes[0].says.startswith("make a new munge key")
+    assert changes[-1].command == "systemctl restart munge"
+
+
+def test_a_key_that_is_the_controllers_asks_for_nothing():
+    one = site(files={munge.PATH: KEY}, services=RUNNING)
+    head, _, w2 = one.targets
+    head.facts.answers |= {FILES.name: {munge.PATH: KEY}, SERVICES.name: RUNNING}
+    assert isinstance(munge.plan_key(one, head), Nothing)
+    assert isinstance(munge.plan_shared(one, w2), Nothing)
+
+
+def test_accounts_need_no_password():
+    one = site()
+    changes = slurm.plan_accounts(one, one.targets[0])
+    text = " ".join(commands(changes)) + "".join(getattr(change, "content", b"").decode() for change in changes)
+    assert "IDENTIFIED VIA unix_socket" in text
+    assert "StoragePass" not in text
+    assert "-m 600 -o slurm -g slurm" in text
+    with_files(one.targets[0], {slurm.DBD: (slurm_files.accounts(one), 0o600, "slurm:slurm")})
+    one.targets[0].facts.answers[SERVICES.name] = RUNNING
+    assert isinstance(slurm.plan_accounts(one, one.targets[0]), Nothing)
+
+
+def test_the_controller_has_the_workers_as_they_are():
+    one = site(gpus=Gpus(per_node=4, type="a100"))
+    written = {
+        change.path: change.content.decode() for change in slurm.plan_controller(one, one.targets[0]) if hasattr(change, "path")
+    }
+    conf = written["/etc/slurm/slurm.conf"].splitlines()
+    memory = int(512 * 2**20 / 1024 * 0.95)
+    assert f"NodeName=w1 NodeAddr=10.0.0.2 CPUs=64 RealMemory={memory} Gres=gpu:a100:4 State=UNKNOWN" in conf
+    assert "SlurmctldHost=head(10.0.0.1)" in conf
+    assert "ProctrackType=proctrack/cgroup" in conf
+    assert (
+        "PartitionName=batch Nodes=w1,w2 Default=YES DefaultTime=60 MaxTime=INFINITE "
+        f"DefMemPerCPU={memory // 64} State=UP" in conf
+    )
+    assert "NodeName=w2 Name=gpu Type=a100 File=/dev/nvidia[0-3]" in written["/etc/slurm/gres.conf"]
+    assert "CgroupPlugin=cgroup/v2" in written["/etc/slurm/cgroup.conf"]
+    assert "ConstrainDevices=yes" in written["/etc/slurm/cgroup.conf"]
+
+
+def test_a_kernel_that_is_shared_gets_no_cgroups_of_slurms():
+    one = site(system=msgspec.structs.replace(A_MACHINE, virt="systemd-nspawn", cgroup="tmpfs"))
+    written = slurm_files.files(one)
+    assert b"ProctrackType=proctrack/linuxproc" in written["/etc/slurm/slurm.conf"]
+    assert b"CgroupPlugin=cgroup/v1" in written["/etc/slurm/cgroup.conf"]
+    assert b"Constrain" not in written["/etc/slurm/cgroup.conf"]
+
+
+def test_a_controller_that_is_right_asks_for_nothing_and_one_that_missed_a_start_gets_it():
+    one = site()
+    head = one.targets[0]
+    with_files(head, {path: (content, 0o644, "root:root") for path, content in slurm_files.files(one).items()})
+    head.facts.answers[SERVICES.name] = RUNNING
+    assert isinstance(slurm.plan_controller(one, head), Nothing)
+    with_files(head, {path: (content, 0o644, "root:root") for path, content in slurm_files.files(one).items()}, at=300.0)
+    assert commands(slurm.plan_controller(one, head)) == ["systemctl restart slurmctld"]
+
+
+def test_a_worker_that_is_away_leaves_the_configuration_as_it_is():
+    one = site()
+    head = one.targets[0]
+    with_files(head, {slurm.CONF: (b"of three workers", 0o644, "root:root")})
+    head.facts.answers[SERVICES.name] = RUNNING
+    one.left["w2"] = "machine failed"
+    assert slurm.plan_controller(one, head) == Nothing("slurm.conf is left as it is, without w2")
+
+
+def test_workers_ask_the_controller_for_their_configuration():
+    one = site(services=RUNNING)
+    head, w1, w2 = one.targets
+    with_files(head, {slurm.CONF: (b"", 0o644, "root:root")}, at=100.0)
+    changes = slurm.plan_worker(one, w1)
+    options = next(change for change in changes if getattr(change, "path", "") == slurm.WORKER_OPTIONS)
+    assert options.content == b'SLURMD_OPTIONS="--conf-server 10.0.0.1:6817 -N w1"\n'
+    with_files(w2, {
+        slurm.WORKER_OPTIONS: (b'SLURMD_OPTIONS="--conf-server 10.0.0.1:6817 -N w2"\n', 0o644, "root:root"),
+        slurm.WORKER_UNIT: (next(c.content for c in changes if getattr(c, "path", "") == slurm.WORKER_UNIT), 0o644, "root:root"),
+    })  # fmt: skip
+    assert isinstance(slurm.plan_worker(one, w2), Nothing)
+    with_files(head, {slurm.CONF: (b"", 0o644, "root:root")}, at=300.0)
+    assert commands(slurm.plan_worker(one, w2)) == ["systemctl restart slurmd"]
+
+
+def test_workers_that_are_ready_are_not_waited_for():
+    one = site()
+    head = one.targets[0]
+    head.facts.answers[NODES.name] = {"w1": "idle", "w2": "mix-"}
+    assert slurm.plan_nodes(one, head) == Nothing("2 workers are ready")
+    head.facts.answers[NODES.name] = {"w1": "idle", "w2": "down*"}
+    (wait,) = slurm.plan_nodes(one, head)
+    assert wait.says == "wait until all workers are ready (w2: down*)"
+
+
+def test_the_environment_is_named_by_its_packages_and_made_once_on_shared_storage():
+    one = site()
+    changes = environment.plan(one, one.targets[1])
+    text = "\n".join(commands(changes))
+    assert "-c /opt/shardlab/python-x/constraints.txt" in text
+    assert "'torch==2.13.0'" in text
+    assert "runuser -u alice" in text
+    there = Environment(packages=software.digest(), source=software.source_digest(), version="3.11")
+    made = site(environment=there)
+    assert isinstance(environment.plan(made, made.targets[2]), Nothing)
+    old = site(environment=Environment(packages=software.digest(), source="0" * 12, version="3.11"))
+    assert len(environment.plan(old, old.targets[2])) == 2  # the source alone
+    shared = site(shared="/mydata")
+    assert environment.plan(shared, shared.targets[1]) == Nothing("head makes it for all, on the shared storage")
+    assert not isinstance(environment.plan(shared, shared.targets[0]), Nothing)
+
+
+def test_the_source_is_the_same_bytes_each_time():
+    first = software.source()
+    software.source.cache_clear()
+    assert software.source() == first
+
+
+@pytest.mark.parametrize("word", ["a b", "x\nProlog=/x", "$(id)", ""])
+def test_a_name_that_could_end_a_line_is_refused(word):
+    one = site()
+    one.targets[1].node.__dict__["host"] = word
+    with pytest.raises(Unanswered, match=r"cannot stand in slurm\.conf"):
+        slurm_files.files(one)
