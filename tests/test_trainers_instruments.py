@@ -67,10 +67,11 @@ def test_a_curve_is_what_its_parts_say(bench):
     assert result.step_time_ms.n == 2  # the step that was looked into counts for no time
 
 
-@pytest.mark.parametrize(("strategy", "gpus", "keys"), [
-    ("single", 1, {"activation_checkpointing": "full"}), ("fsdp2", 2, {}), ("ddp", 2, {"warmup_steps": 1}),
+# fsdp2: how long a gathered block stays hangs on when the other rank is done with it, and the two are of different steps.
+@pytest.mark.parametrize(("strategy", "gpus", "keys", "within"), [
+    ("single", 1, {"activation_checkpointing": "full"}, 0.01), ("fsdp2", 2, {}, 0.05), ("ddp", 2, {"warmup_steps": 1}, 0.01),
 ])  # fmt: skip
-def test_the_sum_of_categories_is_what_torch_allocates(bench, strategy, gpus, keys):
+def test_the_sum_of_categories_is_what_torch_allocates(bench, strategy, gpus, keys, within):
     """Held against torch's profiler in the step after: what a step allocates on top of what it found, at its peak."""
     look = Instruments(memory="categories", profile=Profile(first_step=3, steps=1, memory=True))
     run_dir = bench.complete(strategy=strategy, gpus=gpus, optimizer=ADAM, steps=3, instruments=look, **keys)
@@ -78,7 +79,7 @@ def test_the_sum_of_categories_is_what_torch_allocates(bench, strategy, gpus, ke
     events = [event for event in trace(run_dir)["traceEvents"] if event["name"] == "[memory]"]
     sizes = [event["args"]["Bytes"] for event in sorted(events, key=lambda event: event["ts"])]
     allocated = max(sum(sizes[: index + 1]) for index in range(len(sizes)))
-    assert sum(found["peak"].values()) - sum(found["start"].values()) == pytest.approx(allocated, rel=0.01)
+    assert sum(found["peak"].values()) - sum(found["start"].values()) == pytest.approx(allocated, rel=within)
 
 
 def trace(run_dir, rank=0):

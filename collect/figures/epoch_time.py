@@ -7,6 +7,8 @@ from typing import Any
 
 from collect.figure import Figure, Group, axis, layout, points_a_line, shown_first, thin
 
+MOST_TICKS = 10
+
 
 def draw(group: Group) -> Figure | None:
     """Dots for the epochs and a line for their running average, of the first completed repeat of each cell with epochs."""
@@ -36,5 +38,7 @@ def draw(group: Group) -> Figure | None:
         "Dots: the step times of an epoch summed, each of its slowest rank. Lines: the running average, the mean of all epochs "
         "up to that one. The first completed repeat of each cell."
     )
-    shape = layout(axis("epoch", showgrid=False), axis("seconds", rangemode="tozero"), showlegend=True)
+    longest = max(map(len, epochs.values()), default=1)
+    few = {"dtick": 1} if longest <= MOST_TICKS else {}  # or plotly counts fractions of an epoch
+    shape = layout(axis("epoch", showgrid=False, **few), axis("seconds", rangemode="tozero"), showlegend=True)
     return Figure("epoch_time", "Time of an epoch", caption, 380, data, shape) if data else None
