@@ -9,6 +9,8 @@ from typing import Literal
 
 from provision.facts import Unanswered
 from provision.operations import Change, Nothing, Operation, Site, Target
+from provision.operations.reboot import Reboot
+from provision.providers import Node
 from shardlab.remote import Unreachable
 
 State = Literal["changed", "would change", "nothing to do", "skipped", "failed", "not reached"]
@@ -71,9 +73,9 @@ def _step(site: Site, target: Target, operation: Operation, chosen: set[str], dr
         planned = operation.plan(site, target)
         if isinstance(planned, Nothing):
             return Step(node.name, operation.name, "nothing to do", [planned.why])
-        for change in [] if dry else planned:
-            change.make(node)
-            made.append(change)
+        if not dry:
+            _make(node, planned, made)
+            planned = [*planned, *_after_a_reboot(site, target, operation, made)]
     except (Unanswered, Unreachable) as error:
         return Step(node.name, operation.name, "failed", [*(c.says for c in made), str(error)], len(made), _commands(made))
     finally:
@@ -81,6 +83,27 @@ def _step(site: Site, target: Target, operation: Operation, chosen: set[str], dr
             target.facts.forget()
     says = [change.says for change in planned]
     return Step(node.name, operation.name, "would change" if dry else "changed", says, len(planned), _commands(planned))
+
+
+def _make(node: Node, changes: Sequence[Change], made: list[Change]) -> None:
+    for change in changes:
+        change.make(node)
+        made.append(change)
+
+
+def _after_a_reboot(site: Site, target: Target, operation: Operation, made: list[Change]) -> Sequence[Change]:
+    """What an operation that rebooted a node has left to do there, done; a second reboot would go round in circles."""
+    if not any(isinstance(change, Reboot) for change in made):
+        return []
+    target.facts.forget()
+    rest = operation.plan(site, target)
+    if isinstance(rest, Nothing):
+        return []
+    again = next((change for change in rest if isinstance(change, Reboot)), None)
+    if again is not None:
+        raise Unanswered(f"{target.node.name}: it was rebooted once, and {again.why} all the same; a person has to look")
+    _make(target.node, rest, made)
+    return rest
 
 
 def _commands(changes: Sequence[Change]) -> list[str]:

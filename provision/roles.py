@@ -7,9 +7,11 @@ from typing import Any
 from provision.checks import Check
 from provision.checks.all_reduce import ALL_REDUCE
 from provision.checks.clock import CLOCK
+from provision.checks.driver import DRIVER_WORKS
 from provision.checks.environments import ENVIRONMENTS
 from provision.checks.gpus import GPUS
 from provision.checks.network import NETWORK
+from provision.checks.rdma import RDMA_UP
 from provision.checks.shared import SHARED
 from provision.checks.slurm import SLURM
 from provision.checks.torch import TORCH_IMPORTS
@@ -23,7 +25,9 @@ from provision.operations.environment import SOFTWARE
 from provision.operations.hosts import HOSTS
 from provision.operations.inventory import INVENTORY
 from provision.operations.munge import MUNGE, MUNGE_KEY
+from provision.operations.nvidia import DRIVER
 from provision.operations.packages import INSTALL
+from provision.operations.rdma import LIBRARIES
 from provision.operations.slurm import ACCOUNTS, CONTROLLER, REGISTERED, WORKERS
 from shardlab.cluster import Cluster
 
@@ -35,6 +39,8 @@ FACTS: list[Fact[Any]] = [
 
 INSTALLATION: list[Operation] = [  # what a machine of its own needs, and this one, used as it is, does not
     INSTALL,  # first: what follows configures what it installs
+    LIBRARIES,  # of RDMA: before the driver, whose module for it is built where they are
+    DRIVER,  # before anything runs that its reboot would end, and before torch, whose gigabytes an old GPU has no use for
     HOSTS,  # before all that meets others by name
     MUNGE_KEY,  # on the controller, before it is copied
     MUNGE,
@@ -56,6 +62,11 @@ TOGETHER: list[Check] = [  # of nodes that work together
     ENVIRONMENTS,
 ]
 
+DEVICES: list[Check] = [
+    DRIVER_WORKS,  # before torch counts GPUs: it says why there are none
+    RDMA_UP,  # before ranks meet over it
+]
+
 CHECKS: list[Check] = [
     TORCH_IMPORTS,  # first: the others cannot say anything without it
     GPUS,  # before ranks meet, since the number of GPUs decides how
@@ -75,4 +86,4 @@ def operations(cluster: Cluster) -> list[Operation]:
 
 def checks(cluster: Cluster) -> list[Check]:
     """In the order in which they are made."""
-    return CHECKS if cluster.provider == "local" else [*TOGETHER, *CHECKS, *JOBS]
+    return CHECKS if cluster.provider == "local" else [*TOGETHER, *DEVICES, *CHECKS, *JOBS]

@@ -13,7 +13,10 @@ import pytest
 
 from provision.facts import Facts
 from provision.facts.services import SERVICES
-from provision.operations import shell
+from provision.facts.system import SYSTEM
+from provision.operations import Change, Nothing, Operation, Site, Target, shell
+from provision.operations.reboot import Reboot
+from provision.plan import converge
 from provision.practice import base, network
 from provision.practice.base import NoBase
 from provision.practice.machine import STATE, Machine, init_of
@@ -101,8 +104,8 @@ def practice(tmp_path_factory):
 def test_every_check_passed_that_applies(practice):
     said = practice.provision("verify")
     outcomes = {(one["node"], one["check"]): one for one in said["checks"]}
-    assert {check for (_, check), one in outcomes.items() if one["passed"] is None} == {"gpus"}
-    assert all(one["passed"] for (_, check), one in outcomes.items() if check != "gpus")
+    assert {check for (_, check), one in outcomes.items() if one["passed"] is None} == {"driver", "rdma", "gpus"}
+    assert all(one["passed"] for (_, check), one in outcomes.items() if check not in ("driver", "rdma", "gpus"))
     assert outcomes["head", "network"]["measured"]["ranks"] == 3
     # the link was asked to carry 1 Gbit/s, and tc's bucket lets a little more through at first
     assert outcomes["head", "network"]["measured"]["bus_bandwidth_gb_per_s"] < 0.2
@@ -137,6 +140,21 @@ def test_a_reboot_gives_a_new_boot_and_the_services_come_back(practice):
             time.sleep(0.2)
     said = practice.provision()
     assert said["verified"] is True
+
+
+def test_an_operation_that_reboots_sees_the_new_boot_and_reboots_once(practice):
+    node = practice.nodes["work1"]
+    target = Target(node, Facts(node))
+    before = target.facts[SYSTEM].boot_id
+
+    def plan(site: Site, target: Target) -> list[Change] | Nothing:
+        return [Reboot("it is tried", pause_s=0.2)] if target.facts[SYSTEM].boot_id == before else Nothing("it was")
+
+    site = Site(practice.cluster, Workspace(practice.folder), [target])
+    (step,) = converge(site, [Operation("reboot", plan)], targets=[target], chosen={"reboot"}, dry=False)
+    assert (step.state, step.changes) == ("changed", 1), step.says
+    assert target.facts[SYSTEM].boot_id != before
+    assert practice.provision()["verified"] is True
 
 
 def test_a_wrong_munge_key_is_replaced_and_is_in_no_log(practice):

@@ -16,6 +16,8 @@ MANAGED = (
     "/etc/slurm/slurmdbd.conf",
     "/etc/default/slurmd",
     "/etc/systemd/system/slurmd.service.d/configless.conf",
+    "/etc/modprobe.d/shardlab-nouveau.conf",
+    "/etc/systemd/system/nvidia-persistenced.service.d/shardlab.conf",
 )
 
 PROGRAM = """\

@@ -13,7 +13,7 @@ dpkg --audit >/dev/null && test -z "$(dpkg --audit)" || echo interrupted
 
 
 class Packages(msgspec.Struct, frozen=True):
-    """versions: of the packages that are wholly installed. interrupted: dpkg says that some are half so."""
+    """versions: of the packages that are wholly installed, also the held ones. interrupted: dpkg says that some are half so."""
 
     versions: dict[str, str]
     interrupted: bool
@@ -26,7 +26,7 @@ def command(python: str) -> list[str]:
 def parse(stdout: str) -> Packages:
     lines = [line.split("\t") for line in stdout.splitlines() if "\t" in line]
     return Packages(
-        {name: version for state, name, version in lines if state.strip() == "ii"}, "interrupted" in stdout.splitlines()
+        {name: version for state, name, version in lines if state.strip() in ("ii", "hi")}, "interrupted" in stdout.splitlines()
     )
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from provision.facts import Fact
 
-UNITS = ("chrony", "munge", "mariadb", "slurmdbd", "slurmctld", "slurmd")
+UNITS = ("chrony", "munge", "mariadb", "slurmdbd", "slurmctld", "slurmd", "nvidia-persistenced", "nvidia-fabricmanager")
 _MOMENT = "%a %Y-%m-%d %H:%M:%S.%f UTC"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from provision.facts.packages import PACKAGES
 from provision.facts.system import SYSTEM
 from provision.operations import Change, Nothing, Operation, Site, Target, shell
@@ -37,11 +39,18 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         repair = f"{QUIET}; dpkg --force-confdef --force-confold --configure -a"
         changes.append(shell("finish the installation that was interrupted", repair, timeout_s=LOCK_S))
     if missing:
-        lists = f"{QUIET}; {APT} -qq update || true"  # where no archive is reached, the cached lists serve
-        install = f"{QUIET}; {APT} -qq -y --no-install-recommends install {' '.join(missing)}"
-        changes.append(shell("ask the archives what they have", lists, timeout_s=LOCK_S + 300))
-        changes.append(shell(f"install {', '.join(missing)}", install, timeout_s=LOCK_S + 1800))
+        changes += install(missing)
     return changes or Nothing("all packages are installed")
+
+
+def install(names: Sequence[str], options: str = "") -> list[Change]:
+    """Have these packages; options: more of apt-get's."""
+    lists = f"{QUIET}; {APT} -qq update || true"  # where no archive is reached, the cached lists serve
+    words = " ".join(["-qq -y --no-install-recommends", *([options] if options else []), "install", *names])
+    return [
+        shell("ask the archives what they have", lists, timeout_s=LOCK_S + 300),
+        shell(f"install {', '.join(names)}", f"{QUIET}; {APT} {words}", timeout_s=LOCK_S + 1800),
+    ]
 
 
 INSTALL = Operation("packages", plan)

@@ -1,0 +1,74 @@
+"""A driver of one version in all its parts, as many GPUs as the cluster file says, and each of them computes right."""
+
+from __future__ import annotations
+
+import msgspec
+
+from provision.checks import Check, Outcome
+from provision.checks.all_reduce import cause
+from provision.facts import decode
+from provision.facts.nvidia import NVIDIA, Nvidia
+from provision.facts.system import SYSTEM
+from provision.operations import Site, Target
+from provision.providers import Answer
+
+LIMIT_S = 180.0  # the first kernel of each GPU loads libraries, from a network folder perhaps
+
+
+class Report(msgspec.Struct, frozen=True):
+    """wrong: elements of the product, by GPU."""
+
+    wrong: list[int]
+
+
+def run(site: Site, target: Target) -> Outcome:
+    asked = site.cluster.gpus.per_node if site.cluster.gpus else 0
+    if target.facts[SYSTEM].is_container:
+        return Outcome(None, "its GPUs, if any, are those of the machine that carries it")
+    if not asked or not target.has("worker"):
+        return Outcome(None, "the cluster file asks for no GPUs on it")
+    found = target.facts[NVIDIA]
+    if (fault := judge(found, asked)) is not None:
+        return fault
+    command = [target.node.python, "-m", "provision.checks._matmul"]
+    return judge_product(target.node.run(command, timeout_s=LIMIT_S), found)
+
+
+def judge(found: Nvidia, asked: int) -> Outcome | None:
+    """What is wrong with the driver or the number of GPUs, or None."""
+    if not found.works:
+        nouveau = ", and nouveau is loaded" if found.nouveau else ""
+        nvml = f"; nvidia-smi: {found.why_no_nvml}" if found.why_no_nvml else ""
+        says = f"the driver is not of one version ({found.versions}{nouveau}){nvml}"
+        return Outcome(False, says, "run: provision CLUSTER.yaml --only nvidia; it says what it needs")
+    if not len(found.gpus) == len(found.seen) == asked:
+        says = f"the cluster file asks for {asked} GPUs, PCI has {len(found.gpus)}, the driver {len(found.seen)}"
+        return Outcome(
+            False, says, "one that is missing has fallen off its bus (sudo dmesg | grep -i xid), or mend gpus.per_node"
+        )
+    return None
+
+
+def judge_product(answer: Answer, found: Nvidia) -> Outcome:
+    """Passed where every element is exact on every GPU that the driver has."""
+    if answer.code != 0:
+        why = f"it did not end within {LIMIT_S:g} s" if answer.code is None else cause(answer)
+        advice = "does torch see the GPUs (the check gpus)? -v shows all output"
+        return Outcome(False, f"a product of matrices on the GPUs failed: {why}", advice, transcript=answer.stderr)
+    try:
+        wrong = decode(answer.stdout, Report).wrong
+    except ValueError as error:
+        return Outcome(False, f"a product of matrices cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
+    if len(wrong) != len(found.seen):
+        says = f"torch computed on {len(wrong)} of {len(found.seen)} GPUs"
+        return Outcome(False, says, "is CUDA_VISIBLE_DEVICES set, or torch built for another CUDA? see the check gpus")
+    bad = [f"GPU {index}: {count}" for index, count in enumerate(wrong) if count]
+    if bad:
+        says = f"wrong elements in a product of matrices: {', '.join(bad)}"
+        return Outcome(False, says, "do not train here: look at nvidia-smi -q -d ECC")
+    measured: dict[str, float | int | str] = {"gpus": len(wrong), "driver": found.nvml or ""}
+    says = f"driver {found.nvml} in all its parts; {len(wrong)} x {found.seen[0].name} compute exactly"
+    return Outcome(True, says, measured=measured)
+
+
+DRIVER_WORKS = Check("driver", run)

@@ -1,0 +1,123 @@
+"""What of NVIDIA is in a machine, and how far its driver is there: asked with a shell alone, as nothing of ours is there."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from provision.facts import Fact
+
+SMI = "driver_version,persistence_mode,mig.mode.current,ecc.mode.current,name,uuid"
+# The last byte of the firmware's own variable says what mokutil does, where mokutil is not installed.
+PROGRAM = f"""\
+say() {{ printf '%s=%s\\n' "$1" "$2"; }}
+for device in /sys/bus/pci/devices/*; do
+    test "$(cat "$device/vendor" 2>/dev/null)" = 0x10de || continue
+    say pci "${{device##*/}} $(cat "$device/class") $(cat "$device/device")"
+done
+say loaded "$(head -n 1 /proc/driver/nvidia/version 2>/dev/null)"
+say module "$(modinfo -F version nvidia 2>/dev/null)"
+if said=$(nvidia-smi --query-gpu={SMI} --format=csv,noheader,nounits 2>&1); then
+    printf '%s\\n' "$said" | sed 's/^/gpu=/'
+else
+    say why_no_nvml "$(printf '%s\\n' "$said" | head -n 1)"
+fi
+grep -q '^nouveau ' /proc/modules && say nouveau 1
+if ! test -d /sys/firmware/efi; then
+    say secure_boot 0
+elif said=$(mokutil --sb-state 2>/dev/null); then
+    case "$said" in *enabled*) say secure_boot 1 ;; *) say secure_boot 0 ;; esac
+else
+    say secure_boot "$(od -An -t u1 -j 4 -N 1 /sys/firmware/efi/efivars/SecureBoot-* 2>/dev/null | tr -d ' ')"
+fi
+apt-mark showhold 2>/dev/null | sed 's/^/held=/'
+"""
+_LOADED = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9.]+)")
+
+
+class Pci(msgspec.Struct, frozen=True):
+    """address: as lspci -D writes it. kind: the class and subclass, such as 0x0302. device: its id."""
+
+    address: str
+    kind: int
+    device: int
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """As NVML tells it; persistence, mig, ecc: None where the GPU does not know the word."""
+
+    name: str
+    uuid: str
+    persistence: bool | None
+    mig: bool | None
+    ecc: bool | None
+
+
+class Nvidia(msgspec.Struct, frozen=True):
+    """gpus, switches: on the PCI bus. loaded: version of the running kernel module, module: of the one on disk for this kernel,
+    nvml: of the library; None where there is none. secure_boot: None where nobody could tell. held: packages."""
+
+    gpus: list[Pci] = []
+    switches: list[Pci] = []
+    loaded: str | None = None
+    module: str | None = None
+    nvml: str | None = None
+    why_no_nvml: str | None = None
+    seen: list[Gpu] = []
+    nouveau: bool = False
+    secure_boot: bool | None = None
+    held: list[str] = []
+
+    @property
+    def works(self) -> bool:
+        """Whether the three versions that must agree do, and nothing else drives the GPUs."""
+        return self.loaded is not None and self.loaded == self.module == self.nvml and not self.nouveau
+
+    @property
+    def versions(self) -> str:
+        """The three, for a person."""
+        return f"loaded {self.loaded or 'none'}, on disk {self.module or 'none'}, NVML {self.nvml or 'none'}"
+
+
+def command(python: str) -> list[str]:
+    return ["sh", "-c", PROGRAM]
+
+
+def parse(stdout: str) -> Nvidia:
+    """Raises ValueError."""
+    pairs = [line.split("=", 1) for line in stdout.splitlines() if "=" in line]
+    said = dict(pairs)
+    devices = [_pci(value) for key, value in pairs if key == "pci"]
+    rows = [value.split(", ", 5) for key, value in pairs if key == "gpu"]
+    if any(len(row) != 6 for row in rows):
+        raise ValueError(f"a line of nvidia-smi has not the columns {SMI}: {rows[0]!r}.")
+    versions = {row[0] for row in rows}
+    if len(versions) > 1:
+        raise ValueError(f"NVML tells of several drivers: {', '.join(sorted(versions))}.")
+    loaded = _LOADED.search(said.get("loaded", ""))
+    return Nvidia(
+        gpus=[one for one in devices if one.kind in (0x0300, 0x0302)],
+        switches=[one for one in devices if one.kind == 0x0680],
+        loaded=loaded[1] if loaded else None,
+        module=said.get("module") or None,
+        nvml=versions.pop() if versions else None,
+        why_no_nvml=said.get("why_no_nvml") or None,
+        seen=[Gpu(row[4], row[5], *(_switch(word) for word in row[1:4])) for row in rows],
+        nouveau="nouveau" in said,
+        secure_boot={"0": False, "1": True}.get(said.get("secure_boot", "")),
+        held=sorted(value for key, value in pairs if key == "held"),
+    )
+
+
+def _pci(text: str) -> Pci:
+    address, kind, device = text.split()
+    return Pci(address, int(kind, 16) >> 8, int(device, 16))
+
+
+def _switch(word: str) -> bool | None:
+    """nvidia-smi's word for on and off; it has others for what a GPU does not have."""
+    return {"Enabled": True, "Disabled": False}.get(word)
+
+
+NVIDIA = Fact("nvidia", command, parse, timeout_s=90, root=True)  # without persistence nvidia-smi wakes each GPU: seconds

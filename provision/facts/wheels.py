@@ -1,0 +1,26 @@
+"""For which CUDA release the torch is built that a node's folder of wheels holds."""
+
+from __future__ import annotations
+
+import re
+
+from provision import generations
+from provision.facts import Fact
+
+_TORCH = re.compile(r"^torch-[0-9.]+(?:\+([a-z]+)([0-9]*))?-", re.MULTILINE)
+
+
+def parse(stdout: str) -> str | None:
+    """Such as 13.0; None where it is built without CUDA. Raises ValueError."""
+    found = set(_TORCH.findall(stdout))
+    if len(found) != 1:
+        raise ValueError(f"it holds {len(found)} builds of torch. Allowed: one.")
+    kind, digits = found.pop()
+    if not kind:
+        return generations.USUAL_CUDA
+    return f"{digits[:-1]}.{digits[-1]}" if kind == "cu" and len(digits) > 1 else None
+
+
+def torch_of(folder: str) -> Fact[str | None]:
+    """The question to a node whose packages all come from `folder`."""
+    return Fact(f"torch in {folder}", lambda python: ["ls", "-1", "--", folder], parse, timeout_s=30)

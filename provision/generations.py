@@ -1,0 +1,104 @@
+"""What each generation of NVIDIA GPUs asks of a driver, and which builds of the pinned torch still serve it.
+
+Sources: the PCI ID database (pci.ids) for the device ids; NVIDIA's driver installation guide, "Kernel Modules", for open and
+proprietary modules, and NVIDIA's announcement of the open modules for Grace Hopper and Blackwell, which have no others; the
+NixOS wiki, second-hand, for the last branches; NVIDIA's "CUDA Compatibility", "Minor Version Compatibility", for the
+oldest driver of a CUDA release; PyTorch's RELEASE.md, "CUDA Support Matrix" for 2.12 and 2.13 (pull requests 182849 and
+187075), for what torch serves, and its issues 178665 and 190355 for the build that pip finds without being told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+TORCH = "2.13.0"  # the pinned version that the table below is of
+BRANCH = 580  # a branch with long support, which serves all generations from Maxwell to Blackwell
+USUAL_CUDA = "13.0"  # of the torch that pip finds without being told
+OLDEST_DRIVER = {"12": 525, "13": 580}  # by major release of CUDA
+
+
+@dataclass(frozen=True)
+class Generation:
+    """ids: ranges of PCI device ids, ends included. open_modules: whether the open kernel modules may or must drive it.
+
+    last_branch: of the drivers that know it, None while all do.
+    """
+
+    name: str
+    ids: tuple[tuple[int, int], ...]
+    open_modules: Literal["never", "may", "must"]
+    last_branch: int | None = None
+
+
+GENERATIONS = (
+    Generation("Kepler", ((0x0FC0, 0x103F), (0x1180, 0x11FF), (0x1280, 0x12BF)), "never", 470),
+    Generation("Maxwell", ((0x1340, 0x14FF), (0x1610, 0x16FF), (0x1740, 0x17FF)), "never", 580),
+    Generation("Pascal", ((0x15F0, 0x15FF), (0x1B00, 0x1D7F)), "never", 580),
+    Generation("Volta", ((0x1D80, 0x1DFF),), "never", 580),
+    Generation("Turing", ((0x1E00, 0x1FFF), (0x2180, 0x21FF)), "may"),
+    Generation("Ampere", ((0x2080, 0x20FF), (0x2200, 0x22FF), (0x2400, 0x25FF)), "may"),
+    Generation("Hopper", ((0x2300, 0x2341), (0x2349, 0x23FF)), "may"),
+    Generation("Grace Hopper", ((0x2342, 0x2348),), "must"),
+    Generation("Ada", ((0x2680, 0x28FF),), "may"),
+    Generation("Blackwell", ((0x2900, 0x2FFF), (0x3180, 0x31FF)), "must"),
+)
+
+_ARM = frozenset({"Ampere", "Hopper", "Grace Hopper"})
+_COMMON = frozenset({"Turing", "Ampere", "Ada", "Hopper"})  # Ada (8.9) runs what is built for 8.6
+SERVED = {  # by machine and CUDA release that torch is built for
+    ("x86_64", "12.6"): _COMMON | {"Maxwell", "Pascal", "Volta"},
+    ("x86_64", "13.0"): _COMMON | {"Blackwell"},
+    ("x86_64", "13.2"): _COMMON | {"Blackwell"},
+    ("aarch64", "12.6"): _ARM,
+    ("aarch64", "13.0"): _ARM | {"Blackwell"},
+    ("aarch64", "13.2"): _ARM | {"Blackwell"},
+}
+
+
+def of(device: int) -> Generation | None:
+    """The generation of a PCI device id, None where it is not known."""
+    return next((one for one in GENERATIONS if any(first <= device <= last for first, last in one.ids)), None)
+
+
+def flavour(found: Sequence[Generation]) -> Literal["open", "proprietary"] | None:
+    """The kernel modules that drive all of them; None where no flavour does."""
+    wishes = {one.open_modules for one in found}
+    if {"never", "must"} <= wishes:
+        return None
+    return "proprietary" if "never" in wishes else "open"
+
+
+def oldest_driver(cuda: str) -> int:
+    """The oldest branch that a torch built for this CUDA release runs on. Raises KeyError for a release that is not known."""
+    return OLDEST_DRIVER[cuda.partition(".")[0]]
+
+
+def branch(found: Sequence[Generation], cuda: str, there: int | None) -> int:
+    """The branch to have: the one that is there if it serves them all, else the one with long support."""
+    lasts = [one.last_branch for one in found if one.last_branch is not None]
+    if there is not None and oldest_driver(cuda) <= there <= min(lasts, default=there):
+        return there
+    return BRANCH
+
+
+def unserved(found: Sequence[Generation], arch: str, cuda: str) -> str | None:
+    """Why a torch built for this CUDA release cannot use them, and what can, or None where it can."""
+    served = SERVED.get((arch, cuda))
+    if served is None:
+        return f"no torch {TORCH} for CUDA {cuda} on {arch} is known here; known are " + ", ".join(
+            f"{release} on {machine}" for machine, release in SERVED
+        )
+    left = sorted({one.name for one in found if one.name not in served})
+    if not left:
+        return None
+    others = [
+        release for (machine, release), names in SERVED.items() if machine == arch and all(one.name in names for one in found)
+    ]
+    advice = (
+        f"give its build for CUDA {others[0]} as environment.wheelhouse"
+        if others
+        else "no build of it does: leave these GPUs out of the cluster file"
+    )
+    return f"torch {TORCH} for CUDA {cuda} no longer serves {' and '.join(left)} GPUs; {advice}"

@@ -1,0 +1,25 @@
+"""The user's side of RDMA where there is a card for it: NCCL finds the card by these libraries, and else goes over TCP."""
+
+from __future__ import annotations
+
+from provision.facts.packages import PACKAGES
+from provision.facts.rdma import RDMA
+from provision.facts.system import SYSTEM
+from provision.operations import Change, Nothing, Operation, Site, Target
+from provision.operations.packages import install
+
+WANTED = ("rdma-core", "ibverbs-utils")
+
+
+def plan(site: Site, target: Target) -> list[Change] | Nothing:
+    """Raises Unanswered."""
+    if target.facts[SYSTEM].is_container:
+        return Nothing("its network is that of the machine that carries it")
+    links = target.facts[RDMA]
+    if not links:
+        return Nothing("it has no RDMA card")
+    missing = [name for name in WANTED if name not in target.facts[PACKAGES].versions]
+    return install(missing) if missing else Nothing(f"{', '.join(link.name for link in links)} can be used")
+
+
+LIBRARIES = Operation("rdma", plan)

@@ -1,0 +1,71 @@
+"""A reboot that is proven: the machine is back when it names another boot than before, and nothing of it is remembered."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from provision.facts import Unanswered, last_line
+from provision.providers import Node
+from shardlab.remote import Unreachable
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+STARTS_S = 120.0  # for its services to start, once it can be logged in to
+
+
+@dataclass(frozen=True)
+class Reboot:
+    """The last change of a plan: what is left is seen, and planned, when the machine is back.
+
+    limit_s: a server with much memory tests it for minutes. pause_s: between two questions whether it is back.
+    """
+
+    why: str
+    limit_s: float = 600.0
+    pause_s: float = 2.0
+
+    @property
+    def says(self) -> str:
+        return f"reboot it, as {self.why}; what is left is seen when it is back"
+
+    @property
+    def command(self) -> str:
+        return "systemctl reboot"
+
+    def make(self, node: Node) -> None:
+        """Raises Unanswered where it does not come back in time, or never went."""
+        before = boot_of(node)
+        if before is None:
+            raise Unanswered(f"{node.name}: it does not say which boot this is, so that a reboot could not be proven")
+        _ask(node)
+        ends = time.monotonic() + self.limit_s
+        while time.monotonic() < ends:
+            if boot_of(node) not in (None, before):
+                _wait(node)
+                return
+            time.sleep(self.pause_s)
+        went = "it still names the boot before" if boot_of(node) == before else "it does not answer"
+        raise Unanswered(f"{node.name}: {went}, {self.limit_s:g} s after it was told to reboot; look at its console")
+
+
+def boot_of(node: Node) -> str | None:
+    """The name of this boot, None while the machine does not answer."""
+    try:
+        answer = node.run(["cat", BOOT_ID], timeout_s=10)
+    except Unreachable:
+        return None
+    return answer.stdout.strip() or None if answer.code == 0 else None
+
+
+def _ask(node: Node) -> None:
+    try:
+        answer = node.run(["systemctl", "reboot"], timeout_s=30, root=True)
+    except Unreachable:
+        return  # it went before it could say so
+    if answer.code is not None and 0 < answer.code < 128:  # above: a signal, as it went
+        raise Unanswered(f"{node.name}: it does not reboot: {last_line(answer)}")
+
+
+def _wait(node: Node) -> None:
+    """Until what starts at boot has started; a service that failed to is not the reboot's matter."""
+    node.run(["systemctl", "is-system-running", "--wait"], timeout_s=STARTS_S)

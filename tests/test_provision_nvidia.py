@@ -1,0 +1,441 @@
+"""NVIDIA, RDMA and reboots as data: what machines print goes in, commands come out. No GPU was there to try them on."""
+
+import hashlib
+import itertools
+import re
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from provision import generations
+from provision.checks import _matmul
+from provision.checks import driver as driver_check
+from provision.checks import rdma as rdma_check
+from provision.facts import Facts, Unanswered, wheels
+from provision.facts import nvidia as nvidia_fact
+from provision.facts.addresses import ADDRESSES
+from provision.facts.files import FILES, File
+from provision.facts.nodes import NODES
+from provision.facts.nvidia import NVIDIA
+from provision.facts.packages import PACKAGES, Packages
+from provision.facts.packages import parse as parse_packages
+from provision.facts.rdma import RDMA
+from provision.facts.rdma import parse as parse_rdma
+from provision.facts.services import SERVICES, Service
+from provision.facts.system import SYSTEM
+from provision.operations import Nothing, Operation, Site, Target, nvidia, rdma, shell
+from provision.operations.reboot import BOOT_ID, Reboot
+from provision.plan import converge
+from provision.providers import Answer
+from provision.providers.ssh import SshNode
+from shardlab.cluster import Cluster, Entry, Gpus, Slurm
+from shardlab.remote import Unreachable
+from templates import render
+from tests.test_provision_operations import A_MACHINE, commands
+
+KERNEL = "6.8.0-90-generic"
+JAMMY = msgspec.structs.replace(A_MACHINE, id="ubuntu", codename="noble", pretty="Ubuntu 24.04.3 LTS", kernel=KERNEL)
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (dvs-builder@U22)  Thu Dec  4 2025"
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Dec  4 20:11:31 UTC 2025"
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
+NO_SMI = "sh: 8: nvidia-smi: not found"
+
+
+def said(
+    device, count, *, loaded="", module="", nvml=None, persistence="Enabled", mig="Disabled", **more
+) -> nvidia_fact.Nvidia:
+    """What the script prints on a machine with `count` such GPUs, read."""
+    lines = [f"pci=0000:{place:02x}:00.0 0x030200 0x{device:04x}" for place in range(1, count + 1)]
+    lines += [f"pci=0000:{place:02x}:00.0 0x068000 0x1af1" for place in range(0xC0, 0xC0 + more.get("switches", 0))]
+    lines += [f"loaded={loaded}", f"module={module}"]
+    rows = [f"gpu={nvml}, {persistence}, {mig}, Enabled, NVIDIA X, GPU-{place}" for place in range(count)]
+    lines += rows if nvml else [f"why_no_nvml={more.get('why', NO_SMI)}"]
+    lines += ["nouveau=1"] if more.get("nouveau") else []
+    lines += [f"secure_boot={more.get('secure_boot', 0)}", *(f"held={name}" for name in more.get("held", ()))]
+    return nvidia_fact.parse("\n".join(lines) + "\n")
+
+
+def working(device, count, version="580.105.08", **more):
+    return said(device, count, loaded=OPEN.format(version), module=version, nvml=version, **more)
+
+
+A100_SXM, A100_PCIE, V100, P100, K80, GH200, B200 = 0x20B0, 0x20F1, 0x1DB1, 0x15F8, 0x102D, 0x2342, 0x2901
+FRESH = {f"linux-image-{KERNEL}": "6.8", "linux-image-generic": "6.8"}
+DRIVEN = {
+    **FRESH,
+    "nvidia-headless-580-server-open": "580.105.08-0ubuntu0.24.04.1",
+    "nvidia-utils-580-server": "580.105.08-0ubuntu0.24.04.1",
+    "nvidia-compute-utils-580-server": "580.105.08-0ubuntu0.24.04.1",
+    "libnvidia-compute-580-server": "580.105.08-0ubuntu0.24.04.1",
+    f"linux-headers-{KERNEL}": "6.8",
+}
+WRITTEN = {
+    path: File(0o644, "root:root", 100.0, hashlib.sha256(render(template).encode()).hexdigest())
+    for path, template in ((nvidia.NOUVEAU, "node/nouveau.conf.j2"), (nvidia.PERSISTENCE, "node/persistence.conf.j2"))
+}
+RUNNING = {name: Service("active", True, 200.0) for name in ("nvidia-persistenced", "nvidia-fabricmanager")}
+
+
+def site(found, *, packages=FRESH, files=None, services=None, system=JAMMY, state="idle", wheelhouse=None, **more) -> Site:
+    """A controller and one worker, which has answered."""
+    entries = [Entry(name="head", roles=["controller"]), Entry(name="w1")]
+    gpus = Gpus(per_node=more.get("asked", 4))
+    cluster = Cluster(schema=1, name="bench", provider="ssh", nodes=entries, gpus=gpus, slurm=Slurm())
+    targets = []
+    for number, entry in enumerate(entries, start=1):
+        node = SshNode(entry.name, f"10.0.0.{number}", None, "alice", "/opt/x/bin/python", None, wheelhouse=wheelhouse)
+        targets.append(Target(node, Facts(node), entry))
+        targets[-1].facts.answers = {
+            SYSTEM.name: system, NVIDIA.name: found, PACKAGES.name: Packages(packages, interrupted=False),
+            FILES.name: files or {}, SERVICES.name: services or {}, NODES.name: {"w1": state},
+            RDMA.name: more.get("links", []), **more.get("answers", {}),
+        }  # fmt: skip
+    return Site(cluster, None, targets)
+
+
+def plan(found, **more):
+    one = site(found, **more)
+    return nvidia.plan(one, one.targets[1])
+
+
+def done(found, **more):
+    """As it is when all is done: the same machine, its packages held."""
+    packages = more.pop("packages", DRIVEN)
+    held = [name for name in packages if re.match(nvidia.KEPT, name)]
+    found = msgspec.structs.replace(found, held=held)
+    return plan(found, packages=packages, files=WRITTEN, services=RUNNING, **more)
+
+
+def test_the_script_runs_where_nothing_of_nvidia_is():
+    answer = subprocess.run(nvidia_fact.command("python"), capture_output=True, text=True, check=True)
+    found = nvidia_fact.parse(answer.stdout)
+    assert found.works is (found.nvml is not None)
+    assert not Path("/proc/driver/nvidia").exists() or found.loaded
+
+
+def test_a_machine_that_works_is_read():
+    found = working(A100_SXM, 4, switches=6, held=["nvidia-utils-580-server"])
+    assert (found.loaded, found.module, found.nvml) == ("580.105.08",) * 3
+    assert (len(found.gpus), len(found.switches), found.gpus[0].address) == (4, 6, "0000:01:00.0")
+    assert found.seen[3] == nvidia_fact.Gpu("NVIDIA X", "GPU-3", persistence=True, mig=False, ecc=True)
+    assert found.works
+    assert found.held == ["nvidia-utils-580-server"]
+    assert said(V100, 1, loaded=CLOSED.format("535.183.01")).loaded == "535.183.01"
+    assert working(V100, 1, mig="[N/A]").seen[0].mig is None
+    with pytest.raises(ValueError, match="has not the columns"):
+        nvidia_fact.parse("gpu=No devices were found\n")
+
+
+def test_a_machine_that_does_not_work_is_read():
+    half = said(A100_SXM, 4, loaded=OPEN.format("580.95.05"), module="580.105.08", why=MISMATCH)
+    assert (half.works, half.nvml, half.why_no_nvml) == (False, None, MISMATCH)
+    assert half.versions == "loaded 580.95.05, on disk 580.105.08, NVML none"
+    assert working(A100_SXM, 1, nouveau=True).works is False
+    assert said(A100_SXM, 1, secure_boot="").secure_boot is None
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [(K80, "Kepler"), (0x13F2, "Maxwell"), (P100, "Pascal"), (0x1DF6, "Volta"), (V100, "Volta"), (0x1EB8, "Turing"),
+     (0x2182, "Turing"), (A100_SXM, "Ampere"), (A100_PCIE, "Ampere"), (0x20B7, "Ampere"), (0x25B6, "Ampere"), (0x26B9, "Ada"),
+     (0x2330, "Hopper"), (0x2335, "Hopper"), (GH200, "Grace Hopper"), (B200, "Blackwell"),
+     (0x2B85, "Blackwell"), (0x31C2, "Blackwell")],
+)  # fmt: skip
+def test_generations_by_device(device, name):
+    assert generations.of(device).name == name
+
+
+def test_generations_do_not_overlap_and_are_of_the_pinned_torch():
+    ranges = sorted(pair for one in generations.GENERATIONS for pair in one.ids)
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(ranges))
+    constraints = (Path(__file__).parent.parent / "constraints.txt").read_text().splitlines()
+    assert f"torch=={generations.TORCH}" in constraints  # read RELEASE.md of PyTorch again when this changes
+
+
+def test_flavours():
+    of = generations.of
+    assert generations.flavour([of(V100)]) == "proprietary"
+    assert generations.flavour([of(A100_SXM)]) == "open"
+    assert generations.flavour([of(P100), of(A100_SXM)]) == "proprietary"
+    assert generations.flavour([of(V100), of(B200)]) is None
+    assert generations.branch([of(A100_SXM)], "13.0", 595) == 595
+    assert generations.branch([of(A100_SXM)], "13.0", 535) == 580
+    assert generations.branch([of(V100)], "12.6", 595) == 580
+
+
+@pytest.mark.parametrize("device", [A100_SXM, A100_PCIE])
+def test_a_fresh_machine_gets_the_open_driver_and_one_reboot(device):
+    changes = plan(said(device, 4, nouveau=True))
+    refresh, install, hold, _, initramfs, reboot = commands(changes)
+    assert "update" in refresh
+    packages = (
+        f"nvidia-headless-580-server-open nvidia-utils-580-server nvidia-compute-utils-580-server linux-headers-{KERNEL}'"
+    )
+    assert install.endswith(packages)
+    assert "apt-mark hold" in hold
+    assert initramfs == "update-initramfs -u"
+    assert reboot == "systemctl reboot"
+    assert changes[-1].why == "nouveau has its GPUs"
+
+
+def test_after_the_reboot_the_driver_is_kept_in_the_gpus_and_then_there_is_nothing():
+    held = {"held": [name for name in DRIVEN if re.match(nvidia.KEPT, name)]}
+    rest = plan(working(A100_SXM, 4, **held), packages=DRIVEN, files={nvidia.NOUVEAU: WRITTEN[nvidia.NOUVEAU]})
+    assert [one.rpartition("/")[2] for one in commands(rest)][2:] == [
+        "systemctl daemon-reload", "systemctl enable --quiet nvidia-persistenced", "systemctl restart nvidia-persistenced",
+    ]  # fmt: skip
+    assert done(working(A100_SXM, 4)) == Nothing("driver 580.105.08 serves 4 GPUs")
+
+
+def test_held_packages_are_there_and_all_of_the_driver_and_kernel_are_held():
+    there = parse_packages("hi \tnvidia-utils-580-server\t580\nii \tmunge\t1\nrc \told\t1\n")
+    assert there.versions == {"nvidia-utils-580-server": "580", "munge": "1"}
+    kept = [
+        "libnvidia-compute-580-server",
+        "nvidia-firmware-580-server-580.105.08",
+        "linux-image-generic",
+        "linux-generic-hwe-22.04",
+    ]
+    assert all(re.match(nvidia.KEPT, name) for name in kept)
+    assert not any(re.match(nvidia.KEPT, name) for name in ("nvidia-container-toolkit", "linux-libc-dev", "linux-firmware"))
+    (hold,) = commands(plan(working(A100_SXM, 4), packages=DRIVEN, files=WRITTEN, services=RUNNING))
+    assert "apt-mark hold" in hold
+
+
+def test_a_library_newer_than_the_module_that_runs_asks_for_a_reboot_alone():
+    half = said(A100_SXM, 4, loaded=OPEN.format("580.95.05"), module="580.105.08", why=MISMATCH)
+    (reboot,) = done(half)
+    assert isinstance(reboot, Reboot)
+    assert reboot.why.endswith("(loaded 580.95.05, on disk 580.105.08, NVML none)")
+    with pytest.raises(Unanswered, match="jobs run on it; let them end: sudo scontrol update NodeName=w1 State=DRAIN"):
+        done(half, state="mix")
+
+
+def test_a_module_that_was_never_built_for_this_kernel_is_built():
+    build, *_, reboot = commands(done(said(A100_SXM, 4)))
+    assert f"dkms autoinstall -k {KERNEL}" in build
+    assert reboot == "systemctl reboot"
+
+
+def test_half_an_installation_is_finished():
+    packages = {**FRESH, "nvidia-utils-580-server": "580.105.08-0ubuntu1"}
+    assert "nvidia-headless-580-server-open" in commands(plan(said(A100_SXM, 4), packages=packages))[1]
+
+
+def test_a_driver_that_is_too_old_for_torch_is_replaced_and_held_packages_may_change():
+    packages = {**FRESH, "nvidia-headless-535-server": "535.183.01-0ubuntu1"}
+    changes = commands(plan(working(A100_SXM, 4, "535.183.01"), packages=packages))
+    assert "--allow-change-held-packages install nvidia-headless-580-server-open" in changes[1]
+    assert changes[-1] == "systemctl reboot"
+
+
+def test_a_driver_from_elsewhere_is_left_if_it_serves_and_never_mixed_with():
+    packages = {**FRESH, "cuda-drivers": "590.48"}
+    left = plan(working(A100_SXM, 4, "590.48.01"), packages=packages)
+    assert left == Nothing("driver 590.48.01 serves 4 GPUs; it came from elsewhere and is left as it is")
+    with pytest.raises(Unanswered, match="it came from cuda-drivers, which must not be mixed"):
+        plan(working(A100_SXM, 4, "570.86.15"), packages=packages)
+    with pytest.raises(Unanswered, match="NVIDIA's installer"):
+        plan(working(A100_SXM, 4, "570.86.15"))
+
+
+def test_secure_boot_is_said_plainly_before_anything_is_changed():
+    with pytest.raises(Unanswered, match="w1: Secure Boot is on: a driver built here is not loaded"):
+        plan(said(A100_SXM, 4, nouveau=True, secure_boot=1))
+    with pytest.raises(Unanswered, match="whether Secure Boot is on cannot be told"):
+        plan(said(A100_SXM, 4, secure_boot=""))
+    assert isinstance(done(working(A100_SXM, 4, secure_boot=1)), Nothing)
+
+
+def test_parted_gpus_are_refused():
+    with pytest.raises(Unanswered, match="MIG parts 4 of its GPUs"):
+        done(working(A100_SXM, 4, mig="Enabled"))
+
+
+@pytest.mark.parametrize(("device", "name"), [(V100, "Volta"), (P100, "Pascal")])
+def test_gpus_that_torch_no_longer_serves_are_named_before_anything_is_installed(device, name):
+    with pytest.raises(
+        Unanswered, match=rf"torch 2\.13\.0 for CUDA 13\.0 no longer serves {name} GPUs; give its build for CUDA 12\.6"
+    ):
+        plan(said(device, 4))
+
+
+def test_older_gpus_get_the_proprietary_driver_with_a_torch_that_serves_them():
+    wheel = wheels.torch_of("/srv/wheels").name
+    packages = commands(plan(said(V100, 4), wheelhouse="/srv/wheels", answers={wheel: "12.6"}))[1]
+    assert " nvidia-headless-580-server nvidia-utils-580-server " in packages
+    with pytest.raises(Unanswered, match="is built without CUDA"):
+        plan(said(V100, 4), wheelhouse="/srv/wheels", answers={wheel: None})
+    with pytest.raises(Unanswered, match="no longer serves Kepler GPUs; no build of it does"):
+        plan(said(K80, 2))
+    old_and_new = nvidia_fact.Nvidia(gpus=[*said(V100, 1).gpus, *said(B200, 1).gpus], secure_boot=False)
+    with pytest.raises(Unanswered, match="no longer serves Blackwell GPUs"):
+        plan(old_and_new, wheelhouse="/srv/wheels", answers={wheel: "12.6"})
+
+
+def test_builds_of_torch_by_the_names_of_their_wheels():
+    assert wheels.parse("numpy-2.4-cp311.whl\ntorch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl\n") == "13.0"
+    assert wheels.parse("torch-2.13.0+cu126-cp311.whl\ntorchvision-0.28.0+cu126-cp311.whl\n") == "12.6"
+    assert wheels.parse("torch-2.13.0+cpu-cp311.whl\n") is None
+    with pytest.raises(ValueError, match="0 builds of torch"):
+        wheels.parse("numpy-2.4-cp311.whl\n")
+
+
+def test_an_unknown_gpu_and_a_missing_one_are_refused():
+    with pytest.raises(Unanswered, match="which driver the GPU 10de:3f00 takes is not known"):
+        plan(said(0x3F00, 4))
+    with pytest.raises(Unanswered, match="asks for 4 GPUs, its PCI bus has none"):
+        plan(said(A100_SXM, 0))
+
+
+def test_debian_has_no_driver_that_is_new_enough():
+    with pytest.raises(Unanswered, match="it is installed on Ubuntu alone, and Debian has none of branch 580"):
+        plan(said(A100_SXM, 4), system=A_MACHINE)
+    assert isinstance(plan(working(A100_SXM, 4), system=A_MACHINE), Nothing)
+
+
+def test_machines_without_gpus_have_nothing_to_do():
+    container = msgspec.structs.replace(A_MACHINE, virt="systemd-nspawn")
+    assert isinstance(plan(said(A100_SXM, 0), system=container), Nothing)
+    assert plan(said(A100_SXM, 0), asked=0) == Nothing("the cluster file asks for no GPUs on it")
+    one = site(said(A100_SXM, 0))
+    assert isinstance(nvidia.plan(one, one.targets[0]), Nothing)  # the controller
+
+
+def test_switches_get_a_fabric_manager_of_the_drivers_version():
+    install = commands(plan(said(A100_SXM, 8, switches=6)))[1]
+    assert install.endswith("nvidia-fabricmanager-580'")
+    running = working(A100_SXM, 8, switches=6)
+    older = {**DRIVEN, "nvidia-fabricmanager-580": "580.95.05-1"}
+    assert "nvidia-fabricmanager-580=580.105.08-*" in commands(done(running, packages=older))[1]
+    right = {**DRIVEN, "nvidia-fabricmanager-580": "580.105.08-1"}
+    assert isinstance(done(running, packages=right), Nothing)
+
+
+class Machine:
+    """A node with a boot id: it answers a reboot as `after` says."""
+
+    name, host, port, user, python, wheelhouse = "w1", "10.0.0.1", None, None, "python", None
+
+    def __init__(self, after=("away", "away", "boot-2")):
+        self.after, self.boot, self.ran = list(after), "boot-1", []
+
+    def run(self, argv, *, timeout_s, env=None, stdin=b"", root=False, secret=False):
+        self.ran.append(" ".join(argv))
+        if argv == ["systemctl", "reboot"]:
+            self.boot = "down"
+            raise Unreachable("w1: the connection broke.")
+        if argv == ["cat", BOOT_ID]:
+            if self.boot == "down":
+                self.boot = self.after.pop(0) if len(self.after) > 1 else self.after[0]
+            now, self.boot = self.boot, "down" if self.boot == "away" else self.boot
+            if now == "away":
+                raise Unreachable("w1: cannot be reached.")
+            return Answer(0, f"{now}\n", "")
+        return Answer(0, "", "")
+
+
+def test_a_reboot_is_proven_by_another_boot():
+    machine = Machine()
+    Reboot("it is told to", pause_s=0).make(machine)
+    assert machine.ran.count(f"cat {BOOT_ID}") == 4
+    assert machine.ran[-1] == "systemctl is-system-running --wait"
+
+
+@pytest.mark.parametrize(("after", "says"), [(["boot-1"], "it still names the boot before"), (["away"], "it does not answer")])
+def test_a_reboot_that_does_not_end_says_so(after, says):
+    with pytest.raises(Unanswered, match=says):
+        Reboot("it is told to", limit_s=0.05, pause_s=0.01).make(Machine(after))
+
+
+def restarted(wanted):
+    """One operation, made by `converge`; wanted: its plan by boot."""
+    machine = Machine()
+    target = Target(machine, Facts(machine), Entry(name="w1"))
+    operation = Operation("it", lambda site, target: wanted[target.node.boot])
+    one = Site(Cluster(schema=1, name="bench", provider="ssh"), None, [target])
+    (step,) = converge(one, [operation], targets=[target], chosen={"it"}, dry=False)
+    return machine, step
+
+
+def test_after_a_reboot_what_is_left_is_planned_and_made():
+    machine, step = restarted({"boot-1": [Reboot("of it", pause_s=0)], "boot-2": [shell("go on", "true")]})
+    assert (step.state, step.changes, step.says[-1]) == ("changed", 2, "go on")
+    assert machine.ran[-1] == "sh -euc true"
+    _, step = restarted({"boot-1": [Reboot("of it", pause_s=0)], "boot-2": Nothing("done")})
+    assert (step.state, step.changes) == ("changed", 1)
+
+
+def test_no_machine_is_rebooted_twice():
+    again = [shell("never", "false"), Reboot("nouveau has its GPUs", pause_s=0)]
+    machine, step = restarted({"boot-1": [Reboot("nouveau has its GPUs", pause_s=0)], "boot-2": again})
+    assert (step.state, step.changes) == ("failed", 1)
+    assert step.says[-1] == "w1: it was rebooted once, and nouveau has its GPUs all the same; a person has to look"
+    assert machine.ran.count("systemctl reboot") == 1
+    assert "sh -euc false" not in machine.ran
+
+
+def test_the_driver_check():
+    assert driver_check.judge(working(A100_SXM, 4), 4) is None
+    fewer = driver_check.judge(working(A100_SXM, 3), 4)
+    assert fewer.says == "the cluster file asks for 4 GPUs, PCI has 3, the driver 3"
+    half = driver_check.judge(said(A100_SXM, 4, module="580.105.08", why=MISMATCH), 4)
+    assert half.says.endswith(f"NVML none); nvidia-smi: {MISMATCH}")
+    right = driver_check.judge_product(Answer(0, '{"wrong": [0, 0, 0, 0]}\n', ""), working(A100_SXM, 4))
+    assert right.passed
+    assert right.says == "driver 580.105.08 in all its parts; 4 x NVIDIA X compute exactly"
+    for answer, says in [
+        (Answer(0, '{"wrong": [0, 7, 0, 0]}\n', ""), "wrong elements in a product of matrices: GPU 1: 7"),
+        (Answer(0, '{"wrong": []}\n', ""), "torch computed on 0 of 4 GPUs"),
+        (Answer(1, "", "torch.AcceleratorError: CUDA error: no kernel image\n"), "no kernel image"),
+        (Answer(None, "", ""), "did not end within"),
+    ]:
+        outcome = driver_check.judge_product(answer, working(A100_SXM, 4))
+        assert outcome.passed is False
+        assert says in outcome.says
+
+
+def test_the_product_is_exact_in_float32(capsys):
+    rows = _matmul.torch.arange(_matmul.SIDE**2).reshape(_matmul.SIDE, -1)
+    left, right = rows % _matmul.TOP, (rows // 3) % _matmul.TOP
+    exact = left @ right
+    assert int(exact.max()) < 2**24
+    assert bool((left.float() @ right.float() == exact).all())
+    _matmul.main()
+    assert len(msgspec.json.decode(capsys.readouterr().out)["wrong"]) == _matmul.torch.cuda.device_count()
+
+
+CX6 = "mlx5_0\t1\t4: ACTIVE\tEthernet\tens5f0\tIB/RoCE v1,RoCE v2,\nmlx5_1\t1\t1: DOWN\tEthernet\tens5f1\tIB/RoCE v1,\n"
+HDR = "mlx5_0\t1\t{}\tInfiniBand\t\tIB/RoCE v1,\n"
+
+
+def test_rdma_links_are_read():
+    first, second = parse_rdma(CX6)
+    assert (first.name, first.state, first.nic, first.gids) == ("mlx5_0/1", "ACTIVE", "ens5f0", ["IB/RoCE v1", "RoCE v2"])
+    assert (second.state, parse_rdma(HDR.format("2: INIT"))[0].nic) == ("DOWN", None)
+    assert parse_rdma("") == []
+    with pytest.raises(ValueError, match="Allowed: device, port"):
+        parse_rdma("mlx5_0\n")
+
+
+def test_rdma_libraries_where_a_card_is_and_nothing_the_second_time():
+    one = site(None, links=parse_rdma(CX6))
+    assert commands(rdma.plan(one, one.targets[1]))[1].endswith("install rdma-core ibverbs-utils'")
+    one = site(None, links=parse_rdma(CX6), packages={"rdma-core": "50", "ibverbs-utils": "50"})
+    assert rdma.plan(one, one.targets[1]) == Nothing("mlx5_0/1, mlx5_1/1 can be used")
+    one = site(None)
+    assert rdma.plan(one, one.targets[1]) == Nothing("it has no RDMA card")
+
+
+def test_the_rdma_check():
+    assert rdma_check.judge(parse_rdma(CX6), "ens5f0").passed
+    down = rdma_check.judge(parse_rdma(CX6), "ens5f1")
+    assert (down.passed, "cable of ens5f1" in down.advice) == (False, True)
+    assert rdma_check.judge(parse_rdma(HDR.format("4: ACTIVE")), "eno1").passed
+    assert "subnet manager" in rdma_check.judge(parse_rdma(HDR.format("2: INIT")), "eno1").advice
+    assert rdma_check.judge(parse_rdma(HDR.format("1: DOWN")), "eno1").passed is False
+    assert "RoCE v2" in rdma_check.judge(parse_rdma(CX6.replace("RoCE v2,", "")), "ens5f0").says
+    one = site(None, answers={ADDRESSES.name: {"ens5f0": ["10.0.0.2"]}}, links=parse_rdma(CX6))
+    assert rdma_check.run(one, one.targets[1]).passed
