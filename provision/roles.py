@@ -39,8 +39,8 @@ FACTS: list[Fact[Any]] = [
 
 INSTALLATION: list[Operation] = [  # what a machine of its own needs, and this one, used as it is, does not
     INSTALL,  # first: what follows configures what it installs
-    LIBRARIES,  # of RDMA: before the driver, whose module for it is built where they are
     DRIVER,  # before anything runs that its reboot would end, and before torch, whose gigabytes an old GPU has no use for
+    LIBRARIES,  # of RDMA; nothing waits for them but ranks
     HOSTS,  # before all that meets others by name
     MUNGE_KEY,  # on the controller, before it is copied
     MUNGE,

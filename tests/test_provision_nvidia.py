@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from provision.facts.packages import parse as parse_packages
 from provision.facts.rdma import RDMA
 from provision.facts.rdma import parse as parse_rdma
 from provision.facts.services import SERVICES, Service
-from provision.facts.system import SYSTEM
+from provision.facts.system import SYSTEM, System
 from provision.operations import Nothing, Operation, Site, Target, nvidia, rdma, shell
 from provision.operations.reboot import BOOT_ID, Reboot
 from provision.plan import converge
@@ -33,10 +34,13 @@ from provision.providers.ssh import SshNode
 from shardlab.cluster import Cluster, Entry, Gpus, Slurm
 from shardlab.remote import Unreachable
 from templates import render
-from tests.test_provision_operations import A_MACHINE, commands
 
 KERNEL = "6.8.0-90-generic"
-JAMMY = msgspec.structs.replace(A_MACHINE, id="ubuntu", codename="noble", pretty="Ubuntu 24.04.3 LTS", kernel=KERNEL)
+NOBLE = System(
+    id="ubuntu", codename="noble", pretty="Ubuntu 24.04.3 LTS", kernel=KERNEL, arch="x86_64", hostname="w1", virt="none",
+    boot_id="1", cpus=96, memory_kib=512 * 2**20, free_bytes=10**12, free_inodes=10**7, cgroup="cgroup2fs", user="alice",
+)  # fmt: skip
+BOOKWORM = msgspec.structs.replace(NOBLE, id="debian", codename="bookworm", pretty="Debian GNU/Linux 12")
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (dvs-builder@U22)  Thu Dec  4 2025"
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Dec  4 20:11:31 UTC 2025"
 MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
@@ -78,7 +82,7 @@ WRITTEN = {
 RUNNING = {name: Service("active", True, 200.0) for name in ("nvidia-persistenced", "nvidia-fabricmanager")}
 
 
-def site(found, *, packages=FRESH, files=None, services=None, system=JAMMY, state="idle", wheelhouse=None, **more) -> Site:
+def site(found, *, packages=FRESH, files=None, services=None, system=NOBLE, state="idle", wheelhouse=None, **more) -> Site:
     """A controller and one worker, which has answered."""
     entries = [Entry(name="head", roles=["controller"]), Entry(name="w1")]
     gpus = Gpus(per_node=more.get("asked", 4))
@@ -95,6 +99,11 @@ def site(found, *, packages=FRESH, files=None, services=None, system=JAMMY, stat
     return Site(cluster, None, targets)
 
 
+def commands(planned) -> list[str]:
+    assert not isinstance(planned, Nothing), planned
+    return [change.command for change in planned]
+
+
 def plan(found, **more):
     one = site(found, **more)
     return nvidia.plan(one, one.targets[1])
@@ -106,6 +115,13 @@ def done(found, **more):
     held = [name for name in packages if re.match(nvidia.KEPT, name)]
     found = msgspec.structs.replace(found, held=held)
     return plan(found, packages=packages, files=WRITTEN, services=RUNNING, **more)
+
+
+@pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="needs Debian or Ubuntu")
+def test_the_list_of_what_is_held_is_of_whole_packages():
+    listed = subprocess.run(["sh", "-euc", nvidia.LIST], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "dpkg" in listed
+    assert all(re.fullmatch(r"[a-z0-9][a-z0-9.+-]+", name) for name in listed)
 
 
 def test_the_script_runs_where_nothing_of_nvidia_is():
@@ -291,13 +307,13 @@ def test_an_unknown_gpu_and_a_missing_one_are_refused():
 
 
 def test_debian_has_no_driver_that_is_new_enough():
-    with pytest.raises(Unanswered, match="it is installed on Ubuntu alone, and Debian has none of branch 580"):
-        plan(said(A100_SXM, 4), system=A_MACHINE)
-    assert isinstance(plan(working(A100_SXM, 4), system=A_MACHINE), Nothing)
+    with pytest.raises(Unanswered, match="it is installed on Ubuntu alone, and Debian GNU/Linux 12 has none of branch 580"):
+        plan(said(A100_SXM, 4), system=BOOKWORM)
+    assert isinstance(plan(working(A100_SXM, 4), system=BOOKWORM), Nothing)
 
 
 def test_machines_without_gpus_have_nothing_to_do():
-    container = msgspec.structs.replace(A_MACHINE, virt="systemd-nspawn")
+    container = msgspec.structs.replace(NOBLE, virt="systemd-nspawn")
     assert isinstance(plan(said(A100_SXM, 0), system=container), Nothing)
     assert plan(said(A100_SXM, 0), asked=0) == Nothing("the cluster file asks for no GPUs on it")
     one = site(said(A100_SXM, 0))
@@ -434,7 +450,8 @@ def test_the_rdma_check():
     down = rdma_check.judge(parse_rdma(CX6), "ens5f1")
     assert (down.passed, "cable of ens5f1" in down.advice) == (False, True)
     assert rdma_check.judge(parse_rdma(HDR.format("4: ACTIVE")), "eno1").passed
-    assert "subnet manager" in rdma_check.judge(parse_rdma(HDR.format("2: INIT")), "eno1").advice
+    for nic in ("eno1", None):
+        assert "subnet manager" in rdma_check.judge(parse_rdma(HDR.format("2: INIT")), nic).advice
     assert rdma_check.judge(parse_rdma(HDR.format("1: DOWN")), "eno1").passed is False
     assert "RoCE v2" in rdma_check.judge(parse_rdma(CX6.replace("RoCE v2,", "")), "ens5f0").says
     one = site(None, answers={ADDRESSES.name: {"ens5f0": ["10.0.0.2"]}}, links=parse_rdma(CX6))

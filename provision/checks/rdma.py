@@ -25,7 +25,7 @@ def judge(links: list[Link], nic: str | None) -> Outcome:
     """Passed where a link is up, and the one of the interface that ranks meet on is, if it is one; a spare one may be down."""
     told = ", ".join(f"{link.name} ({link.nic or link.layer}) is {link.state}" for link in links)
     up = [link for link in links if link.state == "ACTIVE"]
-    if any(link.nic == nic and link not in up for link in links):
+    if any(link.nic is not None and link.nic == nic and link not in up for link in links):
         return Outcome(False, told, f"is the cable of {nic} in, and its port of the switch up? rdma link; ip link show {nic}")
     if any(link.state in ("INIT", "ARMED") for link in links):
         return Outcome(False, told, "no subnet manager has set the link up: start opensm on one node, or in the switch")
