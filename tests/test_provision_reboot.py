@@ -1,0 +1,74 @@
+"""A reboot as data: told once, proven by another boot, what is left planned anew. A real one is in test_practice_line.py."""
+
+import pytest
+
+from provision.facts import Facts, Unanswered
+from provision.operations import Nothing, Operation, Site, Target, shell
+from provision.operations.reboot import BOOT_ID, Reboot
+from provision.plan import converge
+from provision.providers import Answer
+from shardlab.cluster import Cluster, Entry
+from shardlab.remote import Unreachable
+
+
+class Machine:
+    """A node with a boot id: it answers a reboot as `after` says."""
+
+    name, host, port, user, python, wheelhouse = "w1", "10.0.0.1", None, None, "python", None
+
+    def __init__(self, after=("away", "away", "boot-2")):
+        self.after, self.boot, self.ran = list(after), "boot-1", []
+
+    def run(self, argv, *, timeout_s, env=None, stdin=b"", root=False, secret=False):
+        self.ran.append(" ".join(argv))
+        if argv == ["systemctl", "reboot"]:
+            self.boot = "down"
+            raise Unreachable("w1: the connection broke.")
+        if argv == ["cat", BOOT_ID]:
+            if self.boot == "down":
+                self.boot = self.after.pop(0) if len(self.after) > 1 else self.after[0]
+            now, self.boot = self.boot, "down" if self.boot == "away" else self.boot
+            if now == "away":
+                raise Unreachable("w1: cannot be reached.")
+            return Answer(0, f"{now}\n", "")
+        return Answer(0, "", "")
+
+
+def test_a_reboot_is_proven_by_another_boot():
+    machine = Machine()
+    Reboot("it is told to", pause_s=0).make(machine)
+    assert machine.ran.count(f"cat {BOOT_ID}") == 4
+    assert machine.ran[-1] == "systemctl is-system-running --wait"
+
+
+@pytest.mark.parametrize(("after", "says"), [(["boot-1"], "it still names the boot before"), (["away"], "it does not answer")])
+def test_a_reboot_that_does_not_end_says_so(after, says):
+    with pytest.raises(Unanswered, match=says):
+        Reboot("it is told to", limit_s=0.05, pause_s=0.01).make(Machine(after))
+
+
+def restarted(wanted):
+    """One operation, made by `converge`; wanted: its plan by boot."""
+    machine = Machine()
+    target = Target(machine, Facts(machine), Entry(name="w1"))
+    operation = Operation("it", lambda site, target: wanted[target.node.boot])
+    one = Site(Cluster(schema=1, name="bench", provider="ssh"), None, [target])
+    (step,) = converge(one, [operation], targets=[target], chosen={"it"}, dry=False)
+    return machine, step
+
+
+def test_after_a_reboot_what_is_left_is_planned_and_made():
+    machine, step = restarted({"boot-1": [Reboot("of it", pause_s=0)], "boot-2": [shell("go on", "true")]})
+    assert (step.state, step.changes, step.says[-1]) == ("changed", 2, "go on")
+    assert machine.ran[-1] == "sh -euc true"
+    _, step = restarted({"boot-1": [Reboot("of it", pause_s=0)], "boot-2": Nothing("done")})
+    assert (step.state, step.changes) == ("changed", 1)
+
+
+def test_no_machine_is_rebooted_twice():
+    again = [shell("never", "false"), Reboot("nouveau has its GPUs", pause_s=0)]
+    machine, step = restarted({"boot-1": [Reboot("nouveau has its GPUs", pause_s=0)], "boot-2": again})
+    assert (step.state, step.changes) == ("failed", 1)
+    assert step.says[-1] == "w1: it was rebooted once, and nouveau has its GPUs all the same; a person has to look"
+    assert machine.ran.count("systemctl reboot") == 1
+    assert "sh -euc false" not in machine.ran
