@@ -62,12 +62,9 @@ def of(device: int) -> Generation | None:
     return next((one for one in GENERATIONS if any(first <= device <= last for first, last in one.ids)), None)
 
 
-def flavour(found: Sequence[Generation]) -> Literal["open", "proprietary"] | None:
-    """The kernel modules that drive all of them; None where no flavour does."""
-    wishes = {one.open_modules for one in found}
-    if {"never", "must"} <= wishes:
-        return None
-    return "proprietary" if "never" in wishes else "open"
+def flavour(found: Sequence[Generation]) -> Literal["open", "proprietary"]:
+    """The kernel modules that drive all of them; no build of torch serves both such that may not and such that must be open."""
+    return "proprietary" if any(one.open_modules == "never" for one in found) else "open"
 
 
 def oldest_driver(cuda: str) -> int:

@@ -117,12 +117,9 @@ def _driver(target: Target, found: Nvidia, known: list[Generation], cuda: str) -
         on = "Secure Boot is on" if found.secure_boot else "whether Secure Boot is on cannot be told"
         why = "a driver built here is not loaded until its key was enrolled at the console"
         raise Unanswered(f"{name}: {on}: {why}. Switch it off in the firmware, or install Ubuntu's signed modules by hand")
-    flavour = generations.flavour(known)
-    if flavour is None:
-        kinds = " and ".join(sorted({one.name for one in known}))
-        raise Unanswered(f"{name}: no one driver drives {kinds} GPUs together; take some of them out")
+    suffix = "-open" if generations.flavour(known) == "open" else ""
     branch = generations.branch(known, cuda, int(_OWN.sub(r"\1", own)) if own else None)
-    wanted = [f"nvidia-headless-{branch}-server{'-open' if flavour == 'open' else ''}", f"nvidia-utils-{branch}-server"]
+    wanted = [f"nvidia-headless-{branch}-server{suffix}", f"nvidia-utils-{branch}-server"]
     wanted += [f"nvidia-compute-utils-{branch}-server", f"linux-headers-{system.kernel}"]
     wanted += [f"nvidia-fabricmanager-{branch}"] if found.switches else []
     if not all(one in versions for one in wanted):
