@@ -16,6 +16,7 @@ MANAGED = (
     "/etc/slurm/slurmdbd.conf",
     "/etc/default/slurmd",
     "/etc/systemd/system/slurmd.service.d/configless.conf",
+    "/etc/exports.d/shardlab.exports",
 )
 
 PROGRAM = """\

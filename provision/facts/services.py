@@ -8,7 +8,8 @@ import msgspec
 
 from provision.facts import Fact
 
-UNITS = ("chrony", "munge", "mariadb", "slurmdbd", "slurmctld", "slurmd")
+TIME = ("systemd-timesyncd", "ntp", "ntpsec", "openntpd")  # what sets a clock besides chrony
+UNITS = ("chrony", *TIME, "munge", "mariadb", "slurmdbd", "slurmctld", "slurmd", "nfs-server")
 _MOMENT = "%a %Y-%m-%d %H:%M:%S.%f UTC"
 
 

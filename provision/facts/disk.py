@@ -1,0 +1,66 @@
+"""What is on a disk: partitions, signatures, mounts, and whether its beginning is blank. It is read, never written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from provision.facts import Fact, decode
+
+# libblkid knows the signatures of file systems, RAID, LVM and encryption, and wipefs lists all that it finds.
+PROGRAM = """\
+disk=$1
+if ! test -b "$disk"; then printf '{"there": false}\\n'; exit 0; fi
+tree=$(lsblk --json --output PATH,TYPE,FSTYPE,LABEL,MOUNTPOINTS -- "$disk" | tr -d '\\n')
+signs=$(wipefs --no-act --noheadings --output TYPE -- "$disk" | tr -s ' \\n' ' ')
+first=$(head -c 1048576 -- "$disk" | tr -d '\\000' | wc -c)
+held=$(ls "/sys/class/block/$(basename "$(readlink -f -- "$disk")")/holders" | tr -s ' \\n' ' ')
+printf '{"there": true, "tree": %s, "signs": "%s", "first": %s, "held": "%s"}\\n' "$tree" "$signs" "$first" "$held"
+"""
+LABEL = "shardlab"  # of the file systems that provisioning makes: one that was made and not yet mounted is known by it
+
+
+class _Found(msgspec.Struct):
+    there: bool
+    tree: dict[str, Any] = {}
+    signs: str = ""
+    first: int = 0
+    held: str = ""
+
+
+class Disk(msgspec.Struct, frozen=True):
+    """path: as the kernel names it now, None where no such disk is there. holds: what is on it, in words; empty: nothing is.
+
+    ours: it holds a file system that provisioning made, and nothing uses it.
+    """
+
+    path: str | None = None
+    holds: tuple[str, ...] = ()
+    ours: bool = False
+
+
+def disk(path: str) -> Fact[Disk]:
+    """The question for one disk, as others are none of our business (and may sleep)."""
+    return Fact(f"disk {path}", lambda python: ["sh", "-euc", PROGRAM, "disk", path], parse, timeout_s=60, root=True)
+
+
+def parse(stdout: str) -> Disk:
+    """Raises ValueError."""
+    found = decode(stdout, _Found)
+    if not found.there:
+        return Disk()
+    try:
+        (top,) = found.tree["blockdevices"]
+        holds = [] if top["type"] == "disk" else [f"it is no whole disk but a {top['type']}"]
+        holds += [f"the {child['type']} {child['path']}" for child in top.get("children", ())]
+        mounted = [place for place in top["mountpoints"] if place]
+        holds += [f"it is in use at {place}" for place in mounted]
+        holds += [f"a signature of {sign}" for sign in found.signs.split()]
+        holds += [f"it is held by {holder}" for holder in found.held.split()]
+        if found.first and not holds:
+            holds.append("data of no known kind in its first MiB")
+        made = (top["fstype"], top["label"]) == ("ext4", LABEL) and holds == ["a signature of ext4"]
+        return Disk(str(top["path"]), tuple(holds), made)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"lsblk does not say {error}.") from None
