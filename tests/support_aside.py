@@ -1,4 +1,4 @@
-"""A node whose /etc, /root and mounts are its own and whose tools are this machine's: changes are made for real, and to nothing else."""
+"""A node whose /etc, /root and mounts are its own, and whose tools are this machine's: changes are real, and stay in it."""
 
 import os
 import shutil

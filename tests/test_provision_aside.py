@@ -1,6 +1,7 @@
 """Disks, users and keys made for real by this machine's own tools, in namespaces that leave it as it is."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 from support_aside import Aside, settle, why_not
@@ -14,6 +15,11 @@ from provision.operations.keys import SSH_KEYS, SSH_TRUST
 from provision.operations.users import MUNGE_USER, USERS_AGREE
 from shardlab.cluster import Cluster, Entry, Slurm, Ssh, Storage
 
+# A table of partitions as DOS wrote it: one of Linux from the second sector on.
+PARTITIONS = (
+    r"printf '\000\000\000\000\203\000\000\000\001\000\000\000\000\020\000\000' | dd of={0} bs=1 seek=446 conv=notrunc; "
+    r"printf '\125\252' | dd of={0} bs=1 seek=510 conv=notrunc"
+)
 WHY = why_not()
 pytestmark = pytest.mark.skipif(WHY is not None, reason=WHY or "")
 
@@ -48,6 +54,11 @@ def loop(tmp_path):
 
 
 @pytest.fixture
+def mydata(tmp_path):
+    return str(tmp_path / "mydata")
+
+
+@pytest.fixture
 def as_a_disk(monkeypatch):
     """A loop device counts for a disk here."""
     program = disk_fact.PROGRAM.replace("tr -d '\\n')", 'tr -d \'\\n\' | sed \'s/"type": *"loop"/"type":"disk"/\')')
@@ -55,28 +66,28 @@ def as_a_disk(monkeypatch):
     monkeypatch.setattr(disk_fact, "PROGRAM", program)
 
 
-def test_a_loop_device_is_no_whole_disk(nodes, loop):
-    one = site(nodes, storage=Storage(disk=loop, mount="/mnt"))
+def test_a_loop_device_is_no_whole_disk(nodes, loop, mydata):
+    one = site(nodes, storage=Storage(disk=loop, mount=mydata))
     with pytest.raises(Unanswered, match="it is no whole disk but a loop"):
         disks.plan(one, one.targets[0])
 
 
-def test_an_empty_disk_is_made_and_mounted_and_fstab_keeps_what_it_had(nodes, loop, as_a_disk):
-    one = site(nodes, storage=Storage(disk=loop, mount="/mnt"))
+def test_an_empty_disk_is_made_and_mounted_and_fstab_keeps_what_it_had(nodes, loop, as_a_disk, mydata):
+    one = site(nodes, storage=Storage(disk=loop, mount=mydata))
     target = one.targets[0]
     assert settle(disks.DISKS, one, target)[0] == f"make an ext4 file system on {loop}, which is empty"
     *theirs, ours = target.node.run(["cat", "/etc/fstab"], timeout_s=10).stdout.splitlines()
     assert theirs == ["# theirs", "proc /proc proc defaults 0 0"]
     assert ours.startswith("UUID=")
-    assert ours.endswith(" /mnt ext4 defaults,nofail 0 2")
-    assert target.node.run(["findmnt", "-no", "SOURCE", "/mnt"], timeout_s=10).stdout == f"{loop}\n"
+    assert ours.endswith(f" {mydata} ext4 defaults,nofail 0 2")
+    assert target.node.run(["findmnt", "-no", "SOURCE", mydata], timeout_s=10).stdout == f"{loop}\n"
     # killed before the mount, and before the line of fstab: it goes on from there, and formats nothing again
-    target.node.run(["umount", "/mnt"], timeout_s=10)
+    target.node.run(["umount", mydata], timeout_s=10)
     target.facts.forget()
-    assert settle(disks.DISKS, one, target) == ["make the folder /mnt", "mount /mnt"]
-    target.node.run(["sh", "-c", "umount /mnt; sed -i /mnt/d /etc/fstab"], timeout_s=10)
+    assert settle(disks.DISKS, one, target) == [f"make the folder {mydata}", f"mount {mydata}"]
+    target.node.run(["sh", "-c", f"umount {mydata}; sed -i /mydata/d /etc/fstab"], timeout_s=10)
     target.facts.forget()
-    assert settle(disks.DISKS, one, target)[0] == f"have {loop} mounted at /mnt at every boot"
+    assert settle(disks.DISKS, one, target)[0] == f"have {loop} mounted at {mydata} at every boot"
 
 
 @pytest.mark.parametrize(
@@ -84,23 +95,21 @@ def test_an_empty_disk_is_made_and_mounted_and_fstab_keeps_what_it_had(nodes, lo
     [
         ("mkfs.ext4 -q {}", "a signature of ext4"),
         ("mkswap {}", "a signature of swap"),
-        ("echo 'label: gpt' | sfdisk -q {}", "a signature of gpt"),
+        (PARTITIONS, "a signature of dos"),
         ("echo data | dd of={} bs=1 seek=70000 conv=notrunc", "data of no known kind in its first MiB"),
     ],
 )
-def test_a_disk_that_holds_anything_is_never_touched(nodes, loop, as_a_disk, fill, what):
-    one = site(nodes, storage=Storage(disk=loop, mount="/mnt"))
+def test_a_disk_that_holds_anything_is_never_touched(nodes, loop, as_a_disk, mydata, fill, what):
+    one = site(nodes, storage=Storage(disk=loop, mount=mydata))
     planned_before = disks.plan(one, one.targets[0])
     subprocess.run(["sh", "-euc", fill.format(loop)], check=True, capture_output=True)
-    with open(loop, "rb") as handle:
-        before = handle.read()
+    before = Path(loop).read_bytes()
     with pytest.raises(Unanswered):  # a plan that was made before it was filled
         planned_before[0].make(one.targets[0].node)
     one.targets[0].facts.forget()
     with pytest.raises(Unanswered, match=what):
         disks.plan(one, one.targets[0])
-    with open(loop, "rb") as handle:
-        assert handle.read() == before
+    assert Path(loop).read_bytes() == before
 
 
 def test_files_that_a_mount_would_hide_stop_it(nodes, loop, as_a_disk, tmp_path):
@@ -131,7 +140,7 @@ def test_nodes_know_one_anothers_keys_and_other_lines_stay(nodes):
     one = site(nodes, ssh=Ssh(between_nodes=True))
     for target in one.targets:
         target.node.run(["sh", "-c", "mkdir -p /root/.ssh /etc/ssh; printf theirs > /root/.ssh/authorized_keys"], timeout_s=10)
-        make = "rm -f /etc/ssh/ssh_host_* /etc/ssh/ssh_known_hosts; ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key"
+        make = "cd /etc/ssh; rm -f ssh_host_* ssh_known_hosts; ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key"
         assert target.node.run(["sh", "-c", make], timeout_s=10).code == 0
         settle(SSH_KEYS, one, target)
     for target in one.targets:
@@ -162,7 +171,7 @@ def test_a_key_with_a_passphrase_is_left_alone_and_said(nodes):
     one = site(nodes, ssh=Ssh(between_nodes=True))
     make = "mkdir -p /root/.ssh; ssh-keygen -q -t ed25519 -N secret -f /root/.ssh/id_ed25519"
     assert one.targets[0].node.run(["sh", "-c", make], timeout_s=10).code == 0
-    with pytest.raises(Unanswered, match="w1: /root/.ssh/id_ed25519 cannot be read without a passphrase"):
+    with pytest.raises(Unanswered, match=r"w1: /root/\.ssh/id_ed25519 cannot be read without a passphrase"):
         SSH_KEYS.plan(one, one.targets[0])
 
 

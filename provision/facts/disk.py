@@ -8,25 +8,31 @@ import msgspec
 
 from provision.facts import Fact, decode
 
-# libblkid knows the signatures of file systems, RAID, LVM and encryption, and wipefs lists all that it finds.
+LABEL = "shardlab"  # of the file systems that provisioning makes: one that was made and not yet mounted is known by it
+# libblkid knows the signatures of file systems, RAID, LVM and encryption, and wipefs lists all that it finds. What lsblk says
+# of file systems is udev's, which may be behind.
 PROGRAM = """\
 disk=$1
-if ! test -b "$disk"; then printf '{"there": false}\\n'; exit 0; fi
-tree=$(lsblk --json --output PATH,TYPE,FSTYPE,LABEL,MOUNTPOINTS -- "$disk" | tr -d '\\n')
-signs=$(wipefs --no-act --noheadings --output TYPE -- "$disk" | tr -s ' \\n' ' ')
-first=$(head -c 1048576 -- "$disk" | tr -d '\\000' | wc -c)
-held=$(ls "/sys/class/block/$(basename "$(readlink -f -- "$disk")")/holders" | tr -s ' \\n' ' ')
-printf '{"there": true, "tree": %s, "signs": "%s", "first": %s, "held": "%s"}\\n' "$tree" "$signs" "$first" "$held"
+if ! test -b "$disk"; then echo '{"there": false}'; exit 0; fi
+tree=$(lsblk --json --output PATH,TYPE,MOUNTPOINTS -- "$disk" | tr -d '\\n')
+signs=$(wipefs --no-act --noheadings --output TYPE -- "$disk")  # in no pipe, which would hide that it failed
+held=$(ls "/sys/class/block/$(basename "$(readlink -f -- "$disk")")/holders")
+blank=false
+if cmp -s -n 1048576 -- "$disk" /dev/zero; then blank=true; fi
+made=false
+test "$(blkid --probe --match-tag LABEL --output value -- "$disk" || true)" != "$2" || made=true
+printf '{"there": true, "tree": %s, "signs": "%s", "held": "%s", "blank": %s, "made": %s}\\n' \\
+    "$tree" "$(echo $signs)" "$(echo $held)" "$blank" "$made"
 """
-LABEL = "shardlab"  # of the file systems that provisioning makes: one that was made and not yet mounted is known by it
 
 
 class _Found(msgspec.Struct):
     there: bool
     tree: dict[str, Any] = {}
     signs: str = ""
-    first: int = 0
     held: str = ""
+    blank: bool = False
+    made: bool = False
 
 
 class Disk(msgspec.Struct, frozen=True):
@@ -42,7 +48,7 @@ class Disk(msgspec.Struct, frozen=True):
 
 def disk(path: str) -> Fact[Disk]:
     """The question for one disk, as others are none of our business (and may sleep)."""
-    return Fact(f"disk {path}", lambda python: ["sh", "-euc", PROGRAM, "disk", path], parse, timeout_s=60, root=True)
+    return Fact(f"disk {path}", lambda python: ["sh", "-euc", PROGRAM, "disk", path, LABEL], parse, timeout_s=60, root=True)
 
 
 def parse(stdout: str) -> Disk:
@@ -58,9 +64,8 @@ def parse(stdout: str) -> Disk:
         holds += [f"it is in use at {place}" for place in mounted]
         holds += [f"a signature of {sign}" for sign in found.signs.split()]
         holds += [f"it is held by {holder}" for holder in found.held.split()]
-        if found.first and not holds:
+        if not found.blank and not holds:
             holds.append("data of no known kind in its first MiB")
-        made = (top["fstype"], top["label"]) == ("ext4", LABEL) and holds == ["a signature of ext4"]
-        return Disk(str(top["path"]), tuple(holds), made)
+        return Disk(str(top["path"]), tuple(holds), found.made and holds == ["a signature of ext4"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"lsblk does not say {error}.") from None

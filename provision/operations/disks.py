@@ -10,8 +10,9 @@ MAKE_S = 900.0  # terabytes of spinning disk
 # Looked at once more in the very command that writes: a disk may have been put to use since the plan was made.
 EMPTY = """\
 test "$(lsblk --noheadings --list --output PATH,MOUNTPOINTS -- {disk} | wc -w)" = 1
-test -z "$(wipefs --no-act --noheadings -- {disk})"
-test "$(head -c 1048576 -- {disk} | tr -d '\\000' | wc -c)" = 0"""
+signs=$(wipefs --no-act --noheadings -- {disk})
+test -z "$signs"
+cmp -s -n 1048576 -- {disk} /dev/zero"""
 FORMAT = "mkfs.ext4 -q -L {label} -- {disk}"
 
 

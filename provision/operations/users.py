@@ -38,9 +38,10 @@ def plan_agree(site: Site, target: Target) -> list[Change] | Nothing:
             here, there = found.known.get(name), wanted.known.get(name)
             if here is not None and there is not None and here != there:
                 raise Unanswered(
-                    f"{where}: the user {name} is {here.uid}:{here.gid} there and {there.uid}:{there.gid} on {first.node.name}; "
-                    f"users that exist are left as they are. Give it the same numbers: systemctl stop {name}*; groupmod -g "
-                    f"{there.gid} {name}; usermod -u {there.uid} -g {there.gid} {name}; chown what was its own"
+                    f"{where}: the user {name} is {here.uid}:{here.gid} there and {there.uid}:{there.gid} on "
+                    f"{first.node.name}; users that exist are left as they are. Give it the same numbers: systemctl stop "
+                    f"{name}*; groupmod -g {there.gid} {name}; usermod -u {there.uid} -g {there.gid} {name}; "
+                    "chown what was its own"
                 )
     said = _login(wanted.login, wanted.known.get(wanted.login), found.known.get(wanted.login), first.node.name)
     if said is None:
