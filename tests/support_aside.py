@@ -1,7 +1,6 @@
 """A node whose /etc, /root and mounts are its own, and whose tools are this machine's: changes are real, and stay in it."""
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,10 +10,14 @@ from provision.providers import Answer
 from shardlab.cluster import Entry
 from shardlab.remote import putting
 
-SETTLE = """\
+SETTLE = r"""\
 mount --make-rprivate /
-mount --bind "$1/etc" /etc
+mount -t tmpfs tmpfs "$1"
+mkdir -m 700 "$1/upper" "$1/work" "$1/root"
+mount -t overlay overlay -o "lowerdir=/etc,upperdir=$1/upper,workdir=$1/work" /etc
+chmod 755 /etc
 mount --bind "$1/root" /root
+printf '# theirs\nproc /proc proc defaults 0 0' > /etc/fstab  # no end of line, as people leave it
 echo ready
 exec sleep 600
 """
@@ -35,9 +38,6 @@ class Aside:
 
     def __init__(self, name: str, host: str, folder: Path) -> None:
         self.name, self.host = name, host
-        shutil.copytree("/etc", folder / "etc", symlinks=True)
-        (folder / "etc/fstab").write_text("# theirs\nproc /proc proc defaults 0 0")  # no end of line, as people leave it
-        (folder / "root").mkdir(mode=0o700)
         self.process = subprocess.Popen(
             ["unshare", "--mount", "sh", "-euc", SETTLE, "settle", folder], stdout=subprocess.PIPE, text=True
         )

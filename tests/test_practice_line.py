@@ -43,6 +43,7 @@ lan: {{subnet: 10.89.77.0/24, mbps: 1000}}
 gpus: {{type: practice, per_node: 2}}
 storage: {{shared: SHARED}}
 slurm: {{}}
+ssh: {{between_nodes: true}}
 """
 
 
@@ -266,6 +267,26 @@ def test_a_service_that_is_off_is_started(practice):
     assert states(said)["work1", "slurm-workers"]["says"] == ["have slurmd start at every boot", "start slurmd"]
     assert said["verified"] is True
     assert Facts(practice.nodes["work1"])[SERVICES]["slurmd"].state == "active"
+
+
+def test_the_user_goes_from_node_to_node_without_a_question_and_knows_whom_it_meets(practice):
+    strict = "ssh -o BatchMode=yes -o StrictHostKeyChecking=yes -o UserKnownHostsFile=/dev/null"
+    for name in ("work2", "10.89.77.3", "head"):  # by name and by address
+        said = practice.run("work1", f"{strict} {name} 'id -un; hostname'", root=False)
+        assert said.split() == [base.USER, "work2" if name == "10.89.77.3" else name]
+    practice.run("work1", "sed -i '/^work2,/d' /etc/ssh/ssh_known_hosts")
+    try:
+        node = practice.nodes["work1"]
+        answer = node.run(["sh", "-c", f"{strict} work2 true"], timeout_s=30)
+        assert answer.code != 0
+        assert "Host key verification failed" in answer.stderr
+    finally:
+        said = practice.provision()
+    assert states(said)["work1", "trust"]["says"] == ["write the keys of 3 nodes into /etc/ssh/ssh_known_hosts"]
+    assert (said["changes"], said["verified"]) == (1, True)
+    private = practice.run("work1", f"sed -n 2p /home/{base.USER}/.ssh/id_ed25519").strip()
+    logs = "".join(path.read_text() for path in (practice.folder / ".shardlab" / "log").iterdir())
+    assert private[20:] not in logs.replace(f"sed -n 2p /home/{base.USER}", "").replace(f"{private}\n  -> 0", "")
 
 
 def test_a_change_that_fails_says_why(practice):

@@ -214,9 +214,10 @@ def test_workers_ask_the_controller_for_their_configuration():
     changes = slurm.plan_worker(one, w1)
     options = next(change for change in changes if getattr(change, "path", "") == slurm.WORKER_OPTIONS)
     assert options.content == b'SLURMD_OPTIONS="--conf-server 10.0.0.1:6817 -N w1"\n'
+    unit = next(change for change in changes if getattr(change, "path", "") == slurm.WORKER_UNIT)
     with_files(w2, {
         slurm.WORKER_OPTIONS: (b'SLURMD_OPTIONS="--conf-server 10.0.0.1:6817 -N w2"\n', 0o644, "root:root"),
-        slurm.WORKER_UNIT: (next(c.content for c in changes if getattr(c, "path", "") == slurm.WORKER_UNIT), 0o644, "root:root"),
+        slurm.WORKER_UNIT: (unit.content, 0o644, "root:root"),
     })  # fmt: skip
     assert isinstance(slurm.plan_worker(one, w2), Nothing)
     with_files(head, {slurm.CONF: (b"", 0o644, "root:root")}, at=300.0)
