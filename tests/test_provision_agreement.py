@@ -245,3 +245,16 @@ def test_the_keys_of_a_machine_are_read():
     for bad in ("", "login alice\nhome \n", "Welcome!\n"):
         with pytest.raises(ValueError, match=r".+"):
             keys.parse(bad)
+
+
+def test_a_node_that_vanishes_stops_itself_alone():
+    one = with_keys_between()
+    with_keys(one)
+    with_users(one)
+    for fact in (USERS, KEYS):
+        one.targets[0].facts.answers[fact.name] = Unanswered("head: it is gone")
+    w1 = one.targets[1]
+    assert users_operation.plan_agree(one, w1) == Nothing("the others are compared with it")
+    assert "10.0.0.1" not in keys_operation.plan_trust(one, w1)[1].stdin.decode()
+    with pytest.raises(Unanswered, match="head: it is gone"):
+        users_operation.plan_agree(one, one.targets[0])

@@ -59,10 +59,10 @@ def plan_trust(site: Site, target: Target) -> list[Change] | Nothing:
         return Nothing(OFF)
     own = target.facts[KEYS]
     begin, end = (f"# {word} shardlab {site.cluster.name}" for word in ("begin", "end"))
-    absent = site.absent()
+    told = site.told(KEYS)
+    absent = [one.node.name for one in site.targets if one not in [each for each, _ in told]]
     if absent and begin in own.authorized:  # what they had is not forgotten because they are away
         return Nothing(f"left as it is, without {', '.join(absent)}")
-    told = [(one, one.facts[KEYS]) for one in site.targets if one.node.name not in site.left]
     if lacking := [one.node.name for one, keys in told if not keys.key]:
         return [Here("let all nodes in, once all have a key", functools.partial(_lack, lacking))]
     wanted = {

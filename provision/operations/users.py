@@ -16,8 +16,8 @@ def plan_made(site: Site, target: Target) -> list[Change] | Nothing:
         return Nothing("there is no Slurm")
     if "munge" in target.facts[USERS].known:
         return Nothing("munge has its user")
-    standing = [one.facts[USERS].known for one in site.targets if one.node.name not in site.left]
-    there = next((known["munge"] for known in standing if "munge" in known), User(MUNGE_ID, MUNGE_ID))
+    others = [users.known["munge"] for _, users in site.told(USERS) if "munge" in users.known]
+    there = others[0] if others else User(MUNGE_ID, MUNGE_ID)
     make = (
         f"getent group munge >/dev/null || groupadd --system --gid {there.gid} munge\n"
         f"useradd --system --uid {there.uid} --gid munge --no-create-home --home-dir /nonexistent "
@@ -28,10 +28,10 @@ def plan_made(site: Site, target: Target) -> list[Change] | Nothing:
 
 def plan_agree(site: Site, target: Target) -> list[Change] | Nothing:
     """Never a change of a user that exists. Raises Unanswered where a number differs from the first node's."""
-    first = next(one for one in site.targets if one.node.name not in site.left)
+    found = target.facts[USERS]
+    first, wanted = site.told(USERS)[0]
     if first is target:
         return Nothing("the others are compared with it")
-    wanted, found = first.facts[USERS], target.facts[USERS]
     where = target.node.name
     if site.cluster.slurm is not None:
         for name in SYSTEM_USERS:
