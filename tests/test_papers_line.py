@@ -11,7 +11,10 @@ CELLS = {"paper5": 10, "paper2": 24, "paper3": 45, "paper4": 37, "paper1": 59}
 ARRIVAL = "each worker's gradient is an update by itself, in the order of arrival: no two runs do the same work"
 OVERFLOWS = "one process has gradients that are not finite in its first 3 steps"
 # Each needs a figure that only a GPU gives.
-NOT_MEASURED = {"paper3": {"p3-gpu-use-comparable", "p3-sync-uses-gpu-more", "p3-memory-below-half"}}
+NOT_MEASURED = {
+    "paper2": {"p2-check-memory"},
+    "paper3": {"p3-gpu-use-comparable", "p3-sync-uses-gpu-more", "p3-memory-below-half"},
+}
 WORDS = {"reproduced", "contradicted", "undecided", "not run"}
 
 

@@ -60,7 +60,7 @@ class Recorded:
         self.answers = answers
         self.asked = []
 
-    def run(self, argv, *, timeout_s, env=None):
+    def run(self, argv, *, timeout_s, env=None, root=False):
         self.asked.append(argv)
         return next(answer for part, answer in self.answers.items() if part in " ".join(argv))
 
@@ -197,5 +197,5 @@ def test_nccl_where_there_are_two_gpus(torch, backend):
     asked = target(
         {"shardlab.host": Answer(0, A100S, ""), "_all_reduce_ranks": Answer(0, REPORT % 0, ""), "-c": Answer(0, torch, "")}
     )
-    assert all_reduce.run(asked).passed
+    assert all_reduce.run(None, asked).passed
     assert asked.node.asked[-1][-2:] == [backend, "2"]

@@ -215,10 +215,8 @@ def test_workers_ask_the_controller_for_their_configuration():
     options = next(change for change in changes if getattr(change, "path", "") == slurm.WORKER_OPTIONS)
     assert options.content == b'SLURMD_OPTIONS="--conf-server 10.0.0.1:6817 -N w1"\n'
     unit = next(change for change in changes if getattr(change, "path", "") == slurm.WORKER_UNIT)
-    with_files(w2, {
-        slurm.WORKER_OPTIONS: (b'SLURMD_OPTIONS="--conf-server 10.0.0.1:6817 -N w2"\n', 0o644, "root:root"),
-        slurm.WORKER_UNIT: (unit.content, 0o644, "root:root"),
-    })  # fmt: skip
+    with_files(w2, {slurm.WORKER_OPTIONS: (options.content.replace(b"w1", b"w2"), 0o644, "root:root")})
+    with_files(w2, {slurm.WORKER_UNIT: (unit.content, 0o644, "root:root")})
     assert isinstance(slurm.plan_worker(one, w2), Nothing)
     with_files(head, {slurm.CONF: (b"", 0o644, "root:root")}, at=300.0)
     assert commands(slurm.plan_worker(one, w2)) == ["systemctl restart slurmd"]
