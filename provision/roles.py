@@ -21,14 +21,20 @@ from provision.facts.host import HOST
 from provision.facts.torch import TORCH
 from provision.operations import Operation
 from provision.operations.datasets import DATASETS
+from provision.operations.disks import DISKS
 from provision.operations.environment import SOFTWARE
 from provision.operations.hosts import HOSTS
 from provision.operations.inventory import INVENTORY
+from provision.operations.keys import SSH_KEYS, SSH_TRUST
 from provision.operations.munge import MUNGE, MUNGE_KEY
+from provision.operations.nfs import NFS, NFS_SERVER
 from provision.operations.nvidia import DRIVER
 from provision.operations.packages import INSTALL
 from provision.operations.rdma import LIBRARIES
 from provision.operations.slurm import ACCOUNTS, CONTROLLER, REGISTERED, WORKERS
+from provision.operations.space import SPACE
+from provision.operations.time import CLOCK_OFFSET, TIME_SYNC
+from provision.operations.users import MUNGE_USER, USERS_AGREE
 from shardlab.cluster import Cluster
 
 FACTS: list[Fact[Any]] = [
@@ -38,10 +44,20 @@ FACTS: list[Fact[Any]] = [
 ]
 
 INSTALLATION: list[Operation] = [  # what a machine of its own needs, and this one, used as it is, does not
-    INSTALL,  # first: what follows configures what it installs
+    SPACE,  # first: it refuses before anything is changed
+    MUNGE_USER,  # before the package that would make it with a number of its own
+    INSTALL,  # before all that configures what it installs
+    USERS_AGREE,  # once all users are there, before anything is owned by them
     DRIVER,  # before anything runs that its reboot would end, and before torch, whose gigabytes an old GPU has no use for
     LIBRARIES,  # of RDMA; nothing waits for them but ranks
     HOSTS,  # before all that meets others by name
+    TIME_SYNC,
+    CLOCK_OFFSET,  # before munge, whose messages expire
+    DISKS,  # before what is shared, which may lie on one
+    NFS_SERVER,
+    NFS,  # after the server, whose folder they mount; before the environment, which may lie there
+    SSH_KEYS,  # all nodes', before any is told of the others'
+    SSH_TRUST,
     MUNGE_KEY,  # on the controller, before it is copied
     MUNGE,
     ACCOUNTS,  # before the controller, which does not start without the accounts that it was told of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import posixpath
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,6 +26,25 @@ REMOTE = (
     "environment",
     "slurm",
 )  # what a cluster of this machine alone has no use for
+
+# Never mounted over, nor exported.
+SYSTEM_FOLDERS = {
+    "bin",
+    "boot",
+    "dev",
+    "etc",
+    "lib",
+    "lib32",
+    "lib64",
+    "proc",
+    "root",
+    "run",
+    "sbin",
+    "sys",
+    "tmp",
+    "usr",
+    "var",
+}
 
 SetName = Literal["cifar10", "mnist", "imagenet"]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
@@ -73,6 +93,7 @@ class Ssh(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user: str | None = None
     identity: str | None = None  # a path; relative to the workspace unless absolute or with ~
     host_keys: Literal["strict", "accept-new"] = "strict"
+    between_nodes: bool = False  # whether the user may go from node to node, for launchers that start ranks by ssh
 
 
 class Lan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,9 +111,16 @@ class Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """shared: a folder that all nodes have under this absolute path; on practice nodes it is this machine's own."""
+    """shared: a folder that all nodes have under this absolute path; on practice nodes it is this machine's own.
+
+    server: the node that exports it to the others by NFS; null: it is there already. disk: an empty whole disk of every
+    node, which gets a file system that is mounted at `mount`; one that holds anything is never touched.
+    """
 
     shared: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
+    server: Name | None = None
+    disk: Annotated[str, msgspec.Meta(pattern=r"^/dev/[A-Za-z0-9][A-Za-z0-9._:+/-]*$")] | None = None
+    mount: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -169,10 +197,31 @@ def _check_nodes(text: document.Document, cluster: Cluster) -> None:
         if cluster.provider == "virtual" and (entry.host, entry.port, entry.user) != (None, None, None):
             raise text.error(("nodes", place), "practice nodes get their addresses. Allowed: name and roles.")
     _check_lan(text, cluster)
+    _check_storage(text, cluster)
     if cluster.slurm is not None and len(cluster.with_role("controller")) != 1:
         raise text.error(("slurm",), f"{len(cluster.with_role('controller'))} nodes have the role controller. Allowed: one.")
     if cluster.slurm is not None and not cluster.with_role("worker"):
         raise text.error(("slurm",), "no node has the role worker. Allowed: one or more.")
+
+
+def _check_storage(text: document.Document, cluster: Cluster) -> None:
+    storage = cluster.storage
+    if (storage.disk is None) != (storage.mount is None):
+        raise text.error(("storage",), "disk and mount belong together. Allowed: both, or neither.")
+    if storage.disk is not None and cluster.provider != "ssh":
+        raise text.error(("storage", "disk"), f"provider {cluster.provider} has no disks to give. Allowed: with provider ssh.")
+    if storage.server is not None and storage.shared is None:
+        raise text.error(("storage", "server"), "a server without a folder. Allowed: with storage.shared.")
+    if storage.server is not None and storage.server not in [entry.name for entry in cluster.nodes]:
+        raise text.error(("storage", "server"), f"no node is called {storage.server}. Allowed: a name under nodes.")
+    made = {"mount": storage.mount, "shared": storage.shared if storage.server else None}
+    for key, path in made.items():
+        if path is not None and (
+            posixpath.normpath(path) != path or path.startswith("//") or path.split("/")[1] in SYSTEM_FOLDERS
+        ):
+            raise text.error(
+                ("storage", key), f"found {path}. Allowed: a plain path outside the system's own folders, such as /mydata."
+            )
 
 
 def _check_lan(text: document.Document, cluster: Cluster) -> None:

@@ -96,3 +96,36 @@ def test_data_sets_that_cannot_be_staged_are_refused_at_their_place(tmp_path, se
         cluster.load(path)
     assert str(refusal.value).startswith(f"{path}:{where}: ")
     assert why in str(refusal.value)
+
+
+REMOTE = "schema: 1\nname: bench\nprovider: PROVIDER\nnodes: [{name: head, host: 10.0.0.1}]\nstorage: STORAGE\n"
+
+
+@pytest.mark.parametrize(
+    ("storage", "says"),
+    [
+        ("{disk: /dev/sdb}", "disk and mount belong together"),
+        ("{mount: /mydata}", "disk and mount belong together"),
+        ("{server: head}", "a server without a folder"),
+        ("{shared: /mydata, server: tail}", "no node is called tail"),
+        ("{disk: /dev/sdb, mount: /usr/share}", "found /usr/share. Allowed: a plain path outside the system's own folders"),
+        ("{disk: /dev/sdb, mount: /my/../etc}", "found /my/../etc"),
+        ("{disk: /dev/sdb, mount: //etc}", "found //etc"),
+        ("{shared: /etc/, server: head}", "found /etc/"),
+        ("{disk: '/dev/sdb; rm', mount: /mydata}", "storage.disk"),
+        ("{disk: sdb, mount: /mydata}", "storage.disk"),
+    ],
+)
+def test_storage_that_cannot_be_is_refused(tmp_path, storage, says):
+    path = write(tmp_path, REMOTE.replace("STORAGE", storage).replace("PROVIDER", "ssh"))
+    with pytest.raises(InputError) as caught:
+        cluster.load(path)
+    assert says in str(caught.value)
+
+
+def test_storage_as_it_may_be(tmp_path):
+    text = REMOTE.replace("STORAGE", "{shared: /mydata/bench, server: head, disk: /dev/disk/by-id/nvme-x, mount: /mydata}")
+    assert cluster.load(write(tmp_path, text.replace("PROVIDER", "ssh"))).storage.server == "head"
+    practice = text.replace("PROVIDER", "virtual").replace(", host: 10.0.0.1", "")
+    with pytest.raises(InputError, match="provider virtual has no disks to give"):
+        cluster.load(write(tmp_path, practice))

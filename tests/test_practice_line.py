@@ -46,6 +46,7 @@ lan: {{subnet: 10.89.77.0/24, mbps: 1000}}
 gpus: {{type: practice, per_node: 2}}
 storage: {{shared: SHARED}}
 slurm: {{}}
+ssh: {{between_nodes: true}}
 """
 
 
@@ -256,8 +257,9 @@ def test_sudo_with_a_password_stops_before_any_change(practice):
     try:
         upper.write_text(f"{base.USER} ALL=(ALL) ALL\n")
         said = practice.provision(code=1)
-        one = states(said)["work1", "packages"]
+        one = states(said)["work1", "space"]
         assert (one["state"], one["changes"]) == ("failed", 0)
+        assert states(said)["work1", "packages"]["state"] == "not reached"
         assert "a password is required" in one["says"][0]
         assert states(said)["work2", "packages"]["state"] == "nothing to do"
     finally:
@@ -284,6 +286,28 @@ def test_a_service_that_is_off_is_started(practice):
     assert states(said)["work1", "slurm-workers"]["says"] == ["have slurmd start at every boot", "start slurmd"]
     assert said["verified"] is True
     assert Facts(practice.nodes["work1"])[SERVICES]["slurmd"].state == "active"
+
+
+def test_the_user_goes_from_node_to_node_without_a_question_and_knows_whom_it_meets(practice):
+    strict = "ssh -o BatchMode=yes -o StrictHostKeyChecking=yes -o UserKnownHostsFile=/dev/null"
+    for name in ("work2", "10.89.77.3", "head"):  # by name and by address
+        said = practice.run("work1", f"{strict} {name} 'id -un; hostname'", root=False)
+        assert said.split() == [base.USER, "work2" if name == "10.89.77.3" else name]
+    practice.run("work1", "sed -i '/^work2,/d' /etc/ssh/ssh_known_hosts")
+    try:
+        node = practice.nodes["work1"]
+        answer = node.run(["sh", "-c", f"{strict} work2 true"], timeout_s=30)
+        assert answer.code != 0
+        assert "Host key verification failed" in answer.stderr
+    finally:
+        said = practice.provision()
+    assert states(said)["work1", "trust"]["says"] == ["write the keys of 3 nodes into /etc/ssh/ssh_known_hosts"]
+    assert (said["changes"], said["verified"]) == (1, True)
+    private = (practice.machine("work1").root / f"home/{base.USER}/.ssh/id_ed25519").read_text().splitlines()[2]
+    assert private not in "".join(path.read_text() for path in (practice.folder / ".shardlab" / "log").iterdir())
+    for other in ("head", "work2"):
+        ssh = practice.machine(other).root / f"home/{base.USER}/.ssh"
+        assert private not in "".join(path.read_text() for path in ssh.iterdir() if path.is_file())
 
 
 def test_a_change_that_fails_says_why(practice):

@@ -39,9 +39,9 @@ class Facts:
 
     def __getitem__(self, fact: Fact[T]) -> T:
         """The answer to `fact`. Raises Unanswered."""
-        if fact.name not in self.answers:
-            self.answers[fact.name] = self._ask(fact)
-        answer: T | Unanswered = self.answers[fact.name]
+        answer: T | Unanswered | None = self.answers.get(fact.name)
+        if answer is None:  # kept at hand: other nodes ask too, and a change forgets in between
+            answer = self.answers[fact.name] = self._ask(fact)
         if isinstance(answer, Unanswered):
             raise answer
         return answer

@@ -18,6 +18,7 @@ MANAGED = (
     "/etc/systemd/system/slurmd.service.d/configless.conf",
     "/etc/modprobe.d/shardlab-nouveau.conf",
     "/etc/systemd/system/nvidia-persistenced.service.d/shardlab.conf",
+    "/etc/exports.d/shardlab.exports",
 )
 
 PROGRAM = """\

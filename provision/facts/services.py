@@ -8,7 +8,9 @@ import msgspec
 
 from provision.facts import Fact
 
-UNITS = ("chrony", "munge", "mariadb", "slurmdbd", "slurmctld", "slurmd", "nvidia-persistenced", "nvidia-fabricmanager")
+TIME = ("systemd-timesyncd", "ntp", "ntpsec", "openntpd")  # what sets a clock besides chrony
+SLURM = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmd")
+UNITS = ("chrony", *TIME, *SLURM, "nfs-server", "nvidia-persistenced", "nvidia-fabricmanager")
 _MOMENT = "%a %Y-%m-%d %H:%M:%S.%f UTC"
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from provision.facts import Facts, Unanswered, last_line
+from provision.facts import Fact, Facts, Unanswered, last_line
 from provision.providers import Node
 from shardlab.cluster import Cluster, Entry
 from shardlab.workspace import Workspace
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,15 @@ class Site:
 
     def with_role(self, role: str) -> list[Target]:
         return [target for target in self.targets if target.has(role)]
+
+    def told(self, fact: Fact[T]) -> list[tuple[Target, T]]:
+        """What the nodes that stand say; one that does not answer stops nobody but itself, at its own turn."""
+        found = []
+        for one in self.targets:
+            if one.node.name not in self.left:
+                with contextlib.suppress(Unanswered):
+                    found.append((one, one.facts[fact]))
+        return found
 
     def absent(self, role: str | None = None) -> list[str]:
         """The names of those that are left, all or with a role."""

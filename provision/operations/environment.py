@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from provision import software
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.system import SYSTEM
-from provision.operations import Change, Nothing, Operation, Site, Target, Write, shell
+from provision.operations import Change, Nothing, Operation, Site, Target, Write, fstab, shell
 
 MAKE_S = 3600.0  # torch with CUDA is gigabytes over a slow network
 LINK = "shardlab.pth"
@@ -29,7 +29,9 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         archive = f"{folder}/source-{source}.tar"
         changes.append(Write(f"send shardlab's own source ({source})", archive, software.source(), 0o644, f"{owner}:"))
         changes.append(shell("have Python find it", _unpack(folder, owner, archive, source)))
-    return changes or Nothing(f"{folder}: packages {software.digest()}, source {source}")
+    if changes:
+        return [*fstab.guard(site, target), *changes]
+    return Nothing(f"{folder}: packages {software.digest()}, source {source}")
 
 
 def _packages(folder: PurePosixPath, owner: str, wheelhouse: str | None) -> list[Change]:

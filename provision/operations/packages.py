@@ -13,11 +13,18 @@ MUNGE = ("munge",)
 CONTROLLER = ("slurmctld", "slurmdbd", "slurm-client", "mariadb-server")
 WORKER = ("slurmd", "slurm-client")
 CLOCK = ("chrony",)
+NFS_SERVER, NFS_CLIENT = ("nfs-kernel-server",), ("nfs-common",)
 ALL = tuple(sorted({*BASE, *MUNGE, *CONTROLLER, *WORKER, *CLOCK}))
 LOCK_S = 600  # others who install, such as unattended-upgrades after a first boot, are waited for so long
 APT = f"apt-get -o DPkg::Lock::Timeout={LOCK_S} -o Dpkg::Use-Pty=0"
 QUIET = "export DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a"
-FREE_BYTES = 2 * 2**30  # what a worker's and a controller's packages and their state take, with room
+
+
+def nfs_server(site: Site) -> Target | None:
+    """The node that exports the shared folder; None where the folder comes from elsewhere, as on practice nodes."""
+    if site.cluster.provider == "virtual":
+        return None
+    return next((target for target in site.targets if target.node.name == site.cluster.storage.server), None)
 
 
 def wanted(site: Site, target: Target) -> list[str]:
@@ -27,6 +34,8 @@ def wanted(site: Site, target: Target) -> list[str]:
         names += [*MUNGE, *(CONTROLLER if target.has("controller") else ()), *(WORKER if target.has("worker") else ())]
     if not target.facts[SYSTEM].is_container:
         names += CLOCK
+    if server := nfs_server(site):
+        names += NFS_SERVER if server is target else NFS_CLIENT
     return sorted(set(names))
 
 

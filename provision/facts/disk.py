@@ -1,0 +1,71 @@
+"""What is on a disk: partitions, signatures, mounts, and whether its beginning is blank. It is read, never written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from provision.facts import Fact, decode
+
+LABEL = "shardlab"  # of the file systems that provisioning makes: one that was made and not yet mounted is known by it
+# libblkid knows the signatures of file systems, RAID, LVM and encryption, and wipefs lists all that it finds. What lsblk says
+# of file systems is udev's, which may be behind.
+PROGRAM = """\
+disk=$1
+if ! test -b "$disk"; then echo '{"there": false}'; exit 0; fi
+tree=$(lsblk --json --output PATH,TYPE,MOUNTPOINTS -- "$disk" | tr -d '\\n')
+signs=$(wipefs --no-act --noheadings --output TYPE -- "$disk")  # in no pipe, which would hide that it failed
+held=$(ls "/sys/class/block/$(basename "$(readlink -f -- "$disk")")/holders")
+blank=false
+if cmp -s -n 1048576 -- "$disk" /dev/zero; then blank=true; fi
+made=false
+test "$(blkid --probe --match-tag LABEL --output value -- "$disk" || true)" != "$2" || made=true
+printf '{"there": true, "tree": %s, "signs": "%s", "held": "%s", "blank": %s, "made": %s}\\n' \\
+    "$tree" "$(echo $signs)" "$(echo $held)" "$blank" "$made"
+"""
+
+
+class _Found(msgspec.Struct):
+    there: bool
+    tree: dict[str, Any] = {}
+    signs: str = ""
+    held: str = ""
+    blank: bool = False
+    made: bool = False
+
+
+class Disk(msgspec.Struct, frozen=True):
+    """path: as the kernel names it now, None where no such disk is there. holds: what is on it, in words; empty: nothing is.
+
+    ours: it holds a file system that provisioning made, and nothing uses it.
+    """
+
+    path: str | None = None
+    holds: tuple[str, ...] = ()
+    ours: bool = False
+
+
+def disk(path: str) -> Fact[Disk]:
+    """The question for one disk, as others are none of our business (and may sleep)."""
+    return Fact(f"disk {path}", lambda python: ["sh", "-euc", PROGRAM, "disk", path, LABEL], parse, timeout_s=60, root=True)
+
+
+def parse(stdout: str) -> Disk:
+    """Raises ValueError."""
+    found = decode(stdout, _Found)
+    if not found.there:
+        return Disk()
+    try:
+        (top,) = found.tree["blockdevices"]
+        holds = [] if top["type"] == "disk" else [f"it is no whole disk but a {top['type']}"]
+        holds += [f"the {child['type']} {child['path']}" for child in top.get("children", ())]
+        mounted = [place for place in top["mountpoints"] if place]
+        holds += [f"it is in use at {place}" for place in mounted]
+        holds += [f"a signature of {sign}" for sign in found.signs.split()]
+        holds += [f"it is held by {holder}" for holder in found.held.split()]
+        if not found.blank and not holds:
+            holds.append("data of no known kind in its first MiB")
+        return Disk(str(top["path"]), tuple(holds), found.made and holds == ["a signature of ext4"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"lsblk does not say {error}.") from None

@@ -1,0 +1,56 @@
+"""The SSH keys of a machine and of the user who logs in, as far as they are public; a private one is never read out."""
+
+from __future__ import annotations
+
+import msgspec
+
+from provision.facts import Fact
+
+# Whether a private key asks for a passphrase is seen by having its public half written from it with an empty one.
+PROGRAM = """\
+login=${SUDO_USER:-$(id -un)}
+home=$(getent passwd "$login" | cut -d : -f 6)
+key=$home/.ssh/id_ed25519
+printf 'login %s\\nhome %s\\n' "$login" "$home"
+if test -e "$key"; then printf 'key %s\\n' "$(ssh-keygen -y -P '' -f "$key" 2>/dev/null </dev/null | cut -d ' ' -f 1,2)"; fi
+for path in /etc/ssh/ssh_host_*_key.pub; do test -f "$path" && printf 'host %s\\n' "$(cut -d ' ' -f 1,2 "$path")"; done
+sed 's/^/authorized /' "$home/.ssh/authorized_keys" 2>/dev/null
+sed 's/^/known /' /etc/ssh/ssh_known_hosts 2>/dev/null
+exit 0
+"""
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """login, home: of the user who logs in. key: its public key; None without one, empty where it asks for a passphrase.
+
+    hosts: the machine's public host keys. authorized, known: the lines of authorized_keys and of /etc/ssh/ssh_known_hosts.
+    """
+
+    login: str
+    home: str
+    key: str | None
+    hosts: tuple[str, ...]
+    authorized: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+
+
+def command(python: str) -> list[str]:
+    return ["sh", "-c", PROGRAM]
+
+
+def parse(stdout: str) -> Keys:
+    """Raises ValueError."""
+    said: dict[str, list[str]] = {name: [] for name in ("login", "home", "key", "host", "authorized", "known")}
+    for line in stdout.splitlines():
+        what, _, rest = line.partition(" ")
+        if what not in said:
+            raise ValueError(f"{line[:80]!r} is none of its lines.")
+        said[what].append(rest)
+    if not (said["login"] and said["home"] and said["home"][0]):
+        raise ValueError("it does not say who logs in.")
+    key = said["key"][0] if said["key"] else None
+    hosts, authorized, known = (tuple(said[name]) for name in ("host", "authorized", "known"))
+    return Keys(said["login"][0], said["home"][0], key, tuple(sorted(hosts)), authorized, known)
+
+
+KEYS = Fact("keys", command, parse, timeout_s=30, root=True)

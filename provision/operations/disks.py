@@ -1,0 +1,67 @@
+"""An extra disk of each node: a file system on an empty one, mounted at every boot; one that holds anything is left alone."""
+
+from __future__ import annotations
+
+from provision.facts import Unanswered
+from provision.facts.disk import LABEL, Disk, disk
+from provision.operations import Change, Nothing, Operation, Site, Target, fstab, shell
+
+MAKE_S = 900.0  # terabytes of spinning disk
+# Looked at once more in the very command that writes: a disk may have been put to use since the plan was made.
+EMPTY = """\
+test "$(lsblk --noheadings --list --output PATH,MOUNTPOINTS -- {disk} | wc -w)" = 1
+signs=$(wipefs --no-act --noheadings -- {disk})
+test -z "$signs"
+cmp -s -n 1048576 -- {disk} /dev/zero"""
+FORMAT = "mkfs.ext4 -q -L {label} -- {disk}"
+
+
+def plan(site: Site, target: Target) -> list[Change] | Nothing:
+    """Raises Unanswered."""
+    storage = site.cluster.storage
+    if storage.disk is None or storage.mount is None:
+        return Nothing("cluster.yaml names no storage.disk")
+    place = fstab.look(target, storage.mount)
+    where = target.node.name
+    if place.fstab is not None and place.mount is not None:
+        return Nothing(f"{place.mount.source} is mounted at {storage.mount}")
+    if place.fstab is not None:  # by this line alone: after a boot the kernel may give the disk another name
+        if not place.fstab.source.startswith("UUID="):
+            raise Unanswered(
+                f"{where}: /etc/fstab wants {place.fstab.source} at {storage.mount} already: mount it, or choose another "
+                "storage.mount"
+            )
+        return fstab.mount(storage.mount)
+    found = target.facts[disk(storage.disk)]
+    if place.mount is not None:
+        if place.mount.source != found.path:
+            raise Unanswered(
+                f"{where}: {place.mount.source} is mounted at {storage.mount}, and storage.disk says {storage.disk}: choose "
+                "another storage.mount, or take storage.disk out where that is the disk you mean"
+            )
+        return [_entry(storage.disk, storage.mount)]
+    return [*_format(where, storage.disk, found), _entry(storage.disk, storage.mount), *fstab.mount(storage.mount)]
+
+
+def _format(where: str, path: str, found: Disk) -> list[Change]:
+    """Raises Unanswered for a disk that is not there, or not empty."""
+    if found.path is None:
+        raise Unanswered(f"{where}: there is no disk {path}: see lsblk there, and write the one you mean as storage.disk")
+    if found.ours:
+        return []
+    if found.holds:
+        raise Unanswered(
+            f"{where}: {path} is not empty and was not touched: {', '.join(found.holds)}. Name an empty disk as storage.disk, "
+            "or, if nothing on it is needed any more, empty it there yourself"
+        )
+    make = f"{EMPTY.format(disk=path)}\n{FORMAT.format(label=LABEL, disk=path)}"
+    return [shell(f"make an ext4 file system on {path}, which is empty", make, timeout_s=MAKE_S)]
+
+
+def _entry(path: str, mount: str) -> Change:
+    """nofail: a disk that died must not keep a node from booting, to which one then could not log in."""
+    uuid = f"UUID=$(blkid --probe --match-tag UUID --output value -- {path})"
+    return fstab.add(f"have {path} mounted at {mount} at every boot", f"{uuid} {mount} ext4 defaults,nofail 0 2")
+
+
+DISKS = Operation("disks", plan)

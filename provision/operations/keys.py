@@ -1,0 +1,123 @@
+"""SSH between nodes, for launchers that start ranks so: each has a key of its own, known to all; private ones never travel."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+
+from provision.facts import Unanswered
+from provision.facts.keys import KEYS, Keys
+from provision.operations import Change, Here, Nothing, Operation, Run, Site, Target
+
+KNOWN = "/etc/ssh/ssh_known_hosts"
+OFF = "cluster.yaml does not ask for ssh.between_nodes"
+_KEY = re.compile(r"(ssh|ecdsa)-[a-z0-9-]+ [A-Za-z0-9+/=]+")
+# Made under another name and linked into place, which fails where another node with the same home was first.
+MAKE = """\
+umask 077
+mkdir -p -- "$HOME/.ssh"
+new=$(mktemp -d -- "$HOME/.ssh/new.XXXXXX")
+trap 'rm -rf -- "$new"' EXIT
+ssh-keygen -q -t ed25519 -N '' -C "$1" -f "$new/key" </dev/null
+if ln -T -- "$new/key" "$HOME/.ssh/id_ed25519" 2>/dev/null; then mv -f -- "$new/key.pub" "$HOME/.ssh/id_ed25519.pub"; fi
+test -f "$HOME/.ssh/id_ed25519\""""
+# Our lines, which stand on standard input, take the place of those that were ours; all others stay.
+BLOCK = """\
+path=$(readlink -f -- "$1"); begin=$2; end=$3
+umask 077
+new=$(mktemp -- "$path.XXXXXX")
+trap 'rm -f -- "$new"' EXIT
+others='$0 == b {skip = 1} !skip {print} $0 == e {skip = 0}'
+if test -e "$path"; then sed -e '$a\\' -- "$path" | awk -v b="$begin" -v e="$end" "$others" > "$new"; fi
+cat >> "$new"
+chown -- "$4" "$new"
+chmod -- "$5" "$new"
+sync -- "$new"
+mv -fT -- "$new" "$path\""""
+
+
+def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
+    """A key of the user who logs in, made on the node; one that is there already serves. Raises Unanswered."""
+    if not site.cluster.ssh.between_nodes:
+        return Nothing(OFF)
+    found = target.facts[KEYS]
+    if found.key == "":
+        raise Unanswered(
+            f"{target.node.name}: {found.home}/.ssh/id_ed25519 cannot be read without a passphrase, so that no program could "
+            "log in with it from node to node: move it away there, and run the same command again"
+        )
+    if found.key is not None:
+        return Nothing(f"{found.login} has a key")
+    make = ["runuser", "-u", found.login, "--", "env", f"HOME={found.home}", "sh", "-euc", MAKE, "make"]
+    return [Run(f"make an SSH key of {found.login}", [*make, f"{found.login}@{target.node.name}"])]
+
+
+def plan_trust(site: Site, target: Target) -> list[Change] | Nothing:
+    """Each node lets the users of all in, and knows the host keys of all. Raises Unanswered."""
+    if not site.cluster.ssh.between_nodes:
+        return Nothing(OFF)
+    own = target.facts[KEYS]
+    begin, end = (f"# {word} shardlab {site.cluster.name}" for word in ("begin", "end"))
+    told = site.told(KEYS)
+    absent = [one.node.name for one in site.targets if one not in [each for each, _ in told]]
+    if absent and begin in own.authorized:  # what they had is not forgotten because they are away
+        return Nothing(f"left as it is, without {', '.join(absent)}")
+    if lacking := [one.node.name for one, keys in told if not keys.key]:
+        return [Here("let all nodes in, once all have a key", functools.partial(_lack, lacking))]
+    wanted = {
+        f"{own.home}/.ssh/authorized_keys": (own.authorized, authorized(told), f"{own.login}:", "600"),
+        KNOWN: (own.known, known(told), "root:root", "644"),
+    }
+    changes: list[Change] = []
+    for path, (there, lines, owner, mode) in wanted.items():
+        block = [begin, *lines, end]
+        if _block(target, path, there, begin, end) != block:
+            replace = ["sh", "-euc", BLOCK, "block", path, begin, end, owner, mode]
+            content = "".join(f"{line}\n" for line in block).encode()
+            changes.append(Run(f"write the keys of {len(told)} nodes into {path}", replace, stdin=content))
+    return changes or Nothing(f"{len(told)} nodes know one another")
+
+
+def _lack(names: Sequence[str]) -> None:
+    raise Unanswered(f"{', '.join(names)}: there is no key of the user who logs in: run the operation keys first")
+
+
+def authorized(told: Sequence[tuple[Target, Keys]]) -> list[str]:
+    """Lines of authorized_keys: each node's user, once where nodes share a home. Raises Unanswered."""
+    lines: dict[str, str] = {}
+    for target, keys in told:
+        lines.setdefault(_plain(target, keys.key or ""), f"{keys.login}@{target.node.name}")
+    return [f"{key} {whose}" for key, whose in lines.items()]
+
+
+def known(told: Sequence[tuple[Target, Keys]]) -> list[str]:
+    """Lines of known_hosts: each node by name and by address. Raises Unanswered."""
+    lines = []
+    for target, keys in told:
+        names = list(dict.fromkeys((target.node.name, target.node.host)))
+        if target.node.port not in (None, 22):
+            names += [f"[{name}]:{target.node.port}" for name in names]
+        lines += [f"{','.join(names)} {_plain(target, key)}" for key in keys.hosts]
+    return lines
+
+
+def _plain(target: Target, key: str) -> str:
+    if not _KEY.fullmatch(key):
+        raise Unanswered(f"{target.node.name}: {key[:80]!r} is no public key")
+    return key
+
+
+def _block(target: Target, path: str, lines: Sequence[str], begin: str, end: str) -> list[str]:
+    """Our lines as they are now, empty where there are none. Raises Unanswered where they are not whole."""
+    if begin not in lines and end not in lines:
+        return []
+    if (lines.count(begin), lines.count(end)) != (1, 1) or lines.index(begin) > lines.index(end):
+        raise Unanswered(
+            f"{target.node.name}: {path}: {begin!r} and {end!r} do not stand once each, in this order: remove them there"
+        )
+    return list(lines[lines.index(begin) : lines.index(end) + 1])
+
+
+SSH_KEYS = Operation("keys", plan_key)
+SSH_TRUST = Operation("trust", plan_trust)

@@ -1,0 +1,72 @@
+"""A node whose /etc, /root and mounts are its own, and whose tools are this machine's: changes are real, and stay in it."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from provision.facts import Facts
+from provision.operations import Nothing, Target
+from provision.providers import Answer
+from shardlab.cluster import Entry
+from shardlab.remote import putting
+
+SETTLE = r"""\
+mount --make-rprivate /
+mount -t tmpfs tmpfs "$1"
+mkdir -m 700 "$1/upper" "$1/work" "$1/root"
+mount -t overlay overlay -o "lowerdir=/etc,upperdir=$1/upper,workdir=$1/work" /etc
+chmod 755 /etc
+mount --bind "$1/root" /root
+printf '# theirs\nproc /proc proc defaults 0 0' > /etc/fstab  # no end of line, as people leave it
+echo ready
+exec sleep 600
+"""
+
+
+def why_not() -> str | None:
+    """Why this machine cannot carry one, in a line."""
+    if os.geteuid() != 0:
+        return "a node aside needs root"
+    done = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
+    return None if done.returncode == 0 else "a node aside needs a mount namespace of its own"
+
+
+class Aside:
+    """See Node."""
+
+    port, user, wheelhouse, python = None, None, None, "python3"
+
+    def __init__(self, name: str, host: str, folder: Path) -> None:
+        self.name, self.host = name, host
+        self.process = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-euc", SETTLE, "settle", folder], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout.readline() == "ready\n"
+
+    def run(self, argv, *, timeout_s, env=None, stdin=b"", root=False, secret=False) -> Answer:
+        words = ["nsenter", "--mount", f"--target={self.process.pid}", "env", "-u", "SUDO_USER", "LC_ALL=C", *argv]
+        done = subprocess.run(words, input=stdin, capture_output=True, timeout=timeout_s, check=False)
+        return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def put(self, content, path, *, mode, owner) -> Answer:
+        return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=True)
+
+    def target(self) -> Target:
+        return Target(self, Facts(self), Entry(name=self.name))
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def settle(operation, site, target) -> list[str]:
+    """Plan and make it so; what the changes say. Then a second plan has to ask for nothing."""
+    planned = operation.plan(site, target)
+    assert not isinstance(planned, Nothing), planned
+    for change in planned:
+        change.make(target.node)
+    target.facts.forget()
+    again = operation.plan(site, target)
+    assert isinstance(again, Nothing), [change.says for change in again]
+    return [change.says for change in planned]

@@ -1,0 +1,187 @@
+"""Disks, users and keys made for real by this machine's own tools, in namespaces that leave it as it is."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from support_aside import Aside, settle, why_not
+
+from provision.facts import Unanswered
+from provision.facts import disk as disk_fact
+from provision.facts.keys import KEYS
+from provision.facts.users import USERS, User
+from provision.operations import Nothing, Site, disks
+from provision.operations.keys import SSH_KEYS, SSH_TRUST
+from provision.operations.users import MUNGE_USER, USERS_AGREE
+from shardlab.cluster import Cluster, Entry, Slurm, Ssh, Storage
+
+# A table of partitions as DOS wrote it: one of Linux from the second sector on.
+PARTITIONS = (
+    r"printf '\000\000\000\000\203\000\000\000\001\000\000\000\000\020\000\000' | dd of={0} bs=1 seek=446 conv=notrunc; "
+    r"printf '\125\252' | dd of={0} bs=1 seek=510 conv=notrunc"
+)
+WHY = why_not()
+pytestmark = pytest.mark.skipif(WHY is not None, reason=WHY or "")
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    found = []
+    for number, name in enumerate(("w1", "w2"), start=1):
+        (tmp_path / name).mkdir()
+        found.append(Aside(name, f"10.0.0.{number}", tmp_path / name))
+    yield found
+    for node in found:
+        node.end()
+
+
+def site(nodes, **keys) -> Site:
+    entries = [Entry(name=node.name) for node in nodes]
+    cluster = Cluster(schema=1, name="bench", provider="ssh", nodes=entries, **keys)
+    return Site(cluster, None, [node.target() for node in nodes])
+
+
+@pytest.fixture
+def loop(tmp_path):
+    image = tmp_path / "image"
+    with image.open("wb") as handle:
+        handle.truncate(64 * 2**20)
+    done = subprocess.run(["losetup", "--find", "--show", image], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no loop device: {done.stderr.strip()}")
+    yield done.stdout.strip()
+    subprocess.run(["losetup", "--detach", done.stdout.strip()], check=True)
+
+
+@pytest.fixture
+def mydata(tmp_path):
+    return str(tmp_path / "mydata")
+
+
+@pytest.fixture
+def as_a_disk(monkeypatch):
+    """A loop device counts for a disk here."""
+    program = disk_fact.PROGRAM.replace("tr -d '\\n')", 'tr -d \'\\n\' | sed \'s/"type": *"loop"/"type":"disk"/\')')
+    assert program != disk_fact.PROGRAM
+    monkeypatch.setattr(disk_fact, "PROGRAM", program)
+
+
+def test_a_loop_device_is_no_whole_disk(nodes, loop, mydata):
+    one = site(nodes, storage=Storage(disk=loop, mount=mydata))
+    with pytest.raises(Unanswered, match="it is no whole disk but a loop"):
+        disks.plan(one, one.targets[0])
+
+
+def test_an_empty_disk_is_made_and_mounted_and_fstab_keeps_what_it_had(nodes, loop, as_a_disk, mydata):
+    one = site(nodes, storage=Storage(disk=loop, mount=mydata))
+    target = one.targets[0]
+    assert settle(disks.DISKS, one, target)[0] == f"make an ext4 file system on {loop}, which is empty"
+    *theirs, ours = target.node.run(["cat", "/etc/fstab"], timeout_s=10).stdout.splitlines()
+    assert theirs == ["# theirs", "proc /proc proc defaults 0 0"]
+    assert ours.startswith("UUID=")
+    assert ours.endswith(f" {mydata} ext4 defaults,nofail 0 2")
+    assert target.node.run(["findmnt", "-no", "SOURCE", mydata], timeout_s=10).stdout == f"{loop}\n"
+    # killed before the mount, and before the line of fstab: it goes on from there, and formats nothing again
+    target.node.run(["umount", mydata], timeout_s=10)
+    target.facts.forget()
+    assert settle(disks.DISKS, one, target) == [f"make the folder {mydata}", f"mount {mydata}"]
+    target.node.run(["sh", "-c", f"umount {mydata}; sed -i /mydata/d /etc/fstab"], timeout_s=10)
+    target.facts.forget()
+    assert settle(disks.DISKS, one, target)[0] == f"have {loop} mounted at {mydata} at every boot"
+
+
+@pytest.mark.parametrize(
+    ("fill", "what"),
+    [
+        ("mkfs.ext4 -q {}", "a signature of ext4"),
+        ("mkswap {}", "a signature of swap"),
+        (PARTITIONS, "a signature of dos"),
+        ("echo data | dd of={} bs=1 seek=70000 conv=notrunc", "data of no known kind in its first MiB"),
+    ],
+)
+def test_a_disk_that_holds_anything_is_never_touched(nodes, loop, as_a_disk, mydata, fill, what):
+    one = site(nodes, storage=Storage(disk=loop, mount=mydata))
+    planned_before = disks.plan(one, one.targets[0])
+    subprocess.run(["sh", "-euc", fill.format(loop)], check=True, capture_output=True)
+    before = Path(loop).read_bytes()
+    with pytest.raises(Unanswered):  # a plan that was made before it was filled
+        planned_before[0].make(one.targets[0].node)
+    one.targets[0].facts.forget()
+    with pytest.raises(Unanswered, match=what):
+        disks.plan(one, one.targets[0])
+    assert Path(loop).read_bytes() == before
+
+
+def test_files_that_a_mount_would_hide_stop_it(nodes, loop, as_a_disk, tmp_path):
+    folder = tmp_path / "full"
+    folder.mkdir()
+    (folder / "thesis").write_text("")
+    one = site(nodes, storage=Storage(disk=loop, mount=str(folder)))
+    with pytest.raises(Unanswered, match="has files in it that a mount would hide"):
+        disks.plan(one, one.targets[0])
+
+
+def test_munge_gets_the_same_numbers_on_all_nodes(nodes):
+    for node in nodes:
+        node.run(["sh", "-c", "userdel munge; groupdel munge"], timeout_s=10)
+    one = site(nodes, slurm=Slurm())
+    first, second = one.targets
+    assert settle(MUNGE_USER, one, first) == ["make the user munge, 499:499 on all nodes"]
+    settle(MUNGE_USER, one, second)
+    assert first.facts[USERS].known["munge"] == User(499, 499) == second.facts[USERS].known["munge"]
+    assert isinstance(USERS_AGREE.plan(one, second), Nothing)
+    second.node.run(["usermod", "-u", "498", "munge"], timeout_s=10)
+    second.facts.forget()
+    with pytest.raises(Unanswered, match="w2: the user munge is 498:499 there and 499:499 on w1"):
+        USERS_AGREE.plan(one, second)
+
+
+def test_nodes_know_one_anothers_keys_and_other_lines_stay(nodes):
+    one = site(nodes, ssh=Ssh(between_nodes=True))
+    for target in one.targets:
+        target.node.run(["sh", "-c", "mkdir -p /root/.ssh /etc/ssh; printf theirs > /root/.ssh/authorized_keys"], timeout_s=10)
+        make = "cd /etc/ssh; rm -f ssh_host_* ssh_known_hosts; ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key"
+        assert target.node.run(["sh", "-c", make], timeout_s=10).code == 0
+        settle(SSH_KEYS, one, target)
+    for target in one.targets:
+        assert len(settle(SSH_TRUST, one, target)) == 2
+    for target in one.targets:
+        lines = target.facts[KEYS].authorized
+        assert lines[0] == "theirs"
+        assert [line.split()[-1] for line in lines[2:4]] == ["root@w1", "root@w2"]
+        for other in one.targets:
+            for name in (other.node.name, other.node.host):
+                known = target.node.run(["ssh-keygen", "-F", name, "-f", "/etc/ssh/ssh_known_hosts"], timeout_s=10).stdout
+                assert other.facts[KEYS].hosts[0] in known
+    modes = "stat -c '%a %n' /root/.ssh/id_ed25519 /root/.ssh/authorized_keys /etc/ssh/ssh_known_hosts; ls -A /root/.ssh"
+    said = one.targets[0].node.run(["sh", "-c", modes], timeout_s=10).stdout.splitlines()
+    assert [line.split()[0] for line in said[:3]] == ["600", "600", "644"]
+    assert sorted(said[3:]) == ["authorized_keys", "id_ed25519", "id_ed25519.pub"]  # nothing temporary is left
+    # a node whose key is another now is told to all anew, and its old one is let in no more
+    second = one.targets[1]
+    old = second.facts[KEYS].key
+    second.node.run(["sh", "-c", "rm /root/.ssh/id_ed25519"], timeout_s=10)
+    second.facts.forget()
+    settle(SSH_KEYS, one, second)
+    settle(SSH_TRUST, one, one.targets[0])
+    assert old not in "\n".join(one.targets[0].facts[KEYS].authorized)
+
+
+def test_a_key_with_a_passphrase_is_left_alone_and_said(nodes):
+    one = site(nodes, ssh=Ssh(between_nodes=True))
+    make = "mkdir -p /root/.ssh; ssh-keygen -q -t ed25519 -N secret -f /root/.ssh/id_ed25519"
+    assert one.targets[0].node.run(["sh", "-c", make], timeout_s=10).code == 0
+    with pytest.raises(Unanswered, match=r"w1: /root/\.ssh/id_ed25519 cannot be read without a passphrase"):
+        SSH_KEYS.plan(one, one.targets[0])
+
+
+def test_lines_of_ours_that_somebody_tore_apart_stop_it(nodes):
+    one = site(nodes, ssh=Ssh(between_nodes=True))
+    for target in one.targets:
+        settle(SSH_KEYS, one, target)
+    first = one.targets[0]
+    settle(SSH_TRUST, one, first)
+    first.node.run(["sed", "-i", "/^# end shardlab/d", "/root/.ssh/authorized_keys"], timeout_s=10)
+    first.facts.forget()
+    with pytest.raises(Unanswered, match="do not stand once each"):
+        SSH_TRUST.plan(one, first)

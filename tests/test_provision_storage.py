@@ -1,0 +1,303 @@
+"""Disks, shared storage and room as data: what nodes say goes in, commands come out, and a second plan asks for nothing."""
+
+import msgspec
+import pytest
+from test_provision_operations import A_MACHINE, RUNNING, commands, site, with_files
+
+from provision import software
+from provision.facts import Unanswered, disk, mounts
+from provision.facts.environment import ENVIRONMENT, Environment
+from provision.facts.exports import EXPORTS
+from provision.facts.exports import parse as parse_exports
+from provision.facts.mounts import Mount, Place
+from provision.facts.packages import PACKAGES, Packages
+from provision.facts.services import SERVICES, Service
+from provision.operations import Nothing, Site, Target, disks, environment, fstab, nfs, packages, space
+from provision.providers.local import LocalNode
+from shardlab.cluster import Storage
+
+DISK, MOUNT, SHARED = "/dev/nvme1n1", "/mydata", "/mydata/bench"
+LSBLK = '{"blockdevices": [{"path":"/dev/nvme1n1","type":"disk","mountpoints":[null]%s}]}'
+SAID = '{"there": true, "tree": %s, "signs": "%s", "held": "%s", "blank": %s, "made": %s}'
+
+
+def with_storage(storage: Storage, provider: str = "ssh", **keys_) -> Site:
+    one = site()
+    return Site(msgspec.structs.replace(one.cluster, storage=storage, provider=provider, **keys_), None, one.targets)
+
+
+def with_place(target: Target, path: str, found: Place) -> None:
+    target.facts.answers[f"place {path}"] = found
+
+
+# disks
+
+ON_DISK = Storage(disk=DISK, mount=MOUNT)
+EMPTY = disk.Disk(DISK)
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ('{"there": false}', disk.Disk()),
+        (SAID % (LSBLK % "", "", "", "true", "false"), EMPTY),
+        (SAID % (LSBLK % "", "ext4", "", "false", "true"), disk.Disk(DISK, ("a signature of ext4",), ours=True)),
+        (SAID % (LSBLK % "", "ext4", "", "false", "false"), disk.Disk(DISK, ("a signature of ext4",))),
+        (SAID % (LSBLK % "", "", "", "false", "false"), disk.Disk(DISK, ("data of no known kind in its first MiB",))),
+        (
+            SAID % (LSBLK.replace("[null]", '["/", "/home"]') % "", "ext4", "", "false", "true"),
+            disk.Disk(DISK, ("it is in use at /", "it is in use at /home", "a signature of ext4")),
+        ),
+        (
+            SAID % (LSBLK % ',"children":[{"path":"/dev/nvme1n1p1","type":"part"}]', "gpt PMBR", "md0", "false", "false"),
+            disk.Disk(
+                DISK, ("the part /dev/nvme1n1p1", "a signature of gpt", "a signature of PMBR", "it is held by md0")
+            ),
+        ),
+        (
+            SAID % (LSBLK.replace('"disk"', '"part"') % "", "", "", "true", "false"),
+            disk.Disk(DISK, ("it is no whole disk but a part",)),
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_on_a_disk_is_read(said, found):
+    assert disk.parse(said) == found
+
+
+@pytest.mark.parametrize("said", ["", "lsblk: not found", '{"there": true}', SAID % ("{}", "", "", "true", "false")])
+def test_a_disk_that_does_not_answer_is_not_taken_for_an_empty_one(said):
+    with pytest.raises(ValueError, match=r".+"):
+        disk.parse(said)
+
+
+def planned(storage: Storage, place: Place, found: disk.Disk | None = None):
+    one = with_storage(storage)
+    w1 = one.targets[1]
+    with_place(w1, MOUNT, place)
+    w1.facts.answers[f"disk {DISK}"] = found
+    return disks.plan(one, w1)
+
+
+def test_an_empty_disk_is_looked_at_again_made_and_mounted_by_its_uuid():
+    make, entry, folder, mount = commands(planned(ON_DISK, Place(there=False), EMPTY))
+    for word in ("wipefs --no-act", "lsblk", "cmp -s", "mkfs.ext4 -q -L shardlab -- /dev/nvme1n1"):
+        assert word in make
+    assert make.index("cmp -s") < make.index("mkfs.ext4")
+    assert "UUID=$(blkid --probe --match-tag UUID --output value -- /dev/nvme1n1) /mydata ext4 defaults,nofail 0 2" in entry
+    assert (folder, mount) == ("mkdir -p -- /mydata", "mount -- /mydata")
+
+
+def test_a_disk_that_is_mounted_asks_for_nothing_also_under_another_name():
+    there = Place(mount=Mount("/dev/nvme0n1", "ext4", ("rw",)), fstab=Mount("UUID=1-2", "ext4", ("defaults",)), empty=False)
+    assert planned(ON_DISK, there) == Nothing("/dev/nvme0n1 is mounted at /mydata")
+    assert planned(Storage(), there) == Nothing("cluster.yaml names no storage.disk")
+
+
+def test_what_was_begun_is_gone_on_with():
+    made = disk.Disk(DISK, ("a signature of ext4",), ours=True)
+    entry, _, _ = commands(planned(ON_DISK, Place(), made))
+    assert "mkfs" not in entry
+    assert commands(planned(ON_DISK, Place(fstab=Mount("UUID=1-2", "ext4", ("defaults",))))) == [
+        "mkdir -p -- /mydata",
+        "mount -- /mydata",
+    ]
+    (entry,) = commands(planned(ON_DISK, Place(mount=Mount(DISK, "ext4", ()), empty=False), made))
+    assert "/etc/fstab" in entry
+
+
+@pytest.mark.parametrize(
+    ("place", "found", "says"),
+    [
+        (Place(), disk.Disk(DISK, ("the part /dev/nvme1n1p1",)), "is not empty and was not touched: the part /dev/nvme1n1p1"),
+        (Place(), disk.Disk(), "there is no disk /dev/nvme1n1"),
+        (Place(empty=False), EMPTY, "has files in it that a mount would hide"),
+        (Place(fstab=Mount("/dev/sdb1", "xfs", ())), EMPTY, "/etc/fstab wants /dev/sdb1 at /mydata already"),
+        (Place(mount=Mount("/dev/sdb1", "xfs", ()), empty=False), EMPTY, "/dev/sdb1 is mounted at /mydata"),
+        (Place(hangs=True, mount=Mount("head:/x", "nfs4", ())), EMPTY, r"w1: /mydata \(head:/x\) does not answer"),
+    ],
+)
+def test_a_disk_that_is_not_plainly_empty_is_refused(place, found, says):
+    with pytest.raises(Unanswered, match=says):
+        planned(ON_DISK, place, found)
+
+
+# shared storage
+
+SHARES = Storage(shared=SHARED, server="head")
+SERVES = {**RUNNING, "nfs-server": Service("active", True, 1.0)}
+
+
+def test_the_kernels_exports_are_read():
+    said = "/mydata/bench\t10.0.0.3(rw,sync,anonuid=65534)\n/mydata/bench\t10.0.0.2(rw,sync)\n/other\t*(ro)\n"
+    assert parse_exports(said) == {"/mydata/bench": ["10.0.0.2", "10.0.0.3"], "/other": ["*"]}
+
+
+def test_packages_of_the_server_and_of_those_who_mount():
+    one = with_storage(SHARES)
+    head, w1, _ = one.targets
+    assert "nfs-kernel-server" in packages.wanted(one, head)
+    assert "nfs-common" not in packages.wanted(one, head)
+    assert "nfs-common" in packages.wanted(one, w1)
+    assert not [name for name in packages.wanted(with_storage(SHARES, "virtual"), w1) if "nfs" in name]
+
+
+def test_the_server_exports_to_the_others_alone_and_then_asks_for_nothing():
+    one = with_storage(SHARES)
+    head = one.targets[0]
+    with_place(head, SHARED, Place(there=False))
+    head.facts.answers[EXPORTS.name] = {}
+    changes = nfs.plan_server(one, head)
+    assert [change.says for change in changes] == [
+        "make the folder /mydata/bench",
+        "start the NFS server, also at every boot",
+        "make room for our exports",
+        "export /mydata/bench to 10.0.0.2, 10.0.0.3",
+        "have the server read its exports",
+    ]
+    options = "(rw,sync,no_subtree_check,no_root_squash)"
+    assert changes[3].content.decode().splitlines()[1] == f"/mydata/bench 10.0.0.2{options} 10.0.0.3{options}"
+    with_place(head, SHARED, Place())
+    head.facts.answers |= {EXPORTS.name: {SHARED: ["10.0.0.2", "10.0.0.3"]}, SERVICES.name: SERVES}
+    with_files(head, {nfs.EXPORTED: (nfs.content(one, head), 0o644, "root:root")})
+    assert nfs.plan_server(one, head) == Nothing("/mydata/bench is exported to 2 nodes")
+    head.facts.answers[EXPORTS.name] = {}  # killed between the file and its reading
+    assert commands(nfs.plan_server(one, head)) == ["exportfs -ra"]
+    assert nfs.plan_server(one, one.targets[1]) == Nothing("it exports nothing")
+
+
+def test_the_folder_is_made_on_its_mount_or_not_at_all():
+    one = with_storage(Storage(shared=SHARED, server="head", disk=DISK, mount=MOUNT))
+    head = one.targets[0]
+    with_place(head, SHARED, Place(there=False))
+    head.facts.answers[EXPORTS.name] = {}
+    guard, make, *_ = nfs.plan_server(one, head)
+    assert guard.says == "see that /mydata is mounted"
+    assert "install -d -o alice -- /mydata/bench" in make.command
+    answer = LocalNode().run(["sh", "-euc", guard.argv[-1].replace(MOUNT, "/proc")], timeout_s=10)
+    assert answer.code == 0
+    answer = LocalNode().run(["sh", "-euc", guard.argv[-1].replace(MOUNT, "/proc/nonesuch")], timeout_s=10)
+    assert answer.code != 0
+    assert "nothing is written to the bare folder" in answer.stderr
+
+
+def test_the_environment_is_not_made_below_a_mount_that_is_missing():
+    one = with_storage(Storage(shared=SHARED, server="w1"))
+    first = environment.plan(one, one.targets[0])[0]
+    assert first.says == "see that /mydata/bench is mounted"
+    assert fstab.guard(with_storage(Storage(shared=SHARED), "virtual"), one.targets[0]) == []
+
+
+def test_the_others_mount_it_and_then_ask_for_nothing():
+    one = with_storage(SHARES)
+    head, w1, _ = one.targets
+    with_place(w1, SHARED, Place(there=False))
+    entry, folder, mount = commands(nfs.plan_client(one, w1))
+    assert "head:/mydata/bench /mydata/bench nfs hard,vers=4.2,_netdev 0 0" in entry
+    assert (folder, mount) == ("mkdir -p -- /mydata/bench", "mount -- /mydata/bench")
+    source = "head:/mydata/bench"
+    wanted = Mount(source, "nfs", ("hard", "vers=4.2", "_netdev"))
+    there = Mount(source, "nfs4", ("rw", "relatime", "vers=4.2", "hard", "proto=tcp"))
+    with_place(w1, SHARED, Place(mount=there, fstab=wanted, empty=False))
+    assert nfs.plan_client(one, w1) == Nothing("head:/mydata/bench is mounted")
+    with_place(w1, SHARED, Place(fstab=wanted))
+    assert commands(nfs.plan_client(one, w1))[-1] == "mount -- /mydata/bench"
+    assert nfs.plan_client(one, head) == Nothing("it has the folder itself")
+    one.left["head"] = "packages failed"
+    assert "cannot be asked" in nfs.plan_client(one, w1).why
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        (
+            Place(hangs=True, mount=Mount("head:/mydata/bench", "nfs4", ())),
+            r"w1: /mydata/bench \(head:/mydata/bench\) does",
+        ),
+        (Place(mount=Mount("old:/x", "nfs4", ()), empty=False), "w1: it has old:/x at /mydata/bench"),
+        (Place(fstab=Mount("old:/x", "nfs", ())), "w1: it has in /etc/fstab old:/x at /mydata/bench"),
+        (Place(mount=Mount("head:/mydata/bench", "nfs4", ("soft", "vers=4.2"))), "is mounted with soft,vers=4.2"),
+        (Place(empty=False), "has files in it that a mount would hide"),
+    ],
+)
+def test_a_mount_that_is_not_as_it_should_be_names_the_node(place, says):
+    one = with_storage(SHARES)
+    with_place(one.targets[1], SHARED, place)
+    with pytest.raises(Unanswered, match=says):
+        nfs.plan_client(one, one.targets[1])
+
+
+def test_without_a_server_the_folder_is_expected_and_that_is_said():
+    one = with_storage(Storage(shared=SHARED))
+    w1 = one.targets[1]
+    with_place(w1, SHARED, Place())
+    assert nfs.plan_client(one, w1) == Nothing("/mydata/bench is there, as is expected without storage.server")
+    with_place(w1, SHARED, Place(there=False))
+    with pytest.raises(Unanswered, match=r"w1: /mydata/bench is not there: without storage\.server"):
+        nfs.plan_client(one, w1)
+
+
+def test_practice_nodes_have_the_folder_and_are_asked_nothing():
+    one = with_storage(SHARES, "virtual")
+    for target in one.targets:
+        for plan in (nfs.plan_server, nfs.plan_client):
+            assert plan(one, target) == Nothing("practice nodes have the folder from this machine")
+
+
+def test_a_client_that_could_end_a_line_is_refused():
+    one = with_storage(SHARES)
+    one.targets[1].node.__dict__["host"] = "10.0.0.2(rw) *"
+    with pytest.raises(Unanswered, match=r"cannot stand in /etc/exports\.d"):
+        nfs.content(one, one.targets[0])
+
+
+def test_what_is_mounted_here_is_read(tmp_path):
+    def asked(path: str) -> Place:
+        answer = LocalNode().run(mounts.place(path).command(""), timeout_s=30)
+        assert answer.code == 0, answer.stderr
+        return mounts.parse(answer.stdout)
+
+    proc = asked("/proc")
+    assert proc.mount is not None
+    assert (proc.mount.kind, proc.empty, proc.hangs) == ("proc", False, False)
+    assert asked(str(tmp_path)) == Place()
+    (tmp_path / "file").write_text("")
+    assert asked(str(tmp_path)) == Place(empty=False)
+    assert asked(str(tmp_path / "nonesuch")) == Place(there=False, empty=False)
+    with pytest.raises(ValueError, match="does not say whether the folder answers"):
+        mounts.parse("")
+    assert mounts.parse("mount a:/b nfs4 rw,hard\nfstab a:/b nfs hard\nhangs\n").hangs
+
+
+# room
+
+DONE = {
+    PACKAGES.name: Packages(dict.fromkeys(packages.ALL, "1"), interrupted=False),
+    ENVIRONMENT.name: Environment(packages=software.digest()),
+}
+
+
+@pytest.mark.parametrize(
+    ("free", "inodes", "says"),
+    [
+        (
+            2**30,
+            10**7,
+            "w2: 1.0 GiB are free on /, and packages and the Python environment may take 14 GiB; nothing was",
+        ),
+        (10**12, 1000, "w2: 1000 inodes are free on /, and packages and the Python environment may take 90000; nothing was"),
+    ],
+)
+def test_too_little_room_is_refused_before_anything_is_changed(free, inodes, says):
+    one = site(system=msgspec.structs.replace(A_MACHINE, free_bytes=free, free_inodes=inodes))
+    with pytest.raises(Unanswered, match=says):
+        space.plan(one, one.targets[2])
+    one.targets[2].facts.answers |= DONE  # what is there needs no more room
+    assert space.plan(one, one.targets[2]) == Nothing("nothing large is to be installed on its root file system")
+
+
+def test_room_is_asked_for_what_comes_alone():
+    one = site(shared="/mydata", system=msgspec.structs.replace(A_MACHINE, free_bytes=3 * 2**30, free_inodes=0))
+    assert space.plan(one, one.targets[2]) == Nothing("3.0 GiB are free on /, and packages may take 2 GiB")
+    one = site(system=msgspec.structs.replace(A_MACHINE, free_bytes=5 * 2**30))
+    one.targets[2].node.__dict__["wheelhouse"] = "/opt/wheels"
+    assert "may take 4 GiB" in space.plan(one, one.targets[2]).why
