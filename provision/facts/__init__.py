@@ -15,6 +15,9 @@ from shardlab.remote import Unreachable
 T = TypeVar("T")
 
 
+_OPEN = object()  # not asked: None may be an answer
+
+
 class Unanswered(ShardlabError):
     """A node did not answer a question, or not in a way that can be read."""
 
@@ -39,12 +42,13 @@ class Facts:
 
     def __getitem__(self, fact: Fact[T]) -> T:
         """The answer to `fact`. Raises Unanswered."""
-        answer: T | Unanswered | None = self.answers.get(fact.name)
-        if answer is None:  # kept at hand: other nodes ask too, and a change forgets in between
+        answer: Any = self.answers.get(fact.name, _OPEN)
+        if answer is _OPEN:  # kept at hand: other nodes ask too, and a change forgets in between
             answer = self.answers[fact.name] = self._ask(fact)
         if isinstance(answer, Unanswered):
             raise answer
-        return answer
+        known: T = answer
+        return known
 
     def forget(self) -> None:
         """After a change, every question is open again."""

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from provision.facts.addresses import ADDRESSES
+from provision.facts.environment import ENVIRONMENT
 from provision.facts.host import HOST
 from provision.operations import Change, Here, Nothing, Operation, Site, Target
 from shardlab import files
@@ -23,6 +24,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     path = site.workspace.own / "inventory.json"
     if absent := site.absent():
         return Nothing(f"left as it is: it tells of all nodes, and {', '.join(absent)} cannot be asked")
+    if any(one.entry is not None and one.facts[ENVIRONMENT].source is None for one in site.targets):
+        return Nothing("to be written once the nodes have the environment, which tells what they are")
     content = render(site)
     found = _read(path)
     if found == content:

@@ -38,11 +38,9 @@ def plan_shared(site: Site, target: Target) -> list[Change] | Nothing:
     if controller.node.name in site.left:
         return Nothing(f"{controller.node.name}, whose key it is to have, cannot be asked")
     source = controller.facts[FILES].get(PATH)
-    if source is None:
-        raise Unanswered(f"{controller.node.name}: it has no munge key")
     found = target.facts[FILES].get(PATH)
     changes: list[Change] = []
-    if found is None or (found.sha256, found.mode, found.owner) != (source.sha256, MODE, OWNER):
+    if found is None or source is None or (found.sha256, found.mode, found.owner) != (source.sha256, MODE, OWNER):
         changes.append(Here(f"copy the munge key from {controller.node.name}", lambda: _copy(controller.node, target.node)))
     changes += running(target, "munge", [PATH], changed=bool(changes))
     return changes or Nothing(f"it has the key of {controller.node.name}")
