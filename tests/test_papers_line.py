@@ -10,7 +10,7 @@ pytestmark = pytest.mark.line
 CELLS = {"paper5": 10, "paper2": 24, "paper3": 45, "paper4": 37, "paper1": 59}
 ARRIVAL = "each worker's gradient is an update by itself, in the order of arrival: no two runs do the same work"
 OVERFLOWS = "one process has gradients that are not finite in its first 3 steps"
-# Each needs a figure that only a GPU gives; paper1's network bytes need samples, which a twin of less than a second may not get.
+# Each needs a figure that only a GPU gives; paper1's network bytes need samples, of which a twin may be too short to get any.
 NOT_MEASURED = {
     "paper1": {"p1-deepspeed-more-network", "p1-full-shard-least-network"},
     "paper2": {"p2-check-memory"},
