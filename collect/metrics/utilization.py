@@ -32,7 +32,7 @@ def gpu_memory(measured: Measured) -> Quantity | None:
 
     None where the size of any of these GPUs is not known.
     """
-    if (span := window(measured.steps)) is None:
+    if measured.samples.gpus.is_empty() or (span := window(measured.steps)) is None:
         return None
     shares = memory_shares(measured.samples.within(span).gpus, measured.hosts)["memory_pct"]
     return Quantity(float(shares.sort()[-1]), "%") if shares.len() else None
