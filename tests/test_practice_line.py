@@ -89,6 +89,11 @@ def practice(tmp_path_factory):
     folder.mkdir()
     found = Practice(folder)
     found.provision("down")
+    with found.start("warm") as warm:  # what it fetches comes from archives that a machine may not reach
+        _, why = warm.communicate(timeout=1800)
+    if warm.returncode:
+        shutil.rmtree(folder)
+        pytest.skip(f"no practice nodes here: {why.strip().splitlines()[-1]}")
     try:
         said = found.provision()
         assert said["verified"] is True
