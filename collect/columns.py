@@ -49,6 +49,11 @@ class Column(msgspec.Struct, frozen=True):
     is_number: bool
     cells: list[Text]
 
+    @property
+    def headed(self) -> str:
+        """The heading with its unit, in one line."""
+        return f"{self.heading} ({self.unit})" if self.unit else self.heading
+
 
 _Build = Callable[[Sequence[Row]], Column]
 
@@ -80,8 +85,7 @@ def table(every: Sequence[Row], shown: Sequence[Row] | None = None) -> Table:
     cells = [flat(row.cell) for row in every]
     keys = distinguishing(cells)
     keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]  # it follows the ranks
-    common = [(heading(key), plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
-    common = [(what, value) for what, value in common if value]
+    shared = _common(cells)
     cells = [flat(row.cell) for row in rows]
     identity = [
         Column(key, heading(key), "", _is_count(cells, key), [Text(plain(cell.get(key))) for cell in cells]) for key in keys
@@ -93,10 +97,20 @@ def table(every: Sequence[Row], shown: Sequence[Row] | None = None) -> Table:
     measured = _known(build(rows) for build in _MEASURED)
     names = Column("label", "Cell", "", False, [Text(label) for label in labels(rows)])
     return Table(
-        common,
+        shared,
         [*identity, state, *proofs, n, *measured],
         [found for name, title, note, builds in _FURTHER if (found := _further(rows, name, title, note, builds, names)).rows],
     )
+
+
+def common(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What all rows share, as (what, value)."""
+    return _common([flat(row.cell) for row in rows])
+
+
+def _common(cells: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    found = [(heading(key), plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
+    return [(what, value) for what, value in found if value]
 
 
 def _further(rows: Sequence[Row], name: str, title: str, note: str, builds: Sequence[_Build], names: Column) -> Further:
@@ -123,6 +137,11 @@ def labels(rows: Sequence[Row]) -> list[str]:
         unusual = [_named(key, cell.get(key)) for key in others if repr(cell.get(key)) != usual[key]]
         found.append(", ".join([f"{cell['strategy']} ×{cell['gpus']}", *unusual]))
     return found
+
+
+def label_of(rows: Sequence[Row]) -> dict[str, str]:
+    """The label of each row, by its id."""
+    return dict(zip((row.id for row in rows), labels(rows), strict=True))
 
 
 def distinguishing(cells: Sequence[dict[str, Any]]) -> list[str]:

@@ -96,7 +96,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
     """The page for a report that will lie in `folder`; links to runs are relative, so that both can move together."""
     shown = excerpt.of(summary)
     table = columns.table(summary.rows, shown.rows)
-    label_of = dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True))
+    label_of = columns.label_of(summary.rows)
     drawn = drawings(loaded, summary)
     head_to_head = [one for one in drawn if one.kind == "head_to_head"]
     figures = [one for one in drawn if one.kind != "head_to_head"]
@@ -166,9 +166,9 @@ def _bundle() -> str:
 
 def drawings(loaded: Loaded, summary: Summary) -> list[Drawn]:
     """Every figure that has something to show, in the order of the page: all of one workload, then all of the next."""
-    kept = {row.id for row in excerpt.of(summary).rows}
-    shown = Loaded(loaded.expansion, [cell for cell in loaded.cells if cell.id in kept])
-    groups = figure.groups(shown, excerpt.of(summary))
+    shown = excerpt.of(summary)
+    kept = {row.id for row in shown.rows}
+    groups = figure.groups(Loaded(loaded.expansion, [cell for cell in loaded.cells if cell.id in kept]), shown)
     found = []
     for group in groups:
         drawn = [one for module in FIGURES if (one := module.draw(group)) is not None]

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collect import palette
-from collect.page import Drawn
+from collect.export import Export
+from collect.load import Loaded
+from collect.page import Drawn, drawings
+from collect.summary import Summary
 from shardlab.errors import InputError, MissingExtra
 
 FORMATS = ("svg", "png")
+FOLDER = "figures"
 SCALE = {"svg": 1, "png": 2}  # pixels of a picture for each of the page
 BROWSER = (
     "{} needs Chrome or Chromium, which was not found; install one (on Debian: apt install chromium), or name it in "
@@ -23,6 +27,16 @@ def formats(asked: str, where: str) -> tuple[str, ...]:
     if wrong := [name for name in names if name not in FORMATS]:
         raise InputError(f"{where}: found {wrong[0]!r}. Allowed: {', '.join(FORMATS)}.")
     return names
+
+
+def export(suffix: str, summary: str) -> Export:
+    """The figures alone, in one format, as `collect export` writes them."""
+
+    def write_all(loaded: Loaded, summarized: Summary, folder: Path, _place: Path) -> None:
+        (folder / FOLDER).mkdir()
+        write(folder / FOLDER, drawings(loaded, summarized), (suffix,), f"collect export --to {suffix}")
+
+    return Export(name=suffix, summary=summary, holds=frozenset({FOLDER}), write=write_all, extra="images", package="kaleido")
 
 
 def write(folder: Path, figures: Sequence[Drawn], wanted: Sequence[str], what: str) -> None:

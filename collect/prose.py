@@ -34,7 +34,7 @@ def title(summary: Summary) -> str:
 
 def about(summary: Summary) -> list[str]:
     """What a reader has to know of every number: what all cells share, how spread is told, whether it is a rehearsal."""
-    shared = ", ".join(f"{what.lower()} {value}" for what, value in columns.table(summary.rows).common)
+    shared = ", ".join(f"{what.lower()} {value}" for what, value in columns.common(summary.rows))
     spread = f"± is half the 95 % interval of the mean over n repeats; speed-up is against {summary.baseline}"
     return [*([f"all cells: {shared}"] if shared else []), spread, *summary.remarks]
 
@@ -53,7 +53,7 @@ def tables(summary: Summary) -> list[TextTable]:
 
 def _of_columns(name: str, title: str, shown: Sequence[Column], places: Iterable[int]) -> TextTable:
     """places: the rows of the summary that are shown."""
-    headings = [f"{column.heading} ({column.unit})" if column.unit else column.heading for column in shown]
+    headings = [column.headed for column in shown]
     rows = [[str(column.cells[place]) for column in shown] for place in places]
     return TextTable(name, title, headings, rows, frozenset(place for place, one in enumerate(shown) if one.is_number))
 
@@ -65,7 +65,7 @@ def _claims(summary: Summary) -> TextTable:
 
 
 def _reported(summary: Summary) -> TextTable:
-    labels = dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True))
+    labels = columns.label_of(summary.rows)
     lines: list[ReportedLine] = verdict_text.reported(summary, labels)
     shared = verdict_text.grouped(verdict_text.common_reasons(summary))
     told = ". ".join([verdict_text.told(summary), *(f"Of all of them: {reason}" for reason in shared)])

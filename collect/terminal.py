@@ -15,7 +15,7 @@ STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red
 
 def show(output: Output, summary: Summary) -> None:
     """The table, then what a reader has to know to believe it."""
-    every, labels = summary.rows, _labels(summary)
+    every, labels = summary.rows, columns.label_of(summary.rows)
     summary = excerpt.of(summary)
     table = columns.table(every, summary.rows)
     about = ", ".join(f"{what.lower()} {value}" for what, value in table.common)
@@ -90,7 +90,7 @@ def verdicts(output: Output, summary: Summary) -> None:
         for note in verdict.notes if verdict.verdict == "contradicted" else ():
             output.line(f"  noted of the same place: {note}")
     if summary.reported:
-        lines = verdict_text.reported(summary, _labels(summary))
+        lines = verdict_text.reported(summary, columns.label_of(summary.rows))
         fields = ("where", "cell", "metric", "printed", "measured", "spread", "n", "ratio", "agrees", "says")
         shown = [[str(getattr(line, field)) for field in fields] for line in lines]
         heads = ["Where", "Cell", "Metric", "Reported", "Measured", "95 % interval", "n", "Ratio", "", "Why"]
@@ -101,13 +101,9 @@ def verdicts(output: Output, summary: Summary) -> None:
             output.line(f"of all of them: {reason}")
 
 
-def _labels(summary: Summary) -> dict[str, str]:
-    return dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True))
-
-
 def _table(output: Output, title: str, shown: Sequence[columns.Column], styles: Sequence[str], places: Iterable[int]) -> None:
     """places: the rows of the summary that are shown. styles: one for each of the summary's rows."""
-    headings = [f"{column.heading} ({column.unit})" if column.unit else column.heading for column in shown]
+    headings = [column.headed for column in shown]
     chosen = list(places)
     rows = [[str(column.cells[place]) for column in shown] for place in chosen]
     output.table(title, headings, rows, [styles[place] for place in chosen])

@@ -42,7 +42,7 @@ class Tracked(msgspec.Struct, frozen=True):
 
 def runs(loaded: Loaded, summary: Summary) -> list[Tracked]:
     """Every run folder that is there, earlier attempts too."""
-    labels = dict(zip((row.id for row in summary.rows), columns.labels(summary.rows), strict=True))
+    labels = columns.label_of(summary.rows)
     metrics = {
         run.run_id: {name: float(value) for name, value in run.metrics.items()} for row in summary.rows for run in row.runs
     }

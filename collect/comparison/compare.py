@@ -95,7 +95,7 @@ class Half(msgspec.Struct, frozen=True):
         return Side(self.name, place, summary.matrix, summary.title, summary.rehearsal, summary.remarks)
 
     def labels(self) -> dict[str, str]:
-        return dict(zip((row.id for row in self.summary.rows), columns.labels(self.summary.rows), strict=True))
+        return columns.label_of(self.summary.rows)
 
 
 def compare(a: Half, b: Half) -> Comparison:

@@ -68,7 +68,7 @@ class Measurements:
 
     @cached_property
     def _labels(self) -> dict[str, str]:
-        return dict(zip((row.id for row in self.rows), columns.labels(self.rows), strict=True))
+        return columns.label_of(self.rows)
 
     def label(self, row: Row) -> str:
         return self._labels[row.id]

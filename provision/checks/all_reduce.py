@@ -87,6 +87,11 @@ def judge(answer: Answer, *, cores: int) -> Outcome:
     return Outcome(True, says, measured=measured)
 
 
+def why_not(answer: Answer, limit_s: float) -> str:
+    """Of a program of ours that failed, or did not end."""
+    return f"it did not end within {limit_s:g} s" if answer.code is None else cause(answer)
+
+
 def cause(answer: Answer) -> str:
     """The line in which a rank says what went wrong, rather than torchrun's summary after it."""
     pattern = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception)\b: .+)$", re.MULTILINE)

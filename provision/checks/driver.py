@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from provision.checks import Check, Outcome
-from provision.checks.all_reduce import cause
+from provision.checks.all_reduce import why_not
 from provision.facts import decode
 from provision.facts.nvidia import NVIDIA, Nvidia
 from provision.facts.system import SYSTEM
@@ -52,7 +52,7 @@ def judge(found: Nvidia, asked: int) -> Outcome | None:
 def judge_product(answer: Answer, found: Nvidia) -> Outcome:
     """Passed where every element is exact on every GPU that the driver has."""
     if answer.code != 0:
-        why = f"it did not end within {LIMIT_S:g} s" if answer.code is None else cause(answer)
+        why = why_not(answer, LIMIT_S)
         advice = "does torch see the GPUs (the check gpus)? -v shows all output"
         return Outcome(False, f"a product of matrices on the GPUs failed: {why}", advice, transcript=answer.stderr)
     try:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from provision.checks import Check, Outcome
-from provision.checks.all_reduce import FORMULA, Report, bus_bandwidth, cause, environment
+from provision.checks.all_reduce import FORMULA, Report, bus_bandwidth, environment, why_not
 from provision.facts import Unanswered, decode
 from provision.facts.addresses import ADDRESSES
 from provision.operations import Site, Target
@@ -34,7 +34,7 @@ def run(site: Site, target: Target) -> Outcome:
     failed = [(one, answer) for one, answer in zip(targets, answers, strict=True) if answer.code != 0]
     if failed:
         one, answer = failed[0]
-        why = f"it did not end within {LIMIT_S:g} s" if answer.code is None else cause(answer)
+        why = why_not(answer, LIMIT_S)
         advice = f"can the nodes reach {targets[0].node.host}:{PORT} and one another (a firewall)?"
         return Outcome(
             False, f"{len(targets)} nodes do not sum together; {one.node.name}: {why}", advice, transcript=answer.stderr

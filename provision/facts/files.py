@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from provision.facts import Fact
@@ -37,6 +39,9 @@ class File(msgspec.Struct, frozen=True):
     owner: str
     written_s: float
     sha256: str
+
+    def holds(self, content: bytes) -> bool:
+        return self.sha256 == hashlib.sha256(content).hexdigest()
 
 
 def command(python: str) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from provision.facts.files import FILES
 from provision.facts.system import SYSTEM
 from provision.operations import Change, Nothing, Operation, Run, Site, Target, Write
@@ -28,7 +26,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         )
     wanted = content(site)
     found = target.facts[FILES].get(PATH)
-    if found is None or found.sha256 != hashlib.sha256(wanted).hexdigest():
+    if found is None or not found.holds(wanted):
         changes.append(Write(f"write the names of all {len(site.targets)} nodes into {PATH}", PATH, wanted))
     return changes or Nothing("all nodes are known by name")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 from provision.facts import Unanswered
@@ -49,7 +48,7 @@ def plan_server(site: Site, target: Target) -> list[Change] | Nothing:
     wanted = content(site, target)
     found = target.facts[FILES].get(EXPORTED)
     clients = sorted(one.node.host for one in site.targets if one is not target)
-    if found is None or found.sha256 != hashlib.sha256(wanted).hexdigest():
+    if found is None or not found.holds(wanted):
         changes.append(Run("make room for our exports", ["mkdir", "-p", EXPORTED.rpartition("/")[0]]))
         changes.append(Write(f"export {folder} to {', '.join(clients)}", EXPORTED, wanted))
     if changes or len(target.facts[EXPORTS].get(folder, [])) != len(clients):  # named there as the resolver spells them

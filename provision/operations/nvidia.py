@@ -6,7 +6,6 @@ Ubuntu's own packages (sources nvidia-graphics-drivers-580-server and fabric-man
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 from provision import generations
@@ -167,7 +166,7 @@ def _services(target: Target, found: Nvidia) -> list[Change]:
 
 def _differs(target: Target, path: str, content: bytes) -> bool:
     there = target.facts[FILES].get(path)
-    return there is None or there.sha256 != hashlib.sha256(content).hexdigest()
+    return there is None or not there.holds(content)
 
 
 DRIVER = Operation("nvidia", plan)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from provision.facts.files import FILES
 from provision.facts.nodes import NODES
 from provision.facts.services import SERVICES
@@ -117,7 +115,7 @@ def _is_older(target: Target, moment_s: float) -> bool:
 
 def _differs(target: Target, path: str, content: bytes, mode: int = 0o644, owner: str = "root:root") -> bool:
     found = target.facts[FILES].get(path)
-    return found is None or (found.sha256, found.mode, found.owner) != (hashlib.sha256(content).hexdigest(), mode, owner)
+    return found is None or not found.holds(content) or (found.mode, found.owner) != (mode, owner)
 
 
 ACCOUNTS = Operation("slurm-accounts", plan_accounts)
