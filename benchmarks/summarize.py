@@ -91,7 +91,7 @@ def write(workspace: Workspace, what: Cell, repeat: int, machine: host.Host) -> 
     files.write_json(folder.run_json, run, sync=False)
     files.write_json(folder.result, result, sync=False)
     files.write_json(folder.environment("node"), machine, sync=False)
-    folder.job_script.write_text("#!/bin/bash\n" + "# as rendered\n" * 80)
+    (folder.path / "job.sh").write_text("#!/bin/bash\n" + "# as rendered\n" * 80)
     for name in ("job", "sampler", "script", *(f"rank-{rank:05d}" for rank in range(what.gpus))):
         (folder.log / f"{name}.log").touch()
     _lines(folder.events_file("controller"), [_event("rendered", -5), _event("submitted", -4)])
@@ -173,7 +173,7 @@ def cost(command: list[str]) -> Cost:
                 most = max(most, sum(one.memory_info().rss for one in tree))
             except psutil.NoSuchProcess:
                 continue
-            time.sleep(0.05)
+            time.sleep(0.25)  # to look costs milliseconds of a processor that the command wants
     if child.returncode:
         raise SystemExit(f"{' '.join(command)}: exit code {child.returncode}")
     return Cost(time.perf_counter() - began, _cpu_s() - used, most / 1e6)

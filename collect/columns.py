@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -82,11 +82,11 @@ class Table(msgspec.Struct, frozen=True):
 def table(every: Sequence[Row], shown: Sequence[Row] | None = None) -> Table:
     """The summary's rows, or those that are shown, as text; what tells rows apart and what all share is of every one."""
     rows = every if shown is None else shown
-    cells = [flat(row.cell) for row in every]
+    cells = [row.flat for row in every]
     keys = distinguishing(cells)
     keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]  # it follows the ranks
-    shared = _common(cells)
-    cells = [flat(row.cell) for row in rows]
+    common = [(heading(key), plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
+    cells = [row.flat for row in rows]
     identity = [
         Column(key, heading(key), "", _is_count(cells, key), [Text(plain(cell.get(key))) for cell in cells]) for key in keys
     ]
@@ -97,20 +97,10 @@ def table(every: Sequence[Row], shown: Sequence[Row] | None = None) -> Table:
     measured = _known(build(rows) for build in _MEASURED)
     names = Column("label", "Cell", "", False, [Text(label) for label in labels(rows)])
     return Table(
-        shared,
+        [(what, value) for what, value in common if value],
         [*identity, state, *proofs, n, *measured],
         [found for name, title, note, builds in _FURTHER if (found := _further(rows, name, title, note, builds, names)).rows],
     )
-
-
-def common(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """What all rows share, as (what, value)."""
-    return _common([flat(row.cell) for row in rows])
-
-
-def _common(cells: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    found = [(heading(key), plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
-    return [(what, value) for what, value in found if value]
 
 
 def _further(rows: Sequence[Row], name: str, title: str, note: str, builds: Sequence[_Build], names: Column) -> Further:
@@ -129,7 +119,7 @@ def labels(rows: Sequence[Row]) -> list[str]:
 
     Of the other keys that tell rows apart, a value is named where it is not the one that most rows have.
     """
-    cells = [flat(row.cell) for row in rows]
+    cells = [row.flat for row in rows]
     others = [key for key in distinguishing(cells) if key not in _ALWAYS]
     usual = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in others}
     found = []
@@ -146,23 +136,23 @@ def label_of(rows: Sequence[Row]) -> dict[str, str]:
 
 def distinguishing(cells: Sequence[dict[str, Any]]) -> list[str]:
     """The cell keys that tell the rows apart: strategy and ranks, then others as far as they are needed, usual ones first."""
+    return telling(cells, _ALWAYS, _USUAL)
+
+
+def telling(cells: Sequence[Mapping[str, Any]], always: Sequence[str], usual: Sequence[str]) -> list[str]:
+    """The fewest keys that tell cells apart: first those that are told always, then usual ones as far as they are needed."""
     keys: list[str] = []
     kinds = [0] * len(cells)  # of the cells as far as the keys tell them apart
-    for key in (*_ALWAYS, *_USUAL, *sorted({key for cell in cells for key in cell} - {*_ALWAYS, *_USUAL})):
+    for key in (*always, *usual, *sorted(set().union(*cells) - {*always, *usual})):
+        values = [repr(cell.get(key)) for cell in cells]
+        if key not in always and len({*values}) < 2:
+            continue  # as of most keys
         seen: dict[tuple[int, str], int] = {}
-        finer = [seen.setdefault((kind, repr(cell.get(key))), len(seen)) for kind, cell in zip(kinds, cells, strict=True)]
-        if key in _ALWAYS or len(seen) > len({*kinds}):
+        finer = [seen.setdefault(pair, len(seen)) for pair in zip(kinds, values, strict=True)]
+        if key in always or len(seen) > len({*kinds}):
             keys.append(key)
             kinds = finer
     return keys
-
-
-def flat(cell: dict[str, Any]) -> dict[str, Any]:
-    """Nested keys with a dot, as a matrix file may spell them."""
-    flat: dict[str, Any] = {}
-    for key, value in cell.items():
-        flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
-    return flat
 
 
 def _named(key: str, value: Any) -> str:

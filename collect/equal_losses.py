@@ -6,6 +6,7 @@ import itertools
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import polars as pl
 
 from collect.likeness import differ_only_in_launcher, families, same_work
@@ -60,30 +61,38 @@ def between(differ: str, one: LoadedCell, other: LoadedCell) -> LossComparison:
     """Compare the repeats that both have completed."""
     theirs = {run.repeat: run for run in other.completed}
     pairs = [(run, theirs[run.repeat]) for run in one.completed if run.repeat in theirs]
-    found = [worst for mine, their in pairs for worst in differences(mine.world, their.world)]
+    found = [difference for mine, their in pairs if (difference := largest(mine.world, their.world)) is not None]
     runs = [run.run_id for pair in pairs for run in pair]
-    comparison = LossComparison(differ=differ, one=one.id, other=other.id, runs=runs, steps=len(found))
+    comparison = LossComparison(differ=differ, one=one.id, other=other.id, runs=runs, steps=sum(each.steps for each in found))
     if found:
-        worst = max(found, key=lambda one: one.difference)
+        worst = max(found, key=lambda each: each.difference)
         comparison.max_difference, comparison.at_step = worst.difference, worst.step
         comparison.relative = worst.difference / worst.size if worst.size else None
     return comparison
 
 
 class Difference(NamedTuple):
-    """Two losses at a step: how far they are apart, and the mean of their magnitudes."""
+    """The two losses that are farthest apart, at which step, the mean of their magnitudes, and how many steps both have."""
 
     step: int
     difference: float
     size: float
+    steps: int
 
 
-def differences(one: pl.DataFrame, other: pl.DataFrame) -> list[Difference]:
-    """Of the world's losses, for the steps that both frames have."""
-    theirs = dict(zip(other["step"].to_list(), other["loss"].to_list(), strict=True))
-    pairs = ((step, loss, theirs.get(step)) for step, loss in zip(one["step"].to_list(), one["loss"].to_list(), strict=True))
-    return [
-        Difference(step, abs(mine - their), (abs(mine) + abs(their)) / 2)
-        for step, mine, their in pairs
-        if mine is not None and their is not None
-    ]
+def largest(one: pl.DataFrame, other: pl.DataFrame) -> Difference | None:
+    """Of the world's losses; None where no step has both."""
+    steps = one["step"].to_numpy()
+    if not np.array_equal(steps, other["step"].to_numpy()):
+        both = one.select("step", "loss").join(other.select("step", other="loss"), on="step", maintain_order="left")
+        steps, one, other = both["step"].to_numpy(), both, both.select(loss="other")
+    mine, theirs = one["loss"].to_numpy(), other["loss"].to_numpy()
+    if one["loss"].null_count() or other["loss"].null_count():  # as of few: to look for each takes longer than all the rest
+        known = (one["loss"].is_not_null() & other["loss"].is_not_null()).to_numpy()
+        steps, mine, theirs = steps[known], mine[known], theirs[known]
+    if not len(mine):
+        return None
+    apart = np.abs(mine - theirs)
+    at = int(apart.argmax())
+    size = float((abs(mine[at]) + abs(theirs[at])) / 2)
+    return Difference(int(steps[at]), float(apart[at]), size, len(mine))

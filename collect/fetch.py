@@ -1,6 +1,7 @@
 """Bring the files of runs together and hold them against what was brought before.
 
-The runs of a local cluster lie in the workspace already: what is left to do is to write down what they consist of.
+The runs of a local cluster lie in the workspace already: what is left to do is to write down what they consist of. Those
+of a cluster elsewhere are carried here first.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from collect import manifest, records
+from collect import carry, manifest, records
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.rundir import RunDir
 from shardlab.state import FINAL
@@ -36,6 +37,7 @@ class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 def fetch(workspace: Workspace, patterns: Sequence[str]) -> list[Fetched]:
     """Every run whose id matches, or every run. Raises InputError for a pattern that matches none."""
+    carry.bring(workspace, patterns)
     ids = chosen(workspace.run_ids(), patterns) if patterns else workspace.run_ids()
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # hashing and reading leave the interpreter's lock
         return list(pool.map(lambda run_id: fetch_run(RunDir(workspace.runs / run_id)), ids))

@@ -8,7 +8,7 @@ import msgspec
 import polars as pl
 
 from collect.load import Loaded, LoadedRun
-from collect.sources.steps import of_world, unwatched
+from collect.sources.steps import of_world, undisturbed
 
 
 class InstrumentCost(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -61,7 +61,7 @@ def _steps(run: LoadedRun, name: str) -> list[int]:
 
 
 def _step_ratio(run: LoadedRun, watched: list[int]) -> float | None:
-    others = of_world(unwatched(run.timed))["step_ms"]
+    others = undisturbed(run.timed, run.world)["step_ms"]
     looked_into = of_world(run.timed.filter(pl.col("step").is_in(watched)))["step_ms"]
     if others.is_empty() or looked_into.is_empty():
         return None

@@ -14,8 +14,8 @@ from shardlab.cell import Cell
 
 _MEANS = {
     "strategy", "gpus", "nnodes", "dp", "tp", "pp", "servers", "micro_batch_size", "gradient_accumulation_steps",
-    "activation_checkpointing", "compile", "options", "prove", "time_limit_s", "expect",
-    "rehearses",
+    "activation_checkpointing", "compile", "options", "prove", "time_limit_s", "hang_limit_s",
+    "expect", "rehearses",
 }  # fmt: skip
 _LENGTH = {"steps", "epochs", "warmup_steps", "global_batch_size", "schedule", "seed"}
 

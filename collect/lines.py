@@ -11,7 +11,7 @@ import msgspec
 from collect import columns
 from collect.figure import Mark
 
-_NOT_THE_WORK = ("rehearses", "expect", "time_limit_s", "prove")
+_NOT_THE_WORK = ("rehearses", "expect", "time_limit_s", "hang_limit_s", "prove")
 
 
 def alike(marks: Sequence[Mark], but: Collection[str]) -> list[list[Mark]]:

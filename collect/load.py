@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -11,16 +9,17 @@ from functools import cached_property
 import msgspec
 import polars as pl
 
-from collect import records
-from collect.metric import Measured
-from collect.records import NO_FOLDER, Damage, Records
-from collect.sources import memory, samples, steps
+from collect import metric, reading
+from collect.metric import Measured, Quantity
+from collect.records import NO_FOLDER, Damage
+from collect.sources import memory
 from collect.sources.memory import MemoryCurves
 from collect.sources.samples import Samples
-from collect.sources.steps import Recorded
+from collect.sources.steps import Frames
 from collect.traces import of_run
 from collect.traces.breakdown import Breakdown
 from collect.traces.of_run import Told
+from shardlab import cycles
 from shardlab.cell import Cell
 from shardlab.errors import InputError
 from shardlab.host import Host
@@ -30,7 +29,6 @@ from shardlab.rundir import RunDir
 from shardlab.state import Verdict
 from shardlab.workspace import Expansion, Traces, Workspace
 
-AT_ONCE = 50_000  # records of many small runs that wait to become frames
 _ATTEMPT = re.compile(r"(?P<cell>.+)-r(?P<repeat>\d+)(?:-a(?P<attempt>\d+))?")
 
 
@@ -38,7 +36,8 @@ class LoadedRun(msgspec.Struct, dict=True):
     """One run folder. run, result: None where there is none or it is damaged, then the verdict says why.
 
     steps: every recorded step; timed: the timed ones that every rank recorded; world: those, one row per step. All are empty
-    without a run.json, as the size of the world is unknown then.
+    without a run.json, as the size of the world is unknown then. quantities: its metrics, where they were computed as it was
+    read, for the cell that its run.json names (`LoadedCell.quantities` has them of every run).
     """
 
     folder: RunDir
@@ -55,6 +54,7 @@ class LoadedRun(msgspec.Struct, dict=True):
     damage: Damage
     hosts: list[Host]
     reads_traces: Traces
+    quantities: dict[str, Quantity] | None
 
     @property
     def run_id(self) -> str:
@@ -81,8 +81,8 @@ class LoadedRun(msgspec.Struct, dict=True):
 
     @property
     def resumed(self) -> bool:
-        """Whether it went on from a checkpoint: between its first timed step and its last lies time in which it did not run."""
-        return self.result is not None and self.result.resumed_from_step is not None
+        """Whether it has a result and went on from a checkpoint."""
+        return self.result is not None and self.result.resumed
 
 
 class LoadedCell(msgspec.Struct):
@@ -98,9 +98,15 @@ class LoadedCell(msgspec.Struct):
         return [run for run in self.runs if run.completed]
 
     def measured(self, run: LoadedRun) -> Measured:
-        """What a metric sees of one of this cell's runs: no telemetry of a resumed one, which covers only a part of it."""
-        seen = samples.frames({}) if run.resumed else run.samples
-        return Measured(self.cell, run.timed, run.world, seen, run.result, run.hosts, run.breakdowns, run.validation)
+        """What a metric sees of one of this cell's runs."""
+        steps = Frames(run.steps, run.timed, run.world)
+        return metric.measured(self.cell, steps, run.samples, run.result, run.hosts, run.validation, run.breakdowns)
+
+    def quantities(self, run: LoadedRun) -> dict[str, Quantity]:
+        """Every metric of one of this cell's runs that is known."""
+        if run.quantities is not None and run.run is not None and run.run.cell == self.cell:
+            return run.quantities
+        return metric.quantities(self.measured(run))
 
 
 class Loaded(msgspec.Struct):
@@ -131,21 +137,9 @@ def load(workspace: Workspace, matrix: str | None) -> Loaded:
         except (KeyError, msgspec.ValidationError) as error:
             raise InputError(f"{expansion.path}: its expansion in this workspace is not of this version: {error}.") from None
     ids_of = sorted({run_id for _, _, ids in cells for run_id in ids})
-    with _no_search_for_cycles():
+    with cycles.not_searched():
         runs = {run.run_id: run for run in _runs(workspace, ids_of, expansion.traces)}
     return Loaded(expansion, [_cell(cell_id, cell, [runs[run_id] for run_id in ids]) for cell_id, cell, ids in cells])
-
-
-@contextlib.contextmanager
-def _no_search_for_cycles() -> Iterator[None]:
-    """Millions of records come and none is part of a cycle: the search took a third of the time."""
-    searched = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if searched:
-            gc.enable()
 
 
 def _cell(cell_id: str, cell: Cell, runs: Iterable[LoadedRun]) -> LoadedCell:
@@ -160,43 +154,24 @@ def _cell(cell_id: str, cell: Cell, runs: Iterable[LoadedRun]) -> LoadedCell:
     return LoadedCell(cell_id, cell, latest, earlier)
 
 
-def _runs(workspace: Workspace, run_ids: Iterable[str], how: Traces) -> Iterator[LoadedRun]:
-    """These runs, read some at a time: as records they take several times the memory that their frames do."""
-    pending: list[tuple[RunDir, Records]] = []
-    count = 0
-    for run_id in run_ids:
-        folder = RunDir(workspace.runs / run_id)
-        found = records.read(folder)
-        pending.append((folder, found))
-        count += found.count
-        if count > AT_ONCE:
-            yield from _framed(pending, how)
-            pending, count = [], 0
-    yield from _framed(pending, how)
-
-
-def _framed(pending: Sequence[tuple[RunDir, Records]], how: Traces) -> Iterator[LoadedRun]:
-    found = [read for _, read in pending]
-    of_steps = steps.frames(
-        [Recorded(one.steps, one.run.cell.gpus, one.run.cell.dp) if one.run else Recorded({}) for one in found]
-    )
-    of_samples = samples.of_runs([one.samples for one in found])
-    for (folder, one), frames, sampled in zip(pending, of_steps, of_samples, strict=True):
-        match = _ATTEMPT.fullmatch(folder.run_id)
+def _runs(workspace: Workspace, run_ids: Sequence[str], how: Traces) -> Iterator[LoadedRun]:
+    for run_id, (found, frames, sampled, quantities) in zip(run_ids, reading.read(workspace.runs, run_ids), strict=True):
+        match = _ATTEMPT.fullmatch(run_id)
         assert match is not None
         yield LoadedRun(
-            folder=folder,
+            folder=RunDir(workspace.runs / run_id),
             repeat=int(match["repeat"]),
             attempt=int(match["attempt"] or 1),
-            verdict=one.verdict,
-            run=one.run,
-            result=one.result,
+            verdict=found.verdict,
+            run=found.run,
+            result=found.result,
             steps=frames.every,
             timed=frames.timed,
             world=frames.world,
             samples=sampled,
-            validation=one.validation,
-            damage=one.damage,
-            hosts=one.hosts,
+            validation=found.validation,
+            damage=found.damage,
+            hosts=found.hosts,
             reads_traces=how,
+            quantities=quantities,
         )

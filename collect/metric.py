@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import polars as pl
 
-from collect.sources.samples import Samples
-from collect.sources.steps import of_world, unwatched
+from collect.sources import samples
+from collect.sources.samples import Interface, Samples, Seen, of_interfaces
+from collect.sources.steps import Frames, undisturbed, window
 from shardlab import registry
 from shardlab.cell import Cell
 from shardlab.host import Host
@@ -31,7 +32,7 @@ class Quantity(msgspec.Struct, frozen=True):
     kind: str = ""
 
 
-class Measured(NamedTuple):
+class Measured(msgspec.Struct, frozen=True, dict=True):
     """What a metric sees of a run.
 
     steps: the timed steps that every rank recorded, one row per step and rank; warm-up is not in it.
@@ -51,10 +52,34 @@ class Measured(NamedTuple):
     breakdowns: Sequence[Breakdown] = ()
     validation: Sequence[ValidationRecord] = ()
 
-    @property
+    @cached_property
+    def window(self) -> tuple[float, float] | None:
+        """(first, last) wall_s of the timed steps (`steps.window`)."""
+        return window(self.steps)
+
+    @cached_property
+    def interfaces(self) -> dict[Interface, list[Seen]]:
+        """The samples of each network interface."""
+        return of_interfaces(self.samples.nics)
+
+    @cached_property
     def undisturbed(self) -> pl.DataFrame:
         """The world's steps that no instrument slowed down: what is said of times is said of these."""
-        return of_world(unwatched(self.steps)) if self.steps["watched"].any() else self.world
+        return undisturbed(self.steps, self.world)
+
+
+def measured(
+    cell: Cell,
+    steps: Frames,
+    sampled: Samples,
+    result: Result | None,
+    hosts: list[Host],
+    validation: Sequence[ValidationRecord],
+    breakdowns: Sequence[Breakdown] = (),
+) -> Measured:
+    """What a metric sees of a run of this cell: no telemetry of a resumed one, which covers only a part of it."""
+    seen = samples.frames({}) if result is not None and result.resumed else sampled
+    return Measured(cell, steps.timed, steps.world, seen, result, hosts, breakdowns, validation)
 
 
 class Compared(NamedTuple):
@@ -92,6 +117,12 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     argument: str = ""
     example: Argument | None = None
     exact: bool = False
+
+
+def quantities(run: Measured) -> dict[str, Quantity]:
+    """Every metric of a run that is known, by name, in the order of the menu."""
+    asked = ((metric.name, metric.of_run(run)) for metric in menu() if metric.of_run)
+    return {name: found for name, found in asked if found is not None}
 
 
 @cache

@@ -96,11 +96,12 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
     """The page for a report that will lie in `folder`; links to runs are relative, so that both can move together."""
     shown = excerpt.of(summary)
     table = columns.table(summary.rows, shown.rows)
-    label_of = columns.label_of(summary.rows)
+    label_of = summary.label_of
     drawn = drawings(loaded, summary)
     head_to_head = [one for one in drawn if one.kind == "head_to_head"]
     figures = [one for one in drawn if one.kind != "head_to_head"]
     reported = verdict_text.reported(summary, label_of)
+    place_of = {row.id: place for place, row in enumerate(shown.rows)}
     return render(
         TEMPLATE,
         summary=shown,
@@ -112,7 +113,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         dark=palette.DARK,
         labels=[label_of[row.id] for row in shown.rows],
         label_of=label_of,
-        place_of={row.id: place for place, row in enumerate(shown.rows)},
+        place_of=place_of,
         text=verdict_text,
         reported=reported,
         redrawn=study_tables.redraw(summary.reported),
@@ -123,7 +124,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         run_columns=_run_columns(table.columns),
         run_value=_run_value,
         state_class=_state_class,
-        place_of_runs={cell.id: provenance.cell(cell) for cell in loaded.cells},
+        place_of_runs={cell.id: provenance.cell(cell) for cell in loaded.cells if cell.id in place_of},
         figures=figures,
         head_to_head=head_to_head,
         choices=choice_text,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from collect import columns, verdict_text
+from collect import verdict_text
 from collect.columns import Column
 from collect.summary import Summary
 from collect.verdict_text import ReportedLine
@@ -34,14 +34,14 @@ def title(summary: Summary) -> str:
 
 def about(summary: Summary) -> list[str]:
     """What a reader has to know of every number: what all cells share, how spread is told, whether it is a rehearsal."""
-    shared = ", ".join(f"{what.lower()} {value}" for what, value in columns.common(summary.rows))
+    shared = ", ".join(f"{what.lower()} {value}" for what, value in summary.table.common)
     spread = f"± is half the 95 % interval of the mean over n repeats; speed-up is against {summary.baseline}"
     return [*([f"all cells: {shared}"] if shared else []), spread, *summary.remarks]
 
 
 def tables(summary: Summary) -> list[TextTable]:
     """Those that hold anything: the cells, what else was measured, claims, reported numbers."""
-    table = columns.table(summary.rows)
+    table = summary.table
     found = [
         _of_columns("summary", "Cells", table.columns, range(len(summary.rows))),
         *(_of_columns(further.name, further.title, further.columns, further.rows) for further in table.further),
@@ -65,8 +65,7 @@ def _claims(summary: Summary) -> TextTable:
 
 
 def _reported(summary: Summary) -> TextTable:
-    labels = columns.label_of(summary.rows)
-    lines: list[ReportedLine] = verdict_text.reported(summary, labels)
+    lines: list[ReportedLine] = verdict_text.reported(summary, summary.label_of)
     shared = verdict_text.grouped(verdict_text.common_reasons(summary))
     told = ". ".join([verdict_text.told(summary), *(f"Of all of them: {reason}" for reason in shared)])
     rows = [[str(getattr(line, field)) for field in _REPORTED] for line in lines]

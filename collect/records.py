@@ -10,15 +10,18 @@ from typing import TypeVar
 
 import msgspec
 
+from shardlab import files
 from shardlab.errors import InputError
 from shardlab.host import Host
 from shardlab.record import Event, Lines, Record, Result, Sample, StepRecord, ValidationRecord, read_lines
 from shardlab.run import Run
-from shardlab.rundir import RunDir, judged
+from shardlab.rundir import VALIDATION, RunDir, judged
 from shardlab.state import Verdict
 
 NO_FOLDER = Verdict("planned", "no run folder yet")
-_RANK = re.compile(r"rank-(\d{5,})\.jsonl")
+_RANK = re.compile(r"steps/rank-(\d{5,})\.jsonl")
+_HOST = re.compile(r"samples/([^/]+)\.jsonl")
+_EVENTS = re.compile(r"events\.(.*\.)?jsonl")
 
 R = TypeVar("R", bound=Record)
 
@@ -64,6 +67,7 @@ class Records(msgspec.Struct):
     validation: list[ValidationRecord]
     hosts: list[Host]
     damage: Damage
+    profiled: bool = False  # whether there is a folder for traces
 
     @property
     def count(self) -> int:
@@ -74,31 +78,20 @@ class Records(msgspec.Struct):
 def read(folder: RunDir) -> Records:
     """All records of a run, judged. Raises WorkspaceError where a file is there and cannot be opened."""
     damage = Damage()
-    if not folder.path.is_dir():
+    top = _names(folder.path)
+    if top is None:
         return Records(NO_FOLDER, None, None, {}, {}, [], [], damage)
-    names = _names(folder.path)
-    steps = {
-        int(match[1]): damage.note(f"steps/{path.name}", read_lines(path, StepRecord))
-        for path in _files(folder.path / "steps", names)
-        if (match := _RANK.fullmatch(path.name))
-    }
-    samples = {
-        path.stem: damage.note(f"samples/{path.name}", read_lines(path, Sample))
-        for path in _files(folder.path / "samples", names)
-        if path.suffix == ".jsonl"
-    }
-    validation = [
-        record
-        for path in [folder.validation_file]
-        if path.name in names
-        for record in damage.note(path.name, read_lines(path, ValidationRecord))
-    ]
-    events = [
-        event
-        for name in names
-        if name.startswith("events.") and name.endswith(".jsonl")
-        for event in damage.note(name, read_lines(folder.path / name, Event))
-    ]
+
+    def inside(name: str) -> list[str]:
+        return [f"{name}/{one}" for one in _names(f"{folder.path}/{name}") or ()] if name in top else []
+
+    def noted(name: str, kind: type[R]) -> list[R]:
+        return damage.note(name, read_lines(f"{folder.path}/{name}", kind))
+
+    steps = {int(match[1]): noted(name, StepRecord) for name in inside("steps") if (match := _RANK.fullmatch(name))}
+    samples = {match[1]: noted(name, Sample) for name in inside("samples") if (match := _HOST.fullmatch(name))}
+    validation = noted(VALIDATION, ValidationRecord) if VALIDATION in top else []
+    events = [event for name in top if _EVENTS.fullmatch(name) for event in noted(name, Event)]
     run: Run | None = None
     result: Result | None = None
     try:
@@ -107,26 +100,22 @@ def read(folder: RunDir) -> Records:
         verdict = judged(run, result, sorted(events, key=lambda event: event.wall_s), steps)
     except InputError as error:
         verdict = Verdict("unknown", str(error))
-    hosts = [host for path in _files(folder.path / "env", names) if (host := _host(path)) is not None]
-    return Records(verdict, run, result, steps, samples, validation, hosts, damage)
+    hosts = [host for name in inside("env") if (host := _host(f"{folder.path}/{name}")) is not None]
+    return Records(verdict, run, result, steps, samples, validation, hosts, damage, "trace" in top)
 
 
-def _files(folder: Path, names: list[str]) -> list[Path]:
-    """The files of a folder in the run's, by name; `names`: what is in the run's."""
-    return [folder / name for name in _names(folder)] if folder.name in names else []
-
-
-def _names(folder: Path) -> list[str]:
+def _names(folder: Path | str) -> list[str] | None:
+    """What is in a folder, by name, or None where there is none."""
     try:
-        return sorted(entry.name for entry in os.scandir(folder))
+        return sorted(os.listdir(folder))  # noqa: PTH208 - names; an object for each takes most of the time
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        return None
 
 
-def _host(path: Path) -> Host | None:
+def _host(path: str) -> Host | None:
     """What a host said it is; a file that is damaged says nothing."""
     try:
-        return _decoded(path.read_bytes()) if path.suffix == ".json" else None
+        return _decoded(files.read(path)) if path.endswith(".json") else None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -21,7 +22,15 @@ class RunRow(msgspec.Struct):
     metrics: dict[str, float]
 
 
-class Row(msgspec.Struct):
+def flat(cell: dict[str, Any]) -> dict[str, Any]:
+    """Nested keys with a dot, as a matrix file may spell them."""
+    flat: dict[str, Any] = {}
+    for key, value in cell.items():
+        flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
+
+
+class Row(msgspec.Struct, dict=True):
     """A cell. n: completed repeats, over which the metrics are; states: how many repeats are in which state."""
 
     id: str
@@ -33,6 +42,11 @@ class Row(msgspec.Struct):
     baseline: str | None  # the cell that speed-up is against
     metrics: dict[str, Estimate]
     runs: list[RunRow]
+
+    @cached_property
+    def flat(self) -> dict[str, Any]:
+        """The cell with dotted keys: every table asks for them."""
+        return flat(self.cell)
 
     @property
     def is_ranked(self) -> bool:

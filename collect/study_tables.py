@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from collect import columns
+from collect.row import flat
 from collect.verdicts.reported import Beside
 
 LENGTHS = ("steps", "epochs")  # a study sets numbers of its short runs and of its long ones into one row
@@ -80,7 +81,7 @@ def redraw(entries: Sequence[Beside]) -> Redrawn:
     groups: dict[str, list[_Placed]] = {}
     for place, entry in enumerate(entries):
         where, _, qualifier = entry.where.partition(", ")
-        cell = {key: columns.plain(value) for key, value in columns.flat(entry.cell).items()}
+        cell = {key: columns.plain(value) for key, value in flat(entry.cell).items()}
         cell |= {OF: entry.of} if entry.of else {}
         groups.setdefault(where, []).append(_Placed(place, cell, (entry.metric, qualifier)))
     drawn = sorted((where for where in groups if len(groups[where]) >= FEWEST), key=_number)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from collect import equal_losses, instrument_cost, telemetry, trace_tables
+from collect import columns, equal_losses, instrument_cost, telemetry, trace_tables
 from collect.choices.family import Family, choose
+from collect.columns import Table
 from collect.equal_losses import LossComparison
 from collect.instrument_cost import InstrumentCost
 from collect.likeness import baseline_of, families
-from collect.load import Loaded, LoadedCell, LoadedRun
+from collect.load import Loaded, LoadedCell
 from collect.metric import Compared, Quantity, menu
 from collect.records import NO_FOLDER
 from collect.row import Row, RunRow
@@ -61,7 +63,7 @@ class Outlier(msgspec.Struct):
     median: float
 
 
-class Summary(msgspec.Struct):
+class Summary(msgspec.Struct, dict=True):
     """report/summary.json."""
 
     schema: int
@@ -88,6 +90,16 @@ class Summary(msgspec.Struct):
     collectives: list[Collective]
     operators: list[OperatorDifferences]
     damage: list[DamagedRun]
+
+    @cached_property
+    def table(self) -> Table:
+        """The rows as text."""
+        return columns.table(self.rows)
+
+    @cached_property
+    def label_of(self) -> dict[str, str]:
+        """The label of each row, by its id."""
+        return columns.label_of(self.rows)
 
 
 def summarize(loaded: Loaded, baseline: str) -> Summary:
@@ -165,7 +177,7 @@ def _row(cell: LoadedCell) -> Row:
     measured: dict[str, list[Quantity]] = {}
     runs = []
     for run in cell.runs:
-        quantities = _quantities(cell, run) if run.completed else {}
+        quantities = cell.quantities(run) if run.completed else {}
         for name, quantity in quantities.items():
             measured.setdefault(name, []).append(quantity)
         values = {name: quantity.value for name, quantity in quantities.items()}
@@ -185,12 +197,6 @@ def _row(cell: LoadedCell) -> Row:
     )
 
 
-def _quantities(cell: LoadedCell, run: LoadedRun) -> dict[str, Quantity]:
-    measured = cell.measured(run)
-    asked = ((metric.name, metric.of_run(measured)) for metric in menu() if metric.of_run)
-    return {name: found for name, found in asked if found is not None}
-
-
 def _over_repeats(values: list[Quantity]) -> Estimate | None:
     """The repeats as one number, or None where they are of different kinds or units and have no common mean."""
     if len({(quantity.unit, quantity.kind) for quantity in values}) > 1:
@@ -201,19 +207,16 @@ def _over_repeats(values: list[Quantity]) -> Estimate | None:
 def _compare(cells: list[LoadedCell], rows: list[Row], baseline: str) -> None:
     """Add the metrics that set a cell beside its baseline; what is of another unit or kind there is not compared."""
     row_of = {row.id: row for row in rows}
+    compared = [metric for metric in menu() if metric.of_cells is not None]
     for cell, family in ((cell, alike) for alike in families(cells) for cell in alike):
         row, against = row_of[cell.id], baseline_of(cell, family, baseline)
         if against is None or _is_different(row) or _is_different(row_of[against.id]):
             continue
-        for metric in menu():
+        for metric in compared:
             mine, theirs = (one.metrics.get(metric.compares) for one in (row, row_of[against.id]))
-            if (
-                metric.of_cells is None
-                or mine is None
-                or theirs is None
-                or (mine.unit, mine.kind) != (theirs.unit, theirs.kind)
-            ):
+            if mine is None or theirs is None or (mine.unit, mine.kind) != (theirs.unit, theirs.kind):
                 continue
+            assert metric.of_cells is not None
             quantity = metric.of_cells(Compared(cell.cell, mine.value, against.cell, theirs.value))
             if quantity is not None:
                 value = quantity.value

@@ -44,7 +44,8 @@ def summary(summarized: Summary) -> pl.DataFrame:
             flat |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
             flat |= {f"{name}_unit": found.unit, f"{name}_kind": found.kind}
         rows.append(flat | {"rehearsal": summarized.rehearsal})
-    return pl.DataFrame({key: [row.get(key) for row in rows] for key in schema}, schema=schema)
+    known = {key for row in rows for key in row}  # a few of hundreds of columns
+    return pl.DataFrame({key: [row.get(key) for row in rows] if key in known else [None] * len(rows) for key in schema}, schema)
 
 
 def steps(loaded: Loaded) -> pl.DataFrame:

@@ -15,7 +15,7 @@ STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red
 
 def show(output: Output, summary: Summary) -> None:
     """The table, then what a reader has to know to believe it."""
-    every, labels = summary.rows, columns.label_of(summary.rows)
+    every, labels = summary.rows, summary.label_of
     summary = excerpt.of(summary)
     table = columns.table(every, summary.rows)
     about = ", ".join(f"{what.lower()} {value}" for what, value in table.common)
@@ -90,7 +90,7 @@ def verdicts(output: Output, summary: Summary) -> None:
         for note in verdict.notes if verdict.verdict == "contradicted" else ():
             output.line(f"  noted of the same place: {note}")
     if summary.reported:
-        lines = verdict_text.reported(summary, columns.label_of(summary.rows))
+        lines = verdict_text.reported(summary, summary.label_of)
         fields = ("where", "cell", "metric", "printed", "measured", "spread", "n", "ratio", "agrees", "says")
         shown = [[str(getattr(line, field)) for field in fields] for line in lines]
         heads = ["Where", "Cell", "Metric", "Reported", "Measured", "95 % interval", "n", "Ratio", "", "Why"]

@@ -102,8 +102,11 @@ def _rounding(cell: LoadedCell, metric: Metric) -> Rounding | None:
     assert metric.of_run is not None
     exact, like_hta = [], []
     for run in cell.completed:
+        if not run.traces.like_hta:
+            continue
         measured = cell.measured(run)
-        pair = [metric.of_run(measured._replace(breakdowns=told)) for told in (run.traces.exact, run.traces.like_hta)]
+        both = (msgspec.structs.replace(measured, breakdowns=told) for told in (run.traces.exact, run.traces.like_hta))
+        pair = [metric.of_run(one) for one in both]
         if pair[0] and pair[1]:
             exact.append(pair[0].value)
             like_hta.append(pair[1].value)

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from collect import columns
 from collect.load import Loaded, LoadedCell, LoadedRun
 from collect.sources import steps
 from collect.summary import Summary
@@ -42,7 +41,7 @@ class Tracked(msgspec.Struct, frozen=True):
 
 def runs(loaded: Loaded, summary: Summary) -> list[Tracked]:
     """Every run folder that is there, earlier attempts too."""
-    labels = columns.label_of(summary.rows)
+    labels = summary.label_of
     metrics = {
         run.run_id: {name: float(value) for name, value in run.metrics.items()} for row in summary.rows for run in row.runs
     }

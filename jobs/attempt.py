@@ -2,37 +2,48 @@
 
     python -m jobs.attempt RUN_DIR -- COMMAND...
 
-Exit codes: the command's own; 75 where the run is claimed already; 124 at the time limit; 143 where it was cancelled.
+In a Slurm job COMMAND is a job step over all nodes, and telemetry is started there (jobs.node).
+Exit codes: the command's own; 75 where the run is claimed already; 124 at the time limit and where it hung; 143 where it was
+told to end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
-from socket import gethostname
 from types import FrameType
 from typing import Any
 
 import psutil
 
-from shardlab import console, host
-from shardlab.errors import InputError, WorkspaceError
+from jobs import claim, meeting, on_node
+from jobs.launcher import launcher
+from jobs.progress import Progress
+from jobs.slurm import query, states
+from jobs.slurm.commands import call, is_down
+from shardlab import checkpoint, code, console, host
+from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.run import SAVE_AT
 from shardlab.rundir import RunDir
 
-CLAIMED, TIMEOUT, CANCELLED = 75, 124, 143
-SAMPLES_PER_S = 2
+CLAIMED, OUT_OF_TIME, TOLD = 75, 124, 143
 # So long before the time limit, or this share of a short limit, ranks that keep checkpoints save.
 SAVE_S, SAVE_SHARE = 60.0, 0.2
-GRACE_S = 10.0  # from SIGTERM to SIGKILL, so that ranks can close their records
-MARK = "SHARDLAB_RUN"  # in the environment of every process of a run, by which one that got away is found
-_PR_SET_PDEATHSIG = 1
+CANCELLED = "cancelled while it ran"
+# Its own time limit, another job's turn, a failing node, a person: the batch step is told of all of them alike, and only Slurm
+# can say which it was; until it does, this is a failure.
+TOLD_WHY = "Slurm told it to end (SIGTERM)"
+AGAIN = {  # the ends after which Slurm is asked to start a run again, and why
+    "timeout": "its time was up, and it left a checkpoint to go on from",
+    "preempted": "it had to make way for another job",
+}
+SLURM_S = 5.0  # how often a controller that is away is looked for, by each run that waits for it
+LOOK_S = 1.0  # how often the run's folder is looked at for what others wrote there
+OVERLAP_S = 3 * LOOK_S  # so long a start after a requeue lets an earlier one on a lost node find out that it is over
 
 
 class Attempt:
@@ -42,115 +53,151 @@ class Attempt:
         self.folder = folder
         self.command = command
         self.run = folder.read_run()
-        self.cancelled = False
+        self.in_slurm = self.run.scheduler == "slurm"
+        self.told = False  # to end, by SIGTERM
+        self.begun = time.time()  # what a person asked before was not asked of this start
+        self.look = 0.0  # when the run's folder is to be looked at again
+        self.why = ""
 
     def main(self) -> int:
-        try:
-            self.folder.claim.mkdir()
-        except FileExistsError:
+        taken = claim.take(self.folder)
+        if taken is None:
             print(f"{self.folder.run_id}: claimed already; this start does nothing.", file=sys.stderr)
             return CLAIMED
-        except OSError as error:
-            raise WorkspaceError.from_os_error(error, "claim") from error
-        signal.signal(signal.SIGTERM, self._cancel)
+        if taken == "again":
+            time.sleep(OVERLAP_S)
+            claim.set_aside(self.folder)
+        signal.signal(signal.SIGTERM, self._take_note)
         me = psutil.Process()
-        self._event("started", pid=me.pid, created=me.create_time(), boot_id=host.boot_id())
-        sampler = self._start_sampler()
-        kills_before = _oom_kills()
-        code, reason = self._run_command()
-        _end(sampler, signal.SIGTERM, 2.0)
-        _end_strays(str(self.folder.path))
-        if code != 0 and reason is None and _oom_kills() > kills_before:
+        place = {"job": claim.job(), "restarts": claim.restarts()} if self.in_slurm else {}
+        self._event("started", pid=me.pid, created=me.create_time(), boot_id=host.boot_id(), **place)
+        try:
+            extra = self._prepared()
+        except ShardlabError as error:
+            self._event("exited", code=1, reason="failed", why=str(error))
+            raise
+        saved = _saved_step(self.folder)
+        sampler = on_node.start_sampler(self.folder) if not self.in_slurm else None
+        kills_before = on_node.oom_kills()
+        code, reason = self._run_command(extra)
+        if sampler is not None:
+            on_node.end(sampler, signal.SIGTERM, 2.0)
+        on_node.end_strays(str(self.folder.path))
+        if not self.in_slurm and code != 0 and reason is None and on_node.oom_kills() > kills_before:
             self._event("oom", why="out of host memory: the kernel's OOM killer ended a process during the run")
-        self._event("exited", code=code, reason=reason, why=self._why(reason))
-        return {"timeout": TIMEOUT, "cancelled": CANCELLED}.get(reason or "", code)
+        if reason is None and code != 0 and self._asked_to_end():
+            reason, self.why = "cancelled", CANCELLED
+        elif reason is None and code != 0 and self.in_slurm and self.told:  # its ranks were faster
+            reason, self.why = "told", TOLD_WHY
+        elif reason is None and code != 0 and self.in_slurm and query.is_preempted(claim.job()):
+            reason, self.why = "preempted", states.WHY["PREEMPTED"]
+        if reason == "superseded":
+            return CLAIMED
+        self._event("exited", code=code, reason=reason, why=self.why, steps=self._counted(code, reason))
+        if self._goes_on(saved):
+            self._wait_for_slurm()
+            self._event("requeued", why=AGAIN[self.folder.judge().state])
+            call(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
+        return {"timeout": OUT_OF_TIME, "hung": OUT_OF_TIME, "cancelled": TOLD}.get(reason or "", code)
+
+    def _prepared(self) -> dict[str, str]:
+        """What the ranks' environment gets on top. Raises ShardlabError where the run may not be made as it was submitted."""
+        if self.run.environment is not None and (now := code.digest()) != self.run.environment:
+            raise ShardlabError(
+                f"the packages or shardlab's source changed since it was submitted ({self.run.environment}, now {now}); "
+                f"`jobs retry {self.run.run_id}` makes it with what is there now."
+            )
+        if claim.restarts() > self.run.requeues:
+            raise ShardlabError(f"Slurm has started it again {claim.restarts()} times; allowed: {self.run.requeues}.")
+        self._wait_for_slurm()
+        place = meeting.call_together(self.run.world.nnodes)
+        return place | launcher(self.run.launcher).prepare(self.folder, self.run)
+
+    def _wait_for_slurm(self) -> None:
+        """Without its controller no step starts and no job is requeued: this run would fail, and with it each one behind it in
+        the same allocation. What the run is to end for meanwhile is seen to when it goes on."""
+        said = False
+        while self.in_slurm and is_down() and not (self.told or self._asked_to_end() or claim.lost(self.folder)):
+            if not said:
+                print(f"{self.folder.run_id}: Slurm's controller does not answer; waiting for it.", file=sys.stderr)
+            said = True
+            time.sleep(SLURM_S)
 
     def _event(self, event: str, **data: Any) -> None:
         self.folder.write_event("attempt", event, **data)
 
-    def _cancel(self, _number: int, _frame: FrameType | None) -> None:
-        self.cancelled = True
+    def _take_note(self, _number: int, _frame: FrameType | None) -> None:
+        self.told = True
 
-    def _start_sampler(self) -> subprocess.Popen[bytes]:
-        out = self.folder.samples_file(gethostname())
-        command = [sys.executable, "-m", "collect", "sample", f"--out={out}", f"--hz={SAMPLES_PER_S}"]
-        command.append(f"--parent={os.getpid()}")  # it ends when we do, however we end
-        with (self.folder.log / "sampler.log").open("ab") as log:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def _run_command(self) -> tuple[int, str | None]:
+    def _run_command(self, extra: dict[str, str]) -> tuple[int, str | None]:
         """(exit code, why we ended it or None); a signal's number comes as 128 + number, as in a shell."""
-        limit = self.run.cell.time_limit_s
+        limit = self.run.limit_s or self.run.cell.time_limit_s
         deadline = time.monotonic() + limit if limit else float("inf")
         with self.folder.job_log.open("ab") as log:
-            ranks = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, MARK: str(self.folder.path), **_save_at(limit)},
-                start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
-            )
-        reason = None
+            environment = {**os.environ, **extra, on_node.MARK: str(self.folder.path), **_save_at(limit)}
+            ranks = on_node.start(self.command, log.fileno(), environment)
+        progress, reason = Progress(self.folder, self.run.cell.hang_limit_s), None
         while (code := ranks.poll()) is None:
-            if self.cancelled or time.monotonic() > deadline:
-                reason = "cancelled" if self.cancelled else "timeout"
-                code = _end(ranks, signal.SIGTERM, GRACE_S)
+            if (reason := self._reason_to_end(deadline, progress)) is not None:
+                self.why = self._why(reason, limit, progress)  # before the end of the ranks, which may write more
+                code = on_node.end(ranks, signal.SIGTERM, on_node.GRACE_S)
                 break
             time.sleep(0.05)
         return (128 - code if code < 0 else code), reason
 
-    def _why(self, reason: str | None) -> str:
-        if reason == "timeout":
-            return f"ended at its time limit of {self.run.cell.time_limit_s} s"
-        return "cancelled while it ran" if reason == "cancelled" else ""
+    def _reason_to_end(self, deadline: float, progress: Progress) -> str | None:
+        if time.monotonic() > self.look:
+            self.look = time.monotonic() + LOOK_S
+            if claim.lost(self.folder):
+                return "superseded"
+            if self._asked_to_end():
+                return "cancelled"
+        if self.told:
+            return "cancelled" if not self.in_slurm or self._asked_to_end() else "told"
+        if time.monotonic() > deadline:
+            return "timeout"
+        return "hung" if progress.is_over() else None
+
+    def _asked_to_end(self) -> bool:
+        """Whether a person said so, from whatever machine, since this start."""
+        return any(event.event == "cancel_requested" and event.wall_s > self.begun for event in self.folder.events())
+
+    def _goes_on(self, saved: int) -> bool:
+        """Whether Slurm is to start it again: another job came first, or its time was up and it came further than where it
+        began."""
+        ended = self.folder.judge().state
+        return (
+            self.in_slurm
+            and ended in AGAIN
+            and ended not in self.run.cell.expect
+            and claim.restarts() < self.run.requeues
+            and (ended == "preempted" or _saved_step(self.folder) > saved)
+        )
+
+    def _counted(self, code: int, reason: str | None) -> int | None:
+        """The steps that all ranks recorded, once here: to know that a run is complete nobody has to read them all again."""
+        if code != 0 or reason is not None:
+            return None
+        with contextlib.suppress(WorkspaceError):
+            return self.folder.timed_steps(self.run.cell.gpus)
+        return None
+
+    def _why(self, reason: str, limit: int | None, progress: Progress) -> str:
+        if reason == "hung":
+            return progress.why()
+        said = {"timeout": f"ended at its time limit of {limit} s", "cancelled": CANCELLED, "told": TOLD_WHY}
+        return said.get(reason, "")
+
+
+def _saved_step(folder: RunDir) -> int:
+    """The step of its newest checkpoint, 0 without one."""
+    return max((checkpoint.step_of(path) for path in checkpoint.whole(folder.path)), default=0)
 
 
 def _save_at(limit_s: int | None) -> dict[str, str]:
     """When ranks are to save and end by themselves, for their environment. By the clock rather than by a signal: not every
     launcher hands a signal on to its ranks."""
     return {SAVE_AT: f"{time.time() + limit_s - min(SAVE_S, SAVE_SHARE * limit_s):.3f}"} if limit_s else {}
-
-
-def _end(process: subprocess.Popen[bytes], first: signal.Signals, grace_s: float) -> int:
-    """Ask a process group or process to end, then make it; its exit code."""
-    try:
-        os.kill(process.pid, first)
-        return process.wait(grace_s)
-    except ProcessLookupError:
-        return process.wait()
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
-
-
-def _end_strays(mark: str) -> None:
-    """Kill what the run left behind, in whatever session: launchers give each rank a session of its own."""
-    while strays := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
-        for process in strays:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(strays, timeout=1)
-
-
-def _is_marked(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
-    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
-        return False
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _oom_kills() -> int:
-    """Processes that the kernel killed for want of memory since boot; 0 where it does not count them."""
-    for line in Path("/proc/vmstat").read_text().splitlines():
-        if line.startswith("oom_kill "):
-            return int(line.split()[1])
-    return 0
 
 
 def main(argv: list[str]) -> int:

@@ -7,13 +7,15 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jobs import menus, plan, render, submit, views, watch
+from jobs import forward, menus, plan, render, submit, views, watch
+from jobs.left import Left
+from jobs.scheduler import Full, How, scheduler
 from jobs.select import select
 from shardlab import cluster, console, state
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.workspace import Workspace, chosen
 
 EXAMPLES = {
     "plan": "jobs plan --matrix quickstart",
@@ -26,6 +28,7 @@ EXAMPLES = {
     "matrices": "jobs matrices",
     "strategies": "jobs strategies --json",
     "workloads": "jobs workloads",
+    "launchers": "jobs launchers",
 }
 EPILOG = """example:
   jobs submit --matrix quickstart --wait
@@ -65,9 +68,12 @@ def parser() -> console.Parser:
     added = verb("submit", _submit, "render what is new and send it; what has run is not run again")
     _of_a_matrix(added)
     _may_wait(added)
+    added.add_argument("--after", metavar="RUN", help="on Slurm: start when these have ended (a run id or shell pattern)")
     added.add_argument("--dry-run", action="store_true", help="print what would be sent, with -v the scripts too")
     resume_help = "go on from the checkpoint of a run that differs in nothing but its ranks (gathered ones: or its strategy)"
     added.add_argument("--resume-from", metavar="RUN", help=resume_help)
+
+    _may_share(added)
 
     added = verb("status", _status, "show the state of runs, by their records and their scheduler")
     _of_runs(added)
@@ -80,6 +86,7 @@ def parser() -> console.Parser:
     added = verb("retry", _retry, "send a new attempt of runs that did not end well")
     _of_runs(added)
     _may_wait(added)
+    _may_share(added)
     added.add_argument("--only", default=RETRIED, metavar="STATE,...", help=f"states to try again (default: {RETRIED})")
 
     added = verb("logs", _logs, "print what the ranks of a run printed")
@@ -90,6 +97,7 @@ def parser() -> console.Parser:
     verb("matrices", _menu(menus.matrices), "list the matrices that ship with shardlab")
     verb("strategies", _menu(menus.strategies), "list the strategies and their options")
     verb("workloads", _menu(menus.workloads), "list the workloads and their options")
+    verb("launchers", _menu(menus.launchers), "list the launchers: how the ranks of a run are started")
     return top
 
 
@@ -113,10 +121,23 @@ def _may_wait(added: argparse.ArgumentParser) -> None:
     added.add_argument("--wait", action="store_true", help="stay until all have ended; exit 1 if one did not end well")
 
 
+def _may_share(added: argparse.ArgumentParser) -> None:
+    added.add_argument("--max-parallel", type=int, metavar="N", help="on Slurm: at most N runs at a time")
+    added.add_argument("--pack", action="store_true", help="on Slurm: one allocation for runs that ask for the same, in turn")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
-    arguments = parser().parse_args(argv)
-    return console.run(lambda: int(arguments.run(arguments)))
+    """Run the command, here or where its cluster is; its exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser().parse_args(words)
+
+    def command() -> int:
+        there = forward.elsewhere(arguments, workspace := _workspace(arguments))
+        if there is not None:
+            return forward.run(there, arguments, words, workspace)
+        return int(arguments.run(arguments))
+
+    return console.run(command)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -147,20 +168,21 @@ def _submit(arguments: argparse.Namespace) -> int:
     out, workspace = Output.of(arguments), _workspace(arguments)
     planned = _planned(arguments, workspace)
     plan.must_fit(planned)
+    forward.must_suit(planned.source.where, workspace)
     if arguments.dry_run:
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
         views.steps(out, steps, sent=False)
-        views.scripts(out, steps, workspace)
+        views.scripts(out, steps, workspace, planned.source)
         out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
         return 0
+    after = tuple(chosen(workspace.run_ids(), [arguments.after])) if arguments.after else ()
     with workspace.alone():
+        for sentence in scheduler(planned.source.scheduler).resolve(workspace):
+            out.remark(sentence)
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
         render.keep(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
-        submit.send(workspace, steps)
-    views.steps(out, steps, sent=True)
-    for remark in planned.remarks:
-        out.remark(f"note: {remark}")
-    return watch.finish(out, workspace, [step.run.run_id for step in steps], wait=arguments.wait)
+        left = _send(arguments, workspace, steps, planned.source, after)
+    return _sent(arguments, workspace, steps, left, planned.remarks)
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -192,14 +214,56 @@ def _retry(arguments: argparse.Namespace) -> int:
     found = select(workspace, arguments.runs, arguments.matrix, arguments.where)
     source = render.source("", cluster.find(None, workspace.path), workspace)
     with workspace.alone():
+        for sentence in scheduler(source.scheduler).resolve(workspace):
+            out.remark(sentence)
         steps = submit.retry(workspace, [RunDir(workspace.runs / one.id) for one in found], only, source)
-        submit.send(workspace, steps)
-    views.steps(out, steps, sent=True)
-    return watch.finish(out, workspace, [step.run.run_id for step in steps], wait=arguments.wait)
+        left = _send(arguments, workspace, steps, source)
+    return _sent(arguments, workspace, steps, left)
 
 
 def _logs(arguments: argparse.Namespace) -> int:
     return watch.logs(_workspace(arguments), arguments.run_id, arguments.rank, follow=arguments.follow)
+
+
+def _send(
+    arguments: argparse.Namespace,
+    workspace: Workspace,
+    steps: Sequence[submit.Step],
+    source: render.Source,
+    after: tuple[str, ...] = (),
+) -> Left | None:
+    """Send what is to be sent; for a command that waits, what there was no room for. Raises ShardlabError."""
+    how = _how(arguments, after)
+    try:
+        submit.send(workspace, steps, source, how)
+    except Full as full:
+        if not arguments.wait:
+            raise
+        return Left(workspace, source.scheduler, how, full)
+    return None
+
+
+def _sent(
+    arguments: argparse.Namespace,
+    workspace: Workspace,
+    steps: Sequence[submit.Step],
+    left: Left | None,
+    remarks: Sequence[str] = (),
+) -> int:
+    """Say what was sent, and stay if asked to; the exit code."""
+    out = Output.of(arguments)
+    views.steps(out, steps, sent=True, waiting={folder.run_id for folder in left.folders} if left else ())
+    for remark in remarks:
+        out.remark(f"note: {remark}")
+    if left:
+        out.remark(f"note: Slurm takes no more for now ({left.problem}); the rest is sent as there is room.")
+    return watch.finish(out, workspace, [step.run.run_id for step in steps], wait=arguments.wait, left=left)
+
+
+def _how(arguments: argparse.Namespace, after: tuple[str, ...] = ()) -> How:
+    if arguments.max_parallel is not None and not 1 <= arguments.max_parallel <= 100_000:
+        raise InputError(f"--max-parallel: found {arguments.max_parallel}. Allowed: 1 to 100000.")
+    return How(at_once=arguments.max_parallel, pack=arguments.pack, after=after)
 
 
 def _menu(show: Callable[[Output], None]) -> Callable[[argparse.Namespace], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import msgspec
@@ -9,21 +10,47 @@ import msgspec
 from shardlab import registry
 from shardlab.errors import UnknownName
 from shardlab.run import Run
+from shardlab.rundir import RunDir
+
+
+def _nothing(_folder: RunDir, _run: Run) -> dict[str, str]:
+    return {}
 
 
 class Launcher(msgspec.Struct, frozen=True):
     """A launcher on the menu.
 
-    rehearsal: what it starts shows that the line works, not how fast it is. command: argv that starts all ranks of a run on
-    this node, to be run in the run's folder, for a path of the Python interpreter.
+    rehearsal: what it starts shows that the line works, not how fast it is. several_nodes: whether it can start ranks on more
+    than one. command: argv that starts all ranks of a run on this node, to be run in the run's folder, for a path of the
+    Python interpreter. task: the same for one task of a job step, of which each node has one (per_rank: one a rank); words
+    may hold what jobs.node knows there, as $SHARDLAB_ADDRESS. prepare: what a start of the run needs written into its folder
+    first, on the job's first node; gives what all of it gets into its environment. sbatch: what its script asks of Slurm on
+    top, in long form without the dashes.
     """
 
     name: str
     summary: str
     rehearsal: bool
+    several_nodes: bool
     command: Callable[[Run, str], list[str]]
+    task: Callable[[Run, str], list[str]]
+    per_rank: bool = False
+    prepare: Callable[[RunDir, Run], dict[str, str]] = _nothing
+    sbatch: tuple[str, ...] = ()
+
+    def srun(self, run: Run, python: str) -> list[str]:
+        """argv that starts all ranks from within a job: a step with its tasks, which ends as a whole when one fails."""
+        tasks = run.world.nproc_per_node if self.per_rank else 1
+        step = [
+            "srun", f"--nodes={run.world.nnodes}", f"--ntasks-per-node={tasks}", "--kill-on-bad-exit=1", "--cpu-bind=none",
+            "--unbuffered",
+        ]  # fmt: skip
+        if self.per_rank:
+            step.append("--distribution=block")  # ranks that follow each other share a node, as with the other launchers
+        return [*step, python, "-m", "jobs.node", ".", "--", *self.task(run, python)]
 
 
+@functools.cache
 def launchers() -> dict[str, Launcher]:
     """Every launcher by name."""
     return {module.LAUNCHER.name: module.LAUNCHER for module in registry.load_all("jobs.launchers")}

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from jobs import launcher
 from shardlab import matrix
 from shardlab.console import Output
 from trainers import menu
@@ -47,6 +48,18 @@ def workloads(out: Output) -> None:
                 "options": msgspec.to_builtins(w.options),
             }
             for w in found
+        ]
+    )
+
+
+def launchers(out: Output) -> None:
+    found = list(launcher.launchers().values())
+    rows = [[one.name, one.summary, "yes" if one.several_nodes else "no", "yes" if one.rehearsal else "no"] for one in found]
+    out.table("launchers", ["name", "what it starts", "several nodes", "rehearsal"], rows)
+    out.document(
+        [
+            {"name": one.name, "summary": one.summary, "several_nodes": one.several_nodes, "rehearsal": one.rehearsal}
+            for one in found
         ]
     )
 

@@ -13,6 +13,7 @@ from jobs.resolve import Machine, Misfit, misfits, resolve
 from jobs.select import condition, holds
 from shardlab import cluster, host, matrix
 from shardlab.cell import Cell
+from shardlab.cluster import Cluster
 from shardlab.errors import InputError
 from shardlab.matrix import Matrix
 from shardlab.rundir import RunDir
@@ -54,14 +55,13 @@ def of(
         raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
     asked = matrix.load(matrix.find(name))
     where_runs = cluster.find(Path(cluster_file) if cluster_file else None, workspace.path)
-    if where_runs.provider != "local":
+    if where_runs.provider != "local" and where_runs.slurm is None:
         raise InputError(
-            f"the cluster {where_runs.name}: runs go to provider local so far, not to {where_runs.provider}. "
-            "Allowed: --cluster with another file, or none."
+            f"the cluster {where_runs.name}: it has no Slurm to send runs to. "
+            "Allowed: a cluster file with slurm, --cluster with another file, or none."
         )
-    here = host.observe()
-    machine = Machine(nodes=1, gpus=len(here.gpus) if here.gpus else None)
-    cells = resolve(asked)
+    machine = _machine(where_runs)
+    cells = resolve(asked, per_node=machine.gpus if where_runs.slurm else None)
     if scale == "tiny":
         cells = tiny.twins(cells, menu.workloads())
     chosen = [cell for cell in cells if where is None or holds(condition(where), cell)]
@@ -74,9 +74,16 @@ def of(
         cells=chosen,
         repeats=repeats or asked.file.repeats,
         source=render.source(runs_as, where_runs, workspace),
-        remarks=_remarks(chosen, machine),
+        remarks=_remarks(chosen, machine, where_runs),
         misfits=misfits(asked, cells, machine, chosen),
     )
+
+
+def _machine(where: Cluster) -> Machine:
+    if where.slurm is not None:
+        return Machine(nodes=len(where.with_role("worker")), gpus=where.gpus.per_node or None if where.gpus else None)
+    here = host.observe()
+    return Machine(nodes=1, gpus=len(here.gpus) if here.gpus else None)
 
 
 def must_fit(plan: Plan) -> None:
@@ -93,15 +100,17 @@ def render_all(plan: Plan, runs: Path) -> list[RunDir]:
             run = render.run_of(cell, repeat, 1, plan.source)
             existing = RunDir(runs / run.run_id)
             if not existing.path.exists() or existing.judge().state == "planned":
-                folders.append(render.write(run, runs))
+                folders.append(render.write(run, runs, plan.source))
     return folders
 
 
-def _remarks(cells: Sequence[Cell], machine: Machine) -> list[str]:
+def _remarks(cells: Sequence[Cell], machine: Machine, where: Cluster) -> list[str]:
     remarks = tiny.dropped([cell.rehearses for cell in cells if cell.rehearses])
     processors = len(os.sched_getaffinity(0))
     most = max(cell.gpus for cell in cells)
-    if machine.gpus is None:
+    if where.provider == "virtual":
+        remarks.append("practice nodes: their GPUs are known to Slurm alone; every rank is a process on this machine's CPU.")
+    elif where.slurm is None and machine.gpus is None:
         remarks.append("no GPU here: every rank is a process on the CPU.")
         if most > processors:
             remarks.append(f"up to {most} ranks share {processors} processors: their timings say little.")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from jobs.schedulers import local
+from jobs.scheduler import Own, Seen, apart, scheduler
+from shardlab import cycles
 from shardlab.errors import ShardlabError
 from shardlab.record import StepRecord
 from shardlab.run import Run, attempt_of
@@ -36,35 +37,68 @@ class Status(msgspec.Struct, kw_only=True):
     expected: bool  # completed, or an end that the cell says is proper
 
 
-def status(workspace: Workspace, folder: RunDir) -> Status:
-    """The status of one run; a folder that cannot be read is `unknown`, with the reason."""
+def statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
+    """The status of each run, of one question to its scheduler; a folder that cannot be read is `unknown`, with the reason."""
+    with cycles.not_searched():
+        return _statuses(workspace, folders)
+
+
+def _statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
+    read = [_read(folder) for folder in folders]
+    seen: dict[str, Seen] = {}
+    for name, runs in apart(one for one in read if isinstance(one, Own)).items():
+        found = scheduler(name).observe(workspace, runs)
+        seen |= {one.folder.run_id: what for one, what in zip(runs, found, strict=True)}
+    return [
+        _status(one, seen[folder.run_id]) if isinstance(one, Own) else _unreadable(folder, one)
+        for folder, one in zip(folders, read, strict=True)
+    ]
+
+
+def own(folder: RunDir) -> Own:
+    """A run by its own records alone. Raises InputError."""
+    run, events = folder.read_run(), folder.events()
+    verdict, result = folder.told(events, run)
+    return Own(folder, run, events, verdict, result)
+
+
+def _read(folder: RunDir) -> Own | ShardlabError:
     try:
-        run = folder.read_run()
-        verdict, raw = local.observe(workspace, folder, folder.judge())
+        return own(folder)
     except ShardlabError as error:
-        return _unreadable(folder, error)
-    rank0 = [record for record in folder.steps(0).records if not record.warmup] if verdict.state != "planned" else []
+        return error
+
+
+def _status(one: Own, seen: Seen) -> Status:
+    folder, run, verdict = one.folder, one.run, seen.verdict
+    result = one.result or folder.read_result() if verdict.state == "completed" else None
+    has_steps = result is None and verdict.state != "planned"
+    rank0 = [record for record in folder.steps(0).records if not record.warmup] if has_steps else []
     rate, eta_s = _progress(run, rank0)
-    resumed = next((e.data.get("step") for e in reversed(folder.events()) if e.event == "resumed"), None)
-    result = folder.read_result() if verdict.state == "completed" else None
+    resumed = next((e.data.get("step") for e in reversed(one.events) if e.event == "resumed"), None)
     return Status(
         id=run.run_id,
         cell=msgspec.to_builtins(run.cell),
         state=verdict.state,
         why=verdict.why,
-        scheduler={"name": local.NAME, "id": run.run_id, "raw": raw},
-        step=rank0[-1].step if rank0 else None,
+        scheduler={"name": run.scheduler, "id": seen.id, "raw": seen.raw},
+        step=result.steps if result else rank0[-1].step if rank0 else None,
         steps=result.steps if result else run.cell.steps,
         throughput=result.throughput_per_s if result else rate,
         unit=result.unit if result else None,
         eta_s=eta_s if verdict.state == "running" else None,
-        hosts=sorted({event.host for event in folder.events() if event.writer == "attempt"}),
+        hosts=_hosts(one),
         attempt=run.attempt,
         repeat=run.repeat,
         rehearsal=run.rehearsal,
         resumed_from_step=resumed,
         expected=verdict.state == "completed" or verdict.state in run.cell.expect,
     )
+
+
+def _hosts(one: Own) -> list[str]:
+    """Where it ran: its supervisor's machine, and those of its ranks."""
+    return sorted({event.host for event in one.events if event.writer == "attempt"} | set(one.folder.hosts()))
 
 
 def latest(folders: Iterable[RunDir]) -> list[RunDir]:

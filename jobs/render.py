@@ -13,7 +13,9 @@ import msgspec
 
 import templates
 from jobs.launcher import launcher
-from shardlab import __version__, files, host
+from jobs.scheduler import scheduler
+from jobs.slurm import request
+from shardlab import __version__, code, files, host
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, WorkspaceError
@@ -22,14 +24,19 @@ from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Expansion, Workspace
 
-SCRIPT = "launch/local.sh.j2"
-
 
 class Source(msgspec.Struct, frozen=True):
-    """What every run of one rendering has in common."""
+    """What every run of one rendering has in common.
+
+    own_templates: a person's, that stand before ours. digests: of the templates, by name.
+    """
 
     matrix: str
-    cluster: dict[str, str]
+    where: Cluster
+    scheduler: str
+    own_templates: Path
+    digests: dict[str, str]
+    environment: str
     data_path: str
     proofs_path: str
     versions: dict[str, str]
@@ -39,9 +46,15 @@ class Source(msgspec.Struct, frozen=True):
 
 def source(matrix: str, cluster: Cluster, workspace: Workspace) -> Source:
     """Observed once for a whole matrix."""
+    name = "local" if cluster.slurm is None else "slurm"
+    template = scheduler(name).TEMPLATE
     return Source(
         matrix=matrix,
-        cluster={"name": cluster.name, "provider": cluster.provider},
+        where=cluster,
+        scheduler=name,
+        own_templates=workspace.own_templates,
+        digests={template: templates.digest(template, workspace.own_templates)},
+        environment=code.digest(),
         data_path=str(workspace.data(cluster.data.path)),
         proofs_path=str(workspace.own / "proofs"),
         versions={**host.packages(), "shardlab": __version__, "python": sys.version.split()[0]},
@@ -50,8 +63,14 @@ def source(matrix: str, cluster: Cluster, workspace: Workspace) -> Source:
     )
 
 
-def run_of(cell: Cell, repeat: int, attempt: int, source: Source, resume: Sequence[str] = ()) -> Run:
-    """The frozen run of one attempt at one repeat of a cell. resume: runs to go on from, in order."""
+def cluster_of(source: Source) -> dict[str, str]:
+    """The cluster as run.json names it."""
+    return {"name": source.where.name, "provider": source.where.provider}
+
+
+def run_of(cell: Cell, repeat: int, attempt: int, source: Source, resume: Sequence[str] = (), avoid: Sequence[str] = ()) -> Run:
+    """The frozen run of one attempt at one repeat of a cell. resume: runs to go on from, in order; avoid: nodes not to use."""
+    slurm = source.where.slurm
     return Run(
         schema=1,
         run_id=run_id(cell, repeat, attempt),
@@ -61,39 +80,50 @@ def run_of(cell: Cell, repeat: int, attempt: int, source: Source, resume: Sequen
         repeat=repeat,
         attempt=attempt,
         launcher=cell.launcher,
-        rehearsal=launcher(cell.launcher).rehearsal or cell.rehearses is not None,
+        rehearsal=launcher(cell.launcher).rehearsal or cell.rehearses is not None or source.where.provider == "virtual",
         scale="full" if cell.rehearses is None else "tiny",
         world=World(cell.nnodes, cell.world_size // cell.nnodes, cell.world_size),
-        cluster=source.cluster,
+        cluster=cluster_of(source),
         data_path=source.data_path,
         versions=source.versions,
         git_commit=source.git_commit,
-        templates={SCRIPT: templates.digest(SCRIPT)},
+        templates=source.digests,
         created=source.created,
         proofs_path=source.proofs_path,
         resume=list(resume),
+        scheduler=source.scheduler,
+        environment=source.environment,
+        limit_s=cell.time_limit_s or (slurm.time_s if slurm is not None else None),
+        requeues=slurm.requeue if slurm is not None else 0,
+        avoid=list(avoid),
     )
 
 
-def script(run: Run, folder: Path) -> str:
-    """job.sh: what is shown by a dry run is what is written."""
-    command = launcher(run.launcher).command(run, sys.executable)
-    return templates.render(SCRIPT, run=run, folder=folder, python=sys.executable, command=command)
+def script(run: Run, folder: Path, where: Cluster, own_templates: Path | None) -> str:
+    """The run's script: what is shown by a dry run is what is written."""
+    python, started = sys.executable, launcher(run.launcher)
+    values = {"run": run, "folder": folder, "python": python}
+    if run.scheduler == "local":
+        values["command"] = started.command(run, python)
+    else:
+        values |= {"command": started.srun(run, python), "options": request.options(run, where)}
+    return templates.render(scheduler(run.scheduler).TEMPLATE, own_templates, **values)
 
 
-def write(run: Run, runs: Path) -> RunDir:
+def write(run: Run, runs: Path, source: Source) -> RunDir:
     """Make the run's folder whole or not at all. Raises InputError where one that was sent is in the way."""
     final = RunDir(runs / run.run_id)
     if final.path.exists() and final.judge().state != "planned":
         raise InputError(f"{final.path}: this run was sent already; `jobs retry` makes a new attempt.")
     folder = RunDir(runs / f".{run.run_id}.tmp")
-    files.make_folder(runs)
     with files.as_workspace_error("render"):
         shutil.rmtree(folder.path, ignore_errors=True)
-        folder.path.mkdir()
+        folder.path.mkdir(parents=True)
     try:
-        files.write_json(folder.run_json, run, sync=False)
-        files.write_atomic(folder.job_script, script(run, final.path).encode(), sync=False, mode=0o755)
+        files.write_new(folder.run_json, files.as_json(run))
+        folder.log.mkdir()  # Slurm ends a job without a word that cannot open its output
+        rendered = script(run, final.path, source.where, source.own_templates).encode()
+        files.write_new(folder.path / scheduler(run.scheduler).SCRIPT, rendered, mode=0o755)
         folder.write_event("controller", "rendered", sync=False)
         with files.as_workspace_error("render"):
             if final.path.exists():

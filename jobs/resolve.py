@@ -43,8 +43,10 @@ class Menus(msgspec.Struct, frozen=True):
     launchers: dict[str, Launcher]
 
 
-def resolve(matrix: Matrix, machine: Machine | None = None) -> list[Cell]:
+def resolve(matrix: Matrix, machine: Machine | None = None, per_node: int | None = None) -> list[Cell]:
     """The cells of a matrix in its order, one a point; where a machine is given, it has to hold them.
+
+    per_node: the GPUs of a node, of which a cell that does not say how many nodes it takes gets the fewest.
 
     Raises InputError that lists every problem with its place.
     """
@@ -56,7 +58,7 @@ def resolve(matrix: Matrix, machine: Machine | None = None) -> list[Cell]:
     found: list[Cell] = []
     first: dict[str, int] = {}
     for number, point in enumerate(matrix.points, start=1):
-        cell = _cell(matrix, point, menus, problems)
+        cell = _cell(matrix, point, menus, problems, per_node)
         if cell is None:
             continue
         if cell.hash() in first:
@@ -82,7 +84,7 @@ def misfits(matrix: Matrix, cells: Sequence[Cell], machine: Machine, chosen: Seq
     return found
 
 
-def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem]) -> Cell | None:
+def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], per_node: int | None) -> Cell | None:
     """One resolved cell, or None after its problems were appended."""
     before = len(problems)
 
@@ -107,14 +109,15 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem]) -
     options = _options(draft, strategy, workload, problem)
     _switches(draft, strategy, problem)
     degrees = _degrees(draft, strategy, problem)
-    sizes, limit = _sizes(draft, workload, strategy, degrees, problem)
+    limits = _limits(draft, problem)
+    sizes = _sizes(draft, workload, strategy, degrees, problem)
     if len(problems) > before or sizes is None:
         return None
     cell = Cell(
         workload=draft.workload,
         strategy=draft.strategy,
         gpus=draft.gpus,
-        nnodes=draft.nnodes or 1,
+        nnodes=draft.nnodes or _fewest(draft, menus.launchers[draft.launcher], per_node),
         dp=degrees["dp"],
         tp=degrees["tp"],
         pp=degrees["pp"],
@@ -137,13 +140,14 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem]) -
         instruments=draft.instruments,
         memory_limit_gib=draft.memory_limit_gib,
         seed=draft.seed,
-        time_limit_s=limit,
+        time_limit_s=limits[0],
+        hang_limit_s=limits[1],
         expect=draft.expect,
         options=options,
     )
     for key, why in (
         ("strategy", strategy.refuse(cell)),
-        ("nnodes", _uneven(cell)),
+        ("nnodes", _uneven(cell, menus.launchers[draft.launcher])),
         *windows.refusals(cell, cell.steps),
     ):
         if why is not None:
@@ -205,9 +209,8 @@ def _switches(draft: Draft, strategy: Strategy, problem: Any) -> None:
 
 def _sizes(
     draft: Draft, workload: Workload, strategy: Strategy, degrees: dict[str, int], problem: Any
-) -> tuple[tuple[int, int, int] | None, int | None]:
-    """(batch sizes, time limit in seconds), after the checks that need no more than the draft."""
-    limit = None
+) -> tuple[int, int, int] | None:
+    """The batch sizes, after the checks that need no more than the draft."""
     if (draft.steps is None) == (draft.epochs is None):
         found = "neither" if draft.steps is None else "both"
         problem("steps", f"exactly one of steps and epochs is needed, found {found}.")
@@ -219,20 +222,35 @@ def _sizes(
             problem(f"instruments.{key}", f"exactly one of every_steps and every_epochs is needed, found {found}.")
     if (why := strategy.refuse_precision(draft.precision)) is not None:
         problem("precision", why)
-    if draft.time_limit is not None:
-        try:
-            limit = cells.seconds(draft.time_limit)
-        except ValueError as error:
-            problem("time_limit", str(error))
     try:
-        return cells.batch(draft, degrees["dp"]), limit
+        return cells.batch(draft, degrees["dp"])
     except cells.BatchError as error:
         problem(error.key, str(error))
-        return None, limit
+        return None
 
 
-def _uneven(cell: Cell) -> str | None:
-    return f"{cell.gpus} ranks do not divide among {cell.nnodes} nodes." if cell.gpus % cell.nnodes else None
+def _limits(draft: Draft, problem: Any) -> tuple[int | None, int]:
+    """The time limit and the hang limit, in seconds."""
+    found: dict[str, int] = {}
+    for key, text in (("time_limit", draft.time_limit), ("hang_limit", draft.hang_limit)):
+        try:
+            found |= {} if text is None else {key: cells.seconds(text)}
+        except ValueError as error:
+            problem(key, str(error))
+    return found.get("time_limit"), found.get("hang_limit", 0)  # 0 beside a problem, which keeps the cell from being made
+
+
+def _fewest(draft: Draft, launcher: Launcher, per_node: int | None) -> int:
+    return math.ceil(draft.gpus / per_node) if per_node and launcher.several_nodes else 1
+
+
+def _uneven(cell: Cell, launcher: Launcher) -> str | None:
+    if cell.nnodes > 1 and not launcher.several_nodes:
+        return f"{launcher.name} starts ranks on one node. Allowed: 1, or another launcher."
+    if cell.world_size % cell.nnodes:
+        servers = f" and {cell.servers} parameter server(s)" if cell.servers else ""
+        return f"{cell.gpus} ranks{servers} do not divide among {cell.nnodes} nodes."
+    return None
 
 
 def _nodes(cell: Cell, machine: Machine) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from jobs.reconcile import Status, latest, status
+from jobs.reconcile import Status, latest, statuses
 from shardlab.cell import Cell
 from shardlab.cell_names import names
 from shardlab.errors import InputError
@@ -27,7 +27,7 @@ def select(workspace: Workspace, patterns: Sequence[str], matrix: str | None, wh
         folders = [RunDir(workspace.runs / run_id) for run_id in chosen(ids, patterns)]
     else:
         folders = latest(RunDir(workspace.runs / run_id) for run_id in ids)
-    found = [status(workspace, folder) for folder in folders]
+    found = statuses(workspace, folders)
     if where is None:
         return found
     wanted = condition(where)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from jobs import render
-from jobs.reconcile import latest, status
-from jobs.schedulers import local
+from jobs import lost, render
+from jobs.reconcile import latest, statuses
+from jobs.scheduler import How, scheduler
 from shardlab.cell import Cell
 from shardlab.checkpoint import Manifest, read, step_of, whole, why_not
 from shardlab.errors import InputError
@@ -38,27 +38,30 @@ def decide(
     if resume_from:
         _can_go_on(workspace.run(resume_from), cells)
     last = {attempt_of(folder.run_id)[0]: folder for folder in latest(workspace.all_runs())}
+    wanted = {run_id(cell, repeat) for repeat in range(1, repeats + 1) for cell in cells}
+    there = [folder for name, folder in last.items() if name in wanted]
+    for folder in there:
+        _same_cluster(folder, source)
+    known = {attempt_of(one.id)[0]: one for one in statuses(workspace, there)}
     steps = []
     for repeat in range(1, repeats + 1):
         for cell in cells:
             run = render.run_of(cell, repeat, 1, source, resume)
-            folder = last.get(run.run_id)
-            if folder is None:
+            now = known.get(run.run_id)
+            if now is None:
                 steps.append(Step(run, True, "new"))
-                continue
-            _same_cluster(folder, source)
-            now = status(workspace, folder)
-            if now.state == "planned":
-                steps.append(Step(run, True, "was rendered"))
+            elif now.state == "planned":
+                steps.append(Step(_anew(last[run.run_id], run, source), True, "was rendered"))
             else:
                 steps.append(Step(run, False, _why_not(now.state, now.expected)))
     return steps
 
 
-def send(workspace: Workspace, steps: Iterable[Step]) -> list[RunDir]:
-    """Render what is to be sent, then send it all in order."""
-    folders = [render.write(step.run, workspace.runs) for step in steps if step.send]
-    local.submit(workspace, folders)
+def send(workspace: Workspace, steps: Iterable[Step], source: render.Source, how: How) -> list[RunDir]:
+    """Render what is to be sent, then send it all in order. Raises ShardlabError where the scheduler takes it not."""
+    folders = [render.write(step.run, workspace.runs, source) for step in steps if step.send]
+    if folders:
+        scheduler(source.scheduler).submit(workspace, folders, how)
     return folders
 
 
@@ -68,21 +71,35 @@ def retry(workspace: Workspace, folders: Iterable[RunDir], only: set[str], sourc
     It goes on from the newest checkpoint of the earlier attempts, where they left any; the ranks look whether it is sound.
     """
     steps = []
-    for folder in latest(folders):
-        now = status(workspace, folder)
-        if now.state not in only or now.cell is None:
+    last_ones = latest(folders)
+    for folder, now in zip(last_ones, statuses(workspace, last_ones), strict=True):
+        unsent = now.state == "planned" and attempt_of(now.id)[1] > 1  # an attempt that an earlier retry did not come to send
+        if (now.state not in only and not unsent) or now.cell is None:
             continue
         old = folder.read_run()
         _same_cluster(folder, source)
         same_matrix = msgspec.structs.replace(source, matrix=old.matrix)
+        if unsent:
+            steps.append(Step(_anew(folder, old, same_matrix), True, "was rendered"))
+            continue
         last = attempt_of(old.run_id)[1]
         attempts = [workspace.runs / run_id(old.cell, old.repeat, attempt) for attempt in range(last, 0, -1)]
         saved = [(path.name, step_of(found[0])) for path in attempts if (found := whole(path))]
         saved.sort(key=lambda entry: entry[1], reverse=True)
-        run = render.run_of(old.cell, old.repeat, last + 1, same_matrix, [name for name, _ in saved])
+        avoid = dict.fromkeys([*old.avoid, *(lost.nodes(folder, now.hosts) if now.state == "node_fail" else [])])
+        run = render.run_of(old.cell, old.repeat, last + 1, same_matrix, [name for name, _ in saved], list(avoid))
         goes_on = f", from its checkpoint at step {saved[0][1]}" if saved else ""
         steps.append(Step(run, True, f"attempt {run.attempt} after {now.state}{goes_on}"))
     return steps
+
+
+def _anew(folder: RunDir, run: Run, source: render.Source) -> Run:
+    """A run that was rendered and not sent, as it is to be sent now; a later attempt goes on from what it was to go on from."""
+    attempt = attempt_of(folder.run_id)[1]
+    if attempt == 1:
+        return run
+    old = folder.read_run()
+    return render.run_of(run.cell, run.repeat, attempt, source, old.resume, old.avoid)
 
 
 def _can_go_on(saved: RunDir, cells: Sequence[Cell]) -> None:
@@ -109,8 +126,8 @@ def _why_not(state: str, expected: bool) -> str:
 
 def _same_cluster(folder: RunDir, source: render.Source) -> None:
     theirs = folder.read_run().cluster
-    if theirs != source.cluster:
+    if theirs != render.cluster_of(source):
         raise InputError(
-            f"{folder.path}: was run on cluster {theirs.get('name')!r}, not {source.cluster['name']!r}; runs of two "
+            f"{folder.path}: was run on cluster {theirs.get('name')!r}, not {source.where.name!r}; runs of two "
             "clusters cannot be compared as one matrix. Use another --workspace for each cluster."
         )

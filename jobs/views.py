@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from rich import box
 from rich.table import Table
@@ -11,6 +11,7 @@ from rich.table import Table
 from jobs import render
 from jobs.plan import Plan
 from jobs.reconcile import Status
+from jobs.scheduler import scheduler
 from jobs.submit import Step
 from shardlab.cell import Cell
 from shardlab.console import Output
@@ -49,22 +50,26 @@ def plan(out: Output, planned: Plan) -> None:
     )
 
 
-def steps(out: Output, decided: Sequence[Step], *, sent: bool) -> None:
-    """One line a run: what is done with it and why."""
+def steps(out: Output, decided: Sequence[Step], *, sent: bool, waiting: Collection[str] = ()) -> None:
+    """One line a run: what is done with it and why. waiting: the runs that there was no room for."""
     verb = "sent" if sent else "would be sent"
     for step in decided:
-        what = f"{verb} ({step.why})" if step.send else f"left alone: {step.why}"
+        what = f"left alone: {step.why}"
+        if step.send:
+            what = f"{'waits to be sent' if step.run.run_id in waiting else verb} ({step.why})"
         out.line(f"{step.run.run_id}: {what}", style=None if step.send else "dim")
     counts = Counter(step.send for step in decided)
-    out.line(f"{counts[True]} run(s) {verb}, {counts[False]} left alone.")
+    wait = f", {len(waiting)} wait for room" if waiting else ""
+    out.line(f"{counts[True] - len(waiting)} run(s) {verb}{wait}, {counts[False]} left alone.")
 
 
-def scripts(out: Output, decided: Sequence[Step], workspace: Workspace) -> None:
+def scripts(out: Output, decided: Sequence[Step], workspace: Workspace, source: render.Source) -> None:
     """With --verbose the very scripts that sending would write."""
     for step in decided:
         folder = workspace.runs / step.run.run_id
         if step.send and out.verbose:
-            out.line(f"\n# {folder}/job.sh\n{render.script(step.run, folder)}")
+            name = scheduler(source.scheduler).SCRIPT
+            out.line(f"\n# {folder}/{name}\n{render.script(step.run, folder, source.where, source.own_templates)}")
 
 
 def status(out: Output, found: Sequence[Status], workspace: Workspace) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.live import Live
 
 from jobs import views
-from jobs.reconcile import Status, latest
-from jobs.reconcile import status as status_of
-from jobs.schedulers import local
+from jobs.left import Left
+from jobs.reconcile import Status, latest, own, statuses
+from jobs.scheduler import apart, scheduler
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.run import attempt_of
@@ -20,23 +20,31 @@ from shardlab.rundir import RunDir
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace, chosen
 
-POLL_S = 0.5
-CANCEL_S = 30.0  # longer than a supervisor's grace before it kills
+LOGS_S = 0.5
+CANCEL_S = 60.0  # longer than a supervisor's grace before it kills, and Slurm's before it does
 
 
-def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: bool) -> int:
-    """The end of submit and retry: with `wait` stay until all runs have ended; exit code 1 where one did not end well."""
+def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: bool, left: Left | None = None) -> int:
+    """The end of submit and retry: with `wait` stay until all runs have ended, and send those that are left as there is room;
+    exit code 1 where one did not end well."""
 
+    if not wait and not out.json:
+        return 0
     last = {attempt_of(folder.run_id)[0]: folder for folder in latest(workspace.all_runs())}
     folders = [last[attempt_of(run_id)[0]] for run_id in run_ids]
 
     def look() -> list[Status]:
-        return [status_of(workspace, folder) for folder in folders]
+        return statuses(workspace, folders)
 
     if not wait:
         out.document({"runs": look()})
         return 0
-    found = _until_ended(out, workspace, look)
+    try:
+        found = _until_ended(out, workspace, look, left=left)
+    finally:
+        if left is not None and (unsent := left.unsent()):
+            names = ", ".join(folder.run_id for folder in unsent[:3]) + (", ..." if len(unsent) > 3 else "")
+            out.remark(f"{len(unsent)} run(s) are not sent ({left.problem}): {names}. The same command sends them.")
     out.line(views.summary(found))
     for one in found:
         if not one.expected:
@@ -54,15 +62,15 @@ def status(out: Output, workspace: Workspace, look: Callable[[], list[Status]]) 
 
 def cancel(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
     """Cancel runs, those that wait first so that none starts meanwhile, and see them end; what they came to."""
-    for one in sorted(runs, key=lambda run: run.state == "running"):
-        folder = RunDir(workspace.runs / one.id)
-        local.cancel(folder, folder.judge())
+    folders = [RunDir(workspace.runs / one.id) for one in runs]
+    for name, known in apart(own(folder) for folder in folders).items():
+        scheduler(name).cancel(workspace, known)
     deadline = time.monotonic() + CANCEL_S
     while True:
-        now = [status_of(workspace, RunDir(workspace.runs / one.id)) for one in runs]
+        now = statuses(workspace, folders)
         if all(one.state in FINAL for one in now) or time.monotonic() > deadline:
             return now
-        time.sleep(POLL_S)
+        time.sleep(_poll_s(now))
 
 
 def logs(workspace: Workspace, pattern: str, rank: int | None, *, follow: bool) -> int:
@@ -77,22 +85,24 @@ def logs(workspace: Workspace, pattern: str, rank: int | None, *, follow: bool) 
     files = [folder.rank_log(rank)] if rank is not None else [folder.job_log, folder.rank_log(0)]
     places = dict.fromkeys(files, 0)
     while True:
-        ended = status_of(workspace, folder).state not in ("pending", "running")
+        ended = folder.judge().state not in ("pending", "running")
         for file in files:
             places[file] = _print_from(file, places[file])
         if not follow or ended:
             return 0
-        time.sleep(POLL_S)
+        time.sleep(LOGS_S)
 
 
-def _until_ended(out: Output, workspace: Workspace, look: Callable[[], list[Status]], *, restart: bool = True) -> list[Status]:
+def _until_ended(
+    out: Output, workspace: Workspace, look: Callable[[], list[Status]], *, restart: bool = True, left: Left | None = None
+) -> list[Status]:
     """Look again and again; a table that renews itself on a terminal, a line a change elsewhere."""
-    found = look()
+    found, sent = look(), False
     if out.results.is_terminal and not out.json:
         with Live(views.live(found), console=out.results, auto_refresh=False) as screen:
-            while not _ended(found):
+            while left or sent or not _ended(found):
                 _rest(workspace, found, restart=restart)
-                found = look()
+                found, sent = _looked(look, left)
                 screen.update(views.live(found), refresh=True)
         return found
     before: dict[str, str] = {}
@@ -101,10 +111,20 @@ def _until_ended(out: Output, workspace: Workspace, look: Callable[[], list[Stat
             if before.get(one.id) != one.state:
                 out.line(f"{one.id}: {one.state}" + (f": {one.why}" if one.why else ""))
             before[one.id] = one.state
-        if _ended(found):
+        if _ended(found) and not left and not sent:
             return found
         _rest(workspace, found, restart=restart)
-        found = look()
+        found, sent = _looked(look, left)
+
+
+def _looked(look: Callable[[], list[Status]], left: Left | None) -> tuple[list[Status], bool]:
+    """What was found, and whether some of those have been sent since: then it is not yet how they end."""
+    found = look()
+    if not left:
+        return found, False
+    before = len(left.folders)
+    left.attend(found)
+    return found, len(left.folders) < before
 
 
 def _ended(found: Sequence[Status]) -> bool:
@@ -112,9 +132,16 @@ def _ended(found: Sequence[Status]) -> bool:
 
 
 def _rest(workspace: Workspace, found: Sequence[Status], *, restart: bool) -> None:
-    if restart and any(one.state == "pending" for one in found) and not local.runner_alive(workspace):
-        local.ensure_runner(workspace)  # somebody killed it; what waits shall not wait for ever
-    time.sleep(POLL_S)
+    if restart and any(one.state == "pending" for one in found):
+        for name in {one.scheduler["name"] for one in found if one.state == "pending"}:
+            scheduler(name).attend(workspace)
+    time.sleep(_poll_s(found))
+
+
+def _poll_s(found: Sequence[Status]) -> float:
+    """As often as the most patient of their schedulers may be asked."""
+    names = {one.scheduler["name"] for one in found} - {"-"}
+    return max((scheduler(name).POLL_S for name in names), default=LOGS_S)
 
 
 def _print_from(file: Path, place: int) -> int:

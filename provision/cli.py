@@ -8,11 +8,11 @@ import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from provision import display, roles
-from provision.checks import Outcome
+from provision import display, progress, roles
+from provision.checks import Outcome, each
 from provision.facts import Facts, Unanswered
 from provision.operations import Operation, Site, Target
-from provision.plan import MACHINE, Step, converge
+from provision.plan import MACHINE, converge
 from provision.providers import Node
 from provision.verify import Finding, verified, verify
 from shardlab import cluster, console, registry
@@ -62,12 +62,21 @@ def _parser() -> console.Parser:
     parser.add_argument("--limit", type=_names, metavar="NODE,...", help="only these nodes")
     parser.add_argument("--only", type=_names, metavar="OP,...", help="only these operations")
     parser.add_argument("--skip", type=_names, metavar="OP,...", help="all operations but these")
+    parser.add_argument(
+        "--parallel", type=_count, metavar="N", help="how many nodes an operation changes at once (default: all)"
+    )
     console.add_version(parser)
     return parser
 
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}. Allowed: a whole number from 1 on")
+    return int(text)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -92,16 +101,25 @@ def _run(arguments: argparse.Namespace) -> int:
     site = Site(described, workspace, [Target(node, Facts(node), entries.get(node.name)) for node in nodes])
     if described.provider != "local":
         order = [Operation(MACHINE, lambda site, target: provider.bring_up(described, workspace, target.node)), *order]
-    return _converge(output, verb, site, [t for t in site.targets if t.node.name in limited], order, chosen)
+    targets = [target for target in site.targets if target.node.name in limited]
+    return _converge(output, verb, site, targets, order, chosen, arguments.parallel)
 
 
-def _converge(output: Output, verb: str, site: Site, targets: list[Target], order: list[Operation], chosen: set[str]) -> int:
-    begins = functools.partial(output.remark, style="dim")
+def _converge(
+    output: Output,
+    verb: str,
+    site: Site,
+    targets: list[Target],
+    order: list[Operation],
+    chosen: set[str],
+    parallel: int | None,
+) -> int:
     if verb == "facts":
-        _ask_all(targets)
+        each(targets, _ask_all)
     steps = []
     if verb in ("apply", "plan"):
-        steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", tell=lambda step: _tell(output, step))
+        with progress.shown(output, [target.node.name for target in targets], len(order)) as watch:
+            steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", parallel=parallel, watch=watch)
     if steps:
         display.operations(output, steps)
     failed = {step.node: step.operation for step in steps if step.state == "failed"}
@@ -109,6 +127,7 @@ def _converge(output: Output, verb: str, site: Site, targets: list[Target], orde
     if verb in ("apply", "verify"):
         findings = [Finding(name, "operations", Outcome(False, f"{what} failed", AGAIN)) for name, what in failed.items()]
         sound = [target for target in targets if target.node.name not in failed]
+        begins = functools.partial(output.remark, style="dim")
         findings += verify(site, sound, roles.checks(site.cluster), begins) if sound else []
     display.machines(output, targets)
     if findings:
@@ -118,16 +137,10 @@ def _converge(output: Output, verb: str, site: Site, targets: list[Target], orde
     return 1 if failed or verified(findings) is False or (unanswered and verb == "facts") else 0
 
 
-def _tell(output: Output, step: Step) -> None:
-    if step.state in ("changed", "failed"):
-        output.remark(f"{step.node}: {step.operation}: {step.state}", style="dim")
-
-
-def _ask_all(targets: list[Target]) -> None:
-    for target in targets:
-        for fact in roles.FACTS:
-            with contextlib.suppress(Unanswered):  # the display tells which
-                target.facts[fact]
+def _ask_all(target: Target) -> None:
+    for fact in roles.FACTS:
+        with contextlib.suppress(Unanswered):  # the display tells which
+            target.facts[fact]
 
 
 def _verb(given: str | None, check: bool) -> str:

@@ -18,7 +18,7 @@ from shardlab.console import Output
 from shardlab.host import Host
 
 SCHEMA = 1
-INTERNAL = ("packages", "files", "services", "nodes")  # hundreds of lines that only our operations read
+INTERNAL = ("packages", "files", "services", "nodes", "trial")  # hundreds of lines that only our operations and checks read
 STYLES = {"changed": "green", "would change": "yellow", "failed": "red", "skipped": "dim"}
 
 

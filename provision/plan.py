@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,7 +15,6 @@ from shardlab.remote import Unreachable
 
 State = Literal["changed", "would change", "nothing to do", "skipped", "failed", "not reached"]
 MACHINE = "machine"  # the operation by which a provider brings nodes up
-PARALLEL = 16  # nodes at once
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,16 @@ class Step:
     commands: list[str] = field(default_factory=list)  # what was run for it, or would be
 
 
+class Watch:
+    """Who is told, by several threads, how far each node is; this one keeps it to itself."""
+
+    def begins(self, node: str, operation: str) -> None:
+        """An operation is looked into on a node."""
+
+    def ends(self, step: Step) -> None:
+        """What came of it."""
+
+
 def converge(
     site: Site,
     order: Sequence[Operation],
@@ -37,27 +46,32 @@ def converge(
     targets: Sequence[Target],
     chosen: set[str],
     dry: bool,
-    tell: Callable[[Step], None] = lambda step: None,
+    parallel: int | None = None,
+    watch: Watch = Watch(),  # noqa: B008 (it holds nothing)
 ) -> list[Step]:
-    """Every operation on every node: one operation after the other, each on all nodes at once.
+    """Every operation on every node: one operation after the other, each on all nodes at once, or on `parallel` of them.
 
     A node on which one failed is left alone by those after it; the others go on. Nothing is changed when `dry`.
     Raises WorkspaceError.
     """
     steps: list[Step] = []
     left = site.left
-    with ThreadPoolExecutor(min(PARALLEL, max(1, len(targets)))) as pool:
+    with ThreadPoolExecutor(parallel or max(1, len(targets))) as pool:
         for operation in order:
             standing = [target for target in targets if target.node.name not in left]
             rest = [] if operation.once else [target.node.name for target in targets if target.node.name in left]
 
             def work(target: Target, operation: Operation = operation) -> Step:
+                watch.begins(target.node.name, operation.name)
                 step = _step(site, target, operation, chosen, dry)
-                tell(step)
+                watch.ends(step)
                 return step
 
             done = list(pool.map(work, standing[:1] if operation.once else standing))
-            steps += [*done, *(Step(name, operation.name, "not reached", [left[name]]) for name in rest)]
+            missed = [Step(name, operation.name, "not reached", [left[name]]) for name in rest]
+            for step in missed:
+                watch.ends(step)
+            steps += [*done, *missed]
             left.update({step.node: f"{operation.name} failed" for step in done if step.state == "failed"})
             if operation.name == MACHINE:
                 left.update({step.node: "to be seen once it is up" for step in done if step.state == "would change"})

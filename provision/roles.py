@@ -73,25 +73,20 @@ OPERATIONS: list[Operation] = [
 ]
 
 TOGETHER: list[Check] = [  # of nodes that work together
-    CLOCK,  # first: what follows compares times
+    CLOCK,
     SHARED,
     ENVIRONMENTS,
 ]
 
 DEVICES: list[Check] = [
-    DRIVER_WORKS,  # before torch counts GPUs: it says why there are none
-    RDMA_UP,  # before ranks meet over it
+    DRIVER_WORKS,
+    RDMA_UP,
 ]
 
-CHECKS: list[Check] = [
-    TORCH_IMPORTS,  # first: the others cannot say anything without it
-    GPUS,  # before ranks meet, since the number of GPUs decides how
-    ALL_REDUCE,  # last: it needs everything above, as training does
-]
-
-JOBS: list[Check] = [
-    NETWORK,  # before Slurm: what its jobs need
-    SLURM,
+CHECKS: list[Check] = [  # of torch on each node: one start of it answers all
+    TORCH_IMPORTS,
+    GPUS,
+    ALL_REDUCE,
 ]
 
 
@@ -100,6 +95,12 @@ def operations(cluster: Cluster) -> list[Operation]:
     return OPERATIONS if cluster.provider == "local" else [*INSTALLATION, *OPERATIONS]
 
 
-def checks(cluster: Cluster) -> list[Check]:
-    """In the order in which they are made."""
-    return CHECKS if cluster.provider == "local" else [*TOGETHER, *DEVICES, *CHECKS, *JOBS]
+def checks(cluster: Cluster) -> list[list[Check]]:
+    """In the order in which they are made; those of one stage at once, on all nodes."""
+    if cluster.provider == "local":
+        return [CHECKS]
+    return [
+        TOGETHER,  # first, and for a moment only: what takes the processor for seconds would blur the clocks
+        [*DEVICES, *CHECKS, SLURM],  # they wait for different things, and what Slurm starts takes milliseconds
+        [NETWORK],  # alone: it measures what all nodes share
+    ]

@@ -8,20 +8,19 @@ import io
 import re
 import tarfile
 from importlib import metadata
-from pathlib import Path
 
+from shardlab import code
 from shardlab.errors import ShardlabError
 
 EXTRAS = ("trainers",)
 PACKAGES = ("shardlab", "matrices", "templates", "provision", "jobs", "trainers", "collect")
-ROOT = Path(__file__).parent.parent
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 
 
 @functools.cache
 def constraints() -> bytes:
     """The bundled constraints file. Raises ShardlabError where this installation lacks it."""
-    for path in (ROOT / "constraints.txt", ROOT / "shardlab" / "constraints.txt"):
+    for path in (code.ROOT / "constraints.txt", code.ROOT / "shardlab" / "constraints.txt"):
         if path.is_file():
             return path.read_bytes()
     raise ShardlabError("this installation of shardlab lacks its constraints.txt; install it anew.")
@@ -49,13 +48,11 @@ def source() -> bytes:
     """Our own packages as a tar file; the same files always give the same bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for package in PACKAGES:
-            for path in sorted((ROOT / package).rglob("*")):
-                if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith("."):
-                    entry = tarfile.TarInfo(path.relative_to(ROOT).as_posix())
-                    entry.size, entry.mode = path.stat().st_size, 0o644
-                    with path.open("rb") as handle:
-                        archive.addfile(entry, handle)
+        for path in code.sources(PACKAGES):
+            entry = tarfile.TarInfo(path.relative_to(code.ROOT).as_posix())
+            entry.size, entry.mode = path.stat().st_size, 0o644
+            with path.open("rb") as handle:
+                archive.addfile(entry, handle)
     return buffer.getvalue()
 
 

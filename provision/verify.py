@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from provision.checks import Check, Outcome
-from provision.facts import Unanswered
+from provision.checks import Check, Outcome, each
+from provision.facts import Unanswered, last_line
 from provision.operations import Site, Target
 from shardlab.remote import Unreachable
+
+ANSWERS_S = 10.0
+ADVICE = "once the node answers, run: provision CLUSTER.yaml verify"
 
 
 @dataclass(frozen=True)
@@ -21,19 +24,44 @@ class Finding:
     outcome: Outcome
 
 
-def verify(site: Site, targets: Sequence[Target], checks: Sequence[Check], begins: Callable[[str], None]) -> list[Finding]:
-    """Every check, one after the other, each on all nodes at once; `begins` is told which one, as some take seconds."""
+def verify(
+    site: Site, targets: Sequence[Target], stages: Sequence[Sequence[Check]], begins: Callable[[str], None]
+) -> list[Finding]:
+    """One stage of checks after the other, those of a stage at once on all nodes; `begins` is told which, as some take seconds.
+
+    Before each stage every node is asked whether it is there: on one that is not, a finding says so once, no check waits for
+    it, and those of all nodes together are made without it.
+    """
     findings: list[Finding] = []
-    with ThreadPoolExecutor(max(1, len(targets))) as pool:
-        for check in checks:
-            begins(f"checking {check.name}")
-            asked = targets[:1] if check.once else targets
-
-            def work(target: Target, check: Check = check) -> Finding:
-                return Finding(target.node.name, check.name, _outcome(check, site, target))
-
-            findings += pool.map(work, asked)
+    for stage in filter(None, stages):
+        away = _away(site)
+        site.left.update(away)
+        names = [target.node.name for target in targets]
+        findings += [Finding(name, "answers", Outcome(False, why, ADVICE)) for name, why in away.items() if name in names]
+        asked = [target for target in targets if target.node.name not in site.left]
+        if not asked:
+            break
+        begins(f"checking {', '.join(check.name for check in stage)}")
+        work = [(check, target) for check in stage for target in (asked[:1] if check.once else asked)]
+        with ThreadPoolExecutor(len(work)) as pool:
+            findings += pool.map(lambda pair: Finding(pair[1].node.name, pair[0].name, _outcome(pair[0], site, pair[1])), work)
     return findings
+
+
+def _away(site: Site) -> dict[str, str]:
+    """Of the nodes that stand, those that do not answer now, and why."""
+
+    def ask(target: Target) -> str | None:
+        try:
+            answer = target.node.run(["true"], timeout_s=ANSWERS_S)
+        except Unreachable as error:
+            return str(error)
+        if answer.code is None:
+            return f"{target.node.name}: it does not answer within {ANSWERS_S:g} s"
+        return f"{target.node.name}: no command can be run: {last_line(answer)}" if answer.code else None
+
+    said = zip(site.standing, each(site.standing, ask), strict=True)
+    return {target.node.name: why for target, why in said if why is not None}
 
 
 def verified(findings: Sequence[Finding]) -> bool | None:
@@ -46,4 +74,4 @@ def _outcome(check: Check, site: Site, target: Target) -> Outcome:
     try:
         return check.run(site, target)
     except (Unanswered, Unreachable) as error:
-        return Outcome(False, str(error), "once the node answers, run: provision CLUSTER.yaml verify")
+        return Outcome(False, str(error), ADVICE)

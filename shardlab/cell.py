@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from typing import Annotated, Any, Literal
@@ -127,11 +128,12 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     memory_limit_gib: Annotated[float, msgspec.Meta(gt=0)] | None = None
     seed: NonNegative = 42
     time_limit: str | None = None
+    hang_limit: str = "00:30:00"
     expect: list[State] = []
     options: dict[str, bool | int | float | str | None] = {}
 
 
-class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=False):
+class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=False, dict=True):
     """A resolved cell: nothing in it is left to a default of another program.
 
     gpus: ranks that train, one accelerator each (one process each on a machine without GPUs) = dp x tp x pp.
@@ -147,6 +149,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     instruments: what is looked at while it trains.
     memory_limit_gib: what a rank may have of its GPU's memory, or of the host's where it has no GPU; or null.
     time_limit_s: seconds until the run is ended as `timeout`, or null.
+    hang_limit_s: seconds without a step, or another sign of progress, after which the run is ended as `hung`.
     expect: end states that are this cell's proper end, besides completed.
     options: of the strategy and the workload, with their defaults written out.
     rehearses: the cell that this one stands for, where it is the tiny twin of one; or null.
@@ -182,6 +185,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     expect: list[State]
     options: dict[str, bool | int | float | str | None]
     rehearses: Cell | None = None
+    hang_limit_s: int = 1800  # behind the others with the matrix files' default: earlier runs, without it, stay readable
 
     @property
     def world_size(self) -> int:
@@ -196,8 +200,12 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def hash(self) -> str:
         """12 hexadecimal digits that depend on every key's value and on no key's order.
 
-        What cannot change the measured work is left out: the time limit, the expected end, and the proof.
+        What cannot change the measured work is left out: the limits of time, the expected end, and the proof.
         """
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> str:
         return cell_hash(msgspec.to_builtins(self))
 
     def name(self) -> str:
@@ -212,9 +220,12 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return f"{head}-{self.hash()}"
 
 
+_NOT_THE_WORK = ("time_limit_s", "hang_limit_s", "expect", "prove", "rehearses")
+
+
 def cell_hash(cell: dict[str, Any]) -> str:
     """The hash of a resolved cell in its plain form, as it stands in run.json; twins of different cells are different."""
-    identity = {key: value for key, value in cell.items() if key not in ("time_limit_s", "expect", "prove", "rehearses")}
+    identity = {key: value for key, value in cell.items() if key not in _NOT_THE_WORK}
     if cell.get("rehearses") is not None:
         identity["rehearses"] = cell_hash(cell["rehearses"])
     return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]

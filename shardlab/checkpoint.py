@@ -144,7 +144,7 @@ def damage(path: Path, these: Iterable[File]) -> str | None:
 # share the same work, and what does not touch it. A gathered checkpoint leaves the strategy open as well.
 _RANKS = frozenset((
     "gpus", "nnodes", "dp", "pp", "servers", "launcher", "micro_batch_size", "gradient_accumulation_steps", "instruments",
-    "memory_limit_gib", "time_limit_s", "expect", "prove", "rehearses",
+    "memory_limit_gib", "time_limit_s", "hang_limit_s", "expect", "prove", "rehearses",
 ))  # fmt: skip
 _STRATEGY = frozenset(("strategy", "tp", "activation_checkpointing", "compile", "options"))
 

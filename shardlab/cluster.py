@@ -12,10 +12,20 @@ from urllib.parse import urlsplit
 import msgspec
 
 from shardlab import document, shape
+from shardlab.cell import seconds
 from shardlab.errors import InputError
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")]
 Role = Literal["controller", "worker"]
+# What sbatch reads of a line #SBATCH without quotes, which it has rules of its own for.
+SbatchWord = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,@%+/=&|()*\[\]-]{0,200}$")]
+SbatchOption = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{1,40}$")]
+# What jobs says itself, or what would take a run out of our hands.
+OWN_OPTIONS = {
+    "job-name", "output", "error", "array", "nodes", "ntasks", "ntasks-per-node", "time", "partition", "account", "qos",
+    "constraint", "gpus-per-node", "gres", "exclusive", "cpus-per-task", "requeue", "no-requeue", "open-mode", "export",
+    "wrap", "parsable", "wait", "test-only", "chdir", "exclude", "dependency", "kill-on-invalid-dep", "hold",
+}  # fmt: skip
 HOST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$")
 REMOTE = (
     "nodes",
@@ -133,9 +143,30 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Slurm as provision installs it: a controller with its accounts on the one node with that role, workers on the others."""
+    """Slurm as provision installs it (a controller with its accounts on the one node with that role, workers on the others),
+    and what jobs ask of it.
+
+    gpu_request: which of sbatch's options asks for GPUs; sites allow one or the other. time: of jobs whose cells have no time
+    limit. exclusive: whole nodes, so that no other job disturbs what is measured; else each rank gets cpus_per_rank.
+    requeue: how often a job may be started again after its node failed, it was preempted, or its time was up and it left
+    checkpoints. extra: further options of sbatch by their long names, null for one without a value.
+    """
 
     partition: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,30}$")] = "batch"
+    account: SbatchWord | None = None
+    qos: SbatchWord | None = None
+    constraint: SbatchWord | None = None
+    gpu_request: Literal["gpus-per-node", "gres"] = "gpus-per-node"
+    time: str = "01:00:00"
+    exclusive: bool = True
+    cpus_per_rank: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    requeue: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
+    extra: dict[SbatchOption, SbatchWord | None] = {}
+
+    @property
+    def time_s(self) -> int:
+        """Raises ValueError."""
+        return seconds(self.time)
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -202,6 +233,18 @@ def _check_nodes(text: document.Document, cluster: Cluster) -> None:
         raise text.error(("slurm",), f"{len(cluster.with_role('controller'))} nodes have the role controller. Allowed: one.")
     if cluster.slurm is not None and not cluster.with_role("worker"):
         raise text.error(("slurm",), "no node has the role worker. Allowed: one or more.")
+    if cluster.slurm is not None:
+        _check_slurm(text, cluster.slurm)
+
+
+def _check_slurm(text: document.Document, slurm: Slurm) -> None:
+    try:
+        _ = slurm.time_s
+    except ValueError as error:
+        raise text.error(("slurm", "time"), str(error)) from None
+    for name in slurm.extra:
+        if name in OWN_OPTIONS:
+            raise text.error(("slurm", "extra", name), f"{name} is decided by each run. Allowed: sbatch's other options.")
 
 
 def _check_storage(text: document.Document, cluster: Cluster) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import msgspec
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -78,17 +79,17 @@ class Output:
         on_terminal = self.results.is_terminal and not self.json
         if title:
             self.line(title, style="bold" if on_terminal else None)
-        drawn = Table(box=box.SIMPLE_HEAD if on_terminal else None, header_style="bold", pad_edge=False)
-        for index, column in enumerate(columns):
-            right = all(_NUMERIC.match(row[index]) for row in rows)
-            drawn.add_column(escape(column), justify="right" if right else "left", overflow="fold")
+        right = [all(_NUMERIC.match(row[index]) for row in rows) for index in range(len(columns))]
+        if not on_terminal:
+            stream = self.remarks.file if self.json else self.results.file
+            stream.write(_aligned([columns, *rows], right))
+            return
+        drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+        for column, numbers in zip(columns, right, strict=True):
+            drawn.add_column(escape(column), justify="right" if numbers else "left", overflow="fold")
         for index, row in enumerate(rows):
             drawn.add_row(*(escape(cell) for cell in row), style=styles[index] if index < len(styles) else None)
-        if on_terminal:
-            self.results.print(drawn)
-        else:
-            stream = self.remarks.file if self.json else self.results.file
-            Console(file=stream, width=10_000, highlight=False, color_system=None).print(drawn)
+        self.results.print(drawn)
 
     def document(self, value: Any) -> None:
         """The one JSON document, if it was asked for."""
@@ -119,6 +120,20 @@ def run(command: Callable[[], int]) -> int:
         return WorkspaceError.exit_code
 
 
+def _aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+    """Rows as lines, a line each whatever is in them; `right`: which columns are set to the right."""
+    lines = [[_clean(cell.replace("\n", " ")) for cell in row] for row in rows]
+    widths = [max(cell_len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    set_ = [
+        "  ".join(
+            " " * (width - cell_len(cell)) + cell if to_right else cell + " " * (width - cell_len(cell))
+            for cell, width, to_right in zip(line, widths, right, strict=True)
+        )
+        for line in lines
+    ]
+    return "".join(f"{line.rstrip()}\n" for line in set_)
+
+
 def _clean(text: str) -> str:
     """Without control characters, which could write over the terminal."""
-    return "".join(char if char == "\n" or char.isprintable() else "?" for char in text)
+    return text if text.isprintable() else "".join(char if char == "\n" or char.isprintable() else "?" for char in text)

@@ -7,17 +7,20 @@ could not be read is absent, never 0.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from shardlab import files
 from shardlab.errors import WorkspaceError
 
 SCHEMA = 1
+_NO_OBJECT = re.compile(rb"\n[^{]")
 
 
-class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
+class Record(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):  # no record is part of a cycle
     """A line of a record file. Unknown fields are read over, so that older readers understand newer writers."""
 
 
@@ -172,6 +175,11 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     knobs: dict[str, dict[str, Any]] = {}  # asked, effective
     versions: dict[str, str] = {}
 
+    @property
+    def resumed(self) -> bool:
+        """Whether it went on from a checkpoint: between its first timed step and its last lies time in which it did not run."""
+        return self.resumed_from_step is not None
+
 
 T = TypeVar("T")
 
@@ -184,13 +192,13 @@ class Lines(msgspec.Struct, Generic[T]):
     corrupt: int = 0  # complete lines that are not such a record
 
 
-def read_lines(path: Path, kind: type[T]) -> Lines[T]:
+def read_lines(path: Path | str, kind: type[T]) -> Lines[T]:
     """Read a record file. A torn last line is noted, a bad line is counted; neither stops the reading.
 
     A file that is not there gives no records.
     """
     try:
-        raw = path.read_bytes()
+        raw = files.read(path)
     except FileNotFoundError:
         return Lines([])
     except OSError as error:
@@ -199,7 +207,7 @@ def read_lines(path: Path, kind: type[T]) -> Lines[T]:
     try:
         # All at once is several times as fast as line by line, and the same where every line begins an object and ends one.
         records = decoder.decode_lines(raw)
-        if raw.endswith(b"}\n") and len(records) == raw.count(b"\n") == (b"\n" + raw).count(b"\n{"):
+        if len(records) == raw.count(b"\n") and raw[:1] == b"{" and raw[-2:] == b"}\n" and not _NO_OBJECT.search(raw):
             return Lines(records)
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
@@ -222,12 +230,17 @@ def read_lines(path: Path, kind: type[T]) -> Lines[T]:
 class LineWriter:
     """Appends records to a file, each in one write, so that a kill tears at most the last line."""
 
+    _HOW = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+
     def __init__(self, path: Path) -> None:
         self._encoder = msgspec.json.Encoder()
         self._path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                self._descriptor = os.open(path, self._HOW, 0o644)
+            except FileNotFoundError:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = os.open(path, self._HOW, 0o644)
             if (size := os.fstat(self._descriptor).st_size) and not _ends_line(path, size):
                 os.write(self._descriptor, b"\n")  # a torn line of an earlier writer stays a line of its own
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from types import ModuleType
@@ -31,12 +32,14 @@ class Option(msgspec.Struct, frozen=True):
         return None if fits else f"found {value!r}. Allowed: a value like {self.default!r}."
 
 
-def modules(package: str) -> list[str]:
+@functools.cache
+def modules(package: str) -> tuple[str, ...]:
     """The names of the plug-in files in a package's folder."""
     folder = importlib.import_module(package)
-    return sorted(entry.name for entry in pkgutil.iter_modules(folder.__path__) if not entry.name.startswith("_"))
+    return tuple(sorted(entry.name for entry in pkgutil.iter_modules(folder.__path__) if not entry.name.startswith("_")))
 
 
+@functools.cache
 def load(package: str, name: str, kind: str) -> ModuleType:
     """The plug-in file `name`. Raises UnknownName with the menu."""
     menu = modules(package)
@@ -45,6 +48,7 @@ def load(package: str, name: str, kind: str) -> ModuleType:
     return importlib.import_module(f"{package}.{name}")
 
 
-def load_all(package: str) -> list[ModuleType]:
+@functools.cache
+def load_all(package: str) -> tuple[ModuleType, ...]:
     """Every plug-in file of a package, by name."""
-    return [importlib.import_module(f"{package}.{name}") for name in modules(package)]
+    return tuple(importlib.import_module(f"{package}.{name}") for name in modules(package))

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from shardlab import files
+from shardlab import files, jumps
 from shardlab.errors import ShardlabError
+from shardlab.jumps import Jump
 
 CONNECT_S = 10.0
 KEEPALIVE_S = 15
@@ -130,6 +131,32 @@ class Remote:
             return transport
 
 
+def ssh_command(address: Address, *, terminal: bool = False) -> list[str]:
+    """The words of OpenSSH's own client for a machine, to be followed by the command as one word, which a shell there reads.
+
+    For what goes on for long or wants a terminal. It asks nothing; host keys are held to the same files and rules as here, also
+    those of the machines that `~/.ssh/config` leads through.
+    """
+    known = [address.known_hosts] if address.known_hosts is not None else []
+    files_ = " ".join(f'"{_literal(path, quotes=True)}"' for path in [*known, Path("~/.ssh/known_hosts").expanduser()])
+    rules = [
+        "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S:g}", "-o", f"UserKnownHostsFile={files_}",
+        "-o", f"StrictHostKeyChecking={'accept-new' if address.host_keys == 'accept-new' else 'yes'}",
+    ]  # fmt: skip
+    words = ["ssh", "-q" if terminal else "-T", *rules, "-o", f"ServerAliveInterval={KEEPALIVE_S}"]
+    words += ["-t"] if terminal else []
+    words += ["-i", _literal(address.identity)] if address.identity is not None else []
+    to = Jump(address.host, address.user, address.port)
+    way = jumps.way(to)
+    return [*words, *(jumps.option(way.jumps, rules) if way is not None else []), *to.words]
+
+
+def _literal(path: Path, *, quotes: bool = False) -> str:
+    """A path in an option of ssh, where a % begins what it fills in."""
+    text = str(path).replace("%", "%%")
+    return text.replace("\\", "\\\\").replace('"', '\\"') if quotes else text
+
+
 def putting(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
     """The command that makes `path` hold what stands on its standard input, if that is `content`."""
     return ["sh", "-c", PUT, "put", path, hashlib.sha256(content).hexdigest(), owner, f"{mode:o}"]
@@ -199,34 +226,44 @@ def _open(address: Address) -> Any:
     given: dict[str, Any] = {"banner_timeout": CONNECT_S, "auth_timeout": CONNECT_S}
     if address.identity is not None:
         given["key_filename"] = str(address.identity)
-    connection = fabric.Connection(
-        address.host, user=address.user, port=address.port, connect_timeout=int(CONNECT_S), connect_kwargs=given
-    )
-    each: Any = connection
+
+    def connection(to: Jump, before: Any, keys: dict[str, Any]) -> Any:
+        timeout_s = int(CONNECT_S)
+        return fabric.Connection(to.host, to.user, to.port, gateway=before, connect_timeout=timeout_s, connect_kwargs=keys)
+
+    target = Jump(address.host, address.user, address.port)
+    way = jumps.way(target)
+    # fabric finds its own way where it is given None, and takes '' for none
+    before: Any = way.command if way is not None else None
+    through = []
+    for jump in way.jumps if way is not None else ():
+        before = connection(jump, before, {})
+        through.append(before)
+    host = address.host
     try:
-        while isinstance(each, fabric.Connection):  # with its ProxyJump hosts
+        for each in [*through, last := connection(target, before, given)]:
+            host = address.host if each is last else each.host
             each.client.load_system_host_keys()
             if address.known_hosts is not None and address.known_hosts.exists():
                 each.client.load_host_keys(str(address.known_hosts))
             each.client.set_missing_host_key_policy(policy())
-            each = each.gateway
-        connection.open()
+            each.open()
     except Unreachable:
         raise
     except paramiko.BadHostKeyException as error:
         raise Unreachable(
-            f"{address.host}: its host key CHANGED: known is {fingerprint(error.expected_key.asbytes())}, it shows "
-            f"{fingerprint(error.key.asbytes())}. Was it installed anew? Then remove the old key: ssh-keygen -R {address.host}"
+            f"{host}: its host key CHANGED: known is {fingerprint(error.expected_key.asbytes())}, it shows "
+            f"{fingerprint(error.key.asbytes())}. Was it installed anew? Then remove the old key: ssh-keygen -R {host}"
             + (f" -f {address.known_hosts}" if address.known_hosts else "")
             + ". Else somebody stands between."
         ) from None
     except paramiko.PasswordRequiredException:
-        raise Unreachable(f"{address.host}: the key needs a passphrase; add it to an agent: ssh-add.") from None
+        raise Unreachable(f"{host}: the key needs a passphrase; add it to an agent: ssh-add.") from None
     except paramiko.AuthenticationException as error:
-        raise Unreachable(f"{address.host}: it lets nobody in with these keys: {_said(error)}.") from None
+        raise Unreachable(f"{host}: it lets nobody in with these keys: {_said(error)}.") from None
     except (OSError, EOFError, paramiko.SSHException) as error:
-        raise Unreachable(f"{address.host}: cannot be reached: {_said(error)}.") from None
-    return connection
+        raise Unreachable(f"{host}: cannot be reached: {_said(error)}.") from None
+    return last
 
 
 _REMEMBERING = threading.Lock()

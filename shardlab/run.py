@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from shardlab import files
 from shardlab.cell import Cell
 from shardlab.errors import InputError, WorkspaceError
 
@@ -39,7 +40,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     repeat: int
     attempt: int
     launcher: str
-    rehearsal: bool  # ranks forked on a CPU, or a tiny twin: says that the line works, not how fast it is
+    rehearsal: bool  # ranks forked on a CPU, practice nodes, or a tiny twin: says that the line works, not how fast it is
     world: World
     cluster: dict[str, str]
     data_path: str
@@ -50,6 +51,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     scale: Literal["full", "tiny"] = "full"  # tiny: the cell's `rehearses` is the one that it stands for
     proofs_path: str | None = None  # where same-work proofs are kept, so that a computation is proven once
     resume: list[str] = []
+    scheduler: str = "local"
+    environment: str | None = None  # digest of the packages and of our source that it was made with: shardlab.code
+    limit_s: int | None = None  # after which its supervisor ends it: the cell's time limit, or what the scheduler allots
+    requeues: int = 0  # how often the scheduler may start it again
+    avoid: list[str] = []  # nodes that failed under earlier attempts
 
 
 def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:
@@ -67,7 +73,7 @@ def attempt_of(name: str) -> tuple[str, int]:
 def read(path: Path) -> Run:
     """Read a run.json. Raises InputError where it is not one."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Run)
+        return msgspec.json.decode(files.read(path), type=Run)
     except FileNotFoundError:
         raise InputError(f"{path}: no such run.") from None
     except OSError as error:

@@ -10,10 +10,12 @@ from typing import Any
 
 import msgspec
 
+from shardlab import files, state
 from shardlab import run as run_file
-from shardlab import state
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.record import SCHEMA, Event, Lines, LineWriter, Result, StepRecord, read_lines
+
+VALIDATION = "validation.jsonl"
 
 
 class RunDir:
@@ -21,16 +23,30 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.run_json = path / "run.json"
-        self.job_script = path / "job.sh"
-        self.claim = path / "claim"
-        self.result = path / "result.json"
-        self.log = path / "log"
-        self.job_log = self.log / "job.log"
 
     @property
     def run_id(self) -> str:
         return self.path.name
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def claim(self) -> Path:
+        return self.path / "claim"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def job_log(self) -> Path:
+        return self.log / "job.log"
 
     def events_file(self, writer: str) -> Path:
         return self.path / f"events.{writer}.jsonl"
@@ -38,12 +54,16 @@ class RunDir:
     def environment(self, host: str) -> Path:
         return self.path / "env" / f"{host}.json"
 
+    def hosts(self) -> list[str]:
+        """The machines on which ranks met, by what they wrote of themselves."""
+        return [name.removesuffix(".json") for name in files.names(f"{self.path}/env") if name.endswith(".json")]
+
     def steps_file(self, rank: int) -> Path:
         return self.path / "steps" / f"rank-{rank:05d}.jsonl"
 
     @property
     def validation_file(self) -> Path:
-        return self.path / "validation.jsonl"
+        return self.path / VALIDATION
 
     def samples_file(self, host: str) -> Path:
         return self.path / "samples" / f"{host}.jsonl"
@@ -66,7 +86,7 @@ class RunDir:
     def read_result(self) -> Result | None:
         """The result, or None while there is none. Raises InputError where the file is damaged."""
         try:
-            return msgspec.json.decode(self.result.read_bytes(), type=Result)
+            return msgspec.json.decode(files.read(self.result), type=Result)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -83,8 +103,8 @@ class RunDir:
 
     def events(self) -> list[Event]:
         """The events of all writers in the order of their clocks; damaged lines are left out."""
-        files = sorted(self.path.glob("events.*.jsonl"))
-        found = [event for file in files for event in read_lines(file, Event).records]
+        writers = [name for name in files.names(self.path) if name.startswith("events.") and name.endswith(".jsonl")]
+        found = [event for name in writers for event in read_lines(f"{self.path}/{name}", Event).records]
         return sorted(found, key=lambda event: event.wall_s)
 
     def steps(self, rank: int) -> Lines[StepRecord]:
@@ -96,23 +116,37 @@ class RunDir:
 
     def judge(self) -> state.Verdict:
         """The state that this run's files tell."""
-        events = self.events()
-        if not any(event.event == "exited" for event in events):
-            return state.judge(events, has_result=False, steps=0, steps_asked=None)
+        return self.told(self.events())[0]
+
+    def told(self, events: Sequence[Event], run: run_file.Run | None = None) -> tuple[state.Verdict, Result | None]:
+        """(the state that this run's files tell, the result of a run that ended) for the events and the run as they were read.
+
+        Steps are counted where their supervisor did not find all of them recorded at the end.
+        """
+        exited = next((event for event in reversed(events) if event.event == "exited"), None)
+        if exited is None:
+            return state.judge(events, has_result=False, steps=0, steps_asked=None), None
         try:
-            run, result = self.read_run(), self.read_result()
+            run, result = run or self.read_run(), self.read_result()
         except InputError as error:
-            return state.Verdict("unknown", str(error))
-        return judged(run, result, events, {rank: self.steps(rank).records for rank in range(run.cell.gpus)})
+            return state.Verdict("unknown", str(error)), None
+        asked, counted = _asked(run, result), exited.data.get("steps")
+        if asked is None or not isinstance(counted, int) or counted < asked:
+            counted = self.timed_steps(run.cell.gpus)
+        return state.judge(events, has_result=result is not None, steps=counted, steps_asked=asked), result
 
 
 def judged(
     run: run_file.Run, result: Result | None, events: Sequence[Event], steps: Mapping[int, Sequence[StepRecord]]
 ) -> state.Verdict:
     """The state that the records of a run tell; steps: by rank."""
-    asked = run.cell.steps if run.cell.steps is not None else (result.steps if result else None)
     recorded = _timed_steps([steps.get(rank, ()) for rank in range(run.cell.gpus)], events)
-    return state.judge(events, has_result=result is not None, steps=recorded, steps_asked=asked)
+    return state.judge(events, has_result=result is not None, steps=recorded, steps_asked=_asked(run, result))
+
+
+def _asked(run: run_file.Run, result: Result | None) -> int | None:
+    """The timed steps that were asked for; of epochs only the result says how many they made."""
+    return run.cell.steps if run.cell.steps is not None else (result.steps if result else None)
 
 
 def _timed_steps(ranks: Sequence[Sequence[StepRecord]], events: Sequence[Event]) -> int:

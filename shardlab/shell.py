@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shardlab.errors import UnknownName
 
-VERBS = ("plan", "render", "submit", "status", "logs", "cancel", "retry", "matrices", "strategies", "workloads")
+VERBS = ("plan", "render", "submit", "status", "logs", "cancel", "retry", "matrices", "strategies", "workloads", "launchers")
 
 # `function` rather than `jobs()`: an alias of that name would otherwise be expanded in the definition. `${1-}`: `set -u`.
 ZSH = """\

@@ -22,6 +22,7 @@ STATES = {
     "hung": "made no step for too long and was ended",
     "unknown": "what is known of it does not fit together",
 }
+SENDING = ("submitting", "submitted", "refused")  # a scheduler may accept a run, or not
 FINAL = frozenset(STATES) - {"planned", "pending", "running", "unknown"}
 
 
@@ -49,7 +50,10 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
     if ended is None:
         if "cancelled" in by_name:
             return Verdict("cancelled", "cancelled before it started")
-        for name, state in (("started", "running"), ("submitted", "pending"), ("rendered", "planned")):
+        last = next((event for event in reversed(ordered) if event.event in SENDING), None)
+        if last is not None and last.event == "refused":
+            return Verdict("planned", str(last.data.get("why", "")))
+        for name, state in (("started", "running"), *((name, "pending") for name in SENDING), ("rendered", "planned")):
             if name in by_name:
                 return Verdict(state)
         return Verdict("unknown", "no event says that it was rendered")
@@ -71,4 +75,4 @@ def _ended(by_name: dict[str, Event], ended: Event, has_result: bool, steps: int
     if "timeout" in by_name:
         return Verdict("timeout", str(by_name["timeout"].data.get("why", "")))
     failed = by_name.get("failed")
-    return Verdict("failed", str(failed.data.get("why", "")) if failed else f"exit code {code}")
+    return Verdict("failed", str((failed or ended).data.get("why") or f"exit code {code}"))

@@ -45,6 +45,7 @@ class Workspace:
         self.runs = self.path / "runs"
         self.own = self.path / ".shardlab"
         self.report = self.path / "report"
+        self.own_templates = self.path / "templates"  # a person's, that stand before ours
 
     @classmethod
     def find(cls, given: str | None) -> Workspace:

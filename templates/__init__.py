@@ -17,25 +17,30 @@ import jinja2
 FOLDER = Path(__file__).parent
 
 
-def render(name: str, **values: Any) -> str:
-    """The template `name` (a path below this folder) filled in. Raises jinja2.UndefinedError for a missing value."""
-    return _environment().get_template(name).render(**values)
+def render(name: str, own: Path | None = None, **values: Any) -> str:
+    """The template `name` (a path below this folder) filled in. own: a folder whose file of that name is taken instead.
+
+    Raises jinja2.TemplateError, as for a missing value.
+    """
+    return _environment(own).get_template(name).render(**values)
 
 
-def digest(name: str) -> str:
+def digest(name: str, own: Path | None = None) -> str:
     """The SHA-256 of a template's text, so that a run can say what it was rendered from."""
-    return hashlib.sha256((FOLDER / name).read_bytes()).hexdigest()
+    mine = own / name if own is not None else None
+    return hashlib.sha256((mine if mine is not None and mine.exists() else FOLDER / name).read_bytes()).hexdigest()
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def _environment(own: Path | None) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(FOLDER),
+        loader=jinja2.FileSystemLoader([*([own] if own is not None else []), FOLDER]),
         undefined=jinja2.StrictUndefined,
         autoescape=lambda name: name is not None and name.endswith(".html.j2"),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        auto_reload=False,  # all of what one command renders is of the same text
     )
     environment.filters["quote"] = lambda value: shlex.quote(str(value))
     environment.filters["comment"] = _comment
@@ -44,4 +49,5 @@ def _environment() -> jinja2.Environment:
 
 def _comment(value: Any) -> str:
     """A value fit for a line of comment: one line, printable."""
-    return "".join(char if char.isprintable() else "?" for char in str(value))
+    text = str(value)
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)

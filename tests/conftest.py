@@ -1,6 +1,31 @@
-"""No test fails because the machine is slow: hypothesis gives each example as long as it takes."""
+"""No test fails because the machine is slow: hypothesis gives each example as long as it takes. One practice cluster serves
+all tests that need one."""
 
+import os
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
+from support_practice import WHY, clusters
+from support_slurm import SlurmCluster
 
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
+
+
+@pytest.fixture(scope="session")
+def practice():
+    if WHY is not None:
+        pytest.skip(WHY)
+    # not below /tmp, which the nodes' user may not pass
+    yield from clusters(Path("/srv") / f"shardlab-test-{os.getpid()}")
+
+
+@pytest.fixture(scope="session")
+def slurm(request):
+    """The cluster of $SHARDLAB_SLURM, a workspace that has one running; else the one of the other tests."""
+    if given := os.environ.get("SHARDLAB_SLURM"):
+        return SlurmCluster(Path(given))
+    found = request.getfixturevalue("practice")
+    assert found.provision()["verified"] is True  # whatever other tests did to it
+    return SlurmCluster(found.folder)

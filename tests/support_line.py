@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,15 @@ class Bench:
         """Every log of the workspace, for the message of a test that fails."""
         files = sorted(self.path.glob("**/*.log"))
         return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files)
+
+
+def benches(folder: Path) -> Iterator[Bench]:
+    """One, in which nothing is at work any more at the end."""
+    made = Bench(folder)
+    yield made
+    made.run("jobs", "cancel", "--all")
+    for process in processes_of(made.path):  # a test that failed may leave some
+        process.kill()
 
 
 def until(true: Callable[[], Any], what: str, limit_s: float = 120.0) -> Any:

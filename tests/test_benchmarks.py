@@ -1,6 +1,7 @@
 """Benchmarks run: what they measure is for people to read, that they still can is not."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,3 +40,39 @@ def test_what_needs_a_gpu_says_so(tmp_path):
     )
     assert done.returncode == 2
     assert "there is no GPU here" in done.stderr
+
+
+def test_a_sweep_is_sent_as_arrays_and_asked_for_once(tmp_path):
+    """Two numbers of GPUs are two arrays; of the rounds of `jobs status` each has one question."""
+    done = subprocess.run(
+        [sys.executable, FOLDER / "sweep.py", "--runs", "400", "--sent", "200", "--rounds", "2"],
+        cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    calls = dict(re.findall(r"^(.+?)  .*calls: (.+)$", done.stdout, re.MULTILINE))
+    assert calls["jobs submit of 200"] == "sbatch 2, scontrol 2"
+    assert calls["jobs status"] == calls["jobs status --json"] == "squeue 1"
+
+
+def test_the_one_of_submission_ends_what_it_sent(tmp_path):
+    """With stand-ins of Slurm's commands; what it measures it can measure on a cluster alone."""
+    for name, script in (
+        ("sbatch", 'case "$*" in *--parsable*) echo 12 ;; *) echo Submitted batch job 13 ;; esac'),
+        ("scontrol", "echo ClusterName = here"),
+        ("srun", "exit 1"),
+        ("scancel", f'echo "$*" >{tmp_path}/cancelled'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "cluster.yaml").write_text(
+        "schema: 1\nname: here\nprovider: virtual\nnodes: [{name: head, roles: [controller]}, {name: work1}]\n"
+        "gpus: {type: practice, per_node: 2}\nslurm: {partition: batch}\n"
+    )
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [sys.executable, FOLDER / "submission.py", tmp_path / "cluster.yaml", "--rounds", "1"],
+        env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "submitit" in done.stdout
+    assert sorted((tmp_path / "cancelled").read_text().split()) == ["12", "12", "12", "12", "13", "13"]

@@ -47,6 +47,14 @@ def test_the_hash_depends_on_the_work_alone():
     assert cells.cell_hash(dict(reversed(plain.items()))) == CELL.hash()
 
 
+def test_a_cell_whose_hash_was_asked_for_is_written_as_before():
+    fresh = msgspec.structs.replace(CELL)
+    written = msgspec.json.encode(fresh)
+    assert fresh.hash() == fresh.hash() == CELL.hash()
+    assert msgspec.json.encode(fresh) == written
+    assert fresh == msgspec.json.decode(written, type=cells.Cell)
+
+
 @pytest.mark.parametrize(
     "change",
     [{"gpus": 4}, {"seed": 1}, {"precision": "bf16"}, {"options": {"a": 1}}, {"optimizer": Optimizer("sgd", 0.2)}],

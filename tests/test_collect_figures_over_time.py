@@ -47,7 +47,7 @@ def test_a_curve_of_rates_holds_the_bytes_that_the_metric_counts():
     start = found.first_s - found.width_s / 2
     span = (start + 10 * found.width_s, start + 60 * found.width_s)
     ends = [StepRecord(schema=1, step=place, t_s=t, wall_s=t, units=1, step_ms=1.0) for place, t in enumerate(span, 1)]
-    (recorded,) = steps.frames([steps.Recorded({0: ends}, 1, 1)])
+    recorded = steps.frames(steps.Recorded({0: ends}, 1, 1))
     counted = network.network(Measured(support.cell(), recorded.timed, recorded.world, seen, None, []))
     assert sum(found.values[10:60]) * found.width_s == pytest.approx(counted.value)
 

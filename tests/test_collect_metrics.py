@@ -58,7 +58,7 @@ def measured(ranks, telemetry_of=(), gpus=None, *, result=RESULT, hosts_of=(), v
         hosts.setdefault(entry.host, []).append(entry)
     world = gpus or max(len(ranks), 1)
     cell = msgspec.structs.replace(support.cell("ddp", world), **keys)
-    (frames,) = steps.frames([steps.Recorded(ranks, world, world)])
+    frames = steps.frames(steps.Recorded(ranks, world, world))
     return Measured(cell, frames.timed, frames.world, samples.frames(hosts), result, list(hosts_of), validation=validation)
 
 
@@ -230,13 +230,13 @@ def test_shares_of_a_trace_are_of_its_span_and_collectives_of_a_step():
     tallies = [Tally("all_reduce", 6, 8_000_000), Tally("broadcast", 2, 4_000_000)]
     one = Breakdown(rank=0, source="gpu", steps=2, span_ns=100, collectives=tallies, kernels=[], **times)
     other = msgspec.structs.replace(one, rank=1, span_ns=200, collectives=[])
-    found = measured(TWO_RANKS)._replace(breakdowns=[one, other])
+    found = msgspec.structs.replace(measured(TWO_RANKS), breakdowns=[one, other])
     by_name = {metric.name: metric.of_run(found) for metric in trace_shares.METRICS}
     assert {name: quantity.value for name, quantity in by_name.items()} == {
         "compute_pct": 45, "communication_pct": 22.5, "non_compute_pct": 15, "idle_pct": 15,
         "collective_count": 2, "collective_ms": 3, "collective_mean_ms": 1.5,
     }  # fmt: skip
-    alone = measured(TWO_RANKS)._replace(breakdowns=[other])
+    alone = msgspec.structs.replace(measured(TWO_RANKS), breakdowns=[other])
     assert trace_shares.collective_mean_ms(alone) is None
     assert {metric.of_run(measured(TWO_RANKS)) for metric in trace_shares.METRICS} == {None}
 

@@ -18,7 +18,7 @@ import support_collect as support
 from collect import columns, excerpt, figure, likeness, load, page, summary, swap, tables
 from collect.cli import main
 from collect.equal_losses import compare
-from collect.figures import accuracy, epoch_histogram, epoch_time, scaling
+from collect.figures import accuracy, epoch_histogram, epoch_time, scaling, throughput
 from collect.verdicts.reported import Beside
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.record import LineWriter, ValidationRecord
@@ -220,6 +220,18 @@ def test_units_that_differ_stand_beside_each_number(tmp_path):
     assert "seq_len" not in table
 
 
+def test_a_baseline_of_several_units_gives_no_ideal(tmp_path):
+    workspace = Workspace(tmp_path)
+    ddp = support.cell("ddp", gpus=2)
+    support.keep(workspace, [support.cell(), ddp], repeats=2)
+    runs = [support.completed(workspace, what, repeat) for what in (support.cell(), ddp) for repeat in (1, 2)]
+    runs[0].result.write_text(runs[0].result.read_text().replace('"tokens"', '"images"'))
+    found = load.load(workspace, None)
+    (group,) = figure.groups(found, summary.summarize(found, "single"))
+    drawn = throughput.draw(group)
+    assert drawn.data[1]["x"] == []
+
+
 class Tags(HTMLParser):
     """Every attribute and the text of every script and style."""
 
@@ -290,6 +302,15 @@ def test_of_more_cells_than_a_page_holds_some_are_shown_and_the_files_have_all(w
     assert "<b>6</b> cells" in text
     assert text.count('<details id="runs-') == 2
     assert len(msgspec.json.decode((tmp_path / "report" / "summary.json").read_bytes())["rows"]) == 6
+
+
+def test_a_cell_whose_baseline_is_not_shown_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(excerpt, "MOST", 2)
+    workspace = support.matrix(tmp_path)
+    expansion = workspace.expansion(None)
+    workspace.keep_expansion(msgspec.structs.replace(expansion, cells=[*expansion.cells[1:], expansion.cells[0]]))
+    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    assert (workspace.report / "index.html").read_text().count(", against single ×1") == 1
 
 
 def test_cells_that_claims_name_are_shown_before_others(summarized, monkeypatch):

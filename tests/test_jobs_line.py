@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support_line import Bench, processes_of, started, until
+from support_line import benches, processes_of, started, until
 
 from shardlab.checkpoint import step_of, whole
 
@@ -25,11 +25,7 @@ FOREVER = 10**7
 
 @pytest.fixture
 def bench(tmp_path):
-    made = Bench(tmp_path)
-    yield made
-    made.run("jobs", "cancel", "--all")
-    for process in processes_of(made.path):  # a test that failed may leave some
-        process.kill()
+    yield from benches(tmp_path)
 
 
 def running(bench):
@@ -73,6 +69,7 @@ def test_a_closed_terminal_ends_no_run(bench):
     words = shlex.join(bench.command("jobs", "submit", "--matrix", bench.matrix(LONG, steps=400)))
     child, terminal = pty.fork()
     if child == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests by nohup has it ignored
         os.execvp("bash", ["bash", "-c", f"{words}; sleep 1000"])
     until(lambda: bench.folders(), "rendered")
     running(bench)
@@ -182,7 +179,54 @@ def test_the_time_limit_is_a_result_and_not_a_failure(bench):
     (run,) = sent["runs"]
     assert (run["state"], run["expected"]) == ("timeout", True)
     assert run["why"] == "ended at its time limit of 3 s"
-    assert not processes_of(bench.folders()[0].path)
+    until(lambda: not processes_of(bench.folders()[0].path), "nothing is left", 30)
+
+
+def both_make_steps(folder):
+    """Whether both do; and a sign of progress, as on a slow machine they may start for longer than the bound."""
+    folder.write_event("test", "waits", sync=False)
+    return folder.steps(0).records and folder.steps(1).records
+
+
+def stopped(folder, rank):
+    """Have the kernel stop a rank, which lives on and does nothing."""
+    pid = rank_pid(folder, rank)
+    os.kill(pid, signal.SIGSTOP)
+    return psutil.Process(pid)
+
+
+@pytest.mark.parametrize("launcher", ["fork", "torchrun"])
+def test_a_run_that_hangs_is_ended_and_says_where_its_ranks_were(bench, launcher):
+    cells = f'axes: {{strategy: [ddp], gpus: [2], launcher: [{launcher}]}}\ninclude: [{{hang_limit: "00:00:10"}}]'
+    waiting = subprocess.Popen(
+        bench.command("jobs", "submit", "--matrix", bench.matrix(cells, steps=FOREVER), "--wait"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    (folder,) = until(bench.folders, "rendered")
+    until(lambda: both_make_steps(folder), "both ranks make steps")
+    rank = stopped(folder, 1)
+    said, _ = waiting.communicate(timeout=120)
+    assert waiting.returncode == 1
+    last = [folder.steps(rank).records[-1] for rank in (0, 1)]
+    verdict = folder.judge()
+    assert verdict.state == "hung"
+    assert verdict.why.startswith("no progress for 10 s (hang_limit): rank")
+    assert f"came to step {min(one.step for one in last)}, at " in verdict.why
+    assert verdict.why in said
+    stacks = folder.rank_log(0).read_text()
+    assert "Timeout (0:00:09)!" in stacks  # before the bound
+    assert "in _steps" in stacks[stacks.rindex("Timeout") :]
+    until(lambda: not alive(rank) and not processes_of(folder.path), "nothing of it is left", 30)
+    assert next(e.data["code"] for e in folder.events() if e.event == "exited") != 0
+
+
+def test_the_world_that_met_is_on_record(bench):
+    bench.run("jobs", "submit", "--matrix", bench.matrix(LONG), "--wait")
+    (folder,) = bench.folders()
+    (met,) = [event for event in folder.events() if event.event == "met"]
+    assert met.data == {"world_size": 2, "hosts": 1, "backend": "gloo", "interface": "lo"}
 
 
 def test_out_of_memory_is_a_result_and_not_a_failure(bench):
@@ -205,8 +249,23 @@ def test_cancel_ends_what_waits_and_what_runs(bench):
     assert at_work.judge().state == "running"
     bench.run("jobs", "cancel", "--where", "strategy == 'ddp'")
     assert set(bench.states().values()) == {"cancelled"}
-    assert not processes_of(at_work.path)
+    until(lambda: not processes_of(at_work.path), "nothing is left", 30)
     assert sum(starts(bench)) == 1
+
+
+def test_a_cancel_between_a_claim_and_its_start_is_not_lost(bench):
+    bench.run("jobs", "render", "--matrix", bench.matrix("axes: {strategy: [single]}"))
+    (folder,) = bench.folders()
+    paused = "take = claim.take; claim.take = lambda run: (take(run), input())[0]"
+    supervise = f"import sys; from jobs import attempt, claim; {paused}; sys.exit(attempt.main(sys.argv[1:]))"
+    words = [sys.executable, "-P", "-c", supervise, folder.path, "--", "sleep", "1000"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as supervisor:
+        until(folder.claim.exists, "it is claimed")
+        with subprocess.Popen(bench.command("jobs", "cancel", "--all"), stdout=subprocess.DEVNULL) as cancel:
+            until(lambda: "cancel_requested" in {event.event for event in folder.events()}, "it is asked to end")
+            supervisor.communicate(b"\n", timeout=60)
+            assert cancel.wait(60) == 0
+    assert (supervisor.returncode, folder.judge().state) == (143, "cancelled")
 
 
 def test_retry_makes_a_new_attempt_under_the_same_cell(bench):
@@ -273,7 +332,7 @@ def test_a_second_start_of_a_script_does_nothing(bench):
     bench.run("jobs", "submit", "--matrix", bench.matrix("axes: {strategy: [single]}"), "--wait")
     (folder,) = bench.folders()
     before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
-    assert subprocess.run(["bash", folder.job_script], check=False, stderr=subprocess.DEVNULL).returncode == 75
+    assert subprocess.run(["bash", folder.path / "job.sh"], check=False, stderr=subprocess.DEVNULL).returncode == 75
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 
@@ -286,7 +345,7 @@ def test_a_script_that_cannot_start_is_a_failure_and_not_a_loop(bench):
     from shardlab.workspace import Workspace
 
     first, second, *_ = bench.folders()
-    first.job_script.write_text("exit 7\n")
+    (first.path / "job.sh").write_text("exit 7\n")
     for folder in (first, second):
         folder.write_event("controller", "submitted", scheduler="local")
     assert local.work(Workspace(bench.path)) == 0

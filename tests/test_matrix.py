@@ -119,7 +119,7 @@ def test_a_wrong_matrix_is_refused_with_its_place(tmp_path, text, place, words):
     [
         ("axes: {strategy: [ddp, dpp]}", "4:24: axes.strategy[1]", "Did you mean 'ddp'?"),
         ("axes: {workload: [gpt3]}", "4:19: axes.workload[0]", "Did you mean 'gpt2'? Allowed: convnext-large, "),
-        ("axes: {launcher: [mpirun]}", "4:19: axes.launcher[0]", "Allowed: fork, torchrun."),
+        ("axes: {launcher: [mpirun]}", "4:19: axes.launcher[0]", "Allowed: deepspeed, fork, submitit, torchrun."),
         ("axes: {gpus: [3]}", "3:67: defaults.global_batch_size", "8 does not divide among 3 data-parallel ranks"),
         ("axes: {gpus: [2], micro_batch_size: [3]}", "4:38: axes.micro_batch_size[0]", "Allowed: a divisor of 4."),
         ("axes: {strategy: [single], gpus: [2]}", "4:19: axes.strategy[0]", "one"),

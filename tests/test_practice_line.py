@@ -1,15 +1,16 @@
 """From nothing to a verified Slurm cluster on practice nodes, what may go wrong on the way, and back to nothing."""
 
 import json
-import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+from support_practice import NAME, WHY
 
 from provision.facts import Facts
 from provision.facts.services import SERVICES
@@ -17,94 +18,25 @@ from provision.facts.system import SYSTEM
 from provision.operations import Change, Nothing, Operation, Site, Target, shell
 from provision.operations.reboot import Reboot
 from provision.plan import converge
-from provision.practice import base, network
-from provision.practice.base import NoBase
-from provision.practice.machine import STATE, Machine, init_of
-from provision.providers import virtual
-from shardlab import cluster
+from provision.practice import base
 from shardlab.remote import Address, Remote, Unreachable
 from shardlab.workspace import Workspace
 
-try:
-    base.check()
-    WHY = None
-except NoBase as error:
-    WHY = str(error)
-
 pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
-
-NAME = "test-practice"
-FILE = f"""\
-schema: 1
-name: {NAME}
-provider: virtual
-nodes:
-  - {{name: head, roles: [controller]}}
-  - {{name: work1}}
-  - {{name: work2}}
-lan: {{subnet: 10.89.77.0/24, mbps: 1000}}
-gpus: {{type: practice, per_node: 2}}
-storage: {{shared: SHARED}}
-slurm: {{}}
-ssh: {{between_nodes: true}}
-"""
-
-
-class Practice:
-    """A workspace with the cluster file, and `provision` on it as a person runs it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.file = folder / "cluster.yaml"
-        self.file.write_text(FILE.replace("SHARED", str(folder / "shared")))
-        self.cluster = cluster.load(self.file)
-        self.nodes = {node.name: node for node in virtual.nodes(self.cluster, Workspace(folder))}
-
-    def start(self, *words: str) -> subprocess.Popen:
-        command = [sys.executable, "-P", "-m", "provision", str(self.file), *words, "--json", "--workspace", str(self.folder)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def provision(self, *words: str, code: int = 0) -> dict:
-        process = self.start(*words)
-        stdout, stderr = process.communicate(timeout=900)
-        assert process.returncode == code, stderr + stdout
-        return json.loads(stdout)
-
-    def machine(self, name: str) -> Machine:
-        return Machine(NAME, name, "", 0, "", Path(), "")
-
-    def run(self, name: str, script: str, *, root: bool = True) -> str:
-        answer = self.nodes[name].run(["sh", "-euc", script], timeout_s=120, root=root)
-        assert answer.code == 0, answer.stderr
-        return answer.stdout
 
 
 def states(said: dict) -> dict:
     return {(node["name"], one["name"]): one for node in said["nodes"] for one in node["operations"]}
 
 
-@pytest.fixture(scope="module")
-def practice(tmp_path_factory):
-    folder = Path("/srv") / f"shardlab-test-{os.getpid()}"  # not below /tmp, which the nodes' user may not pass
-    folder.mkdir()
-    found = Practice(folder)
-    found.provision("down")
-    with found.start("warm") as warm:  # what it fetches comes from archives that a machine may not reach
-        _, why = warm.communicate(timeout=1800)
-    if warm.returncode:
-        shutil.rmtree(folder)
-        pytest.skip(f"no practice nodes here: {why.strip().splitlines()[-1]}")
-    try:
-        said = found.provision()
-        assert said["verified"] is True
-        yield found
-    finally:
-        found.provision("down")
-        shutil.rmtree(folder)
-        assert not (STATE / NAME).exists()
-        assert not network.is_up(network.bridge(NAME))
-        assert init_of(STATE / NAME / "head" / "upper") is None
-        assert NAME not in Path("/proc/mounts").read_text()
+def proven_without(said: dict, name: str, why: str) -> None:
+    """verify tells once that a node is away, and proves the others."""
+    assert said["verified"] is False
+    told = [one for one in said["checks"] if one["node"] == name or one["passed"] is False]
+    assert [(one["node"], one["check"]) for one in told] == [(name, "answers")]
+    assert why in told[0]["says"]
+    (slurm,) = [one for one in said["checks"] if one["check"] == "slurm"]
+    assert slurm["says"].endswith(f"; without {name}")
 
 
 def test_every_check_passed_that_applies(practice):
@@ -128,7 +60,7 @@ def test_a_crashed_node_is_booted_again_and_works_again(practice):
     said = practice.provision("plan")
     assert states(said)["work2", "machine"]["state"] == "would change"
     assert states(said)["work2", "packages"]["state"] == "not reached"
-    assert practice.provision("verify", code=1)["verified"] is False
+    proven_without(practice.provision("verify", code=1), "work2", "cannot be reached")
     said = practice.provision()
     assert states(said)["work2", "machine"]["says"] == ["boot the practice node work2 at 10.89.77.3"]
     assert said["verified"] is True
@@ -200,17 +132,82 @@ def test_an_apt_lock_is_waited_for(practice):
     assert said["verified"] is True
 
 
-@pytest.mark.parametrize("after", ["machine", "packages", "munge", "slurm-workers"])
-def test_killed_on_the_way_it_goes_on_from_there(practice, after):
+def test_a_disk_that_fills_on_the_way_is_said_so_and_goes_on_once_there_is_room(practice):
     practice.machine("work2").remove()
+    practice.give_disk("work2", "3G")
     with practice.start() as process:
         for line in process.stderr:
-            if line.startswith(f"work2: {after}: changed"):
+            if line.startswith("work2: munge-user: changed"):
                 break
-        process.send_signal(signal.SIGKILL)
+        practice.give_disk("work2", "24M")  # the packages come next
+        stdout, stderr = process.communicate(timeout=900)
+    assert process.returncode == 1, stderr
+    one = states(json.loads(stdout))
+    assert one["work2", "packages"]["state"] == "failed"
+    assert "a disk of it is full" in one["work2", "packages"]["says"][-1]
+    assert one["work2", "munge"]["state"] == "not reached"
+    assert {state["state"] for (node, _), state in one.items() if node != "work2"} <= {"nothing to do", "changed"}
+    said = practice.provision("plan", code=1)
+    assert "GiB are free on /, and packages may take 2 GiB" in states(said)["work2", "space"]["says"][0]
+    practice.give_disk("work2", "3G")
+    assert practice.provision()["verified"] is True
+    assert practice.provision("plan")["changes"] == 0
+
+
+def test_killed_after_every_change_it_goes_on_each_time_and_nothing_is_doubled(practice):
+    """The controller and a worker are made again by runs of which each is killed after a change that none was killed after."""
+    for name in ("head", "work2"):
+        practice.take_back_disk(name)
+        practice.machine(name).remove()
+    (environment,) = (practice.folder / "shared" / "shardlab").iterdir()
+    (environment / "source.made").unlink(missing_ok=True)
+    seen = practice.folder / "killed-after"
+    command = [sys.executable, "-P", Path(__file__).parent / "support_killed.py", seen, *practice.words()]
+    killed = 0
+    while (done := subprocess.run(command, capture_output=True, text=True)).returncode == -signal.SIGKILL:
+        killed += 1
+        assert killed < 150, done.stderr
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert json.loads(done.stdout)["verified"] is True
+    assert len(seen.read_text().splitlines()) == killed > 20
+    assert practice.provision("plan")["changes"] == 0
+    for name in practice.nodes:
+        begins = f"grep -c '^# begin shardlab {NAME}$'"
+        counted = practice.run(name, f"{begins} /home/{base.USER}/.ssh/authorized_keys; {begins} /etc/ssh/ssh_known_hosts")
+        assert counted.split() == ["1", "1"]
+        assert practice.run(name, "sort /etc/hosts | uniq -d") == ""
+        assert practice.run(name, "pgrep -c -x munged; pgrep -c -x slurmd || true").split() == [
+            "1",
+            "0" if name == "head" else "1",
+        ]
+    assert practice.run("head", "pgrep -c -x slurmctld; pgrep -c -x slurmdbd").split() == ["1", "1"]
+    assert practice.run("head", "sacctmgr -nP show cluster format=cluster").split() == [NAME]
+    assert practice.run("head", "sinfo -hN -o %N").split() == ["work1", "work2"]
+    assert practice.run("head", "mariadb -BNe \"SELECT COUNT(*) FROM mysql.user WHERE user='slurm'\"") == "1\n"
+    assert len([path for path in environment.iterdir() if path.name.startswith("source-")]) == 1
+
+
+def test_a_node_that_dies_on_the_way_stops_alone_and_is_made_by_the_next_run(practice):
+    practice.machine("work2").remove()
+    process = practice.start()
+    ends = time.monotonic() + 120
+    while not (init := practice.machine("work2").pid()) or not _answers(practice, "work2"):
+        assert time.monotonic() < ends, init
+        time.sleep(0.2)
+    practice.machine("work2").crash()
+    said = json.loads(process.communicate(timeout=600)[0])
+    assert process.returncode == 1
+    ended = {name for (name, _), one in states(said).items() if one["state"] in ("failed", "not reached", "not answered")}
+    assert ended == {"work2"}
     said = practice.provision()
     assert said["verified"] is True
-    assert practice.provision("plan")["changes"] == 0
+
+
+def _answers(practice, name):
+    try:
+        return practice.nodes[name].run(["true"], timeout_s=10).code == 0
+    except Unreachable:
+        return False
 
 
 def test_a_full_disk_says_so_and_the_old_file_stands(practice):
@@ -220,6 +217,38 @@ def test_a_full_disk_says_so_and_the_old_file_stands(practice):
     assert answer.code != 0
     assert "No space left on device" in answer.stderr
     assert practice.run("work1", "cat /mnt/small/file; ls -A /mnt/small; umount /mnt/small") == "old\nfile\n"
+
+
+def test_a_skewed_clock_stops_the_node_and_is_told_with_its_offset(practice):
+    """Practice nodes share this machine's clock: the one of work1 is skewed by a date that lies."""
+    date = practice.machine("work1").root / "usr/local/bin/date"
+    date.write_text("#!/bin/sh\nexec /usr/bin/date -d '+5 seconds' \"$@\"\n")
+    date.chmod(0o755)
+    try:
+        one = states(practice.provision(code=1))
+        checks = practice.provision("verify", code=1)["checks"]
+    finally:
+        date.unlink()
+    assert one["work1", "clock"]["state"] == "failed"
+    assert re.search(r"work1: its clock is \+[45]\.\d+ s from this machine's clock", one["work1", "clock"]["says"][0])
+    assert one["work1", "slurm-workers"]["state"] == "not reached"
+    assert one["work2", "slurm-workers"]["state"] == "nothing to do"
+    (failed,) = [check for check in checks if check["passed"] is False]
+    assert (failed["node"], failed["check"]) == ("work1", "clock")
+    assert re.match(r"\+[45]\.\d+ s from this machine's clock", failed["says"])
+    assert practice.provision("plan")["changes"] == 0
+
+
+def test_a_node_that_hangs_is_told_once_and_holds_nobody_up(practice):
+    daemons = [one for one in psutil.Process(practice.machine("work1").pid()).children(recursive=True) if one.name() == "sshd"]
+    assert daemons
+    try:
+        for one in daemons:
+            one.suspend()
+        proven_without(practice.provision("verify", code=1), "work1", "cannot be reached")
+    finally:
+        for one in daemons:
+            one.resume()
 
 
 def test_a_changed_host_key_stops(practice):

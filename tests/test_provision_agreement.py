@@ -41,12 +41,6 @@ def test_chrony_alone_sets_the_clock():
     assert time_operation.plan_daemon(one, w2) == Nothing("chrony alone sets its clock")
 
 
-def test_a_container_shares_the_clock_of_its_host_and_is_asked_no_time():
-    one = site(system=A_CONTAINER)
-    for plan in (time_operation.plan_daemon, time_operation.plan_offset):
-        assert plan(one, one.targets[2]) == Nothing("it shares its host's clock")
-
-
 class Skewed(LocalNode):
     """A machine whose clock is ahead by so many seconds; chronyc helps it, or does not."""
 
@@ -59,6 +53,15 @@ class Skewed(LocalNode):
         if "chronyc makestep" in argv[-1] and self.helped:
             self.__dict__["ahead"] = 0.0
         return Answer(0, "", "")
+
+
+def test_a_container_shares_the_clock_of_its_host_which_alone_can_set_it():
+    one = site(system=A_CONTAINER)
+    facts = one.targets[2].facts
+    assert time_operation.plan_daemon(one, one.targets[2]) == Nothing("it shares its host's clock")
+    assert isinstance(time_operation.plan_offset(one, Target(Skewed(0.1, helped=False), facts)), Nothing)
+    with pytest.raises(Unanswered, match=r"its clock is \+3\.00.*it shares its host's clock, which has to be set"):
+        time_operation.plan_offset(one, Target(Skewed(3.0, helped=False), facts))
 
 
 @pytest.mark.parametrize("ahead", [-0.4, 0.0, 0.4])

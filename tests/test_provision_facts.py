@@ -1,11 +1,16 @@
 """Facts and checks judged purely, on what real and broken machines print."""
 
+import functools
+import os
 import re
+import signal
+import time
 
 import msgspec
 import pytest
 
-from provision.checks import all_reduce, gpus
+from provision import roles
+from provision.checks import _trial, all_reduce, gpus
 from provision.checks import torch as torch_check
 from provision.facts import Facts, Unanswered
 from provision.facts.addresses import parse as parse_addresses
@@ -54,7 +59,7 @@ GPU = parse_host(A100S)
 class Recorded:
     """A node that answers from a recording: a part of the command to its answer."""
 
-    name, host, port, user, python = "gpu0", "10.10.1.1", 22, "alice", "/opt/venv/bin/python"
+    name, host, port, user, identity, python = "gpu0", "10.10.1.1", 22, "alice", None, "/opt/venv/bin/python"
 
     def __init__(self, answers):
         self.answers = answers
@@ -111,7 +116,7 @@ def test_a_question_is_asked_once_and_its_failure_says_where():
         with pytest.raises(Unanswered, match=r"gpu0: the fact 'host' could not be asked: ModuleNotFoundError.*'shardlab'"):
             asked.facts[HOST]
     assert len(asked.node.asked) == 1
-    late = target({"-c": Answer(None, "", "")})
+    late = target({"_torch": Answer(None, "", "")})
     with pytest.raises(Unanswered, match="not answered within 120 s"):
         late.facts[TORCH]
 
@@ -178,7 +183,7 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
         (Answer(0, "", ""), False, "it printed nothing"),
         (Answer(1, "", CHILD_FAILED), False, "RuntimeError: Unable to find address for: lo"),
         (Answer(-9, "", ""), False, "exit status -9"),
-        (Answer(None, "", ""), False, "did not end within 120 s"),
+        (Answer(None, "", ""), False, "did not end within 75 s"),
     ],
 )
 def test_the_all_reduce_is_judged(answer, passed, says):
@@ -190,12 +195,26 @@ def test_the_all_reduce_is_judged(answer, passed, says):
         assert outcome.measured["bus_bandwidth_gb_per_s"] == pytest.approx(1.342, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("torch", "backend"), [(TORCH_CUDA, "nccl"), (TORCH_CPU, "gloo"), (TORCH_CUDA.replace("4", "1"), "gloo")]
-)
-def test_nccl_where_there_are_two_gpus(torch, backend):
-    asked = target(
-        {"shardlab.host": Answer(0, A100S, ""), "_all_reduce_ranks": Answer(0, REPORT % 0, ""), "-c": Answer(0, torch, "")}
-    )
-    assert all_reduce.run(None, asked).passed
-    assert asked.node.asked[-1][-2:] == [backend, "2"]
+def test_one_start_of_torch_answers_all_its_checks():
+    summed = msgspec.json.encode(Answer(0, REPORT % 0, "")).decode()
+    said = f'{{"torch": {TORCH_CPU.splitlines()[1]}, "all_reduce": {summed}}}\n'
+    asked = target({"shardlab.host": Answer(0, NO_GPU, ""), "_trial": Answer(0, said, "")})
+    outcomes = [check.run(None, asked).passed for check in roles.CHECKS]
+    assert outcomes == [True, None, True]
+    assert [words[-1] for words in asked.node.asked].count("provision.checks._trial") == 1
+    assert asked.facts[TORCH].version == "2.13.0+cpu"
+
+
+def test_a_child_that_fails_or_hangs_leaves_the_others_and_says_why():
+    def fail():
+        raise RuntimeError("it breaks")
+
+    def crash():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert _trial.together([lambda: os.write(1, b"one\n"), lambda: os.write(1, b"two\n")], 30) == Answer(0, "one\n", "")
+    hangs = functools.partial(time.sleep, 600)
+    failed = _trial.together([hangs, fail], 30)
+    assert (failed.code, "RuntimeError: it breaks" in failed.stderr) == (1, True)
+    assert _trial.together([crash], 30).code == -signal.SIGKILL
+    assert _trial.together([hangs], 0.05).code is None

@@ -36,7 +36,7 @@ from templates import render
 KERNEL = "6.8.0-90-generic"
 NOBLE = System(
     id="ubuntu", codename="noble", pretty="Ubuntu 24.04.3 LTS", kernel=KERNEL, arch="x86_64", hostname="w1", virt="none",
-    boot_id="1", cpus=96, memory_kib=512 * 2**20, free_bytes=10**12, free_inodes=10**7, cgroup="cgroup2fs", user="alice",
+    boot_id="1", cpus=96, memory_kib=512 * 2**20, cgroup="cgroup2fs", user="alice",
 )  # fmt: skip
 BOOKWORM = msgspec.structs.replace(NOBLE, id="debian", codename="bookworm", pretty="Debian GNU/Linux 12")
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (dvs-builder@U22)  Thu Dec  4 2025"
@@ -87,7 +87,7 @@ def site(found, *, packages=FRESH, files=None, services=None, system=NOBLE, stat
     cluster = Cluster(schema=1, name="bench", provider="ssh", nodes=entries, gpus=gpus, slurm=Slurm())
     targets = []
     for number, entry in enumerate(entries, start=1):
-        node = SshNode(entry.name, f"10.0.0.{number}", None, "alice", "/opt/x/bin/python", None, wheelhouse=wheelhouse)
+        node = SshNode(entry.name, f"10.0.0.{number}", None, "alice", None, "/opt/x/bin/python", None, wheelhouse=wheelhouse)
         targets.append(Target(node, Facts(node), entry))
         targets[-1].facts.answers = {
             SYSTEM.name: system, NVIDIA.name: found, PACKAGES.name: Packages(packages, interrupted=False),

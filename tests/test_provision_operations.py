@@ -19,7 +19,7 @@ from shardlab.cluster import Cluster, Entry, Gpus, Slurm, Storage
 
 A_MACHINE = System(
     id="debian", codename="bookworm", pretty="Debian", kernel="6.1", arch="x86_64", hostname="x", virt="none", boot_id="1",
-    cpus=64, memory_kib=512 * 2**20, free_bytes=10**12, free_inodes=10**7, cgroup="cgroup2fs", user="alice",
+    cpus=64, memory_kib=512 * 2**20, cgroup="cgroup2fs", user="alice",
 )  # fmt: skip
 KEY = File(0o400, "munge:munge", 100.0, "a" * 64)
 RUNNING = {name: Service("active", True, 200.0) for name in ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmd", "chrony")}
@@ -39,7 +39,7 @@ def site(*, gpus=None, shared=None, slurm_=True, **of_worker) -> Site:
     )
     found = []
     for number, entry in enumerate(entries, start=1):
-        node = SshNode(entry.name, f"10.0.0.{number}", None, "alice", "/opt/shardlab/python-x/bin/python", None)
+        node = SshNode(entry.name, f"10.0.0.{number}", None, "alice", None, "/opt/shardlab/python-x/bin/python", None)
         target = Target(node, Facts(node), entry)
         of_node = {name: value for name, value in of_worker.items() if entry.name == "w2"}
         target.facts.answers = {
@@ -74,12 +74,13 @@ def test_packages_by_role():
         "mariadb-server",
         "munge",
         "python3-venv",
+        "rsync",
         "slurm-client",
         "slurmctld",
         "slurmdbd",
     ]
-    assert packages.wanted(site(), w1) == ["chrony", "munge", "python3-venv", "slurm-client", "slurmd"]
-    assert packages.wanted(site(slurm_=False), w1) == ["chrony", "python3-venv"]
+    assert packages.wanted(site(), w1) == ["chrony", "munge", "python3-venv", "rsync", "slurm-client", "slurmd"]
+    assert packages.wanted(site(slurm_=False), w1) == ["chrony", "python3-venv", "rsync"]
 
 
 def test_packages_are_installed_with_the_lock_waited_for_and_nothing_asked():
@@ -88,7 +89,7 @@ def test_packages_are_installed_with_the_lock_waited_for_and_nothing_asked():
     assert "apt-get" in refresh
     assert "DPkg::Lock::Timeout=600" in install
     assert "DEBIAN_FRONTEND=noninteractive" in install
-    assert install.endswith("--no-install-recommends install chrony munge python3-venv slurm-client slurmd'")
+    assert install.endswith("--no-install-recommends install chrony munge python3-venv rsync slurm-client slurmd'")
 
 
 def test_packages_that_are_there_ask_for_nothing_but_an_interrupted_installation_is_finished():
@@ -97,7 +98,8 @@ def test_packages_that_are_there_ask_for_nothing_but_an_interrupted_installation
     assert packages.plan(done, done.targets[2]) == Nothing("all packages are installed")
     broken = site(packages=Packages(there, interrupted=True))
     (repair,) = commands(packages.plan(broken, broken.targets[2]))
-    assert "dpkg --force-confdef --force-confold --configure -a" in repair
+    assert "dpkg --force-confdef --force-confold --configure -a || apt-get" in repair
+    assert "--fix-broken install" in repair
 
 
 def test_names_of_all_nodes_and_none_for_loopback():
@@ -260,3 +262,10 @@ def test_a_name_that_could_end_a_line_is_refused(word):
     one.targets[1].node.__dict__["host"] = word
     with pytest.raises(Unanswered, match=r"cannot stand in slurm\.conf"):
         slurm_files.files(one)
+
+
+def test_the_file_that_says_that_there_is_a_configuration_is_written_last():
+    one = site(gpus=Gpus(per_node=4, type="a100"))
+    written = [change.path for change in slurm.plan_controller(one, one.targets[0]) if hasattr(change, "path")]
+    assert len(written) == 3
+    assert written[-1] == slurm.CONF

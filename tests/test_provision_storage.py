@@ -1,18 +1,24 @@
 """Disks, shared storage and room as data: what nodes say goes in, commands come out, and a second plan asks for nothing."""
 
+import os
+
 import msgspec
 import pytest
-from test_provision_operations import A_MACHINE, RUNNING, commands, site, with_files
+from test_provision_operations import RUNNING, commands, site, with_files
 
 from provision import software
 from provision.facts import Unanswered, disk, mounts
 from provision.facts.environment import ENVIRONMENT, Environment
-from provision.facts.exports import EXPORTS
+from provision.facts.exports import EXPORTED_BY_US, EXPORTS
 from provision.facts.exports import parse as parse_exports
-from provision.facts.mounts import Mount, Place
+from provision.facts.files import FILES
+from provision.facts.mounts import NFS_MOUNTS, Mount, Place
 from provision.facts.packages import PACKAGES, Packages
+from provision.facts.room import Room, room
+from provision.facts.room import parse as parse_room
 from provision.facts.services import SERVICES, Service
-from provision.operations import Nothing, Site, Target, disks, environment, fstab, nfs, packages, space
+from provision.operations import Nothing, Site, Target, disks, environment, fstab, nfs, packages, reason, space
+from provision.providers import Answer
 from provision.providers.local import LocalNode
 from shardlab.cluster import Storage
 
@@ -268,12 +274,58 @@ def test_what_is_mounted_here_is_read(tmp_path):
     assert mounts.parse("mount a:/b nfs4 rw,hard\nfstab a:/b nfs hard\nhangs\n").hangs
 
 
+def test_an_export_that_the_file_no_longer_names_is_withdrawn_once_nobody_mounts_it():
+    one = with_storage(SHARES)
+    head, w1, w2 = one.targets
+    with_files(w1, {nfs.EXPORTED: (b"/old 10.0.0.1(rw) 10.0.0.3(rw)\n", 0o644, "root:root")})
+    w1.facts.answers[EXPORTED_BY_US.name] = EXPORTED_BY_US.parse("/old\n")
+    for target in (head, w1):
+        target.facts.answers[NFS_MOUNTS.name] = {}
+    w2.facts.answers[NFS_MOUNTS.name] = NFS_MOUNTS.parse("nas:/home /home\nw1:/old /mnt/old\n")
+    with pytest.raises(Unanswered, match=r"w1: it exports /old, which .* names, .* mounted on w2 at /mnt/old: unmount"):
+        nfs.plan_server(one, w1)
+    w2.facts.answers[NFS_MOUNTS.name] = NFS_MOUNTS.parse("nas:/home /home\n")
+    (withdraw,) = nfs.plan_server(one, w1)
+    assert withdraw.says == "withdraw the export of /old, which the cluster file no longer names"
+    assert f"rm -f -- {nfs.EXPORTED}" in withdraw.command
+    assert "exportfs -ra" in withdraw.command
+    w1.facts.answers[FILES.name] = {}
+    assert nfs.plan_server(one, w1) == Nothing("it exports nothing")
+    without = with_storage(Storage())  # also where the file names no storage any more
+    with_files(without.targets[0], {nfs.EXPORTED: (b"", 0o644, "root:root")})
+    for target in without.targets:
+        target.facts.answers |= {EXPORTED_BY_US.name: ["/old"], NFS_MOUNTS.name: {}}
+    assert len(nfs.plan_server(without, without.targets[0])) == 1
+    practice = msgspec.structs.replace(without.cluster, provider="virtual")
+    assert isinstance(nfs.plan_server(Site(practice, None, without.targets), without.targets[0]), Nothing)
+
+
+def test_what_we_exported_is_read_off_our_file(tmp_path):
+    file = tmp_path / "exports"
+    file.write_bytes(nfs.content(with_storage(SHARES), with_storage(SHARES).targets[0]))
+    answer = LocalNode().run([*EXPORTED_BY_US.command("")[:-1], str(file)], timeout_s=30)
+    assert EXPORTED_BY_US.parse(answer.stdout) == [SHARED]
+    assert NFS_MOUNTS.parse(LocalNode().run(NFS_MOUNTS.command(""), timeout_s=30).stdout) == {}
+
+
 # room
 
 DONE = {
     PACKAGES.name: Packages(dict.fromkeys(packages.ALL, "1"), interrupted=False),
     ENVIRONMENT.name: Environment(packages=software.digest()),
 }
+LARGE = Room(10**12, 10**7, "/")
+HERE = "/opt/shardlab/python-x"  # of the nodes' environment
+
+
+def with_room(one: Site, **rooms: Room) -> Site:
+    """Rooms of / and of where the environment will lie, on all nodes."""
+    for target in one.targets:
+        target.facts.answers |= {
+            room("/").name: rooms.get("root", LARGE),
+            room(HERE).name: rooms.get("environment", rooms.get("root", LARGE)),
+        }
+    return one
 
 
 @pytest.mark.parametrize(
@@ -288,16 +340,66 @@ DONE = {
     ],
 )
 def test_too_little_room_is_refused_before_anything_is_changed(free, inodes, says):
-    one = site(system=msgspec.structs.replace(A_MACHINE, free_bytes=free, free_inodes=inodes))
+    one = with_room(site(), root=Room(free, inodes, "/"))
     with pytest.raises(Unanswered, match=says):
         space.plan(one, one.targets[2])
     one.targets[2].facts.answers |= DONE  # what is there needs no more room
-    assert space.plan(one, one.targets[2]) == Nothing("nothing large is to be installed on its root file system")
+    assert space.plan(one, one.targets[2]) == Nothing("nothing large is to be installed on it")
 
 
 def test_room_is_asked_for_what_comes_alone():
-    one = site(shared="/mydata", system=msgspec.structs.replace(A_MACHINE, free_bytes=3 * 2**30, free_inodes=0))
+    one = with_room(site(shared="/mydata"), root=Room(3 * 2**30, 0, "/"))
     assert space.plan(one, one.targets[2]) == Nothing("3.0 GiB are free on /, and packages may take 2 GiB")
-    one = site(system=msgspec.structs.replace(A_MACHINE, free_bytes=5 * 2**30))
+    one = with_room(site(), root=Room(5 * 2**30, 10**7, "/"))
     one.targets[2].node.__dict__["wheelhouse"] = "/opt/wheels"
     assert "may take 4 GiB" in space.plan(one, one.targets[2]).why
+
+
+def test_each_file_system_has_to_have_its_own_room():
+    one = with_room(site(), root=Room(3 * 2**30, 10**7, "/"), environment=Room(13 * 2**30, 10**7, "/opt"))
+    assert space.plan(one, one.targets[2]).why == (
+        "3.0 GiB are free on /, and packages may take 2 GiB; 13.0 GiB are free on /opt, and the Python environment may take "
+        "12 GiB"
+    )
+
+
+def test_room_on_shared_storage_is_told_by_the_node_that_has_it():
+    small = Room(2**30, 10**7, SHARED)
+    says = "1.0 GiB are free on /mydata/bench, and the Python environment may take 12 GiB; nothing was changed"
+    for storage, holder in ((Storage(shared=SHARED, server="w1"), 1), (Storage(shared=SHARED), 0)):
+        one = with_room(with_storage(storage), environment=small)
+        for number, target in enumerate(one.targets):
+            if number == holder:
+                with pytest.raises(Unanswered, match=f"{target.node.name}: {says}"):
+                    space.plan(one, target)
+            else:
+                assert "environment" not in space.plan(one, target).why
+    one = with_room(with_storage(Storage(shared=SHARED, disk=DISK, mount=MOUNT)), environment=small)
+    with_place(one.targets[0], MOUNT, Place())  # an empty disk to come: what is there now is not where it will lie
+    assert "environment" not in space.plan(one, one.targets[0]).why
+    with_place(one.targets[0], MOUNT, Place(mount=Mount(DISK, "ext4", ())))
+    with pytest.raises(Unanswered, match="GiB are free on /mydata/bench"):
+        space.plan(one, one.targets[0])
+
+
+def test_room_is_read_where_a_folder_will_lie(tmp_path):
+    answer = LocalNode().run(room(str(tmp_path / "not" / "yet")).command(""), timeout_s=30)
+    found = parse_room(answer.stdout)
+    usage = os.statvfs(tmp_path)
+    assert found.free_bytes == pytest.approx(usage.f_bavail * usage.f_frsize, rel=0.1)
+    assert os.path.ismount(found.mount)
+    assert parse_room("  12 - /a b\n") == Room(12, 0, "/a b")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "dpkg: error processing archive x.deb (--unpack):\n cannot copy: failed to write (No space left on device)\n",
+        "E: You don't have enough free space in /var/cache/apt/archives/.\n",
+    ],
+)
+def test_a_full_disk_is_said_whatever_the_last_line_is(said):
+    found = reason(Answer(100, "", f"{said}E: Sub-process /usr/bin/dpkg returned an error code (1)\n"))
+    assert found.startswith("a disk of it is full: ")
+    assert found.endswith("; make room there, and run the same command again")
+    assert reason(Answer(1, "", "one\ntwo\n")) == "two"

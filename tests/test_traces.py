@@ -4,6 +4,7 @@ import gzip
 import random
 from fractions import Fraction
 
+import msgspec
 import numpy as np
 import pytest
 import support_collect
@@ -172,7 +173,7 @@ def test_metrics_are_ms_a_step_and_mean_over_ranks(tmp_path):
     ranks = [support.Rank(rank, steps=4) for rank in range(2)]
     told = [breakdown(trace.read(rank.write(tmp_path))) for rank in ranks]
     truths = [support.truth(rank.events) for rank in ranks]
-    (nothing,) = steps.frames([steps.Recorded({})])
+    nothing = steps.frames(steps.Recorded({}))
     measured = Measured(support_collect.cell(), nothing.timed, nothing.world, samples.frames({}), None, [], told)
     found = {metric.name: metric.of_run(measured) for metric in metrics.METRICS}
     for name in ("compute", "communication", "non_compute", "idle"):
@@ -184,7 +185,7 @@ def test_metrics_are_ms_a_step_and_mean_over_ranks(tmp_path):
     assert found["exposed_communication_ms"].value == pytest.approx(exposed, rel=1e-12)
     shares = [100 * truth["overlap_ns"] / truth["communication_ns"] for truth in truths]
     assert found["overlap_pct"].value == pytest.approx(sum(shares) / 2, rel=1e-12)
-    unprofiled = measured._replace(breakdowns=())
+    unprofiled = msgspec.structs.replace(measured, breakdowns=())
     assert all(metric.of_run(unprofiled) is None for metric in metrics.METRICS)
 
 

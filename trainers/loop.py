@@ -20,7 +20,7 @@ from shardlab.errors import InputError
 from shardlab.record import SCHEMA, LineWriter, StepRecord
 from shardlab.run import Run
 from shardlab.rundir import RunDir
-from trainers import instruments, memory_limit, menu, optimization, outcome, precision, proof
+from trainers import instruments, memory_limit, menu, optimization, outcome, precision, proof, stacks
 from trainers.data.order import TIMED, WARMUP, Order
 from trainers.data.prefetch import prefetched
 from trainers.instrument import Watch
@@ -235,6 +235,7 @@ class Recorder:
             **memory,
         )
         self._lines.write(record)
+        stacks.alive()
         self._count(record, passed.memory)
 
     def _count(self, record: StepRecord, sizes: dict[str, int]) -> None:

@@ -12,10 +12,14 @@ from shardlab import checkpoint, files
 from shardlab.errors import InputError, ShardlabError
 from shardlab.run import Run
 from shardlab.rundir import RunDir
+from trainers import met, stacks
 from trainers.ranks import Place, Ranks
 
 # How torch says on a CPU, and how libraries below it say on a GPU, what has no exception type of its own.
-OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+OUT_OF_MEMORY = (
+    "can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
+    "Cuda failure 2 'out of memory'",  # NCCL, which takes its buffers beside torch's allocator
+)  # fmt: skip
 
 
 def run(path: Path) -> None:
@@ -29,11 +33,13 @@ def run(path: Path) -> None:
     run_dir = RunDir(path.absolute())
     frozen, place = run_dir.read_run(), Place.of(os.environ)
     launcher_stderr = _redirect(run_dir.rank_log(place.rank))
+    stacks.arm(frozen.cell.hang_limit_s)
     try:
         _refuse(frozen, run_dir, place)
         from trainers import loop  # torch from here on
 
-        ranks = Ranks(place, frozen.cell.servers)
+        ranks = Ranks(place, frozen.cell.servers, frozen.cell.hang_limit_s)
+        met.check(frozen, run_dir, ranks)
         loop.train(frozen, run_dir, ranks)
         ranks.leave()
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank has to be on record

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 STEPS = 3
 WITHOUT_EFFECT = (  # keys of a cell that the proof's numbers do not depend on
     "launcher", "nnodes", "steps", "epochs", "warmup_steps", "optimizer", "schedule", "prove", "expect", "time_limit_s",
-    "instruments", "memory_limit_gib", "rehearses",
+    "hang_limit_s", "instruments", "memory_limit_gib", "rehearses",
 )  # fmt: skip
 LIBRARIES = ("torch", "torchvision", "transformers", "deepspeed")  # that a model or a strategy is made of
 # Of fp16: torch's own start of 65536 overflows at once in many a model, and steps that both walks skip prove nothing. Here

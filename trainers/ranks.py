@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 STORE = "SHARDLAB_STORE"  # set by the fork launcher: the file at which its ranks meet
+# A rank may have waited for almost a bound when the last other one gets on, after which the supervisor waits for a whole one.
+WAITS, MARGIN_S = 2, 60
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -63,12 +66,13 @@ class Company(Protocol):
 class Ranks:
     """All processes of a run as one of them sees them; its device, and collectives on plain numbers (never on objects)."""
 
-    def __init__(self, place: Place, servers: int = 0) -> None:
+    def __init__(self, place: Place, servers: int = 0, hang_limit_s: float = 1800) -> None:
         """Join the others; blocks until all are there. Device and backend are those of `devices`; the last `servers` ranks
-        are parameter servers."""
+        are parameter servers. hang_limit_s: what the supervisor waits for progress; collectives of all groups wait longer."""
         import torch
         import torch.distributed as dist
         from torch._C._distributed_c10d import HashStore
+        from torch.distributed import distributed_c10d
 
         self.rank, self.local_rank, self.world_size = place.rank, place.local_rank, place.world_size
         self.forked = place.store is not None
@@ -80,6 +84,11 @@ class Ranks:
             torch.cuda.set_device(self.device)
         if (threads := _threads(place.world_size, cuda=cuda)) is not None:
             torch.set_num_threads(threads)
+        # torch's own 10 or 30 minutes would end a rank that may yet wait for another, or forestall the supervisor, which has
+        # every rank say where it is. Groups that strategies make on their own take the defaults, not those of the first group.
+        waits = timedelta(seconds=WAITS * hang_limit_s + MARGIN_S)
+        for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+            setattr(distributed_c10d, name, waits)
         meeting: dict[str, Any]
         if place.world_size == 1:
             meeting = {"store": HashStore()}
@@ -89,6 +98,7 @@ class Ranks:
             self.backend,
             rank=place.rank,
             world_size=place.world_size,
+            timeout=waits,
             device_id=self.device if self.backend == "nccl" else None,
             **meeting,
         )

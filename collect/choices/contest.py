@@ -11,8 +11,8 @@ import msgspec
 
 from collect import likeness
 from collect.choices.standing import Standing
-from collect.columns import distinguishing, flat
-from collect.row import Row
+from collect.columns import distinguishing, telling
+from collect.row import Row, flat
 
 Outcome = Literal["measured", "does not fit", "over the limit", "not ranked", "failed", "not measured"]
 RESULTS = ("measured", "does not fit", "over the limit")  # ends that say something of a strategy
@@ -87,9 +87,9 @@ def grounds(rows: Sequence[Row]) -> list[Ground]:
         shown[members[0].cell["workload"]][key] = _shown(members[0], options)
     found = []
     for workload, families in sorted(shown.items()):
-        telling = _telling(list(families.values()))
+        told = telling(list(families.values()), (), _USUAL)
         for key, cell in sorted(families.items()):
-            about = ", ".join(filter(None, (_said(one, cell.get(one)) for one in telling)))
+            about = ", ".join(filter(None, (_said(one, cell.get(one)) for one in told)))
             contests: dict[tuple[int, int, int], list[Row]] = defaultdict(list)
             for row in by_work[key]:
                 contests[row.cell["gpus"], _told(row)["nnodes"], row.cell["global_batch_size"]].append(row)
@@ -125,7 +125,7 @@ def _names(rows: Sequence[Row]) -> list[tuple[str, Row]]:
         by_strategy[row.cell["strategy"]].append(row)
     found = []
     for strategy, members in by_strategy.items():
-        cells = [flat(row.cell) for row in members]
+        cells = [row.flat for row in members]
         keys = [key for key in distinguishing(cells) if key not in ("strategy", "gpus")] if len(cells) > 1 else []
         for row, cell in zip(members, cells):
             found.append((", ".join(filter(None, [strategy, *(_named(key, cell) for key in keys)])), row))
@@ -167,19 +167,6 @@ def _shown(row: Row, options: dict[str, set[str]]) -> dict[str, Any]:
         work.pop("global_batch_size")
         found |= {whose + key: value for key, value in flat(work).items()}
     return found | {"launcher": row.cell["launcher"]}
-
-
-def _telling(families: Sequence[dict[str, Any]]) -> list[str]:
-    """The fewest keys that tell the families of a workload apart, usual ones first."""
-    keys: list[str] = []
-    for key in (*_USUAL, *sorted(set().union(*families) - {*_USUAL})):
-        if _kinds(families, [*keys, key]) > _kinds(families, keys):
-            keys.append(key)
-    return keys
-
-
-def _kinds(cells: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
-    return len({repr([cell.get(key) for key in keys]) for cell in cells})
 
 
 def _said(key: str, value: Any) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-from collect import columns
 from collect.comparison import environment, ratio
 from collect.comparison.environment import Difference
 from collect.comparison.match import Differs, Matches, match
@@ -94,16 +93,13 @@ class Half(msgspec.Struct, frozen=True):
         place = str(self.workspace.path)
         return Side(self.name, place, summary.matrix, summary.title, summary.rehearsal, summary.remarks)
 
-    def labels(self) -> dict[str, str]:
-        return columns.label_of(self.summary.rows)
-
 
 def compare(a: Half, b: Half) -> Comparison:
     """A beside B."""
     found = match(a.loaded.cells, b.loaded.cells)
     measured = [Measurements(half.loaded, half.summary.rows) for half in (a, b)]
     rows = [{row.id: row for row in half.summary.rows} for half in (a, b)]
-    labels = a.labels()
+    labels = a.summary.label_of
     pairs = [
         _pair(labels[one.id], (one, rows[0][one.id], measured[0]), (other, rows[1][other.id], measured[1]))
         for one, other in found.pairs
@@ -115,7 +111,7 @@ def compare(a: Half, b: Half) -> Comparison:
         b=b.side(),
         pairs=pairs,
         only_a=[labels[cell.id] for cell in found.only_a],
-        only_b=[b.labels()[cell.id] for cell in found.only_b],
+        only_b=[b.summary.label_of[cell.id] for cell in found.only_b],
         differs=found.differs,
         environment=_environment(found),
         by_chance=round(CHANCE * len(figures), 2),

@@ -17,6 +17,8 @@ _MAY_DIFFER = {
     "nnodes", "launcher", "micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing", "compile",
     "instruments", "memory_limit_gib",
 }  # fmt: skip
+# What follows from other keys, and what changes no work.
+_LEFT_OUT = ("gpu_batch_size", "time_limit_s", "hang_limit_s", "expect", "prove")
 _Key = tuple[tuple[str, str], ...]
 
 
@@ -68,10 +70,10 @@ def _throughout(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) 
 
 
 def _flat(cell: LoadedCell) -> dict[str, Any]:
-    """By the names that filters have for them; without what follows from others, and what changes no work."""
+    """By the names that filters have for them."""
     plain = msgspec.to_builtins(cell.cell)
     flat = cell_names.names(plain) | {"instruments": plain["instruments"], "rehearses": plain["rehearses"]}
-    return {key: value for key, value in flat.items() if key not in ("gpu_batch_size", "time_limit_s", "expect", "prove")}
+    return {key: value for key, value in flat.items() if key not in _LEFT_OUT}
 
 
 def _key(flat: Mapping[str, Any], ignored: set[str]) -> _Key:

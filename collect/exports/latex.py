@@ -1,8 +1,10 @@
-"""LaTeX: one file a table, for \\input under \\usepackage{booktabs, longtable}; what means something to TeX is escaped."""
+"""LaTeX: one file a table, for \\input under the packages that its first line names; what means something to TeX is escaped."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from collect import prose
@@ -20,15 +22,21 @@ _MARKS = {
     "[": "{[}", "*": "{*}",  # after the \\ of the row before they would belong to it
     "±": r"\ensuremath{\pm}", "×": r"\ensuremath{\times}", "²": r"\ensuremath{^2}", "µ": r"\ensuremath{\mu}",
 }  # fmt: skip
+_BY_CODE = str.maketrans(_MARKS)
 _LIGATURE = re.compile(r"([-,'])(?=\1)")  # two of these would become one other sign
 _SPACE = re.compile(r"[\s\x00-\x1f\x7f]+")
-_HEAD = "% Needs \\usepackage{booktabs, longtable}.\n"
+_HEAD = "% Needs \\usepackage{array, booktabs, longtable}.\n"
+_PAGE = 40  # rows that fit on one
+# In letters: what a line of an article holds in each size; from where on a text is a sentence and gets no more room; the space
+# between two columns, and some for broad letters.
+_LINES = {"footnotesize": 78, "scriptsize": 88, "tiny": 104}
+_SENTENCE, _GAP = 60, 2
 
 
+@lru_cache(maxsize=4096)  # many cells of a table say the same
 def escape(text: str) -> str:
     """Text that is set as it is, in one line."""
-    marked = "".join(_MARKS.get(char, char) for char in _SPACE.sub(" ", text).strip())
-    return _LIGATURE.sub(r"\1{}", marked)
+    return _LIGATURE.sub(r"\1{}", _SPACE.sub(" ", text).strip().translate(_BY_CODE))
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
@@ -36,18 +44,20 @@ def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None
         said = escape(". ".join([prose.title(summary), table.title, *prose.about(summary)]))
         label = re.sub(r"[^A-Za-z0-9]+", "-", f"{summary.matrix}-{table.name}")
         caption = rf"\caption{{{said}.}}\label{{tab:{label}}}"
-        draw = _long if table.long else _floating
+        draw = _over_pages if table.long or len(table.rows) > _PAGE else _floating
         files.write_atomic(folder / f"{table.name}.tex", (_HEAD + draw(table, caption)).encode())
 
 
 def _floating(table: TextTable, caption: str) -> str:
-    aligned = "".join("r" if place in table.numbers else "l" for place in range(len(table.headings)))
+    size, columns = _columns(table)
     return "\n".join(
         [
             r"\begin{table}",
-            r"\centering\footnotesize",
+            rf"\centering\{size}\setlength{{\tabcolsep}}{{2pt}}",
             caption,
-            rf"\begin{{tabular}}{{{aligned}}}",
+            r"\begin{tabular}{",
+            *columns,
+            "}",
             r"\toprule",
             _line(table.headings),
             r"\midrule",
@@ -60,17 +70,15 @@ def _floating(table: TextTable, caption: str) -> str:
     )
 
 
-def _long(table: TextTable, caption: str) -> str:
-    """Sentences and many rows: columns that break lines, over as many pages as it takes."""
-    width = round(0.7 / len(table.long), 2)
-    wide = rf"p{{{width / 2 if len(table.headings) > 5 else width}\linewidth}}"
-    aligned = "".join(
-        wide if place in table.long else "r" if place in table.numbers else "l" for place in range(len(table.headings))
-    )
+def _over_pages(table: TextTable, caption: str) -> str:
+    size, columns = _columns(table)
     return "\n".join(
         [
-            r"\begingroup\footnotesize",
-            rf"\begin{{longtable}}{{{aligned}}}",
+            rf"\begingroup\{size}\setlength{{\tabcolsep}}{{2pt}}",
+            r"\setlength{\LTcapwidth}{\linewidth}",
+            r"\begin{longtable}{",
+            *columns,
+            "}",
             rf"{caption}\\",
             r"\toprule",
             _line(table.headings),
@@ -83,6 +91,35 @@ def _long(table: TextTable, caption: str) -> str:
             "",
         ]
     )
+
+
+def _columns(table: TextTable) -> tuple[str, list[str]]:
+    """A size of letters, and each column: as wide as it is where that fits a line; else they break lines and fill the width."""
+    columns = list(zip(table.headings, *table.rows, strict=True))
+    widest = [max(map(len, column)) + _GAP for column in columns]
+    if sum(widest) <= _LINES["footnotesize"]:
+        return "footnotesize", ["  r" if place in table.numbers else "  l" for place in range(len(columns))]
+    least = [_longest(column, whole=place in table.numbers) + _GAP for place, column in enumerate(columns)]
+    if sum(least) > _LINES["tiny"]:
+        least = [_longest(column, whole=False) + _GAP for column in columns]
+    asked = [max(min(most, _SENTENCE) - word, 0) for most, word in zip(widest, least, strict=True)]
+    size = next((name for name, line in _LINES.items() if line >= sum(least)), "tiny")
+    room = max(_LINES[size] - sum(least), 0) / max(sum(asked), 1)
+    wide = [word + more * room for word, more in zip(least, asked, strict=True)]
+    return size, [_broken(letters / sum(wide), place in table.numbers) for place, letters in enumerate(wide)]
+
+
+def _longest(column: Sequence[str], *, whole: bool) -> int:
+    """The letters of the longest word; whole: of the longest cell, so that a number stays with its interval."""
+    heading, *cells = column
+    words = [*heading.split(), *(cells if whole else (word for cell in cells for word in cell.split()))]
+    return max(map(len, words), default=0)
+
+
+def _broken(share: float, is_number: bool) -> str:
+    """A column of so much of the width."""
+    side = "left" if is_number else "right"
+    return rf"  >{{\ragged{side}\arraybackslash}}p{{\dimexpr {share:.4f}\linewidth-2\tabcolsep}}"
 
 
 def _line(cells: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from collect import notation, prose
@@ -18,6 +19,7 @@ _MARKS = re.compile(r"([\\`*_\[\]#<>|~$&]|^[-+]|(?<=^\d)[.)])")
 _SPACE = re.compile(r"[\s\x00-\x1f\x7f]+")
 
 
+@lru_cache(maxsize=4096)  # many cells of a table say the same
 def escape(text: str) -> str:
     """Text that stands as it is, in one line."""
     return _MARKS.sub(r"\\\1", _SPACE.sub(" ", text).strip())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from collect.figure import Figure, Group, axis, layout, points_a_line, shown_first, thin
-from collect.sources.steps import of_world
 
 
 def draw(group: Group) -> Figure | None:
@@ -13,7 +12,7 @@ def draw(group: Group) -> Figure | None:
     data: list[dict[str, Any]] = []
     lines = shown_first([mark for mark in group.marks if mark.cell.completed])
     for mark, visible in lines:
-        world = of_world(mark.cell.completed[0].timed)
+        world = mark.cell.completed[0].world
         x, y = thin(world["step"].to_list(), world["loss"].to_list(), points_a_line(len(lines)))
         data.append(
             {

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from collect.figure import Figure, Group, by_cell, by_cell_height, states
-from collect.sources.steps import of_world, unwatched
+from collect.sources.steps import undisturbed
 
 SHARES = {"lowerfence": 0.05, "q1": 0.25, "median": 0.5, "q3": 0.75, "upperfence": 0.95}
 
@@ -17,7 +17,7 @@ def draw(group: Group) -> Figure | None:
     data: list[dict[str, Any]] = []
     for mark in group.marks:
         if mark.cell.completed:
-            times = pl.concat(of_world(unwatched(run.timed)) for run in mark.cell.completed)["step_ms"]
+            times = pl.concat(undisturbed(run.timed, run.world) for run in mark.cell.completed)["step_ms"]
             data.append(
                 {
                     "type": "box",

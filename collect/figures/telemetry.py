@@ -37,7 +37,8 @@ def draw(group: Group) -> Figure | None:
     lines = shown_first([mark for mark, _, span in watched if span])
     networks, left_out = _networks([run for run, _ in spans.values()])
     panels: list[tuple[str, dict[str, Curve]]] = []
-    for title, scale, how, readings in (*GPU, *networks, *HOST):
+    gpus = GPU if any(len(run.samples.gpus) for run, _ in spans.values()) else ()
+    for title, scale, how, readings in (*gpus, *networks, *HOST):
         curves = together({label: _since(readings(run), zero_s) for label, (run, zero_s) in spans.items()}, how)
         if shown := {label: _scaled(curve, scale) for label, curve in curves.items() if _is_a_line(curve)}:
             panels.append((title, shown))

@@ -39,7 +39,7 @@ def _ideal(group: Group, unit: str) -> dict[str, Any]:
     x, y = [], []
     for mark in group.marks:
         against = by_id.get(mark.row.baseline or "")
-        if against is not None and against is not mark.row:
+        if against is not None and against is not mark.row and NAME in against.metrics:
             x.append(against.metrics[NAME].value * mark.row.cell["gpus"] / against.cell["gpus"])
             y.append(mark.label)
     return {

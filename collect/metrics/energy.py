@@ -8,7 +8,6 @@ import polars as pl
 
 from collect.metric import Measured, Metric, Quantity
 from collect.metrics.network import LEAST_COVERAGE
-from collect.sources.steps import window
 from collect.telemetry import covered
 
 
@@ -17,7 +16,7 @@ def energy(measured: Measured) -> Quantity | None:
 
     None without power samples, or where those of any GPU cover less than 80 % of that time.
     """
-    if measured.samples.gpus.is_empty() or (span := window(measured.steps)) is None:
+    if measured.samples.gpus.is_empty() or (span := measured.window) is None:
         return None
     gpus = measured.samples.gpus.drop_nulls("power_w").sort("wall_s")
     known = [_joules(rows, span) for _, rows in gpus.group_by("host", "uuid", maintain_order=True)]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence, Set
-from itertools import pairwise
 from operator import itemgetter
 
 import polars as pl
 
 from collect.metric import Measured, Metric, Quantity
-from collect.sources.steps import window
+from collect.sources.samples import Seen
 
 LEAST_COVERAGE = 0.8  # of the timed window that has to lie between samples of an interface
-_COLUMNS = ("host", "kind", "name", "wall_s", "tx_bytes", "boot_id")
-
-Seen = tuple[float, int | None, str]  # an interface at a moment: wall_s, tx_bytes, boot_id
 
 
 def network(measured: Measured) -> Quantity | None:
@@ -44,19 +41,13 @@ def of_loopback(nics: pl.DataFrame) -> pl.DataFrame:
 
 def _sent(measured: Measured, wanted: Callable[[Set[str]], str]) -> Quantity | None:
     """Bytes of the interfaces of the kind that is wanted on a host with interfaces of these kinds."""
-    span = window(measured.steps)
+    span = measured.window
     if span is None:
         return None
-    hosts, kinds, names, *seen = (measured.samples.nics[column].to_list() for column in _COLUMNS)
     shown: dict[str, set[str]] = {}
-    for host, kind in {*zip(hosts, kinds, strict=True)}:
+    for host, kind, _ in measured.interfaces:
         shown.setdefault(host, set()).add(kind)
-    chosen = {(host, wanted(found)) for host, found in shown.items()}
-    interfaces: dict[tuple[str, str], list[Seen]] = {}
-    for host, kind, name, one in zip(hosts, kinds, names, zip(*seen, strict=True), strict=True):
-        if (host, kind) in chosen:
-            interfaces.setdefault((host, name), []).append(one)
-    parts = [counted(samples, span) for samples in interfaces.values()]
+    parts = [counted(seen, span) for (host, kind, _), seen in measured.interfaces.items() if kind == wanted(shown[host])]
     known = [part for part in parts if part is not None]
     return Quantity(sum(known), "bytes") if known and len(known) == len(parts) else None
 
@@ -66,13 +57,15 @@ def counted(samples: Sequence[Seen], span: tuple[float, float]) -> float | None:
 
     None where the counter went backwards (a reset, another boot) or the samples cover too little of the span.
     """
-    known = sorted(((at, sent, boot) for at, sent, boot in samples if sent is not None), key=itemgetter(0))
-    # The samples within the span and the nearest one on either side.
-    first = max((at for at, _, _ in known if at <= span[0]), default=span[0])
-    last = min((at for at, _, _ in known if at >= span[1]), default=span[1])
-    near = [seen for seen in known if first <= seen[0] <= last]
-    times, values = [at for at, _, _ in near], [sent for _, sent, _ in near]
-    if len(near) < 2 or len({boot for _, _, boot in near}) > 1 or any(b < a for a, b in pairwise(values)):
+    known = sorted([(at, sent, boot) for at, sent, boot in samples if sent is not None], key=itemgetter(0))
+    # The samples within the span and the nearest one on either side, with those of the same moment.
+    moments = [at for at, _, _ in known]
+    before, after = bisect_right(moments, span[0]), bisect_left(moments, span[1])
+    first = bisect_left(moments, moments[before - 1]) if before else 0
+    last = bisect_right(moments, moments[after]) if after < len(moments) else len(moments)
+    near, times = known[first:last], moments[first:last]
+    values = [sent for _, sent, _ in near]
+    if len(near) < 2 or len({boot for _, _, boot in near}) > 1 or values != sorted(values):
         return None
     start, end = max(span[0], times[0]), min(span[1], times[-1])
     if end - start < LEAST_COVERAGE * (span[1] - span[0]):

@@ -7,24 +7,18 @@ from collections.abc import Sequence
 import polars as pl
 
 from collect.metric import Measured, Metric, Quantity
-from collect.sources.steps import window
+from collect.sources.samples import within
 from shardlab.host import Host
 
 
 def cpu(measured: Measured) -> Quantity | None:
     """Mean over hosts of the mean cpu_pct of the samples within the timed window, 0 to 100."""
-    span = window(measured.steps)
-    if span is None:
-        return None
-    return _mean_of_means(measured.samples.within(span).hosts, "host", "cpu_pct")
+    return _mean_of_means(measured, measured.samples.hosts, "host", "cpu_pct")
 
 
 def gpu(measured: Measured) -> Quantity | None:
     """Mean over GPUs of the mean utilization_pct of the samples within the timed window, 0 to 100."""
-    span = window(measured.steps)
-    if span is None:
-        return None
-    return _mean_of_means(measured.samples.within(span).gpus, "uuid", "utilization_pct")
+    return _mean_of_means(measured, measured.samples.gpus, "uuid", "utilization_pct")
 
 
 def gpu_memory(measured: Measured) -> Quantity | None:
@@ -32,9 +26,9 @@ def gpu_memory(measured: Measured) -> Quantity | None:
 
     None where the size of any of these GPUs is not known.
     """
-    if measured.samples.gpus.is_empty() or (span := window(measured.steps)) is None:
+    if measured.samples.gpus.is_empty() or (span := measured.window) is None:
         return None
-    shares = memory_shares(measured.samples.within(span).gpus, measured.hosts)["memory_pct"]
+    shares = memory_shares(within(measured.samples.gpus, span), measured.hosts)["memory_pct"]
     return Quantity(float(shares.sort()[-1]), "%") if shares.len() else None
 
 
@@ -48,7 +42,10 @@ def memory_shares(gpus: pl.DataFrame, hosts: Sequence[Host]) -> pl.DataFrame:
     return used.with_columns(memory_pct=100 * pl.col("memory_used_bytes") / whole)
 
 
-def _mean_of_means(rows: pl.DataFrame, key: str, value: str) -> Quantity | None:
+def _mean_of_means(measured: Measured, samples: pl.DataFrame, key: str, value: str) -> Quantity | None:
+    if samples.is_empty() or (span := measured.window) is None:
+        return None
+    rows = within(samples, span)
     if rows[key].n_unique() > 1:
         means = rows.group_by(key, maintain_order=True).agg(pl.col(value).mean())[value].drop_nulls()
         return Quantity(float(means.sum()) / means.len(), "%") if means.len() else None

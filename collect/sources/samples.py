@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from collect.sources.steps import by_run
-from shardlab.record import Sample
+from shardlab.record import Record, Sample
 
 HOSTS = {
     "host": pl.String,
@@ -42,11 +41,10 @@ GPUS = {
     "temperature_c": pl.Float64,
     "sm_clock_mhz": pl.Float64,
 }
+_MOMENT = ("host", "boot_id", "wall_s")  # what devices have of the sample that they are in
 
-
-_of_host = attrgetter(*HOSTS)
-_of_nic = attrgetter("name", "kind", "rx_bytes", "tx_bytes")
-_of_gpu = attrgetter("uuid", "utilization_pct", "memory_used_bytes", "power_w", "temperature_c", "sm_clock_mhz")
+Interface = tuple[str, str, str]  # host, kind, name
+Seen = tuple[float, int | None, str]  # an interface at a moment: wall_s, tx_bytes, boot_id
 
 
 class Samples(NamedTuple):
@@ -56,43 +54,58 @@ class Samples(NamedTuple):
     nics: pl.DataFrame
     gpus: pl.DataFrame
 
-    def within(self, window: tuple[float, float]) -> Samples:
-        """The samples between two moments in seconds since the epoch, both included."""
-        return Samples(*(_within(rows, *window) for rows in self))
 
-
-def _within(rows: pl.DataFrame, first: float, last: float) -> pl.DataFrame:
+def within(rows: pl.DataFrame, window: tuple[float, float]) -> pl.DataFrame:
+    """The samples of one kind between two moments in seconds since the epoch, both included."""
     wall_s = rows["wall_s"].to_numpy()
-    inside = np.flatnonzero((wall_s >= first) & (wall_s <= last))
+    inside = np.flatnonzero((wall_s >= window[0]) & (wall_s <= window[1]))
     if not len(inside):
         return rows.clear()
     among = rows.slice(inside[0], inside[-1] - inside[0] + 1)
     return among if among.height == len(inside) else rows[inside]  # of several hosts they are no one stretch
 
 
+def of_interfaces(nics: pl.DataFrame) -> dict[Interface, list[Seen]]:
+    """The samples of each network interface of each host, in their order."""
+    columns = [nics[name].to_list() for name in ("host", "kind", "name", "wall_s", "tx_bytes", "boot_id")]
+    found: dict[Interface, list[Seen]] = {}
+    for interface, seen in zip(zip(*columns[:3], strict=True), zip(*columns[3:], strict=True), strict=True):
+        found.setdefault(interface, []).append(seen)
+    return found
+
+
 def frames(hosts: Mapping[str, Sequence[Sample]]) -> Samples:
     """The samples of all hosts of a run."""
-    return of_runs([hosts])[0]
+    return Samples(*(rows.drop("run") for rows in of_runs([hosts])))
 
 
-def of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> list[Samples]:
-    """Those of many runs at once, as a frame costs about the same for one run as for a hundred."""
-    hosts_: list[tuple[Any, ...]] = []
-    nics: list[tuple[Any, ...]] = []
-    gpus: list[tuple[Any, ...]] = []
-    for number, hosts in enumerate(runs):
-        samples = [sample for records in hosts.values() for sample in records]
-        samples.sort(key=lambda sample: (sample.host, sample.wall_s))
-        for one in samples:
-            hosts_.append((number, *_of_host(one)))
-            nics += [(number, one.host, one.boot_id, one.wall_s, *_of_nic(nic)) for nic in one.nics or ()]
-            gpus += [(number, one.host, one.wall_s, *_of_gpu(gpu)) for gpu in one.gpus or ()]
-    common = (_frame(HOSTS, hosts_), _frame(NICS, nics), _frame(GPUS, gpus))
-    return list(map(Samples, *(by_run(frame, len(runs)) for frame in common)))
+def of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
+    """Those of many runs, as a frame costs about the same for one run as for a hundred. Column `run`: its place among them."""
+    samples: list[Sample] = []
+    counts = []
+    for run in runs:
+        found = [sample for records in run.values() for sample in records]
+        samples += sorted(found, key=lambda sample: (sample.host, sample.wall_s))
+        counts.append(len(found))
+    hosts = _frame(HOSTS, samples).insert_column(0, pl.Series("run", _repeated(counts)))
+    nics = _devices(hosts, NICS, [sample.nics or () for sample in samples])
+    gpus = _devices(hosts, GPUS, [sample.gpus or () for sample in samples])
+    return Samples(hosts, nics, gpus)
 
 
-def _frame(schema: Mapping[str, Any], rows: Sequence[tuple[Any, ...]]) -> pl.DataFrame:
-    """A row each, with the number of its run before the columns."""
-    columns = zip(*rows) if rows else ((),) * (len(schema) + 1)
-    whole = {"run": pl.Int64, **schema}
-    return pl.DataFrame([pl.Series(name, values, whole[name]) for name, values in zip(whole, columns, strict=True)])
+def _devices(hosts: pl.DataFrame, schema: Mapping[str, Any], found: Sequence[Sequence[Record]]) -> pl.DataFrame:
+    """The devices that each row of hosts has, beside what the schema wants of that row."""
+    beside = hosts.select("run", *(name for name in _MOMENT if name in schema))[_repeated(list(map(len, found)))]
+    own = {name: of for name, of in schema.items() if name not in _MOMENT}
+    return beside.hstack(_frame(own, [one for each in found for one in each]))
+
+
+def _repeated(counts: Sequence[int]) -> np.ndarray:
+    """The place of each count, as many times as it says."""
+    return np.repeat(np.arange(len(counts)), np.array(counts, int))
+
+
+def _frame(schema: Mapping[str, Any], records: Sequence[Record]) -> pl.DataFrame:
+    """A row for each record, of those of its fields that the schema names."""
+    columns = zip(*map(attrgetter(*schema), records)) if records else ((),) * len(schema)
+    return pl.DataFrame([pl.Series(name, values, schema[name]) for name, values in zip(schema, columns, strict=True)])

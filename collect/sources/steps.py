@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from operator import attrgetter
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import polars as pl
 
@@ -30,8 +30,6 @@ SCHEMA = {
     "reserved_bytes": pl.Int64,
     "rss_bytes": pl.Int64,
 }
-_FIELDS = tuple(name for name in SCHEMA if name != "rank")
-_values = attrgetter(*_FIELDS)
 
 
 class Recorded(NamedTuple):
@@ -52,24 +50,30 @@ class Frames(NamedTuple):
 
 def frame(ranks: Mapping[int, Sequence[StepRecord]]) -> pl.DataFrame:
     """One row per rank and step, warm-up included. A step that a rank recorded twice counts once, as recorded last."""
-    return frames([Recorded(ranks)])[0].every
+    return frames(Recorded(ranks)).every
 
 
-def frames(runs: Sequence[Recorded]) -> list[Frames]:
-    """Those of many runs at once: a frame costs about the same for one run as for a hundred. Each is a part of a common one."""
-    columns: dict[str, list[object]] = {name: [] for name in ("run", *SCHEMA)}
+def frames(run: Recorded) -> Frames:
+    """Those of one run."""
+    return Frames(*(rows.drop("run") for rows in of_runs([run])))
+
+
+def of_runs(runs: Sequence[Recorded]) -> Frames:
+    """Those of many runs, as a frame costs about the same for one run as for a hundred. Column `run`: its place among them."""
+    columns: dict[str, list[object]] = {name: [] for name in ("run", "rank", *StepRecord.__struct_fields__)}
     for number, run in enumerate(runs):
         for rank, records in run.steps.items():
             columns["run"] += [number] * len(records)
             columns["rank"] += [rank] * len(records)
-            for name, values in zip(_FIELDS, zip(*map(_values, records))):
+            for name, values in zip(StepRecord.__struct_fields__, zip(*map(msgspec.structs.astuple, records))):
                 columns[name] += values
-    rows = pl.DataFrame(columns, schema={"run": pl.Int64, **SCHEMA})
+    schema = {"run": pl.Int64, **SCHEMA}
+    rows = pl.DataFrame({name: columns[name] for name in schema}, schema=schema)
     rows = rows.unique(["run", "rank", "step", "warmup"], keep="last", maintain_order=True)
     worlds = {"ranks": [run.ranks for run in runs], "data_ranks": [run.data_ranks for run in runs]}
     sizes = pl.DataFrame(worlds, schema=dict.fromkeys(worlds, pl.Int64)).with_row_index("run").cast(pl.Int64)
     whole = _timed(rows.join(sizes, "run", maintain_order="left")).drop("ranks", "data_ranks")
-    return list(map(Frames, *(by_run(found, len(runs)) for found in (rows, whole, _world(whole, "run", "step")))))
+    return Frames(rows, whole, _world(whole, "run", "step"))
 
 
 def by_run(rows: pl.DataFrame, count: int) -> list[pl.DataFrame]:
@@ -106,6 +110,11 @@ def of_world(timed_steps: pl.DataFrame) -> pl.DataFrame:
     Each rank's loss is a mean over its own units, so the mean over the batch weighs it by them.
     """
     return _world(timed_steps, "step")
+
+
+def undisturbed(timed_steps: pl.DataFrame, world: pl.DataFrame) -> pl.DataFrame:
+    """The world's steps that no instrument slowed down; `world`: all of its steps, which they are as a rule."""
+    return of_world(unwatched(timed_steps)) if timed_steps["watched"].any() else world
 
 
 def _world(timed_steps: pl.DataFrame, *keys: str) -> pl.DataFrame:

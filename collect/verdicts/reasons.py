@@ -42,6 +42,8 @@ def rehearsal(cell: LoadedCell) -> str:
             if getattr(mine, key) != getattr(other, key)
         ]
         return f"{REHEARSAL}a tiny twin on CPU ({', '.join(changed)}): absolute numbers do not compare"
+    if any(run.run and run.run.cluster.get("provider") == "virtual" for run in cell.runs):
+        return f"{REHEARSAL}practice nodes, all on one machine's CPU: absolute numbers do not compare"
     if any(run.run and run.run.rehearsal for run in cell.runs):
         return f"{REHEARSAL}ranks forked on CPU: absolute numbers do not compare"
     return ""

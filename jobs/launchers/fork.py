@@ -14,5 +14,7 @@ LAUNCHER = Launcher(
     name="fork",
     summary="rehearsal on CPU: ranks forked from one warm parent, about a second a run",
     rehearsal=True,
+    several_nodes=False,
     command=command,
+    task=command,
 )

@@ -21,15 +21,20 @@ from socket import gethostname
 import msgspec
 import psutil
 
+from jobs import claim
+from jobs.scheduler import How, Own, Seen
 from shardlab import files, host
 from shardlab.errors import WorkspaceError
 from shardlab.record import Event
 from shardlab.rundir import RunDir
-from shardlab.state import Verdict
+from shardlab.state import FINAL, Verdict
 from shardlab.workspace import Workspace
 
 NAME = "local"
-POLL_S = 0.2
+TEMPLATE = "launch/local.sh.j2"
+SCRIPT = "job.sh"
+POLL_S = 0.5
+TURN_S = 0.2  # how often the runner looks whether it is the next one's turn
 CLAIM_TO_START_S = 10.0  # a supervisor that lives writes its first event within milliseconds of its claim
 
 
@@ -42,8 +47,8 @@ class Runner(msgspec.Struct, frozen=True):
     boot_id: str
 
 
-def submit(workspace: Workspace, folders: Sequence[RunDir]) -> None:
-    """Send runs, in order, and see that a runner is at work."""
+def submit(workspace: Workspace, folders: Sequence[RunDir], how: How) -> None:
+    """Send runs, in order, and see that a runner is at work. They go one at a time in any case."""
     for folder in folders:
         folder.write_event("controller", "submitted", scheduler=NAME)
     ensure_runner(workspace)
@@ -71,8 +76,35 @@ def runner_alive(workspace: Workspace) -> bool:
     return _alive(runner.pid, runner.created, runner.boot_id)
 
 
-def observe(workspace: Workspace, folder: RunDir, verdict: Verdict) -> tuple[Verdict, str]:
-    """(what is true of a run, the scheduler's own words), from its events and the processes of this machine."""
+def resolve(workspace: Workspace) -> list[str]:
+    """Nothing is ever left open: the queue is the run folders."""
+    return []
+
+
+def attend(workspace: Workspace) -> None:
+    """See that a runner is there: somebody may have killed it, and what waits shall not wait for ever."""
+    if not runner_alive(workspace) and _waiting(workspace):
+        ensure_runner(workspace)
+
+
+def observe(workspace: Workspace, runs: Sequence[Own]) -> list[Seen]:
+    """From the runs' events and the processes of this machine."""
+    return [Seen(*_observe(workspace, one.folder, one.verdict)) for one in runs]
+
+
+def cancel(workspace: Workspace, runs: Sequence[Own]) -> None:
+    """Those that wait first, so that none starts meanwhile."""
+    for one in sorted(runs, key=lambda one: one.verdict.state == "running"):
+        _cancel(one.folder, one.folder.judge())
+
+
+def _observe(workspace: Workspace, folder: RunDir, verdict: Verdict) -> tuple[Verdict, str, str]:
+    verdict, raw = _true(workspace, folder, verdict)
+    return verdict, folder.run_id, raw
+
+
+def _true(workspace: Workspace, folder: RunDir, verdict: Verdict) -> tuple[Verdict, str]:
+    """(what is true of a run, in the words of this scheduler)."""
     if verdict.state == "pending":
         return verdict, "queued" if runner_alive(workspace) else "queued, no runner: `jobs submit` starts one"
     if verdict.state != "running":
@@ -90,17 +122,17 @@ def observe(workspace: Workspace, folder: RunDir, verdict: Verdict) -> tuple[Ver
     return _vanished(started), "process gone"
 
 
-def cancel(folder: RunDir, verdict: Verdict) -> None:
+def _cancel(folder: RunDir, verdict: Verdict) -> None:
     """End a run that waits or runs; one that ended is left alone."""
     if verdict.state in ("planned", "pending"):
-        with contextlib.suppress(FileExistsError):
-            folder.claim.mkdir()  # whoever has the claim may run it: now nobody will
-            folder.write_event("controller", "cancelled")
+        if claim.withhold(folder):
             return
         verdict = folder.judge()
+    if verdict.state in FINAL:
+        return
+    folder.write_event("controller", "cancel_requested")  # its supervisor may have claimed it and not have said more yet
     started = _started(folder)
     if started is not None and _alive_event(started):
-        folder.write_event("controller", "cancel_requested")
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(started.data["pid"]), signal.SIGTERM)
 
@@ -126,7 +158,7 @@ def _start(folder: RunDir) -> None:
     folder.log.mkdir(exist_ok=True)
     with (folder.log / "script.log").open("ab") as log:
         process = subprocess.Popen(
-            ["bash", str(folder.job_script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            ["bash", str(folder.path / SCRIPT)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     code = process.wait()
     events = {event.event for event in folder.events()}
@@ -165,7 +197,7 @@ def _wait_for_running(workspace: Workspace) -> None:
             if lost is not None:
                 folder.write_event("queue", "exited", code=None, reason=lost.state, why=lost.why)
             else:
-                time.sleep(POLL_S)
+                time.sleep(TURN_S)
 
 
 def _vanished(started: Event) -> Verdict:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from provision.operations import Site, Target
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,3 +31,14 @@ class Check:
     name: str
     run: Callable[[Site, Target], Outcome]
     once: bool = False
+
+
+def each(targets: Sequence[Target], ask: Callable[[Target], T]) -> list[T]:
+    """What each says, all asked at once."""
+    with ThreadPoolExecutor(max(1, len(targets))) as pool:
+        return list(pool.map(ask, targets))
+
+
+def without(site: Site) -> str:
+    """The end of a sentence about all nodes: which of them it does not speak of."""
+    return f"; without {', '.join(absent)}" if (absent := site.absent()) else ""

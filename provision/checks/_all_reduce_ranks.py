@@ -1,6 +1,7 @@
-"""The two ranks of the acceptance test: sums of small integers, which float32 holds exactly, so that equality is the test.
+"""A rank of the acceptance test: sums of small integers, which float32 holds exactly, so that equality is the test.
 
-``python -m provision.checks._all_reduce_ranks launch BACKEND RANKS`` starts them by torchrun.
+Those of one node are forked by provision.checks._trial; ``python -m provision.checks._all_reduce_ranks BACKEND NODES PLACE
+HOST:PORT`` is the one of a node that meets others.
 """
 
 from __future__ import annotations
@@ -9,41 +10,30 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.run import main as torchrun
 
 ELEMENTS = 4 * 2**20  # of 4 bytes: 16 MiB, large enough that bandwidth and not latency is measured
 ITERATIONS = 5
 WARMUP = 2
 
 
-def launch(backend: str, ranks: str) -> None:
-    """Run the ranks under torchrun, which leaves a folder of logs behind wherever it is not given one."""
-    with tempfile.TemporaryDirectory(prefix="shardlab-") as logs:
-        # Port 0 lets the kernel choose a free one.
-        meet = ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-        torchrun([*meet, f"--nproc-per-node={ranks}", f"--log-dir={logs}", "-m", __spec__.name, "rank", backend])
-
-
 def meet(backend: str, nodes: str, place: str, endpoint: str) -> None:
     """One rank of as many as there are nodes; the first listens at `endpoint`."""
     host, port = endpoint.rsplit(":", 1)
-    os.environ |= {"RANK": place, "WORLD_SIZE": nodes, "LOCAL_RANK": "0", "MASTER_ADDR": host, "MASTER_PORT": port}
-    work(backend)
+    os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
+    work(backend, int(place), int(nodes), "env://")
 
 
-def work(backend: str) -> None:
-    """One rank."""
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if backend == "nccl" else torch.device("cpu")
+def work(backend: str, rank: int, ranks: int, meeting: str) -> None:
+    """One rank, which meets the others as `meeting` says and takes the GPU of its own number."""
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+    dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
     base = torch.arange(ELEMENTS, device=device, dtype=torch.float32).remainder_(1024)
     expected = base * ranks + ranks * (ranks - 1) / 2
     wrong = torch.zeros(1, dtype=torch.int64, device=device)
@@ -74,9 +64,4 @@ def work(backend: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "launch":
-        launch(sys.argv[2], sys.argv[3])
-    elif sys.argv[1] == "meet":
-        meet(*sys.argv[2:])
-    else:
-        work(sys.argv[2])
+    meet(*sys.argv[1:])

@@ -22,7 +22,3 @@ def main() -> None:
         product = left.to(device, torch.float32) @ right.to(device, torch.float32)
         wrong.append(int((product.cpu() != expected).sum()))
     sys.stdout.write(json.dumps({"wrong": wrong}) + "\n")
-
-
-if __name__ == "__main__":
-    main()

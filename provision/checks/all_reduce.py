@@ -6,15 +6,13 @@ import re
 
 import msgspec
 
-from provision.checks import Check, Outcome
+from provision.checks import Check, Outcome, trial
+from provision.checks.trial import RANKS, RANKS_S
 from provision.facts import decode, last_line
 from provision.facts.host import HOST
-from provision.facts.torch import TORCH
 from provision.operations import Site, Target
 from provision.providers import Answer
 
-RANKS = 2
-TIMEOUT_S = 120.0  # 8 s on two slow cores; the ranks themselves give up waiting for one another after 60 s
 FORMULA = "2(n-1)/n x bytes / time"  # as nccl-tests defines the bus bandwidth of an all-reduce
 
 
@@ -30,23 +28,10 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def run(site: Site, target: Target) -> Outcome:
-    torch, host = target.facts[TORCH], target.facts[HOST]
-    if torch.version is None:
+    found = trial.of(target).all_reduce
+    if found is None:
         return Outcome(None, "needs torch")
-    backend = "nccl" if torch.gpus and torch.gpus >= RANKS and "nccl" in torch.backends else "gloo"
-    answer = target.node.run(command(target.node.python, backend), timeout_s=TIMEOUT_S, env=environment(backend))
-    return judge(answer, cores=host.cpus_allowed)
-
-
-def command(python: str, backend: str) -> list[str]:
-    """The program that starts the ranks by torchrun."""
-    return [python, "-m", "provision.checks._all_reduce_ranks", "launch", backend, str(RANKS)]
-
-
-def environment(backend: str) -> dict[str, str]:
-    """Loopback for Gloo, which would otherwise resolve the host's name; NCCL finds its own way between GPUs."""
-    threads = {"OMP_NUM_THREADS": "1"}
-    return threads | ({"GLOO_SOCKET_IFNAME": "lo"} if backend == "gloo" else {"NCCL_SOCKET_IFNAME": "lo"})
+    return judge(found, cores=target.facts[HOST].cpus_allowed)
 
 
 def bus_bandwidth(ranks: int, size_bytes: int, time_s: float) -> float:
@@ -61,7 +46,7 @@ def judge(answer: Answer, *, cores: int) -> Outcome:
         advice = (
             f"is the loopback interface up (ip link show lo), or the machine overloaded ({cores} cores)? -v shows all output"
         )
-        return Outcome(False, f"the {what} did not end within {TIMEOUT_S:g} s", advice, transcript=answer.stderr)
+        return Outcome(False, f"the {what} did not end within {RANKS_S:g} s", advice, transcript=answer.stderr)
     if answer.code != 0:
         advice = "is the loopback interface up (ip link show lo), and /dev/shm not full (df /dev/shm)? -v shows all output"
         return Outcome(False, f"the {what} failed: {cause(answer)}", advice, transcript=answer.stderr)
@@ -93,7 +78,7 @@ def why_not(answer: Answer, limit_s: float) -> str:
 
 
 def cause(answer: Answer) -> str:
-    """The line in which a rank says what went wrong, rather than torchrun's summary after it."""
+    """The line in which a rank says what went wrong, rather than what a library adds at its end."""
     pattern = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception)\b: .+)$", re.MULTILINE)
     found = pattern.findall(answer.stderr)
     return str(found[-1]) if found else last_line(answer)

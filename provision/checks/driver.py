@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.checks import Check, Outcome
+from provision.checks import Check, Outcome, trial
 from provision.checks.all_reduce import why_not
+from provision.checks.trial import PRODUCT_S
 from provision.facts import decode
 from provision.facts.nvidia import NVIDIA, Nvidia
 from provision.facts.system import SYSTEM
 from provision.operations import Site, Target
 from provision.providers import Answer
-
-LIMIT_S = 180.0  # the first kernel of each GPU loads libraries, from a network folder perhaps
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -30,8 +29,11 @@ def run(site: Site, target: Target) -> Outcome:
     found = target.facts[NVIDIA]
     if (fault := judge(found, asked)) is not None:
         return fault
-    command = [target.node.python, "-m", "provision.checks._matmul"]
-    return judge_product(target.node.run(command, timeout_s=LIMIT_S), found)
+    shown = trial.of(target)
+    if shown.product is None:
+        why = shown.torch.why_absent or shown.torch.why_no_gpus or "torch sees none"
+        return Outcome(False, f"no GPU could compute: {why}", "see the checks torch and gpus")
+    return judge_product(shown.product, found)
 
 
 def judge(found: Nvidia, asked: int) -> Outcome | None:
@@ -52,7 +54,7 @@ def judge(found: Nvidia, asked: int) -> Outcome | None:
 def judge_product(answer: Answer, found: Nvidia) -> Outcome:
     """Passed where every element is exact on every GPU that the driver has."""
     if answer.code != 0:
-        why = why_not(answer, LIMIT_S)
+        why = why_not(answer, PRODUCT_S)
         advice = "does torch see the GPUs (the check gpus)? -v shows all output"
         return Outcome(False, f"a product of matrices on the GPUs failed: {why}", advice, transcript=answer.stderr)
     try:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from provision.checks import Check, Outcome
+from provision.checks import Check, Outcome, each, without
 from provision.facts.environment import ENVIRONMENT
 from provision.operations import Site, Target
 
 
 def run(site: Site, target: Target) -> Outcome:
-    found = {one.node.name: one.facts[ENVIRONMENT] for one in site.targets}
-    told = {f"Python {one.version}, packages {one.packages}, source {one.source}" for one in found.values()}
-    if len(told) == 1:
-        return Outcome(True, f"equal on {len(found)} nodes: {told.pop()}")
-    says = "; ".join(
-        f"{name}: Python {one.version}, packages {one.packages}, source {one.source}" for name, one in found.items()
-    )
+    nodes = site.standing
+    found = each(nodes, lambda one: one.facts[ENVIRONMENT])
+    told = [f"Python {one.version}, packages {one.packages}, source {one.source}" for one in found]
+    if len(set(told)) == 1:
+        return Outcome(True, f"equal on {len(nodes)} nodes: {told[0]}{without(site)}")
+    says = "; ".join(f"{one.node.name}: {said}" for one, said in zip(nodes, told, strict=True))
     return Outcome(False, f"they differ: {says}", "run: provision CLUSTER.yaml --only environment")
 
 

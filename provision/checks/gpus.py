@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from provision.checks import Check, Outcome
+from provision.checks import Check, Outcome, trial
 from provision.facts.host import HOST
-from provision.facts.torch import TORCH, Torch
+from provision.facts.torch import Torch
 from provision.operations import Site, Target
 from shardlab.host import Host
 
 
 def run(site: Site, target: Target) -> Outcome:
-    return judge(target.facts[HOST], target.facts[TORCH])
+    return judge(target.facts[HOST], trial.of(target).torch)
 
 
 def judge(host: Host, torch: Torch) -> Outcome:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from provision.checks import Check, Outcome
-from provision.checks.all_reduce import FORMULA, Report, bus_bandwidth, environment, why_not
+from provision.checks import Check, Outcome, each, without
+from provision.checks.all_reduce import FORMULA, Report, bus_bandwidth, why_not
 from provision.facts import Unanswered, decode
 from provision.facts.addresses import ADDRESSES
 from provision.operations import Site, Target
@@ -23,14 +22,13 @@ _VIRTUAL = re.compile(r"^(lo|docker|veth|vb-|br-)")
 
 def run(site: Site, target: Target) -> Outcome:
     """Raises Unanswered."""
-    targets = site.targets
+    targets = site.standing
     if len(targets) < 2:
-        return Outcome(None, "one node meets nobody")
+        return Outcome(None, f"one node meets nobody{without(site)}")
     nics = [_interface(one) for one in targets]
-    before = [_sent(one) for one in targets]
-    with ThreadPoolExecutor(len(targets)) as pool:
-        answers = list(pool.map(lambda pair: _launch(targets, *pair), zip(targets, nics, strict=True)))
-    after = [_sent(one) for one in targets]
+    before = each(targets, _sent)
+    answers = each(targets, lambda one: _launch(targets, one, nics[targets.index(one)]))
+    after = each(targets, _sent)
     failed = [(one, answer) for one, answer in zip(targets, answers, strict=True) if answer.code != 0]
     if failed:
         one, answer = failed[0]
@@ -39,11 +37,14 @@ def run(site: Site, target: Target) -> Outcome:
         return Outcome(
             False, f"{len(targets)} nodes do not sum together; {one.node.name}: {why}", advice, transcript=answer.stderr
         )
-    return judge(answers[0], nics, [_grown(*pair) for pair in zip(before, after, strict=True)])
+    return judge(answers[0], nics, [_grown(*pair) for pair in zip(before, after, strict=True)], without(site))
 
 
-def judge(answer: Answer, nics: list[str], grown: list[dict[str, int]]) -> Outcome:
-    """Passed where the sums are exact and went over the interfaces they were to go over. grown: bytes by interface."""
+def judge(answer: Answer, nics: list[str], grown: list[dict[str, int]], absent: str = "") -> Outcome:
+    """Passed where the sums are exact and went over the interfaces they were to go over.
+
+    grown: bytes by interface. absent: which nodes were not there, as the end of a sentence.
+    """
     try:
         report = decode(answer.stdout, Report)
     except ValueError as error:
@@ -70,24 +71,15 @@ def judge(answer: Answer, nics: list[str], grown: list[dict[str, int]]) -> Outco
             False, says, "which interface has the nodes' addresses (ip addr), and where do the names in /etc/hosts lead?"
         )
     measured = {**msgspec.to_builtins(report), "bus_bandwidth_gb_per_s": rate / 1e9, "formula": FORMULA}
-    says = f"{report.ranks} nodes sum exactly over {over}; bus bandwidth {rate / 1e9 * 8:.2f} Gbit/s ({FORMULA})"
+    says = f"{report.ranks} nodes sum exactly over {over}; bus bandwidth {rate / 1e9 * 8:.2f} Gbit/s ({FORMULA}){absent}"
     return Outcome(True, says, measured=measured)
 
 
 def _launch(targets: list[Target], target: Target, nic: str) -> Answer:
     python = target.node.python
     place, first = targets.index(target), targets[0].node.host
-    argv = [
-        python,
-        "-m",
-        "provision.checks._all_reduce_ranks",
-        "meet",
-        "gloo",
-        str(len(targets)),
-        str(place),
-        f"{first}:{PORT}",
-    ]
-    return target.node.run(argv, timeout_s=LIMIT_S, env={**environment("gloo"), "GLOO_SOCKET_IFNAME": nic})
+    ranks = [python, "-m", "provision.checks._all_reduce_ranks", "gloo", str(len(targets)), str(place), f"{first}:{PORT}"]
+    return target.node.run(ranks, timeout_s=LIMIT_S, env={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": nic})
 
 
 def _interface(target: Target) -> str:

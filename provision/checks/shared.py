@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import secrets
 
-from provision.checks import Check, Outcome
+from provision.checks import Check, Outcome, each, without
 from provision.facts import last_line
 from provision.operations import Site, Target
+from provision.providers import Answer, Node
+
+LIMIT_S = 20.0
 
 
 def run(site: Site, target: Target) -> Outcome:
@@ -15,24 +18,28 @@ def run(site: Site, target: Target) -> Outcome:
     if folder is None:
         return Outcome(None, "cluster.yaml names no storage.shared")
     mark = f"{folder}/.shardlab-verify-{secrets.token_hex(4)}"
-    nodes = [one.node for one in site.targets]
+    nodes = site.standing
     try:
-        for node in nodes:
-            answer = node.run(["sh", "-euc", f"echo {node.name} > {mark}.{node.name}"], timeout_s=20)
+        written = each(nodes, lambda one: _write(one.node, mark))
+        for one, answer in zip(nodes, written, strict=True):
             if answer.code != 0:
-                why = "it did not answer within 20 s" if answer.code is None else last_line(answer)
-                return Outcome(
-                    False, f"{node.name} cannot write into {folder}: {why}", "is it mounted there (findmnt), and whose is it?"
-                )
-        wanted = sorted(node.name for node in nodes)
-        for node in nodes:
-            seen = sorted(node.run(["sh", "-c", f"cat {mark}.*"], timeout_s=20).stdout.split())
+                why = f"it did not answer within {LIMIT_S:g} s" if answer.code is None else last_line(answer)
+                says = f"{one.node.name} cannot write into {folder}: {why}"
+                return Outcome(False, says, "is it mounted there (findmnt), and whose is it?")
+        wanted = sorted(one.node.name for one in nodes)
+        read = each(nodes, lambda one: one.node.run(["sh", "-c", f"cat {mark}.*"], timeout_s=LIMIT_S))
+        for one, answer in zip(nodes, read, strict=True):
+            seen = sorted(answer.stdout.split())
             if seen != wanted:
-                says = f"{node.name} sees the files of {', '.join(seen) or 'nobody'} in {folder}"
+                says = f"{one.node.name} sees the files of {', '.join(seen) or 'nobody'} in {folder}"
                 return Outcome(False, says, "the folder is not the same on all nodes: compare findmnt there and on the others")
     finally:
-        nodes[0].run(["sh", "-c", f"rm -f {mark}.*"], timeout_s=20)
-    return Outcome(True, f"{folder}: written by {len(nodes)} nodes, and read by each")
+        nodes[0].node.run(["sh", "-c", f"rm -f {mark}.*"], timeout_s=LIMIT_S)
+    return Outcome(True, f"{folder}: written by {len(nodes)} nodes, and read by each{without(site)}")
+
+
+def _write(node: Node, mark: str) -> Answer:
+    return node.run(["sh", "-euc", f"echo {node.name} > {mark}.{node.name}"], timeout_s=LIMIT_S)
 
 
 SHARED = Check("shared_storage", run, once=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provision.checks import Check, Outcome
+from provision.checks import Check, Outcome, without
 from provision.facts import last_line
 from provision.operations import Site, Target
 from provision.providers import Answer, Node
@@ -12,7 +12,7 @@ LIMIT_S = 90.0
 # sacct lags behind the end of a job by seconds
 CANARY_SCRIPT = f"""\
 cd "${{TMPDIR:-/tmp}}"
-id=$(sbatch --parsable --job-name=shardlab-canary --output=/dev/null --time=2 --wrap='exit {CANARY}')
+id=$(sbatch --parsable -w "$1" --job-name=shardlab-canary --output=/dev/null --time=2 --wrap='exit {CANARY}')
 id=${{id%%;*}}
 for n in $(seq 120); do
     said=$(sacct -X -n -P -j "$id" -o State,ExitCode)
@@ -26,29 +26,32 @@ def run(site: Site, target: Target) -> Outcome:
     if site.cluster.slurm is None:
         return Outcome(None, "cluster.yaml asks for no Slurm")
     (controller,) = site.with_role("controller")
-    workers = sorted(one.node.name for one in site.with_role("worker"))
+    workers = sorted(one.node.name for one in site.with_role("worker") if one.node.name not in site.left)
     node = controller.node
-    spread = node.run(["srun", "-N", str(len(workers)), "--ntasks-per-node=1", "--time=2", "hostname"], timeout_s=LIMIT_S)
+    if node.name in site.left or not workers:
+        return Outcome(None, f"it has no controller, or no workers, that answer{without(site)}")
+    command = ["srun", "-N", str(len(workers)), "-w", ",".join(workers), "--ntasks-per-node=1", "--time=2"]
+    spread = node.run([*command, "hostname"], timeout_s=LIMIT_S)
     if (fault := _fault(spread)) or sorted(spread.stdout.split()) != workers:
         says = f"a job on all {len(workers)} workers ran on {', '.join(sorted(spread.stdout.split())) or 'none'}{fault}"
         return Outcome(False, says, f"on {node.name}: sinfo -R; journalctl -u slurmctld", transcript=spread.stderr)
-    if (gpus := _gpus(site, node)) is not None:
+    if (gpus := _gpus(site, node, workers[0])) is not None:
         return gpus
-    canary = node.run(["sh", "-c", CANARY_SCRIPT], timeout_s=LIMIT_S)
+    canary = node.run(["sh", "-c", CANARY_SCRIPT, "canary", workers[0]], timeout_s=LIMIT_S)
     if (fault := _fault(canary)) or canary.stdout.strip() != f"FAILED|{CANARY}:0":
         says = f"sacct tells of a job that ended with {CANARY}: {canary.stdout.strip() or 'nothing'}{fault}"
         return Outcome(False, says, f"on {node.name}: sacctmgr show cluster; journalctl -u slurmdbd", transcript=canary.stderr)
     asked = ", one GPU asked for is one seen" if site.cluster.gpus and site.cluster.gpus.per_node else ""
-    return Outcome(True, f"a job ran on {', '.join(workers)}{asked}, and an exit code came back through the accounts")
+    says = f"a job ran on {', '.join(workers)}{asked}, and an exit code came back through the accounts{without(site)}"
+    return Outcome(True, says)
 
 
-def _gpus(site: Site, node: Node) -> Outcome | None:
-    """What is wrong with the GPUs that a job of one gets, or None."""
+def _gpus(site: Site, node: Node, worker: str) -> Outcome | None:
+    """What is wrong with the GPUs that a job of one gets, or None. The worker is named: Slurm knows late which are away."""
     if not (site.cluster.gpus and site.cluster.gpus.per_node):
         return None
-    one = node.run(
-        ["srun", "-n1", "--gpus-per-node=1", "--time=2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"], timeout_s=LIMIT_S
-    )
+    command = ["srun", "-n1", "-w", worker, "--gpus-per-node=1", "--time=2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]
+    one = node.run(command, timeout_s=LIMIT_S)
     seen = [number for number in one.stdout.strip().split(",") if number]
     if (fault := _fault(one)) or len(seen) != 1:
         says = f"a job that asks for one GPU sees {len(seen)}{fault}"

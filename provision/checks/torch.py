@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from provision.checks import Check, Outcome
-from provision.facts.torch import TORCH, Torch
+from provision.checks import Check, Outcome, trial
+from provision.facts.torch import Torch
 from provision.operations import Site, Target
 
 
 def run(site: Site, target: Target) -> Outcome:
-    return judge(target.facts[TORCH])
+    return judge(trial.of(target).torch)
 
 
 def judge(torch: Torch) -> Outcome:

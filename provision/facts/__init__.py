@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -39,12 +40,16 @@ class Facts:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.answers: dict[str, Any] = {}
+        self._turns: dict[str, threading.Lock] = {}
 
     def __getitem__(self, fact: Fact[T]) -> T:
         """The answer to `fact`. Raises Unanswered."""
         answer: Any = self.answers.get(fact.name, _OPEN)
-        if answer is _OPEN:  # kept at hand: other nodes ask too, and a change forgets in between
-            answer = self.answers[fact.name] = self._ask(fact)
+        if answer is _OPEN:
+            with self._turns.setdefault(fact.name, threading.Lock()):  # who asks the same meanwhile waits for this answer
+                answer = self.answers.get(fact.name, _OPEN)
+                if answer is _OPEN:  # kept at hand: a change may forget it in between
+                    answer = self.answers[fact.name] = self._ask(fact)
         if isinstance(answer, Unanswered):
             raise answer
         known: T = answer

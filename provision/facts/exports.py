@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from provision.facts import Fact
 
+EXPORTED = "/etc/exports.d/shardlab.exports"  # ours
+
 
 def command(python: str) -> list[str]:
     return ["sh", "-c", "cat /var/lib/nfs/etab 2>/dev/null || true"]  # a machine without an NFS server exports nothing
@@ -19,3 +21,6 @@ def parse(stdout: str) -> dict[str, list[str]]:
 
 
 EXPORTS = Fact("exports", command, parse, timeout_s=30, root=True)
+EXPORTED_BY_US = Fact(
+    "our exports", lambda python: ["sed", "-n", r"s/^\(\/[^ ]*\) .*/\1/p", EXPORTED], str.splitlines, timeout_s=30, root=True
+)

@@ -68,3 +68,16 @@ def parse(stdout: str) -> Place:
     if not words & {"answers", "hangs", "absent"}:
         raise ValueError("it does not say whether the folder answers.")
     return Place(mounts.get("mount"), mounts.get("fstab"), "absent" not in words, "hangs" in words, "empty" in words)
+
+
+def parse_sources(stdout: str) -> dict[str, str]:
+    """Where to what."""
+    return {target: source for source, target in (line.split(" ", 1) for line in stdout.splitlines())}
+
+
+NFS_MOUNTS = Fact(
+    "NFS mounts",
+    lambda python: ["sh", "-c", "findmnt --raw --noheadings --types nfs,nfs4 --output SOURCE,TARGET || true"],  # 1: none
+    parse_sources,
+    timeout_s=30,
+)

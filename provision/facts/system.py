@@ -19,8 +19,6 @@ say virt "$(systemd-detect-virt 2>/dev/null || true)"
 say boot_id "$(cat /proc/sys/kernel/random/boot_id)"
 say cpus "$(nproc --all)"
 say memory_kib "$(sed -n 's/^MemTotal: *\\([0-9]*\\) kB$/\\1/p' /proc/meminfo)"
-say free_bytes "$(df --output=avail -B1 / | tail -n 1 | tr -d ' ')"
-say free_inodes "$(df --output=iavail / | tail -n 1 | tr -d ' ')"
 say cgroup "$(stat -fc %T /sys/fs/cgroup)"
 say user "${SUDO_USER:-$(id -un)}"
 """
@@ -30,7 +28,7 @@ class System(msgspec.Struct, frozen=True):
     """id, codename: of the distribution. virt: what systemd-detect-virt says, `none` on a machine of its own.
 
     cgroup: the type of the file system at /sys/fs/cgroup, cgroup2fs where the unified hierarchy alone is there.
-    free_inodes: 0 on file systems that count none. user: whose login this is.
+    user: whose login this is.
     """
 
     id: str
@@ -43,8 +41,6 @@ class System(msgspec.Struct, frozen=True):
     boot_id: str
     cpus: int
     memory_kib: int
-    free_bytes: int
-    free_inodes: int
     cgroup: str
     user: str
 

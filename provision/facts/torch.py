@@ -6,29 +6,6 @@ import msgspec
 
 from provision.facts import Fact, decode
 
-# Importing torch can fail in more ways than not being there (a library of another CUDA, half an installation), and
-# what it says then is the answer.
-PROGRAM = """\
-import json, os
-found = {"hidden_by": os.environ.get("CUDA_VISIBLE_DEVICES")}
-try:
-    import torch
-    import torch.distributed as distributed
-    found["version"] = str(torch.__version__)
-    found["cuda"] = torch.version.cuda
-    if distributed.is_available():
-        names = ("gloo", "nccl", "mpi")
-        found["backends"] = [n for n in names if getattr(distributed, f"is_{n}_available")()]
-    try:
-        torch.cuda.init()
-        found["gpus"] = torch.cuda.device_count()
-    except Exception as error:
-        found["why_no_gpus"] = str(error).strip().splitlines()[0]
-except Exception as error:
-    found = {"why_absent": f"{type(error).__name__}: {error}".splitlines()[0]}
-print(json.dumps(found))
-"""
-
 
 class Torch(msgspec.Struct, frozen=True, omit_defaults=True):
     """torch as it imports. `version` is None where it does not, `gpus` None where it cannot use any."""
@@ -43,7 +20,7 @@ class Torch(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def command(python: str) -> list[str]:
-    return [python, "-c", PROGRAM]
+    return [python, "-m", "provision.facts._torch"]
 
 
 def parse(stdout: str) -> Torch:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from provision.facts import Fact, Facts, Unanswered, last_line
-from provision.providers import Node
+from provision.providers import Answer, Node
 from shardlab.cluster import Cluster, Entry
 from shardlab.workspace import Workspace
 
 T = TypeVar("T")
+_FULL = re.compile("No space left on device|Disk quota exceeded|enough free space")
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,17 @@ class Site:
     def with_role(self, role: str) -> list[Target]:
         return [target for target in self.targets if target.has(role)]
 
+    @property
+    def standing(self) -> list[Target]:
+        """Those that are not left."""
+        return [target for target in self.targets if target.node.name not in self.left]
+
     def told(self, fact: Fact[T]) -> list[tuple[Target, T]]:
         """What the nodes that stand say; one that does not answer stops nobody but itself, at its own turn."""
         found = []
-        for one in self.targets:
-            if one.node.name not in self.left:
-                with contextlib.suppress(Unanswered):
-                    found.append((one, one.facts[fact]))
+        for one in self.standing:
+            with contextlib.suppress(Unanswered):
+                found.append((one, one.facts[fact]))
         return found
 
     def absent(self, role: str | None = None) -> list[str]:
@@ -100,7 +106,7 @@ class Run:
         if answer.code is None:
             raise Unanswered(f"{node.name}: {self.says}: it did not end within {self.timeout_s:g} s")
         if answer.code != 0:
-            raise Unanswered(f"{node.name}: {self.says}: {last_line(answer)}")
+            raise Unanswered(f"{node.name}: {self.says}: {reason(answer)}")
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,15 @@ class Write:
     def make(self, node: Node) -> None:
         answer = node.put(self.content, self.path, mode=self.mode, owner=self.owner)
         if answer.code != 0:
-            raise Unanswered(f"{node.name}: {self.says}: {last_line(answer)}")
+            raise Unanswered(f"{node.name}: {self.says}: {reason(answer)}")
+
+
+def reason(answer: Answer) -> str:
+    """Why a command failed; of a full disk apt and pip speak long before their last line."""
+    full = next((line.strip() for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if _FULL.search(line)), None)
+    if full is None:
+        return last_line(answer)
+    return f"a disk of it is full: {full}; make room there, and run the same command again"
 
 
 def shell(says: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"") -> Run:

@@ -62,6 +62,9 @@ def _entry(target: Target) -> dict[str, Any]:
         "host": node.host,
         "port": node.port,
         "user": node.user,
+        "identity": str(node.identity) if node.identity is not None else None,
+        "python": node.python,
+        "roles": target.entry.roles if target.entry is not None else [],
         "addresses": addresses,
         "facts": facts,
     }

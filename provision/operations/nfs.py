@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 
 from provision.facts import Unanswered
-from provision.facts.exports import EXPORTS
+from provision.facts.exports import EXPORTED, EXPORTED_BY_US, EXPORTS
 from provision.facts.files import FILES
-from provision.facts.mounts import place
+from provision.facts.mounts import NFS_MOUNTS, place
 from provision.facts.services import SERVICES
 from provision.facts.system import SYSTEM
-from provision.operations import Change, Nothing, Operation, Run, Site, Target, Write, fstab
+from provision.operations import Change, Nothing, Operation, Run, Site, Target, Write, fstab, shell
 from provision.operations.packages import nfs_server
 
-EXPORTED = "/etc/exports.d/shardlab.exports"
 # no_root_squash: provisioning installs the environment there as root, from whichever node comes first; all are one owner's.
 EXPORT = "rw,sync,no_subtree_check,no_root_squash"
 MOUNT = "hard,vers=4.2,_netdev"  # hard: a write that a slow server has not taken yet waits, and is never lost
@@ -34,7 +33,7 @@ def plan_server(site: Site, target: Target) -> list[Change] | Nothing:
     """The folder, its export, and the server that serves it. Raises Unanswered."""
     folder, server = site.cluster.storage.shared, nfs_server(site)
     if folder is None or server is not target:
-        return Nothing(_elsewhere(site, "it exports nothing"))
+        return _withdraw(site, target) or Nothing(_elsewhere(site, "it exports nothing"))
     changes: list[Change] = []
     if not target.facts[place(folder)].there:
         owner = target.facts[SYSTEM].user
@@ -54,6 +53,27 @@ def plan_server(site: Site, target: Target) -> list[Change] | Nothing:
     if changes or len(target.facts[EXPORTS].get(folder, [])) != len(clients):  # named there as the resolver spells them
         changes.append(Run("have the server read its exports", ["exportfs", "-ra"]))
     return changes or Nothing(f"{folder} is exported to {len(clients)} nodes")
+
+
+def _withdraw(site: Site, target: Target) -> list[Change]:
+    """An export of ours that the cluster file no longer names, taken back. Raises Unanswered while a node still mounts it."""
+    if site.cluster.provider == "virtual" or EXPORTED not in target.facts[FILES]:
+        return []
+    folders = target.facts[EXPORTED_BY_US]
+    sources = {f"{name}:{folder}" for name in (target.node.name, target.node.host) for folder in folders}
+    held = [
+        f"{other.node.name} at {place}"
+        for other, mounts in site.told(NFS_MOUNTS)
+        for place, source in mounts.items()
+        if source in sources
+    ]
+    if held:  # a hard mount without its server hangs whoever touches it
+        raise Unanswered(
+            f"{target.node.name}: it exports {', '.join(folders)}, which the cluster file no longer names, and it is still "
+            f"mounted on {', '.join(held)}: unmount it there, take its line out of /etc/fstab, and run the same command again"
+        )
+    script = f"rm -f -- {EXPORTED}; if command -v exportfs >/dev/null; then exportfs -ra; fi"
+    return [shell(f"withdraw the export of {', '.join(folders)}, which the cluster file no longer names", script)]
 
 
 def plan_client(site: Site, target: Target) -> list[Change] | Nothing:

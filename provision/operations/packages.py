@@ -8,7 +8,7 @@ from provision.facts.packages import PACKAGES
 from provision.facts.system import SYSTEM
 from provision.operations import Change, Nothing, Operation, Site, Target, shell
 
-BASE = ("python3-venv",)
+BASE = ("python3-venv", "rsync")  # rsync: runs are fetched by it
 MUNGE = ("munge",)
 CONTROLLER = ("slurmctld", "slurmdbd", "slurm-client", "mariadb-server")
 WORKER = ("slurmd", "slurm-client")
@@ -17,6 +17,7 @@ NFS_SERVER, NFS_CLIENT = ("nfs-kernel-server",), ("nfs-common",)
 ALL = tuple(sorted({*BASE, *MUNGE, *CONTROLLER, *WORKER, *CLOCK}))
 LOCK_S = 600  # others who install, such as unattended-upgrades after a first boot, are waited for so long
 APT = f"apt-get -o DPkg::Lock::Timeout={LOCK_S} -o Dpkg::Use-Pty=0"
+OPTIONS = "-qq -y --no-install-recommends"
 QUIET = "export DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a"
 
 
@@ -45,7 +46,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     missing = [name for name in wanted(site, target) if name not in found.versions]
     changes: list[Change] = []
     if found.interrupted:
-        repair = f"{QUIET}; dpkg --force-confdef --force-confold --configure -a"
+        # where a package was not even unpacked wholly, what needs it cannot be configured before apt has had it again
+        repair = f"{QUIET}; dpkg --force-confdef --force-confold --configure -a || {APT} {OPTIONS} --fix-broken install"
         changes.append(shell("finish the installation that was interrupted", repair, timeout_s=LOCK_S))
     if missing:
         changes += install(missing)
@@ -55,7 +57,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 def install(names: Sequence[str], options: str = "") -> list[Change]:
     """Have these packages; options: more of apt-get's."""
     lists = f"{QUIET}; {APT} -qq update || true"  # where no archive is reached, the cached lists serve
-    words = " ".join(["-qq -y --no-install-recommends", *([options] if options else []), "install", *names])
+    words = " ".join([OPTIONS, *([options] if options else []), "install", *names])
     return [
         shell("ask the archives what they have", lists, timeout_s=LOCK_S + 300),
         shell(f"install {', '.join(names)}", f"{QUIET}; {APT} {words}", timeout_s=LOCK_S + 1800),

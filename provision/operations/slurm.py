@@ -47,7 +47,7 @@ def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
         return running(target, "slurmctld", [CONF]) or Nothing(f"slurm.conf is left as it is, without {', '.join(absent)}")
     changes: list[Change] = []
     wanted = files(site)
-    for path, content in wanted.items():
+    for path, content in sorted(wanted.items(), key=lambda file: file[0] == CONF):  # last: where it stands, so do the others
         if _differs(target, path, content):
             changes.append(Write(f"write {path}", path, content))
     if changes:  # slurmdbd answers some seconds after it starts, and a controller that never met it does not start

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+
 from provision import software
 from provision.facts import Unanswered
 from provision.facts.environment import ENVIRONMENT
+from provision.facts.mounts import place
 from provision.facts.packages import PACKAGES
-from provision.facts.system import SYSTEM
+from provision.facts.room import Room, room
 from provision.operations import Change, Nothing, Operation, Site, Target
-from provision.operations.packages import wanted
+from provision.operations.fstab import is_below
+from provision.operations.packages import nfs_server, wanted
 
 GIB = 2**30
 PACKAGES_BYTES, PACKAGES_INODES = 2 * GIB, 30_000  # Slurm, MariaDB and their state, with room
@@ -18,30 +22,56 @@ WHEELHOUSE_BYTES, INDEX_BYTES, ENVIRONMENT_INODES = 2 * GIB, 12 * GIB, 60_000
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Never a change. Raises Unanswered where there is too little room on the root file system."""
-    purposes: list[tuple[str, int, int]] = []
+    """Never a change. Raises Unanswered where there is too little room."""
+    root = target.facts[room("/")]
+    purposes: dict[str, list[tuple[str, int, int]]] = {}
     found = target.facts[PACKAGES].versions
     if any(name not in found for name in wanted(site, target)):
-        purposes.append(("packages", PACKAGES_BYTES, PACKAGES_INODES))
-    if site.cluster.storage.shared is None and target.facts[ENVIRONMENT].packages != software.digest():
-        room = INDEX_BYTES if target.node.wheelhouse is None else WHEELHOUSE_BYTES
-        purposes.append(("the Python environment", room, ENVIRONMENT_INODES))
-    if not purposes:
-        return Nothing("nothing large is to be installed on its root file system")
-    system = target.facts[SYSTEM]
-    what = " and ".join(name for name, _, _ in purposes)
-    needed, inodes = sum(room for _, room, _ in purposes), sum(count for _, _, count in purposes)
-    if system.free_bytes < needed:
+        purposes["/"] = [("packages", PACKAGES_BYTES, PACKAGES_INODES)]
+    where = _environment(site, target)
+    if where is not None:
+        needed = INDEX_BYTES if target.node.wheelhouse is None else WHEELHOUSE_BYTES
+        purposes.setdefault(where.mount, []).append(("the Python environment", needed, ENVIRONMENT_INODES))
+    told = [
+        _fits(target.node.name, root if where is None or mount == root.mount else where, of_it)
+        for mount, of_it in purposes.items()
+    ]
+    return Nothing("; ".join(told) or "nothing large is to be installed on it")
+
+
+def _environment(site: Site, target: Target) -> Room | None:
+    """Of the file system that the environment is to be made on, where this node is to say; None where it need not."""
+    storage = site.cluster.storage
+    if storage.shared is not None:
+        server = nfs_server(site)
+        if target is not (server or site.targets[0]):  # others see it once it is mounted
+            return None
+        if (
+            storage.mount is not None
+            and is_below(storage.shared, storage.mount)
+            and not target.facts[place(storage.mount)].mount
+        ):
+            return None  # a disk without a file system yet, all of which will be room
+    if target.facts[ENVIRONMENT].packages == software.digest():
+        return None
+    return target.facts[room(str(PurePosixPath(target.node.python).parent.parent))]
+
+
+def _fits(name: str, there: Room, purposes: list[tuple[str, int, int]]) -> str:
+    """What fits where. Raises Unanswered where it does not."""
+    what = " and ".join(purpose for purpose, _, _ in purposes)
+    needed, inodes = sum(size for _, size, _ in purposes), sum(count for _, _, count in purposes)
+    if there.free_bytes < needed:
         raise Unanswered(
-            f"{target.node.name}: {system.free_bytes / GIB:.1f} GiB are free on /, and {what} may take {needed / GIB:.0f} GiB; "
+            f"{name}: {there.free_bytes / GIB:.1f} GiB are free on {there.mount}, and {what} may take {needed / GIB:.0f} GiB; "
             "nothing was changed. Make room there, or put storage.shared on a larger disk."
         )
-    if 0 < system.free_inodes < inodes:  # 0: a file system that counts none, such as btrfs
+    if 0 < there.free_inodes < inodes:  # 0: a file system that counts none, such as btrfs
         raise Unanswered(
-            f"{target.node.name}: {system.free_inodes} inodes are free on /, and {what} may take {inodes}; nothing was "
+            f"{name}: {there.free_inodes} inodes are free on {there.mount}, and {what} may take {inodes}; nothing was "
             "changed. Remove small files there, or put storage.shared on another disk."
         )
-    return Nothing(f"{system.free_bytes / GIB:.1f} GiB are free on /, and {what} may take {needed / GIB:.0f} GiB")
+    return f"{there.free_bytes / GIB:.1f} GiB are free on {there.mount}, and {what} may take {needed / GIB:.0f} GiB"
 
 
 SPACE = Operation("space", plan)

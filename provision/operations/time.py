@@ -34,11 +34,13 @@ def plan_daemon(site: Site, target: Target) -> list[Change] | Nothing:
 
 def plan_offset(site: Site, target: Target) -> list[Change] | Nothing:
     """One step of the clock where it is off, after which it has to be right. Raises Unanswered."""
-    if target.facts[SYSTEM].is_container:
-        return Nothing(HOST_CLOCK)
     offset = clock.measure(target.node)
     if offset.agrees:
         return Nothing(str(offset))
+    if target.facts[SYSTEM].is_container:
+        raise Unanswered(
+            f"{target.node.name}: its clock is {offset}, and munge and Slurm would refuse it; {HOST_CLOCK}, which has to be set"
+        )
     return [
         shell(f"set the clock, which is {offset}", STEP, timeout_s=WAIT_S + 30),
         Here("measure it again", functools.partial(_hold, target.node)),

@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from shardlab import files
@@ -42,6 +43,11 @@ def folder(packages: Sequence[str]) -> Path:
 def cache() -> Path:
     """What was made once and serves every cluster of practice nodes."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / "practice"
+
+
+def alone() -> AbstractContextManager[None]:
+    """While what all practice nodes have in common is made or removed; the lock lies with the cache, which stays."""
+    return files.locked(cache() / "lock")
 
 
 def release() -> dict[str, str]:

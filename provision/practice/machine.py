@@ -12,13 +12,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from provision.practice import network
 from provision.practice.base import UID, USER, NoBase, run
 from templates import render
 
 STATE = Path("/var/lib/shardlab/practice")
 GPUS = "/opt/gpus"  # where a node finds what Slurm takes for its GPUs
 WHEELS = "/opt/wheels"  # not under the same path as here: their user may not look into root's home
+SCRATCH, MARK = Path("/run/systemd/nspawn"), "shardlab-practice"  # nspawn's own, and what says that it was mounted here
 LIMIT_S = 20.0
 _UPPER = re.compile(r"upperdir=([^, ]+)")
 
@@ -70,10 +73,9 @@ class Machine:
 
     def boot(self) -> None:
         """Start it, its root being mounted."""
-        own = Path("/run/systemd/nspawn")
-        if not os.path.ismount(own):  # or nspawn says "Attempted to remove disk file system"
-            own.mkdir(parents=True, exist_ok=True)
-            run(["mount", "-t", "tmpfs", "tmpfs", str(own)])
+        if not os.path.ismount(SCRATCH):  # or nspawn says "Attempted to remove disk file system"
+            SCRATCH.mkdir(parents=True, exist_ok=True)
+            run(["mount", "-t", "tmpfs", MARK, str(SCRATCH)])
         binds = [("--bind", str(self._devices()), GPUS)] if self.gpus else []
         if self.shared:
             self._share(Path(self.shared))
@@ -81,9 +83,16 @@ class Machine:
         if self.wheelhouse:
             binds.append(("--bind-ro", self.wheelhouse, WHEELS))
         script = self.folder / "boot.sh"
-        script.write_text(
-            render("practice/boot.sh.j2", root=self.root, machine=self.name, bridge=self.bridge, binds=binds), encoding="utf-8"
-        )
+        # nspawn names its end of the cable after the machine, and two clusters may have nodes of one name
+        machine = network.label(f"{self.cluster}/{self.name}")
+        words: dict[str, Any] = {
+            "root": self.root,
+            "machine": machine,
+            "hostname": self.name,
+            "bridge": self.bridge,
+            "binds": binds,
+        }
+        script.write_text(render("practice/boot.sh.j2", **words), encoding="utf-8")
         with (self.folder / "boot.log").open("ab") as log:
             process = subprocess.Popen(
                 ["sh", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
@@ -120,10 +129,10 @@ class Machine:
             run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.name, "-f", str(self.host_key)])
             (etc / "hostname").write_text(f"{self.name}\n")
             (etc / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}\n")
-            network = etc / "systemd/network/10-host0.network"  # before 80-container-host0, which asks for DHCP
-            network.parent.mkdir(parents=True)
+            link = etc / "systemd/network/10-host0.network"  # before 80-container-host0, which asks for DHCP
+            link.parent.mkdir(parents=True)
             shape = f"\n[TokenBucketFilter]\nRate={self.mbps}M\nBurstBytes=256K\nLatencySec=50ms\n" if self.mbps else ""
-            network.write_text(f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/{self.prefix}\n{shape}")
+            link.write_text(f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/{self.prefix}\n{shape}")
         home = upper / "home" / USER
         keys = home / ".ssh/authorized_keys"
         keys.parent.mkdir(parents=True, exist_ok=True)
@@ -191,3 +200,15 @@ def machines(cluster: str) -> Sequence[Path]:
     """The folders of the nodes that this machine has of a cluster, running or not."""
     folder = STATE / cluster
     return sorted(path for path in folder.iterdir() if (path / "upper").is_dir()) if folder.is_dir() else []
+
+
+def leave() -> None:
+    """With the last node of the last cluster goes what all nodes had in common."""
+    for folder in (STATE, STATE.parent):
+        with contextlib.suppress(OSError):  # there are others, or it was never made
+            folder.rmdir()
+    ours = any(line.split()[:2] == [MARK, str(SCRATCH)] for line in Path("/proc/mounts").read_text().splitlines())
+    if ours and not STATE.exists():
+        with contextlib.suppress(NoBase, OSError):  # a container that is not ours has come to use it
+            run(["umount", str(SCRATCH)])
+            SCRATCH.rmdir()

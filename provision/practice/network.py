@@ -10,9 +10,14 @@ from typing import Any
 from provision.practice.base import NoBase, run
 
 
+def label(what: str) -> str:
+    """A name of its own for something whose name may be too long for an interface, which Linux allows 15 characters."""
+    return f"sl-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+
+
 def bridge(cluster: str) -> str:
-    """The bridge's name, which Linux allows 15 characters for."""
-    return f"sl-{hashlib.sha256(cluster.encode()).hexdigest()[:8]}"
+    """The bridge's name."""
+    return label(cluster)
 
 
 def address(subnet: str, number: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from shardlab.remote import Answer
@@ -17,6 +18,7 @@ class Node(Protocol):
     host: str
     port: int | None
     user: str | None
+    identity: Path | None  # the private key's file
     python: str  # the interpreter that has shardlab installed, on that machine
     wheelhouse: str | None  # a folder of wheels on it that pip has to take everything from
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -28,6 +29,7 @@ class LocalNode:
     host: str = "localhost"
     port: int | None = None
     user: str | None = None
+    identity: Path | None = None
     python: str = sys.executable
     wheelhouse: str | None = None
 

@@ -28,6 +28,7 @@ class SshNode:
     host: str
     port: int | None
     user: str | None
+    identity: Path | None
     python: str
     remote: Remote = field(repr=False)
     log: Path | None = None
@@ -95,7 +96,7 @@ def of(
     log = workspace.own / "log" / f"{entry.name}.log"
     folder = f"{cluster.storage.shared}/shardlab" if cluster.storage.shared else LOCAL_FOLDER
     python = f"{folder}/python-{software.digest()}/bin/python"
-    return SshNode(entry.name, host, entry.port, address.user, python, Remote(address), log, wheelhouse)
+    return SshNode(entry.name, host, entry.port, address.user, identity, python, Remote(address), log, wheelhouse)
 
 
 def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Change] | Nothing:

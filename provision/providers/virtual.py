@@ -9,7 +9,7 @@ from pathlib import Path
 from provision.operations import Change, Here, Nothing, packages
 from provision.practice import base, network, wheelhouse
 from provision.practice.base import USER, NoBase, run
-from provision.practice.machine import STATE, WHEELS, Machine, machines
+from provision.practice.machine import STATE, WHEELS, Machine, leave, machines
 from provision.providers import ssh
 from provision.providers.ssh import SshNode
 from shardlab import files
@@ -58,11 +58,13 @@ def down(cluster: Cluster) -> str:
     found = machines(cluster.name)
     for folder in found:
         _bare(cluster, folder.name).remove()
-    network.down(network.bridge(cluster.name))
     state = STATE / cluster.name
-    (state / "workspace").unlink(missing_ok=True)
-    if state.is_dir():
-        state.rmdir()
+    with base.alone():
+        network.down(network.bridge(cluster.name))
+        (state / "workspace").unlink(missing_ok=True)
+        if state.is_dir():
+            state.rmdir()
+        leave()
     if not found:
         return f"no practice nodes of {cluster.name} are on this machine."
     return f"removed {', '.join(folder.name for folder in found)} and their network."
@@ -75,7 +77,7 @@ def warm(cluster: Cluster) -> str:
 
 def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
     """Raises NoBase, or Unreachable where it does not answer in time."""
-    with files.locked(STATE / "lock"):  # the base and the bridge are of all nodes
+    with base.alone():
         made = base.make(packages.ALL, _remark)
         if cluster.environment.wheelhouse is None:
             wheelhouse.make(_remark)

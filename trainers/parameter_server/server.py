@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from trainers import optimization
+from trainers import optimization, stacks
 from trainers.communication import Term, bytes_of
 from trainers.parameter_server import protocol
 from trainers.parameter_server.ledger import Ledger, Mode
@@ -93,11 +93,12 @@ class ParameterServer(Server):
                 self._requests.put(Request(worker, kind, a, b, c, payload))
                 if kind is Kind.BYE:
                     return
-        except RuntimeError as error:  # its connection closed, or it was silent for the 30 minutes that gloo waits
+        except RuntimeError as error:  # its connection closed, or it was silent for as long as gloo waits
             print(f"worker {worker} is lost: {error}", flush=True)  # into this rank's log
             self._requests.put(Request(worker, Kind.LOST))
 
     def _answer(self, request: Request) -> None:
+        stacks.alive()
         worker = request.worker
         if request.kind is Kind.PUSH:
             self._take(request)

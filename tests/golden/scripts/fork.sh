@@ -16,6 +16,7 @@ export OMP_NUM_THREADS=1           # one rank, one processor: ranks are compared
 export GLOO_SOCKET_IFNAME=lo       # one machine: the name of the machine need not resolve
 export HF_HUB_OFFLINE=1            # nothing is downloaded during a measured run
 export TOKENIZERS_PARALLELISM=false
+export MLFLOW_DISABLE_TELEMETRY=true  # DeepSpeed imports mlflow where it is installed
 
 exec '/opt/my env/bin/python3' -m jobs.attempt . -- \
   '/opt/my env/bin/python3' \

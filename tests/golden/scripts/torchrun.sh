@@ -15,6 +15,7 @@ export OMP_NUM_THREADS=1           # one rank, one processor: ranks are compared
 export GLOO_SOCKET_IFNAME=lo       # one machine: the name of the machine need not resolve
 export HF_HUB_OFFLINE=1            # nothing is downloaded during a measured run
 export TOKENIZERS_PARALLELISM=false
+export MLFLOW_DISABLE_TELEMETRY=true  # DeepSpeed imports mlflow where it is installed
 
 exec '/opt/my env/bin/python3' -m jobs.attempt . -- \
   '/opt/my env/bin/python3' \
@@ -23,11 +24,11 @@ exec '/opt/my env/bin/python3' -m jobs.attempt . -- \
   --nnodes=1 \
   --nproc-per-node=2 \
   --rdzv-backend=c10d \
+  --log-dir=log \
+  --max-restarts=0 \
   --rdzv-endpoint=127.0.0.1:0 \
   --local-addr=127.0.0.1 \
   --rdzv-id=ddp-gpt2-tiny-0123456789ab-r1 \
-  --log-dir=log \
-  --max-restarts=0 \
   -m \
   trainers \
   run \

@@ -1,0 +1,85 @@
+"""Who may work on a run: one start of one job, and after a requeue the next start of the same job, never two at a time."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from shardlab import checkpoint, files
+from shardlab.errors import WorkspaceError
+from shardlab.rundir import RunDir
+
+OWNER = "job"
+# What an earlier start recorded, which would be mixed with what this one records.
+RECORDS = ("steps", "samples", "trace", "memory", "validation.jsonl", "result.json")
+
+
+def job() -> str:
+    """Slurm's number of the job that this process is in; '' outside of Slurm."""
+    return os.environ.get("SLURM_JOB_ID", "")
+
+
+def restarts() -> int:
+    """How often Slurm has started this job again."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+def take(folder: RunDir) -> Literal["first", "again"] | None:
+    """Take the run; None where it is not for us. Raises WorkspaceError."""
+    try:
+        folder.claim.mkdir()
+    except FileExistsError:
+        return "again" if restarts() and _is_ours(folder) and _may_start_again(folder) else None
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "claim") from error
+    files.write_atomic(folder.claim / OWNER, f"{job()}\n".encode())
+    return "first"
+
+
+def withhold(folder: RunDir) -> bool:
+    """Take a run so that nobody will make it, and say that it was cancelled; False where somebody has it."""
+    try:
+        folder.claim.mkdir()
+    except FileExistsError:
+        return False
+    folder.write_event("controller", "cancelled")
+    return True
+
+
+def lost(folder: RunDir) -> bool:
+    """Whether a later start of the job has taken the run: a node that Slurm gave up may still be at work on it."""
+    return (folder.claim / _start(restarts() + 1)).exists()
+
+
+def set_aside(folder: RunDir) -> None:
+    """Put what an earlier start recorded out of the way, unless it left a checkpoint to go on from. Raises WorkspaceError."""
+    if checkpoint.whole(folder.path):
+        return
+    aside = folder.path / f"before-{_start(restarts())}"
+    with files.as_workspace_error("move"):
+        for name in RECORDS:
+            if (folder.path / name).exists():
+                aside.mkdir(exist_ok=True)
+                (folder.path / name).rename(aside / name)
+
+
+def _is_ours(folder: RunDir) -> bool:
+    try:
+        return (folder.claim / OWNER).read_text().strip() == job()
+    except FileNotFoundError:
+        return True  # whoever took it was killed before the next line, and we are a job that was started before
+
+
+def _may_start_again(folder: RunDir) -> bool:
+    """A job may hold several runs (--pack), of which those that ended well, or were ended by a person, are left alone."""
+    if folder.judge().state in ("completed", "cancelled"):
+        return False
+    try:
+        (folder.claim / _start(restarts())).mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _start(number: int) -> str:
+    return f"restart-{number}"

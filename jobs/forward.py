@@ -1,0 +1,90 @@
+"""Commands about a cluster that is elsewhere are run on its controller, on the workspace that lies on its shared storage."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from socket import gethostname
+
+from jobs.slurm import commands
+from shardlab import away, cluster, matrix
+from shardlab.away import Away
+from shardlab.cluster import Cluster
+from shardlab.console import Output
+from shardlab.errors import InputError
+from shardlab.workspace import Workspace
+
+SENDS = ("submit", "render")  # these name a matrix, which has to be there
+OTHERS = ("status", "cancel", "retry", "logs")
+
+
+def elsewhere(arguments: argparse.Namespace, workspace: Workspace) -> Away | None:
+    """Where the command has to be run, or None for here. Raises InputError."""
+    if arguments.verb in OTHERS:
+        return away.known(workspace)
+    if arguments.verb not in SENDS or getattr(arguments, "out", None):
+        return None
+    where = cluster.find(Path(arguments.cluster) if arguments.cluster else None, workspace.path)
+    before = away.known(workspace)
+    if before is not None and before.cluster != where.name:
+        raise InputError(
+            f"{workspace.path}: its runs are on the cluster {before.cluster}, not on {where.name}; runs of two clusters cannot "
+            "be compared as one matrix. Use another --workspace for each cluster."
+        )
+    if where.slurm is None or is_here(where):
+        return None
+    return away.of(workspace, where)
+
+
+def is_here(where: Cluster) -> bool:
+    """Whether this machine is one whose Slurm commands reach that cluster; a controller that is down is no reason to ask it."""
+    if not commands.here():
+        return False
+    if gethostname().partition(".")[0] in {entry.name for entry in where.nodes}:
+        return True
+    return commands.setting("ClusterName", limit_s=15) == where.name
+
+
+def run(there: Away, arguments: argparse.Namespace, argv: Sequence[str], workspace: Workspace) -> int:
+    """Bring what the command reads, then run it there. Raises ShardlabError."""
+    words = _without(argv, "--workspace", "--cluster")
+    if arguments.verb in SENDS:
+        texts = {
+            "cluster.yaml": (Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml").read_bytes()
+        }
+        for path in sorted(workspace.own_templates.rglob("*.j2")):
+            texts[str(path.relative_to(workspace.path))] = path.read_bytes()
+        file = matrix.find(arguments.matrix)
+        if file not in matrix.shipped().values():
+            matrix.load(file)  # what is wrong with it is said with its own name and place
+            texts[f"matrices/{file.name}"] = file.read_bytes()
+            words = [*_without(words, "--matrix"), "--matrix", f"{there.workspace}/matrices/{file.name}"]
+        Output.of(arguments).detail(f"on {there.host}: {there.workspace}")
+        away.deliver(there, texts)
+        away.keep(workspace, there)
+    return there.hand_over("jobs", words)
+
+
+def _without(argv: Sequence[str], *names: str) -> list[str]:
+    """The words of a command line without these options and their values."""
+    found: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word in names:
+            next(words, None)
+        elif word.partition("=")[0] not in names:
+            found.append(word)
+    return found
+
+
+def must_suit(where: Cluster, workspace: Workspace) -> None:
+    """Raises InputError where the nodes would not find the runs of this workspace, or Slurm the folders of their output."""
+    if where.slurm is not None and "\\" in str(workspace.path):
+        raise InputError(f"{workspace.path}: Slurm drops backslashes from the names of output files. Allowed: a path without.")
+    shared = where.storage.shared
+    if where.slurm is not None and shared is not None and not workspace.path.resolve().is_relative_to(Path(shared).resolve()):
+        raise InputError(
+            f"{workspace.path}: lies outside of {shared}, which the nodes of {where.name} share; they would not find its runs. "
+            f"Allowed: --workspace with a folder in {shared}."
+        )

@@ -1,0 +1,105 @@
+"""Runs that a scheduler had no room for, sent as it has: no more often than it may be asked, and ever less often in vain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from jobs.reconcile import Status
+from jobs.scheduler import Full, How, scheduler
+from jobs.slurm.commands import Away
+from shardlab.errors import ShardlabError
+from shardlab.rundir import RunDir
+from shardlab.state import FINAL
+from shardlab.workspace import Workspace
+
+MOST_S = 600.0  # between two tries in vain
+
+
+class Left:
+    """What a command that waits has still to send. problem: why the last try did not send it all."""
+
+    def __init__(self, workspace: Workspace, name: str, how: How, full: Full) -> None:
+        """name: the scheduler's, which has just said that it is full."""
+        self.folders = full.left
+        self.problem = full.why
+        self._workspace = workspace
+        self._scheduler = scheduler(name)
+        self._how = how
+        self._unanswered = False  # whether it may have taken some
+        self._given_up = False
+        self._ended: int | None = None  # runs of this command, when they were last looked at
+        self._room = 0  # that our own runs left since
+        self._guess = 1  # that others may have left
+        self._in_room, self._in_guess = _Pause(self._scheduler.POLL_S), _Pause(self._scheduler.POLL_S)
+
+    def __bool__(self) -> bool:
+        return (bool(self.folders) or self._unanswered) and not self._given_up
+
+    def attend(self, found: Sequence[Status]) -> None:
+        """Send as many as have ended meanwhile, and now and then more, for room that others left; where only so many may run
+        at a time, no more than that leaves. found: all runs of this command."""
+        planned = {one.id for one in found if one.state == "planned"}  # others may have been sent or cancelled by others
+        self.folders = [folder for folder in self.folders if folder.run_id in planned]
+        ended = sum(one.state in FINAL for one in found)
+        self._room += ended - (ended if self._ended is None else self._ended)
+        self._ended = ended
+        free = len(self.folders)
+        if self._how.pack:
+            self._room, self._guess = 0, free  # one job, whatever their number
+        elif self._how.at_once is not None:
+            at_work = sum(one.state in ("pending", "running") for one in found)
+            free = max(0, min(free, self._how.at_once - at_work))
+        if (aim := min(self._room, free)) > 0 and self._in_room.is_over():
+            sent = self._try(aim)
+            self._room -= sent
+            free -= sent
+            self._in_room.again(in_vain=sent < aim)
+            if sent < aim:
+                return
+        if ((aim := min(self._guess, free)) > 0 or self._unanswered) and self._in_guess.is_over():
+            sent = self._try(aim)
+            self._guess = 2 * aim if sent == aim else 1
+            self._in_guess.again(in_vain=sent < aim)
+
+    def unsent(self) -> list[RunDir]:
+        """Those that neither this nor another command has sent or cancelled by now."""
+        return [folder for folder in self.folders if folder.judge().state == "planned"]
+
+    def _try(self, aim: int) -> int:
+        """Send so many of the first; how many went."""
+        try:
+            with self._workspace.alone():
+                self._scheduler.resolve(self._workspace)
+                self._unanswered = False
+                self.folders = self.unsent()
+                part, rest, left = self.folders[:aim], self.folders[aim:], list[RunDir]()
+                try:
+                    if part:
+                        self._scheduler.submit(self._workspace, part, msgspec.structs.replace(self._how, at_once=None))
+                except Full as full:
+                    self.problem, left = full.why, full.left
+                self.folders = left + rest
+                return len(part) - len(left)
+        except Away as away:
+            self.problem, self._unanswered = str(away), True
+        except ShardlabError as error:
+            self.problem, self._given_up = str(error), True
+        return 0
+
+
+class _Pause:
+    """Between two tries: as short as may be after one that went well, after others each time twice as long."""
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = self._s = least_s
+        self._until_s = time.monotonic() + least_s
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._until_s
+
+    def again(self, *, in_vain: bool) -> None:
+        self._s = min(MOST_S, 2 * self._s) if in_vain else self._least_s
+        self._until_s = time.monotonic() + self._s

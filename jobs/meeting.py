@@ -1,0 +1,89 @@
+"""Where the ranks of a job meet, and over which interface: that which leads to the other nodes, never a loopback."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+
+import msgspec
+import psutil
+
+from jobs.slurm.commands import call
+from shardlab.errors import ShardlabError
+
+RENDEZVOUS, MEETING = "SHARDLAB_RENDEZVOUS", "SHARDLAB_MEETING"
+
+
+class NoMeeting(ShardlabError):
+    """The nodes of a job have no address under which the others could reach them."""
+
+
+class Way(msgspec.Struct, frozen=True):
+    """This node's interface towards the others, and its address there."""
+
+    interface: str
+    address: str
+
+
+def call_together(nnodes: int) -> dict[str, str]:
+    """For the environment of all ranks, on the job's first node: where they meet, and the name of this meeting.
+
+    The port is one that is free now; between now and the ranks' start another program may take it, and the run fails with
+    that reason. Raises NoMeeting.
+    """
+    node = os.environ.get("SLURMD_NODENAME", socket.gethostname())
+    address = "127.0.0.1" if nnodes == 1 else _address(node)
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
+        listening.bind((address, 0))
+        port = listening.getsockname()[1]
+    host = f"[{address}]" if ":" in address else address
+    name = f"{os.environ.get('SLURM_JOB_ID', 'local')}-{os.environ.get('SLURM_RESTART_COUNT', '0')}-{port}"
+    return {RENDEZVOUS: f"{host}:{port}", MEETING: name}
+
+
+def master() -> dict[str, str]:
+    """The meeting in the words of torch's env://, for ranks whose launcher does not say them."""
+    host, _, port = os.environ[RENDEZVOUS].rpartition(":")
+    return {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port}
+
+
+def way_to(rendezvous: str, others: Sequence[str]) -> Way:
+    """How this node reaches the meeting; where the meeting is here, how it reaches another node. Raises NoMeeting."""
+    host = rendezvous.rpartition(":")[0].strip("[]")
+    if ipaddress.ip_address(host).is_loopback:
+        return Way("lo", host)
+    here = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
+    far = host
+    if host in here:
+        far = next((address for name in others if (address := _resolved(name)) and address not in here), host)
+    with socket.socket(socket.AF_INET6 if ":" in far else socket.AF_INET, socket.SOCK_DGRAM) as looking:
+        looking.connect((far, 9))  # sends nothing: it asks the kernel for the route
+        own = looking.getsockname()[0]
+    if own not in here or ipaddress.ip_address(own).is_loopback:
+        raise NoMeeting(f"{socket.gethostname()}: the way to {far} leads over {own}, which no other node can reach.")
+    return Way(here[own], own)
+
+
+def _address(node: str) -> str:
+    """The first node's address for the others: by its name, or as Slurm has it where the name leads to the node itself."""
+    found = _resolved(node)
+    if found is None or ipaddress.ip_address(found).is_loopback:
+        said = call(["scontrol", "show", "node", node]).stdout.split()
+        stated = next((word.partition("=")[2] for word in said if word.startswith("NodeAddr=")), node)
+        found = _resolved(stated)
+    if found is None or ipaddress.ip_address(found).is_loopback:
+        raise NoMeeting(f"{node}: its name leads to {found or 'no address'}, where no other node can reach it; see /etc/hosts.")
+    return found
+
+
+def _resolved(name: str) -> str | None:
+    try:
+        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    addresses = [str(entry[4][0]) for entry in entries]
+    return next((address for address in addresses if not ipaddress.ip_address(address).is_loopback), None) or next(
+        iter(addresses), None
+    )

@@ -1,0 +1,93 @@
+"""One task of a run's job step: sees to its node, and starts there what the launcher has for it.
+
+    python -m jobs.node RUN_DIR -- COMMAND...
+
+Words of COMMAND may hold $SHARDLAB_RENDEZVOUS, $SHARDLAB_MEETING, $SHARDLAB_ADDRESS, $SHARDLAB_INTERFACE, $SHARDLAB_IS_FIRST
+and what Slurm sets, which are filled in here as no shell reads them. The exit code is the command's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from socket import gethostname
+from string import Template
+from types import FrameType
+
+from jobs import on_node
+from jobs.meeting import RENDEZVOUS, way_to
+from jobs.slurm.commands import call
+from shardlab import console
+from shardlab.errors import InputError
+from shardlab.rundir import RunDir
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) < 3 or argv[1] != "--":
+        raise InputError("usage: python -m jobs.node RUN_DIR -- COMMAND...")
+    folder = RunDir(Path(argv[0]).absolute())
+    if RENDEZVOUS not in os.environ:
+        raise InputError(f"{RENDEZVOUS} is not set; jobs.attempt sets it.")
+    way = way_to(os.environ[RENDEZVOUS], _nodes())
+    first_here = os.environ.get("SLURM_LOCALID", "0") == "0"
+    mark = f"{folder.path}#{os.environ.get('SLURM_PROCID', '0')}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+    environment = {
+        **os.environ,
+        on_node.MARK: mark,
+        "GLOO_SOCKET_IFNAME": way.interface,
+        "NCCL_SOCKET_IFNAME": f"={way.interface}",  # without the sign it is a prefix
+        "SHARDLAB_ADDRESS": way.address,
+        "SHARDLAB_INTERFACE": way.interface,
+        "SHARDLAB_IS_FIRST": "true" if os.environ.get("SLURM_NODEID", "0") == "0" else "false",
+    }
+    command = [Template(word).safe_substitute(environment) for word in argv[2:]]
+    folder.log.mkdir(exist_ok=True)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        # Slurm sends it to every process of the step. What is started here ignores it, but for ranks that save on it.
+        signal.signal(number, signal.SIG_IGN)
+    sampler = on_node.start_sampler(folder) if first_here else None
+    kills_before = on_node.oom_kills()
+    ranks = on_node.start(command, None, environment)
+    asked = _forward(ranks)
+    while (code := ranks.poll()) is None:
+        time.sleep(0.05)
+        if asked and time.monotonic() > asked[0] + on_node.GRACE_S:
+            ranks.kill()
+    if sampler is not None:
+        on_node.end(sampler, signal.SIGTERM, 2.0)
+    on_node.end_strays(mark)
+    if code and on_node.oom_kills() > kills_before:
+        why = f"out of host memory: the kernel's OOM killer ended a process on {gethostname()} during the run"
+        folder.write_event(f"node-{gethostname()}", "oom", why=why)
+    return 128 - code if code < 0 else code
+
+
+def _forward(ranks: subprocess.Popen[bytes]) -> list[float]:
+    """Hand SIGTERM and SIGUSR1 on; when the first SIGTERM came, as the one element of a list that is empty before."""
+    asked: list[float] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGTERM and not asked:
+            asked.append(time.monotonic())
+        if ranks.poll() is None:
+            ranks.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, forward)
+    return asked
+
+
+def _nodes() -> list[str]:
+    """The names of the job's nodes."""
+    listed = os.environ.get("SLURM_JOB_NODELIST", "")
+    if not any(sign in listed for sign in "[,"):
+        return [listed] if listed else []
+    return call(["scontrol", "show", "hostnames", listed]).stdout.split()
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(lambda: main(sys.argv[1:])))

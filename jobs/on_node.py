@@ -1,0 +1,97 @@
+"""What a run needs on each of its nodes beside its ranks: the telemetry sampler, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from socket import gethostname
+
+import psutil
+
+from shardlab.rundir import RunDir
+
+SAMPLES_PER_S = 2
+GRACE_S = 10.0  # from SIGTERM to SIGKILL, so that ranks can close their records
+MARK = "SHARDLAB_RUN"  # in the environment of every process of a run, by which one that got away is found
+_PR_SET_PDEATHSIG = 1
+_OF_JOB = re.compile(r".*/job_\d+(?=/|$)")  # as Slurm names it
+
+
+def start_sampler(folder: RunDir) -> subprocess.Popen[bytes]:
+    out = folder.samples_file(gethostname())
+    command = [sys.executable, "-m", "collect", "sample", f"--out={out}", f"--hz={SAMPLES_PER_S}"]
+    command.append(f"--parent={os.getpid()}")  # it ends when we do, however we end
+    with (folder.log / f"sampler.{gethostname()}.log").open("ab") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def start(command: list[str], log: int | None, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start what starts the ranks, in a session of its own; it ends when this process does. log: a descriptor, or None for
+    the output that this process has."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
+    )
+
+
+def end(process: subprocess.Popen[bytes], first: signal.Signals, grace_s: float) -> int:
+    """Ask a process to end, then make it; its exit code."""
+    try:
+        os.kill(process.pid, first)
+        return process.wait(grace_s)
+    except ProcessLookupError:
+        return process.wait()
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def end_strays(mark: str) -> None:
+    """Kill what was left behind with this mark, in whatever session: launchers give each rank a session of its own."""
+    while strays := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
+        for process in strays:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(strays, timeout=1)
+
+
+def oom_kills() -> int:
+    """Processes that the kernel has killed for want of memory: of this job where its cgroup counts them, else on this machine
+    since it booted, whosever they were; 0 where it does not count them."""
+    for line in oom_counter(Path("/proc/self/cgroup").read_text()).read_text().splitlines():
+        if line.startswith("oom_kill "):
+            return int(line.split()[1])
+    return 0
+
+
+def oom_counter(cgroups: str, tree: Path = Path("/sys/fs/cgroup")) -> Path:
+    """The file with the counter, for what /proc/self/cgroup says. A job's own cgroup (version 2, which counts what lies below
+    as well) has no part in what happens to others on the machine."""
+    own = next((line.removeprefix("0::") for line in cgroups.splitlines() if line.startswith("0::")), "")
+    if match := _OF_JOB.match(own):
+        events = tree / match[0].lstrip("/") / "memory.events"
+        if events.exists():
+            return events
+    return Path("/proc/vmstat")
+
+
+def _is_marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
+    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+        return False
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,100 @@
+"""Whether a run gets on: its ranks make steps, or write something else than logs, within a bound; or else they hang."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from shardlab.record import StepRecord
+from shardlab.rundir import RunDir
+
+# What grows without progress: the stacks of ranks that hang are in their logs, and telemetry goes on whatever they do.
+NO_PROGRESS = ("log", "samples", "claim")
+SHARE, LEAST_S, MOST_S = 1 / 60, 1.0, 30.0  # of the bound between two looks, of which each asks a shared disk for every file
+SHOWN = 8  # ranks that a sentence names
+
+
+class Progress:
+    """The files of a run and when they last changed, as far as this process was at work itself."""
+
+    def __init__(self, folder: RunDir, limit_s: float) -> None:
+        """From now on a run may be still for so long. A start is progress: what a rank does first may take as long."""
+        self._folder, self._limit_s = folder, limit_s
+        self._every_s = max(LEAST_S, min(MOST_S, SHARE * limit_s))
+        self._looked = time.monotonic()
+        self._seen: frozenset[tuple[str, int, int]] = frozenset()
+        self._still_s = 0.0
+
+    def is_over(self) -> bool:
+        """Whether nothing changed for as long as the bound. To be asked often: it looks when it is time to."""
+        since_s = time.monotonic() - self._looked
+        if since_s < self._every_s:
+            return False
+        self._looked += since_s
+        if self._moved(ask=False):
+            return False
+        # While this process stood still itself (a job that was suspended, a machine that slept), the ranks could not move.
+        self._still_s += min(since_s, 2 * self._every_s)
+        # A shared disk may tell for a minute what a file was; whoever opens it is told what it is.
+        return self._still_s >= self._limit_s and not self._moved(ask=True)
+
+    def why(self) -> str:
+        """In a sentence, with the ranks that are behind."""
+        ranks = range(self._folder.read_run().cell.gpus)
+        last = {rank: records[-1] for rank in ranks if (records := self._folder.steps(rank).records)}
+        return f"no progress for {self._limit_s:g} s (hang_limit): {_behind(last, ranks)}; log/rank-*.log has their stacks"
+
+    def _moved(self, *, ask: bool) -> bool:
+        now = frozenset(_files(self._folder.path, ask=ask))
+        moved = now != self._seen
+        if moved:
+            self._seen, self._still_s = now, 0.0
+        return moved
+
+
+def _files(folder: Path, *, ask: bool) -> Iterator[tuple[str, int, int]]:
+    """(path, bytes, time of the last change in ns) of each file that is progress."""
+    # Checkpoints come and go, and a disk that fails for a moment is no reason to end a run.
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.name not in NO_PROGRESS:
+                        yield from _files(Path(entry.path), ask=ask)
+                    continue
+                if ask:
+                    os.close(os.open(entry.path, os.O_RDONLY | os.O_NONBLOCK))
+                found = Path(entry.path).lstat()
+                yield entry.path, found.st_size, found.st_mtime_ns
+
+
+def _behind(last: dict[int, StepRecord], ranks: Sequence[int]) -> str:
+    """Which ranks made the fewest steps, and how far the others came."""
+    if not last:
+        return "no rank has made a step"
+    if missing := [rank for rank in ranks if rank not in last]:
+        return f"{_named(missing)} made no step, the others came to {_step(max(last.values(), key=_order))}"
+    first = min(_order(record) for record in last.values())
+    late = [rank for rank, record in last.items() if _order(record) == first]
+    at = datetime.fromtimestamp(max(last[rank].wall_s for rank in late), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    said = f"{_named(late)} came to {_step(last[late[0]])}, at {at}"
+    if len(late) < len(last):
+        said += f", the others to {_step(max(last.values(), key=_order))}"
+    return said
+
+
+def _order(record: StepRecord) -> tuple[bool, int]:
+    return not record.warmup, record.step
+
+
+def _step(record: StepRecord) -> str:
+    return f"step {record.step}{' of the warm-up' * record.warmup}"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:SHOWN])) + (f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else "")
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}"

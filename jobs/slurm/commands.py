@@ -1,0 +1,103 @@
+"""Slurm's commands, run so that neither the caller's environment nor a hanging controller decides what they do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from shardlab.errors import ShardlabError
+
+LIMIT_S = 60.0
+LISTEN_S = 1.0
+# Inside a job, or where a person has them set, these would be options that nobody wrote.
+INHERITED = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMI_", "PMIX_", "SALLOC_")
+KEPT = ("SLURM_CONF",)
+_PREFIX = re.compile(r"^[a-z_]+(?: error)?: (?:error: |fatal: )?")
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """code: None where the command did not end within its limit."""
+
+    code: int | None
+    stdout: str
+    stderr: str
+
+    @property
+    def says(self) -> str:
+        """The last line of the error, without the name of the command."""
+        lines = [line for line in self.stderr.splitlines() if line.strip()]
+        return _PREFIX.sub("", lines[-1]).strip() if lines else f"exit code {self.code}"
+
+    def said(self, pattern: re.Pattern[str]) -> str | None:
+        """The first line of the error in which this is found, without the name of the command."""
+        lines = self.stderr.splitlines()
+        return next((_PREFIX.sub("", line).strip() for line in lines if pattern.search(line)), None)
+
+
+class Away(ShardlabError):
+    """Slurm's controller does not answer. Nothing was changed."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"Slurm does not answer: {why}. Nothing was changed; try again when it is back.")
+
+
+def here() -> bool:
+    """Whether this machine has Slurm's commands."""
+    return shutil.which("sbatch") is not None
+
+
+def call(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[str] | None = None) -> Answer:
+    """Run a command of Slurm. enough: what in its error is answer enough, so that it is not waited for what it does then.
+    Raises ShardlabError where this machine has none of that name."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(INHERITED) or name in KEPT}
+    # Times as seconds since the epoch, whatever the zones of the two machines are; the tasks of an array in full length.
+    environment = own | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+    ends = time.monotonic() + limit_s
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        )
+    except FileNotFoundError:
+        raise ShardlabError(f"this machine has no {argv[0]}; run this where Slurm's commands are.") from None
+    with process:
+        try:
+            while True:
+                left = max(0.0, ends - time.monotonic())
+                try:
+                    out, said = process.communicate(timeout=left if enough is None else min(left, LISTEN_S))
+                    return Answer(process.returncode, out.decode("utf-8", "replace"), said.decode("utf-8", "replace"))
+                except subprocess.TimeoutExpired as late:
+                    out, said = late.stdout or b"", late.stderr or b""
+                answer = Answer(None, out.decode("utf-8", "replace"), said.decode("utf-8", "replace"))
+                if time.monotonic() >= ends or (enough is not None and answer.said(enough) is not None):
+                    return answer
+        finally:
+            process.kill()  # does nothing to one that has ended
+
+
+def is_down() -> bool:
+    """Whether the controllers give no sign of life; where they cannot be asked for one, that is not known."""
+    said = call(["scontrol", "ping"]).stdout
+    return " is DOWN" in said and " is UP" not in said
+
+
+def setting(name: str, *, limit_s: float = LIMIT_S) -> str:
+    """An entry of the controller's configuration; '' where it cannot be had."""
+    answer = call(["scontrol", "show", "config"], limit_s=limit_s)
+    for line in answer.stdout.splitlines() if answer.code == 0 else ():
+        key, _, value = line.partition("=")
+        if key.strip() == name:
+            return value.strip()
+    return ""
+
+
+def number(name: str, otherwise: int) -> int:
+    """A number of the controller's configuration, such as MaxArraySize; `otherwise` where it cannot be had."""
+    found = setting(name).split()  # some have their unit behind them
+    return int(found[0]) if found and found[0].isdigit() else otherwise

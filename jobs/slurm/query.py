@@ -1,0 +1,153 @@
+"""What Slurm knows of jobs, in one query whatever their number: of its accounts, or of its controller while any is at work.
+
+Of both only where the first leaves open what became of a run.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence, Set
+
+import msgspec
+
+from jobs.slurm import states
+from jobs.slurm.commands import Answer, Away, call
+
+# In one order, so that one reader reads both.
+SACCT = ("JobID", "JobName", "State", "Submit", "Start", "NodeList", "Reason")
+SQUEUE = "%i|%j|%T|%V|%S|%N|%r"
+DISABLED = "accounting storage is disabled"  # sacct's words where Slurm keeps no accounts
+_TASKS = re.compile(r"^(\d+)_\[([^%\]]+)(?:%\d+)?\]$")
+_RANGE = re.compile(r"^(\d+)(?:-(\d+))?(?::(\d+))?$")
+_PREEMPTED = re.compile(r"\bPreemptTime=\d")  # else None
+# sbatch's words for an answer that did not come or could not be read, behind which a job may have come to be, and for a
+# controller that is away (slurm_errno.c of 21.08 to 25.11).
+_AWAY = re.compile(
+    r"(?i)unable to contact|connection|connect failure|communication|timed out|timeout|zero bytes|transport|transmit|"
+    r"unexpected message|message (?:send|receive) failure|message length|header lengths|authentication error|socket error|"
+    r"standby mode|shutting down"
+)
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A job, or a task of an array. id: 12 or 12_3; submit_s, start_s (of its last start): seconds since the epoch; nodes: as
+    Slurm lists them."""
+
+    id: str
+    name: str
+    state: str
+    reason: str
+    submit_s: float | None
+    start_s: float | None
+    nodes: str
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What was found, by id. why_not: why Slurm's controller could not be asked, or ''; complete: whether a job that is
+    missing here is one that Slurm does not know."""
+
+    jobs: dict[str, Job]
+    why_not: str
+    complete: bool
+
+
+def of(masters: Sequence[str], since_s: float, at_work: Set[str] = frozenset()) -> Found:
+    """Of these jobs (arrays by their one number) submitted since then, the latest state of each, tasks apart.
+
+    at_work: the ids that the controller is asked for first, whose accounts lag; where it knows them all, nothing else is asked.
+    """
+    if not masters:
+        return Found({}, "", complete=True)
+    queue = _squeue() if at_work else None
+    if queue is not None and queue.code == 0 and at_work <= (listed := _listed(queue, masters)).keys():
+        return Found(listed, "", complete=True)
+    accounts = call([*_sacct(since_s), f"--jobs={','.join(masters)}"])
+    known = {job.id: job for job in _read(accounts.stdout)} if accounts.code == 0 else {}
+    mine = {master for master in masters if not any(job.startswith(f"{master}_") or job == master for job in known)}
+    unsettled = not all(states.settled(job.state) for job in known.values())
+    if queue is None and accounts.code == 0 and not mine and not unsettled:
+        return Found(known, "", complete=True)
+    # Accounts lag by seconds behind a start or an end, and do not say what a job waits for.
+    queue = queue or _squeue()
+    if queue.code != 0:
+        return Found(known, queue.says, complete=False)
+    known |= _listed(queue, masters)
+    # Without accounts the controller knows all there is, for as long as it keeps jobs that ended (MinJobAge). Before 23.11.4
+    # sacct may end well with an error.
+    told = accounts.code == 0 and "error:" not in accounts.stderr
+    return Found(known, "", complete=told or DISABLED in accounts.stderr)
+
+
+def by_name(name: str, since_s: float) -> list[Job]:
+    """Jobs with this name, as a controller that answers and its accounts know them. Raises Away."""
+    queue = call(["squeue", "-h", "--me", "--states=all", f"--name={name}", f"--format={SQUEUE}"])
+    if queue.code != 0:
+        raise Away(queue.says)
+    found = {job.id.split("_")[0]: job for job in _read(queue.stdout) if job.name == name}
+    accounts = call([*_sacct(since_s), f"--name={name}"])
+    if accounts.code == 0:
+        found |= {job.id.split("_")[0]: job for job in _read(accounts.stdout) if job.name == name}
+    return list(found.values())
+
+
+def is_preempted(job: str) -> bool:
+    """Whether Slurm ends this job, which is at work, in favour of another one: where it gives time for that, steps are told to
+    end first, and nothing else says why."""
+    return bool(_PREEMPTED.search(call(["scontrol", "show", "job", job]).stdout))
+
+
+def _squeue() -> Answer:
+    return call(["squeue", "-h", "-r", "--me", "--states=all", f"--format={SQUEUE}"])
+
+
+def _listed(queue: Answer, masters: Sequence[str]) -> dict[str, Job]:
+    wanted = set(masters)
+    return {job.id: job for job in _read(queue.stdout) if job.id.split("_")[0] in wanted}
+
+
+def is_away(answer: Answer) -> bool:
+    """Whether an answer leaves open what Slurm did."""
+    return answer.code is None or bool(_AWAY.search(answer.stderr))
+
+
+def _sacct(since_s: float) -> list[str]:
+    since = max(0, int(since_s) - 86400)  # clocks differ, and Slurm reads the time in its own zone
+    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since))
+    return ["sacct", "-X", "-P", "-n", f"--starttime={start}", f"--format={','.join(SACCT)}"]
+
+
+def _read(text: str) -> Iterator[Job]:
+    """What sacct and squeue list, in the one order of columns that both are asked for. The last word on a task comes last: of
+    two arrays with one number (before 23.11 sacct has both) the later one's, and of a task that stands alone and in a range
+    of tasks as well, that on it alone, as the accounts take it out of the range a little later."""
+    rows = [cells for line in text.splitlines() if len(cells := line.split("|")) == len(SACCT)]
+    rows.sort(key=lambda cells: (_time(cells[3]) or 0.0, "[" not in cells[0]))
+    for job, name, state, submit, start, nodes, reason in rows:
+        for number in _numbers(job):
+            yield Job(
+                id=number,
+                name=name,
+                state=state,
+                reason="" if reason == "None" else reason,
+                submit_s=_time(submit),
+                start_s=_time(start),
+                nodes="" if nodes == "None assigned" else nodes,
+            )
+
+
+def _time(text: str) -> float | None:
+    return float(text) if text.isdigit() else None
+
+
+def _numbers(job: str) -> Iterable[str]:
+    """12_[3-5,7%2] as 12_3, 12_4, 12_5, 12_7; 12_[0-4:2] as 12_0, 12_2, 12_4."""
+    match = _TASKS.match(job)
+    if not match:
+        return [job]
+    parts = [part for part in map(_RANGE.match, match[2].split(",")) if part]
+    return [
+        f"{match[1]}_{number}"
+        for part in parts
+        for number in range(int(part[1]), int(part[2] or part[1]) + 1, int(part[3] or 1))
+    ]

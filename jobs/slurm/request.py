@@ -1,0 +1,52 @@
+"""What a run asks of Slurm, as the options of its script: runs that ask for the same may share an array or an allocation."""
+
+from __future__ import annotations
+
+import math
+
+from jobs.launcher import launcher
+from shardlab.cluster import Cluster, Slurm
+from shardlab.run import Run
+
+# From the end of a run's own limit to Slurm's: for saving, closing records and the ends of processes; so long a start may take.
+MARGIN_S = 180
+
+
+def options(run: Run, cluster: Cluster) -> tuple[str, ...]:
+    """sbatch's options in long form, in the order in which a person looks for them."""
+    asked = cluster.slurm
+    assert asked is not None
+    started = launcher(run.launcher)
+    tasks = run.world.nproc_per_node if started.per_rank else 1
+    found = [f"partition={asked.partition}"]
+    for name, value in (("account", asked.account), ("qos", asked.qos), ("constraint", asked.constraint)):
+        found += [f"{name}={value}"] if value is not None else []
+    found += [f"nodes={run.world.nnodes}", f"ntasks-per-node={tasks}"]
+    if gpus := gpus_per_node(run, cluster):
+        kind = f"{cluster.gpus.type}:" if cluster.gpus and cluster.gpus.type else ""
+        found.append(f"gpus-per-node={kind}{gpus}" if asked.gpu_request == "gpus-per-node" else f"gres=gpu:{kind}{gpus}")
+    found += ["exclusive", "mem=0"] if asked.exclusive else [f"cpus-per-task={cpus_per_task(run, asked, tasks)}"]
+    found.append(f"time={minutes(run)}")
+    found.append("requeue" if run.requeues else "no-requeue")
+    found += [f"exclude={','.join(run.avoid)}"] if run.avoid else []
+    # Nothing of the shell that submits is known to be on the nodes, or is part of what is measured.
+    found += ["open-mode=append", "export=NONE", *started.sbatch]
+    found += [name if value is None else f"{name}={value}" for name, value in asked.extra.items()]
+    return tuple(f"--{option}" for option in found)
+
+
+def gpus_per_node(run: Run, cluster: Cluster) -> int:
+    """GPUs on each node, 0 for ranks that are forked on the CPU and on a cluster without GPUs."""
+    if run.launcher == "fork" or cluster.gpus is None or not cluster.gpus.per_node:
+        return 0
+    return math.ceil(run.cell.gpus / run.world.nnodes)
+
+
+def cpus_per_task(run: Run, asked: Slurm, tasks: int) -> int:
+    return math.ceil(run.world.nproc_per_node / tasks) * asked.cpus_per_rank
+
+
+def minutes(run: Run) -> int:
+    """Slurm's limit of a run: its own and a margin."""
+    assert run.limit_s is not None
+    return math.ceil((run.limit_s + MARGIN_S) / 60)

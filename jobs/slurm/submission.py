@@ -1,0 +1,202 @@
+"""Exactly one job for each run: what is to be sent is written down with a token before it is sent, and found again by it.
+
+The token is the job's name. Whatever happens between the intent and the note of the job's number (this program killed, the
+controller silent), the next command asks Slurm for the token: a job that has it is adopted, else it is sent again under the
+same token. Should two jobs come to be after all, the run's claim lets one of them work (jobs.claim).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from jobs.slurm import query
+from jobs.slurm.commands import Answer, Away, call, number
+from shardlab import files
+from shardlab.errors import InputError, ShardlabError
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+FAULT = "SHARDLAB_FAULT"  # for tests: the name of the point at which this process is killed
+LOOK_S = 1.0
+MESSAGES = 3  # so many of Slurm's message timeouts an answer may still be under way
+Kind = Literal["one", "array", "pack"]
+_ID = re.compile(r"^(\d+)(?:;[A-Za-z0-9_-]+)?$")
+# sbatch goes on trying by itself for two minutes; by then an array may be cut smaller.
+_BUSY = re.compile(r"temporarily unable to accept job|job queue full")
+# What it says of a job that was not taken now, or not of this size: limits on jobs that are submitted (Assoc... and QOS...,
+# Max and Grp), MaxJobCount, MaxArraySize and max_array_tasks, and the controller's limit on requests.
+_NO_ROOM = re.compile(
+    rf"{_BUSY.pattern}|(?i:submit_?jobs?)|MaxJobCount|[Tt]emporarily unavailable|Unable to create job record|"
+    r"Rate limit exceeded|Invalid job array specification"
+)
+
+
+class Submission(msgspec.Struct, kw_only=True):
+    """.shardlab/submissions/TOKEN.json. runs: in the order of the array's tasks (kind array), or of their turns (pack)."""
+
+    schema: int = 1
+    token: str
+    kind: Kind
+    runs: list[str]
+    script: str
+    options: list[str]
+    created_s: float
+    state: Literal["intended", "sent", "refused"] = "intended"
+    job: str | None = None
+    why: str = ""
+
+    def id_of(self, position: int) -> str | None:
+        """Slurm's number for the run at this place."""
+        return f"{self.job}_{position}" if self.kind == "array" and self.job else self.job
+
+
+class Refused(ShardlabError):
+    """Slurm takes a job not, and says why; there is none of it."""
+
+
+class NoRoom(Refused):
+    """It may take it later, or a smaller one. why: in its words."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+def folder(workspace: Workspace) -> Path:
+    return workspace.own / "submissions"
+
+
+def token(name: str) -> str:
+    """A job's name that no other job has."""
+    return f"{name[:80]}.{secrets.token_hex(5)}"
+
+
+def intend(workspace: Workspace, submission: Submission) -> None:
+    """Write down what will be sent. Raises WorkspaceError."""
+    files.make_folder(folder(workspace))
+    _keep(workspace, submission)
+    for position, run in enumerate(submission.runs):
+        RunDir(workspace.runs / run).write_event(
+            "controller", "submitting", sync=False, scheduler="slurm", token=submission.token, position=position
+        )
+    point("intended")
+
+
+def send(workspace: Workspace, submission: Submission) -> None:
+    """Have Slurm take it, once. Raises Refused, NoRoom, or Away where that is left open."""
+    if (answer := _hand_over(workspace, submission)) is not None:
+        _resolve(workspace, submission, answer)
+
+
+def interrupted(workspace: Workspace) -> list[Submission]:
+    """What was intended and never noted as sent, oldest first. Raises InputError for a file that is no submission."""
+    found = [one for one in all_of(workspace) if one.state == "intended"]
+    return sorted(found, key=lambda one: one.created_s)
+
+
+def all_of(workspace: Workspace) -> list[Submission]:
+    found = []
+    for path in folder(workspace).glob("*.json"):
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=Submission))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: is not a submission of this version: {error}.") from None
+    return found
+
+
+def settle(workspace: Workspace, submission: Submission) -> str:
+    """Finish an interrupted submission; a sentence on how. Raises Refused, NoRoom, Away."""
+    if _adopt(workspace, submission):
+        return f"{submission.token}: job {submission.job} had come to be; adopted."
+    if any(RunDir(workspace.runs / run).claim.exists() for run in submission.runs):
+        # It has been at work and Slurm has forgotten it: its runs' own records tell the rest.
+        submission.state, submission.why = "sent", "Slurm no longer knows its number"
+        _keep(workspace, submission)
+        return f"{submission.token}: a job that Slurm no longer knows had taken it; its records stand."
+    send(workspace, submission)
+    return f"{submission.token}: had not come to be; sent as job {submission.job}."
+
+
+def point(name: str) -> None:
+    """A place at which a test has this process killed."""
+    if os.environ.get(FAULT) == name:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _resolve(workspace: Workspace, submission: Submission, answer: Answer) -> None:
+    """An answer that leaves open whether there is a job: look for it as long as one may still come to be."""
+    ends = time.monotonic() + MESSAGES * number("MessageTimeout", 10)
+    while True:
+        if _adopt(workspace, submission):
+            return
+        if time.monotonic() > ends:
+            break
+        time.sleep(LOOK_S)
+    if answer.said(_BUSY) is not None:
+        raise _refused(workspace, submission, answer)
+    if _hand_over(workspace, submission) is not None:
+        raise Away(answer.says)
+
+
+def _hand_over(workspace: Workspace, submission: Submission) -> Answer | None:
+    """Call sbatch; its answer where that leaves open whether there is a job. Raises Refused."""
+    argv = ["sbatch", "--parsable", f"--job-name={submission.token}", *submission.options, submission.script]
+    answer = call(argv, enough=_BUSY)
+    point("answered")
+    if answer.code == 0 and (match := _ID.match(answer.stdout.strip())):
+        _sent(workspace, submission, match[1])
+        return None
+    if answer.code == 0 or query.is_away(answer):
+        return answer
+    raise _refused(workspace, submission, answer)
+
+
+def _adopt(workspace: Workspace, submission: Submission) -> bool:
+    """Whether a job with this token is there; then it is noted. Raises Away."""
+    jobs = query.by_name(submission.token, submission.created_s)
+    if not jobs:
+        return False
+    _sent(workspace, submission, jobs[0].id.split("_")[0])
+    return True
+
+
+def _sent(workspace: Workspace, submission: Submission, job: str) -> None:
+    """The runs first: a submission that is noted as sent is not looked at again."""
+    submission.state, submission.job = "sent", job
+    for position, run in enumerate(submission.runs):
+        RunDir(workspace.runs / run).write_event(
+            "controller",
+            "submitted",
+            sync=False,
+            scheduler="slurm",
+            token=submission.token,
+            position=position,
+            kind=submission.kind,
+            job=submission.id_of(position),
+        )
+    point("noted")
+    _keep(workspace, submission)
+    point("kept")
+
+
+def _refused(workspace: Workspace, submission: Submission, answer: Answer) -> Refused:
+    no_room = answer.said(_NO_ROOM)
+    why = no_room or answer.says
+    submission.state, submission.why = "refused", why
+    _keep(workspace, submission)
+    sentence = f"Slurm had no room for it: {why}" if no_room else f"Slurm refused it: {why}"
+    for run in submission.runs:
+        RunDir(workspace.runs / run).write_event("controller", "refused", why=sentence, token=submission.token)
+    return NoRoom(why) if no_room else Refused(f"Slurm refuses {submission.runs[0]}: {why}.")
+
+
+def _keep(workspace: Workspace, submission: Submission) -> None:
+    files.write_json(folder(workspace) / f"{submission.token}.json", submission)

@@ -1,0 +1,124 @@
+"""One start of torch for all that a node has to show of it: each part runs in a child that is forked once torch is imported.
+
+A part that crashes or hangs takes no other with it, and this process itself never touches a GPU, or no child could.
+``python -m provision.checks._trial`` prints a provision.checks.trial.Trial as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import IO
+
+import msgspec
+
+from provision.checks.trial import LOOK_S, PRODUCT_S, RANKS, RANKS_S, Trial
+from provision.facts import _torch, last_line
+from provision.facts.torch import Torch, parse
+from provision.providers import Answer
+
+GRACE_S = 2.0  # for the other ranks, once one has failed
+
+
+def main() -> None:
+    trial = attempt()
+    sys.stdout.write(msgspec.json.encode(trial).decode() + "\n")
+
+
+def attempt() -> Trial:
+    with contextlib.suppress(Exception):  # the child says why it cannot be imported
+        import torch
+        import torch.distributed  # noqa: F401 (so that it is there before the fork)
+    looked = together([_torch.main], LOOK_S)
+    if looked.code != 0:
+        how = f"it did not end within {LOOK_S:g} s" if looked.code is None else last_line(looked)
+        return Trial(Torch(why_absent=f"asked for its GPUs, it fails: {how}"))
+    found = parse(looked.stdout)
+    if found.version is None or not found.backends:
+        return Trial(found)
+    with tempfile.TemporaryDirectory(prefix="shardlab-") as folder:
+        backend = "nccl" if found.gpus and found.gpus >= RANKS and "nccl" in found.backends else "gloo"
+        store = f"file://{folder}/store"
+        ranks = [functools.partial(_rank, backend, place, store) for place in range(RANKS)]
+        summed = together(ranks, RANKS_S)
+    return Trial(found, summed, together([_product], PRODUCT_S) if found.gpus else None)
+
+
+def _rank(backend: str, place: int, store: str) -> None:
+    from provision.checks import _all_reduce_ranks
+
+    _all_reduce_ranks.work(backend, place, RANKS, store)
+
+
+def _product() -> None:
+    from provision.checks import _matmul
+
+    _matmul.main()
+
+
+def together(works: Sequence[Callable[[], None]], limit_s: float) -> Answer:
+    """Each in a child of its own, all at once: what the first of them said, or one that failed.
+
+    The answer's code is None where one had to be ended after `limit_s` seconds.
+    """
+    with contextlib.ExitStack() as files:
+        said = [(files.enter_context(tempfile.TemporaryFile()), files.enter_context(tempfile.TemporaryFile())) for _ in works]
+        children = [_fork(work, *streams) for work, streams in zip(works, said, strict=True)]
+        codes = _wait(children, limit_s)
+        worst = next((child for child in children if codes[child] not in (0, None)), None)
+        if worst is None:
+            worst = next((child for child in children if codes[child] is None), children[0])
+        stdout, stderr = (_read(stream) for stream in said[children.index(worst)])
+        return Answer(codes[worst], stdout, stderr)
+
+
+def _fork(work: Callable[[], None], stdout: IO[bytes], stderr: IO[bytes]) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        os.dup2(stdout.fileno(), 1)
+        os.dup2(stderr.fileno(), 2)
+        work()
+        sys.stdout.flush()
+        code = 0
+    except BaseException:  # noqa: BLE001 (a child never goes on with what its parent does)
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(code)
+
+
+def _wait(children: Sequence[int], limit_s: float) -> dict[int, int | None]:
+    """The exit status of each, None for one that had to be ended."""
+    codes: dict[int, int | None] = {}
+    ends = time.monotonic() + limit_s
+    while len(codes) < len(children) and time.monotonic() < ends:
+        for child in children:
+            if child not in codes and (ended := os.waitpid(child, os.WNOHANG))[0]:
+                codes[child] = os.waitstatus_to_exitcode(ended[1])
+                if codes[child]:
+                    ends = min(ends, time.monotonic() + GRACE_S)
+        time.sleep(0.01)
+    for child in children:
+        if child not in codes:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            codes[child] = None
+    return codes
+
+
+def _read(stream: IO[bytes]) -> str:
+    stream.seek(0)
+    return stream.read().decode("utf-8", "replace")
+
+
+if __name__ == "__main__":
+    main()

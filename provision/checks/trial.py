@@ -1,0 +1,45 @@
+"""What torch shows on a node, asked once for all checks that need it: one start of torch takes seconds of a processor."""
+
+from __future__ import annotations
+
+import msgspec
+
+from provision.facts import Fact, decode
+from provision.facts.torch import TORCH, Torch
+from provision.operations import Target
+from provision.providers import Answer
+
+RANKS = 2
+LOOK_S = 60.0
+RANKS_S = 75.0  # the ranks themselves give up waiting for one another after 60 s
+PRODUCT_S = 90.0  # the first kernel of each GPU loads libraries, from a network folder perhaps
+LIMIT_S = 300.0  # all of it, and an import from a cold network folder
+# Loopback for Gloo, which would otherwise resolve the host's name; NCCL finds its own way between GPUs.
+ENVIRONMENT = ("OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo", "NCCL_SOCKET_IFNAME=lo")
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """all_reduce: of the ranks, product: of the GPUs; None where torch does not import, or sees no GPU."""
+
+    torch: Torch
+    all_reduce: Answer | None = None
+    product: Answer | None = None
+
+
+def command(python: str) -> list[str]:
+    return ["env", *ENVIRONMENT, python, "-m", "provision.checks._trial"]
+
+
+def parse(stdout: str) -> Trial:
+    """Raises ValueError."""
+    return decode(stdout, Trial)
+
+
+TRIAL = Fact("trial", command, parse, timeout_s=LIMIT_S)
+
+
+def of(target: Target) -> Trial:
+    """The node's; what it tells of torch need not be asked again. Raises Unanswered."""
+    found = target.facts[TRIAL]
+    target.facts.answers.setdefault(TORCH.name, found.torch)
+    return found

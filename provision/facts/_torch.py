@@ -1,0 +1,43 @@
+"""What torch says of itself on the machine that runs this: ``python -m provision.facts._torch`` prints it as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+BACKENDS = ("gloo", "nccl", "mpi")
+
+
+def look() -> dict[str, Any]:
+    """What provision.facts.torch.Torch holds.
+
+    Importing torch can fail in more ways than not being there (a library of another CUDA, half an installation), and what
+    it says then is the answer.
+    """
+    found: dict[str, Any] = {"hidden_by": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    try:
+        import torch
+        from torch import distributed
+
+        found["version"] = str(torch.__version__)
+        found["cuda"] = torch.version.cuda
+        if distributed.is_available():
+            found["backends"] = [name for name in BACKENDS if getattr(distributed, f"is_{name}_available")()]
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            found["gpus"] = torch.cuda.device_count()
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is why)
+            found["why_no_gpus"] = str(error).strip().splitlines()[0]
+    except Exception as error:  # noqa: BLE001
+        return {"why_absent": f"{type(error).__name__}: {error}".splitlines()[0]}
+    return found
+
+
+def main() -> None:
+    sys.stdout.write(json.dumps(look()) + "\n")
+
+
+if __name__ == "__main__":
+    main()

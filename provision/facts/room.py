@@ -1,0 +1,32 @@
+"""How much room is left where a folder lies, or will lie once it is made."""
+
+from __future__ import annotations
+
+import msgspec
+
+from provision.facts import Fact
+
+PROGRAM = """\
+place=$1
+while ! test -e "$place"; do place=$(dirname -- "$place"); done
+df --output=avail,iavail,target -B1 -- "$place" | tail -n 1
+"""
+
+
+class Room(msgspec.Struct, frozen=True):
+    """Of the file system that is mounted at `mount`. inodes: 0 on file systems that count none."""
+
+    free_bytes: int
+    free_inodes: int
+    mount: str
+
+
+def room(path: str) -> Fact[Room]:
+    """The question for one folder."""
+    return Fact(f"room {path}", lambda python: ["sh", "-c", PROGRAM, "room", path], parse, timeout_s=30, root=True)
+
+
+def parse(stdout: str) -> Room:
+    """Raises ValueError."""
+    free, inodes, mount = stdout.strip().split(maxsplit=2)
+    return Room(int(free), 0 if inodes == "-" else int(inodes), mount)

@@ -1,0 +1,101 @@
+"""How far each node is while operations run: a table that grows on a terminal, a line for each change anywhere else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from provision.plan import State, Step, Watch
+from shardlab.console import Output
+
+# One letter an operation, so that a row holds them all: of one node as of a hundred.
+LETTERS: dict[State, tuple[str, str]] = {
+    "changed": ("+", "green"),
+    "would change": ("+", "yellow"),
+    "nothing to do": ("=", ""),
+    "skipped": ("-", "dim"),
+    "failed": ("x", "bold red"),
+    "not reached": (" ", ""),
+}
+LEGEND = "+ changed   = nothing to do   x failed   - left out"
+
+
+@dataclass
+class Row:
+    """A node: the states of the operations that it is through with, and the one that runs, since when."""
+
+    states: list[State] = field(default_factory=list)
+    running: str | None = None
+    since: float = 0.0
+    changes: int = 0
+
+    def drawn(self, operations: int, now: float) -> tuple[Text, str, str]:
+        """Its row: the operations, the number of changes, what runs and for how many seconds."""
+        line = Text()
+        for state in self.states:
+            line.append(*LETTERS[state])
+        line.append("." * (operations - len(self.states)), "dim")
+        doing = f"{self.running}  {now - self.since:.0f} s" if self.running else ""
+        return line, str(self.changes or ""), doing
+
+
+class Progress(Watch):
+    """By node, as a table."""
+
+    def __init__(self, nodes: Sequence[str], operations: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.rows = {name: Row() for name in nodes}
+        self.operations = operations
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    def begins(self, node: str, operation: str) -> None:
+        with self._lock:
+            self.rows[node].running, self.rows[node].since = operation, self._clock()
+
+    def ends(self, step: Step) -> None:
+        with self._lock:
+            row = self.rows[step.node]
+            row.running = None
+            row.states.append(step.state)
+            row.changes += step.changes
+
+    def __rich__(self) -> Group:
+        table = Table(box=None, pad_edge=False)
+        table.add_column("node")
+        table.add_column("operations", no_wrap=True)
+        table.add_column("changes", justify="right")
+        table.add_column("now", no_wrap=True)
+        with self._lock:
+            for name, row in self.rows.items():
+                table.add_row(Text(name), *row.drawn(self.operations, self._clock()))
+        return Group(table, Text(LEGEND, "dim"))
+
+
+class Lines(Watch):
+    """A line for each change and each failure."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+
+    def ends(self, step: Step) -> None:
+        if step.state in ("changed", "failed"):
+            self._output.remark(f"{step.node}: {step.operation}: {step.state}")
+
+
+@contextmanager
+def shown(output: Output, nodes: Sequence[str], operations: int) -> Iterator[Watch]:
+    """On a terminal a table on standard error, gone when all is done; elsewhere a line for each change and failure."""
+    if not output.remarks.is_terminal:
+        yield Lines(output)
+        return
+    progress = Progress(nodes, operations)
+    with Live(progress, console=output.remarks, refresh_per_second=4, transient=True):
+        yield progress

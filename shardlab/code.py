@@ -1,0 +1,36 @@
+"""What code a run is made with, as a digest: a run whose code changed between its submission and its start is no such run."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("shardlab", "matrices", "templates", "jobs", "trainers", "collect")
+
+
+def digest() -> str:
+    """12 characters of the installed packages with their versions, and of every file of ours that a run may touch."""
+    found = hashlib.sha256()
+    for name in sorted(_installed()):
+        found.update(name.encode() + b"\n")
+    for path in sources(PACKAGES):
+        found.update(path.relative_to(ROOT).as_posix().encode() + b"\n")
+        found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def sources(packages: Iterable[str]) -> Iterator[Path]:
+    """The files of packages of ours, package by package, in the order of their names."""
+    for package in packages:
+        for path in sorted((ROOT / package).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith("."):
+                yield path
+
+
+def _installed() -> set[str]:
+    """Names and versions, by the folders that pip leaves: reading what is in them would take seconds on slow storage."""
+    folders = (Path(entry) for entry in sys.path if entry)
+    return {found.name for folder in folders if folder.is_dir() for found in folder.glob("*.dist-info")}

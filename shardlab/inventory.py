@@ -1,0 +1,69 @@
+"""What provision found the nodes of a cluster to be, as jobs and collect read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from shardlab.cluster import Cluster
+from shardlab.errors import InputError
+from shardlab.remote import Address
+from shardlab.workspace import Workspace
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A node of inventory.json; what else is there is for people and for other programs.
+
+    host, port, user, identity: how it is logged in to; python: the interpreter that has shardlab, on that node.
+    """
+
+    name: str
+    host: str
+    roles: list[str] = []
+    port: int | None = None
+    user: str | None = None
+    identity: str | None = None
+    python: str | None = None
+
+
+class Inventory(msgspec.Struct, frozen=True):
+    schema: int
+    cluster: str
+    nodes: list[Node]
+
+
+def path_of(workspace: Workspace) -> Path:
+    return workspace.own / "inventory.json"
+
+
+def read(workspace: Workspace, cluster: Cluster) -> Inventory:
+    """The inventory of this cluster. Raises InputError where provision has not made one here."""
+    path = path_of(workspace)
+    first = "Run first: provision CLUSTER.yaml"
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Inventory)
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is none, so that the nodes of {cluster.name} are not known. {first}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: is not an inventory of this version: {error}. {first}.") from None
+    if found.cluster != cluster.name:
+        raise InputError(f"{path}: is of the cluster {found.cluster}, not of {cluster.name}. {first}.")
+    return found
+
+
+def controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, str]:
+    """(how the node is reached that takes jobs, the interpreter on it that has shardlab). Raises InputError."""
+    found = read(workspace, cluster)
+    node = next((one for one in found.nodes if "controller" in one.roles), None)
+    if node is None or node.python is None:
+        raise InputError(f"{path_of(workspace)}: names no controller. Run again: provision CLUSTER.yaml.")
+    address = Address(
+        host=node.host,
+        port=node.port,
+        user=node.user,
+        identity=Path(node.identity) if node.identity else None,
+        known_hosts=workspace.own / "known_hosts",
+        host_keys=cluster.ssh.host_keys,
+    )
+    return address, node.python

@@ -1,0 +1,34 @@
+"""The other side of shardlab.away: takes files for a workspace on standard input, as one JSON object of paths and texts.
+
+python -m shardlab.receive --workspace DIR --json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import PurePosixPath
+
+from shardlab import __version__, console, files
+from shardlab.errors import InputError
+from shardlab.workspace import Workspace
+
+
+def main() -> int:
+    arguments = console.Parser(prog="python -m shardlab.receive", parents=[console.common_options()]).parse_args()
+    workspace = Workspace.find(getattr(arguments, "workspace", None))
+    for name, text in json.load(sys.stdin).items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or path.parts[0] in ("runs", ".shardlab"):
+            raise InputError(f"{name!r} is no place for a file from elsewhere.")
+        target = workspace.path / path
+        content = text.encode("utf-8", "surrogateescape")
+        if not target.is_file() or target.read_bytes() != content:
+            files.make_folder(target.parent)
+            files.write_atomic(target, content)
+    console.Output.of(arguments).document({"version": __version__})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))

@@ -1,0 +1,42 @@
+"""Texts that are compared whole with golden files, and a run whose texts they are."""
+
+import os
+from pathlib import Path
+
+import msgspec
+from support_cells import CELL
+
+from shardlab import cell as cells
+from shardlab.run import Run, World
+
+GOLDEN = Path(__file__).parent / "golden"
+HOSTILE = '/tmp/it\'s "here"\n; touch owned; $(touch owned) `touch owned` #'
+
+
+def same_as_golden(name: str, text: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("SHARDLAB_GOLDEN") == "write":
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def run_of(launcher: str) -> Run:
+    cell = msgspec.structs.replace(CELL, launcher=launcher)
+    return Run(
+        schema=1,
+        run_id="ddp-gpt2-tiny-0123456789ab-r1",
+        matrix="m",
+        cell=cell,
+        cell_hash=cells.cell_hash(msgspec.to_builtins(cell)),
+        repeat=1,
+        attempt=1,
+        launcher=launcher,
+        rehearsal=launcher == "fork",
+        world=World(1, 2, 2),
+        cluster={"name": "local", "provider": "local"},
+        data_path="/data",
+        versions={"shardlab": "0.0.0"},
+        git_commit=None,
+        templates={},
+        created="2026-01-01T00:00:00+00:00",
+    )

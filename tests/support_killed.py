@@ -1,0 +1,33 @@
+"""`provision`, killed by itself right after a change that it was not yet killed after: support_killed.py SEEN CLUSTER.yaml ...
+
+SEEN is a file of those changes, a line each. Not every change leaves what a later run can see that it was made, such as asking
+an archive for its lists: killed after it each time, no run would come further.
+"""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from provision import plan
+from provision.cli import main
+
+_make, _lock, _file = plan._make, threading.Lock(), Path(sys.argv[1])
+_seen = set(_file.read_text().splitlines()) if _file.exists() else set()
+
+
+def make(node, changes, made):
+    for change in changes:
+        _make(node, [change], made)
+        what = f"{node.name}: {change.says.split(' (')[0]}"  # what stands in brackets is how it was, which differs
+        with _lock:
+            if what not in _seen:
+                with _file.open("a") as handle:
+                    handle.write(f"{what}\n")
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    plan._make = make
+    sys.exit(main(sys.argv[2:]))

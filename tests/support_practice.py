@@ -1,0 +1,120 @@
+"""A cluster of practice nodes, and `provision` on it as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from provision.practice import base, network
+from provision.practice.base import NoBase
+from provision.practice.machine import MARK, STATE, Machine, init_of
+from provision.providers import virtual
+from shardlab import cluster
+from shardlab.workspace import Workspace
+
+try:
+    base.check()
+    WHY = None
+except NoBase as error:
+    WHY = str(error)
+
+NAME = "test-practice"
+FILE = f"""\
+schema: 1
+name: {NAME}
+provider: virtual
+nodes:
+  - {{name: head, roles: [controller]}}
+  - {{name: work1}}
+  - {{name: work2}}
+lan: {{subnet: 10.89.77.0/24, mbps: 1000}}
+gpus: {{type: practice, per_node: 2}}
+storage: {{shared: SHARED}}
+slurm: {{}}
+ssh: {{between_nodes: true}}
+"""
+
+
+class Practice:
+    """A workspace with the cluster file, and `provision` on it as a person runs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.file = folder / "cluster.yaml"
+        self.file.write_text(FILE.replace("SHARED", str(folder / "shared")))
+        self.cluster = cluster.load(self.file)
+        self.nodes = {node.name: node for node in virtual.nodes(self.cluster, Workspace(folder))}
+
+    def words(self, *words: str) -> list[str]:
+        return [str(self.file), *words, "--json", "--workspace", str(self.folder)]
+
+    def start(self, *words: str) -> subprocess.Popen:
+        command = [sys.executable, "-P", "-m", "provision", *self.words(*words)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def provision(self, *words: str, code: int = 0) -> dict:
+        process = self.start(*words)
+        stdout, stderr = process.communicate(timeout=900)
+        assert process.returncode == code, stderr + stdout
+        return json.loads(stdout)
+
+    def machine(self, name: str) -> Machine:
+        return Machine(NAME, name, "", 0, "", Path(), "")
+
+    def give_disk(self, name: str, size: str) -> None:
+        """A removed node's files will lie on a small disk of their own; given one already, it gets another size."""
+        folder = self.machine(name).folder
+        folder.mkdir(exist_ok=True)
+        options = f"remount,size={size}" if os.path.ismount(folder) else f"size={size}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
+
+    def take_back_disk(self, name: str) -> None:
+        """The node goes with it."""
+        machine = self.machine(name)
+        if os.path.ismount(machine.folder):
+            machine.crash()
+            subprocess.run(["umount", "--recursive", machine.folder], check=True)
+
+    def run(self, name: str, script: str, *, root: bool = True) -> str:
+        answer = self.nodes[name].run(["sh", "-euc", script], timeout_s=120, root=root)
+        assert answer.code == 0, answer.stderr
+        return answer.stdout
+
+
+def clusters(folder: Path) -> Iterator[Practice]:
+    """A verified cluster, taken down at the end so that nothing of it is left."""
+    folder.mkdir()
+    found = Practice(folder)
+    found.provision("down")
+    before = _state()  # other clusters may be up
+    with found.start("warm") as warm:  # what it fetches comes from archives that a machine may not reach
+        _, why = warm.communicate(timeout=1800)
+    if warm.returncode:
+        shutil.rmtree(folder)
+        pytest.skip(f"no practice nodes here: {why.strip().splitlines()[-1]}")
+    try:
+        said = found.provision()
+        assert said["verified"] is True
+        yield found
+    finally:
+        for name in found.nodes:
+            found.take_back_disk(name)
+        found.provision("down")
+        shutil.rmtree(folder)
+        assert not (STATE / NAME).exists()
+        assert _state() == before
+        assert STATE.exists() or MARK not in Path("/proc/mounts").read_text()
+        assert not network.is_up(network.bridge(NAME))
+        assert init_of(STATE / NAME / "head" / "upper") is None
+        assert NAME not in Path("/proc/mounts").read_text()
+
+
+def _state() -> set[Path]:
+    return set(STATE.iterdir()) if STATE.exists() else set()

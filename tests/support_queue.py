@@ -1,0 +1,102 @@
+"""Slurm's commands as one program over a folder: a queue with limits, whose jobs are made when somebody looks at it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+COMMANDS = ("sbatch", "squeue", "sacct", "scontrol")
+PROGRAM = """\
+#!{python} -S
+import json, os, subprocess, sys
+from pathlib import Path
+
+name, words = Path(sys.argv[0]).name, sys.argv[1:]
+here = Path(sys.argv[0]).parent
+options = dict(word.partition("=")[::2] for word in words if word.startswith("--"))
+rules, queue = json.loads((here / "rules.json").read_text()), json.loads((here / "queue.json").read_text())
+with (here / "calls").open("a") as log:
+    log.write(json.dumps([name, *words]) + "\\n")
+
+
+def end(code, *lines):
+    print(*lines, sep="\\n", file=sys.stderr if code else sys.stdout)
+    (here / "queue.json").write_text(json.dumps(queue))
+    sys.exit(code)
+
+
+if rules["away"]:
+    end(1, f"{{name}}: error: Unable to contact slurm controller (connect failure)")
+if name == "sbatch":
+    if Path(words[-1]).parent.name in rules["never"]:
+        end(1, "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified")
+    tasks = int(options["--array"].partition("%")[0].partition("-")[2]) + 1 if "--array" in options else 1
+    if tasks > rules["largest_array"]:
+        end(1, "sbatch: error: Batch job submission failed: Invalid job array specification")
+    if len(queue["tasks"]) + tasks > rules["places"]:
+        end(1, *rules["says"])
+    queue["last"] += 1
+    for task in range(tasks):
+        number = f"{{queue['last']}}_{{task}}" if "--array" in options else str(queue["last"])
+        queue["tasks"].append([number, options["--job-name"], words[-1], task])
+    queue["most"] = max(queue["most"], len(queue["tasks"]))
+    end(0, queue["last"])
+if name == "squeue":
+    wanted = options.get("--name")
+    if wanted is None:
+        for _, _, script, task in queue["tasks"][: rules["ends"]]:
+            subprocess.run(["bash", script], env=os.environ | {{"SLURM_ARRAY_TASK_ID": str(task)}}, check=True)
+        del queue["tasks"][: rules["ends"]]
+        queue["looks"] += 1
+        if queue["looks"] == rules["interrupts_at"]:
+            os.kill(os.getppid(), 2)
+    end(0, *(f"{{id}}|{{job}}|PENDING|1|N/A||None" for id, job, _, _ in queue["tasks"] if wanted in (None, job)))
+if name == "scontrol":
+    end(0, "ClusterName = c", f"MaxArraySize = {{rules['says_largest_array']}}", "MessageTimeout = 0 sec")
+end(1, "Slurm accounting storage is disabled")
+"""
+
+
+class Queue:
+    """Slurm's commands, first on PATH.
+
+    places: how many tasks may wait, beyond which sbatch `says` so; largest_array: what it takes, says_largest_array: what its
+    configuration says; ends: how many tasks are made at each look; never: folders whose script is refused for good;
+    interrupts_at: the look at which who looks is interrupted; away: whether no command reaches the controller.
+    """
+
+    def __init__(self, folder: Path, monkeypatch: Any) -> None:
+        self.folder = folder
+        folder.mkdir()
+        for name in COMMANDS:
+            (folder / name).write_text(PROGRAM.format(python=sys.executable))
+            (folder / name).chmod(0o755)
+        (folder / "queue.json").write_text(json.dumps({"last": 0, "most": 0, "looks": 0, "tasks": []}))
+        self.rule()
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def rule(self, **given: Any) -> None:
+        rules = {
+            "places": 10**6,
+            "says": [],
+            "largest_array": 1001,
+            "says_largest_array": 1001,
+            "ends": 10**6,
+            "never": [],
+            "interrupts_at": 0,
+            "away": False,
+        }
+        (self.folder / "rules.json").write_text(json.dumps(rules | given))
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "queue.json").read_text())
+        return found
+
+    def calls(self, name: str) -> list[list[str]]:
+        """The words of each call of a command."""
+        log = self.folder / "calls"
+        found = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        return [words for command, *words in found if command == name]

@@ -1,0 +1,232 @@
+"""A Slurm cluster of practice nodes, and `jobs` on it: from this machine as a person does, or on the controller itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jobs.slurm import submission
+from jobs.slurm.submission import Submission
+from provision.practice.machine import Machine
+from shardlab import away, cluster
+from shardlab.remote import Address, Answer, Remote
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+MATRIX = """\
+schema: 1
+name: {name}
+defaults:
+  workload: gpt2-tiny
+  global_batch_size: 4
+  seq_len: 16
+  steps: {steps}
+  prove: "off"
+  optimizer: {{name: sgd, lr: 0.1}}
+{more}
+"""
+FOREVER = 10**7
+RANKS = "for p in /proc/[0-9]*; do grep -qz ^RANK= $p/environ && grep -qz ^trainers $p/cmdline && echo ${p#/proc/}; done; true"
+BOOT = """
+import sys
+from pathlib import Path
+from provision.providers import virtual
+from shardlab import cluster
+from shardlab.workspace import Workspace
+
+file, folder, name = sys.argv[1:]
+node = next(node for node in virtual.nodes(cluster.load(Path(file)), Workspace(Path(folder))) if node.name == name)
+for change in virtual.bring_up(cluster.load(Path(file)), Workspace(Path(folder)), node):
+    change.make(node)
+"""
+
+
+class SlurmCluster:
+    """The cluster that was provisioned from a workspace on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.file = folder / "cluster.yaml"
+        self.cluster = cluster.load(self.file)
+        self.shared = Path(self.cluster.storage.shared or "")
+        inventory = json.loads((folder / ".shardlab/inventory.json").read_text())
+        self.python = inventory["nodes"][0]["python"]
+        self.nodes = {
+            node["name"]: Remote(
+                Address(
+                    node["host"],
+                    user=node["user"],
+                    identity=Path(node["identity"]),
+                    known_hosts=folder / ".shardlab/known_hosts",
+                )
+            )
+            for node in inventory["nodes"]
+        }
+
+    def machine(self, name: str) -> Machine:
+        return Machine(self.cluster.name, name, "", 0, "", Path(), "")
+
+    def boot(self, name: str) -> None:
+        """Boot a node that crashed, as `provision` does, by a process that ends: the node goes on without it."""
+        done = subprocess.run([sys.executable, "-P", "-c", BOOT, self.file, self.folder, name], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    def answer(self, node: str, *argv: str, root: bool = False, **options: Any) -> Answer:
+        return self.nodes[node].run(argv, timeout_s=120, root=root, **options)
+
+    def run(self, node: str, script: str, *, root: bool = False) -> str:
+        answer = self.answer(node, "sh", "-euc", script, root=root)
+        assert answer.code == 0, answer.stderr + answer.stdout
+        return answer.stdout
+
+    @contextlib.contextmanager
+    def without_slurmctld(self, at_least_s: float) -> Iterator[None]:
+        """It is stopped for so long, or for as long as what is done meanwhile takes; then it answers again."""
+        self.run("head", "systemctl stop slurmctld", root=True)
+        ends = time.monotonic() + at_least_s
+        try:
+            yield
+            time.sleep(max(0.0, ends - time.monotonic()))
+        finally:
+            self.run("head", "systemctl start slurmctld; until scontrol ping | grep -q UP; do sleep 0.5; done", root=True)
+
+    @contextlib.contextmanager
+    def configured(self, *lines: str) -> Iterator[None]:
+        """Slurm with more in its configuration."""
+        conf = "/etc/slurm/slurm.conf"
+        again = "systemctl restart slurmctld; until scontrol ping | grep -q UP; do sleep 0.5; done"
+        added = shlex.join(["printf", "%s\\n", *lines])
+        try:
+            self.run("head", f"cp -p {conf} {conf}.before; {added} >> {conf}; {again}", root=True)
+            yield
+        finally:
+            self.run("head", f"mv {conf}.before {conf}; {again}", root=True)
+
+    @contextlib.contextmanager
+    def frozen_ranks(self, node: str) -> Iterator[None]:
+        """The ranks of that node, from their first moment on, do nothing; they go on afterwards."""
+        found = self.run(node, f'ranks() {{ {RANKS}; }}; until [ -n "$(ranks)" ]; do sleep 0.1; done; ranks').split()
+        self.run(node, f"kill -STOP {' '.join(found)}")
+        try:
+            yield
+        finally:
+            self.run(node, f"kill -CONT {' '.join(found)}")
+
+    def idle(self, *names: str) -> bool:
+        said = self.run("head", "sinfo -h -N -o '%N %T'").split("\n")
+        return {f"{name} idle" for name in names or ("work1", "work2")} <= set(said)
+
+
+class Study:
+    """A workspace on the cluster's shared folder, and `jobs` in it on the controller."""
+
+    def __init__(self, slurm: SlurmCluster, path: Path) -> None:
+        self.slurm, self.path = slurm, path
+
+    @classmethod
+    def new(cls, slurm: SlurmCluster, name: str, more: str = "") -> Study:
+        """more: what its cluster file says of Slurm."""
+        study = cls(slurm, slurm.shared / "studies" / name)
+        study.write("cluster.yaml", slurm.file.read_text().replace("slurm: {}", f"slurm: {{{more}}}"))
+        return study
+
+    def write(self, name: str, text: str) -> str:
+        """A file of the workspace, made there by the user who works there; its path."""
+        path = self.path / name
+        script = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
+        done = self.slurm.answer("head", "sh", "-c", script, "write", str(path), stdin=text.encode())
+        assert done.code == 0, done.stderr
+        return str(path)
+
+    def stand_in(self, command: str, script: str) -> dict[str, str]:
+        """The environment in which one of Slurm's commands is this script."""
+        path = self.write(f"bin/{command}", f"#!/bin/sh\n{script}\n")
+        self.slurm.answer("head", "chmod", "+x", path)
+        return {"PATH": f"{self.path}/bin:/usr/bin:/bin"}
+
+    def matrix(self, more: str, *, steps: int = 3, name: str = "small") -> str:
+        return self.write(f"{name}.yaml", MATRIX.format(name=name, steps=steps, more=more))
+
+    def start(self, *words: str, env: dict[str, str] | None = None) -> Answer:
+        argv = [self.slurm.python, "-P", "-m", "jobs", *words, "--workspace", str(self.path)]
+        return self.slurm.nodes["head"].run(argv, timeout_s=300, env=env)
+
+    def jobs(self, *words: str, code: int = 0, env: dict[str, str] | None = None) -> str:
+        answer = self.start(*words, env=env)
+        assert answer.code == code, f"{words}: exit {answer.code}\n{answer.stdout}\n{answer.stderr}\n{self.logs()}"
+        return answer.stdout
+
+    def json(self, *words: str, code: int = 0, env: dict[str, str] | None = None) -> Any:
+        return json.loads(self.jobs(*words, "--json", code=code, env=env))
+
+    def runs(self, **options: Any) -> list[dict[str, Any]]:
+        return self.json("status", **options)["runs"]
+
+    def states(self) -> list[str]:
+        return [run["state"] for run in self.runs()]
+
+    def folders(self) -> list[RunDir]:
+        return [RunDir(path.parent) for path in sorted((self.path / "runs").glob("[!.]*/run.json"))]
+
+    def events(self, name: str) -> list[Any]:
+        return [event for folder in self.folders() for event in folder.events() if event.event == name]
+
+    def submissions(self) -> list[Submission]:
+        return submission.all_of(Workspace(self.path))
+
+    def queue(self) -> list[str]:
+        """The names of this user's jobs that wait or run, an array as one."""
+        return self.slurm.run("head", "squeue -h --me -o %j").split()
+
+    def logs(self) -> str:
+        files = sorted([*self.path.glob("runs/*/log/*.log"), *self.path.glob("**/slurm-*.out")])
+        return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-2000:]}" for path in files)
+
+    def until(self, true: Callable[[], Any], what: str, limit_s: float = 240.0) -> Any:
+        ends = time.monotonic() + limit_s
+        while time.monotonic() < ends:
+            if found := true():
+                return found
+            time.sleep(1.0)
+        raise AssertionError(f"{what}: not within {limit_s} s\n{self.start('status').stdout}\n{self.logs()}")
+
+    def end(self) -> None:
+        self.start("cancel", "--all")
+
+
+class Desk:
+    """A workspace on this machine, from which a person works on the cluster."""
+
+    def __init__(self, slurm: SlurmCluster, folder: Path, before: Sequence[str] = ()) -> None:
+        """before: words that stand before each command."""
+        self.slurm, self.path, self.before = slurm, folder, before
+        (folder / "cluster.yaml").write_text(slurm.file.read_text())
+        own = Workspace(folder).own
+        own.mkdir()
+        for name in ("inventory.json", "known_hosts"):
+            (own / name).write_bytes((slurm.folder / ".shardlab" / name).read_bytes())
+
+    def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        return self.end(self.start(*words), code=code)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        command = [*self.before, sys.executable, "-P", "-m", *words, "--workspace", str(self.path)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def end(self, process: subprocess.Popen[str], *, code: int = 0) -> subprocess.CompletedProcess[str]:
+        stdout, stderr = process.communicate(timeout=600)
+        assert process.returncode == code, f"{process.args}: exit {process.returncode}\n{stdout}\n{stderr}"
+        return subprocess.CompletedProcess(process.args, code, stdout, stderr)
+
+    def twin(self) -> Study:
+        """The workspace on the cluster that its runs are in."""
+        found = away.known(Workspace(self.path))
+        assert found is not None
+        return Study(self.slurm, Path(found.workspace))

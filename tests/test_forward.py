@@ -1,0 +1,146 @@
+"""Commands about a cluster that is elsewhere: what is brought there, what is refused before anything leaves."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import forward
+from jobs.cli import main, parser
+from shardlab import away, cluster, jumps
+from shardlab.away import Away
+from shardlab.errors import InputError
+from shardlab.jumps import Jump
+from shardlab.remote import Address, ssh_command
+from shardlab.workspace import Workspace
+
+FILE = """\
+schema: 1
+name: far
+provider: ssh
+nodes: [{name: gpu0, host: 10.9.9.1, roles: [controller, worker]}]
+storage: {shared: SHARED}
+slurm: {partition: batch}
+"""
+THERE = Away(
+    schema=1, cluster="far", host="10.9.9.1", port=22, user="alice", identity="/home/a b/key", known_hosts="/w s/known",
+    host_keys="strict", python="/opt/p y/bin/python", workspace="/shared/it's", mark="m",
+)  # fmt: skip
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    (tmp_path / "cluster.yaml").write_text(FILE.replace("SHARED", "/mydata"))
+    return Workspace(tmp_path)
+
+
+def arguments(*words):
+    return parser().parse_args(words)
+
+
+def test_a_cluster_that_was_never_provisioned_is_said(workspace, capsys):
+    assert main(["submit", "--matrix", "quickstart", "--workspace", str(workspace.path)]) == 2
+    assert "inventory.json: there is none" in capsys.readouterr().err
+    assert not (workspace.own / "away.json").exists()
+
+
+def test_an_inventory_of_another_cluster_is_refused(workspace):
+    workspace.own.mkdir()
+    (workspace.own / "inventory.json").write_text('{"schema": 1, "cluster": "near", "nodes": []}')
+    with pytest.raises(InputError, match="is of the cluster near, not of far"):
+        forward.elsewhere(arguments("submit", "--matrix", "quickstart"), workspace)
+
+
+def test_a_cluster_without_a_shared_folder_is_refused(workspace):
+    (workspace.path / "cluster.yaml").write_text(FILE.replace("storage: {shared: SHARED}\n", ""))
+    with pytest.raises(InputError, match="no folder that all nodes share"):
+        forward.elsewhere(arguments("submit", "--matrix", "quickstart"), workspace)
+
+
+def test_runs_of_a_workspace_stay_on_one_cluster(workspace):
+    away.keep(workspace, THERE)
+    (workspace.path / "cluster.yaml").write_text("schema: 1\nname: here\nprovider: local\n")
+    with pytest.raises(InputError, match="its runs are on the cluster far, not on here"):
+        forward.elsewhere(arguments("submit", "--matrix", "quickstart"), workspace)
+    assert forward.elsewhere(arguments("status"), workspace) == THERE
+
+
+def test_plans_and_scripts_for_reading_need_no_cluster(workspace):
+    assert forward.elsewhere(arguments("plan", "--matrix", "quickstart"), workspace) is None
+    assert forward.elsewhere(arguments("render", "--matrix", "quickstart", "--out", "x"), workspace) is None
+
+
+def test_a_workspace_outside_of_the_shared_folder_is_refused_on_the_controller(workspace, tmp_path):
+    where = cluster.load(workspace.path / "cluster.yaml")
+    with pytest.raises(InputError, match="lies outside of /mydata"):
+        forward.must_suit(where, workspace)
+    (tmp_path / "cluster.yaml").write_text(FILE.replace("SHARED", str(tmp_path)))
+    forward.must_suit(cluster.load(tmp_path / "cluster.yaml"), Workspace(tmp_path / "below"))
+    with pytest.raises(InputError, match="drops backslashes"):
+        forward.must_suit(cluster.load(tmp_path / "cluster.yaml"), Workspace(tmp_path / "be\\low"))
+
+
+def test_words_with_spaces_and_quotes_arrive_as_they_are(tmp_path):
+    folder = tmp_path / 'it\'s a "workspace" $HOME;'
+    there = Away(**{**{name: getattr(THERE, name) for name in THERE.__struct_fields__}, "python": sys.executable})
+    there = Away(**{**{name: getattr(there, name) for name in there.__struct_fields__}, "workspace": str(folder)})
+    *ssh, host, command = there.command("shardlab.receive", ["--json"])
+    assert (ssh[0], host) == ("ssh", "10.9.9.1")
+    assert 'UserKnownHostsFile="/w s/known"' in " ".join(ssh)
+    given = json.dumps({"matrices/a b.yaml": "text", "cluster.yaml": "c"}).encode()
+    done = subprocess.run(["sh", "-c", command], input=given, capture_output=True, check=True)
+    assert json.loads(done.stdout)["version"]
+    assert (folder / "matrices/a b.yaml").read_text() == "text"
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "runs/a/run.json", ".shardlab/away.json", "a/../../x"])
+def test_what_is_brought_stays_in_its_place(tmp_path, name):
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "shardlab.receive", "--workspace", str(tmp_path / "w")],
+        input=json.dumps({name: "x"}).encode(), capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert b"is no place for a file from elsewhere" in done.stderr
+    assert not list(tmp_path.rglob("x"))
+    assert not Path("/etc/x").exists()
+
+
+def test_host_keys_are_held_to_the_files_of_the_workspace():
+    words = ssh_command(Address("host", 2222, "bob", Path("/k"), Path("/known"), "accept-new"))
+    assert "StrictHostKeyChecking=accept-new" in words
+    assert words[-4:] == ["-l", "bob", "--", "host"]
+    assert "StrictHostKeyChecking=yes" in ssh_command(Address("host"))
+
+
+def test_what_ssh_would_fill_in_is_left_as_it_is_in_paths():
+    words = ssh_command(Address("host", identity=Path("/100%h"), known_hosts=Path('/a "b" %d')))
+    assert "/100%%h" in words
+    assert 'UserKnownHostsFile="/a \\"b\\" %%d"' in " ".join(words)
+    first, second = Jump("gate"), Jump("inner", "alice", 2222)
+    assert jumps.option([first], ["-o", "X=50%"]) == ["-o", "ProxyCommand=ssh -W '[%h]:%p' -o X=50%% -- gate"]
+    assert jumps.option([first, second], []) == [
+        "-o",
+        "ProxyCommand=ssh -W '[%h]:%p' -o 'ProxyCommand=ssh -W '\"'\"'[%%h]:%%p'\"'\"' -- gate' -p 2222 -l alice -- inner",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "jump"),
+    [
+        ("gate", Jump("gate")),
+        ("Alice@gate:2222", Jump("gate", "Alice", 2222)),
+        ("ssh://a@b@gate:22/", Jump("gate", "a@b", 22)),
+        ("alice@[10.0.0.1]:22", Jump("10.0.0.1", "alice", 22)),
+        ("[fe80::1]", Jump("fe80::1")),
+        ("", None),
+    ],
+)
+def test_a_machine_on_the_way_as_ssh_lists_it(text, jump):
+    assert jumps._read(text) == jump
+
+
+def test_an_option_with_its_value_goes_in_either_form():
+    words = ["submit", "--workspace", "w", "--matrix=m.yaml", "--cluster=c", "--wait", "--where", "gpus > 1"]
+    assert forward._without(words, "--workspace", "--cluster", "--matrix") == ["submit", "--wait", "--where", "gpus > 1"]

@@ -1,0 +1,113 @@
+"""How far each node is, as a table on a terminal and as lines anywhere else; and how many nodes are changed at once."""
+
+import io
+import threading
+
+import pytest
+from rich.console import Console
+
+from provision import progress
+from provision.cli import main
+from provision.facts import Facts
+from provision.operations import Here, Nothing, Operation, Site, Target
+from provision.plan import Step, Watch, converge
+from provision.providers.local import LocalNode
+from shardlab.console import Output
+
+
+def output(*, terminal: bool) -> Output:
+    said = Output()
+    said.remarks = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None, legacy_windows=False)
+    return said
+
+
+def step(node, operation, state, changes=0):
+    return Step(node, operation, state, [], changes)
+
+
+def drawn(table: progress.Progress) -> list[str]:
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    console.print(table)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_a_row_a_node_a_letter_an_operation():
+    seconds = iter([10.0, 20.0, 31.0, 31.0, 31.0])
+    table = progress.Progress(["head", "w1", "[red]"], 4, lambda: next(seconds))
+    table.begins("head", "space")
+    table.ends(step("head", "space", "nothing to do"))
+    table.ends(step("head", "packages", "changed", 2))
+    table.begins("head", "hosts")
+    table.ends(step("w1", "space", "failed"))
+    table.ends(step("w1", "packages", "not reached"))
+    assert drawn(table) == [
+        "node   operations  changes  now",
+        "head   =+..              2  hosts  11 s",
+        "w1     x ..",
+        "[red]  ....",
+        "+ changed   = nothing to do   x failed   - left out",
+    ]
+
+
+def test_a_table_on_a_terminal_and_nothing_left_of_it():
+    said = output(terminal=True)
+    with progress.shown(said, ["head"], 1) as watch:
+        watch.begins("head", "space")
+        watch.ends(step("head", "space", "changed", 1))
+    text = said.remarks.file.getvalue()
+    assert "operations" in text
+    assert text.endswith("\x1b[2K")  # the last line of it is erased again
+
+
+def test_lines_in_a_pipe():
+    said = output(terminal=False)
+    with progress.shown(said, ["head"], 3) as watch:
+        watch.begins("head", "space")
+        for operation, state in (("space", "nothing to do"), ("packages", "changed"), ("hosts", "failed")):
+            watch.ends(step("head", operation, state))
+    assert said.remarks.file.getvalue() == "head: packages: changed\nhead: hosts: failed\n"
+
+
+class Named(LocalNode):
+    def __init__(self, name):
+        self.__dict__["name"] = name
+
+
+def targets(count):
+    nodes = [Named(f"w{number}") for number in range(count)]
+    return [Target(node, Facts(node)) for node in nodes]
+
+
+def test_by_default_all_nodes_are_changed_at_once():
+    nodes = targets(20)
+    all_there = threading.Barrier(20, timeout=60)
+    operation = Operation("meet", lambda site, target: [Here("meet the others", all_there.wait)])
+    steps = converge(Site(None, None, nodes), [operation], targets=nodes, chosen={"meet"}, dry=False)
+    assert {one.state for one in steps} == {"changed"}
+
+
+def test_no_more_nodes_at_once_than_are_asked_for():
+    class Seen(Watch):
+        now, most, lock = 0, 0, threading.Lock()
+
+        def begins(self, node, operation):
+            with self.lock:
+                self.now += 1
+                self.most = max(self.most, self.now)
+
+        def ends(self, step):
+            with self.lock:
+                self.now -= 1
+
+    nodes, seen, pair = targets(8), Seen(), threading.Barrier(2, timeout=60)
+    operation = Operation("meet", lambda site, target: Nothing(str(pair.wait())))
+    converge(Site(None, None, nodes), [operation], targets=nodes, chosen={"meet"}, dry=False, parallel=2, watch=seen)
+    assert seen.most == 2
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "two", ""])
+def test_a_count_that_is_none(count, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["examples/local.yaml", f"--parallel={count}"])
+    assert end.value.code == 2
+    assert f"found {count!r}. Allowed: a whole number from 1 on" in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""The checks of a stage run at once, in stages; who is away is named once and waited for by nobody."""
+
+import threading
+
+from provision.checks import Check, Outcome, each, without
+from provision.facts import Fact, Facts
+from provision.operations import Site, Target
+from provision.providers import Answer
+from provision.verify import verified, verify
+from shardlab.cluster import Cluster, Entry
+from shardlab.remote import Unreachable
+
+
+class Node:
+    """One that answers, or not."""
+
+    host, port, user, python, wheelhouse = "10.0.0.1", None, None, "python", None
+
+    def __init__(self, name, answer=None):
+        self.name, self.answer, self.asked = name, answer or Answer(0, "", ""), []
+
+    def run(self, argv, *, timeout_s, env=None, stdin=b"", root=False, secret=False):
+        self.asked.append(argv)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def site(*nodes):
+    cluster = Cluster(schema=1, name="bench", provider="ssh")
+    return Site(cluster, None, [Target(node, Facts(node), Entry(name=node.name)) for node in nodes])
+
+
+def passes(says="good"):
+    return lambda site, target: Outcome(True, f"{says}{without(site)}")
+
+
+def test_the_checks_of_a_stage_wait_for_one_another_and_so_run_at_once():
+    one = site(Node("w1"), Node("w2"))
+    all_there = threading.Barrier(5, timeout=60)
+
+    def run(site, target):
+        all_there.wait()
+        return Outcome(True, "")
+
+    stages = [[Check("a", run), Check("b", run), Check("c", run, once=True)], [Check("d", passes())]]
+    begun = []
+    findings = verify(one, one.targets, stages, begun.append)
+    assert begun == ["checking a, b, c", "checking d"]
+    told = [(f.node, f.check) for f in findings]
+    assert told == [("w1", "a"), ("w2", "a"), ("w1", "b"), ("w2", "b"), ("w1", "c"), ("w1", "d"), ("w2", "d")]
+
+
+def test_a_node_that_is_away_is_named_once_and_the_others_are_proven_without_it():
+    dead, hung = Node("w1", Unreachable("w1: cannot be reached: no route.")), Node("w2", Answer(None, "", ""))
+    one = site(dead, hung, Node("w3"))
+    findings = verify(
+        one, one.targets, [[Check("a", passes()), Check("b", passes(), once=True)], [Check("c", passes())]], print
+    )
+    assert [(f.node, f.check, f.outcome.passed) for f in findings] == [
+        ("w1", "answers", False),
+        ("w2", "answers", False),
+        ("w3", "a", True),
+        ("w3", "b", True),
+        ("w3", "c", True),
+    ]
+    assert findings[0].outcome.says == "w1: cannot be reached: no route."
+    assert "does not answer within 10 s" in findings[1].outcome.says
+    assert findings[3].outcome.says == "good; without w1, w2"
+    assert verified(findings) is False
+    assert len(dead.asked) == len(hung.asked) == 1
+
+
+def test_a_node_that_was_left_or_goes_on_the_way_is_asked_no_more():
+    left, going = Node("w1"), Node("w2")
+    one = site(left, going, Node("w3"))
+    one.left["w1"] = "packages failed"
+
+    def end(site, target):
+        going.answer = Unreachable("w2: cannot be reached.")
+        return Outcome(True, "")
+
+    findings = verify(one, one.targets, [[Check("a", end)], [Check("b", passes())]], print)
+    assert [(f.node, f.check) for f in findings] == [("w2", "a"), ("w3", "a"), ("w2", "answers"), ("w3", "b")]
+    assert left.asked == []
+
+
+def test_one_that_nobody_asked_for_is_left_out_and_is_no_failure():
+    one = site(Node("w1", Unreachable("w1: cannot be reached.")), Node("w2"))
+    findings = verify(one, one.targets[1:], [[Check("a", passes())]], print)
+    assert [(f.node, f.outcome.passed, f.outcome.says) for f in findings] == [("w2", True, "good; without w1")]
+
+
+def test_a_question_that_two_ask_at_once_is_asked_once():
+    node, both = Node("w1", Answer(0, "5", "")), threading.Barrier(2, timeout=60)
+    facts, fact = Facts(node), Fact("five", lambda python: ["five"], int, timeout_s=1)
+
+    def ask(_):
+        both.wait()
+        return facts[fact]
+
+    assert each([1, 2], ask) == [5, 5]
+    assert node.asked == [["five"]]

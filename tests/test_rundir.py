@@ -1,0 +1,60 @@
+"""What the files of a run tell is read once, and no more of them than it takes."""
+
+import msgspec
+import pytest
+from support_cells import CELL
+
+from shardlab import files
+from shardlab.record import Result, StepRecord
+from shardlab.run import Run, World, run_id
+from shardlab.rundir import RunDir
+
+
+@pytest.fixture
+def ended(tmp_path):
+    """A run of 10 steps on 2 ranks whose supervisor saw it end well, and found so many steps recorded."""
+
+    def made(counted: int | None, *, recorded: int) -> RunDir:
+        folder = RunDir(tmp_path / run_id(CELL, 1))
+        folder.steps_file(0).parent.mkdir(parents=True)
+        run = Run(
+            schema=1, run_id=folder.run_id, matrix="m", cell=CELL, cell_hash=CELL.hash(), repeat=1, attempt=1,
+            launcher="torchrun", rehearsal=False, world=World(1, 2, 2), cluster={}, data_path="", versions={},
+            git_commit=None, templates={}, created="",
+        )  # fmt: skip
+        files.write_json(folder.run_json, run)
+        result = Result(schema=1, run_id=run.run_id, state="completed", rehearsal=False, steps=10, unit="tokens")
+        files.write_json(folder.result, result)
+        steps = [StepRecord(schema=1, step=n, t_s=n, wall_s=n, units=1, step_ms=1) for n in range(1, recorded + 1)]
+        for rank in range(CELL.gpus):
+            folder.steps_file(rank).write_bytes(msgspec.json.Encoder().encode_lines(steps))
+        folder.write_event("attempt", "started")
+        folder.write_event("attempt", "exited", code=0, **({} if counted is None else {"steps": counted}))
+        return folder
+
+    return made
+
+
+@pytest.mark.parametrize(("counted", "recorded"), [(10, 10), (None, 10), (9, 10), (10, 0)])
+def test_steps_are_counted_again_unless_all_of_them_were_found(ended, counted, recorded):
+    """Fewer may be those that a shared file system did not show yet when the run ended."""
+    assert ended(counted, recorded=recorded).judge().state == "completed"
+
+
+@pytest.mark.parametrize("counted", [None, 0, 9])
+def test_a_run_that_lacks_steps_is_not_complete(ended, counted):
+    verdict = ended(counted, recorded=9).judge()
+    assert (verdict.state, verdict.why) == ("failed", "exit code 0, but 9 steps are recorded of 10")
+
+
+def test_what_was_counted_is_no_witness_of_a_result(ended):
+    folder = ended(10, recorded=10)
+    folder.result.unlink()
+    assert folder.judge().state == "failed"
+    folder.result.write_bytes(b"{")
+    assert folder.judge().state == "unknown"
+
+
+def test_a_folder_that_is_not_there_tells_nothing(tmp_path):
+    nowhere = RunDir(tmp_path / "no")
+    assert (nowhere.events(), nowhere.hosts(), nowhere.judge().state) == ([], [], "unknown")

@@ -1,0 +1,58 @@
+"""A run's supervisor in a job whose controller is away: no step can be started without it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from support_line import benches, until
+
+PING = "#!/bin/sh\ntest -e '{0}' && echo 'Slurmctld(primary) at head is UP' || echo 'Slurmctld(primary) at head is DOWN'\n"
+
+
+@pytest.fixture
+def bench(tmp_path):
+    yield from benches(tmp_path)
+
+
+@pytest.fixture
+def supervised(bench, tmp_path):
+    """A run on Slurm, its supervisor, and a path whose existence says that the controller is back."""
+    (tmp_path / "scontrol").write_text(PING.format(tmp_path / "back"))
+    (tmp_path / "scontrol").chmod(0o755)
+    bench.run("jobs", "render", "--matrix", bench.matrix("axes: {strategy: [single]}"))
+    (folder,) = bench.folders()
+    folder.run_json.write_text(json.dumps(json.loads(folder.run_json.read_text()) | {"scheduler": "slurm"}))
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "jobs.attempt",
+        folder.path,
+        "--",
+        "sh",
+        "-c",
+        "touch begun; test -e back || sleep 1000",
+    ]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as supervisor:
+        assert "waiting for it" in supervisor.stderr.readline()
+        assert not (tmp_path / "begun").exists()
+        yield folder, supervisor, tmp_path / "back"
+
+
+def test_it_starts_when_the_controller_is_back(supervised):
+    _, supervisor, back = supervised
+    back.touch()
+    assert supervisor.wait(60) == 0
+    assert back.with_name("begun").exists()
+
+
+def test_it_waits_no_longer_when_it_is_told_to_end(supervised):
+    folder, supervisor, _ = supervised
+    supervisor.send_signal(signal.SIGTERM)
+    supervisor.wait(60)
+    until(lambda: folder.judge().state == "failed", "it ends")
+    assert "Slurm told it to end" in folder.judge().why

@@ -1,0 +1,319 @@
+"""What a limit of Slurm leaves over is sent as there is room: once each, in arrays that fit, no more often than need be."""
+
+import itertools
+import json
+import re
+import signal
+from argparse import Namespace
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+from support_queue import Queue
+
+from jobs import cli, left, reconcile, watch
+from jobs.schedulers import slurm
+from jobs.slurm import query, submission
+from jobs.slurm.commands import Answer
+from shardlab.console import Output
+from shardlab.workspace import Workspace
+
+CLUSTER = """\
+schema: 1
+name: c
+provider: virtual
+nodes: [{name: head, roles: [controller]}, {name: work1}]
+slurm: {}
+"""
+MATRIX = """\
+schema: 1
+name: m
+defaults:
+  {workload: gpt2-tiny, strategy: single, gpus: 1, global_batch_size: 4, seq_len: 16, steps: 1, prove: "off", expect: [oom]}
+axes: {seed: SEEDS}
+"""
+# A run that ends at once, in a way that its cell expects.
+SCRIPT = """\
+#!/bin/bash
+{% for option in options %}
+#SBATCH {{ option }}
+{% endfor %}
+cd {{ folder | quote }}
+mkdir claim
+echo '{"schema":1,"event":"exited","writer":"attempt","wall_s":'$(date +%s)',"host":"work1",
+"data":{"code":1,"reason":"oom","why":"as asked"}}' | tr -d '\\n' >events.attempt.jsonl
+echo >>events.attempt.jsonl
+"""
+FAILED = "Batch job submission failed: "
+REFUSED = f"sbatch: error: {FAILED}"
+POLICY = f"{REFUSED}Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+BUSY = "Slurm temporarily unable to accept job, sleeping and retrying"
+LATER = {
+    "AssocMaxSubmitJobLimit": f"sbatch: error: AssocMaxSubmitJobLimit\n{POLICY}",
+    "AssocGrpSubmitJobsLimit": f"sbatch: error: AssocGrpSubmitJobsLimit\n{POLICY}",
+    "QOSMaxSubmitJobPerUserLimit": f"sbatch: error: QOSMaxSubmitJobPerUserLimit\n{POLICY}",
+    "QOSGrpSubmitJobsLimit": f"sbatch: error: QOSGrpSubmitJobsLimit\n{POLICY}",
+    "MaxSubmitJobsPerAccount": f"sbatch: error: MaxSubmitJobsPerAccount\n{POLICY}",
+    BUSY: f"sbatch: error: {BUSY}\n{REFUSED}Resource temporarily unavailable",
+    "Slurm job queue full, sleeping and retrying": "sbatch: error: Slurm job queue full, sleeping and retrying",
+    f"{FAILED}MaxJobCount limit reached": f"{REFUSED}MaxJobCount limit reached",
+    f"{FAILED}Rate limit exceeded, please retry later": f"{REFUSED}Rate limit exceeded, please retry later",
+    f"{FAILED}Invalid job array specification": f"{REFUSED}Invalid job array specification",
+}
+NEVER = [
+    f"sbatch: error: QOSMaxWallDurationPerJobLimit\n{POLICY}",
+    f"sbatch: error: AssocGrpGRES\n{POLICY}",
+    f"{REFUSED}Invalid account or account/partition combination specified",
+    f"{REFUSED}Requested node configuration is not available",
+    f"{REFUSED}Requested time limit is invalid (missing or exceeds some limit)",
+]
+MAX_SUBMIT = {"says": [LATER["AssocMaxSubmitJobLimit"]]}
+
+
+@pytest.fixture
+def queue(tmp_path, monkeypatch):
+    """A Slurm with a queue, that may be asked as often as one likes."""
+    monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    return Queue(tmp_path / "slurm", monkeypatch)
+
+
+class Study:
+    def __init__(self, path, runs):
+        self.workspace = Workspace(path / "w")
+        own = self.workspace.own_templates / slurm.TEMPLATE
+        own.parent.mkdir(parents=True)
+        own.write_text(SCRIPT)
+        (self.workspace.path / "cluster.yaml").write_text(CLUSTER)
+        self.matrix = self.workspace.path / "m.yaml"
+        self.matrix.write_text(MATRIX.replace("SEEDS", str(list(range(runs)))))
+
+    def jobs(self, verb, *words):
+        more = ["--matrix", str(self.matrix)] if verb == "submit" else []
+        return cli.main([verb, *more, *words, "--workspace", str(self.workspace.path)])
+
+    def statuses(self):
+        return reconcile.statuses(self.workspace, self.workspace.all_runs())
+
+    def states(self):
+        return [folder.judge().state for folder in self.workspace.all_runs()]
+
+    def times_sent(self):
+        """How often each run was sent and how often it was started, as its folder tells."""
+        return {
+            (sum(event.event == "submitted" for event in folder.events()), sum(e.event == "exited" for e in folder.events()))
+            for folder in self.workspace.all_runs()
+        }
+
+
+def sizes(queue):
+    """Of each call of sbatch, how many runs it was to send."""
+    found = [re.search(r"--array=0-(\d+)", " ".join(words)) for words in queue.calls("sbatch")]
+    return [int(match[1]) + 1 if match else 1 for match in found]
+
+
+@pytest.mark.parametrize("word", LATER)
+def test_these_words_say_that_there_may_be_room_later(word):
+    answer = Answer(1, "", LATER[word])
+    assert answer.said(submission._NO_ROOM) == word
+    assert not query.is_away(answer)
+
+
+@pytest.mark.parametrize("text", NEVER)
+def test_these_do_not(text):
+    assert Answer(1, "", text).said(submission._NO_ROOM) is None
+
+
+@pytest.mark.parametrize("word", ["AssocMaxSubmitJobLimit", BUSY])
+def test_a_command_that_waits_sends_all_of_them_once_each(tmp_path, queue, word, capsys):
+    queue.rule(places=5, ends=2, says=[LATER[word]])
+    study = Study(tmp_path, 23)
+    assert study.jobs("submit", "--wait") == 0
+    assert study.times_sent() == {(1, 1)}
+    assert len(study.states()) == 23
+    assert queue.state()["most"] == 5
+    assert sizes(queue)[:4] == [23, 5, 5, 1]
+    said = capsys.readouterr()
+    assert "5 run(s) sent, 18 wait for room, 0 left alone" in said.out
+    assert f"Slurm takes no more for now ({word})" in said.err
+    assert "not sent" not in said.err
+
+
+def test_as_many_go_as_have_ended_and_a_try_in_vain_is_one_call(tmp_path, queue):
+    queue.rule(places=16, ends=8, **MAX_SUBMIT)
+    study = Study(tmp_path, 64)
+    assert study.jobs("submit", "--wait") == 0
+    calls, looks = sizes(queue), queue.state()["looks"]
+    first, later = calls[:5], calls[5:]
+    assert first == [64, 16, 16, 4, 1]
+    assert later.count(8) >= 4
+    assert len(later) <= 2 * looks
+
+
+def test_a_command_that_does_not_wait_says_so_and_the_same_one_sends_the_rest(tmp_path, queue, capsys):
+    queue.rule(places=5, **MAX_SUBMIT)
+    study = Study(tmp_path, 7)
+    assert study.jobs("submit") == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("error: Slurm takes no more for now (AssocMaxSubmitJobLimit): 2 run(s) are not sent. ")
+    assert sorted(study.states()) == ["pending"] * 5 + ["planned"] * 2
+    assert study.jobs("status") == 0
+    assert study.jobs("submit", "--wait") == 0
+    assert study.times_sent() == {(1, 1)}
+
+
+def test_attempts_that_a_retry_had_no_room_for_go_with_the_next(tmp_path, queue):
+    study = Study(tmp_path, 3)
+    assert study.jobs("submit", "--wait") == 0
+    queue.rule(places=1, **MAX_SUBMIT)
+    assert study.jobs("retry", "--only", "oom") == 1
+    assert sorted(study.states()) == ["oom"] * 3 + ["pending"] + ["planned"] * 2
+    queue.rule(places=1, ends=1, **MAX_SUBMIT)
+    assert study.jobs("retry", "--only", "oom", "--wait") == 0
+    assert study.times_sent() == {(1, 1)}
+    queue.rule(places=0, **MAX_SUBMIT)
+    assert study.jobs("retry", "--only", "oom") == 1
+    queue.rule()
+    assert study.jobs("submit", "--wait") == 0
+    assert study.times_sent() == {(1, 1)}
+
+
+def test_a_larger_array_than_slurm_takes_is_cut(tmp_path, queue):
+    queue.rule(largest_array=3, says_largest_array=10)
+    study = Study(tmp_path, 20)
+    assert study.jobs("submit", "--wait") == 0
+    assert study.times_sent() == {(1, 1)}
+    assert sizes(queue) == [10, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
+
+
+def test_where_arrays_are_switched_off_runs_go_one_by_one(tmp_path, queue):
+    queue.rule(largest_array=1, says_largest_array=0)
+    study = Study(tmp_path, 3)
+    assert study.jobs("submit", "--wait") == 0
+    assert sizes(queue) == [1, 1, 1]
+
+
+def test_no_more_than_that_many_run_at_a_time(tmp_path, queue):
+    queue.rule(places=6, ends=1, **MAX_SUBMIT)
+    study = Study(tmp_path, 12)
+    assert study.jobs("submit", "--wait", "--max-parallel", "2") == 0
+    assert study.times_sent() == {(1, 1)}
+    arrays = [" ".join(words) for words in queue.calls("sbatch")]
+    assert "--array=0-2%2" in arrays[1]
+    later = [words for words in arrays if "%2" not in words and "--dependency" not in words]
+    assert len(later) >= 5
+    assert not [words for words in later if "--array=0-2" in words]
+
+
+def test_what_was_sent_after_a_look_is_looked_at_again(tmp_path):
+    class Last:  # one run, for which there is room at the first look
+        folders: ClassVar = ["r"]
+
+        def __bool__(self):
+            return bool(self.folders)
+
+        def attend(self, _found):
+            self.folders.clear()
+
+    states = iter(["planned", "planned", "completed"])
+
+    def look():
+        return [SimpleNamespace(id="r", state=next(states), why="", scheduler={"name": "slurm"})]
+
+    out = Output.of(Namespace(json=True, quiet=False))
+    (found,) = watch._until_ended(out, Workspace(tmp_path), look, left=Last())
+    assert found.state == "completed"
+
+
+@pytest.fixture
+def interruptible():
+    """Who started the tests may have all of them ignore Ctrl-C, as a shell has what it puts in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_ends_the_watching_and_says_what_is_not_sent(tmp_path, queue, capsys):
+    queue.rule(places=4, ends=0, interrupts_at=2, **MAX_SUBMIT)
+    study = Study(tmp_path, 6)
+    assert study.jobs("submit", "--wait") == 130
+    said = capsys.readouterr().err
+    assert re.search(r"2 run\(s\) are not sent \(AssocMaxSubmitJobLimit\): single-\S+, single-\S+\. The same command", said)
+    assert "interrupted; runs that were started go on" in said
+    queue.rule()
+    assert study.jobs("submit", "--wait") == 0
+    assert study.times_sent() == {(1, 1)}
+
+
+def test_what_slurm_takes_never_is_said_and_the_others_are_seen_to_their_end(tmp_path, queue, capsys):
+    queue.rule(places=2, ends=1, **MAX_SUBMIT)
+    study = Study(tmp_path, 4)
+    assert study.jobs("render", "--matrix", str(study.matrix)) == 0
+    never = [folder.run_id for folder in study.workspace.all_runs() if folder.read_run().cell.seed == 3]
+    queue.rule(places=2, ends=1, never=never, **MAX_SUBMIT)
+    assert study.jobs("submit", "--wait") == 1
+    said = capsys.readouterr().err
+    assert "Invalid account or account/partition combination specified" in said
+    assert sorted(study.states()) == ["oom"] * 3 + ["planned"]
+
+
+def test_sbatch_is_not_waited_for_while_it_goes_on_trying_by_itself(tmp_path, queue):
+    sbatch = queue.folder / "sbatch"
+    sbatch.rename(queue.folder / "later")
+    sbatch.write_text(f'#!/bin/sh\necho "sbatch: error: {BUSY}" >&2\nsleep 20\nexec "${{0%/*}}/later" "$@"\n')
+    sbatch.chmod(0o755)
+    study = Study(tmp_path, 1)
+    assert study.jobs("submit") == 1
+    assert study.states() == ["planned"]
+    assert queue.state()["last"] == 0
+
+
+def test_what_is_cancelled_meanwhile_is_not_sent_nor_waited_for(tmp_path, queue):
+    queue.rule(places=0, **MAX_SUBMIT)
+    study = Study(tmp_path, 3)
+    assert study.jobs("submit") == 1
+    waiting = left.Left(study.workspace, "slurm", slurm.How(), left.Full("Slurm", "full", study.workspace.all_runs()))
+    queue.rule(ends=0)
+    assert study.jobs("cancel", "--all") == 0
+    waiting.attend(study.statuses())
+    assert not waiting
+    assert queue.state()["last"] == 0
+
+
+def test_a_slurm_that_is_away_meanwhile_is_waited_for(tmp_path, queue):
+    queue.rule(places=0, **MAX_SUBMIT)
+    study = Study(tmp_path, 3)
+    assert study.jobs("submit") == 1
+    waiting = left.Left(study.workspace, "slurm", slurm.How(), left.Full("Slurm", "full", study.workspace.all_runs()))
+    before = study.statuses()
+    queue.rule(away=True)
+    waiting.attend(before)
+    assert "Unable to contact slurm controller" in waiting.problem
+    assert sorted(study.states()) == ["pending", "planned", "planned"]  # what was under way is left open
+    while waiting:
+        queue.rule(ends=0)
+        waiting.attend(study.statuses())
+    assert study.states() == ["pending"] * 3
+    queue.rule()
+    assert study.jobs("submit", "--wait") == 0
+    assert study.times_sent() == {(1, 1)}
+
+
+def test_tries_in_vain_become_rare(tmp_path, queue, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(left.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(slurm, "POLL_S", 5.0)
+    queue.rule(places=0, **MAX_SUBMIT)
+    study = Study(tmp_path, 2)
+    assert study.jobs("submit") == 1
+    folders = study.workspace.all_runs()
+    waiting = left.Left(study.workspace, "slurm", slurm.How(), left.Full("Slurm", "full", folders))
+    before_any, before, tried = study.statuses(), len(sizes(queue)), []
+    while now[0] < 3600:
+        now[0] += 5
+        waiting.attend(before_any)
+        if len(sizes(queue)) > before:
+            before = len(sizes(queue))
+            tried.append(now[0])
+    assert [later - earlier for earlier, later in itertools.pairwise(tried)] == [10, 20, 40, 80, 160, 320, 600, 600, 600, 600]
+    assert json.loads(next(submission.folder(study.workspace).glob("*.json")).read_text())["state"] == "refused"

@@ -1,0 +1,282 @@
+"""`jobs` on a real Slurm: exactly once, never lost, never falsely green."""
+
+import json
+import os
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support_slurm import FOREVER, MATRIX, RANKS, Desk, Study
+
+from shardlab.checkpoint import step_of, whole
+from shardlab.rundir import RunDir
+
+pytestmark = pytest.mark.line
+HELD = "extra: {begin: now+1hour}"  # jobs that wait, where nothing has to run
+SEEDS = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
+
+
+@pytest.fixture
+def study(slurm, request):
+    made: list[Study] = []
+
+    def make(more: str = "", suffix: str = "") -> Study:
+        made.append(Study.new(slurm, f"{request.node.name[5:60]}-{os.getpid()}{suffix}", more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def while_slurmctld_is_away(desk, twin, held, without_accounts):
+    """What is told meanwhile of a run that goes on, one that ends, and two that wait; and what is sent is kept for later."""
+    with ThreadPoolExecutor() as pool:  # each waits for an answer as long as Slurm has its commands wait
+        sent = pool.submit(held.start, "submit", "--matrix", held.matrix(SEEDS))
+        twin.until(lambda: twin.events("exited"), "a run ends")
+        states = [folder.judge().state for folder in twin.folders()]
+        assert sorted(states) == ["completed", "pending", "pending", "running"]
+        at_work = twin.folders()[states.index("running")].path
+        files = contents(twin.path, at_work / "samples")
+        shown = pool.submit(desk.run, "jobs", "status")
+        told = [pool.submit(twin.runs, env=env) for env in ({}, without_accounts)]
+    for one in told:
+        assert [run["state"] for run in one.result()] == states
+        assert all("does not answer" in run["scheduler"]["raw"] for run in one.result())
+    assert shown.result().stdout.count("does not answer") == 4
+    assert "does not answer" in sent.result().stderr
+    assert contents(twin.path, at_work / "samples") == files
+
+
+def contents(folder, *but):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.parent not in but}
+
+
+def test_two_strategies_on_one_and_two_nodes_from_a_desk_to_the_report_with_slurmctld_away_for_a_minute(slurm, study, tmp_path):
+    desk, held = Desk(slurm, tmp_path), study(HELD)
+    without_accounts = held.stand_in("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    matrix = str(tmp_path / "desk.yaml")
+    Path(matrix).write_text(MATRIX.format(name="desk", steps=4, more="axes: {strategy: [ddp, fsdp2], gpus: [2, 4]}"))
+    waiting = desk.start("jobs", "submit", "--matrix", matrix, "--wait", "--json")
+    with slurm.frozen_ranks("work1"):
+        twin = desk.twin()
+        twin.until(lambda: "work2" in {event.host for event in twin.events("met")}, "the other run is at work")
+        with slurm.without_slurmctld(60.0):
+            while_slurmctld_is_away(desk, twin, held, without_accounts)
+    assert "4 left alone" in held.jobs("submit", "--matrix", f"{held.path}/small.yaml")
+    assert held.queue().count(held.submissions()[0].token) == 1
+    said = json.loads(desk.end(waiting).stdout)
+    assert [run["state"] for run in said["runs"]] == ["completed"] * 4
+    assert [run["hosts"] for run in said["runs"] if run["cell"]["nnodes"] == 2] == [["work1", "work2"]] * 2
+    assert all(run["rehearsal"] for run in said["runs"])
+    assert {run["scheduler"]["raw"] for run in said["runs"]} <= {"COMPLETED", "COMPLETING", "RUNNING"}
+    for name in ("submitted", "started", "exited"):
+        assert len(twin.events(name)) == 4
+    assert "left alone: completed already" in desk.run("jobs", "submit", "--matrix", matrix).stdout
+    fetched = json.loads(desk.run("collect", "fetch", "--json").stdout)
+    assert [(run["complete"], run.get("problems", [])) for run in fetched] == [(True, [])] * 4
+    summary = json.loads(desk.run("collect", "summarize", "--json").stdout)
+    assert {row["cell"]["nnodes"] for row in summary["rows"]} == {1, 2}
+    losses = {round(row["metrics"]["final_loss"]["value"], 3) for row in summary["rows"]}
+    assert len(losses) == 1
+    assert (tmp_path / "report/index.html").stat().st_size > 10_000
+    shutil.rmtree(tmp_path / "runs")
+    told = tmp_path / ".shardlab/away.json"
+    told.write_text(told.read_text().replace('"mark": "', '"mark": "another '))  # as if this machine did not see that folder
+    again = json.loads(desk.run("collect", "fetch", "--json").stdout)
+    assert [run["files"] for run in again] == [run["files"] for run in fetched]
+    assert not any(run.get("problems") for run in again)
+    (run,) = [path for path in (tmp_path / "runs").iterdir() if path.name.startswith("ddp-gpt2-tiny-g4")]
+    (run / "result.json").write_text("{}")
+    assert "its content changed" in desk.run("collect", "fetch", code=1).stderr
+
+
+def test_a_run_is_made_once_however_often_its_script_is_sent(study):
+    one = study()
+    one.jobs("submit", "--matrix", one.matrix("axes: {strategy: [single]}"), "--wait")
+    (folder,) = one.folders()
+    again = one.slurm.answer(
+        "head", "sbatch", "--wait", "--parsable", f"--output={folder.log}/again.out", str(folder.path / "job.sbatch")
+    )
+    assert again.code == 75
+    assert "claimed already" in (folder.log / "again.out").read_text()
+    assert len(one.events("started")) == 1
+    assert one.states() == ["completed"]
+
+
+@pytest.mark.parametrize("point", ["intended", "answered", "kept", "noted"])
+def test_a_submitter_killed_at_any_step_leaves_one_job_a_run(study, point):
+    for turn in range(5):
+        one = study(HELD, f"-{turn}")
+        name = one.matrix(SEEDS, name=f"killed{turn}")
+        assert one.start("submit", "--matrix", name, env={"SHARDLAB_FAULT": point}).code != 0
+        states = set(one.states())
+        assert states == {"pending"}
+        one.jobs("submit", "--matrix", name)
+        assert set(one.states()) == {"pending"}
+        (sent,) = one.submissions()
+        assert sent.state == "sent"
+        assert one.queue().count(sent.token) == 1
+        assert {event.data["job"] for event in one.events("submitted")} == {f"{sent.job}_{n}" for n in range(4)}
+        assert "4 left alone" in one.jobs("submit", "--matrix", name)
+        one.end()
+        assert set(one.states()) == {"cancelled"}
+
+
+@pytest.mark.parametrize(("accepts", "jobs"), [(True, 1), (False, 1)])
+def test_an_answer_that_leaves_it_open_is_looked_into(study, accepts, jobs):
+    one = study(HELD)
+    first = '/usr/bin/sbatch "$@" > /dev/null\n' if accepts else ""
+    # the first answer is lost; later ones come through
+    lost = one.stand_in("sbatch", f"if [ ! -e {one.path}/lost ]; then\n: > {one.path}/lost\n{first}"
+              'echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2\nexit 1\nfi\n'
+              'exec /usr/bin/sbatch "$@"')  # fmt: skip
+    one.jobs("submit", "--matrix", one.matrix(SEEDS), env=lost)
+    (sent,) = one.submissions()
+    assert one.queue().count(sent.token) == jobs
+    assert set(one.states()) == {"pending"}
+
+
+def test_two_submitters_at_once_send_each_run_once(study):
+    one = study(HELD)
+    name = one.matrix(SEEDS)
+    both = [threading.Thread(target=one.start, args=("submit", "--matrix", name)) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    (sent,) = one.submissions()
+    assert one.queue().count(sent.token) == 1
+
+
+def test_what_slurm_refuses_is_said_and_sent_when_it_is_mended(study):
+    one = study("partition: nowhere")
+    name = one.matrix("axes: {strategy: [single]}")
+    refused = one.start("submit", "--matrix", name)
+    assert refused.code == 1
+    assert "Batch job submission failed: Invalid partition name specified" in refused.stderr
+    (run,) = one.runs()
+    assert run["state"] == "planned"
+    assert "Invalid partition" in run["why"]
+    one.write("cluster.yaml", one.slurm.file.read_text())
+    assert "1 run(s) sent" in one.jobs("submit", "--matrix", name)
+
+
+def test_hostile_names_are_names(study):
+    one = study(suffix=" a 'b' \"c\" $d; e %j")
+    one.jobs("submit", "--matrix", one.matrix("axes: {strategy: [ddp], gpus: [2], nnodes: [2]}"), "--wait")
+    assert one.states() == ["completed"]
+    assert "running" not in one.jobs("logs", "ddp*", "--rank", "1")
+
+
+def test_cancelled_runs_end_and_a_retry_makes_them(study):
+    one = study()
+    name = one.matrix("axes: {strategy: [ddp], gpus: [2, 4]}", steps=FOREVER)
+    one.jobs("submit", "--matrix", name)
+    one.until(lambda: any(folder.steps(0).records for folder in one.folders()), "a run makes steps")
+    said = one.json("cancel", "--all")["runs"]
+    assert {run["state"] for run in said} == {"cancelled"}
+    one.until(one.slurm.idle, "the nodes are free", 60)
+    assert not {sent.token for sent in one.submissions()} & set(one.queue())
+    again = one.json("retry", "--only", "cancelled", "--where", "gpus == 2")["runs"]
+    assert [run["attempt"] for run in again] == [2]
+    one.until(lambda: "running" in one.states(), "the second attempt runs")
+
+
+def test_packed_runs_share_an_allocation_and_nothing_else(study):
+    one = study()
+    broken = "axes: {strategy: [single], launcher: [torchrun, submitit], memory_limit_gib: [0.001, 8]}"
+    runs = one.json("submit", "--matrix", one.matrix(broken), "--pack", "--wait", code=1)["runs"]
+    assert [run["state"] == "completed" for run in runs] == [run["cell"]["memory_limit_gib"] == 8 for run in runs], runs
+    jobs = {run["id"]: run["scheduler"]["id"] for run in runs}
+    sent = one.submissions()
+    assert [one.kind for one in sent] == ["pack", "pack"]
+    for allocation in sent:
+        assert {jobs[run] for run in allocation.runs} == {allocation.job}
+        folders = [RunDir(one.path / "runs" / run) for run in allocation.runs]
+        first, second = ([event for event in folder.events() if event.writer == "attempt"] for folder in folders)
+        assert first[-1].event == "exited"
+        assert first[-1].wall_s <= second[0].wall_s
+
+
+def test_a_run_past_its_time_goes_on_from_its_checkpoint(study):
+    one = study()
+    text = MATRIX.format(name="limited", steps=FOREVER, more="axes: {strategy: [ddp], gpus: [2]}")
+    limits = '  instruments: {checkpoints: {every_steps: 1000000}}\n  time_limit: "00:00:50"\n'
+    name = one.write("limited.yaml", text.replace("  seq_len", f"{limits}  seq_len"))
+    one.jobs("submit", "--matrix", name)
+    one.until(lambda: one.events("requeued"), "its time is up and Slurm has it again")
+    (folder,) = one.folders()
+    (saved,) = whole(folder.path)
+    assert one.states() == ["pending"]
+    job = one.events("submitted")[0].data["job"]
+    one.slurm.run("head", f"sleep 4; scontrol update JobId={job} StartTime=now")  # Slurm lets two minutes pass by itself
+    (resumed,) = one.until(lambda: one.events("resumed"), "it goes on")
+    assert resumed.data["step"] == step_of(saved)
+    assert one.events("started")[-1].data["restarts"] == 1
+    assert one.states() == ["running"]
+
+
+def test_a_node_that_crashes_is_told_and_its_run_is_started_again(study):
+    one = study()
+    name = one.matrix("axes: {strategy: [ddp], gpus: [4]}", steps=FOREVER)
+    one.jobs("submit", "--matrix", name)
+    one.until(lambda: one.folders() and one.folders()[0].steps(0).records, "the run makes steps")
+    one.slurm.machine("work2").crash()
+    try:
+        one.until(lambda: one.states() == ["pending"], "Slurm gives the node up and the run waits again")
+        (run,) = one.runs()
+        assert "started again by Slurm" in run["why"]
+    finally:
+        one.slurm.boot("work2")
+    one.until(one.slurm.idle, "the node is back", 180)
+    job = one.events("submitted")[0].data["job"]
+    one.slurm.run("head", f"scontrol update JobId={job} StartTime=now")
+    one.until(lambda: one.states() == ["running"], "it runs again")
+    assert len(one.events("started")) == 2
+    one.until(lambda: (one.folders()[0].path / "before-restart-1").exists(), "what the first start recorded is put aside", 30)
+
+
+def test_a_killed_slurmd_leaves_one_copy_of_its_run(study):
+    one = study()
+    one.jobs("submit", "--matrix", one.matrix("axes: {strategy: [ddp], gpus: [4]}", steps=FOREVER))
+    one.until(lambda: one.folders()[0].steps(0).records, "the run makes steps")
+    one.slurm.run("work2", "kill -KILL $(pidof slurmd)", root=True)  # the ranks there live on
+    try:
+        one.until(lambda: one.states() == ["pending"], "Slurm gives the node up and the run waits again")
+    finally:
+        one.slurm.run("work2", "systemctl start slurmd", root=True)
+    # Slurm takes a node of the second start for idle if the first step there ends after it, and starts no step there again.
+    one.until(lambda: not one.slurm.run("work2", "pidof slurmstepd || true"), "the step of the first start has ended", 60)
+    one.until(one.slurm.idle, "the node is back", 180)
+    job = one.events("submitted")[0].data["job"]
+    one.slurm.run("head", f"scontrol update JobId={job} StartTime=now")
+    one.until(lambda: len(one.events("met")) == 2, "the ranks of the second start have met")
+    assert [len(one.slurm.run(node, RANKS).split()) for node in ("work1", "work2")] == [2, 2]
+    assert [event.data["restarts"] for event in one.events("started")] == [0, 1]
+
+
+def test_a_preempted_run_waits_where_slurm_starts_it_again_and_is_preempted_where_not(study):
+    again, gone = study(suffix="-again"), study("requeue: 0, partition: graced", "-gone")
+    both = "Nodes=work1,work2 DefMemPerCPU=100"
+    partitions = [f"PartitionName=urgent PriorityTier=10 {both}", f"PartitionName=graced GraceTime=30 {both}"]
+    with again.slurm.configured("PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE", *partitions):
+        again.until(again.slurm.idle, "the nodes are there", 60)
+        for one in (again, gone):
+            one.jobs("submit", "--matrix", one.matrix("axes: {strategy: [ddp], gpus: [2]}", steps=FOREVER))
+        for one in (again, gone):
+            one.until(lambda one=one: one.folders()[0].steps(0).records, "the run makes steps")
+        taken = again.slurm.run("head", "sbatch --parsable -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 60'").strip()
+        again.until(lambda: again.events("exited") and gone.events("exited"), "both are told to end", 60)
+        seen = []
+        again.until(lambda: seen.append(again.states()[0]) or seen[-1] != "running", "Slurm has it again", 60)
+        assert seen[-1] == "pending"
+        assert "after it told it to end" in again.runs()[0]["why"]
+        gone.until(lambda: gone.states() == ["preempted"], "Slurm says why", 60)
+        again.slurm.run("head", f"scancel {taken}")
+        assert again.json("retry")["runs"] == []
+        assert [(run["attempt"], run["state"]) for run in gone.json("retry")["runs"]] == [(2, "pending")]
+        for one in (again, gone):
+            one.end()

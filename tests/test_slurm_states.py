@@ -1,0 +1,327 @@
+"""What Slurm says and what a run's own records say, held together.
+
+recorded/slurm holds what sacct and squeue of Slurm 22.05 printed on practice nodes of jobs that ended well (18) and badly (19),
+were cancelled at work (20) and waiting (23, 25), met their time limit (21) and were requeued (24), and of an array of which
+some tasks had ended (22); its columns are those that jobs.slurm.query asks for.
+"""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from support_cells import CELL
+
+from jobs import reconcile
+from jobs.schedulers import slurm
+from jobs.slurm import query, states
+from shardlab import files
+from shardlab.record import Event, LineWriter, Result, StepRecord
+from shardlab.run import Run, World
+from shardlab.rundir import RunDir
+from shardlab.state import FINAL, STATES
+from shardlab.workspace import Workspace
+
+RECORDED = Path(__file__).parent / "recorded" / "slurm"
+ALL = ["18", "19", "20", "21", "22", "23", "24", "25"]
+# What the commands said, and ended with, where the controller, the database, or accounts as such were not there.
+AWAY = (1, "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+NO_DATABASE = (1, "sacct: error: Problem talking to the database: Connection refused")
+NO_ACCOUNTS = (1, "Slurm accounting storage is disabled")
+EVERY = sorted({*states.WAITING, *states.AT_WORK, *states.ENDED, "CANCELLED by 1000", "COMPLETING+", "A_NEW_ONE"})
+
+
+@pytest.fixture
+def says(tmp_path, monkeypatch):
+    """Give Slurm's commands what they are to print: a text, or an exit code and an error."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "bin").mkdir()
+
+    def say(**answers):
+        for name, answer in answers.items():
+            code, text, stream = (0, answer, 1) if isinstance(answer, str) else (*answer, 2)
+            (tmp_path / f"{name}.txt").write_text(text)
+            command = tmp_path / "bin" / name
+            command.write_text(f"#!/bin/sh\ncat '{tmp_path}/{name}.txt' >&{stream}\nexit {code}\n")
+            command.chmod(0o755)
+
+    return say
+
+
+def recorded(name):
+    return (RECORDED / f"{name}.txt").read_text()
+
+
+def said(found):
+    return {job.id: states.ours(job.state) for job in found.jobs.values()}
+
+
+def test_of_accounts_that_lag_and_the_queue_the_queue_is_right(says):
+    says(sacct=recorded("sacct-middle"), squeue=recorded("squeue-middle"))
+    found = query.of(ALL, 0.0)
+    assert (found.why_not, found.complete) == ("", True)
+    assert found.jobs["24"].state == "PENDING"  # requeued; the accounts had it at work still
+    assert found.jobs["24"].reason == "BeginTime"
+    assert found.jobs["22_31"].start_s == 1795283124.0
+    assert found.jobs["22_32"].start_s is None
+    assert found.jobs["22_1"].nodes == "work1"
+    assert "8" not in found.jobs  # another's
+    ends = {"18": "completed", "19": "failed", "20": "cancelled", "21": "running", "23": "pending", "22_59": "pending"}
+    assert ends.items() <= said(found).items()
+    assert {f"25_{task}" for task in (0, 3, 160, 300, 301, 399)} <= found.jobs.keys()
+    assert "25_161" not in found.jobs
+
+
+def test_accounts_of_what_has_ended_are_enough(says):
+    says(sacct=recorded("sacct-end"), squeue=(99, "squeue: must not be asked"))
+    found = query.of(ALL, 0.0)
+    assert (found.why_not, found.complete) == ("", True)
+    ends = {"18": "completed", "19": "failed", "20": "cancelled", "21": "timeout", "23": "cancelled", "24": "cancelled"}
+    assert ends.items() <= said(found).items()
+    assert said(found)["25_300"] == "cancelled"
+
+
+def test_a_task_that_stands_alone_and_in_a_range_is_what_is_said_of_it_alone(says):
+    says(sacct=recorded("sacct-middle"), squeue=AWAY)
+    found = query.of(ALL, 0.0)
+    assert (found.why_not, found.complete) == ("Unable to contact slurm controller (connect failure)", False)
+    assert (said(found)["22_27"], said(found)["22_28"]) == ("failed", "pending")
+
+
+@pytest.mark.parametrize(("accounts", "complete"), [(NO_ACCOUNTS, True), (NO_DATABASE, False)])
+def test_without_accounts_the_controller_knows_all_there_is(says, accounts, complete):
+    says(sacct=accounts, squeue=recorded("squeue-middle"))
+    found = query.of(ALL, 0.0)
+    assert (found.why_not, found.complete, said(found)["21"]) == ("", complete, "running")
+
+
+@pytest.mark.parametrize(
+    ("listed", "tasks"),
+    [
+        ("12", ["12"]),
+        ("12_4", ["12_4"]),
+        ("12_[3-5,7%2]", ["12_3", "12_4", "12_5", "12_7"]),
+        ("12_[0-4:2,9]", ["12_0", "12_2", "12_4", "12_9"]),
+        ("12_[7]", ["12_7"]),
+        ("12_[1,...]", ["12_1"]),
+    ],
+)
+def test_tasks_of_an_array(listed, tasks):
+    assert list(query._numbers(listed)) == tasks
+
+
+STARTED = ("started", {})
+OWN = {  # what a run wrote of itself after it was sent
+    "waits": (),
+    "taken back": (("cancelled", {}),),
+    "runs": (STARTED,),
+    "completed": (STARTED, ("exited", {"code": 0, "reason": None})),
+    "failed": (STARTED, ("exited", {"code": 1, "reason": None})),
+    "failed with a word": (STARTED, ("failed", {"why": "peer left"}), ("exited", {"code": 1, "reason": None})),
+    "failed for a reason": (STARTED, ("exited", {"code": 1, "reason": "failed", "why": "packages changed"})),
+    "told to end": (STARTED, ("exited", {"code": 143, "reason": "told", "why": "SIGTERM"})),
+    "oom": (STARTED, ("oom", {"why": "CUDA"}), ("exited", {"code": 1, "reason": None})),
+    "timeout": (STARTED, ("exited", {"code": 143, "reason": "timeout", "why": "3 s"})),
+    "hung": (STARTED, ("exited", {"code": 143, "reason": "hung", "why": "rank 1"})),
+    "cancelled": (STARTED, ("cancel_requested", {}), ("exited", {"code": 143, "reason": "cancelled"})),
+}
+TIMEOUT, AGAIN = OWN["timeout"], STARTED
+OWN["failed after a timeout"] = (*TIMEOUT, *OWN["failed"])
+OWN["runs after a timeout"] = (*TIMEOUT, AGAIN)
+OWN["goes on after a timeout"] = (*TIMEOUT, ("requeued", {"why": "it left a checkpoint"}))
+AGO = 1000.0  # seconds before now at which it was sent; an event a second from then on
+JOB, TOKEN = "12", "m.0123456789"
+
+
+@pytest.fixture
+def run_of(tmp_path):
+    """A run folder in which so much is written, as the commands read it."""
+
+    def write(events, *, kind="one", ago_s=AGO, place="run"):
+        cell = msgspec.structs.replace(CELL, steps=1)
+        folder = RunDir(tmp_path / "runs" / place)
+        folder.path.mkdir(parents=True)
+        run = Run(
+            schema=1, run_id=place, matrix="m", cell=cell, cell_hash=cell.hash(), repeat=1, attempt=1, launcher="torchrun",
+            rehearsal=False, world=World(1, 2, 2), cluster={}, data_path="", versions={}, git_commit=None, templates={},
+            created="2026-01-01T00:00:00Z", scheduler="slurm",
+        )  # fmt: skip
+        files.write_json(folder.run_json, run)
+        sent = ("submitted", {"scheduler": "slurm", "job": JOB, "token": TOKEN, "kind": kind})
+        add(folder, (("rendered", {}), sent, *events), time.time() - ago_s)
+        if ("exited", {"code": 0, "reason": None}) in events:
+            complete(folder)
+        return folder
+
+    return write
+
+
+def add(folder, events, first_s):
+    with LineWriter(folder.events_file("w")) as lines:
+        for at, (name, data) in enumerate(events):
+            lines.write(Event(schema=1, event=name, writer="w", wall_s=first_s + at, host="h", data=data))
+
+
+def complete(folder):
+    for rank in (0, 1):
+        with LineWriter(folder.steps_file(rank)) as lines:
+            lines.write(StepRecord(schema=1, step=1, t_s=0.0, wall_s=0.0, units=1, step_ms=1.0))
+    files.write_json(
+        folder.result, Result(schema=1, run_id=folder.run_id, state="completed", rehearsal=False, steps=1, unit="t")
+    )
+
+
+def together(run_of, own, raw, *, kind="one", start_s=None):
+    """The verdict on such a run whose job is in this state."""
+    one = reconcile.own(run_of(OWN[own], kind=kind, place=re.sub("[^a-z0-9]+", "-", f"{own}-{raw}".lower())))
+    job = query.Job(JOB, TOKEN, raw, "", time.time() - AGO, start_s, "n1")
+    return slurm._together(one, job, shared=kind == "pack")
+
+
+@pytest.mark.parametrize(
+    ("own", "raw", "state", "words"),
+    [
+        ("waits", "PENDING", "pending", ""),
+        ("waits", "RUNNING", "pending", "its job is starting"),
+        ("waits", "CANCELLED by 1000", "cancelled", "cancelled in Slurm"),
+        ("waits", "TIMEOUT", "timeout", "Slurm ended it at the job's time limit"),
+        ("waits", "COMPLETED", "failed", "before the run started"),
+        ("waits", "FAILED", "failed", "before the run started"),
+        ("waits", "BOOT_FAIL", "node_fail", "did not boot"),
+        ("waits", "A_NEW_ONE", "unknown", "Slurm says A_NEW_ONE"),
+        ("waits", "REVOKED", "unknown", "REVOKED"),
+        ("taken back", "PENDING", "cancelled", "before it started"),
+        ("runs", "RUNNING", "running", ""),
+        ("runs", "COMPLETING", "running", ""),
+        ("runs", "SUSPENDED", "running", ""),
+        ("runs", "PENDING", "pending", "started again by Slurm"),
+        ("runs", "REQUEUED", "pending", "started again by Slurm"),
+        ("runs", "COMPLETED", "unknown", "wrote no end"),
+        ("runs", "FAILED", "failed", "wrote no end"),
+        ("runs", "NODE_FAIL", "node_fail", "a node of the job failed"),
+        ("runs", "OUT_OF_MEMORY", "oom", "host memory"),
+        ("runs", "PREEMPTED", "preempted", "another job"),
+        ("runs", "CANCELLED by 1000", "cancelled", "cancelled in Slurm"),
+        ("runs", "DEADLINE", "timeout", "deadline"),
+        ("failed", "FAILED", "failed", "exit code 1"),
+        ("failed", "COMPLETED", "failed", "exit code 1"),
+        ("failed", "OUT_OF_MEMORY", "oom", "host memory"),
+        ("failed", "NODE_FAIL", "node_fail", "a node"),
+        ("failed", "CANCELLED by 1000", "cancelled", "in Slurm"),
+        ("failed", "RUNNING", "running", "its job is ending, after failed: exit code 1"),
+        ("failed", "COMPLETING", "running", "its job is ending"),
+        ("failed", "PENDING", "pending", "started again by Slurm, after failed"),
+        ("failed with a word", "NODE_FAIL", "node_fail", "a node"),
+        ("failed with a word", "FAILED", "failed", "peer left"),
+        ("failed for a reason", "OUT_OF_MEMORY", "failed", "packages changed"),
+        ("failed after a timeout", "OUT_OF_MEMORY", "oom", "host memory"),
+        ("runs after a timeout", "RUNNING", "running", ""),
+        ("told to end", "RUNNING", "running", "its job is ending"),
+        ("told to end", "TIMEOUT", "timeout", "Slurm ended it"),
+        ("told to end", "PREEMPTED", "preempted", "another job"),
+        ("told to end", "PENDING", "pending", "started again by Slurm"),
+        ("told to end", "CANCELLED by 1000", "cancelled", "in Slurm"),
+        ("told to end", "FAILED", "failed", "SIGTERM"),
+        ("oom", "FAILED", "oom", "CUDA"),
+        ("oom", "OUT_OF_MEMORY", "oom", "CUDA"),
+        ("oom", "CANCELLED by 0", "oom", "CUDA"),
+        ("timeout", "FAILED", "timeout", "3 s"),
+        ("timeout", "RUNNING", "running", "its job is ending, after timeout: 3 s"),
+        ("hung", "COMPLETING", "running", "its job is ending"),
+        ("completed", "RUNNING", "completed", ""),
+        ("timeout", "PENDING", "pending", "started again by Slurm, after timeout"),
+        ("goes on after a timeout", "REQUEUED", "pending", "started again by Slurm, after timeout"),
+        ("goes on after a timeout", "CANCELLED by 1000", "cancelled", "while it waited to go on, after timeout"),
+        ("timeout", "CANCELLED by 1000", "timeout", "3 s"),
+        ("hung", "FAILED", "hung", "rank 1"),
+        ("hung", "NODE_FAIL", "hung", "rank 1"),
+        ("cancelled", "CANCELLED by 1000", "cancelled", ""),
+        ("cancelled", "PENDING", "cancelled", ""),
+    ],
+)
+def test_what_is_true_of_a_run(run_of, own, raw, state, words):
+    verdict = together(run_of, own, raw)
+    assert (verdict.state, words in verdict.why) == (state, True), verdict
+
+
+@pytest.mark.parametrize("raw", EVERY)
+def test_whatever_slurm_says_nothing_else_is_completed_and_what_is_completed_stays_so(run_of, raw):
+    found = {own: together(run_of, own, raw).state for own in OWN}
+    assert set(found.values()) <= STATES.keys()
+    assert [own for own, state in found.items() if state == "completed"] == ["completed"]
+    assert found["cancelled"] == found["taken back"] == "cancelled"
+
+
+def test_a_start_after_the_end_that_is_on_record_is_another_one(run_of):
+    verdict = together(run_of, "timeout", "RUNNING", start_s=time.time() - 1)
+    assert (verdict.state, verdict.why) == ("pending", "started again by Slurm, after timeout")
+    assert together(run_of, "completed", "RUNNING", start_s=time.time() - 1).state == "completed"
+
+
+def test_in_a_job_of_several_runs_what_ends_the_job_is_no_word_on_those_that_ended_before(run_of):
+    assert together(run_of, "failed", "RUNNING", kind="pack").state == "failed"
+    assert together(run_of, "failed", "CANCELLED by 1000", kind="pack").state == "failed"
+    assert together(run_of, "told to end", "CANCELLED by 1000", kind="pack").state == "cancelled"
+    assert together(run_of, "waits", "RUNNING", kind="pack").why == "waits for its turn in its job"
+
+
+def seen(tmp_path, folder, read=None):
+    """What `jobs status` is told of a run."""
+    (found,) = slurm.observe(Workspace(tmp_path), [read or reconcile.own(folder)])
+    return found
+
+
+def line(raw, *, token=TOKEN):
+    return f"{JOB}|{token}|{raw}|1795283038|1795283081|work1|None\n"
+
+
+def test_a_number_that_slurm_gave_out_again_is_another_job(run_of, says, tmp_path):
+    says(sacct=line("COMPLETED", token="other.1"), squeue="")
+    found = seen(tmp_path, run_of(OWN["runs"]))
+    assert (found.verdict.state, found.raw) == ("unknown", "-")
+    assert "Slurm does not know its job 12" in found.verdict.why
+
+
+@pytest.mark.parametrize("own", ["waits", "runs"])
+def test_a_job_that_slurm_does_not_know_yet_is_waited_for(run_of, says, tmp_path, own):
+    says(sacct="", squeue="")
+    assert seen(tmp_path, run_of(OWN[own], ago_s=5.0, place="late")).verdict.state == {"waits": "pending"}.get(own, "running")
+    assert seen(tmp_path, run_of(OWN[own], place="lost")).verdict.state == "unknown"
+
+
+def test_without_accounts_a_job_that_the_controller_dropped_is_unknown_and_a_database_away_changes_nothing(
+    run_of, says, tmp_path
+):
+    folder = run_of(OWN["runs"])
+    says(sacct=NO_DATABASE, squeue="")
+    assert seen(tmp_path, folder).verdict.state == "running"
+    says(sacct=NO_ACCOUNTS, squeue="")
+    assert seen(tmp_path, folder).verdict.state == "unknown"
+
+
+def test_a_controller_that_is_away_is_said_and_changes_nothing(run_of, says, tmp_path):
+    folder = run_of(OWN["runs"])
+    why = "Unable to contact slurm controller (connect failure)"
+    says(sacct=NO_DATABASE, squeue=AWAY)
+    found = seen(tmp_path, folder)
+    assert (found.verdict.state, found.raw) == ("running", f"Slurm does not answer: {why}")
+    says(sacct=line("RUNNING"), squeue=AWAY)
+    found = seen(tmp_path, folder)
+    assert (found.verdict.state, found.raw) == (
+        "running",
+        f"RUNNING by the accounts; the controller does not answer: {why}",
+    )
+    assert seen(tmp_path, run_of(OWN["timeout"], place="ended")).verdict.state == "timeout"
+
+
+@pytest.mark.parametrize("answer", [line("COMPLETED"), ""])
+def test_an_end_that_was_written_while_slurm_was_asked_is_not_lost(run_of, says, tmp_path, answer):
+    folder = run_of(OWN["runs"])
+    read = reconcile.own(folder)
+    add(folder, OWN["completed"][1:], time.time())
+    complete(folder)
+    assert read.verdict.state not in FINAL
+    says(sacct=answer, squeue="")
+    assert seen(tmp_path, folder, read).verdict.state == "completed"

@@ -1,0 +1,69 @@
+"""The world that really came together: on how many machines the ranks met, and over which interface."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import math
+from socket import gethostname
+from typing import TYPE_CHECKING
+
+import psutil
+
+from shardlab.errors import InputError
+
+if TYPE_CHECKING:
+    from shardlab.run import Run
+    from shardlab.rundir import RunDir
+    from trainers.ranks import Ranks
+
+
+def check(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
+    """All ranks call it when they have met; rank 0 writes the event `met`, of a world that is refused as well.
+
+    Raises InputError, on every rank alike, where that is not the world of run.json.
+    """
+    outside, loopback = interfaces()
+    over = math.nan if not (outside or loopback) else float(bool(outside))
+    rows = ranks.gather([float(number(gethostname())), over])
+    hosts, nnodes = len(set(rows[:, 0])), run.world.nnodes
+    if ranks.rank == 0:
+        run_dir.write_event(
+            f"rank-{ranks.rank:05d}", "met", sync=False,
+            world_size=ranks.world_size, hosts=hosts, backend=ranks.backend, interface=", ".join(outside or loopback) or None,
+        )  # fmt: skip
+    if hosts != nnodes:
+        raise InputError(
+            f"{run_dir.path}: its ranks met on {hosts} machine(s), told apart by their host names. Allowed: {nnodes}, as "
+            "run.json says (world.nnodes)."
+        )
+    known = {row for row in rows[:, 1] if not math.isnan(row)}
+    if nnodes > 1 and known == {0.0}:
+        raise InputError(
+            f"{run_dir.path}: its ranks met over a loopback interface ({', '.join(loopback)}). Allowed: one that leads to "
+            "other machines, as world.nnodes is above 1."
+        )
+
+
+def interfaces() -> tuple[list[str], list[str]]:
+    """The interfaces over which this process is connected, by the addresses of its sockets: those that lead to other
+    machines, and loopbacks."""
+    names = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
+    outside: set[str] = set()
+    loopback: set[str] = set()
+    for connection in psutil.Process().net_connections("tcp"):
+        if connection.status == psutil.CONN_ESTABLISHED:
+            address = _plain(connection.laddr.ip)
+            (loopback if address.is_loopback else outside).add(names.get(str(address), str(address)))
+    return sorted(outside), sorted(loopback)
+
+
+def number(name: str) -> int:
+    """A host's name as a number that float64 holds exactly, for a collective on plain numbers."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
+
+
+def _plain(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address of IPv4 as such, also where a socket of IPv6 has it."""
+    address = ipaddress.ip_address(ip.partition("%")[0])
+    return (address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None) or address
