@@ -23,7 +23,10 @@ MAX_DEPTH = 32
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _TIME = re.compile(r"[-+]?[0-9]+(:[0-9]{1,2})+(\.[0-9]*)?\Z")
-_ODD_NUMBER = re.compile(r"[-+]?(0[xob]?[0-9a-fA-F_]+|[0-9][0-9_]*_[0-9_]*|\.(inf|Inf|INF)|\.(nan|NaN|NAN))\Z")
+_ODD_NUMBER = re.compile(  # some parser's octal, hexadecimal, binary or underlined number; a checksum such as 0a1f is none
+    r"[-+]?(0o?[0-7_]+|0x[0-9a-fA-F_]+|0b[01_]+|0[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?"
+    r"|[0-9][0-9_]*_[0-9_]*|\.(inf|Inf|INF)|\.(nan|NaN|NAN))\Z"
+)
 _ODD_BOOL = {"yes", "no", "on", "off", "y", "n"}
 
 Path_ = tuple[str | int, ...]

@@ -50,6 +50,10 @@ def test_plain_scalars_mean_what_they_look_like(text, value):
         ("a: on\n", "1:4", "true or false to some YAML parsers"),
         ("a: No\n", "1:4", "true or false to some YAML parsers"),
         ("a: 010\n", "1:4", "read differently"),
+        ("a: 089\n", "1:4", "read differently"),
+        ("a: 01.5\n", "1:4", "read differently"),
+        ("a: 0o17\n", "1:4", "read differently"),
+        ("a: 0b11\n", "1:4", "read differently"),
         ("a: 0x1F\n", "1:4", "read differently"),
         ("a: 1_000\n", "1:4", "read differently"),
         ("a: .nan\n", "1:4", "read differently"),
@@ -67,6 +71,11 @@ def test_what_is_ambiguous_is_refused_with_its_place(text, place, words):
     assert str(caught.value).startswith(f"f.yaml:{place}: ")
     assert words in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["064cbb" + 29 * "a1", "0a1f", "0badcafe", "0b12", "0xfg", "1a_b", "0-3", "007th"])
+def test_what_only_begins_like_a_number_is_text(text):
+    assert parse(f"a: {text}\n") == {"a": text}
 
 
 def test_bytes_that_are_not_text_are_refused_with_their_line():

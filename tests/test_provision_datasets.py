@@ -320,7 +320,9 @@ def test_provision_stages_converges_and_says_what_it_cannot_do(tmp_path, monkeyp
 
     def step(*verb):
         code = main([*words, *verb])
-        return code, json.loads(capsys.readouterr().out)["nodes"][0]["operations"][0]
+        said = capsys.readouterr()
+        assert said.out, said.err
+        return code, json.loads(said.out)["nodes"][0]["operations"][0]
 
     code, dry = step("plan")
     assert (code, dry["state"], dry["says"]) == (0, "would change", [f"unpack {made} as {tmp_path}/my data/{CIFAR}"])
