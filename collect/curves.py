@@ -1,12 +1,13 @@
 """Telemetry -> curves: what the devices of a run did, stretch by stretch of it, and nothing where nobody looked.
 
 All devices of all hosts have the same stretches, so that what they did can be added up although no two hosts sample at the
-same moment. A stretch that samples of any of its devices do not cover is blank: a line over time has a gap there.
+same moment. A stretch that samples of any of its devices do not cover is blank: a line over time has a gap there. Samples are
+those of many runs, told apart by their column `run`: a hundred small frames cost a hundred times as much as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import polars as pl
@@ -27,49 +28,44 @@ class Curve(NamedTuple):
 
 
 def levels(samples: pl.DataFrame, device: str, column: str) -> pl.DataFrame:
-    """Readings of a quantity, each of the time since the device's sample before: (device, since_s, until_s, value)."""
-    rows = samples.drop_nulls(column).sort(device, "wall_s")
-    since = pl.col("wall_s").shift().over(device)
-    return rows.select(device=device, since_s=since, until_s="wall_s", value=pl.col(column).cast(pl.Float64))
+    """Readings of a quantity, each of the time since the device's sample before: (run, device, since_s, until_s, value)."""
+    rows = samples.drop_nulls(column).sort("run", device, "wall_s")
+    since = pl.col("wall_s").shift().over("run", device)
+    return rows.select("run", device=device, since_s=since, until_s="wall_s", value=pl.col(column).cast(pl.Float64))
 
 
 def rates(nics: pl.DataFrame) -> pl.DataFrame:
     """Bytes that interfaces sent a second, in the columns of `levels`; unknown where a counter went back or began anew."""
-    rows = (
-        nics.drop_nulls("tx_bytes").with_columns(device=pl.concat_str("host", "name", separator=" ")).sort("device", "wall_s")
-    )
-    before = pl.all().shift().over("device").name.prefix("before_")
-    rows = rows.with_columns(before)
+    rows = nics.drop_nulls("tx_bytes").with_columns(device=pl.concat_str("host", "name", separator=" "))
+    before = pl.col("wall_s", "tx_bytes", "boot_id").shift().over("run", "device").name.prefix("before_")
+    rows = rows.sort("run", "device", "wall_s").with_columns(before)
     sent, passed = pl.col("tx_bytes") - pl.col("before_tx_bytes"), pl.col("wall_s") - pl.col("before_wall_s")
     sound = (sent >= 0) & (passed > 0) & (pl.col("boot_id") == pl.col("before_boot_id"))
     value = pl.when(sound).then(sent / passed)
-    return rows.select("device", since_s="before_wall_s", until_s="wall_s", value=value)
+    return rows.select("run", "device", since_s="before_wall_s", until_s="wall_s", value=value)
 
 
-def together(readings: Mapping[str, pl.DataFrame], how: Together) -> dict[str, Curve]:
-    """The curve of each name's devices: the mean over a stretch, or with `max` the highest, then the same over devices.
+def together(readings: pl.DataFrame, how: Together) -> dict[str, Curve]:
+    """The curve of each run's devices: the mean over a stretch, or with `max` the highest, then the same over devices.
 
-    Names whose samples cover no stretch have none.
+    Runs whose samples cover no stretch have none.
     """
-    if not readings:
+    if (seen := _seen(readings)).is_empty():
         return {}
-    rows = pl.concat(rows.with_columns(name=pl.lit(name)) for name, rows in readings.items())
-    if (seen := _seen(rows)).is_empty():
-        return {}
-    known = _of_devices(_pieces(seen), how).filter(pl.len().over("name", "stretch") == pl.col("devices"))
+    known = _of_devices(_pieces(seen), how).filter(pl.len().over("run", "stretch") == pl.col("devices"))
     over = {"mean": pl.col("value").mean(), "sum": pl.col("value").sum(), "max": pl.col("value").max()}[how]
-    found = known.group_by("name", "stretch").agg(over, pl.first("width_s")).sort("name", "stretch")
-    return {str(name): _curve(rows) for (name,), rows in found.group_by("name", maintain_order=True)}
+    found = known.group_by("run", "stretch").agg(over, pl.first("width_s")).sort("run", "stretch")
+    return {str(run): _curve(rows) for (run,), rows in found.group_by("run", maintain_order=True)}
 
 
 def _seen(rows: pl.DataFrame) -> pl.DataFrame:
-    """The readings that follow on another without a gap, with how many devices their name has and its width of a stretch."""
+    """The readings that follow on another without a gap, with how many devices their run has and its width of a stretch."""
     passed = pl.col("until_s") - pl.col("since_s")
-    usual = passed.quantile(0.5, "higher").over("name", "device")
-    rows = rows.with_columns(devices=pl.col("device").n_unique().over("name"), usual_s=usual)
+    usual = passed.quantile(0.5, "higher").over("run", "device")
+    rows = rows.with_columns(devices=pl.col("device").n_unique().over("run"), usual_s=usual)
     rows = rows.filter(pl.col("value").is_not_null(), passed > 0, passed <= GAP_PERIODS * pl.col("usual_s"))
-    whole = (pl.col("until_s").max() - pl.col("since_s").min()).over("name")
-    return rows.with_columns(width_s=pl.max_horizontal(whole / STRETCHES, pl.col("usual_s").max().over("name")))
+    whole = (pl.col("until_s").max() - pl.col("since_s").min()).over("run")
+    return rows.with_columns(width_s=pl.max_horizontal(whole / STRETCHES, pl.col("usual_s").max().over("run")))
 
 
 def _pieces(rows: pl.DataFrame) -> pl.DataFrame:
@@ -86,7 +82,7 @@ def _of_devices(pieces: pl.DataFrame, how: Together) -> pl.DataFrame:
     """One row for each device and each stretch that its samples cover."""
     mean = (pl.col("value") * pl.col("seconds")).sum() / pl.col("seconds").sum()
     value = pl.col("value").max() if how == "max" else mean
-    rows = pieces.group_by("name", "device", "stretch").agg(value, pl.sum("seconds"), pl.first("width_s", "devices"))
+    rows = pieces.group_by("run", "device", "stretch").agg(value, pl.sum("seconds"), pl.first("width_s", "devices"))
     return rows.filter(pl.col("seconds") >= LEAST_COVERAGE * pl.col("width_s"))
 
 

@@ -30,8 +30,12 @@ def nic(t, sent, host="a", name="eth0", kind="physical"):
 
 def curve_of(readings, how):
     """[(middle of a stretch, value)] of one run whose first timed step ended at 0 s."""
-    found = curves.together({"run": readings}, how)
+    found = curves.together(readings, how)
     return [(found["run"].first_s + place * found["run"].width_s, value) for place, value in enumerate(found["run"].values)]
+
+
+def of_a_run(rows):
+    return rows.with_columns(run=pl.lit("run"))
 
 
 def frames(*recorded):
@@ -42,7 +46,7 @@ def test_a_curve_of_rates_holds_the_bytes_that_the_metric_counts():
     sent = [(t / 2, 1000 * (t + 10 * math.sin(t))) for t in range(2000)]
     sent = [(t, max(value for other, value in sent[: place + 1])) for place, (t, value) in enumerate(sent)]  # it only grows
     seen = frames(*(nic(t, value) for t, value in sent))
-    found = curves.together({"run": curves.rates(seen.nics)}, "sum")["run"]
+    found = curves.together(curves.rates(of_a_run(seen.nics)), "sum")["run"]
     assert len(found.values) <= curves.STRETCHES + 1
     start = found.first_s - found.width_s / 2
     span = (start + 10 * found.width_s, start + 60 * found.width_s)
@@ -55,7 +59,7 @@ def test_a_curve_of_rates_holds_the_bytes_that_the_metric_counts():
 def test_hosts_that_sample_at_other_moments_are_added_up():
     one = [nic(t, 100 * t, "a") for t in range(100)]
     other = [nic(t + 0.37, 200 * t, "b") for t in range(60)]
-    points = curve_of(curves.rates(frames(*one, *other).nics), "sum")
+    points = curve_of(curves.rates(of_a_run(frames(*one, *other).nics)), "sum")
     both = [value for moment, value in points if 1 < moment < 58]
     assert both == pytest.approx([300] * len(both))
     assert [value for moment, value in points if moment > 61] == []  # half the hosts are no number for all of them
@@ -68,14 +72,14 @@ def test_gpus_and_hosts_come_together_as_their_metrics_have_it():
         for host, uuid, cpu, gpu, used in (("a", "0", 20.0, 90.0, 500), ("b", "1", 40.0, 70.0, 800 if t == 9 else 300))
     ]
     found = frames(*seen)
-    assert {value for _, value in curve_of(curves.levels(found.hosts, "host", "cpu_pct"), "mean")} == {30}
-    assert {value for _, value in curve_of(curves.levels(found.gpus, "uuid", "utilization_pct"), "mean")} == {80}
-    assert max(value for _, value in curve_of(curves.levels(found.gpus, "uuid", "memory_used_bytes"), "max")) == 800
+    assert {value for _, value in curve_of(curves.levels(of_a_run(found.hosts), "host", "cpu_pct"), "mean")} == {30}
+    assert {value for _, value in curve_of(curves.levels(of_a_run(found.gpus), "uuid", "utilization_pct"), "mean")} == {80}
+    assert max(value for _, value in curve_of(curves.levels(of_a_run(found.gpus), "uuid", "memory_used_bytes"), "max")) == 800
 
 
 def test_a_gap_in_the_samples_is_a_gap_in_the_curve():
     seen = [sample(t, cpu_pct=50.0) for t in range(1000) if not 300 <= t < 350]
-    points = curve_of(curves.levels(frames(*seen).hosts, "host", "cpu_pct"), "mean")
+    points = curve_of(curves.levels(of_a_run(frames(*seen).hosts), "host", "cpu_pct"), "mean")
     blank = [moment for moment, value in points if value is None]
     assert all(295 < moment < 355 for moment in blank)
     assert len(blank) >= 9
@@ -84,7 +88,7 @@ def test_a_gap_in_the_samples_is_a_gap_in_the_curve():
 
 def test_one_sample_that_is_missing_is_no_gap():
     seen = [sample(t, cpu_pct=None if t == 50 else 50.0) for t in range(100) if t != 70]
-    assert {value for _, value in curve_of(curves.levels(frames(*seen).hosts, "host", "cpu_pct"), "mean")} == {50.0}
+    assert {value for _, value in curve_of(curves.levels(of_a_run(frames(*seen).hosts), "host", "cpu_pct"), "mean")} == {50.0}
 
 
 @pytest.mark.parametrize("at_50", [nic(50, 0), msgspec.structs.replace(nic(50, 9000), boot_id="another")])
@@ -93,14 +97,14 @@ def test_a_counter_that_went_back_or_began_anew_says_nothing_of_that_time(at_50)
     seen += [
         msgspec.structs.replace(nic(t, at_50.nics[0].tx_bytes + 100 * (t - 50)), boot_id=at_50.boot_id) for t in range(51, 100)
     ]
-    points = curve_of(curves.rates(frames(*seen).nics), "sum")
+    points = curve_of(curves.rates(of_a_run(frames(*seen).nics)), "sum")
     assert [moment for moment, value in points if value is None] == [49.5]
     assert [value for _, value in points if value is not None] == pytest.approx([100] * (len(points) - 1))
 
 
 def test_a_peak_of_memory_survives_thinning():
     seen = [sample(t, gpus=[GpuSample(uuid="0", memory_used_bytes=999 if t == 4321 else 5)]) for t in range(10_000)]
-    points = curve_of(curves.levels(frames(*seen).gpus, "uuid", "memory_used_bytes"), "max")
+    points = curve_of(curves.levels(of_a_run(frames(*seen).gpus), "uuid", "memory_used_bytes"), "max")
     assert len(points) <= curves.STRETCHES + 1
     assert [abs(moment - 4321) <= 50 for moment, value in points if value == 999] == [True]
 
@@ -117,11 +121,10 @@ def test_thinned_lines_keep_what_is_not_known():
 
 def test_nothing_recorded_is_no_curve():
     empty = frames()
-    assert curves.together({"run": curves.rates(empty.nics)}, "sum") == {}
-    assert curves.together({"run": curves.levels(empty.hosts, "host", "cpu_pct")}, "mean") == {}
-    assert curves.together({}, "mean") == {}
+    assert curves.together(curves.rates(of_a_run(empty.nics)), "sum") == {}
+    assert curves.together(curves.levels(of_a_run(empty.hosts), "host", "cpu_pct"), "mean") == {}
     alone = frames(sample(1, cpu_pct=1.0))
-    assert curves.together({"run": curves.levels(alone.hosts, "host", "cpu_pct")}, "mean") == {}
+    assert curves.together(curves.levels(of_a_run(alone.hosts), "host", "cpu_pct"), "mean") == {}
 
 
 def group_of(workspace, baseline="single"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -21,25 +21,36 @@ GAP = 0.24  # of a panel, for its title
 MOST_INTERFACES = 3  # of the network that have a panel of their own: those that sent the most
 
 
+class Seen(NamedTuple):
+    """The samples of all runs that are drawn, `run` being the label of the cell and wall_s since its first timed step."""
+
+    hosts: pl.DataFrame
+    nics: pl.DataFrame
+    gpus: pl.DataFrame
+    shares: pl.DataFrame  # of GPU memory
+
+
 class Panel(NamedTuple):
     """title: with its unit, which is `scale` of the readings'; how: stretches and devices come together."""
 
     title: str
     scale: float
     how: Together
-    readings: Callable[[LoadedRun], pl.DataFrame]
+    readings: Callable[[Seen], pl.DataFrame]
 
 
 def draw(group: Group) -> Figure | None:
     """One line per cell and panel, of the first completed repeat that no checkpoint interrupted."""
     watched = [(mark, run, window(run.timed)) for mark in group.marks if (run := _run(mark)) is not None]
     spans = {mark.label: (run, span[0]) for mark, run, span in watched if span}
+    if not spans:
+        return None
     lines = shown_first([mark for mark, _, span in watched if span])
-    networks, left_out = _networks([run for run, _ in spans.values()])
+    seen = _seen(spans)
+    networks, left_out = _networks(seen.nics)
     panels: list[tuple[str, dict[str, Curve]]] = []
-    gpus = GPU if any(len(run.samples.gpus) for run, _ in spans.values()) else ()
-    for title, scale, how, readings in (*gpus, *networks, *HOST):
-        curves = together({label: _since(readings(run), zero_s) for label, (run, zero_s) in spans.items()}, how)
+    for title, scale, how, readings in (*(GPU if len(seen.gpus) else ()), *networks, *HOST):
+        curves = together(readings(seen), how)
         if shown := {label: _scaled(curve, scale) for label, curve in curves.items() if _is_a_line(curve)}:
             panels.append((title, shown))
     if not panels:
@@ -68,13 +79,23 @@ def _run(mark: Mark) -> LoadedRun | None:
     return next((run for run in mark.cell.completed if not run.resumed), None)
 
 
-def _networks(runs: Sequence[LoadedRun]) -> tuple[list[Panel], int]:
+def _seen(spans: Mapping[str, tuple[LoadedRun, float]]) -> Seen:
+    def every(of: Callable[[LoadedRun], pl.DataFrame]) -> pl.DataFrame:
+        parts = (of(run).with_columns(pl.col("wall_s") - zero_s, run=pl.lit(label)) for label, (run, zero_s) in spans.items())
+        return pl.concat(parts, rechunk=True)
+
+    return Seen(
+        every(lambda run: run.samples.hosts),
+        every(lambda run: run.samples.nics),
+        every(lambda run: run.samples.gpus),
+        every(lambda run: memory_shares(run.samples.gpus, run.hosts)),
+    )
+
+
+def _networks(nics: pl.DataFrame) -> tuple[list[Panel], int]:
     """A panel for each of the interfaces that sent anything, by name, and one for loopback; how many have none."""
-    sent: dict[str, int] = {}
-    for run in runs:
-        counted = of_network(run.samples.nics).group_by("host", "name").agg(sent=pl.max("tx_bytes") - pl.min("tx_bytes"))
-        for name, size in counted.select("name", "sent").drop_nulls().iter_rows():
-            sent[name] = sent.get(name, 0) + size
+    counted = of_network(nics).group_by("run", "host", "name").agg(sent=pl.max("tx_bytes") - pl.min("tx_bytes"))
+    sent = dict(counted.group_by("name").agg(pl.sum("sent")).iter_rows())
     names = [name for name in sorted(sent, key=lambda name: (-sent[name], name)) if sent[name]]
     panels = [_interface(name) for name in names[:MOST_INTERFACES]]
     return [*panels, LOOPBACK], max(len(names) - MOST_INTERFACES, 0)
@@ -82,11 +103,7 @@ def _networks(runs: Sequence[LoadedRun]) -> tuple[list[Panel], int]:
 
 def _interface(name: str) -> Panel:
     title = f"Sent on the network, {html.escape(name, quote=False)} (MB/s)"
-    return Panel(title, MB, "sum", lambda run: rates(of_network(run.samples.nics).filter(pl.col("name") == name)))
-
-
-def _since(readings: pl.DataFrame, zero_s: float) -> pl.DataFrame:
-    return readings.with_columns(pl.col("since_s", "until_s") - zero_s)
+    return Panel(title, MB, "sum", lambda seen: rates(of_network(seen.nics).filter(pl.col("name") == name)))
 
 
 def _scaled(curve: Curve, scale: float) -> Curve:
@@ -148,13 +165,11 @@ def _y(number: int) -> str:
 
 
 GPU = (
-    Panel(
-        "GPU memory in use (%)", 1, "max", lambda run: levels(memory_shares(run.samples.gpus, run.hosts), "uuid", "memory_pct")
-    ),
-    Panel("GPUs busy (%)", 1, "mean", lambda run: levels(run.samples.gpus, "uuid", "utilization_pct")),
+    Panel("GPU memory in use (%)", 1, "max", lambda seen: levels(seen.shares, "uuid", "memory_pct")),
+    Panel("GPUs busy (%)", 1, "mean", lambda seen: levels(seen.gpus, "uuid", "utilization_pct")),
 )
-LOOPBACK = Panel("Sent over loopback, within a host (MB/s)", MB, "sum", lambda run: rates(of_loopback(run.samples.nics)))
+LOOPBACK = Panel("Sent over loopback, within a host (MB/s)", MB, "sum", lambda seen: rates(of_loopback(seen.nics)))
 HOST = (
-    Panel("Processors busy (%)", 1, "mean", lambda run: levels(run.samples.hosts, "host", "cpu_pct")),
-    Panel("Memory of the hosts in use (GiB)", GIB, "mean", lambda run: levels(run.samples.hosts, "host", "memory_used_bytes")),
+    Panel("Processors busy (%)", 1, "mean", lambda seen: levels(seen.hosts, "host", "cpu_pct")),
+    Panel("Memory of the hosts in use (GiB)", GIB, "mean", lambda seen: levels(seen.hosts, "host", "memory_used_bytes")),
 )

@@ -30,9 +30,9 @@ def network_kind(kinds: Set[str]) -> str:
 
 
 def of_network(nics: pl.DataFrame) -> pl.DataFrame:
-    """The samples of each host's interfaces that lead to others."""
-    kinds = {host: network_kind(set(rows["kind"])) for (host,), rows in nics.group_by("host")}
-    return nics.filter(pl.col("kind") == pl.col("host").replace_strict(kinds, return_dtype=pl.String))
+    """The samples of each host's interfaces that lead to others, by run and host (`network_kind`)."""
+    physical = pl.col("kind") == "physical"
+    return nics.filter(pl.when(physical.any().over("run", "host")).then(physical).otherwise(pl.col("kind") == "virtual"))
 
 
 def of_loopback(nics: pl.DataFrame) -> pl.DataFrame:
