@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardlab import console, registry
+from shardlab import console, cycles, registry
 from shardlab.console import Output
 from shardlab.errors import InputError, MissingExtra
 from shardlab.workspace import Workspace
@@ -139,10 +139,11 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
 
     images = pictures.formats(arguments.images, "--images") if arguments.images else ()
     workspace = _workspace(arguments)
-    loaded = load(workspace, arguments.matrix)
-    summary = summarize(loaded, _baseline(arguments.baseline, loaded))
-    folder = Path(arguments.out).absolute() if arguments.out else workspace.report
-    report.write(folder, workspace, loaded, summary, images)
+    with cycles.not_searched():
+        loaded = load(workspace, arguments.matrix)
+        summary = summarize(loaded, _baseline(arguments.baseline, loaded))
+        folder = Path(arguments.out).absolute() if arguments.out else workspace.report
+        report.write(folder, workspace, loaded, summary, images)
     terminal.show(output, summary)
     output.line(f"report: {folder / report.PAGE}")
     output.document(summary)

@@ -36,8 +36,9 @@ class LoadedRun(msgspec.Struct, dict=True):
     """One run folder. run, result: None where there is none or it is damaged, then the verdict says why.
 
     steps: every recorded step; timed: the timed ones that every rank recorded; world: those, one row per step. All are empty
-    without a run.json, as the size of the world is unknown then. quantities: its metrics, where they were computed as it was
-    read, for the cell that its run.json names (`LoadedCell.quantities` has them of every run).
+    without a run.json, as the size of the world is unknown then. profiled: it has a folder for traces. quantities: its
+    metrics, where they were computed as it was read, for the cell that its run.json names (`LoadedCell.quantities` has them of
+    every run).
     """
 
     folder: RunDir
@@ -53,6 +54,7 @@ class LoadedRun(msgspec.Struct, dict=True):
     validation: list[ValidationRecord]
     damage: Damage
     hosts: list[Host]
+    profiled: bool
     reads_traces: Traces
     quantities: dict[str, Quantity] | None
 
@@ -68,7 +70,7 @@ class LoadedRun(msgspec.Struct, dict=True):
     @cached_property
     def traces(self) -> Told:
         """What the traces of the ranks that were profiled say."""
-        return of_run.read(self.folder.path, self.reads_traces)
+        return of_run.read(self.folder.path, self.reads_traces) if self.profiled else Told()
 
     @property
     def breakdowns(self) -> list[Breakdown]:
@@ -172,6 +174,7 @@ def _runs(workspace: Workspace, run_ids: Sequence[str], how: Traces) -> Iterator
             validation=found.validation,
             damage=found.damage,
             hosts=found.hosts,
+            profiled=found.profiled,
             reads_traces=how,
             quantities=quantities,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from collect import page, pictures, swap, tables
@@ -22,12 +23,9 @@ def write(folder: Path, workspace: Workspace, loaded: Loaded, summary: Summary, 
     A kill leaves the report that was there, or this one whole. Raises InputError where the folder holds what is not of a
     report, WorkspaceError where it cannot be written, and what `pictures.write` raises.
     """
-    with swap.replacing(folder, OURS) as fresh:
+    with swap.replacing(folder, OURS) as fresh, ThreadPoolExecutor(1) as other:
         (fresh / "tables").mkdir()
-        cells = tables.summary(summary)
-        cells.write_csv(fresh / "tables" / "summary.csv")
-        cells.write_parquet(fresh / "tables" / "summary.parquet")
-        tables.steps(loaded).write_parquet(fresh / "tables" / "steps.parquet")
+        framed = other.submit(_write_frames, fresh / "tables", loaded, summary)  # polars does not hold up what Python does
         for text in (markdown, latex):
             text.EXPORT.write(loaded, summary, fresh / "tables", folder / "tables")
         if images:
@@ -35,3 +33,11 @@ def write(folder: Path, workspace: Workspace, loaded: Loaded, summary: Summary, 
             pictures.write(fresh / "figures", page.drawings(loaded, summary), images, "collect summarize --images")
         files.write_json(fresh / "summary.json", summary)
         files.write_atomic(fresh / PAGE, page.draw(loaded, summary, folder, workspace.runs).encode())
+        framed.result()
+
+
+def _write_frames(folder: Path, loaded: Loaded, summary: Summary) -> None:
+    tables.steps(loaded).write_parquet(folder / "steps.parquet")
+    cells = tables.summary(summary)
+    cells.write_csv(folder / "summary.csv")
+    cells.write_parquet(folder / "summary.parquet")

@@ -30,10 +30,7 @@ class Told(msgspec.Struct, frozen=True):
 
 def read(run: Path, how: Traces) -> Told:
     """Of a run's folder. Half a trace has no figures to rank anything by, and is left out (`collect trace` tells of it)."""
-    folder = run / "trace"
-    if not folder.is_dir():  # as of most runs: to search for it takes several times as long
-        return Told()
-    paths = sorted(folder.glob("rank-*.json.gz"))
+    paths = sorted((run / "trace").glob("rank-*.json.gz"))
     exact = [told for path in paths if (told := kept.figures(path)) is not None]
     return Told(exact, _like_hta(paths) if how == "like-hta" and any(one.source == "gpu" for one in exact) else [])
 
