@@ -16,6 +16,7 @@ from collect.sources import memory
 from collect.sources.memory import MemoryCurves
 from collect.sources.samples import Samples
 from collect.sources.steps import Frames
+from collect.telemetry import Coverage
 from collect.traces import of_run
 from collect.traces.breakdown import Breakdown
 from collect.traces.of_run import Told
@@ -57,6 +58,7 @@ class LoadedRun(msgspec.Struct, dict=True):
     profiled: bool
     reads_traces: Traces
     quantities: dict[str, Quantity] | None
+    coverage: list[Coverage]
 
     @property
     def run_id(self) -> str:
@@ -157,7 +159,7 @@ def _cell(cell_id: str, cell: Cell, runs: Iterable[LoadedRun]) -> LoadedCell:
 
 
 def _runs(workspace: Workspace, run_ids: Sequence[str], how: Traces) -> Iterator[LoadedRun]:
-    for run_id, (found, frames, sampled, quantities) in zip(run_ids, reading.read(workspace.runs, run_ids), strict=True):
+    for run_id, (found, frames, sampled, derived) in zip(run_ids, reading.read(workspace.runs, run_ids), strict=True):
         match = _ATTEMPT.fullmatch(run_id)
         assert match is not None
         yield LoadedRun(
@@ -176,5 +178,6 @@ def _runs(workspace: Workspace, run_ids: Sequence[str], how: Traces) -> Iterator
             hosts=found.hosts,
             profiled=found.profiled,
             reads_traces=how,
-            quantities=quantities,
+            quantities=derived.quantities,
+            coverage=derived.coverage,
         )

@@ -19,17 +19,26 @@ from typing import IO, NamedTuple
 import msgspec
 import polars as pl
 
-from collect import metric, records
+from collect import metric, records, telemetry
 from collect.metric import Quantity
 from collect.records import Records
 from collect.sources import samples, steps
 from collect.sources.samples import Samples
 from collect.sources.steps import Frames, Recorded, by_run
+from collect.telemetry import Coverage
 from shardlab.rundir import RunDir
 
 AT_ONCE = 50_000  # step records and samples that wait to become frames: they take several times the memory that those do
 MANY = 2_000  # runs from which on others read too: half of fewer are read in the time that it takes to start another
 MOST = 4  # processes: one cuts into runs what all have read, and more would wait for it
+
+
+class Derived(NamedTuple):
+    """quantities: the metrics of a completed run, unless there are traces to read for them; coverage: of each host, none of a
+    resumed run, whose steps no one stretch of time holds."""
+
+    quantities: dict[str, Quantity] | None
+    coverage: list[Coverage]
 
 
 class Read(NamedTuple):
@@ -38,7 +47,7 @@ class Read(NamedTuple):
     records: Records
     steps: Frames
     samples: Samples
-    quantities: dict[str, Quantity] | None  # the metrics of a completed run, unless there are traces to read for them
+    derived: Derived
 
 
 class _Quantity(msgspec.Struct):
@@ -52,17 +61,17 @@ class _Quantity(msgspec.Struct):
 class _Batch(NamedTuple):
     """What those of some runs hold. Column `run` of the frames is the place of a run among them."""
 
-    records: list[Records]
+    run_ids: Sequence[str]
+    records: Sequence[Records]
     steps: Frames
     samples: Samples
-    quantities: Iterable[dict[str, Quantity] | None] | None = None  # where they are computed already
+    derived: Iterable[Derived] | None = None  # where that is computed already
 
     def runs(self) -> Iterator[Read]:
         of_steps = list(map(Frames, *(by_run(rows, len(self.records)) for rows in self.steps)))
         of_samples = list(map(Samples, *(by_run(rows, len(self.records)) for rows in self.samples)))
-        return map(
-            Read, self.records, of_steps, of_samples, self.quantities or map(_quantities, self.records, of_steps, of_samples)
-        )
+        derived = self.derived or map(_derived, self.run_ids, self.records, of_steps, of_samples)
+        return map(Read, self.records, of_steps, of_samples, derived)
 
 
 def read(runs: Path, run_ids: Sequence[str]) -> Iterator[Read]:
@@ -77,22 +86,27 @@ def read(runs: Path, run_ids: Sequence[str]) -> Iterator[Read]:
 
 
 def _read(runs: Path, run_ids: Sequence[str]) -> Iterator[_Batch]:
-    pending: list[Records] = []
+    pending: dict[str, Records] = {}
     count = 0
     for run_id in run_ids:
-        found = records.read(RunDir(runs / run_id))
-        pending.append(found)
+        found = pending[run_id] = records.read(RunDir(runs / run_id))
         count += found.count
         if count > AT_ONCE:
-            yield _batch(pending)
-            pending, count = [], 0
-    yield _batch(pending)
+            yield _batch(list(pending), list(pending.values()))
+            pending, count = {}, 0
+    yield _batch(list(pending), list(pending.values()))
 
 
-def _batch(found: Sequence[Records]) -> _Batch:
+def _batch(run_ids: Sequence[str], found: Sequence[Records]) -> _Batch:
     recorded = [Recorded(one.steps, one.run.cell.gpus, one.run.cell.dp) if one.run else Recorded({}) for one in found]
     rest = [msgspec.structs.replace(one, steps={}, samples={}) for one in found]
-    return _Batch(rest, steps.of_runs(recorded), samples.of_runs([one.samples for one in found]))
+    return _Batch(run_ids, rest, steps.of_runs(recorded), samples.of_runs([one.samples for one in found]))
+
+
+def _derived(run_id: str, found: Records, of_steps: Frames, of_samples: Samples) -> Derived:
+    resumed = found.result is not None and found.result.resumed
+    coverage = [] if resumed else telemetry.coverage(run_id, of_steps.timed, of_samples.hosts)
+    return Derived(_quantities(found, of_steps, of_samples), coverage)
 
 
 def _quantities(found: Records, of_steps: Frames, of_samples: Samples) -> dict[str, Quantity] | None:
@@ -132,8 +146,11 @@ def _answered(process: subprocess.Popen[bytes], answer: IO[bytes], runs: Path, r
 
 
 def _sent(batch: _Batch) -> list[bytes]:
-    told = [run.quantities for run in batch.runs()]
-    parts = [msgspec.json.encode(batch.records), msgspec.msgpack.encode(told)]  # JSON has no NaN, which a metric may be
+    told = [run.derived for run in batch.runs()]
+    parts = [
+        msgspec.json.encode((batch.run_ids, batch.records)),
+        msgspec.msgpack.encode(told),
+    ]  # JSON has no NaN, which a metric may be
     for rows in (*batch.steps, *batch.samples):
         rows.write_ipc_stream(stream := io.BytesIO())
         parts.append(stream.getvalue())
@@ -143,12 +160,16 @@ def _sent(batch: _Batch) -> list[bytes]:
 def _received(answer: IO[bytes], sizes: Sequence[int]) -> _Batch:
     rest, told, *parts = (answer.read(size) for size in sizes)
     frames = [pl.read_ipc_stream(part) for part in parts]
-    return _Batch(msgspec.json.decode(rest, type=list[Records]), Frames(*frames[:3]), Samples(*frames[3:]), _told(told))
+    run_ids, found = msgspec.json.decode(rest, type=tuple[list[str], list[Records]])
+    return _Batch(run_ids, found, Frames(*frames[:3]), Samples(*frames[3:]), _told(told))
 
 
-def _told(answer: bytes) -> Iterator[dict[str, Quantity] | None]:
-    for one in msgspec.msgpack.decode(answer, type=list[dict[str, _Quantity] | None]):
-        yield None if one is None else {name: Quantity(sent.value, sent.unit, sent.kind) for name, sent in one.items()}
+def _told(answer: bytes) -> Iterator[Derived]:
+    for one, coverage in msgspec.msgpack.decode(answer, type=list[tuple[dict[str, _Quantity] | None, list[Coverage]]]):
+        if one is None:
+            yield Derived(None, coverage)
+        else:
+            yield Derived({name: Quantity(sent.value, sent.unit, sent.kind) for name, sent in one.items()}, coverage)
 
 
 def _answer() -> None:

@@ -20,6 +20,7 @@ T_975 = (
 Z_975 = 1.959963984540054
 
 
+FEW = 5  # repeats whose median can be any of them
 RESAMPLES = 10_000
 SEED = 20_260_101  # of every resampling and every draw: the same records always give the same intervals
 FAR = 3.5  # modified z-scores beyond it are outliers: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993
@@ -97,6 +98,8 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     those of three): it is told beside the mean's interval and decides nothing.
     """
     ordered = sorted(values)
+    if len(ordered) <= FEW:  # as most cells have: in more than one resample of forty the middle is the smallest of all
+        return float(ordered[0]), float(ordered[-1])
     weighed = sorted(((ordered[one] + ordered[other]) / 2, count) for (one, other), count in _median_places(len(values)))
     edges, passed = [], 0
     wanted = [0.025 * RESAMPLES, 0.975 * RESAMPLES]

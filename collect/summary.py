@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from collect import columns, equal_losses, instrument_cost, telemetry, trace_tables
+from collect import columns, equal_losses, instrument_cost, trace_tables
 from collect.choices.family import Family, choose
 from collect.columns import Table
 from collect.equal_losses import LossComparison
@@ -135,7 +135,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         notes=loaded.expansion.notes,
         outliers=[found for row in rows for found in _outliers(row)],
         failures=[failure for cell in loaded.cells for failure in _failures(cell)],
-        telemetry=[entry for run in loaded.runs for entry in telemetry.coverage(run)],
+        telemetry=[entry for run in loaded.runs for entry in run.coverage],
         losses=equal_losses.compare(loaded, baseline),
         instruments=instrument_cost.costs(loaded),
         rounding=trace_tables.roundings(loaded),

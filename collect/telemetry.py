@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 import msgspec
+import polars as pl
 
-from collect.load import LoadedRun
 from collect.sources.steps import window
 
 GAP_PERIODS = 2.0  # between samples further apart than this many usual distances, the host was not watched
@@ -23,17 +23,15 @@ class Coverage(msgspec.Struct, omit_defaults=True, kw_only=True):
     largest_gap_s: float | None = None
 
 
-def coverage(run: LoadedRun) -> list[Coverage]:
-    """One entry per host that wrote samples; none of a resumed run, whose steps no one stretch of time holds."""
-    if run.resumed:
-        return []
-    span = window(run.timed)
+def coverage(run_id: str, timed: pl.DataFrame, samples: pl.DataFrame) -> list[Coverage]:
+    """One entry per host that wrote samples. timed, samples: the timed steps and the host samples of the run."""
+    span = window(timed)
     found = []
     hosts: dict[str, list[float]] = {}
-    for host, wall_s in zip(run.samples.hosts["host"].to_list(), run.samples.hosts["wall_s"].to_list(), strict=True):
+    for host, wall_s in zip(samples["host"].to_list(), samples["wall_s"].to_list(), strict=True):
         hosts.setdefault(host, []).append(wall_s)
     for host, times in hosts.items():
-        entry = Coverage(run=run.run_id, host=host, samples=len(times))
+        entry = Coverage(run=run_id, host=host, samples=len(times))
         if span is not None:
             entry.coverage_pct, entry.largest_gap_s = covered(times, span)
         found.append(entry)

@@ -24,6 +24,13 @@ def test_the_median_has_a_bootstrap_interval():
     assert statistics.estimate([10.0], "ms").median_low is None
 
 
+@pytest.mark.parametrize("n", range(2, 8))
+def test_few_values_have_an_interval_from_the_smallest_to_the_largest(n):
+    drawn = dict(statistics._median_places(n))
+    ends = [drawn.get((place, place), 0) > 0.025 * statistics.RESAMPLES for place in (0, n - 1)]
+    assert ends == [n <= statistics.FEW] * 2
+
+
 def test_noise_is_pooled_over_the_cells_that_were_repeated():
     found = statistics.noise([[10.0, 12.0, 14.0], [100.0], [50.0, 50.0]])  # (2 (2/12)² + 0) / 3
     assert (found.degrees, found.cells) == (3, 2)

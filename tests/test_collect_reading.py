@@ -55,6 +55,7 @@ def test_several_processes_read_what_one_reads(workspace, answers, monkeypatch):
     alone = every(workspace)
     assert any(run.damage for run in alone)
     assert any(run.quantities for run in alone)
+    assert any(run.coverage for run in alone)
     for one, other in zip(alone, together, strict=True):
         assert_same(one, other)
 
