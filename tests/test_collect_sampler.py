@@ -5,11 +5,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pynvml
 import pytest
 
-from collect.sampler import host
+from collect.sampler import host, loop
 from collect.sampler.gpu import GpuSource
 from collect.sampler.host import HostSource
 from collect.sampler.nic import NicSource
@@ -29,22 +31,24 @@ def sampler(out, *options):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_two_seconds_of_telemetry_are_evenly_spaced_and_true(tmp_path):
+def test_telemetry_of_this_machine_is_true_and_no_more_than_asked_for(tmp_path):
     out = tmp_path / "node.jsonl"
+    began = time.monotonic()
     process = sampler(out, "--hz", "10", "--json")
-    time.sleep(2.5)
+    while not out.exists() or len(read_lines(out, Sample).records) < 15:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() - began < 60
+        time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=5)
+    said, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     lines = read_lines(out, Sample)
     assert not lines.truncated
     assert lines.corrupt == 0
     assert f'"samples": {len(lines.records)}' in said
     times = [sample.t_s for sample in lines.records]
-    assert 15 <= len(times) <= 27
     assert times == sorted(times)
-    late_s = sorted((t - times[0] + 0.005) % 0.1 for t in times)  # after the tick of an absolute schedule
-    assert late_s[len(late_s) // 2] < 0.03, "a schedule that drifts is spread over the whole tenth of a second"
+    assert len(times) <= 10 * (times[-1] - times[0]) + 2
     first, last = lines.records[0], lines.records[-1]
     assert first.cpu_pct is None
     assert 0 <= last.cpu_pct <= 100
@@ -52,6 +56,28 @@ def test_two_seconds_of_telemetry_are_evenly_spaced_and_true(tmp_path):
     assert any(nic.kind == "loopback" for nic in last.nics)
     for before, after in zip(first.nics, last.nics, strict=True):
         assert after.tx_bytes >= before.tx_bytes
+
+
+def test_the_schedule_does_not_drift_and_skips_what_it_missed(tmp_path, monkeypatch):
+    now = [1000.0]
+    takes = iter([0.03, 0.09, 0.25, 0.03, 0.04])  # seconds that sampling takes: once longer than two ticks
+
+    class Slow:
+        failures: ClassVar = {}
+
+        def fill(self, sample):
+            now[0] += next(takes)
+
+    def wait(_, seconds):
+        now[0] += seconds
+        return None if now[0] < 1000.65 else signal.SIGTERM
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+    monkeypatch.setattr(loop.signal, "sigtimedwait", wait)
+    tally = loop.run(tmp_path / "node.jsonl", 10, None, [Slow()])
+    times = [sample.t_s for sample in read_lines(tmp_path / "node.jsonl", Sample).records]
+    assert times == pytest.approx([1000.0, 1000.1, 1000.2, 1000.5, 1000.6])
+    assert (tally.samples, tally.missed) == (5, 2)
 
 
 def test_a_machine_without_a_gpu_has_no_gpu_field():
@@ -99,7 +125,7 @@ def test_it_ends_with_its_parent(tmp_path, reaped):
         parent.kill()
         if reaped:
             parent.wait()
-        process.communicate(timeout=3)
+        process.communicate(timeout=60)
         assert process.returncode == 0
     finally:
         parent.kill()
@@ -111,14 +137,14 @@ def test_a_parent_that_is_gone_already_ends_it_at_once(tmp_path):
     gone = subprocess.Popen(["true"])
     gone.wait()
     process = sampler(tmp_path / "node.jsonl", "--parent", str(gone.pid))
-    process.communicate(timeout=5)
+    process.communicate(timeout=60)
     assert process.returncode == 0
     assert len(read_lines(tmp_path / "node.jsonl", Sample).records) == 1
 
 
 def test_a_rate_that_would_disturb_is_refused(tmp_path):
     process = sampler(tmp_path / "node.jsonl", "--hz", "1000")
-    _, said = process.communicate(timeout=5)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "at most 10" in said
     assert not (tmp_path / "node.jsonl").exists()
