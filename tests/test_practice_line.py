@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support_line import until
 from support_practice import NAME, WHY
 
 from provision.facts import Facts
@@ -304,8 +305,7 @@ def test_a_command_past_its_limit_does_not_live_on(practice):
     node = practice.nodes["work1"]
     answer = node.run(["sh", "-c", "exec sleep 4321"], timeout_s=1, root=True)
     assert answer.code is None
-    time.sleep(0.2)
-    assert node.run(["pgrep", "-f", "[s]leep 4321"], timeout_s=10).stdout == ""
+    until(lambda: node.run(["pgrep", "-f", "[s]leep 4321"], timeout_s=10).stdout == "", "the command ends")
 
 
 def test_words_cross_the_shells_as_they_are(practice):
