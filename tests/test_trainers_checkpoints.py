@@ -245,7 +245,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_last_good_one(bench):
             lambda run_dir=run_dir, folder=folder: checkpoint.whole(run_dir.path) and list(folder.glob(".step-*.tmp/*.bin"))
         )
         victim(run_dir, 1).send_signal(signal.SIGKILL)
-        client.communicate(timeout=60)
+        client.communicate(timeout=120)
         assert client.returncode == 128 + signal.SIGKILL
         if (half := list(folder.glob(".step-*.tmp"))) and not (half[0] / checkpoint.MANIFEST).exists():
             break
@@ -256,7 +256,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_last_good_one(bench):
     client = bench.start(run_dir)
     wait_for(lambda: checkpoint.whole(run_dir.path)[:1] != [good] and told(run_dir, "resumed"))
     client.kill()
-    client.communicate(timeout=60)
+    client.communicate(timeout=120)
     assert told(run_dir, "resumed")[0]["step"] == checkpoint.step_of(good)
 
 
@@ -267,7 +267,7 @@ def test_a_signal_to_one_rank_has_all_save_and_end(bench, number):
     client = bench.start(run_dir)
     wait_for(lambda: len(run_dir.steps(1).records) > 3)
     victim(run_dir, 1).send_signal(number)
-    client.communicate(timeout=60)
+    client.communicate(timeout=120)
     assert client.returncode != 0
     (path,) = checkpoint.whole(run_dir.path)
     step = checkpoint.step_of(path)
@@ -288,7 +288,7 @@ def victim(run_dir, rank):
     raise AssertionError(f"no process writes the log of rank {rank}")
 
 
-def wait_for(condition, limit_s=60.0):
+def wait_for(condition, limit_s=120.0):
     end = time.monotonic() + limit_s
     while not (found := condition()):
         assert time.monotonic() < end, "did not come about"
