@@ -25,19 +25,19 @@ def write(folder: Path, workspace: Workspace, loaded: Loaded, summary: Summary, 
     """
     with swap.replacing(folder, OURS) as fresh, ThreadPoolExecutor(1) as other:
         (fresh / "tables").mkdir()
-        framed = other.submit(_write_frames, fresh / "tables", loaded, summary)  # polars does not hold up what Python does
+        data = other.submit(_write_data, fresh, loaded, summary)  # polars and the disk do not hold up what Python does
         for text in (markdown, latex):
             text.EXPORT.write(loaded, summary, fresh / "tables", folder / "tables")
         if images:
             (fresh / "figures").mkdir()
             pictures.write(fresh / "figures", page.drawings(loaded, summary), images, "collect summarize --images")
-        files.write_json(fresh / "summary.json", summary)
         files.write_atomic(fresh / PAGE, page.draw(loaded, summary, folder, workspace.runs).encode())
-        framed.result()
+        data.result()
 
 
-def _write_frames(folder: Path, loaded: Loaded, summary: Summary) -> None:
-    tables.steps(loaded).write_parquet(folder / "steps.parquet")
+def _write_data(fresh: Path, loaded: Loaded, summary: Summary) -> None:
+    tables.steps(loaded).write_parquet(fresh / "tables" / "steps.parquet")
+    files.write_json(fresh / "summary.json", summary)
     cells = tables.summary(summary)
-    cells.write_csv(folder / "summary.csv")
-    cells.write_parquet(folder / "summary.parquet")
+    cells.write_csv(fresh / "tables" / "summary.csv")
+    cells.write_parquet(fresh / "tables" / "summary.parquet")
