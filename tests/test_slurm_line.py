@@ -164,6 +164,24 @@ def test_what_slurm_refuses_is_said_and_sent_when_it_is_mended(study):
     assert "1 run(s) sent" in one.jobs("submit", "--matrix", name)
 
 
+def test_a_limit_on_the_jobs_of_a_user_is_waited_out_and_each_run_made_once(study):
+    one = study()
+    user = one.slurm.run("head", "id -un").strip()
+    limited = f"sacctmgr -iQ add account limited; sacctmgr -iQ add user {user} account=limited MaxSubmitJobs=3"
+    lifted = f"sacctmgr -iQ delete user {user}; sacctmgr -iQ delete account limited"
+    seeds = "axes: {strategy: [single], seed: [1, 2, 3, 4, 5, 6]}"
+    with one.slurm.configured("AccountingStorageEnforce=limits"):
+        try:
+            one.slurm.run("head", limited, root=True)
+            runs = one.json("submit", "--matrix", one.matrix(seeds), "--wait")["runs"]
+        finally:
+            one.slurm.answer("head", "sh", "-c", lifted, root=True)
+    assert [run["state"] for run in runs] == ["completed"] * 6
+    assert len(one.events("started")) == len(one.events("submitted")) == 6
+    assert len({event.data["job"] for event in one.events("submitted")}) == 6
+    assert len([sent for sent in one.submissions() if sent.state == "sent"]) > 1  # all of them at once were too many
+
+
 def test_hostile_names_are_names(study):
     one = study(suffix=" a 'b' \"c\" $d; e %j")
     one.jobs("submit", "--matrix", one.matrix("axes: {strategy: [ddp], gpus: [2], nnodes: [2]}"), "--wait")
