@@ -7,8 +7,8 @@ PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip --disable-p
 WORKSPACE ?= workspace
 # HolisticTraceAnalysis, the reference of `collect trace --like-hta`, brings some hundred packages: it gets an environment of its own.
 HTA := .venv-hta
-NEEDS := chromium systemd-nspawn debootstrap ip ssh-keygen pdflatex
-SYSTEM := chromium systemd-container debootstrap iproute2 openssh-client texlive-latex-recommended
+NEEDS := chromium systemd-nspawn debootstrap ip ssh-keygen rsync pdflatex
+SYSTEM := chromium systemd-container debootstrap iproute2 openssh-client rsync texlive-latex-recommended
 
 .PHONY: quickstart test check system clean
 
@@ -42,7 +42,7 @@ $(HTA)/installed:
 	$(HTA)/bin/python -m pip --disable-pip-version-check install --quiet HolisticTraceAnalysis==0.5.0
 	@touch $@
 
-# What tests use of the system: a browser that opens the report, LaTeX, and what practice nodes are made with. Root on Debian gets it
+# What tests use of the system: a browser that opens the report, LaTeX, and what practice nodes are made and reached with. Root on Debian gets it
 # from Debian; everyone else brings it, or has those tests skipped.
 system:
 	@missing=$$(for need in $(NEEDS); do command -v $$need >/dev/null || echo $$need; done); test -z "$$missing" \
