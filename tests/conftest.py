@@ -1,7 +1,9 @@
-"""No test fails because the machine is slow: hypothesis gives each example as long as it takes. One practice cluster serves
+"""No test fails because the machine is slow: hypothesis gives each example as long as it takes. Nor because of who started
+them: a shell has what it puts in the background ignore Ctrl-C, and with it all that this starts. One practice cluster serves
 all tests that need one."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from support_slurm import SlurmCluster
 
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -79,11 +79,11 @@ class SlurmCluster:
         assert done.returncode == 0, done.stderr
 
     def answer(self, node: str, *argv: str, root: bool = False, **options: Any) -> Answer:
-        return self.nodes[node].run(argv, timeout_s=120, root=root, **options)
+        return self.nodes[node].run(argv, timeout_s=300, root=root, **options)
 
     def run(self, node: str, script: str, *, root: bool = False) -> str:
         answer = self.answer(node, "sh", "-euc", script, root=root)
-        assert answer.code == 0, answer.stderr + answer.stdout
+        assert answer.code == 0, f"exit {answer.code}\n{answer.stderr}{answer.stdout}"
         return answer.stdout
 
     @contextlib.contextmanager

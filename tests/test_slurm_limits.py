@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-import signal
 from argparse import Namespace
 from types import SimpleNamespace
 from typing import ClassVar
@@ -224,15 +223,6 @@ def test_what_was_sent_after_a_look_is_looked_at_again(tmp_path):
     assert found.state == "completed"
 
 
-@pytest.fixture
-def interruptible():
-    """Who started the tests may have all of them ignore Ctrl-C, as a shell has what it puts in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_watching_and_says_what_is_not_sent(tmp_path, queue, capsys):
     queue.rule(places=4, ends=0, interrupts_at=2, **MAX_SUBMIT)
     study = Study(tmp_path, 6)

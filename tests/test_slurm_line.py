@@ -196,7 +196,7 @@ def test_cancelled_runs_end_and_a_retry_makes_them(study):
     one.until(lambda: any(folder.steps(0).records for folder in one.folders()), "a run makes steps")
     said = one.json("cancel", "--all")["runs"]
     assert {run["state"] for run in said} == {"cancelled"}
-    one.until(one.slurm.idle, "the nodes are free", 60)
+    one.until(one.slurm.idle, "the nodes are free")
     assert not {sent.token for sent in one.submissions()} & set(one.queue())
     again = one.json("retry", "--only", "cancelled", "--where", "gpus == 2")["runs"]
     assert [run["attempt"] for run in again] == [2]
@@ -267,7 +267,7 @@ def test_a_killed_slurmd_leaves_one_copy_of_its_run(study):
     finally:
         one.slurm.run("work2", "systemctl start slurmd", root=True)
     # Slurm takes a node of the second start for idle if the first step there ends after it, and starts no step there again.
-    one.until(lambda: not one.slurm.run("work2", "pidof slurmstepd || true"), "the step of the first start has ended", 60)
+    one.until(lambda: not one.slurm.run("work2", "pidof slurmstepd || true"), "the step of the first start has ended")
     one.until(one.slurm.idle, "the node is back", 180)
     job = one.events("submitted")[0].data["job"]
     one.slurm.run("head", f"scontrol update JobId={job} StartTime=now")
@@ -281,18 +281,18 @@ def test_a_preempted_run_waits_where_slurm_starts_it_again_and_is_preempted_wher
     both = "Nodes=work1,work2 DefMemPerCPU=100"
     partitions = [f"PartitionName=urgent PriorityTier=10 {both}", f"PartitionName=graced GraceTime=30 {both}"]
     with again.slurm.configured("PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE", *partitions):
-        again.until(again.slurm.idle, "the nodes are there", 60)
+        again.until(again.slurm.idle, "the nodes are there")
         for one in (again, gone):
             one.jobs("submit", "--matrix", one.matrix("axes: {strategy: [ddp], gpus: [2]}", steps=FOREVER))
         for one in (again, gone):
             one.until(lambda one=one: one.folders()[0].steps(0).records, "the run makes steps")
         taken = again.slurm.run("head", "sbatch --parsable -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 60'").strip()
-        again.until(lambda: again.events("exited") and gone.events("exited"), "both are told to end", 60)
+        again.until(lambda: again.events("exited") and gone.events("exited"), "both are told to end")
         seen = []
-        again.until(lambda: seen.append(again.states()[0]) or seen[-1] != "running", "Slurm has it again", 60)
+        again.until(lambda: seen.append(again.states()[0]) or seen[-1] != "running", "Slurm has it again")
         assert seen[-1] == "pending"
         assert "after it told it to end" in again.runs()[0]["why"]
-        gone.until(lambda: gone.states() == ["preempted"], "Slurm says why", 60)
+        gone.until(lambda: gone.states() == ["preempted"], "Slurm says why")
         again.slurm.run("head", f"scancel {taken}")
         assert again.json("retry")["runs"] == []
         assert [(run["attempt"], run["state"]) for run in gone.json("retry")["runs"]] == [(2, "pending")]
