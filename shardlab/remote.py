@@ -260,6 +260,8 @@ def _open(address: Address) -> Any:
     except paramiko.PasswordRequiredException:
         raise Unreachable(f"{host}: the key needs a passphrase; add it to an agent: ssh-add.") from None
     except paramiko.AuthenticationException as error:
+        if "saw EOF" in str(error):  # as a machine does that is still starting: of keys it said nothing
+            raise Unreachable(f"{host}: it hung up during the login: it may be starting, or have too many logins.") from None
         raise Unreachable(f"{host}: it lets nobody in with these keys: {_said(error)}.") from None
     except (OSError, EOFError, paramiko.SSHException) as error:
         raise Unreachable(f"{host}: cannot be reached: {_said(error)}.") from None

@@ -23,6 +23,22 @@ from provision.practice import base
 from shardlab.remote import Address, Remote, Unreachable
 from shardlab.workspace import Workspace
 
+# By a process that ends: the node goes on without it.
+START = """
+import sys
+from pathlib import Path
+
+from provision.operations import packages
+from provision.practice import base
+from provision.providers import virtual
+from shardlab import cluster
+from shardlab.workspace import Workspace
+
+file, workspace = Path(sys.argv[1]), Workspace(Path(sys.argv[2]))
+made = cluster.load(file)
+virtual._machine(made, workspace, virtual.nodes(made, workspace)[2], base.folder(packages.ALL)).create()
+"""
+
 pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
 
 
@@ -65,6 +81,35 @@ def test_a_crashed_node_is_booted_again_and_works_again(practice):
     said = practice.provision()
     assert states(said)["work2", "machine"]["says"] == ["boot the practice node work2 at 10.89.77.3"]
     assert said["verified"] is True
+
+
+def test_a_node_that_is_still_starting_is_waited_for_and_not_started_twice(practice):
+    practice.machine("work2").crash()
+    started = subprocess.run(
+        [sys.executable, "-P", "-c", START, practice.file, practice.folder], capture_output=True, text=True
+    )
+    assert started.returncode == 0, started.stderr
+    said = practice.provision("plan")
+    assert states(said)["work2", "machine"]["state"] == "nothing to do"
+    assert practice.provision()["verified"] is True
+    script = str(practice.machine("work2").folder / "boot.sh")
+    assert sum(script in (one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])) == 1
+
+
+def test_a_machine_that_hangs_up_during_the_login_says_nothing_of_keys(practice):
+    assert practice.nodes["work1"].run(["touch", "/run/nologin"], timeout_s=30, root=True).code == 0
+    address = Address(
+        practice.nodes["work1"].host,
+        user=base.USER,
+        identity=practice.folder / ".shardlab/practice/id_ed25519",
+        known_hosts=practice.folder / ".shardlab/known_hosts",
+    )
+    try:
+        with pytest.raises(Unreachable, match="hung up during the login"):
+            Remote(address).run(["true"], timeout_s=30)
+    finally:
+        assert practice.nodes["work1"].run(["rm", "/run/nologin"], timeout_s=30, root=True).code == 0
+    assert Remote(address).run(["true"], timeout_s=30).code == 0
 
 
 def test_a_reboot_gives_a_new_boot_and_the_services_come_back(practice):

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from provision.practice import network
 from provision.practice.base import UID, USER, NoBase, run
 from templates import render
@@ -58,6 +60,13 @@ class Machine:
         """Its process 1 as this machine numbers it, or None where it is not running."""
         return init_of(self.folder / "upper")
 
+    def age_s(self) -> float | None:
+        """For how many seconds it has run, 0 where it is about to, or None where it does not."""
+        if (pid := self.pid()) is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                return time.time() - psutil.Process(pid).create_time()
+        return None if self._loop() is None else 0.0
+
     def create(self) -> None:
         """Lay out its files, mount its root and boot it. Nothing that it holds already is changed but what makes it this node.
 
@@ -101,13 +110,16 @@ class Machine:
 
     def crash(self) -> None:
         """What a power cut does: no process of it lives on, and nothing is written any more."""
-        loop = self._end_loop()
-        if (pid := self.pid()) is not None:
-            os.kill(pid, signal.SIGKILL)
+        if (loop := self._loop()) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(loop, signal.SIGKILL)
         ends = time.monotonic() + LIMIT_S
-        while self.pid() is not None or _lives(loop):
+        while (pid := self.pid()) is not None or _lives(loop):
             if time.monotonic() > ends:
                 raise NoBase(f"{self.name}: its processes do not end.")
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
 
     def remove(self) -> None:
@@ -158,12 +170,11 @@ class Machine:
                 device.chmod(0o666)
         return folder
 
-    def _end_loop(self) -> int | None:
-        """End what would boot it again, and give its process group, in which nspawn ends after its process 1."""
+    def _loop(self) -> int | None:
+        """The process that boots it, and boots it again; also its process group, in which nspawn ends after its process 1."""
         with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
             pid = int((self.folder / "boot.pid").read_text())
             if str(self.folder / "boot.sh").encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
                 return pid
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -41,7 +42,10 @@ def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Chan
     base.check()
     _check_owner(cluster, workspace)
     machine = _machine(cluster, workspace, node, base.folder(packages.ALL))
-    if machine.pid() is not None:
+    if (age_s := machine.age_s()) is not None:
+        if age_s < BOOTS_S:  # who was stopped before it answered left it so
+            with contextlib.suppress(Unreachable):  # the operations say so
+                _wait(node, BOOTS_S - age_s)
         return Nothing(f"practice node at {node.host}, running")
     what = "boot" if machine.folder.exists() else "make and boot"
     return [Here(f"{what} the practice node {node.name} at {node.host}", lambda: _boot(cluster, workspace, node))]
@@ -91,7 +95,12 @@ def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
         machine = _machine(cluster, workspace, node, made)
         machine.create()
         _trust(workspace, node.host, machine.host_key.with_suffix(".pub").read_text())
-    ends = time.monotonic() + BOOTS_S
+    _wait(node, BOOTS_S)
+
+
+def _wait(node: SshNode, limit_s: float) -> None:
+    """Until it answers. Raises Unreachable."""
+    ends = time.monotonic() + limit_s
     while True:
         try:
             node.remote.run(["true"], timeout_s=10)
