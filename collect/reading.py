@@ -147,10 +147,8 @@ def _answered(process: subprocess.Popen[bytes], answer: IO[bytes], runs: Path, r
 
 def _sent(batch: _Batch) -> list[bytes]:
     told = [run.derived for run in batch.runs()]
-    parts = [
-        msgspec.json.encode((batch.run_ids, batch.records)),
-        msgspec.msgpack.encode(told),
-    ]  # JSON has no NaN, which a metric may be
+    # The second is not in JSON, which has no NaN, as a metric may be.
+    parts = [msgspec.json.encode((batch.run_ids, batch.records)), msgspec.msgpack.encode(told)]
     for rows in (*batch.steps, *batch.samples):
         rows.write_ipc_stream(stream := io.BytesIO())
         parts.append(stream.getvalue())
