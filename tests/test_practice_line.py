@@ -84,6 +84,10 @@ def test_a_crashed_node_is_booted_again_and_works_again(practice):
 
 
 def test_a_node_that_is_still_starting_is_waited_for_and_not_started_twice(practice):
+    slow = "/etc/systemd/system/ssh.service.d/slow.conf"
+    text = "[Service]\\nExecStartPre=/bin/sleep 8\\n"
+    node = practice.nodes["work2"]
+    assert node.run(["sh", "-c", f"mkdir -p {slow[:-10]} && printf '{text}' > {slow}"], timeout_s=30, root=True).code == 0
     practice.machine("work2").crash()
     started = subprocess.run(
         [sys.executable, "-P", "-c", START, practice.file, practice.folder], capture_output=True, text=True
@@ -91,6 +95,7 @@ def test_a_node_that_is_still_starting_is_waited_for_and_not_started_twice(pract
     assert started.returncode == 0, started.stderr
     said = practice.provision("plan")
     assert states(said)["work2", "machine"]["state"] == "nothing to do"
+    assert node.run(["rm", "-r", slow[:-10]], timeout_s=30, root=True).code == 0
     assert practice.provision()["verified"] is True
     script = str(practice.machine("work2").folder / "boot.sh")
     assert sum(script in (one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])) == 1
