@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.practice import base, network
+from provision.practice import base, cgroup, network
 from provision.practice.base import NoBase
 from provision.practice.machine import MARK, STATE, Machine, init_of
 from provision.providers import virtual
@@ -114,6 +114,8 @@ def clusters(folder: Path) -> Iterator[Practice]:
         assert not network.is_up(network.bridge(NAME))
         assert init_of(STATE / NAME / "head" / "upper") is None
         assert NAME not in Path("/proc/mounts").read_text()
+        for mounted in ("", "*/"):
+            assert not list(Path("/sys/fs/cgroup").glob(f"{mounted}{cgroup.NAME}/{NAME}"))
 
 
 def _state() -> set[Path]:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -115,6 +116,17 @@ def test_a_machine_that_hangs_up_during_the_login_says_nothing_of_keys(practice)
     finally:
         assert practice.nodes["work1"].run(["rm", "/run/nologin"], timeout_s=30, root=True).code == 0
     assert Remote(address).run(["true"], timeout_s=30).code == 0
+
+
+def test_services_of_two_nodes_start_and_end_at_once_without_harm(practice):
+    """Were a control group shared, one node's systemd would remove that of the service which the other is just starting."""
+    unit = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nType=oneshot\nExecStart=/bin/true\n"
+    script = f"""
+        printf '{unit}' > /run/systemd/system/often.service; systemctl daemon-reload
+        for turn in $(seq 300); do systemctl start often; done
+        rm /run/systemd/system/often.service; systemctl daemon-reload"""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: practice.run(name, script), ("work1", "work2")))
 
 
 def test_a_reboot_gives_a_new_boot_and_the_services_come_back(practice):

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from provision.practice import network
+from provision.practice import cgroup, network
 from provision.practice.base import UID, USER, NoBase, run
 from templates import render
 
@@ -100,6 +100,7 @@ class Machine:
             "hostname": self.name,
             "bridge": self.bridge,
             "binds": binds,
+            "cgroups": cgroup.make(self.cluster, self.name),
         }
         script.write_text(render("practice/boot.sh.j2", **words), encoding="utf-8")
         with (self.folder / "boot.log").open("ab") as log:
@@ -121,6 +122,7 @@ class Machine:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
+        cgroup.remove(self.cluster, self.name)
 
     def remove(self) -> None:
         """End it and remove every trace of it."""
