@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -107,6 +108,8 @@ def all_of(workspace: Workspace) -> list[Submission]:
     for path in folder(workspace).glob("*.json"):
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=Submission))
+        except FileNotFoundError:  # refused, in another terminal
+            continue
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: is not a submission of this version: {error}.") from None
     return found
@@ -195,8 +198,15 @@ def _refused(workspace: Workspace, submission: Submission, answer: Answer) -> Re
     sentence = f"Slurm had no room for it: {why}" if no_room else f"Slurm refused it: {why}"
     for run in submission.runs:
         RunDir(workspace.runs / run).write_event("controller", "refused", why=sentence, token=submission.token)
+    # Its runs have it on record; who waits at a limit for days would else leave a file for each try.
+    shutil.rmtree(folder(workspace) / submission.token, ignore_errors=True)
+    _file(workspace, submission).unlink(missing_ok=True)
     return NoRoom(why) if no_room else Refused(f"Slurm refuses {submission.runs[0]}: {why}.")
 
 
 def _keep(workspace: Workspace, submission: Submission) -> None:
-    files.write_json(folder(workspace) / f"{submission.token}.json", submission)
+    files.write_json(_file(workspace, submission), submission)
+
+
+def _file(workspace: Workspace, submission: Submission) -> Path:
+    return folder(workspace) / f"{submission.token}.json"
