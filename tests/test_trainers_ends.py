@@ -1,23 +1,14 @@
 """However a run ends, it ends at once, says why, and leaves no process behind."""
 
 import signal
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from support_line import until
 
 pytest_plugins = ["support_trainers"]
 HUGE = 2**40  # a table of 256 x 2**40 weights is 2**50 bytes, beyond what an address of this processor can name
-
-
-def until(condition, limit_s=120.0):
-    """Wait for something that other processes bring about."""
-    end = time.monotonic() + limit_s
-    while not (found := condition()):
-        assert time.monotonic() < end, "did not come about"
-        time.sleep(0.02)
-    return found
 
 
 def ranks_of(run_dir):
@@ -42,7 +33,7 @@ def long_run(bench):
     """A run of two ranks in the middle of its steps, and its client."""
     run_dir = bench.run_dir(strategy="ddp", gpus=2, steps=1_000_000)
     client = bench.start(run_dir)
-    until(lambda: len(run_dir.steps(1).records) > 3)
+    until(lambda: len(run_dir.steps(1).records) > 3, "rank 1 makes steps")
     yield run_dir, client
     client.kill()
     client.communicate()
@@ -131,7 +122,7 @@ def test_a_killed_rank_ends_the_others(long_run):
     ranks[1].send_signal(signal.SIGKILL)
     _, errors = client.communicate(timeout=120)
     assert client.returncode == 128 + signal.SIGKILL, errors
-    until(lambda: not ranks_of(run_dir))
+    until(lambda: not ranks_of(run_dir), "the ranks have ended")
     assert not run_dir.result.exists()
 
 
@@ -141,7 +132,7 @@ def test_no_rank_outlives_its_client(long_run, number):
     client.send_signal(number)
     client.communicate(timeout=120)
     assert client.returncode != 0
-    until(lambda: not ranks_of(run_dir))
+    until(lambda: not ranks_of(run_dir), "the ranks have ended")
 
 
 def test_no_rank_outlives_the_parent_of_the_run(long_run):
@@ -150,13 +141,13 @@ def test_no_rank_outlives_the_parent_of_the_run(long_run):
     _, errors = client.communicate(timeout=120)
     assert client.returncode == 1
     assert "the parent of its ranks was killed" in errors
-    until(lambda: not ranks_of(run_dir))
+    until(lambda: not ranks_of(run_dir), "the ranks have ended")
 
 
 def test_the_step_that_was_last_written_is_whole_after_a_kill(long_run):
     run_dir, client = long_run
     client.kill()
-    until(lambda: not ranks_of(run_dir))
+    until(lambda: not ranks_of(run_dir), "the ranks have ended")
     for rank in (0, 1):
         steps = run_dir.steps(rank)
         assert [r.step for r in steps.records] == list(range(1, len(steps.records) + 1))

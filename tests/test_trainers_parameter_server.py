@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support_line import until
 
 from jobs.resolve import Machine, resolve
 from shardlab import matrix
@@ -37,14 +38,6 @@ def effective(run_dir):
     return run_dir.read_result().knobs["effective"]
 
 
-def until(condition, limit_s=120.0):
-    """Wait for something that other processes bring about."""
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, "did not come about"
-        time.sleep(0.01)
-
-
 def process(run_dir, rank):
     """The process of a rank: the one whose output is the rank's log."""
     for output in Path("/proc").glob("[0-9]*/fd/1"):
@@ -71,7 +64,10 @@ def started(bench):
         run_dir = bench.run_dir(**{"gpus": 2, "servers": 1, "optimizer": CALM, **keys})
         client = bench.start(run_dir)
         clients.append(client)
-        until(lambda: not at_steps or min(len(run_dir.steps(rank).records) for rank in range(keys.get("gpus", 2))) > 3)
+        until(
+            lambda: not at_steps or min(len(run_dir.steps(rank).records) for rank in range(keys.get("gpus", 2))) > 3,
+            "all make steps",
+        )
         return run_dir, client
 
     yield start
@@ -143,9 +139,9 @@ def test_a_stopped_worker_holds_the_others_up_at_the_bound_and_nowhere_else(star
         return len(run_dir.steps(0).records) - len(run_dir.steps(1).records)
 
     if bound is None:
-        until(lambda: ahead() > 20)
+        until(lambda: ahead() > 20, "a worker is ahead")
     else:
-        until(lambda: ahead() >= bound)
+        until(lambda: ahead() >= bound, "a worker is at the bound")
         time.sleep(0.5)  # some 50 steps, were there no bound
         # A step that the stopped one has pushed and not yet recorded makes one more.
         assert bound <= ahead() <= bound + 1
@@ -198,7 +194,7 @@ def test_a_worker_that_is_lost_in_the_warm_up_does_not_hold_up_the_timed_steps(s
 def test_a_worker_that_is_lost_before_it_has_set_up_ends_the_run(started):
     """The others wait for it in their own set-up."""
     run_dir, client = started(at_steps=False, strategy="ps-async", options={"n_layer": 48})
-    until(run_dir.rank_log(1).exists)
+    until(run_dir.rank_log(1).exists, "rank 1 begins")
     worker = process(run_dir, 1)
     worker.send_signal(signal.SIGSTOP)
     assert not run_dir.steps_file(1).exists()
