@@ -37,7 +37,8 @@ class LoadedRun(msgspec.Struct, dict=True):
     """One run folder. run, result: None where there is none or it is damaged, then the verdict says why.
 
     steps: every recorded step; timed: the timed ones that every rank recorded; world: those, one row per step. All are empty
-    without a run.json, as the size of the world is unknown then. profiled: it has a folder for traces. quantities: its
+    without a run.json, as the size of the world is unknown then. profiled: it has a folder for traces. paused: it stood still
+    between its first timed step and its last. quantities: its
     metrics, where they were computed as it was read, for the cell that its run.json names (`LoadedCell.quantities` has them of
     every run).
     """
@@ -56,6 +57,7 @@ class LoadedRun(msgspec.Struct, dict=True):
     damage: Damage
     hosts: list[Host]
     profiled: bool
+    paused: bool
     reads_traces: Traces
     quantities: dict[str, Quantity] | None
     coverage: list[Coverage]
@@ -104,7 +106,8 @@ class LoadedCell(msgspec.Struct):
     def measured(self, run: LoadedRun) -> Measured:
         """What a metric sees of one of this cell's runs."""
         steps = Frames(run.steps, run.timed, run.world)
-        return metric.measured(self.cell, steps, run.samples, run.result, run.hosts, run.validation, run.breakdowns)
+        told = (run.result, run.hosts, run.validation, run.breakdowns)
+        return metric.measured(self.cell, steps, run.samples, *told, paused=run.paused)
 
     def quantities(self, run: LoadedRun) -> dict[str, Quantity]:
         """Every metric of one of this cell's runs that is known."""
@@ -177,6 +180,7 @@ def _runs(workspace: Workspace, run_ids: Sequence[str], how: Traces) -> Iterator
             damage=found.damage,
             hosts=found.hosts,
             profiled=found.profiled,
+            paused=found.paused,
             reads_traces=how,
             quantities=derived.quantities,
             coverage=derived.coverage,

@@ -41,6 +41,7 @@ class Measured(msgspec.Struct, frozen=True, dict=True):
     result: None where the run wrote none. hosts: those that it ran on, as they describe themselves.
     breakdowns: of the ranks that were profiled, where the trace is whole.
     validation: what the model knew after some of the steps, in their order.
+    paused: it stood still on the way, so that nothing is said of the time from one step to a later one.
     """
 
     cell: Cell
@@ -51,6 +52,7 @@ class Measured(msgspec.Struct, frozen=True, dict=True):
     hosts: list[Host]
     breakdowns: Sequence[Breakdown] = ()
     validation: Sequence[ValidationRecord] = ()
+    paused: bool = False
 
     @cached_property
     def window(self) -> tuple[float, float] | None:
@@ -76,10 +78,12 @@ def measured(
     hosts: list[Host],
     validation: Sequence[ValidationRecord],
     breakdowns: Sequence[Breakdown] = (),
+    *,
+    paused: bool,
 ) -> Measured:
     """What a metric sees of a run of this cell: no telemetry of a resumed one, which covers only a part of it."""
     seen = samples.frames({}) if result is not None and result.resumed else sampled
-    return Measured(cell, steps.timed, steps.world, seen, result, hosts, breakdowns, validation)
+    return Measured(cell, steps.timed, steps.world, seen, result, hosts, breakdowns, validation, paused)
 
 
 class Compared(NamedTuple):

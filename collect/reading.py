@@ -112,7 +112,8 @@ def _derived(run_id: str, found: Records, of_steps: Frames, of_samples: Samples)
 def _quantities(found: Records, of_steps: Frames, of_samples: Samples) -> dict[str, Quantity] | None:
     if found.run is None or found.verdict.state != "completed" or found.profiled:
         return None
-    run = metric.measured(found.run.cell, of_steps, of_samples, found.result, found.hosts, found.validation)
+    told = (found.result, found.hosts, found.validation)
+    run = metric.measured(found.run.cell, of_steps, of_samples, *told, paused=found.paused)
     return metric.quantities(run)
 
 

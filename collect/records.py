@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from shardlab import files
+from shardlab import files, pauses
 from shardlab.errors import InputError
 from shardlab.host import Host
+from shardlab.pauses import Pause
 from shardlab.record import Event, Lines, Record, Result, Sample, StepRecord, ValidationRecord, read_lines
 from shardlab.run import Run
 from shardlab.rundir import VALIDATION, RunDir, judged
@@ -68,6 +70,7 @@ class Records(msgspec.Struct):
     hosts: list[Host]
     damage: Damage
     profiled: bool = False  # whether there is a folder for traces
+    paused: bool = False  # it stood still: steps that hold that are set aside, and the result has no times that do
 
     @property
     def count(self) -> int:
@@ -92,6 +95,7 @@ def read(folder: RunDir) -> Records:
     samples = {match[1]: noted(name, Sample) for name in inside("samples") if (match := _HOST.fullmatch(name))}
     validation = noted(VALIDATION, ValidationRecord) if VALIDATION in top else []
     events = [event for name in top if _EVENTS.fullmatch(name) for event in noted(name, Event)]
+    paused = pauses.of(events)
     run: Run | None = None
     result: Result | None = None
     try:
@@ -101,7 +105,24 @@ def read(folder: RunDir) -> Records:
     except InputError as error:
         verdict = Verdict("unknown", str(error))
     hosts = [host for name in inside("env") if (host := _host(f"{folder.path}/{name}")) is not None]
-    return Records(verdict, run, result, steps, samples, validation, hosts, damage, "trace" in top)
+    found = Records(verdict, run, result, steps, samples, validation, hosts, damage, "trace" in top)
+    return _without(found, paused) if paused else found
+
+
+def _without(found: Records, paused: Sequence[Pause]) -> Records:
+    """The records of a run that stood still, without the times that hold it."""
+    timed = [record for records in found.steps.values() for record in records if not record.warmup]
+    if not any(pauses.holds(begin, end, paused) for begin, end in _window(timed)):
+        return found
+    aside = {rank: list(pauses.set_aside(records, paused)) for rank, records in found.steps.items()}
+    timeless: dict[str, None] = dict.fromkeys(("throughput_per_s", "step_time_ms", "train_time_s", "epoch_time_s"))
+    result = msgspec.structs.replace(found.result, **timeless) if found.result else None
+    return msgspec.structs.replace(found, steps=aside, result=result, paused=True)
+
+
+def _window(timed: Sequence[StepRecord]) -> list[tuple[float, float]]:
+    """From the start of the first of these steps to the end of the last, what lies between steps included; none of none."""
+    return [(min(map(pauses.began, timed)), max(record.wall_s for record in timed))] if timed else []
 
 
 def _names(folder: Path | str) -> list[str] | None:

@@ -124,6 +124,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
             synthetic,
             [row.id for row in rows if _is_different(row)],
             [run.run_id for cell in loaded.cells for run in cell.runs if run.resumed],
+            [run.run_id for cell in loaded.cells for run in cell.runs if run.paused],
             *trace_tables.without_kernels(loaded),
         ),
         rows=rows,
@@ -150,7 +151,13 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
 
 
 def _remarks(
-    rehearsals: list[bool], synthetic: list[str], different: list[str], resumed: list[str], exact: list[str], profiled: int
+    rehearsals: list[bool],
+    synthetic: list[str],
+    different: list[str],
+    resumed: list[str],
+    paused: list[str],
+    exact: list[str],
+    profiled: int,
 ) -> list[str]:
     """What every output has to say of all its numbers."""
     remarks = []
@@ -163,6 +170,8 @@ def _remarks(
         remarks.append(f"not the same work, and so not compared: {_some(different)}")
     if resumed:
         remarks.append(f"went on from a checkpoint, so that telemetry says nothing of the whole run: {_some(resumed)}")
+    if paused:
+        remarks.append(f"stood still on the way, suspended or stopped, and no time that holds it is counted: {_some(paused)}")
     if exact:
         remarks.append(NO_KERNELS.format("any profiled run" if len(exact) == profiled else _some(exact)))
     return remarks

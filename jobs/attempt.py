@@ -25,7 +25,8 @@ from jobs.launcher import launcher
 from jobs.progress import Progress
 from jobs.slurm import query, states
 from jobs.slurm.commands import call, is_down
-from shardlab import checkpoint, code, console, host
+from jobs.standstill import Standstill
+from shardlab import checkpoint, code, console, host, pauses
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.run import SAVE_AT
 from shardlab.rundir import RunDir
@@ -137,12 +138,16 @@ class Attempt:
             environment = {**os.environ, **extra, on_node.MARK: str(self.folder.path), **_save_at(limit)}
             ranks = on_node.start(self.command, log.fileno(), environment)
         progress, reason = Progress(self.folder, self.run.cell.hang_limit_s), None
-        while (code := ranks.poll()) is None:
-            if (reason := self._reason_to_end(deadline, progress)) is not None:
-                self.why = self._why(reason, limit, progress)  # before the end of the ranks, which may write more
-                code = on_node.end(ranks, signal.SIGTERM, on_node.GRACE_S)
-                break
-            time.sleep(0.05)
+        with Standstill() as standstill:  # a thread, and so after the start of the ranks
+            while (code := ranks.poll()) is None:
+                if still_s := standstill.take_s():
+                    deadline += still_s  # as Slurm does with the limit of a job that was suspended
+                    self._event(pauses.EVENT, seconds=round(still_s, 3))
+                if (reason := self._reason_to_end(deadline, progress)) is not None:
+                    self.why = self._why(reason, limit, progress)  # before the end of the ranks, which may write more
+                    code = on_node.end(ranks, signal.SIGTERM, on_node.GRACE_S)
+                    break
+                time.sleep(0.05)
         return (128 - code if code < 0 else code), reason
 
     def _reason_to_end(self, deadline: float, progress: Progress) -> str | None:

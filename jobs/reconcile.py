@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from jobs.scheduler import Own, Seen, apart, scheduler
-from shardlab import cycles
+from shardlab import cycles, pauses
 from shardlab.errors import ShardlabError
 from shardlab.record import StepRecord
 from shardlab.run import Run, attempt_of
@@ -17,7 +17,8 @@ from shardlab.workspace import Workspace
 
 
 class Status(msgspec.Struct, kw_only=True):
-    """One run as `jobs status` shows it. throughput: units per second over the timed steps so far, from rank 0."""
+    """One run as `jobs status` shows it. throughput: units per second over the timed steps so far, from rank 0; None for one
+    that completed and stood still on the way."""
 
     id: str
     cell: dict[str, Any] | None
@@ -74,7 +75,8 @@ def _status(one: Own, seen: Seen) -> Status:
     result = one.result or folder.read_result() if verdict.state == "completed" else None
     has_steps = result is None and verdict.state != "planned"
     rank0 = [record for record in folder.steps(0).records if not record.warmup] if has_steps else []
-    rate, eta_s = _progress(run, rank0)
+    paused = pauses.of(one.events)
+    rate, eta_s = _progress(run, pauses.set_aside(rank0, paused))
     resumed = next((e.data.get("step") for e in reversed(one.events) if e.event == "resumed"), None)
     return Status(
         id=run.run_id,
@@ -84,7 +86,7 @@ def _status(one: Own, seen: Seen) -> Status:
         scheduler={"name": run.scheduler, "id": seen.id, "raw": seen.raw},
         step=result.steps if result else rank0[-1].step if rank0 else None,
         steps=result.steps if result else run.cell.steps,
-        throughput=result.throughput_per_s if result else rate,
+        throughput=rate if result is None else None if paused else result.throughput_per_s,  # in which the pauses are
         unit=result.unit if result else None,
         eta_s=eta_s if verdict.state == "running" else None,
         hosts=_hosts(one),
@@ -111,14 +113,16 @@ def latest(folders: Iterable[RunDir]) -> list[RunDir]:
     return list(last.values())
 
 
-def _progress(run: Run, records: list[StepRecord]) -> tuple[float | None, float | None]:
-    """(units per second over all ranks, seconds to go), from one rank's timed steps; None before the first."""
-    busy_s = sum(record.step_ms for record in records) / 1000
+def _progress(run: Run, records: Sequence[StepRecord]) -> tuple[float | None, float | None]:
+    """(units per second over all ranks, seconds to go), from those of one rank's timed steps that nothing slowed down; None
+    before the first."""
+    counted = [record for record in records if not record.watched]
+    busy_s = sum(record.step_ms for record in counted) / 1000
     if not busy_s:
         return None, None
-    rate = sum(record.units for record in records) * run.cell.dp / busy_s
-    left = run.cell.steps - len(records) if run.cell.steps is not None else None
-    return rate, left * busy_s / len(records) if left is not None else None
+    rate = sum(record.units for record in counted) * run.cell.dp / busy_s
+    left = run.cell.steps - records[-1].step if run.cell.steps is not None else None
+    return rate, left * busy_s / len(counted) if left is not None else None
 
 
 def _unreadable(folder: RunDir, error: ShardlabError) -> Status:

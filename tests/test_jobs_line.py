@@ -15,6 +15,8 @@ import psutil
 import pytest
 from support_line import benches, processes_of, started, until
 
+from jobs.standstill import LOOK_S
+from shardlab import pauses
 from shardlab.checkpoint import step_of, whole
 
 pytestmark = pytest.mark.line
@@ -220,6 +222,28 @@ def test_a_run_that_hangs_is_ended_and_says_where_its_ranks_were(bench, launcher
     assert "in _steps" in stacks[stacks.rindex("Timeout") :]
     until(lambda: not alive(rank) and not processes_of(folder.path), "nothing of it is left", 30)
     assert next(e.data["code"] for e in folder.events() if e.event == "exited") != 0
+
+
+def test_what_a_run_stood_still_is_on_record_and_no_part_of_its_time(bench):
+    saved = "instruments: {checkpoints: {every_steps: 1000000}}"
+    name = bench.matrix(f'{LONG}\ninclude: [{{time_limit: "00:00:20", expect: [timeout], {saved}}}]', steps=FOREVER)
+    bench.json("jobs", "submit", "--matrix", name)
+    folder = running(bench)
+    all_of_it = [psutil.Process(pid) for pid in (started(folder)["pid"], rank_pid(folder, 0), rank_pid(folder, 1))]
+    for process in all_of_it:
+        process.suspend()
+    time.sleep(16)  # beyond the moment at which they would save
+    for process in reversed(all_of_it):
+        process.resume()
+    until(lambda: folder.judge().state == "timeout", "its time is up")
+    assert "its time limit is near: saved after step" in folder.judge().why
+    when = {event.event: event for event in folder.events()}
+    still_s = when["stood_still"].data["seconds"]
+    assert still_s >= 16 - LOOK_S
+    assert when["exited"].wall_s - when["started"].wall_s >= 0.8 * 20 + still_s - 1
+    for rank in (0, 1):
+        counted = [one for one in pauses.set_aside(folder.steps(rank).records, pauses.of(folder.events())) if not one.watched]
+        assert 0 < max(one.step_ms for one in counted) < 5000
 
 
 def test_the_world_that_met_is_on_record(bench):

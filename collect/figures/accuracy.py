@@ -36,6 +36,8 @@ def draw(group: Group) -> Figure | None:
 
 
 def _points(run: LoadedRun) -> list[tuple[float, float]]:
-    """(seconds of training, percent) of each validation whose steps are all recorded."""
+    """(seconds of training, percent) of each validation whose steps are all recorded; none of a run that stood still."""
+    if run.paused:
+        return []
     seconds = seconds_until(run.timed)
     return [(seconds[record.step], 100 * record.accuracy) for record in run.validation if record.step in seconds]

@@ -13,7 +13,10 @@ def final_accuracy(measured: Measured) -> Quantity | None:
 
 
 def time_to_accuracy(measured: Measured, accuracy_pct: float) -> Quantity | None:
-    """Seconds of training up to the first validation with at least this accuracy in percent; None where none had it."""
+    """Seconds of training up to the first validation with at least this accuracy in percent; None where none had it, or
+    where it stood still."""
+    if measured.paused:
+        return None
     seconds = seconds_until(measured.steps)
     able = [record for record in measured.validation if record.step in seconds and 100 * record.accuracy >= accuracy_pct]
     return Quantity(seconds[min(record.step for record in able)], "s") if able else None

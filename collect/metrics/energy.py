@@ -14,9 +14,9 @@ from collect.telemetry import covered
 def energy(measured: Measured) -> Quantity | None:
     """Joules of all GPUs of the hosts between the ends of the first and the last timed step.
 
-    None without power samples, or where those of any GPU cover less than 80 % of that time.
+    None without power samples, where those of any GPU cover less than 80 % of that time, or where the run stood still in it.
     """
-    if measured.samples.gpus.is_empty() or (span := measured.window) is None:
+    if measured.paused or measured.samples.gpus.is_empty() or (span := measured.window) is None:
         return None
     gpus = measured.samples.gpus.drop_nulls("power_w").sort("wall_s")
     known = [_joules(rows, span) for _, rows in gpus.group_by("host", "uuid", maintain_order=True)]

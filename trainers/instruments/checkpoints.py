@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shardlab import checkpoint, files
+from shardlab import checkpoint, files, pauses
 from shardlab.checkpoint import Manifest
 from shardlab.errors import InputError
 from shardlab.record import SCHEMA, StepRecord
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from shardlab.cell import Checkpoints as Asked
     from trainers.ranks import Company, Ranks
     from trainers.strategy import Engine
+
+
+# A step as long as that may be one in which the whole run stood still; its supervisor wakes when this rank does, and notes it.
+LONG_S, NOTED_S = 5.0, 1.0
 
 
 class OutOfTime(Exception):
@@ -73,7 +77,8 @@ class Checkpoints(Instrument):
         self._saved_step, self._saves, self._bytes, self._save_s, self._agreeing_s = 0, 0, 0, 0.0, 0.0
         self._why = ""  # of the end that this rank knows of
         self._asking: tuple[torch.Tensor, dist.Work] | None = None
-        self._save_at = float(os.environ.get(SAVE_AT, "inf"))
+        self._save_at = self._save_first = float(os.environ.get(SAVE_AT, "inf"))
+        self._began_s, self._asked_s = time.time(), time.monotonic()
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, self._told)
 
@@ -154,11 +159,22 @@ class Checkpoints(Instrument):
     def ends(self, step: int) -> bool:
         """Whether all ranks save and end after this step: the same answer on each of them."""
         started = time.perf_counter()
-        if time.time() >= self._save_at:
-            self._why = self._why or "its time limit is near"
+        if not self._why and self._is_time():
+            self._why = "its time limit is near"
         told = self._agreement()
         self._agreeing_s += time.perf_counter() - started
         return told
+
+    def _is_time(self) -> bool:
+        """Whether it is time to save and end. What the run stood still is added to it, once its supervisor has said so."""
+        since_s, self._asked_s = time.monotonic() - self._asked_s, time.monotonic()
+        if time.time() < self._save_at:
+            return False
+        if since_s > LONG_S:
+            time.sleep(NOTED_S)
+        own = [event for event in self._run_dir.events() if event.wall_s > self._began_s]
+        self._save_at = self._save_first + pauses.total_s(pauses.of(own))
+        return time.time() >= self._save_at
 
     def _agreement(self) -> bool:
         import torch
