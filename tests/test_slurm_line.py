@@ -4,12 +4,15 @@ import json
 import os
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support_slurm import FOREVER, MATRIX, RANKS, Desk, Study
 
+from jobs.standstill import LEAST_S
+from shardlab import pauses
 from shardlab.checkpoint import step_of, whole
 from shardlab.rundir import RunDir
 
@@ -298,3 +301,26 @@ def test_a_preempted_run_waits_where_slurm_starts_it_again_and_is_preempted_wher
         assert [(run["attempt"], run["state"]) for run in gone.json("retry")["runs"]] == [(2, "pending")]
         for one in (again, gone):
             one.end()
+
+
+def test_a_suspended_run_goes_on_and_its_pause_is_on_record(study):
+    one = study()
+    one.jobs("submit", "--matrix", one.matrix("axes: {strategy: [ddp], gpus: [4]}", steps=FOREVER))
+    (folder,) = one.folders()
+    one.until(lambda: folder.steps(3).records, "the run makes steps")
+    job = one.events("submitted")[0].data["job"]
+    one.slurm.run("head", f"scontrol suspend {job}", root=True)
+    try:
+        one.until(lambda: one.runs()[0]["scheduler"]["raw"] == "SUSPENDED", "Slurm has suspended it")
+        time.sleep(LEAST_S + 2)  # its processes are stopped a moment later
+        assert one.states() == ["running"]
+        before = len(folder.steps(3).records)
+    finally:
+        one.slurm.run("head", f"scontrol resume {job}", root=True)
+    (still,) = one.until(lambda: one.events("stood_still"), "its supervisor knows")
+    assert still.data["seconds"] >= LEAST_S
+    one.until(lambda: len(folder.steps(3).records) > before + 1, "it makes more steps")
+    (run,) = one.runs()
+    assert (run["state"], run["scheduler"]["raw"]) == ("running", "RUNNING")
+    records = pauses.set_aside(folder.steps(3).records, pauses.of(folder.events()))
+    assert max(record.step_ms for record in records if not record.watched) < 1000 * LEAST_S
