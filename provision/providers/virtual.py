@@ -19,6 +19,8 @@ from shardlab.remote import Unreachable
 from shardlab.workspace import Workspace
 
 BOOTS_S = 60.0
+INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")  # of root's, whose systemd runs in all nodes
+EACH, OTHERS = 7, 20  # a node's, as counted with 20 of them up; this machine's own
 
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
@@ -41,6 +43,7 @@ def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Chan
     """Make and boot a node that does not run. Raises NoBase where this machine cannot carry one."""
     base.check()
     _check_owner(cluster, workspace)
+    _check_room(cluster)
     machine = _machine(cluster, workspace, node, base.folder(packages.ALL))
     if (age_s := machine.age_s()) is not None:
         if age_s < BOOTS_S:  # who was stopped before it answered left it so
@@ -135,6 +138,18 @@ def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
     if owner.exists() and (other := owner.read_text().strip()) != str(workspace.path):
         raise NoBase(
             f"the workspace {other} has practice nodes of the name {cluster.name} on this machine; choose another name."
+        )
+
+
+def _check_room(cluster: Cluster) -> None:
+    """Raises NoBase where so many nodes would not all boot: of the last ones systemd could not watch what it has to."""
+    beside = [folder.name for folder in STATE.iterdir() if folder.name != cluster.name] if STATE.is_dir() else []
+    count = len(cluster.nodes) + sum(len(machines(name)) for name in beside)
+    needed, limit = EACH * count + OTHERS, int(INSTANCES.read_text())
+    if needed > limit:
+        raise NoBase(
+            f"{count} practice nodes on this machine need {needed} inotify instances, and it allows {limit}: "
+            f"sysctl -w fs.inotify.max_user_instances={2 * needed}"
         )
 
 

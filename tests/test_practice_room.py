@@ -1,0 +1,31 @@
+"""How many practice nodes a machine carries is asked before any of them is made."""
+
+import pytest
+from support_practice import FILE
+
+from provision.practice.base import NoBase
+from provision.providers import virtual
+from shardlab import cluster
+
+
+@pytest.fixture
+def three(tmp_path, monkeypatch):
+    monkeypatch.setattr(virtual, "INSTANCES", tmp_path / "limit")
+    monkeypatch.setattr(virtual, "STATE", tmp_path / "state")
+    monkeypatch.setattr("provision.practice.machine.STATE", tmp_path / "state")
+    file = tmp_path / "cluster.yaml"
+    file.write_text(FILE.replace("SHARED", str(tmp_path / "shared")))
+    return cluster.load(file)
+
+
+def test_the_nodes_of_all_clusters_count(three, tmp_path):
+    virtual.INSTANCES.write_text("41\n")
+    virtual._check_room(three)
+    (tmp_path / "state" / three.name / "head" / "upper").mkdir(parents=True)  # one of the three
+    virtual._check_room(three)
+    (tmp_path / "state" / "other" / "node0" / "upper").mkdir(parents=True)
+    said = (
+        "4 practice nodes on this machine need 48 inotify instances, and it allows 41: sysctl -w fs.inotify.max_user_instances="
+    )
+    with pytest.raises(NoBase, match=f"^{said}96$"):
+        virtual._check_room(three)
