@@ -16,8 +16,8 @@ Pause = tuple[float, float]  # first and last moment, in seconds since the epoch
 
 
 def of(events: Iterable[Event]) -> list[Pause]:
-    """By the clock of the supervisor, which looks twice a second."""
-    noted = ((event.wall_s, event.data.get("seconds")) for event in events if event.event == EVENT)
+    """By the clock of the supervisor, which looks twice a second. data: `seconds`, and `ended_s` where it is noted later."""
+    noted = ((event.data.get("ended_s", event.wall_s), event.data.get("seconds")) for event in events if event.event == EVENT)
     return [(end_s - seconds, end_s) for end_s, seconds in noted if isinstance(seconds, int | float)]
 
 

@@ -18,6 +18,7 @@ def test_pauses_end_when_they_are_noted():
     noted = [event("started", 5.0), event("stood_still", 100.0, seconds=40.0), event("stood_still", 200.0)]
     assert pauses.of(noted) == [(60.0, 100.0)]
     assert pauses.total_s(pauses.of(noted)) == 40.0
+    assert pauses.of([event("stood_still", 300.0, seconds=40.0, ended_s=100.0)]) == [(60.0, 100.0)]  # by a later start
 
 
 @pytest.mark.parametrize(

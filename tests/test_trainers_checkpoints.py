@@ -10,7 +10,7 @@ import msgspec
 import psutil
 import pytest
 
-from shardlab import checkpoint, files
+from shardlab import checkpoint, files, pauses
 from shardlab.cell import Checkpoints, Instruments, Optimizer
 
 pytest_plugins = ["support_trainers"]
@@ -156,6 +156,19 @@ def test_a_run_is_gone_on_with_in_its_own_folder(bench):
     result = run_dir.read_result()
     assert (result.steps, result.step_time_ms.n, result.resumed_from_step) == (10, 8, 8)
     assert result.train_time_s * 1000 >= sum(r.step_ms for r in records if not r.warmup)
+
+
+def test_what_a_run_stood_still_is_told_of_the_one_that_goes_on_with_its_times(bench):
+    keys = {"strategy": "ddp", "gpus": 2, "optimizer": ADAM, "steps": 8, "instruments": EVERY_4}
+    first = bench.complete(**keys)
+    without(first, 8)
+    held = first.steps(0).records[2]
+    first.write_event("attempt", pauses.EVENT, seconds=0.25, ended_s=held.wall_s)
+    again = gone_on(bench, resuming(bench, first, **keys))
+    (pause,) = pauses.of(again.events())
+    assert pause == pytest.approx((held.wall_s - 0.25, held.wall_s), rel=0, abs=0.001)
+    aside = pauses.set_aside(again.steps(0).records, [pause])
+    assert held.step in [record.step for record in aside if record.watched]
 
 
 def test_only_the_newest_are_kept_and_none_is_half(bench):

@@ -110,6 +110,8 @@ class Checkpoints(Instrument):
             self._saver.load(path, manifest)
             self._company.barrier()
             if self._rank == 0:
+                for begin, end in pauses.of(run.events()) if ours and run is not self._run_dir else ():
+                    self._event(pauses.EVENT, seconds=end - begin, ended_s=end)  # as they are in the records and times
                 self._event("resumed", step=manifest.step, run=run.run_id)
             self._saved_step = manifest.step if run is self._run_dir else 0
             return Resumed(manifest.step, manifest.train_time_s if ours else 0.0, records)
@@ -172,8 +174,8 @@ class Checkpoints(Instrument):
             return False
         if since_s > LONG_S:
             time.sleep(NOTED_S)
-        own = [event for event in self._run_dir.events() if event.wall_s > self._began_s]
-        self._save_at = self._save_first + pauses.total_s(pauses.of(own))
+        own = [pause for pause in pauses.of(self._run_dir.events()) if pause[1] > self._began_s]
+        self._save_at = self._save_first + pauses.total_s(own)
         return time.time() >= self._save_at
 
     def _agreement(self) -> bool:
