@@ -38,9 +38,8 @@ class LoadedRun(msgspec.Struct, dict=True):
 
     steps: every recorded step; timed: the timed ones that every rank recorded; world: those, one row per step. All are empty
     without a run.json, as the size of the world is unknown then. profiled: it has a folder for traces. paused: it stood still
-    between its first timed step and its last. quantities: its
-    metrics, where they were computed as it was read, for the cell that its run.json names (`LoadedCell.quantities` has them of
-    every run).
+    between its first timed step and its last. quantities: its metrics, where they were computed as it was read, for the cell
+    that its run.json names (`LoadedCell.quantities` has them of every run).
     """
 
     folder: RunDir

@@ -95,7 +95,6 @@ def read(folder: RunDir) -> Records:
     samples = {match[1]: noted(name, Sample) for name in inside("samples") if (match := _HOST.fullmatch(name))}
     validation = noted(VALIDATION, ValidationRecord) if VALIDATION in top else []
     events = [event for name in top if _EVENTS.fullmatch(name) for event in noted(name, Event)]
-    paused = pauses.of(events)
     run: Run | None = None
     result: Result | None = None
     try:
@@ -106,23 +105,20 @@ def read(folder: RunDir) -> Records:
         verdict = Verdict("unknown", str(error))
     hosts = [host for name in inside("env") if (host := _host(f"{folder.path}/{name}")) is not None]
     found = Records(verdict, run, result, steps, samples, validation, hosts, damage, "trace" in top)
-    return _without(found, paused) if paused else found
+    return _without(found, pauses.of(events))
 
 
 def _without(found: Records, paused: Sequence[Pause]) -> Records:
-    """The records of a run that stood still, without the times that hold it."""
+    """The records, without the times that hold a pause between the start of the first timed step and the end of the last."""
+    if not paused:
+        return found
     timed = [record for records in found.steps.values() for record in records if not record.warmup]
-    if not any(pauses.holds(begin, end, paused) for begin, end in _window(timed)):
+    if not timed or not pauses.holds(min(map(pauses.began, timed)), max(record.wall_s for record in timed), paused):
         return found
     aside = {rank: list(pauses.set_aside(records, paused)) for rank, records in found.steps.items()}
     timeless: dict[str, None] = dict.fromkeys(("throughput_per_s", "step_time_ms", "train_time_s", "epoch_time_s"))
     result = msgspec.structs.replace(found.result, **timeless) if found.result else None
     return msgspec.structs.replace(found, steps=aside, result=result, paused=True)
-
-
-def _window(timed: Sequence[StepRecord]) -> list[tuple[float, float]]:
-    """From the start of the first of these steps to the end of the last, what lies between steps included; none of none."""
-    return [(min(map(pauses.began, timed)), max(record.wall_s for record in timed))] if timed else []
 
 
 def _names(folder: Path | str) -> list[str] | None:

@@ -6,8 +6,9 @@ import threading
 import time
 from types import TracebackType
 
+from shardlab.pauses import LEAST_S
+
 LOOK_S = 0.5
-LEAST_S = 5.0  # what is shorter may be a busy machine
 
 
 class Standstill:

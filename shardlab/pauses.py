@@ -12,6 +12,7 @@ import msgspec
 from shardlab.record import Event, StepRecord
 
 EVENT = "stood_still"
+LEAST_S = 5.0  # what is shorter may be a busy machine
 Pause = tuple[float, float]  # first and last moment, in seconds since the epoch
 
 

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 from support_cells import CELL
+from support_clock import Clock
 
 from jobs import on_node, progress
 from jobs.progress import Progress
@@ -10,16 +11,6 @@ from shardlab import files
 from shardlab.record import LineWriter, StepRecord
 from shardlab.run import Run, World
 from shardlab.rundir import RunDir
-
-
-class Clock:
-    """The monotonic clock, set by the test."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def monotonic(self):
-        return self.now
 
 
 @pytest.fixture

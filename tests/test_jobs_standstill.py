@@ -1,16 +1,11 @@
 """What a process finds to have stood still, by a clock that the test turns."""
 
 import pytest
+from support_clock import Clock
 
 from jobs import standstill
-from jobs.standstill import LEAST_S, LOOK_S, Standstill
-
-
-class Clock:
-    now = 1000.0
-
-    def monotonic(self):
-        return self.now
+from jobs.standstill import LOOK_S, Standstill
+from shardlab.pauses import LEAST_S
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from support_slurm import FOREVER, MATRIX, RANKS, Desk, Study
 
-from jobs.standstill import LEAST_S
 from shardlab import pauses
 from shardlab.checkpoint import step_of, whole
+from shardlab.pauses import LEAST_S
 from shardlab.rundir import RunDir
 
 pytestmark = pytest.mark.line

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from trainers.strategy import Engine
 
 
-# A step as long as that may be one in which the whole run stood still; its supervisor wakes when this rank does, and notes it.
-LONG_S, NOTED_S = 5.0, 1.0
+NOTED_S = 1.0  # in so long the supervisor, which wakes when this rank does, has noted that the run stood still
 
 
 class OutOfTime(Exception):
@@ -172,7 +171,7 @@ class Checkpoints(Instrument):
         since_s, self._asked_s = time.monotonic() - self._asked_s, time.monotonic()
         if time.time() < self._save_at:
             return False
-        if since_s > LONG_S:
+        if since_s > pauses.LEAST_S:  # it may have stood still since
             time.sleep(NOTED_S)
         own = [pause for pause in pauses.of(self._run_dir.events()) if pause[1] > self._began_s]
         self._save_at = self._save_first + pauses.total_s(own)
