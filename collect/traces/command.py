@@ -47,6 +47,8 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
     _tables(output, run, told, like_hta=like_hta)
     if against:
         _operators(output, run, against, differ)
+    if sentence := _unstable(told):
+        output.remark(sentence)
     for trace in traces:
         if not len(trace.name):
             output.remark(f"{trace.path}: no events to tell of.", style="yellow")
@@ -55,6 +57,18 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
     document: dict[str, Any] = {"run": run, "like_hta": like_hta, "ranks": [_document(one) for one in told], "damage": damage}
     output.document(document | ({"against": against, "operators": differ} if against else {}))
     return 1 if damage else 0
+
+
+def _unstable(told: Sequence[Breakdown]) -> str:
+    """How far HolisticTraceAnalysis may differ from these figures because its sort is unstable; nothing if it may not."""
+    idle = [one.hta_bounds.idle_ns for one in told if one.hta_bounds is not None]
+    most_us = max((high - low for low, high in idle), default=0) // 1000
+    if not most_us:
+        return ""
+    return (
+        f"HolisticTraceAnalysis itself may give up to {most_us} us more or less idle time for a rank: it sorts kernels with "
+        "equal rounded starts in an order that depends on the processor (`hta_bounds` in --json)."
+    )
 
 
 def damages(trace: Trace) -> list[str]:
