@@ -7,10 +7,12 @@ PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip --disable-p
 WORKSPACE ?= workspace
 # HolisticTraceAnalysis, the reference of `collect trace --like-hta`, brings some hundred packages: it gets an environment of its own.
 HTA := .venv-hta
-NEEDS := chromium systemd-nspawn debootstrap ip ssh-keygen rsync pdflatex
-SYSTEM := chromium systemd-container debootstrap iproute2 openssh-client rsync texlive-latex-recommended
+NEEDS := chromium systemd-nspawn debootstrap ip ssh-keygen rsync pdflatex zsh fish g++
+SYSTEM := chromium systemd-container debootstrap iproute2 openssh-client rsync texlive-latex-recommended zsh fish g++
+# One worker a core and one for the tests on practice nodes, which mostly wait (tests/support_lanes.py).
+SIDE_BY_SIDE := --numprocesses auto --dist loadgroup --no-loadscope-reorder
 
-.PHONY: quickstart test check system clean
+.PHONY: quickstart test test-long prepare check system clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/provision examples/local.yaml --workspace "$(WORKSPACE)"
@@ -18,8 +20,16 @@ quickstart: $(VENV)/installed
 	$(BIN)/collect fetch --workspace "$(WORKSPACE)"
 	$(BIN)/collect summarize --workspace "$(WORKSPACE)"
 
-test: check $(HTA)/installed system
-	SHARDLAB_HTA=$(CURDIR)/$(HTA)/bin/python $(BIN)/pytest
+test: prepare
+	SHARDLAB_HTA=$(CURDIR)/$(HTA)/bin/python $(BIN)/pytest $(SIDE_BY_SIDE) --durations=40
+
+# The same with the long forms of proofs, such as 200 interrupted fetches where `make test` has 20.
+test-long: export SHARDLAB_TESTS = long
+test-long: test
+
+# All that tests need, side by side. The checks come last of their line: they need the environment.
+prepare:
+	$(MAKE) --jobs --output-sync check $(HTA)/installed system
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check

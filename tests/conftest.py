@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import support_lanes
 from hypothesis import settings
 from support_practice import WHY, clusters
 from support_slurm import SlurmCluster
@@ -15,6 +16,14 @@ settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers():
+    return support_lanes.workers()
+
+
+def pytest_collection_modifyitems(config, items):
+    support_lanes.arrange(items, side_by_side=os.environ.get("PYTEST_XDIST_WORKER") is not None)
 
 
 @pytest.fixture(scope="session")
