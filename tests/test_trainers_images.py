@@ -174,8 +174,8 @@ SIX = mnist_members(zipped=False)[IMAGES]
         (LABELS, idx(np.arange(5)), "found 5 labels. Allowed: one for each of 6 images"),
         (LABELS, idx(np.array([0, 1, 2, 10, 4, 5])), "label 3 is 10. Allowed: 0 to 9"),
         (f"{LABELS}.gz", b"no gzip", "is not a whole gzip file"),
-        (f"{LABELS}.gz", gzip.compress(idx(np.arange(6)))[:-5], "is not a whole gzip file"),
-        (f"{LABELS}.gz", gzip.compress(idx(np.arange(6)) + bytes(9)), "found more than 6 bytes after the header"),
+        (f"{LABELS}.gz", gzip.compress(idx(np.arange(6)), mtime=0)[:-5], "is not a whole gzip file"),
+        (f"{LABELS}.gz", gzip.compress(idx(np.arange(6)) + bytes(9), mtime=0), "found more than 6 bytes after the header"),
     ],
 )
 def test_damaged_mnist_is_refused_in_a_sentence(tmp_path, name, content, why):

@@ -1,8 +1,6 @@
 """The same-work proof proves what is right, catches what is wrong, and counts the bytes that theory states."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -85,13 +83,7 @@ proof._holds = lambda parameters, device: False
 
 def prove(bench, cell: Cell, broken: str = "") -> SameWork:
     words = [msgspec.json.encode(cell).decode(), str(bench.data)]
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_RANKS.replace("BREAK", broken) + FORK_RANKS, *words],
-        capture_output=True,
-        text=True,
-        env={**bench.environment, "GLOO_SOCKET_IFNAME": "lo"},
-        check=False,
-    )
+    done = bench.scripts.run(TWO_RANKS.replace("BREAK", broken) + FORK_RANKS, *words)
     assert done.returncode == 0, done.stderr
     return msgspec.json.decode(done.stdout, type=SameWork)
 
