@@ -27,7 +27,7 @@ test: prepare
 test-long: export SHARDLAB_TESTS = long
 test-long: test
 
-# All that tests need, side by side. The checks come last of their line: they need the environment.
+# What the tests need, made side by side: the environment and its checks, an environment for HTA, and Debian's packages.
 prepare:
 	$(MAKE) --jobs --output-sync check $(HTA)/installed system
 
