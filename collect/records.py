@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from shardlab import files, pauses
+from shardlab.decoders import decoder
 from shardlab.errors import InputError
 from shardlab.host import Host
 from shardlab.pauses import Pause
@@ -140,4 +141,4 @@ def _host(path: str) -> Host | None:
 @lru_cache(maxsize=1024)
 def _decoded(raw: bytes) -> Host:
     """One object for all runs that say the same of a host, as most do."""
-    return msgspec.json.decode(raw, type=Host)
+    return decoder(Host).decode(raw)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from shardlab.decoders import decoder
+
 
 class MemoryCurves(msgspec.Struct):
     """Bytes by category at the moments t_ms, milliseconds since the step began. Other fields of the file are read over."""
@@ -19,7 +21,7 @@ class MemoryCurves(msgspec.Struct):
 def read(path: Path) -> MemoryCurves | None:
     """The curves of a file, or None where there is none or it cannot be read."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=MemoryCurves)
+        found = decoder(MemoryCurves).decode(path.read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return found if all(len(curve) == len(found.t_ms) for curve in found.points.values()) else None
