@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from shardlab import files
+from shardlab.decoders import decoder
 from shardlab.errors import WorkspaceError
 
 SCHEMA = 1
@@ -203,10 +204,10 @@ def read_lines(path: Path | str, kind: type[T]) -> Lines[T]:
         return Lines([])
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
-    decoder = msgspec.json.Decoder(kind)
+    of_kind = decoder(kind)
     try:
         # All at once is several times as fast as line by line, and the same where every line begins an object and ends one.
-        records = decoder.decode_lines(raw)
+        records = of_kind.decode_lines(raw)
         if len(records) == raw.count(b"\n") and raw[:1] == b"{" and raw[-2:] == b"}\n" and not _NO_OBJECT.search(raw):
             return Lines(records)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -216,12 +217,12 @@ def read_lines(path: Path | str, kind: type[T]) -> Lines[T]:
     tail = parts.pop()
     for part in parts:
         try:
-            lines.records.append(decoder.decode(part))
+            lines.records.append(of_kind.decode(part))
         except (msgspec.DecodeError, UnicodeDecodeError):
             lines.corrupt += 1
     if tail:
         try:
-            lines.records.append(decoder.decode(tail))
+            lines.records.append(of_kind.decode(tail))
         except (msgspec.DecodeError, UnicodeDecodeError):
             lines.truncated = True
     return lines

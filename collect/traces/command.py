@@ -12,7 +12,7 @@ import msgspec
 from collect import notation
 from collect.sources import trace as source
 from collect.sources.trace import Trace
-from collect.traces import hta
+from collect.traces import hta, of_run
 from collect.traces.breakdown import Breakdown, Tally, breakdown
 from collect.traces.operators import Difference, differences
 from shardlab.console import Output
@@ -26,8 +26,10 @@ _FIGURES = ("exposed_communication_ns", "overlap_pct")
 
 def files(workspace: Workspace, run: str) -> list[Path]:
     """The traces of a run, or of a folder or file where the name has a slash. Raises InputError where there are none."""
-    folder = Path(run) if "/" in run else workspace.run(run).path / "trace"
-    found = [folder] if folder.is_file() else sorted(path for path in folder.glob("*.json*") if not path.name.startswith("."))
+    named = "/" in run
+    folder = Path(run) if named else workspace.run(run).path / "trace"
+    inside = [path for path in folder.glob("*.json*") if not path.name.startswith(".")]
+    found = [folder] if named and folder.is_file() else sorted(inside) if named else of_run.regular(inside)
     if not found:
         raise InputError(
             f"{folder}: no traces. Allowed: a run whose cell has instruments: {{profile: ...}}, "

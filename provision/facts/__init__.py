@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from provision.providers import Answer, Node
+from shardlab.decoders import decoder
 from shardlab.errors import ShardlabError
 from shardlab.remote import Unreachable
 
@@ -87,6 +88,6 @@ def decode(stdout: str, shape: type[T]) -> T:
     if not lines:
         raise ValueError("it printed nothing.")
     try:
-        return msgspec.json.decode(lines[-1], type=shape)
+        return decoder(shape).decode(lines[-1])
     except (msgspec.DecodeError, UnicodeError) as error:
         raise ValueError(f"{error}, in {lines[-1][:80]!r}.") from None

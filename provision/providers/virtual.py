@@ -90,7 +90,7 @@ def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
             wheelhouse.make(_remark)
         network.up(network.bridge(cluster.name), cluster.lan.subnet)
         files.make_folder(STATE / cluster.name)
-        files.write_atomic(STATE / cluster.name / "workspace", f"{workspace.path}\n".encode())
+        files.write_atomic(STATE / cluster.name / "workspace", f"{workspace.real_path}\n".encode())
         identity = _identity(workspace)
         if not identity.exists():
             files.make_folder(identity.parent)
@@ -135,7 +135,7 @@ def _trust(workspace: Workspace, host: str, public: str) -> None:
 def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
     """Raises NoBase where another workspace has practice nodes of this name: there is one set of them a machine."""
     owner = STATE / cluster.name / "workspace"
-    if owner.exists() and (other := owner.read_text().strip()) != str(workspace.path):
+    if owner.exists() and Path(other := owner.read_text().strip()).resolve() != workspace.real_path:
         raise NoBase(
             f"the workspace {other} has practice nodes of the name {cluster.name} on this machine; choose another name."
         )
