@@ -3,8 +3,8 @@
     python -m jobs.attempt RUN_DIR -- COMMAND...
 
 In a Slurm job COMMAND is a job step over all nodes, and telemetry is started there (jobs.node).
-Exit codes: the command's own; 75 where the run is claimed already; 124 at the time limit and where it hung; 143 where it was
-told to end.
+Exit codes: the command's own; 75 if the run is claimed already; 76 if the packages or our source changed since the run was
+sent, which is then given back to be sent again; 124 at the time limit and after a hang; 143 if the run was told to end.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ from shardlab.run import SAVE_AT
 from shardlab.rundir import RunDir
 
 CLAIMED, OUT_OF_TIME, TOLD = 75, 124, 143
+CHANGED = 76  # the queue holds the other runs of the same environment
+CHANGED_WHY = (
+    "the packages or shardlab's source changed since it was submitted ({then}, now {now}); `jobs submit` or `jobs retry` sends "
+    "it with what is installed now"
+)
 # So long before the time limit, or this share of a short limit, ranks that keep checkpoints save.
 SAVE_S, SAVE_SHARE = 60.0, 0.2
 CANCELLED = "cancelled while it ran"
@@ -61,6 +66,10 @@ class Attempt:
         self.why = ""
 
     def main(self) -> int:
+        if (changed := self._changed()) and not self.folder.claim.exists():
+            self._event("refused", why=changed)
+            print(f"{self.folder.run_id}: {changed}.", file=sys.stderr)
+            return CHANGED
         taken = claim.take(self.folder)
         if taken is None:
             print(f"{self.folder.run_id}: claimed already; this start does nothing.", file=sys.stderr)
@@ -103,16 +112,18 @@ class Attempt:
 
     def _prepared(self) -> dict[str, str]:
         """What the ranks' environment gets on top. Raises ShardlabError where the run may not be made as it was submitted."""
-        if self.run.environment is not None and (now := code.digest()) != self.run.environment:
-            raise ShardlabError(
-                f"the packages or shardlab's source changed since it was submitted ({self.run.environment}, now {now}); "
-                f"`jobs retry {self.run.run_id}` makes it with what is there now."
-            )
+        if changed := self._changed():
+            raise ShardlabError(f"{changed}.")
         if claim.restarts() > self.run.requeues:
             raise ShardlabError(f"Slurm has started it again {claim.restarts()} times; allowed: {self.run.requeues}.")
         self._wait_for_slurm()
         place = meeting.call_together(self.run.world.nnodes)
         return place | launcher(self.run.launcher).prepare(self.folder, self.run)
+
+    def _changed(self) -> str:
+        """In a clause, that the packages or our source are not those that the run was sent with; '' if they are."""
+        then, now = self.run.environment, code.digest()
+        return CHANGED_WHY.format(then=then, now=now) if then not in (None, now) else ""
 
     def _wait_for_slurm(self) -> None:
         """Without its controller no step starts and no job is requeued: this run would fail, and with it each one behind it in

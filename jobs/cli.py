@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jobs import forward, menus, plan, render, submit, views, watch
+from jobs import forward, leftovers, menus, plan, render, submit, views, watch
 from jobs.left import Left
+from jobs.reconcile import Status
 from jobs.scheduler import Full, How, scheduler
 from jobs.select import select
 from shardlab import cluster, console, state
@@ -175,23 +176,27 @@ def _submit(arguments: argparse.Namespace) -> int:
         views.scripts(out, steps, workspace, planned.source)
         out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
         return 0
-    after = tuple(chosen(workspace.run_ids(), [arguments.after])) if arguments.after else ()
+    how = _how(arguments, tuple(chosen(workspace.run_ids(), [arguments.after])) if arguments.after else ())
+    submit.check(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
     with workspace.alone():
-        for sentence in scheduler(planned.source.scheduler).resolve(workspace):
-            out.remark(sentence)
+        whole = _resolved(out, workspace, planned.source)
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
         render.keep(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
-        left = _send(arguments, workspace, steps, planned.source, after)
-    return _sent(arguments, workspace, steps, left, planned.remarks)
+        left = _send(arguments, workspace, steps, planned.source, how)
+    return max(int(not whole), _sent(arguments, workspace, steps, left, planned.remarks))
 
 
 def _status(arguments: argparse.Namespace) -> int:
     out, workspace = Output.of(arguments), _workspace(arguments)
+
+    def look() -> list[Status]:
+        return select(workspace, arguments.runs, arguments.matrix, arguments.where)
+
     if arguments.watch:
-        return watch.status(out, workspace, lambda: select(workspace, arguments.runs, arguments.matrix, arguments.where))
-    found = select(workspace, arguments.runs, arguments.matrix, arguments.where)
-    views.status(out, found, workspace)
-    return 0
+        found = watch.status(out, workspace, look)
+    else:
+        views.status(out, found := look(), workspace)
+    return int(not _tidied(out, workspace, found))
 
 
 def _cancel(arguments: argparse.Namespace) -> int:
@@ -199,10 +204,13 @@ def _cancel(arguments: argparse.Namespace) -> int:
     if not (arguments.runs or arguments.where or arguments.matrix or arguments.all):
         raise InputError("say what to cancel: run ids, --where, --matrix, or --all.")
     found = select(workspace, arguments.runs, arguments.matrix, arguments.where)
-    ended = watch.cancel(workspace, [one for one in found if one.state not in state.FINAL])
-    out.line(f"{len(ended)} run(s) cancelled." if ended else "nothing to cancel: every run chosen has ended.")
+    ended = watch.cancel(workspace, [one for one in found if one.state not in state.FINAL and not one.set_aside])
+    leftover = sum(one.leftover for one in found)
+    if ended or not leftover:
+        out.line(f"{len(ended)} run(s) cancelled." if ended else "nothing to cancel: every run chosen has ended.")
     out.document({"runs": ended})
-    return 0 if all(one.state in state.FINAL for one in ended) else 1
+    tidied = _tidied(out, workspace, found)
+    return 0 if tidied and all(one.state in state.FINAL for one in ended) else 1
 
 
 def _retry(arguments: argparse.Namespace) -> int:
@@ -213,16 +221,47 @@ def _retry(arguments: argparse.Namespace) -> int:
         raise InputError(f"--only: {unknown[0]!r} is no state that a run ends in. Allowed: {allowed}.")
     found = select(workspace, arguments.runs, arguments.matrix, arguments.where)
     source = render.source("", cluster.find(None, workspace.path), workspace)
+    how = _how(arguments)
+    for one in found:
+        if one.state in only:
+            submit.must_be_of_cluster(RunDir(workspace.runs / one.id), source)
     with workspace.alone():
-        for sentence in scheduler(source.scheduler).resolve(workspace):
-            out.remark(sentence)
-        steps = submit.retry(workspace, [RunDir(workspace.runs / one.id) for one in found], only, source)
-        left = _send(arguments, workspace, steps, source)
-    return _sent(arguments, workspace, steps, left)
+        whole = _resolved(out, workspace, source)
+        found = select(workspace, arguments.runs, arguments.matrix, arguments.where)
+        whole = _tidied(out, workspace, found, of_scheduler=False) and whole
+        steps = submit.retry(workspace, found, only, source)
+        left = _send(arguments, workspace, steps, source, how)
+    return max(int(not whole), _sent(arguments, workspace, steps, left))
 
 
 def _logs(arguments: argparse.Namespace) -> int:
-    return watch.logs(_workspace(arguments), arguments.run_id, arguments.rank, follow=arguments.follow)
+    return watch.logs(Output.of(arguments), _workspace(arguments), arguments.run_id, arguments.rank, follow=arguments.follow)
+
+
+def _resolved(out: Output, workspace: Workspace, source: render.Source) -> bool:
+    """Finish what an earlier command left open and say so; whether every record of the scheduler can be read."""
+    for sentence in scheduler(source.scheduler).resolve(workspace):
+        out.remark(sentence)
+    damaged = scheduler(source.scheduler).damaged(workspace)
+    for sentence in damaged:
+        out.remark(sentence, style="red")
+    return not damaged
+
+
+def _tidied(out: Output, workspace: Workspace, found: Sequence[Status], *, of_scheduler: bool = True) -> bool:
+    """Cancel leftover jobs and say so, and name every record that is set aside; whether there is nothing left to mend.
+
+    of_scheduler: whether to look at the schedulers' own records as well.
+    """
+    cancelled = leftovers.cancel(found)
+    for sentence in cancelled.sentences:
+        out.remark(sentence)
+    names = {one.scheduler["name"] for one in found if not one.set_aside} if of_scheduler else set()
+    damaged = [f"{one.id}: {one.why}" for one in found if one.set_aside]
+    damaged += [sentence for name in sorted(names) for sentence in scheduler(name).damaged(workspace)]
+    for sentence in damaged:
+        out.remark(sentence, style="red")
+    return cancelled.all_gone and not damaged
 
 
 def _send(
@@ -230,10 +269,9 @@ def _send(
     workspace: Workspace,
     steps: Sequence[submit.Step],
     source: render.Source,
-    after: tuple[str, ...] = (),
+    how: How,
 ) -> Left | None:
     """Send what is to be sent; for a command that waits, what there was no room for. Raises ShardlabError."""
-    how = _how(arguments, after)
     try:
         submit.send(workspace, steps, source, how)
     except Full as full:
@@ -257,7 +295,9 @@ def _sent(
         out.remark(f"note: {remark}")
     if left:
         out.remark(f"note: Slurm takes no more for now ({left.problem}); the rest is sent as there is room.")
-    return watch.finish(out, workspace, [step.run.run_id for step in steps], wait=arguments.wait, left=left)
+    tidied = _tidied(out, workspace, [step.now for step in steps if step.now is not None and not step.send], of_scheduler=False)
+    code = watch.finish(out, workspace, [step.run.run_id for step in steps], wait=arguments.wait, left=left)
+    return code if tidied else max(code, 1)
 
 
 def _how(arguments: argparse.Namespace, after: tuple[str, ...] = ()) -> How:

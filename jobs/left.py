@@ -28,7 +28,7 @@ class Left:
         self._workspace = workspace
         self._scheduler = scheduler(name)
         self._how = how
-        self._unanswered = False  # whether it may have taken some
+        self.unanswered: Away | None = None  # what to say of a submission whose outcome is not known
         self._given_up = False
         self._ended: int | None = None  # runs of this command, when they were last looked at
         self._room = 0  # that our own runs left since
@@ -36,7 +36,7 @@ class Left:
         self._in_room, self._in_guess = _Pause(self._scheduler.POLL_S), _Pause(self._scheduler.POLL_S)
 
     def __bool__(self) -> bool:
-        return (bool(self.folders) or self._unanswered) and not self._given_up
+        return (bool(self.folders) or self.unanswered is not None) and not self._given_up
 
     def attend(self, found: Sequence[Status]) -> None:
         """Send as many as have ended meanwhile, and now and then more, for room that others left; where only so many may run
@@ -59,7 +59,7 @@ class Left:
             self._in_room.again(in_vain=sent < aim)
             if sent < aim:
                 return
-        if ((aim := min(self._guess, free)) > 0 or self._unanswered) and self._in_guess.is_over():
+        if ((aim := min(self._guess, free)) > 0 or self.unanswered) and self._in_guess.is_over():
             sent = self._try(aim)
             self._guess = 2 * aim if sent == aim else 1
             self._in_guess.again(in_vain=sent < aim)
@@ -73,7 +73,7 @@ class Left:
         try:
             with self._workspace.alone():
                 self._scheduler.resolve(self._workspace)
-                self._unanswered = False
+                self.unanswered = None
                 self.folders = self.unsent()
                 part, rest, left = self.folders[:aim], self.folders[aim:], list[RunDir]()
                 try:
@@ -84,7 +84,7 @@ class Left:
                 self.folders = left + rest
                 return len(part) - len(left)
         except Away as away:
-            self.problem, self._unanswered = str(away), True
+            self.problem, self.unanswered = f"Slurm does not answer: {away.why}", away
         except ShardlabError as error:
             self.problem, self._given_up = str(error), True
         return 0

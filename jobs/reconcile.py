@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -36,6 +37,12 @@ class Status(msgspec.Struct, kw_only=True):
     rehearsal: bool | None
     resumed_from_step: int | None = None  # timed steps that a checkpoint brought along
     expected: bool  # completed, or an end that the cell says is proper
+    leftover: bool = False  # the scheduler still has its job to start, although the run has ended
+
+    @property
+    def set_aside(self) -> bool:
+        """Whether its records cannot be read, so that no command touches it; `why` names the file and the way out."""
+        return self.cell is None
 
 
 def statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
@@ -57,10 +64,16 @@ def _statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
 
 
 def own(folder: RunDir) -> Own:
-    """A run by its own records alone. Raises InputError."""
-    run, events = folder.read_run(), folder.events()
+    """A run by its own records alone. Raises InputError or WorkspaceError, which name the file, if they cannot be read."""
+    run, events = folder.read_run(), folder.events(strict=True)
     verdict, result = folder.told(events, run)
     return Own(folder, run, events, verdict, result)
+
+
+def set_aside(folder: RunDir) -> Status | None:
+    """What to say of a run whose records cannot be read; None if they can."""
+    read = _read(folder)
+    return None if isinstance(read, Own) else _unreadable(folder, read)
 
 
 def _read(folder: RunDir) -> Own | ShardlabError:
@@ -95,6 +108,7 @@ def _status(one: Own, seen: Seen) -> Status:
         rehearsal=run.rehearsal,
         resumed_from_step=resumed,
         expected=verdict.state == "completed" or verdict.state in run.cell.expect,
+        leftover=seen.leftover,
     )
 
 
@@ -113,6 +127,15 @@ def latest(folders: Iterable[RunDir]) -> list[RunDir]:
     return list(last.values())
 
 
+def _job_of(folder: RunDir) -> str | None:
+    """The scheduler's number of the job of a run whose records are damaged, as far as they tell."""
+    try:
+        jobs = [event.data.get("job") for event in folder.events() if event.event == "submitted"]
+    except ShardlabError:
+        return None
+    return jobs[-1] if jobs and isinstance(jobs[-1], str) and re.fullmatch(r"[0-9_]+", jobs[-1]) else None
+
+
 def _progress(run: Run, records: Sequence[StepRecord]) -> tuple[float | None, float | None]:
     """(units per second over all ranks, seconds to go), from those of one rank's timed steps that nothing slowed down; None
     before the first."""
@@ -126,11 +149,14 @@ def _progress(run: Run, records: Sequence[StepRecord]) -> tuple[float | None, fl
 
 
 def _unreadable(folder: RunDir, error: ShardlabError) -> Status:
+    way_out = f"restore the file, or move the folder {folder.path} out of runs/, and `jobs submit` makes the run anew"
+    if job := _job_of(folder):
+        way_out += f" (its job {job} may wait or be at work: `scancel {job}` ends it)"
     return Status(
         id=folder.run_id,
         cell=None,
         state="unknown",
-        why=str(error),
+        why=f"set aside: {str(error).rstrip('.')}; {way_out}.",
         scheduler={"name": "-", "id": "-", "raw": "-"},
         step=None,
         steps=None,

@@ -27,11 +27,16 @@ class Own(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A run as its folder and its scheduler tell it together. id, raw: the scheduler's own number and words for it."""
+    """A run as its folder and its scheduler tell it together.
+
+    id, raw: the scheduler's own number and words for the run's job. leftover: whether the scheduler still has the job to
+    start although the run has ended.
+    """
 
     verdict: Verdict
     id: str
     raw: str
+    leftover: bool = False
 
 
 class How(msgspec.Struct, frozen=True):
@@ -79,6 +84,12 @@ class Scheduler(Protocol):
 
     def cancel(self, workspace: Workspace, runs: Sequence[Own]) -> None:
         """End runs that wait or run; those that ended are left alone."""
+
+    def cancel_jobs(self, jobs: Sequence[str]) -> str:
+        """Cancel jobs by the scheduler's numbers; the scheduler's words if it did not, or ''."""
+
+    def damaged(self, workspace: Workspace) -> list[str]:
+        """A sentence for each record of this scheduler that cannot be read, with the runs that it sets aside."""
 
     def attend(self, workspace: Workspace) -> None:
         """Called now and then while somebody waits for runs."""

@@ -18,7 +18,10 @@ from shardlab.workspace import Workspace, chosen
 
 
 def select(workspace: Workspace, patterns: Sequence[str], matrix: str | None, where: str | None) -> list[Status]:
-    """The status of the last attempt of each run that is meant; earlier attempts only where a pattern names them."""
+    """The status of the last attempt of each run that is meant; earlier attempts only where a pattern names them.
+
+    A run that is set aside is always among them, as nobody can tell whether `where` means it.
+    """
     ids = workspace.run_ids()
     if matrix is not None:
         of_matrix = {run_id for cell in workspace.expansion(matrix).cells for run_id in cell["runs"]}
@@ -33,7 +36,7 @@ def select(workspace: Workspace, patterns: Sequence[str], matrix: str | None, wh
     wanted = condition(where)
 
     def meant(one: Status) -> bool:
-        return one.cell is not None and _true(wanted, names(one.cell) | {"state": one.state, "id": one.id})
+        return one.cell is None or _true(wanted, names(one.cell) | {"state": one.state, "id": one.id})
 
     return [one for one in found if meant(one)]
 

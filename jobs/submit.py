@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from jobs import lost, render
-from jobs.reconcile import latest, statuses
+from jobs.reconcile import Status, latest, statuses
 from jobs.scheduler import How, scheduler
 from shardlab.cell import Cell
 from shardlab.checkpoint import Manifest, read, step_of, whole, why_not
-from shardlab.errors import InputError
+from shardlab.errors import InputError, ShardlabError
 from shardlab.run import Run, attempt_of, run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
@@ -19,11 +19,23 @@ from trainers import menu
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What is to be done with one run: send it, or leave it for the reason in `why`."""
+    """What is to be done with one run: send it, or leave it for the reason in `why`. now: what is known of it so far."""
 
     run: Run
     send: bool
     why: str
+    now: Status | None = None
+
+
+def check(
+    workspace: Workspace, cells: Sequence[Cell], repeats: int, source: render.Source, resume_from: str | None = None
+) -> None:
+    """Before anything is changed: raises InputError if the workspace holds runs of another cluster, or if the cells cannot
+    resume from the checkpoint of the run `resume_from`."""
+    if resume_from:
+        _can_go_on(workspace.run(resume_from), cells)
+    for folder in _there(workspace, cells, repeats).values():
+        must_be_of_cluster(folder, source)
 
 
 def decide(
@@ -31,18 +43,11 @@ def decide(
 ) -> list[Step]:
     """A step for every repeat of every cell. Repeats go round by round, so that drift of the machine hits all cells alike.
 
-    resume_from: a run of another cell from whose checkpoint new runs go on. Raises InputError where they cannot, or the
-    workspace holds runs of another cluster.
+    resume_from: a run of another cell from whose checkpoint new runs go on.
     """
     resume = [resume_from] if resume_from else []
-    if resume_from:
-        _can_go_on(workspace.run(resume_from), cells)
-    last = {attempt_of(folder.run_id)[0]: folder for folder in latest(workspace.all_runs())}
-    wanted = {run_id(cell, repeat) for repeat in range(1, repeats + 1) for cell in cells}
-    there = [folder for name, folder in last.items() if name in wanted]
-    for folder in there:
-        _same_cluster(folder, source)
-    known = {attempt_of(one.id)[0]: one for one in statuses(workspace, there)}
+    last = _there(workspace, cells, repeats)
+    known = {attempt_of(one.id)[0]: one for one in statuses(workspace, list(last.values()))}
     steps = []
     for repeat in range(1, repeats + 1):
         for cell in cells:
@@ -51,10 +56,17 @@ def decide(
             if now is None:
                 steps.append(Step(run, True, "new"))
             elif now.state == "planned":
-                steps.append(Step(_anew(last[run.run_id], run, source), True, "was rendered"))
+                steps.append(Step(_anew(last[run.run_id], run, source), True, "was rendered", now))
             else:
-                steps.append(Step(run, False, _why_not(now.state, now.expected)))
+                steps.append(Step(run, False, now.why if now.set_aside else _why_not(now.state, now.expected), now))
     return steps
+
+
+def _there(workspace: Workspace, cells: Sequence[Cell], repeats: int) -> dict[str, RunDir]:
+    """The last attempt of each of these runs that has a folder, by the id of its first attempt."""
+    wanted = {run_id(cell, repeat) for repeat in range(1, repeats + 1) for cell in cells}
+    last = {attempt_of(folder.run_id)[0]: folder for folder in latest(workspace.all_runs())}
+    return {name: folder for name, folder in last.items() if name in wanted}
 
 
 def send(workspace: Workspace, steps: Iterable[Step], source: render.Source, how: How) -> list[RunDir]:
@@ -65,31 +77,33 @@ def send(workspace: Workspace, steps: Iterable[Step], source: render.Source, how
     return folders
 
 
-def retry(workspace: Workspace, folders: Iterable[RunDir], only: set[str], source: render.Source) -> list[Step]:
-    """A new attempt for each run whose last one ended in one of the states `only`.
+def retry(workspace: Workspace, found: Sequence[Status], only: set[str], source: render.Source) -> list[Step]:
+    """A new attempt for each run whose last attempt, of those found, ended in one of the states `only`.
 
-    It goes on from the newest checkpoint of the earlier attempts, where they left any; the ranks look whether it is sound.
+    It goes on from the newest checkpoint of the earlier attempts, if they left any; the ranks look whether it is sound. What
+    was rendered and not sent, because an earlier retry or a queue gave it back, is sent as it is.
     """
     steps = []
-    last_ones = latest(folders)
-    for folder, now in zip(last_ones, statuses(workspace, last_ones), strict=True):
-        unsent = now.state == "planned" and attempt_of(now.id)[1] > 1  # an attempt that an earlier retry did not come to send
-        if (now.state not in only and not unsent) or now.cell is None:
+    last_ones = {folder.run_id for folder in latest(RunDir(workspace.runs / one.id) for one in found)}
+    for now in (one for one in found if one.id in last_ones):
+        folder = RunDir(workspace.runs / now.id)
+        unsent = now.state == "planned" and (attempt_of(now.id)[1] > 1 or now.why != "")
+        if (now.state not in only and not unsent) or now.set_aside:
             continue
         old = folder.read_run()
-        _same_cluster(folder, source)
         same_matrix = msgspec.structs.replace(source, matrix=old.matrix)
         if unsent:
-            steps.append(Step(_anew(folder, old, same_matrix), True, "was rendered"))
+            again = render.run_of(old.cell, old.repeat, attempt_of(now.id)[1], same_matrix, old.resume, old.avoid)
+            steps.append(Step(again, True, "was rendered", now))
             continue
         last = attempt_of(old.run_id)[1]
         attempts = [workspace.runs / run_id(old.cell, old.repeat, attempt) for attempt in range(last, 0, -1)]
-        saved = [(path.name, step_of(found[0])) for path in attempts if (found := whole(path))]
+        saved = [(path.name, step_of(checkpoints[0])) for path in attempts if (checkpoints := whole(path))]
         saved.sort(key=lambda entry: entry[1], reverse=True)
         avoid = dict.fromkeys([*old.avoid, *(lost.nodes(folder, now.hosts) if now.state == "node_fail" else [])])
         run = render.run_of(old.cell, old.repeat, last + 1, same_matrix, [name for name, _ in saved], list(avoid))
         goes_on = f", from its checkpoint at step {saved[0][1]}" if saved else ""
-        steps.append(Step(run, True, f"attempt {run.attempt} after {now.state}{goes_on}"))
+        steps.append(Step(run, True, f"attempt {run.attempt} after {now.state}{goes_on}", now))
     return steps
 
 
@@ -124,8 +138,12 @@ def _why_not(state: str, expected: bool) -> str:
     return f"ended as expected: {state}" if expected else f"ended: {state} (`jobs retry --only {state}` makes a new attempt)"
 
 
-def _same_cluster(folder: RunDir, source: render.Source) -> None:
-    theirs = folder.read_run().cluster
+def must_be_of_cluster(folder: RunDir, source: render.Source) -> None:
+    """Raises InputError for a run of another cluster; a run that cannot be read is set aside later."""
+    try:
+        theirs = folder.read_run().cluster
+    except ShardlabError:
+        return
     if theirs != render.cluster_of(source):
         raise InputError(
             f"{folder.path}: was run on cluster {theirs.get('name')!r}, not {source.where.name!r}; runs of two "

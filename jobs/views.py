@@ -54,6 +54,8 @@ def steps(out: Output, decided: Sequence[Step], *, sent: bool, waiting: Collecti
     """One line a run: what is done with it and why. waiting: the runs that there was no room for."""
     verb = "sent" if sent else "would be sent"
     for step in decided:
+        if step.now is not None and step.now.set_aside:
+            continue  # which is said apart, with its reason
         what = f"left alone: {step.why}"
         if step.send:
             what = f"{'waits to be sent' if step.run.run_id in waiting else verb} ({step.why})"

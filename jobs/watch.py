@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.live import Live
 
-from jobs import views
+from jobs import leftovers, views
 from jobs.left import Left
-from jobs.reconcile import Status, latest, own, statuses
+from jobs.reconcile import Status, latest, own, set_aside, statuses
 from jobs.scheduler import apart, scheduler
 from shardlab.console import Output
 from shardlab.errors import InputError
@@ -45,19 +45,30 @@ def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: b
         if left is not None and (unsent := left.unsent()):
             names = ", ".join(folder.run_id for folder in unsent[:3]) + (", ..." if len(unsent) > 3 else "")
             out.remark(f"{len(unsent)} run(s) are not sent ({left.problem}): {names}. The same command sends them.")
+        if left is not None and left.unanswered is not None:
+            out.remark(str(left.unanswered))
     out.line(views.summary(found))
+    given_back: dict[str, list[str]] = {}
     for one in found:
-        if not one.expected:
+        if one.state == "planned" and one.why:
+            given_back.setdefault(one.why, []).append(one.id)
+        elif not one.expected and not one.set_aside:  # which its command has said
             out.line(f"{one.id}: {one.state}: {one.why}", style="red")
+    for why, runs in given_back.items():
+        names = ", ".join(runs[:3]) + (", ..." if len(runs) > 3 else "")
+        out.line(f"{len(runs)} run(s) did not start ({names}): {why}.", style="red")
+    cancelled = leftovers.cancel(found)
+    for sentence in cancelled.sentences:
+        out.remark(sentence)
     out.document({"runs": found})
-    return 0 if all(one.expected for one in found) else 1
+    return 0 if cancelled.all_gone and all(one.expected for one in found) else 1
 
 
-def status(out: Output, workspace: Workspace, look: Callable[[], list[Status]]) -> int:
-    """`jobs status --watch`: until all have ended or Ctrl-C; it changes nothing and starts nothing."""
+def status(out: Output, workspace: Workspace, look: Callable[[], list[Status]]) -> list[Status]:
+    """`jobs status --watch`: until all have ended or Ctrl-C; it starts nothing."""
     found = _until_ended(out, workspace, look, restart=False)
     views.status(out, found, workspace)
-    return 0
+    return found
 
 
 def cancel(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
@@ -73,23 +84,26 @@ def cancel(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
         time.sleep(_poll_s(now))
 
 
-def logs(workspace: Workspace, pattern: str, rank: int | None, *, follow: bool) -> int:
-    """Print the log of one run: of a rank, or the launcher's and then rank 0's."""
+def logs(out: Output, workspace: Workspace, pattern: str, rank: int | None, *, follow: bool) -> int:
+    """Print the log of one run: of a rank, or the launcher's and then rank 0's. The logs of a run that is set aside are printed
+    as they are, and the exit code is 1."""
     matches = chosen(workspace.run_ids(), [pattern])
     if len(matches) > 1:
         raise InputError(f"{pattern!r} fits {len(matches)} runs: {', '.join(matches[:5])}. Allowed: one run.")
-    folder = workspace.run(matches[0])
-    world = folder.read_run().world.world_size
-    if rank is not None and not 0 <= rank < world:
+    folder = RunDir(workspace.runs / matches[0])
+    damaged = set_aside(folder)
+    if damaged is not None:
+        out.remark(f"{damaged.id}: {damaged.why}", style="red")
+    elif rank is not None and not 0 <= rank < (world := folder.read_run().world.world_size):
         raise InputError(f"--rank: found {rank}. Allowed: 0 to {world - 1}.")
     files = [folder.rank_log(rank)] if rank is not None else [folder.job_log, folder.rank_log(0)]
     places = dict.fromkeys(files, 0)
     while True:
-        ended = folder.judge().state not in ("pending", "running")
+        ended = damaged is not None or folder.judge().state not in ("pending", "running")
         for file in files:
             places[file] = _print_from(file, places[file])
         if not follow or ended:
-            return 0
+            return int(damaged is not None)
         time.sleep(LOGS_S)
 
 
@@ -108,7 +122,8 @@ def _until_ended(
     before: dict[str, str] = {}
     while True:
         for one in found:
-            if before.get(one.id) != one.state:
+            # What a queue gave back is said in one sentence at the end.
+            if before.get(one.id) != one.state and not (one.state == "planned" and one.id in before):
                 out.line(f"{one.id}: {one.state}" + (f": {one.why}" if one.why else ""))
             before[one.id] = one.state
         if _ended(found) and not left and not sent:

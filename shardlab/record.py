@@ -19,6 +19,7 @@ from shardlab.errors import WorkspaceError
 
 SCHEMA = 1
 _NO_OBJECT = re.compile(rb"\n[^{]")
+_UNFINISHED = "Input data was truncated"  # msgspec's words for the beginning of a record
 
 
 class Record(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):  # no record is part of a cycle
@@ -226,6 +227,21 @@ def read_lines(path: Path | str, kind: type[T]) -> Lines[T]:
         except (msgspec.DecodeError, UnicodeDecodeError):
             lines.truncated = True
     return lines
+
+
+def damaged_line(path: Path | str, kind: type[Record]) -> tuple[int, str] | None:
+    """(number from 1, why) of the first line that cannot be read; None if there is none.
+
+    A line that a killed writer left unfinished is no damage: the next writer starts a new line behind it.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    for number, line in enumerate(files.read(path).split(b"\n")[:-1], start=1):
+        try:
+            decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if line and not (line.startswith(b"{") and str(error) == _UNFINISHED):
+                return number, str(error)
+    return None
 
 
 class LineWriter:

@@ -14,7 +14,7 @@ from shardlab import files, state
 from shardlab import run as run_file
 from shardlab.decoders import decoder
 from shardlab.errors import InputError, WorkspaceError
-from shardlab.record import SCHEMA, Event, Lines, LineWriter, Result, StepRecord, read_lines
+from shardlab.record import SCHEMA, Event, Lines, LineWriter, Result, StepRecord, damaged_line, read_lines
 
 VALIDATION = "validation.jsonl"
 
@@ -102,10 +102,20 @@ class RunDir:
         with LineWriter(self.events_file(writer)) as lines:
             lines.write(record, sync=sync)
 
-    def events(self) -> list[Event]:
-        """The events of all writers in the order of their clocks; damaged lines are left out."""
-        writers = [name for name in files.names(self.path) if name.startswith("events.") and name.endswith(".jsonl")]
-        found = [event for name in writers for event in read_lines(f"{self.path}/{name}", Event).records]
+    def events(self, *, strict: bool = False) -> list[Event]:
+        """The events of all writers in the order of their clocks; damaged lines are left out.
+
+        strict: raises InputError, which names the file and the line, if a line is damaged: without it, the state of the run
+        is not known.
+        """
+        found: list[Event] = []
+        for name in files.names(self.path):
+            if name.startswith("events.") and name.endswith(".jsonl"):
+                path = f"{self.path}/{name}"
+                lines = read_lines(path, Event)
+                if strict and lines.corrupt and (damaged := damaged_line(path, Event)) is not None:
+                    raise InputError(f"{path}:{damaged[0]}: is not an event of this version: {damaged[1]}.")
+                found += lines.records
         return sorted(found, key=lambda event: event.wall_s)
 
     def steps(self, rank: int) -> Lines[StepRecord]:

@@ -8,7 +8,37 @@ import sys
 from pathlib import Path
 from typing import Any
 
-COMMANDS = ("sbatch", "squeue", "sacct", "scontrol")
+from jobs import cli, reconcile
+from jobs.schedulers import slurm
+from shardlab.workspace import Workspace
+
+COMMANDS = ("sbatch", "squeue", "sacct", "scontrol", "scancel")
+CLUSTER = """\
+schema: 1
+name: c
+provider: virtual
+nodes: [{name: head, roles: [controller]}, {name: work1}]
+slurm: {}
+"""
+MATRIX = """\
+schema: 1
+name: m
+defaults:
+  {workload: gpt2-tiny, strategy: single, gpus: 1, global_batch_size: 4, seq_len: 16, steps: 1, prove: "off", expect: [oom]}
+axes: {seed: SEEDS}
+"""
+# A run that ends at once, in a way that its cell expects.
+SCRIPT = """\
+#!/bin/bash
+{% for option in options %}
+#SBATCH {{ option }}
+{% endfor %}
+cd {{ folder | quote }}
+mkdir claim
+echo '{"schema":1,"event":"exited","writer":"attempt","wall_s":'$(date +%s)',"host":"work1",
+"data":{"code":1,"reason":"oom","why":"as asked"}}' | tr -d '\\n' >events.attempt.jsonl
+echo >>events.attempt.jsonl
+"""
 PROGRAM = """\
 #!{python} -S
 import json, os, subprocess, sys
@@ -28,7 +58,8 @@ def end(code, *lines):
     sys.exit(code)
 
 
-if rules["away"]:
+(here / f"{{name}}.environment").write_text(json.dumps(dict(os.environ)))
+if rules["away"] or name in rules["unreachable"]:
     end(1, f"{{name}}: error: Unable to contact slurm controller (connect failure)")
 if name == "sbatch":
     if Path(words[-1]).parent.name in rules["never"]:
@@ -43,7 +74,12 @@ if name == "sbatch":
         number = f"{{queue['last']}}_{{task}}" if "--array" in options else str(queue["last"])
         queue["tasks"].append([number, options["--job-name"], words[-1], task])
     queue["most"] = max(queue["most"], len(queue["tasks"]))
-    end(0, queue["last"])
+    if rules["loses_answers"]:
+        end(1, "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
+    end(0, *(line.replace("NUMBER", str(queue["last"])) for line in rules["answers"]))
+if name == "scancel":
+    queue["tasks"] = [task for task in queue["tasks"] if not {{task[0], task[0].split("_")[0]}} & set(words)]
+    end(0)
 if name == "squeue":
     wanted = options.get("--name")
     if wanted is None:
@@ -53,7 +89,8 @@ if name == "squeue":
         queue["looks"] += 1
         if queue["looks"] == rules["interrupts_at"]:
             os.kill(os.getppid(), 2)
-    end(0, *(f"{{id}}|{{job}}|PENDING|1|N/A||None" for id, job, _, _ in queue["tasks"] if wanted in (None, job)))
+    listed = [(id, job) for id, job, _, _ in queue["tasks"] if wanted in (None, job)]
+    end(0, *(f"{{id}}|{{job}}|PENDING|1|N/A||{{rules['reason']}}" for id, job in listed))
 if name == "scontrol":
     end(0, "ClusterName = c", f"MaxArraySize = {{rules['says_largest_array']}}", "MessageTimeout = 0 sec")
 end(1, "Slurm accounting storage is disabled")
@@ -65,7 +102,9 @@ class Queue:
 
     places: how many tasks may wait, beyond which sbatch `says` so; largest_array: what it takes, says_largest_array: what its
     configuration says; ends: how many tasks are made at each look; never: folders whose script is refused for good;
-    interrupts_at: the look at which who looks is interrupted; away: whether no command reaches the controller.
+    interrupts_at: the look at which who looks is interrupted; away: whether no command reaches the controller, unreachable:
+    which commands do not; answers: the lines that sbatch prints, with NUMBER for the job's number; loses_answers: whether
+    sbatch says that it timed out, although Slurm has the job; reason: for which tasks wait.
     """
 
     def __init__(self, folder: Path, monkeypatch: Any) -> None:
@@ -88,6 +127,10 @@ class Queue:
             "never": [],
             "interrupts_at": 0,
             "away": False,
+            "unreachable": [],
+            "answers": ["NUMBER"],
+            "loses_answers": False,
+            "reason": "None",
         }
         (self.folder / "rules.json").write_text(json.dumps(rules | given))
 
@@ -95,8 +138,41 @@ class Queue:
         found: dict[str, Any] = json.loads((self.folder / "queue.json").read_text())
         return found
 
+    def environment(self, name: str) -> dict[str, str]:
+        """The environment in which a command was called last."""
+        found: dict[str, str] = json.loads((self.folder / f"{name}.environment").read_text())
+        return found
+
     def calls(self, name: str) -> list[list[str]]:
         """The words of each call of a command."""
         log = self.folder / "calls"
         found = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         return [words for command, *words in found if command == name]
+
+
+class Study:
+    def __init__(self, path, runs):
+        self.workspace = Workspace(path / "w")
+        own = self.workspace.own_templates / slurm.TEMPLATE
+        own.parent.mkdir(parents=True)
+        own.write_text(SCRIPT)
+        (self.workspace.path / "cluster.yaml").write_text(CLUSTER)
+        self.matrix = self.workspace.path / "m.yaml"
+        self.matrix.write_text(MATRIX.replace("SEEDS", str(list(range(runs)))))
+
+    def jobs(self, verb, *words):
+        more = ["--matrix", str(self.matrix)] if verb == "submit" else []
+        return cli.main([verb, *more, *words, "--workspace", str(self.workspace.path)])
+
+    def statuses(self):
+        return reconcile.statuses(self.workspace, self.workspace.all_runs())
+
+    def states(self):
+        return [folder.judge().state for folder in self.workspace.all_runs()]
+
+    def times_sent(self):
+        """How often each run was sent and how often it was started, as its folder tells."""
+        return {
+            (sum(event.event == "submitted" for event in folder.events()), sum(e.event == "exited" for e in folder.events()))
+            for folder in self.workspace.all_runs()
+        }

@@ -365,7 +365,7 @@ def test_each_file_system_has_to_have_its_own_room():
 
 def test_room_on_shared_storage_is_told_by_the_node_that_has_it():
     small = Room(2**30, 10**7, SHARED)
-    says = "1.0 GiB are free on /mydata/bench, and the Python environment may take 12 GiB; nothing was changed"
+    says = "1.0 GiB are free on /mydata/bench, and the Python environment may take 12 GiB; nothing was installed"
     for storage, holder in ((Storage(shared=SHARED, server="w1"), 1), (Storage(shared=SHARED), 0)):
         one = with_room(with_storage(storage), environment=small)
         for number, target in enumerate(one.targets):

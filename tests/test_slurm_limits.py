@@ -7,41 +7,15 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
-from support_queue import Queue
+from support_queue import Queue, Study
 
-from jobs import cli, left, reconcile, watch
+from jobs import left, watch
 from jobs.schedulers import slurm
 from jobs.slurm import query, submission
 from jobs.slurm.commands import Answer
 from shardlab.console import Output
 from shardlab.workspace import Workspace
 
-CLUSTER = """\
-schema: 1
-name: c
-provider: virtual
-nodes: [{name: head, roles: [controller]}, {name: work1}]
-slurm: {}
-"""
-MATRIX = """\
-schema: 1
-name: m
-defaults:
-  {workload: gpt2-tiny, strategy: single, gpus: 1, global_batch_size: 4, seq_len: 16, steps: 1, prove: "off", expect: [oom]}
-axes: {seed: SEEDS}
-"""
-# A run that ends at once, in a way that its cell expects.
-SCRIPT = """\
-#!/bin/bash
-{% for option in options %}
-#SBATCH {{ option }}
-{% endfor %}
-cd {{ folder | quote }}
-mkdir claim
-echo '{"schema":1,"event":"exited","writer":"attempt","wall_s":'$(date +%s)',"host":"work1",
-"data":{"code":1,"reason":"oom","why":"as asked"}}' | tr -d '\\n' >events.attempt.jsonl
-echo >>events.attempt.jsonl
-"""
 FAILED = "Batch job submission failed: "
 REFUSED = f"sbatch: error: {FAILED}"
 POLICY = f"{REFUSED}Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
@@ -73,34 +47,6 @@ def queue(tmp_path, monkeypatch):
     """A Slurm with a queue, that may be asked as often as one likes."""
     monkeypatch.setattr(slurm, "POLL_S", 0.0)
     return Queue(tmp_path / "slurm", monkeypatch)
-
-
-class Study:
-    def __init__(self, path, runs):
-        self.workspace = Workspace(path / "w")
-        own = self.workspace.own_templates / slurm.TEMPLATE
-        own.parent.mkdir(parents=True)
-        own.write_text(SCRIPT)
-        (self.workspace.path / "cluster.yaml").write_text(CLUSTER)
-        self.matrix = self.workspace.path / "m.yaml"
-        self.matrix.write_text(MATRIX.replace("SEEDS", str(list(range(runs)))))
-
-    def jobs(self, verb, *words):
-        more = ["--matrix", str(self.matrix)] if verb == "submit" else []
-        return cli.main([verb, *more, *words, "--workspace", str(self.workspace.path)])
-
-    def statuses(self):
-        return reconcile.statuses(self.workspace, self.workspace.all_runs())
-
-    def states(self):
-        return [folder.judge().state for folder in self.workspace.all_runs()]
-
-    def times_sent(self):
-        """How often each run was sent and how often it was started, as its folder tells."""
-        return {
-            (sum(event.event == "submitted" for event in folder.events()), sum(e.event == "exited" for e in folder.events()))
-            for folder in self.workspace.all_runs()
-        }
 
 
 def sizes(queue):

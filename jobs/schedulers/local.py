@@ -22,9 +22,10 @@ import msgspec
 import psutil
 
 from jobs import claim
+from jobs.attempt import CHANGED
 from jobs.scheduler import How, Own, Seen
 from shardlab import files, host
-from shardlab.errors import WorkspaceError
+from shardlab.errors import ShardlabError, WorkspaceError
 from shardlab.record import Event
 from shardlab.rundir import RunDir
 from shardlab.state import FINAL, Verdict
@@ -35,6 +36,7 @@ TEMPLATE = "launch/local.sh.j2"
 SCRIPT = "job.sh"
 POLL_S = 0.5
 TURN_S = 0.2  # how often the runner looks whether it is the next one's turn
+PROCESS = {"pid", "created", "boot_id"}  # by which the event `started` tells a process from all others
 CLAIM_TO_START_S = 10.0  # a supervisor that lives writes its first event within milliseconds of its claim
 
 
@@ -83,7 +85,7 @@ def resolve(workspace: Workspace) -> list[str]:
 
 def attend(workspace: Workspace) -> None:
     """See that a runner is there: somebody may have killed it, and what waits shall not wait for ever."""
-    if not runner_alive(workspace) and _waiting(workspace):
+    if not runner_alive(workspace) and _next(workspace) is not None:
         ensure_runner(workspace)
 
 
@@ -96,6 +98,16 @@ def cancel(workspace: Workspace, runs: Sequence[Own]) -> None:
     """Those that wait first, so that none starts meanwhile."""
     for one in sorted(runs, key=lambda one: one.verdict.state == "running"):
         _cancel(one.folder, one.folder.judge())
+
+
+def cancel_jobs(_jobs: Sequence[str]) -> str:
+    """There is no job beside the run."""
+    return ""
+
+
+def damaged(_workspace: Workspace) -> list[str]:
+    """The queue is the run folders: no other record can be damaged."""
+    return []
 
 
 def _observe(workspace: Workspace, folder: RunDir, verdict: Verdict) -> tuple[Verdict, str, str]:
@@ -140,64 +152,86 @@ def _cancel(folder: RunDir, verdict: Verdict) -> None:
 def work(workspace: Workspace) -> int:
     """The runner: until nothing waits, wait for the run at work, then start the next. One runner a workspace."""
     files.make_folder(workspace.own / "local")
-    while _waiting(workspace):
+    while _next(workspace) is not None:
         with _lock(workspace) as mine:
             if not mine:
                 return 0  # the other runner looks again after it lets the lock go
             me = psutil.Process()
             record = Runner(schema=1, pid=me.pid, created=me.create_time(), boot_id=host.boot_id())
             files.write_json(workspace.own / "local" / "runner.json", record)
-            while waiting := _waiting(workspace):
+            while (folder := _next(workspace)) is not None:
                 _wait_for_running(workspace)
-                _start(waiting[0])
+                if _start(folder) == CHANGED:
+                    _hold(workspace, folder)
     return 0
 
 
-def _start(folder: RunDir) -> None:
-    """Run one script to its end, in a session of its own, so that it outlives this process."""
+def _start(folder: RunDir) -> int:
+    """Run one script to its end, in a session of its own, so that it outlives this process; its exit code."""
     folder.log.mkdir(exist_ok=True)
     with (folder.log / "script.log").open("ab") as log:
         process = subprocess.Popen(
             ["bash", str(folder.path / SCRIPT)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     code = process.wait()
-    events = {event.event for event in folder.events()}
-    if "started" not in events and "cancelled" not in events:
+    if folder.judge().state == "pending":
         # The script itself did not get as far as its supervisor: without this it would wait, and be started, for ever.
         with contextlib.suppress(FileExistsError):
             folder.claim.mkdir()
         why = f"the script ended with exit code {code} before it started anything; see log/script.log"
         folder.write_event("queue", "exited", code=code, reason="failed", why=why)
+    return code
 
 
-def _waiting(workspace: Workspace) -> list[RunDir]:
-    """The runs that were sent and wait, first sent first."""
+def _hold(workspace: Workspace, refused: RunDir) -> None:
+    """Give back every waiting run of the environment that this run was refused for: each of them would be refused as well."""
+    environment, why = refused.read_run().environment, refused.judge().why
+    for folder in _waiting(workspace):
+        if folder.read_run().environment == environment:
+            folder.write_event("queue", "refused", why=why)
+
+
+def _next(workspace: Workspace) -> RunDir | None:
+    return next(_waiting(workspace), None)
+
+
+def _waiting(workspace: Workspace) -> Iterator[RunDir]:
+    """The runs that were sent and wait, first sent first. A run whose records are damaged is set aside."""
     found = []
     for folder in workspace.all_runs():
         if folder.claim.exists():
             continue
-        sent = [event.wall_s for event in folder.events() if event.event == "submitted"]
-        if sent:
-            found.append((sent[0], folder.run_id, folder))
-    return [folder for _, _, folder in sorted(found, key=lambda entry: entry[:2])]
+        with contextlib.suppress(ShardlabError):
+            sent = [event for event in folder.events(strict=True) if event.event in ("submitted", "refused")]
+            if sent and sent[-1].event == "submitted":
+                found.append((sent[0].wall_s, folder.run_id, folder))
+    for _, _, folder in sorted(found, key=lambda entry: entry[:2]):
+        with contextlib.suppress(ShardlabError):
+            folder.read_run()
+            yield folder
 
 
 def _wait_for_running(workspace: Workspace) -> None:
     """Wait for runs that an earlier runner left at work; write down the end of one whose supervisor is gone."""
     for folder in workspace.all_runs():
-        while folder.claim.exists() and (state := folder.judge().state) in ("pending", "running"):
-            started = _started(folder)
-            if started is not None and started.host != gethostname():
-                break
-            lost = None
-            if started is None and time.time() - folder.claim.stat().st_mtime > CLAIM_TO_START_S:
-                lost = Verdict("failed", "it was claimed, but its supervisor was killed before it started anything")
-            elif started is not None and not _alive_event(started) and folder.judge().state == state:
-                lost = _vanished(started)
-            if lost is not None:
-                folder.write_event("queue", "exited", code=None, reason=lost.state, why=lost.why)
-            else:
-                time.sleep(TURN_S)
+        with contextlib.suppress(ShardlabError):  # a run whose records cannot be read is set aside
+            _wait_for_end(folder)
+
+
+def _wait_for_end(folder: RunDir) -> None:
+    while folder.claim.exists() and (state := folder.judge().state) in ("pending", "running"):
+        started = _started(folder)
+        if started is not None and started.host != gethostname():
+            break
+        lost = None
+        if started is None and time.time() - folder.claim.stat().st_mtime > CLAIM_TO_START_S:
+            lost = Verdict("failed", "it was claimed, but its supervisor was killed before it started anything")
+        elif started is not None and not _alive_event(started) and folder.judge().state == state:
+            lost = _vanished(started)
+        if lost is not None:
+            folder.write_event("queue", "exited", code=None, reason=lost.state, why=lost.why)
+        else:
+            time.sleep(TURN_S)
 
 
 def _vanished(started: Event) -> Verdict:
@@ -207,7 +241,7 @@ def _vanished(started: Event) -> Verdict:
 
 
 def _started(folder: RunDir) -> Event | None:
-    return next((event for event in folder.events() if event.event == "started"), None)
+    return next((event for event in folder.events() if event.event == "started" and event.data.keys() >= PROCESS), None)
 
 
 def _alive_event(started: Event) -> bool:

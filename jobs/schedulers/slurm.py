@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 import templates
 from jobs import claim
 from jobs.scheduler import Full, How, Own, Seen
@@ -16,6 +18,7 @@ from jobs.slurm.commands import Away, call, number
 from jobs.slurm.query import Found, Job
 from jobs.slurm.submission import Kind, Submission
 from shardlab import files
+from shardlab.errors import ShardlabError
 from shardlab.record import Event
 from shardlab.rundir import RunDir
 from shardlab.state import FINAL, Verdict
@@ -63,7 +66,13 @@ def resolve(workspace: Workspace) -> list[str]:
             sentences.append(submission.settle(workspace, one))
         except submission.NoRoom as none:
             sentences.append(f"{one.token}: had not come to be, and Slurm takes no more for now ({none.why}).")
+        except submission.Refused as refused:
+            sentences.append(f"{one.token}: had not come to be. {refused}")
     return sentences
+
+
+def damaged(workspace: Workspace) -> list[str]:
+    return submission.damaged(workspace)
 
 
 def observe(workspace: Workspace, runs: Sequence[Own]) -> list[Seen]:
@@ -71,7 +80,30 @@ def observe(workspace: Workspace, runs: Sequence[Own]) -> list[Seen]:
     masters = sorted({str(note.data["job"]).split("_")[0] for note in notes if note is not None and note.data.get("job")})
     since = min((note.wall_s for note in notes if note is not None), default=0.0)
     found = query.of(masters, since, _at_work(runs, notes))
-    return [_seen(one, note, found) for one, note in zip(runs, notes, strict=True)]
+    packs = _packs_at_work(workspace) if any(note is not None and note.data.get("kind") == "pack" for note in notes) else set()
+    seen = []
+    for one, note in zip(runs, notes, strict=True):
+        told = _seen(one, note, found)
+        seen.append(msgspec.structs.replace(told, leftover=told.id not in packs and _is_leftover(one, found.jobs.get(told.id))))
+    return seen
+
+
+def _is_leftover(one: Own, job: Job | None) -> bool:
+    """Whether Slurm still has a job to start for a run that has ended for good.
+
+    Slurm requeues the job of a completed run if it lost a node, or its own controller lost contact, before it noted the end.
+    """
+    return (
+        job is not None
+        and one.verdict.state in ("completed", "cancelled")
+        and job.name in {event.data.get("token") for event in one.events if event.event == "submitted"}
+        and states.ours(job.state) == "pending"
+    )
+
+
+def _packs_at_work(workspace: Workspace) -> set[str]:
+    """The jobs that hold several runs, of which some have not ended."""
+    return {one.job for one in submission.all_of(workspace) if one.kind == "pack" and one.job and _unfinished(workspace, one)}
 
 
 def _at_work(runs: Sequence[Own], notes: Sequence[Event | None]) -> set[str]:
@@ -86,7 +118,7 @@ def _at_work(runs: Sequence[Own], notes: Sequence[Event | None]) -> set[str]:
 
 
 def cancel(workspace: Workspace, runs: Sequence[Own]) -> None:
-    """Raises Away."""
+    """Raises Away if Slurm could not be told to cancel the jobs; the runs are marked as cancelled all the same."""
     ended = {one.run.run_id for one in runs}
     whole = {one.job for one in submission.all_of(workspace) if one.kind == "pack" and ended >= _unfinished(workspace, one)}
     jobs: list[str] = []
@@ -102,12 +134,28 @@ def cancel(workspace: Workspace, runs: Sequence[Own]) -> None:
     for begin in range(0, len(jobs), 500):
         answer = call(["scancel", *jobs[begin : begin + 500]])
         if answer.code != 0 and query.is_away(answer):
-            raise Away(answer.says)
+            raise Away(
+                answer.says,
+                "The runs are marked as cancelled in the workspace: none of them starts any more, and those at work end by "
+                "themselves. Their jobs may stay in Slurm's queue; the same command cancels them when Slurm is back.",
+            )
+
+
+def cancel_jobs(jobs: Sequence[str]) -> str:
+    answer = call(["scancel", *jobs])
+    return "" if answer.code == 0 else answer.says
 
 
 def _unfinished(workspace: Workspace, one: Submission) -> set[str]:
-    """The runs of a submission that have not ended, by their own records."""
-    return {run for run in one.runs if RunDir(workspace.runs / run).judge().state not in FINAL}
+    """The runs of a submission that have not ended, by their own records; one that cannot be read counts as such."""
+    return {run for run in one.runs if not _has_ended(RunDir(workspace.runs / run))}
+
+
+def _has_ended(folder: RunDir) -> bool:
+    try:
+        return folder.judge().state in FINAL
+    except ShardlabError:
+        return False
 
 
 def attend(workspace: Workspace) -> None:
@@ -118,9 +166,9 @@ def _unended(workspace: Workspace, runs: Sequence[str]) -> list[str]:
     """The numbers of the jobs of runs that have not ended: one that Slurm has forgotten would be no condition at all."""
     found: dict[str, None] = {}
     for run in runs:
-        folder = workspace.run(run)
+        folder = RunDir(workspace.runs / run)
         note = _note(folder.events())
-        if folder.judge().state not in FINAL and note is not None and note.data.get("job"):
+        if not _has_ended(folder) and note is not None and note.data.get("job"):
             found[str(note.data["job"])] = None
     return list(found)
 

@@ -41,10 +41,15 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Away(ShardlabError):
-    """Slurm's controller does not answer. Nothing was changed."""
+    """Slurm's controller does not answer.
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"Slurm does not answer: {why}. Nothing was changed; try again when it is back.")
+    why: what Slurm's command printed. known: sentences that say what is certain at this moment, and which command finds out
+    the rest.
+    """
+
+    def __init__(self, why: str, known: str) -> None:
+        super().__init__(f"Slurm does not answer: {why}. {known}")
+        self.why = why
 
 
 def here() -> bool:

@@ -80,10 +80,10 @@ def of(masters: Sequence[str], since_s: float, at_work: Set[str] = frozenset()) 
 
 
 def by_name(name: str, since_s: float) -> list[Job]:
-    """Jobs with this name, as a controller that answers and its accounts know them. Raises Away."""
+    """The jobs with this name that the controller or the accounts list. Raises Away if the controller does not answer."""
     queue = call(["squeue", "-h", "--me", "--states=all", f"--name={name}", f"--format={SQUEUE}"])
     if queue.code != 0:
-        raise Away(queue.says)
+        raise Away(queue.says, f"Whether Slurm has a job named {name} is not known.")
     found = {job.id.split("_")[0]: job for job in _read(queue.stdout) if job.name == name}
     accounts = call([*_sacct(since_s), f"--name={name}"])
     if accounts.code == 0:

@@ -14,15 +14,16 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from jobs.slurm import query
 from jobs.slurm.commands import Answer, Away, call, number
 from shardlab import files
-from shardlab.errors import InputError, ShardlabError
+from shardlab.errors import ShardlabError
 from shardlab.rundir import RunDir
+from shardlab.state import FINAL, SENDING
 from shardlab.workspace import Workspace
 
 FAULT = "SHARDLAB_FAULT"  # for tests: the name of the point at which this process is killed
@@ -60,11 +61,11 @@ class Submission(msgspec.Struct, kw_only=True):
 
 
 class Refused(ShardlabError):
-    """Slurm takes a job not, and says why; there is none of it."""
+    """Slurm rejected the job and gave a reason. No job exists."""
 
 
 class NoRoom(Refused):
-    """It may take it later, or a smaller one. why: in its words."""
+    """Slurm rejected the job because of a limit: it may accept the job later, or a smaller one. why: Slurm's words."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -85,34 +86,68 @@ def intend(workspace: Workspace, submission: Submission) -> None:
     files.make_folder(folder(workspace))
     _keep(workspace, submission)
     for position, run in enumerate(submission.runs):
-        RunDir(workspace.runs / run).write_event(
-            "controller", "submitting", sync=False, scheduler="slurm", token=submission.token, position=position
-        )
+        _note(workspace, run, "submitting", scheduler="slurm", token=submission.token, position=position)
     point("intended")
 
 
 def send(workspace: Workspace, submission: Submission) -> None:
-    """Have Slurm take it, once. Raises Refused, NoRoom, or Away where that is left open."""
+    """Have Slurm accept the job, once. Raises Refused, NoRoom, or Away if nobody can tell whether Slurm accepted it."""
     if (answer := _hand_over(workspace, submission)) is not None:
         _resolve(workspace, submission, answer)
 
 
 def interrupted(workspace: Workspace) -> list[Submission]:
-    """What was intended and never noted as sent, oldest first. Raises InputError for a file that is no submission."""
+    """The submissions that were intended and never noted as sent, oldest first."""
     found = [one for one in all_of(workspace) if one.state == "intended"]
     return sorted(found, key=lambda one: one.created_s)
 
 
 def all_of(workspace: Workspace) -> list[Submission]:
-    found = []
-    for path in folder(workspace).glob("*.json"):
-        try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Submission))
-        except FileNotFoundError:  # refused, in another terminal
-            continue
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: is not a submission of this version: {error}.") from None
-    return found
+    """Every submission that can be read."""
+    return [one for path in _files(workspace) if isinstance(one := _read(path), Submission)]
+
+
+def damaged(workspace: Workspace) -> list[str]:
+    """For each submission file that cannot be read: a sentence with the runs that it sets aside, and what to do."""
+    return [_set_aside(workspace, path.stem, why) for path in _files(workspace) if isinstance(why := _read(path), str)]
+
+
+def _files(workspace: Workspace) -> list[Path]:
+    return sorted(folder(workspace).glob("*.json"))
+
+
+def _read(path: Path) -> Submission | str | None:
+    """A submission, or why the file cannot be read; None for a file that is gone: another command removed it."""
+    try:
+        return msgspec.json.decode(files.read(path), type=Submission)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{path}: cannot be read: {error.strerror}"
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return f"{path}: is not a submission of this version: {error}"
+
+
+def _set_aside(workspace: Workspace, token: str, why: str) -> str:
+    waiting = [run.run_id for run in workspace.all_runs() if _is_left_open(run, token)]
+    if not waiting:
+        return f"{why}. No run waits for it: remove the file."
+    names = " ".join(waiting)
+    return (
+        f"{why}. It is not known whether Slurm accepted the job {token}, so these runs are set aside: {names}. Restore the "
+        f"file; or withdraw the runs with `jobs cancel {names}` (a job that Slurm has for them then does nothing), remove the "
+        "file, and send the runs again with `jobs retry --only cancelled`."
+    )
+
+
+def _is_left_open(run: RunDir, token: str) -> bool:
+    """Whether this run was to be sent with the token, and nothing says what became of that."""
+    try:
+        last = next((event for event in reversed(run.events()) if event.event in SENDING), None)
+        is_open = last is not None and last.event == "submitting" and last.data.get("token") == token
+        return is_open and run.judge().state not in FINAL
+    except ShardlabError:  # the run is set aside by itself
+        return False
 
 
 def settle(workspace: Workspace, submission: Submission) -> str:
@@ -124,6 +159,9 @@ def settle(workspace: Workspace, submission: Submission) -> str:
         submission.state, submission.why = "sent", "Slurm no longer knows its number"
         _keep(workspace, submission)
         return f"{submission.token}: a job that Slurm no longer knows had taken it; its records stand."
+    if not any((workspace.runs / run).exists() for run in submission.runs):
+        _forget(workspace, submission)
+        return f"{submission.token}: was not sent, and the folders of its runs are gone; it is given up."
     send(workspace, submission)
     return f"{submission.token}: had not come to be; sent as job {submission.job}."
 
@@ -146,7 +184,7 @@ def _resolve(workspace: Workspace, submission: Submission, answer: Answer) -> No
     if answer.said(_BUSY) is not None:
         raise _refused(workspace, submission, answer)
     if _hand_over(workspace, submission) is not None:
-        raise Away(answer.says)
+        raise _outcome_unknown(submission, answer.says)
 
 
 def _hand_over(workspace: Workspace, submission: Submission) -> Answer | None:
@@ -163,22 +201,37 @@ def _hand_over(workspace: Workspace, submission: Submission) -> Answer | None:
 
 
 def _adopt(workspace: Workspace, submission: Submission) -> bool:
-    """Whether a job with this token is there; then it is noted. Raises Away."""
-    jobs = query.by_name(submission.token, submission.created_s)
+    """Whether Slurm has a job with this token; if it has, its number is noted. Raises Away."""
+    try:
+        jobs = query.by_name(submission.token, submission.created_s)
+    except Away as away:
+        raise _outcome_unknown(submission, away.why) from None
     if not jobs:
         return False
     _sent(workspace, submission, jobs[0].id.split("_")[0])
     return True
 
 
+def _outcome_unknown(submission: Submission, why: str) -> Away:
+    """What to say while nobody knows whether Slurm accepted the job."""
+    count = len(submission.runs)
+    runs = submission.runs[0] if count == 1 else f"{count} runs: {', '.join(submission.runs[:3])}{', ...' * (count > 3)}"
+    return Away(
+        why,
+        f"It is not known whether Slurm accepted the job {submission.token} ({runs}); if it did, the job runs. When Slurm is "
+        "back, `jobs submit` and `jobs retry` look for this job by its name first, and send it again only if Slurm does not "
+        "have it.",
+    )
+
+
 def _sent(workspace: Workspace, submission: Submission, job: str) -> None:
     """The runs first: a submission that is noted as sent is not looked at again."""
     submission.state, submission.job = "sent", job
     for position, run in enumerate(submission.runs):
-        RunDir(workspace.runs / run).write_event(
-            "controller",
+        _note(
+            workspace,
+            run,
             "submitted",
-            sync=False,
             scheduler="slurm",
             token=submission.token,
             position=position,
@@ -197,11 +250,22 @@ def _refused(workspace: Workspace, submission: Submission, answer: Answer) -> Re
     _keep(workspace, submission)
     sentence = f"Slurm had no room for it: {why}" if no_room else f"Slurm refused it: {why}"
     for run in submission.runs:
-        RunDir(workspace.runs / run).write_event("controller", "refused", why=sentence, token=submission.token)
-    # Its runs have it on record; who waits at a limit for days would else leave a file for each try.
+        _note(workspace, run, "refused", sync=True, why=sentence, token=submission.token)
+    # Its runs have the refusal on record; a command that waits at a limit for days would leave a file for each try.
+    _forget(workspace, submission)
+    return NoRoom(why) if no_room else Refused(f"Slurm refuses {submission.runs[0]}: {why}.")
+
+
+def _note(workspace: Workspace, run: str, event: str, *, sync: bool = False, **data: Any) -> None:
+    """Append to the events of a run, unless a person moved its folder away."""
+    folder = RunDir(workspace.runs / run)
+    if folder.path.exists():
+        folder.write_event("controller", event, sync=sync, **data)
+
+
+def _forget(workspace: Workspace, submission: Submission) -> None:
     shutil.rmtree(folder(workspace) / submission.token, ignore_errors=True)
     _file(workspace, submission).unlink(missing_ok=True)
-    return NoRoom(why) if no_room else Refused(f"Slurm refuses {submission.runs[0]}: {why}.")
 
 
 def _keep(workspace: Workspace, submission: Submission) -> None:

@@ -64,12 +64,12 @@ def _fits(name: str, there: Room, purposes: list[tuple[str, int, int]]) -> str:
     if there.free_bytes < needed:
         raise Unanswered(
             f"{name}: {there.free_bytes / GIB:.1f} GiB are free on {there.mount}, and {what} may take {needed / GIB:.0f} GiB; "
-            "nothing was changed. Make room there, or put storage.shared on a larger disk."
+            "nothing was installed. Make room there, or put storage.shared on a larger disk."
         )
     if 0 < there.free_inodes < inodes:  # 0: a file system that counts none, such as btrfs
         raise Unanswered(
             f"{name}: {there.free_inodes} inodes are free on {there.mount}, and {what} may take {inodes}; nothing was "
-            "changed. Remove small files there, or put storage.shared on another disk."
+            "installed. Remove small files there, or put storage.shared on another disk."
         )
     return f"{there.free_bytes / GIB:.1f} GiB are free on {there.mount}, and {what} may take {needed / GIB:.0f} GiB"
 

@@ -1,0 +1,205 @@
+"""One damaged record sets its run aside by name; every command goes on with the others and ends with 1."""
+
+import shutil
+
+import pytest
+from support_queue import Queue, Study
+
+from jobs.schedulers import local, slurm
+from jobs.slurm import submission
+from shardlab.workspace import Workspace
+
+
+@pytest.fixture
+def queue(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    monkeypatch.setattr(submission, "LOOK_S", 0.0)
+    return Queue(tmp_path / "slurm", monkeypatch)
+
+
+def cut_run(folder):
+    folder.run_json.write_text(folder.run_json.read_text()[:40])
+    return "run.json: is not a run of this version"
+
+
+def lost_run(folder):
+    folder.run_json.unlink()
+    return "run.json: no such run"
+
+
+def unreadable_run(folder):
+    folder.run_json.unlink()
+    folder.run_json.mkdir()
+    return "cannot read"
+
+
+def garbled_events(folder):
+    path = folder.events_file("controller")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"\0" * 30 + b"\n" + b"".join(lines[2:]))
+    return "events.controller.jsonl:2: is not an event of this version"
+
+
+def unreadable_events(folder):
+    folder.events_file("controller").unlink()
+    folder.events_file("controller").mkdir()
+    return "cannot read"
+
+
+DAMAGES = [cut_run, lost_run, unreadable_run, garbled_events, unreadable_events]
+
+
+@pytest.fixture(params=DAMAGES, ids=lambda damage: damage.__name__)
+def damaged(request, tmp_path, queue, capsys):
+    """(a study of three runs that wait in Slurm, the one whose records are damaged, what is said of it)"""
+    queue.rule(ends=0)
+    study = Study(tmp_path, 3)
+    assert study.jobs("submit") == 0
+    folder = study.workspace.all_runs()[1]
+    words = request.param(folder)
+    capsys.readouterr()
+    return study, folder, words
+
+
+def is_named(said, folder, words):
+    (line,) = [line for line in said.err.splitlines() if line.startswith(f"{folder.run_id}: set aside: ")]
+    assert words in line
+    assert f"move the folder {folder.path} out of runs/, and `jobs submit` makes the run anew" in line
+    return line
+
+
+def test_submit_goes_on_with_the_others(damaged, queue, capsys):
+    study, folder, words = damaged
+    more = study.matrix.read_text().replace("[0, 1, 2]", "[0, 1, 2, 3]")
+    study.matrix.write_text(more)
+    assert study.jobs("submit") == 1
+    said = capsys.readouterr()
+    line = is_named(said, folder, words)
+    assert "1 run(s) sent, 3 left alone" in said.out
+    assert len(queue.state()["tasks"]) == 4
+    if words.startswith("run.json"):
+        assert "(its job 1_" in line
+        assert "`scancel 1_" in line
+
+
+def test_a_command_that_waits_sees_the_others_to_their_end(damaged, queue, capsys):
+    study, folder, words = damaged
+    queue.rule()
+    assert study.jobs("submit", "--wait") == 1
+    is_named(capsys.readouterr(), folder, words)
+    assert sorted(one.state for one in study.statuses()) == ["oom", "oom", "unknown"]
+
+
+def test_status_shows_the_others(damaged, capsys):
+    study, folder, words = damaged
+    assert study.jobs("status") == 1
+    said = capsys.readouterr()
+    is_named(said, folder, words)
+    assert "2 pending, 1 unknown" in said.out
+
+
+def test_cancel_ends_the_others(damaged, queue, capsys):
+    study, folder, words = damaged
+    assert study.jobs("cancel", "--all") == 1
+    said = capsys.readouterr()
+    is_named(said, folder, words)
+    assert "2 run(s) cancelled." in said.out
+    assert len(queue.state()["tasks"]) == 1
+
+
+def test_retry_sends_the_others_again(damaged, queue, capsys):
+    study, folder, words = damaged
+    queue.rule()
+    study.jobs("status")
+    queue.rule(ends=0)
+    capsys.readouterr()
+    assert study.jobs("retry", "--only", "oom", "--where", "seed < 5") == 1
+    said = capsys.readouterr()
+    is_named(said, folder, words)
+    assert "2 run(s) sent, 0 left alone" in said.out
+
+
+def test_the_logs_of_the_damaged_run_are_printed(damaged, capsys):
+    study, folder, words = damaged
+    folder.rank_log(1).write_text("step 7\n")
+    assert study.jobs("logs", folder.run_id, "--rank", "1") == 1
+    said = capsys.readouterr()
+    is_named(said, folder, words)
+    assert said.out == "step 7\n"
+
+
+def test_once_its_folder_is_out_of_the_way_the_run_is_made_anew(damaged, tmp_path, queue):
+    study, folder, _ = damaged
+    shutil.move(folder.path, tmp_path / "damaged")
+    queue.rule()
+    assert study.jobs("submit", "--wait") == 0
+    assert study.states() == ["oom"] * 3
+
+
+def test_what_a_killed_writer_left_unfinished_is_no_damage(tmp_path, queue):
+    queue.rule(ends=0)
+    study = Study(tmp_path, 1)
+    assert study.jobs("submit") == 0
+    (folder,) = study.workspace.all_runs()
+    with folder.events_file("attempt").open("a") as lines:
+        lines.write('{"schema":1,"event":"start')
+    folder.write_event("attempt", "started")
+    assert study.jobs("status") == 0
+
+
+def test_a_damaged_submission_file_stops_nothing_and_its_runs_can_be_sent_again(tmp_path, queue, capsys):
+    queue.rule(loses_answers=True, unreachable=["squeue"])
+    study = Study(tmp_path, 2)
+    assert study.jobs("submit") == 1
+    (file,) = submission.folder(study.workspace).glob("*.json")
+    file.write_text(file.read_text()[:60])
+    queue.rule(ends=0)
+    study.matrix.write_text(study.matrix.read_text().replace("[0, 1]", "[0, 1, 2]"))
+    capsys.readouterr()
+    assert study.jobs("submit") == 1
+    said = capsys.readouterr()
+    assert "1 run(s) sent, 2 left alone" in said.out
+    first, second = (run.run_id for run in study.workspace.all_runs() if run.events()[-1].event == "submitting")
+    assert f"{file}: is not a submission of this version: " in said.err
+    assert f"It is not known whether Slurm accepted the job {file.stem}" in said.err
+    assert f"these runs are set aside: {first} {second}." in said.err
+    for words in (("status",), ("retry",), ("cancel", first, second)):
+        assert study.jobs(*words) == 1
+        assert f"{file}: " in capsys.readouterr().err
+    assert study.jobs("status") == 1
+    assert f"{file}: is not a submission of this version: Input data was truncated. No run waits for it: remove the file." in (
+        capsys.readouterr().err
+    )
+    file.unlink()
+    assert study.jobs("retry", "--only", "cancelled") == 0
+    assert "2 run(s) sent" in capsys.readouterr().out
+
+
+def test_a_submission_whose_run_is_gone_is_given_up(tmp_path, queue, capsys):
+    queue.rule(unreachable=["sbatch", "squeue"])
+    study = Study(tmp_path, 1)
+    assert study.jobs("submit") == 1
+    (folder,) = study.workspace.all_runs()
+    shutil.move(folder.path, tmp_path / "elsewhere")
+    queue.rule()
+    assert study.jobs("submit", "--wait") == 0
+    assert "the folders of its runs are gone; it is given up" in capsys.readouterr().err
+    assert len([words for words in queue.calls("sbatch") if words[-1].startswith(str(folder.path))]) == 2
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_the_queue_of_this_machine_goes_on_with_the_others(tmp_path, damage):
+    study = Study(tmp_path, 2)
+    (study.workspace.path / "cluster.yaml").write_text("schema: 1\nname: c\nprovider: local\n")
+    script = study.workspace.own_templates / local.TEMPLATE
+    script.write_text("touch {{ folder | quote }}/begun\nexit 3\n")
+    assert study.jobs("render", "--matrix", str(study.matrix)) == 0
+    one, other = study.workspace.all_runs()
+    for folder in (one, other):
+        folder.write_event("controller", "submitted", scheduler="local")
+    damage(one)
+    assert local.work(Workspace(study.workspace.path)) == 0
+    assert (other.path / "begun").exists()
+    assert not (one.path / "begun").exists()
+    assert [now.state for now in study.statuses()] == ["unknown", "failed"]
+    assert study.statuses()[0].why.startswith("set aside: ")

@@ -1,0 +1,187 @@
+"""One job for each run, whatever sbatch answers: the answer is lost, has more in it than a number, or has nothing in it."""
+
+import os
+
+import pytest
+from support_queue import Queue, Study
+
+from jobs.schedulers import slurm
+from jobs.slurm import submission
+from shardlab import files
+from shardlab.record import Result
+
+RESULT = Result(schema=1, run_id="r", state="completed", rehearsal=True, steps=1, unit="tokens")
+NOT_KNOWN = "It is not known whether Slurm accepted the job "
+
+
+@pytest.fixture
+def queue(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    monkeypatch.setattr(submission, "LOOK_S", 0.0)
+    return Queue(tmp_path / "slurm", monkeypatch)
+
+
+def jobs_of(study):
+    return {event.data.get("job") for run in study.workspace.all_runs() for event in run.events() if event.event == "submitted"}
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [],
+        [""],
+        ["sbatch: site policy 7 applies", "NUMBER"],
+        ["NUMBER", "Your group has used 93 % of its hours."],
+        ["Submitted batch job NUMBER"],
+        ["NUMBER;other cluster"],
+    ],
+)
+def test_an_answer_without_a_plain_number_is_looked_into_and_the_job_adopted(tmp_path, queue, answers):
+    queue.rule(answers=answers)
+    study = Study(tmp_path, 1)
+    assert study.jobs("submit") == 0
+    assert jobs_of(study) == {"1"}
+    assert len(queue.calls("sbatch")) == 1
+    assert [one.job for one in submission.all_of(study.workspace)] == ["1"]
+
+
+def test_the_number_of_a_federated_cluster_is_read(tmp_path, queue):
+    queue.rule(answers=["NUMBER;east"], unreachable=["squeue"])
+    study = Study(tmp_path, 1)
+    assert study.jobs("submit") == 0
+    assert jobs_of(study) == {"1"}
+
+
+def test_a_lost_answer_of_a_slurm_that_stays_silent_is_said_to_be_unknown(tmp_path, queue, capsys):
+    queue.rule(loses_answers=True, unreachable=["squeue", "sacct"])
+    study = Study(tmp_path, 2)
+    assert study.jobs("submit") == 1
+    said = capsys.readouterr().err
+    (one,) = submission.all_of(study.workspace)
+    assert f"{NOT_KNOWN}{one.token} (2 runs: " in said
+    assert "if it did, the job runs. When Slurm is back, `jobs submit` and `jobs retry` look for this job by its name" in said
+    assert "othing was changed" not in said
+    queue.rule()  # the job is there, and its runs end
+    assert study.jobs("submit", "--wait") == 0
+    assert study.times_sent() == {(1, 1)}
+    assert len(queue.calls("sbatch")) == 1
+
+
+def test_what_an_earlier_command_left_open_is_unknown_while_slurm_is_away(tmp_path, queue, capsys):
+    queue.rule(loses_answers=True, unreachable=["squeue"])
+    study = Study(tmp_path, 1)
+    assert study.jobs("submit") == 1
+    queue.rule(unreachable=["sbatch", "squeue", "sacct"])
+    capsys.readouterr()
+    assert study.jobs("submit") == 1
+    assert NOT_KNOWN in capsys.readouterr().err
+    assert study.states() == ["pending"]
+
+
+def test_a_cancellation_that_slurm_did_not_hear_says_what_was_changed_and_the_next_one_ends_it(tmp_path, queue, capsys):
+    queue.rule(ends=0)
+    study = Study(tmp_path, 1)
+    assert study.jobs("submit") == 0
+    queue.rule(ends=0, away=True)
+    assert study.jobs("cancel", "--all") == 1
+    said = capsys.readouterr().err
+    assert "The runs are marked as cancelled in the workspace" in said
+    assert study.states() == ["cancelled"]
+    queue.rule(ends=0)
+    assert study.jobs("cancel", "--all") == 0
+    assert "the run is cancelled, but its job 1 was still queued, PENDING; it is cancelled." in capsys.readouterr().err
+    assert queue.state()["tasks"] == []
+
+
+def test_a_submission_is_noted_as_sent_after_its_runs_are(tmp_path, queue, monkeypatch):
+    study = Study(tmp_path, 2)
+
+    def noted(name):
+        if name == "noted":
+            assert jobs_of(study) == {"1_0", "1_1"}
+            assert [one.state for one in submission.all_of(study.workspace)] == ["intended"]
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(submission, "point", noted)
+    assert study.jobs("submit") == 130
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", f"{queue.folder}{os.pathsep}{os.environ['PATH']}")
+    assert study.jobs("submit", "--wait") == 0
+    assert len(queue.calls("sbatch")) == 1
+
+
+def test_slurms_commands_inherit_no_option_of_a_job_or_of_a_person(tmp_path, queue, monkeypatch):
+    for name in ("SLURM_JOB_ID", "SBATCH_PARTITION", "SQUEUE_FORMAT", "SRUN_CPUS_PER_TASK", "SACCT_FORMAT", "SCANCEL_STATE"):
+        monkeypatch.setenv(name, "of another job")
+    monkeypatch.setenv("SLURM_CONF", "/etc/site/slurm.conf")
+    study = Study(tmp_path, 1)
+    assert study.jobs("submit", "--wait") == 0
+    for command in ("sbatch", "squeue"):
+        given = queue.environment(command)
+        assert "of another job" not in given.values()
+        assert given["SLURM_CONF"] == "/etc/site/slurm.conf"
+
+
+def test_the_leftover_job_of_a_finished_run_is_cancelled_and_said(tmp_path, queue, capsys):
+    study = requeued_after_its_end(tmp_path, queue)
+    (first,) = [run for run in study.workspace.all_runs() if "1_0" in {event.data.get("job") for event in run.events()}]
+    assert study.jobs("status", first.run_id) == 0
+    reason = "PENDING (launch failed requeued held)"
+    assert f"{first.run_id}: the run is completed, but its job 1_0 was still queued, {reason}; it is cancelled." in (
+        capsys.readouterr().err
+    )
+    assert [task[0] for task in queue.state()["tasks"]] == ["1_1"]
+    assert study.jobs("status", first.run_id) == 0
+    assert "still queued" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("submit",), ("submit", "--wait"), ("cancel", "--all"), ("status", "--watch"), ("retry",)])
+def test_these_commands_cancel_leftover_jobs_too(tmp_path, queue, capsys, words):
+    study = requeued_after_its_end(tmp_path, queue)
+    assert study.jobs(*words) == 0
+    said = capsys.readouterr()
+    assert said.err.count("was still queued") == 2
+    assert "nothing to cancel" not in said.out
+    assert queue.state()["tasks"] == []
+    assert len(queue.calls("sbatch")) == 1
+
+
+def test_a_leftover_job_that_stays_is_an_error(tmp_path, queue, capsys):
+    study = requeued_after_its_end(tmp_path, queue, unreachable=["scancel"])
+    assert study.jobs("status") == 1
+    assert "it could not be cancelled: Unable to contact slurm controller" in capsys.readouterr().err
+
+
+def test_the_job_of_several_runs_is_left_while_one_of_them_has_not_ended(tmp_path, queue, capsys):
+    study = requeued_after_its_end(tmp_path, queue, "--pack", ended=1)
+    assert study.jobs("status") == 0
+    assert "still queued" not in capsys.readouterr().err
+    assert queue.state()["tasks"] != []
+    end_well(study.workspace.all_runs()[1])
+    assert study.jobs("status") == 0
+    assert queue.state()["tasks"] == []
+
+
+def test_a_dry_run_cancels_no_leftover_job(tmp_path, queue):
+    study = requeued_after_its_end(tmp_path, queue)
+    assert study.jobs("submit", "--dry-run") == 0
+    assert len(queue.state()["tasks"]) == 2
+
+
+def requeued_after_its_end(tmp_path, queue, *words, ended=2, **rules):
+    """Two runs in one job, of which so many have completed; then Slurm has the job again and does not start it."""
+    study = Study(tmp_path, 2)
+    queue.rule(ends=0)
+    assert study.jobs("submit", *words) == 0
+    for folder in study.workspace.all_runs()[:ended]:
+        end_well(folder)
+    queue.rule(ends=0, reason="launch failed requeued held", **rules)
+    return study
+
+
+def end_well(folder):
+    """What a run with one step writes."""
+    folder.claim.mkdir()
+    folder.write_event("attempt", "started")
+    files.write_json(folder.result, RESULT)
+    folder.write_event("attempt", "exited", code=0, reason=None, steps=1)
