@@ -19,6 +19,7 @@ from shardlab.remote import Unreachable
 from shardlab.workspace import Workspace
 
 BOOTS_S = 60.0
+LOCKS = Path("/run/shardlab")  # of root alone, and not below STATE, which goes with the last node
 INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")  # of root's, whose systemd runs in all nodes
 EACH, OTHERS = 7, 20  # a node's, as counted with 20 of them up; this machine's own
 
@@ -57,6 +58,11 @@ def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Chan
 def request(cluster: Cluster) -> str:
     """Why there is nothing to ask for."""
     return "provider virtual has nothing to request: it boots its nodes on this machine."
+
+
+def locks(cluster: Cluster) -> list[Path]:
+    """One for the cluster's name on this machine, where a name has one set of practice nodes, whoever asks for it."""
+    return [LOCKS / f"{cluster.name}.lock"]
 
 
 def down(cluster: Cluster) -> str:
