@@ -71,9 +71,10 @@ def converge(
                     watch.ends(step)
                 return step
 
-            done = blamed.judge(list(pool.map(work, standing[:1] if operation.once else standing)))
+            own = list(pool.map(work, standing[:1] if operation.once else standing))
+            done = blamed.judge(own)
             missed = [Step(name, operation.name, "not reached", [left[name]]) for name in rest]
-            for step in missed:
+            for step in [*(step for step in done if step not in own), *missed]:
                 watch.ends(step)
             steps += [*done, *missed]
             left.update({step.node: f"{operation.name} failed" for step in done if step.state == "failed"})
