@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shardlab import __version__
+from shardlab import __version__, start
 from shardlab.errors import ShardlabError, WorkspaceError
 
-INTERRUPTED = 130
+INTERRUPTED = "interrupted; what was finished stays, and the same command goes on from there."
 _NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # a number, with or without a unit, or nothing
 
 
@@ -98,9 +98,14 @@ class Output:
             sys.stdout.flush()
 
 
-def run(command: Callable[[], int]) -> int:
-    """Run a command and turn what it raises into a sentence and an exit code."""
+def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) -> int:
+    """Run a command and turn what it raises into a sentence and an exit code.
+
+    interrupted: what is said after Ctrl-C or SIGTERM; None: the command handles these signals itself.
+    """
     try:
+        if interrupted is not None:
+            start.raise_on_signal()
         code = command()
         sys.stdout.flush()
         return code
@@ -108,8 +113,9 @@ def run(command: Callable[[], int]) -> int:
         sys.stderr.write(_clean(f"error: {error}") + "\n")
         return error.exit_code
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; runs that were started go on, their state is saved.\n")
-        return INTERRUPTED
+        start.on_signal(lambda: start.leave("interrupted again."))
+        sys.stderr.write(f"{interrupted or INTERRUPTED}\n")
+        return start.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from shardlab.console import INTERRUPTED
+from shardlab.start import INTERRUPTED
 from shardlab.errors import ShardlabError
 from shardlab.rundir import RunDir
 from trainers.forking import address
