@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -134,13 +134,19 @@ class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SameWork(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Whether a cell did the work of one process. verdict: proven, different, not provable, not proven; why: in a sentence.
+    """Whether a cell did the work of one process. why: a sentence. verdict:
+
+    proven        it did, within the tolerance of its precision
+    different     it did not
+    other work    by design it does not: the strategy says so
+    not provable  it is meant to, and no proof can be had
+    not proven    no proof was asked for
 
     Differences are relative (see trainers/proof.py). communication_bytes: sent in one step by all ranks together: theory,
-    counted, and textbook where textbooks give a figure.
+    counted if it was counted, and textbook if textbooks give a figure.
     """
 
-    verdict: str
+    verdict: Literal["proven", "different", "other work", "not provable", "not proven"]
     why: str
     loss_difference: float | None = None
     gradient_norm_difference: float | None = None

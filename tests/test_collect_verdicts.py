@@ -133,6 +133,7 @@ def test_what_is_planned_or_excluded_says_so(tmp_path):
     ("proof", "verdict"),
     [
         (SameWork(verdict="different", why="loss differs"), "undecided"),
+        (SameWork(verdict="other work", why="parameters are averaged every 8 steps"), "undecided"),
         (SameWork(verdict="not proven", why="the cell says prove: off"), "undecided"),
         (None, "undecided"),
         (SameWork(verdict="not provable", why="workers do not wait"), "reproduced"),
@@ -144,6 +145,14 @@ def test_cells_that_are_not_proven_to_do_the_same_work_are_not_ranked(tmp_path, 
     assert "ddp ×2" in (found.why if verdict == "undecided" else " ".join(found.remarks))
     alone = judged(tmp_path / "b", CLOSE, f"{T2} > 1", proofs={DDP: proof})
     assert alone.verdict == "reproduced"
+
+
+@pytest.mark.parametrize("verdict", ["different", "other work"])
+def test_a_metric_of_two_cells_gives_the_reason_for_which_it_does_not_compare_them(tmp_path, verdict):
+    proofs = {DDP: SameWork(verdict=verdict, why="parameters are averaged every 8 steps")}
+    found = judged(tmp_path, CLOSE, "speed_up(strategy='ddp') > 1.5", proofs=proofs)
+    assert found.verdict == "undecided"
+    assert f"ddp ×2: {verdict} (parameters are averaged every 8 steps)" in found.why
 
 
 def test_speed_up_has_the_interval_of_both_throughputs(tmp_path):
