@@ -7,8 +7,8 @@ PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip --disable-p
 WORKSPACE ?= workspace
 # HolisticTraceAnalysis, the reference of `collect trace --like-hta`, brings some hundred packages: it gets an environment of its own.
 HTA := .venv-hta
-NEEDS := chromium systemd-nspawn debootstrap ip ssh-keygen rsync pdflatex
-SYSTEM := chromium systemd-container debootstrap iproute2 openssh-client rsync texlive-latex-recommended
+NEEDS := chromium systemd-nspawn debootstrap ip ssh-keygen rsync pdflatex pdftotext
+SYSTEM := chromium systemd-container debootstrap iproute2 openssh-client rsync texlive-latex-recommended poppler-utils
 
 .PHONY: quickstart test check system clean
 

@@ -222,7 +222,7 @@ def _retry(arguments: argparse.Namespace) -> int:
 
 
 def _logs(arguments: argparse.Namespace) -> int:
-    return watch.logs(_workspace(arguments), arguments.run_id, arguments.rank, follow=arguments.follow)
+    return watch.logs(Output.of(arguments), _workspace(arguments), arguments.run_id, arguments.rank, follow=arguments.follow)
 
 
 def _send(
