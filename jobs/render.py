@@ -64,6 +64,12 @@ def source(matrix: str, cluster: Cluster, workspace: Workspace) -> Source:
     )
 
 
+def remarks(source: Source) -> list[str]:
+    """What a person should know who did not write the workspace's templates."""
+    own = [source.own_templates / name for name in source.digests if (source.own_templates / name).exists()]
+    return [f"scripts are rendered from the workspace's own template {path}." for path in own]
+
+
 def cluster_of(source: Source) -> dict[str, str]:
     """The cluster as run.json names it."""
     return {"name": source.where.name, "provider": source.where.provider}

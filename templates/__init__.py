@@ -37,7 +37,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     """
 
     def is_safe_callable(self, obj: Any) -> bool:
-        owner = getattr(obj, "__self__", obj)
+        owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", obj)  # jinja2 wraps str.format
         of_jinja = type(owner).__module__.startswith("jinja2.") or any(obj is known for known in self.globals.values())
         return super().is_safe_callable(obj) and (of_jinja or isinstance(owner, _PLAIN))
 
