@@ -68,13 +68,14 @@ def of(
     if not chosen:
         raise InputError(f"--where {where!r} leaves none of {len(cells)} cells.")
     runs_as = asked.name if scale == "full" else f"{asked.name}-{scale}"
+    source = render.source(runs_as, where_runs, workspace)
     return Plan(
         matrix=asked,
         all_cells=cells,
         cells=chosen,
         repeats=repeats or asked.file.repeats,
-        source=render.source(runs_as, where_runs, workspace),
-        remarks=_remarks(chosen, machine, where_runs),
+        source=source,
+        remarks=[*_remarks(chosen, machine, where_runs), *render.remarks(source)],
         misfits=misfits(asked, cells, machine, chosen),
     )
 

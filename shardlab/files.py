@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from shardlab import printable
 from shardlab.errors import WorkspaceError
 
 
@@ -88,7 +89,7 @@ def write_atomic(path: Path, content: bytes, *, sync: bool = True, mode: int = 0
         raise WorkspaceError.from_os_error(_named(error, path), "write") from error
 
 
-def write_new(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+def write_new(path: Path, content: bytes | memoryview, *, mode: int = 0o644) -> None:
     """Write a file of a folder that is not in its place yet, where nobody sees it half written. Raises WorkspaceError."""
     with as_workspace_error("write"):
         _write(path, content, sync=False, mode=mode)
@@ -121,7 +122,7 @@ def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
 
 def as_json(value: Any) -> bytes:
     """`value` as a file of indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    return msgspec.json.format(printable.json(value), indent=2) + b"\n"
 
 
 def make_folder(path: Path) -> None:
@@ -179,7 +180,7 @@ def as_workspace_error(doing: str) -> Iterator[None]:
         raise WorkspaceError.from_os_error(error, doing) from error
 
 
-def _write(path: Path, content: bytes, *, sync: bool, mode: int) -> None:
+def _write(path: Path, content: bytes | memoryview, *, sync: bool, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         view = memoryview(content)

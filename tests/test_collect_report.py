@@ -362,7 +362,7 @@ def test_an_error_midway_leaves_the_old_report(tmp_path, monkeypatch):
     def full(*_args, **_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(page, "render", full)
+    monkeypatch.setattr(page, "render_page", full)
     assert main(arguments) == 1
     assert (workspace.report / "summary.json").read_bytes() == old
     assert not list(tmp_path.glob(".report*"))

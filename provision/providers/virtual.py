@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from provision.providers import ssh
 from provision.providers.ssh import SshNode
 from shardlab import files
 from shardlab.cluster import Cluster
+from shardlab.console import Output
 from shardlab.remote import Unreachable
 from shardlab.workspace import Workspace
 
@@ -153,7 +153,7 @@ def _wait(node: SshNode, limit_s: float) -> None:
 
 def _remark(sentence: str) -> None:
     """Of what takes minutes, while it does."""
-    sys.stderr.write(f"{sentence}\n")
+    Output().remark(sentence)
 
 
 def _identity(workspace: Workspace) -> Path:
