@@ -293,7 +293,8 @@ def test_one_environment_is_shown_once_though_failed_runs_name_other_packages(tm
     support.completed(workspace, cells[0])
     runs = [support.failed(workspace, cells[1], 1, "ValueError: no"), support.failed(workspace, cells[2], 1, "ValueError: no")]
     for folder in runs:
-        folder.run_json.write_text(folder.run_json.read_text().replace('"torch": "2.13.0"', '"python": "3.11.2", "torch": "2.13.0"'))
+        text = folder.run_json.read_text()
+        folder.run_json.write_text(text.replace('"torch": "2.13.0"', '"python": "3.11.2", "torch": "2.13.0"'))
         assert "python" in folder.read_run().versions
     versions = dict(provenance.made_with(load.load(workspace, None)))["Versions"]
     assert versions == ["python 3.11.2, shardlab 0.1.0, torch 2.13.0"]
