@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -143,8 +143,8 @@ def write(run: Run, runs: Path, source: Source) -> RunDir:
     return final
 
 
-def keep(workspace: Workspace, source: Source, matrix: Matrix, cells: Sequence[Cell], repeats: int) -> None:
-    """Note in the workspace what the matrix came to, for those who only read runs."""
+def keep(workspace: Workspace, source: Source, matrix: Matrix, cells: Sequence[Cell], repeats: Mapping[str, int]) -> None:
+    """Note in the workspace what the matrix came to, for those who only read runs. repeats: by the name of the cell."""
     tiny = any(cell.rehearses for cell in cells)
     workspace.keep_expansion(
         Expansion(
@@ -156,7 +156,7 @@ def keep(workspace: Workspace, source: Source, matrix: Matrix, cells: Sequence[C
                 {
                     "id": cell.name(),
                     "cell": msgspec.to_builtins(cell),
-                    "runs": [run_id(cell, repeat) for repeat in range(1, repeats + 1)],
+                    "runs": [run_id(cell, repeat) for repeat in range(1, repeats[cell.name()] + 1)],
                 }
                 for cell in cells
             ],
