@@ -98,9 +98,9 @@ def test_the_verdict_on_a_claim(tmp_path, times, test, verdict, why):
     assert (found.verdict, why in found.why) == (verdict, True), (found.verdict, found.why)
 
 
-# Student's t with 2 degrees of freedom lies above 4.849 in 2 % of cases (any table of it). The mean of 100, 101 and 102 s is 101 s,
-# with a standard error of 1 / sqrt(3) s. So the true mean lies above this limit in 2 % of cases: fewer than the 2.5 % below which
-# a claim of one part is contradicted, and more than the 1.25 % below which a claim of two parts is.
+# Student's t with 2 degrees of freedom lies above 4.849 in 2 % of cases (any table of it). The mean of 100, 101 and 102 s is
+# 101 s, with a standard error of 1 / sqrt(3) s. So the true mean lies above this limit in 2 % of cases: fewer than the 2.5 %
+# below which a claim of one part is contradicted, and more than the 1.25 % below which a claim of two parts is.
 LIMIT = round(101 + 4.849 / 3**0.5, 4)
 
 
