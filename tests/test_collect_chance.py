@@ -41,6 +41,8 @@ def test_noise_is_pooled_over_the_cells_that_were_repeated():
     assert statistics.standard_error([100.0], None) is None
     assert statistics.standard_error([0.0], found) is None
     assert statistics.standard_error([1.0, 3.0], None) == (pytest.approx(1.0), 1)
+    # Two repeats have a scatter of their own, which one degree of freedom hardly knows: they take the pooled one.
+    assert statistics.standard_error([1.0, 3.0], found) == (pytest.approx(2 * found.relative / 2**0.5), 3)
 
 
 def test_outliers_are_named_and_kept():

@@ -98,6 +98,21 @@ def test_the_verdict_on_a_claim(tmp_path, times, test, verdict, why):
     assert (found.verdict, why in found.why) == (verdict, True), (found.verdict, found.why)
 
 
+# Student's t with 2 degrees of freedom lies above 4.849 in 2 % of cases (any table of it). The mean of 100, 101 and 102 s is
+# 101 s, with a standard error of 1 / sqrt(3) s. So the true mean lies above this limit in 2 % of cases: fewer than the 2.5 %
+# below which a claim of one part is contradicted, and more than the 1.25 % below which a claim of two parts is.
+LIMIT = round(101 + 4.849 / 3**0.5, 4)
+
+
+def test_each_part_of_a_claim_has_less_to_contradict_it_with(tmp_path):
+    alone = judged(tmp_path, CLOSE, f"{T1} > {LIMIT}")
+    assert alone.verdict == "contradicted"
+    assert alone.parts[0].holds_pct == pytest.approx(2, abs=0.4)
+    for other_part in (f"{T2} < 90", "parameters(strategy='single') == 1000"):
+        both = judged(tmp_path / other_part[:8], CLOSE, f"{T1} > {LIMIT} and {other_part}")
+        assert (both.verdict, both.parts[0].holds_pct) == ("undecided", alone.parts[0].holds_pct)
+
+
 def test_a_verdict_names_the_numbers_that_it_rests_on(tmp_path):
     found = judged(tmp_path, CLOSE, f"{T1} / {T2} >= 1.9")
     assert [(number.call, number.value, number.n, len(number.runs)) for number in found.numbers] == [

@@ -111,6 +111,7 @@ def test_without_it_the_rest_is_left_out(bench):
     ],
 )
 def test_what_cannot_follow_or_be_shadowed_is_refused(bench, change, options, words):
-    cell = bench.run_dir(**JOINING, options={"join": True, **options}).read_run().cell
-    assert menu.strategy("ddp").refuse(cell) is None or options
-    assert words in menu.strategy("ddp").refuse(msgspec.structs.replace(cell, **change))
+    allowed = bench.run_dir(**JOINING, options={"join": True}).read_run().cell
+    assert menu.strategy("ddp").refuse(allowed) is None
+    changed = msgspec.structs.replace(allowed, **change, options={**allowed.options, **options})
+    assert words in menu.strategy("ddp").refuse(changed)

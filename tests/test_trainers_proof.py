@@ -264,7 +264,8 @@ def test_a_model_that_one_process_cannot_hold_is_proven_at_reduced_depth(bench, 
     assert found.communication_bytes is None  # those of a smaller model would not be the cell's
 
 
-def test_checkpointing_and_compilation_do_not_change_the_work(bench):
+def test_activation_checkpointing_does_not_change_the_work(bench):
+    """That torch.compile does not either is proven in tests/test_trainers_switches.py, where compiled blocks are made."""
     found = prove(bench, cell_of(bench, strategy="fsdp2", activation_checkpointing="every-2"))
     assert found.verdict == "proven", found.why
 
