@@ -10,7 +10,7 @@ HTA := .venv-hta
 NEEDS := chromium systemd-nspawn debootstrap ip ssh-keygen rsync pdflatex
 SYSTEM := chromium systemd-container debootstrap iproute2 openssh-client rsync texlive-latex-recommended
 
-.PHONY: quickstart test check system clean
+.PHONY: quickstart test check mutants system clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/provision examples/local.yaml --workspace "$(WORKSPACE)"
@@ -27,6 +27,10 @@ check: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Breaks lines of the product and says whether tests notice; docs/design/mutants.md. More words for it: MUTANTS='--seed 15'
+mutants: $(VENV)/installed-mutants
+	$(BIN)/python tests/mutants $(MUTANTS)
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("shardlab needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,6 +39,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) install --quiet --editable '.[trainers,report,dev]'
+	@touch $@
+
+$(VENV)/installed-mutants: $(VENV)/installed-dev
+	$(PIP) install --quiet --editable '.[trainers,report,dev,mutants]'
 	@touch $@
 
 $(HTA)/installed:
@@ -51,4 +59,4 @@ system:
 	|| echo "not here, so that the tests that need them are skipped:" $$missing
 
 clean:
-	rm -rf $(VENV) $(HTA) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
+	rm -rf $(VENV) $(HTA) .mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
