@@ -12,7 +12,7 @@ SYSTEM := chromium systemd-container debootstrap iproute2 openssh-client rsync t
 # One worker a core and one for the tests on practice nodes, which mostly wait (tests/support_lanes.py).
 SIDE_BY_SIDE := --numprocesses auto --dist loadgroup --no-loadscope-reorder
 
-.PHONY: quickstart test test-long prepare check system clean
+.PHONY: quickstart test test-long prepare check mutants system clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/provision examples/local.yaml --workspace "$(WORKSPACE)"
@@ -37,6 +37,10 @@ check: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Breaks lines of the product and says whether tests notice; docs/design/mutants.md. More words for it: MUTANTS='--seed 15'
+mutants: $(VENV)/installed-mutants
+	$(BIN)/python tests/mutants $(MUTANTS)
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("shardlab needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -45,6 +49,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) install --quiet --editable '.[trainers,report,dev]'
+	@touch $@
+
+$(VENV)/installed-mutants: $(VENV)/installed-dev
+	$(PIP) install --quiet --editable '.[trainers,report,dev,mutants]'
 	@touch $@
 
 $(HTA)/installed:
@@ -61,4 +69,4 @@ system:
 	|| echo "not here, so that the tests that need them are skipped:" $$missing
 
 clean:
-	rm -rf $(VENV) $(HTA) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
+	rm -rf $(VENV) $(HTA) .mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
