@@ -1,18 +1,29 @@
 """Ranks forked by a script of its own, for what has to be broken or looked into before they start."""
 
-# The end of a script of its own that has a `cell` and a function `rank`: forks all ranks of it and ends as the worst does.
+# The end of a script of its own that has a `cell` and a function `rank`: forks all ranks of the cell. If a rank fails, its
+# traceback is printed, the others are killed, and the script exits with 1.
 FORK_RANKS = """
+import signal, traceback
 store = tempfile.mkdtemp() + "/store"
-children = []
+children = set()
 for number in range(cell.world_size):
     if (child := os.fork()) == 0:
         code = 1
         try:
             rank(number, store)
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(code)
-    children.append(child)
-sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+    children.add(child)
+while children:
+    child, status = os.wait()
+    children.discard(child)
+    if status:
+        for other in children:
+            os.kill(other, signal.SIGKILL)
+        sys.exit(1)
 """

@@ -57,8 +57,7 @@ def overflow(engine, once=[True]):
         scaler.scaled, scaler.unscale = scaled, unscale
     return undo
 
-def rank(number, store):
-    ranks = Ranks(Place(number, number, cell.world_size, store))
+def steps(number, ranks):
     task, strategy = menu.workload(cell.workload).build(cell, Path(sys.argv[2])), menu.strategy(cell.strategy)
     torch.manual_seed(cell.seed)
     seen = []
@@ -82,7 +81,11 @@ def rank(number, store):
             moved = any(bool((a != b).any()) for a, b in zip(after, before))
             seen += [engine.effective_scale()[0], engine.effective_scale()[1], float(moved)]
         engine.close()
-    everyone = ranks.gather(seen)
+    return seen
+
+def rank(number, store):
+    ranks = Ranks(Place(number, number, cell.world_size, store))
+    everyone = ranks.gather(steps(number, ranks))  # the engine is gone before its process group: torch can hang otherwise
     if number == 0:
         print(json.dumps(everyone.tolist()[: cell.gpus]))
     ranks.leave()

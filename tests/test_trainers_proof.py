@@ -102,8 +102,8 @@ menu.strategy = lambda name: msgspec.structs.replace(
 # One process that takes the global batch in one pass, as people who train on one GPU do.
 ONE_PASS = """
 single = proof._reference
-proof._reference = lambda cell, task, ranks: single(
-    msgspec.structs.replace(cell, micro_batch_size=cell.global_batch_size, gradient_accumulation_steps=1), task, ranks)
+proof._reference = lambda cell, task, ranks, steps: single(
+    msgspec.structs.replace(cell, micro_batch_size=cell.global_batch_size, gradient_accumulation_steps=1), task, ranks, steps)
 """
 # The twin is small and names no smaller one: it gets the original's, and no memory.
 NO_MEMORY = """
