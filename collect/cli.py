@@ -108,7 +108,7 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
     from collect import fetch
 
     workspace = _workspace(arguments)
-    fetched = fetch.fetch(workspace, arguments.run)
+    fetched = fetch.fetch(workspace, arguments.run, output.remark)
     columns = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Cut files (n)", "Corrupt lines (n)"]
     rows = [
         [run.run, run.state, *(f"{n:,}" for n in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt))]
@@ -122,13 +122,18 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
             output.detail(f"{run.run}: {name}: new since it was fetched")
         for problem in run.problems:
             output.remark(f"{run.run}: {problem}", style="red")
+        for name, kind in run.not_regular.items():
+            output.remark(f"{run.run}: {name} is {kind}; only files and folders are fetched", style="red")
     changed = sum(bool(run.problems) for run in fetched)
     if changed:
-        output.remark(f"{changed} of {len(fetched)} runs are not what they were; their manifest.json is left as it was.")
+        output.remark(
+            f"{changed} of {len(fetched)} runs are not what they were, or not as on the cluster; their manifest.json is "
+            "left as it was. To settle it for a run: remove its manifest.json and run the same command again."
+        )
     elif not fetched:
         output.remark(f"{workspace.runs}: no runs yet.")
     output.document(fetched)
-    return 1 if changed else 0
+    return 0 if all(run.is_sound for run in fetched) else 1
 
 
 def _summarize(arguments: argparse.Namespace, output: Output) -> int:

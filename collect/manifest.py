@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -17,14 +17,16 @@ from shardlab.rundir import RunDir
 
 NAME = "manifest.json"
 SCHEMA = 1
+BLOCK = 1 << 20  # bytes that are hashed at a time
+MOST_NAME = 1000  # characters of a file's name
 
 
 class File(msgspec.Struct, frozen=True):
     """A file at the time it was hashed; mtime_ns is since the epoch."""
 
-    bytes: int
-    mtime_ns: int
-    sha256: str
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    mtime_ns: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Manifest(msgspec.Struct):
@@ -34,6 +36,18 @@ class Manifest(msgspec.Struct):
     run_id: str
     files: dict[str, File]
     complete: bool
+
+    def has_same_content(self, other: Manifest) -> bool:
+        """Whether it has every file of `other` with the same content, and the run had ended or not as in `other`."""
+        same = all(name in self.files and self.files[name].sha256 == file.sha256 for name, file in other.files.items())
+        return same and self.complete == other.complete
+
+
+class Listing(msgspec.Struct):
+    """What is in the folder of a run. regular: its files. other: what is neither a file nor a folder, and of which kind."""
+
+    regular: dict[str, os.stat_result] = {}
+    other: dict[str, str] = {}
 
 
 class Difference(msgspec.Struct):
@@ -51,28 +65,52 @@ class Difference(msgspec.Struct):
 
 
 def read(run: RunDir) -> Manifest | None:
-    """The manifest of a run, or None where it has none. Raises InputError for one that is damaged."""
+    """The manifest of a run, or None if it has none. Raises InputError for one that is damaged."""
     path = run.path / NAME
     try:
-        return decoder(Manifest).decode(path.read_bytes())
+        return decoder(Manifest).decode(files.read(path))
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path}: is not a manifest of this version: {error}; remove it to make a new one.") from None
+
+
+def received(content: bytes, run_id: str) -> Manifest:
+    """A manifest that another machine made for this run, whose names may become paths here. Raises InputError."""
+    try:
+        found = decoder(Manifest).decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"the cluster's manifest is not of this version ({error})") from None
+    if found.schema != SCHEMA or found.run_id != run_id:
+        raise InputError(f"the cluster's manifest is of schema {found.schema} and of the run {found.run_id!r}")
+    for name in found.files:
+        parts = name.split("/")
+        if name == NAME or len(name) > MOST_NAME or not name.isprintable() or {"", ".", ".."} & set(parts):
+            raise InputError(f"the cluster's manifest names {name[:100]!r}, which is no file in a run's folder")
+    return found
 
 
 def write(run: RunDir, manifest: Manifest) -> None:
     files.write_json(run.path / NAME, manifest)
 
 
-def make(run: RunDir, *, complete: bool) -> Manifest:
-    """Hash every file of a run. Raises WorkspaceError where one cannot be read."""
+def make(run: RunDir, listing: Listing, *, complete: bool, known: Manifest | None = None) -> Manifest:
+    """Hash every file of a run. Raises WorkspaceError if one cannot be read.
+
+    known: a manifest whose digests hold for the files that have the size and the time that stand there.
+    """
+    found: dict[str, File] = {}
     with files.as_workspace_error("read"):
-        found = {name: _hash(run.path / name, status) for name, status in _listing(run.path)}
+        for name, status in listing.regular.items():
+            before = known.files.get(name) if known else None
+            try:
+                found[name] = before if before and is_as_it_was(before, status) else hashed(run.path / name, status)
+            except FileNotFoundError:  # a run that goes on removed it
+                continue
     return Manifest(SCHEMA, run.run_id, found, complete)
 
 
-def compare(run: RunDir, old: Manifest) -> tuple[Manifest, Difference]:
+def compare(run: RunDir, listing: Listing, old: Manifest) -> tuple[Manifest, Difference]:
     """(the run as it is, how that differs from `old`); only files whose size or time changed are read again.
 
     An event file that grew is no difference: it is written to by appending, also after the end of a run.
@@ -80,40 +118,101 @@ def compare(run: RunDir, old: Manifest) -> tuple[Manifest, Difference]:
     difference = Difference()
     now: dict[str, File] = {}
     with files.as_workspace_error("read"):
-        for name, status in _listing(run.path):
+        for name, status in listing.regular.items():
             before = old.files.get(name)
-            if before and (before.bytes, before.mtime_ns) == (status.st_size, status.st_mtime_ns):
+            if before and is_as_it_was(before, status):
                 now[name] = before
                 continue
-            now[name] = _hash(run.path / name, status)
+            now[name] = hashed(run.path / name, status)
             difference.hashed += 1
             if before is None:
                 difference.added.append(name)
-            elif now[name].sha256 != before.sha256 and not _only_grew(run.path / name, before):
+            elif now[name].sha256 != before.sha256 and not only_grew(run.path / name, before):
                 difference.changed.append(name)
     difference.vanished = sorted(old.files.keys() - now.keys())
     return Manifest(SCHEMA, run.run_id, now, True), difference
 
 
-def _only_grew(path: Path, before: File) -> bool:
+def list_files(run: RunDir) -> Listing:
+    """What is in a run's folder, in the order of the names, without hidden files and folders, which are temporary.
+
+    Raises WorkspaceError if a folder cannot be read.
+    """
+    found = Listing()
+    with files.as_workspace_error("read"):
+        _list(run.path, "", found)
+    return found
+
+
+def is_as_it_was(file: File, status: os.stat_result) -> bool:
+    """Whether a file has the size and the time that it had when it was hashed."""
+    return (file.bytes, file.mtime_ns) == (status.st_size, status.st_mtime_ns)
+
+
+def hashed(path: Path, status: os.stat_result) -> File:
+    """The digest with the size and time that were seen before reading: a later change then shows in them."""
+    return File(status.st_size, status.st_mtime_ns, digest(path))
+
+
+def digest(path: Path, length: int | None = None) -> str:
+    """The SHA-256 of a regular file, or of its first `length` bytes. Raises OSError, NotRegular for anything else."""
+    with files.open_regular(path) as handle:
+        if length is None:
+            return hashlib.file_digest(handle, "sha256").hexdigest()
+        found = hashlib.sha256()
+        while length and (block := handle.read(min(BLOCK, length))):
+            found.update(block)
+            length -= len(block)
+        return found.hexdigest()
+
+
+def regular(folder: Path, name: str) -> os.stat_result | None:
+    """The status of a regular file in a run's folder, None if there is nothing of that name.
+
+    Raises NotRegular if it is no regular file, or if a folder on the way to it, the run's own included, is no folder.
+    """
+    path = str(folder)
+    for part in name.split("/"):
+        try:
+            mode = os.lstat(path).st_mode
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISDIR(mode):
+            raise files.NotRegular(path, files.kind_of(mode))
+        path = f"{path}/{part}"
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        raise files.NotRegular(path, files.kind_of(status.st_mode))
+    return status
+
+
+def only_grew(path: Path, before: File) -> bool:
+    """Whether a file is one of events, and begins with all that it held when it was hashed."""
     if not (path.name.startswith("events.") and path.suffix == ".jsonl"):
         return False
-    with path.open("rb") as handle:
-        return hashlib.sha256(handle.read(before.bytes)).hexdigest() == before.sha256
+    return digest(path, before.bytes) == before.sha256
 
 
-def _listing(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """(path within the folder, its status) of every regular file, ordered; links and temporaries are not part of a run."""
-    for parent, folders, names in os.walk(folder):
-        folders.sort()
-        for name in sorted(names):
-            path = Path(parent, name)
-            status = path.lstat()
-            hidden = name.startswith(".") or (name == NAME and path.parent == folder)
-            if stat.S_ISREG(status.st_mode) and not hidden:
-                yield path.relative_to(folder).as_posix(), status
-
-
-def _hash(path: Path, status: os.stat_result) -> File:
-    """The digest with the size and time that were seen before reading: a later change then shows in them."""
-    return File(status.st_size, status.st_mtime_ns, files.sha256(path))
+def _list(folder: Path, prefix: str, found: Listing) -> None:
+    try:
+        with os.scandir(folder) as scanned:
+            entries = sorted(scanned, key=lambda entry: entry.name)
+    except FileNotFoundError:  # a run that goes on removed it
+        return
+    for entry in entries:
+        name = f"{prefix}{entry.name}"
+        if entry.name.startswith(".") or name == NAME:
+            continue
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        if stat.S_ISREG(status.st_mode):
+            found.regular[name] = status
+        elif stat.S_ISDIR(status.st_mode):
+            _list(folder / entry.name, f"{name}/", found)
+        else:
+            found.other[name] = files.kind_of(status.st_mode)

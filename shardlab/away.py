@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from socket import gethostname
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
-from shardlab import files, inventory
+from shardlab import __version__, files, inventory
 from shardlab.cluster import Cluster
 from shardlab.decoders import decoder
 from shardlab.errors import InputError, ShardlabError
@@ -27,8 +29,17 @@ from shardlab.remote import Address, HostKeys, ssh_command
 from shardlab.workspace import Workspace
 
 LIMIT_S = 120.0
+MOST_BYTES = 1 << 26  # of an answer: 64 MiB are those of a hundred thousand runs
 MARK = ".away"  # a file of the workspace there: by what it says this side knows that it sees the very same folder
 LOST = 255  # ssh's own exit code where there is no connection
+
+T = TypeVar("T")
+
+
+class Received(msgspec.Struct):
+    """The answer of shardlab.receive. version: of shardlab there."""
+
+    version: str
 
 
 class Away(msgspec.Struct, frozen=True):
@@ -57,18 +68,27 @@ class Away(msgspec.Struct, frozen=True):
         words = [self.python, "-P", "-m", module, *arguments, "--workspace", self.workspace]
         return [*ssh_command(self.address, terminal=terminal), f"exec {shlex.join(words)}"]
 
-    def ask(self, module: str, arguments: Sequence[str], given: bytes = b"") -> Any:
-        """Run a command of ours there and read its JSON document. Raises ShardlabError with what it said."""
+    def ask(self, module: str, arguments: Sequence[str], shape: type[T], *, given: bytes = b"", limit_s: float = LIMIT_S) -> T:
+        """Run a command of ours there and read its JSON document as a `shape`.
+
+        Raises ShardlabError with what the command said, or if its document is not of that shape.
+        """
         argv = self.command(module, [*arguments, "--json"])
+        code, document, errors = _answered(argv, given, limit_s)
+        if code is None:
+            raise ShardlabError(f"{self.host}: {module} did not answer within {limit_s:g} s.")
+        if not document:
+            said = "\n".join(errors.decode("utf-8", "replace").strip().splitlines())  # ssh ends its own with \\r\\n
+            raise ShardlabError(f"{self.host}: {said.removeprefix('error: ') or f'exit code {code}, and no answer'}")
         try:
-            done = subprocess.run(argv, input=given, capture_output=True, timeout=LIMIT_S, check=False)
-        except subprocess.TimeoutExpired:
-            raise ShardlabError(f"{self.host}: {module} did not answer within {LIMIT_S:g} s.") from None
-        said = "\n".join(done.stderr.decode("utf-8", "replace").strip().splitlines())  # ssh ends its own with \\r\\n
-        try:
-            return json.loads(done.stdout)
-        except ValueError:
-            raise ShardlabError(f"{self.host}: {said.removeprefix('error: ') or f'exit code {done.returncode}'}") from None
+            return decoder(shape).decode(document)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            why = f"more than {MOST_BYTES >> 20} MiB" if len(document) >= MOST_BYTES else str(error)
+            command = " ".join([module, *arguments[:1]])
+            raise ShardlabError(
+                f"{self.host}: shardlab {__version__} cannot read the answer of `{command}` there ({why}). Is another release "
+                "installed there? This one is installed there by: provision CLUSTER.yaml"
+            ) from None
 
     def hand_over(self, module: str, arguments: Sequence[str]) -> int:
         """Run a command of ours there, with this terminal as its own; its exit code. Raises ShardlabError."""
@@ -77,6 +97,30 @@ class Away(msgspec.Struct, frozen=True):
         if code == LOST:
             raise ShardlabError(f"{self.host}: the connection broke or was refused; runs that were sent go on.")
         return code
+
+
+def _answered(argv: Sequence[str], given: bytes, limit_s: float) -> tuple[int | None, bytes, bytes]:
+    """(exit code or None for one that took too long, standard output, standard error), of at most MOST_BYTES each.
+
+    Files take them, not pipes: a connection that OpenSSH keeps open for later commands would hold the pipes open.
+    """
+
+    def bound() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
+
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        stdin.write(given)
+        stdin.seek(0)
+        try:
+            done = subprocess.run(
+                argv, stdin=stdin, stdout=stdout, stderr=stderr, timeout=limit_s, check=False, preexec_fn=bound
+            )
+            code: int | None = done.returncode
+        except subprocess.TimeoutExpired:
+            code = None
+        stdout.seek(0)
+        stderr.seek(0)
+        return code, stdout.read(), stderr.read()
 
 
 def of(workspace: Workspace, cluster: Cluster) -> Away:
@@ -151,4 +195,4 @@ def keep(workspace: Workspace, away: Away) -> None:
 def deliver(away: Away, texts: Mapping[str, bytes]) -> None:
     """Have files in the workspace there, by their paths in it. Raises ShardlabError."""
     document = {path: text.decode("utf-8", "surrogateescape") for path, text in texts.items()} | {MARK: away.mark}
-    away.ask("shardlab.receive", [], json.dumps(document).encode())
+    away.ask("shardlab.receive", [], Received, given=json.dumps(document).encode())

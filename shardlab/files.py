@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import io
 import os
 import secrets
 import stat
@@ -46,7 +47,7 @@ def read(path: Path | str) -> bytes:
         os.close(descriptor)
 
 
-def open_regular(path: Path | str) -> BinaryIO:
+def open_regular(path: Path | str) -> io.BufferedReader:
     """A regular file, open for reading. Raises as `read` does."""
     return os.fdopen(_open_regular(path)[0], "rb")
 

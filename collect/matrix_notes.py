@@ -1,0 +1,52 @@
+"""Bring what the matrices of a cluster's workspace came to, which `collect summarize` starts from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from collect.manifest import regular
+from collect.transfer import Rsync
+from shardlab import files
+from shardlab.decoders import decoder
+from shardlab.errors import InputError, ShardlabError
+from shardlab.files import NotRegular
+from shardlab.workspace import Expansion, Workspace
+
+LAST = "last-matrix.json"
+FOLDER = "matrices"
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,40}\.json")
+
+
+class LastMatrix(msgspec.Struct):
+    """last-matrix.json: the name of the matrix that was rendered last."""
+
+    schema: int
+    name: str
+
+
+def bring(workspace: Workspace, rsync: Rsync, staging: Path) -> None:
+    """Raises ShardlabError if a file did not arrive, or is not what it has to be; the notes here are then as they were."""
+    transfer = rsync.bring(".shardlab", staging, [FOLDER, LAST], "--recursive", "--max-size=64m")
+    if transfer.stopped:
+        raise ShardlabError(f"the notes on the matrices did not arrive (rsync: {transfer.said}); the same command goes on.")
+    arrived = [f"{FOLDER}/{name}" for name in files.names(staging / FOLDER) if _NAME.fullmatch(name)]
+    contents: dict[str, bytes] = {}
+    for name in [*arrived, LAST]:
+        try:
+            if regular(staging, name) is None:
+                continue
+            contents[name] = files.read(staging / name)
+            decoder(LastMatrix if name == LAST else Expansion).decode(contents[name])
+            regular(workspace.own.resolve(), name)
+        except NotRegular as error:
+            raise InputError(f"{error.filename} is {error.kind}, and nothing is written through it; remove it.") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ShardlabError(f"the cluster's .shardlab/{name} is not of this version: {error}.") from None
+    for name, content in contents.items():
+        target = workspace.own / name
+        if files.read(target) != content if target.exists() else True:
+            files.make_folder(target.parent)
+            files.write_atomic(target, content)

@@ -1,0 +1,117 @@
+"""A workspace whose runs lie on a cluster: this machine under another name, reached by an `ssh` that is a shell script.
+
+`collect fetch` and rsync are the real ones. The connection can be cut, and the command killed, after a number of bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import support_collect as support
+
+from shardlab import away
+from shardlab.away import Away
+from shardlab.workspace import Workspace
+
+# The first line of the file `fault` says what happens: which connection, counted from 1, after how many bytes, and what.
+SSH = """\
+#!/bin/sh
+for word; do test "$word" != -G || exit 0; done
+while :; do case $1 in --) shift; break ;; -o | -i | -p | -l) shift 2 ;; -*) shift ;; *) break ;; esac; done
+shift
+cd / && exec 3< "@/fault" && read -r which bytes what <&3 && exec 3<&-
+echo >> "@/connections"
+if test "$(wc -l < "@/connections")" != "$which"; then exec sh -c "$*"; fi
+if test "$what" = cut; then sh -c "$*" | head -c "$bytes"; exit 255; fi
+sh -c "$*" | { head -c "$bytes"; kill -9 "$SHARDLAB_TEST_PID"; cat; }
+"""
+# The command, which may be killed at one of the moments at which it is about to touch a file of its workspace.
+COMMAND = """
+import os, sys
+os.environ["SHARDLAB_TEST_PID"] = str(os.getpid())
+workspace, left = sys.argv[1], int(sys.argv[2])
+def count(event, words):
+    global left
+    if left and event.split(".")[0] in ("open", "os", "shutil") and words and workspace in str(words[0]):
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), 9)
+sys.addaudithook(count)
+from collect.cli import main
+sys.exit(main(["fetch", "--workspace", workspace, *sys.argv[3:]]))
+"""
+
+
+class Cluster:
+    """there: the workspace on the cluster; here: the one on this machine, whose runs are there."""
+
+    def __init__(self, folder: Path, here: Path) -> None:
+        self.folder = folder
+        self.there = Workspace(folder / "cluster/workspaces/ws-1")
+        self.there.path.mkdir(parents=True)
+        support.keep(self.there, [support.cell()], repeats=1)
+        self.here = Workspace(here)
+        self.send()
+        (folder / "bin").mkdir()
+        (folder / "bin/ssh").write_text(SSH.replace("@", str(folder)))
+        (folder / "bin/ssh").chmod(0o755)
+        self.no_fault()
+
+    def send(self) -> None:
+        """As `jobs submit` leaves the workspace here."""
+        where: dict[str, Any] = {"host": "far", "port": None, "user": None, "identity": None, "known_hosts": "/none"}
+        rest = {"schema": 1, "cluster": "far", "host_keys": "strict", "python": sys.executable, "mark": "far:/ws\n"}
+        away.keep(self.here, Away(workspace=str(self.there.path), **where, **rest))
+
+    def no_fault(self) -> None:
+        (self.folder / "connections").write_text("")
+        (self.folder / "fault").write_text("0 0 none\n")
+
+    def fault(self, connection: int, after_bytes: int, what: str) -> None:
+        """what: cut the connection, or kill the command and let the connection go on."""
+        self.no_fault()
+        (self.folder / "fault").write_text(f"{connection} {after_bytes} {what}\n")
+
+    def fetch(self, *words: str, kill_at: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+        """kill_at: the command is killed when it touches its workspace for that time; 0: it is not."""
+        path = f"{self.folder}/bin{os.pathsep}{os.environ['PATH']}"
+        command = [sys.executable, "-P", "-c", COMMAND, str(self.here.path), str(kill_at), *words]
+        return subprocess.run(
+            command, env=os.environ | {"PATH": path}, capture_output=True, text=True, umask=0o022, timeout=600, **options
+        )  # fmt: skip
+
+    def document(self, code: int = 0) -> list[dict[str, Any]]:
+        done = self.fetch("--json")
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout)
+
+
+def tree(folder: Path, *but: str) -> dict[str, tuple[str, int, int]]:
+    """Digest, mode and time of everything below a folder, except files of these names."""
+    found = {}
+    for path in sorted([folder, *folder.rglob("*")]):
+        status = path.lstat()
+        if path.name not in but:
+            mtime = 0 if but and stat.S_ISDIR(status.st_mode) else status.st_mtime_ns
+            content = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(status.st_mode) else ""
+            found[str(path.relative_to(folder))] = (content, status.st_mode, mtime)
+    return found
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """What the files of a run hold, by their names in it, without its manifest."""
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"}
+    return {name: path.read_bytes() for name, path in files.items()}
+
+
+def copy_run(run: Path, name: str) -> Path:
+    """Another run like this one."""
+    return Path(shutil.copytree(run, run.with_name(name)))
