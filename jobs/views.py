@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from rich import box
 from rich.table import Table
 
-from jobs import render
+from jobs import datasets, differences, render
 from jobs.plan import Plan
 from jobs.reconcile import Status
 from jobs.scheduler import scheduler
@@ -25,17 +25,28 @@ PLAN_COLUMNS = [
 COLUMNS = ["run", "state", "scheduler", "step", "units/s", "s to go", "why"]
 
 
-def plan(out: Output, planned: Plan) -> None:
+def plan(out: Output, planned: Plan, data: datasets.Found) -> None:
+    """data: what is known of the data sets that the cells read."""
     rows = [[cell.name(), *_cell(cell)] for cell in planned.cells]
+    columns = PLAN_COLUMNS
+    if any(differ := differences.of(planned.cells)):
+        rows = [[*row, one] for row, one in zip(rows, differ, strict=True)]
+        columns = [*PLAN_COLUMNS, "differs in"]
     named = planned.source.matrix
     title = f"{named}: {planned.matrix.file.title}" if planned.matrix.file.title else named
-    out.table(title, PLAN_COLUMNS, rows)
+    out.table(title, columns, rows)
     out.line(f"{len(planned.cells)} cell(s) x {planned.repeats} repeat(s) = {len(planned.cells) * planned.repeats} run(s).")
     for one in planned.matrix.excluded:
         keys = ", ".join(f"{key}={value}" for key, value in one.keys.items() if _varies(planned, key))
         out.line(f"excluded: {keys}: {one.why}")
     for why, count in Counter(misfit.why for misfit in planned.misfits).items():
         out.line(f"not on this cluster: {count} cell(s): {why}")
+    for sentence in planned.advice:
+        out.line(sentence)
+    for sentence in data.missing:
+        out.line(f"no data: {sentence}")
+    if data.unknown:
+        out.remark(f"note: {data.unknown}")
     for remark in planned.remarks:
         out.remark(f"note: {remark}")
     out.document(
@@ -46,6 +57,7 @@ def plan(out: Output, planned: Plan) -> None:
             "cells": [{"id": cell.name(), "cell": cell} for cell in planned.cells],
             "excluded": [{"cell": one.keys, "why": one.why} for one in planned.matrix.excluded],
             "misfits": [{"id": one.cell, "why": one.why} for one in planned.misfits],
+            "missing_data": data.missing,
         }
     )
 
