@@ -7,12 +7,15 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jobs import forward, leftovers, menus, plan, render, submit, views, watch
+import msgspec
+
+from jobs import datasets, forward, leftovers, menus, plan, render, submit, views, watch
 from jobs.left import Left
 from jobs.reconcile import Status
 from jobs.scheduler import Full, How, scheduler
 from jobs.select import select
 from shardlab import cluster, console, state
+from shardlab.cell import Cell
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.rundir import RunDir
@@ -143,8 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    out = Output.of(arguments)
-    views.plan(out, _planned(arguments, _workspace(arguments)))
+    out, workspace = Output.of(arguments), _workspace(arguments)
+    planned = _planned(arguments, workspace)
+    views.plan(out, planned, datasets.look(planned.cells, planned.source, workspace))
     return 0
 
 
@@ -171,12 +175,14 @@ def _submit(arguments: argparse.Namespace) -> int:
     planned = _planned(arguments, workspace)
     plan.must_fit(planned)
     forward.must_suit(planned.source.where, workspace)
+    _data_must_be_there(out, workspace, planned.cells, planned.source)
     if arguments.dry_run:
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
         views.steps(out, steps, sent=False)
         views.scripts(out, steps, workspace, planned.source)
         out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
         return 0
+    plan.must_train_here(planned.source)
     how = _how(arguments, tuple(chosen(workspace.run_ids(), [arguments.after])) if arguments.after else ())
     submit.check(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
     with workspace.alone():
@@ -226,6 +232,9 @@ def _retry(arguments: argparse.Namespace) -> int:
     for one in found:
         if one.state in only:
             submit.must_be_of_cluster(RunDir(workspace.runs / one.id), source)
+    plan.must_train_here(source)
+    cells = [msgspec.convert(one.cell, Cell) for one in found if one.state in only and one.cell is not None]
+    _data_must_be_there(out, workspace, cells, source)
     with workspace.alone():
         whole = _resolved(out, workspace, source)
         found = select(workspace, arguments.runs, arguments.matrix, arguments.where)
@@ -237,6 +246,14 @@ def _retry(arguments: argparse.Namespace) -> int:
 
 def _logs(arguments: argparse.Namespace) -> int:
     return watch.logs(Output.of(arguments), _workspace(arguments), arguments.run_id, arguments.rank, follow=arguments.follow)
+
+
+def _data_must_be_there(out: Output, workspace: Workspace, cells: Sequence[Cell], source: render.Source) -> None:
+    """Say so if it is not known whether the nodes have the data sets of these cells. Raises InputError if one is missing."""
+    found = datasets.look(cells, source, workspace)
+    if found.unknown:
+        out.remark(f"note: {found.unknown}")
+    datasets.must_be_there(found)
 
 
 def _resolved(out: Output, workspace: Workspace, source: render.Source) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -16,7 +19,7 @@ from jobs.select import condition, holds
 from shardlab import cluster, host, matrix
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
-from shardlab.errors import InputError
+from shardlab.errors import InputError, MissingExtra
 from shardlab.matrix import Matrix
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
@@ -29,7 +32,8 @@ class Plan(msgspec.Struct, frozen=True):
     """A matrix resolved on a cluster: `cells` are those that --where leaves, `all_cells` every one.
 
     repeats: the number of runs of each of `all_cells`, by its name. cost: the time of `cells`, as far as it is known.
-    misfits: which of `cells` the cluster has not the machines for, and where in the file that was asked for.
+    misfits: which of `cells` the cluster has not the machines for, and where in the file that was asked for. advice: sentences
+    that name the options with which all cells fit.
     """
 
     matrix: Matrix
@@ -40,6 +44,7 @@ class Plan(msgspec.Struct, frozen=True):
     source: render.Source
     remarks: list[str]
     misfits: list[Misfit]
+    advice: list[str]
 
 
 def of(
@@ -71,6 +76,7 @@ def of(
     chosen = [cell for cell in cells if where is None or holds(condition(where), cell)]
     if not chosen:
         raise InputError(f"--where {where!r} leaves none of {len(cells)} cells.")
+    unheld = misfits(asked, cells, machine, chosen)
     runs_as = asked.name if scale == "full" else f"{asked.name}-{scale}"
     source = render.source(runs_as, where_runs, workspace)
     counts = number_of_runs.of(asked.file, cells, repeats)
@@ -82,7 +88,8 @@ def of(
         cost=number_of_runs.cost(workspace, chosen, counts),
         source=source,
         remarks=[*_remarks(chosen, machine, where_runs), *render.remarks(source)],
-        misfits=misfits(asked, cells, machine, chosen),
+        misfits=unheld,
+        advice=advice(asked, cells, chosen, machine, where) if unheld else [],
     )
 
 
@@ -94,9 +101,46 @@ def _machine(where: Cluster) -> Machine:
 
 
 def must_fit(plan: Plan) -> None:
-    """Raises InputError that lists every chosen cell that the cluster has not the machines for."""
+    """Raises InputError that lists every chosen cell that the cluster has not the machines for, and what leaves them out."""
     if plan.misfits:
-        raise plan.matrix.document.errors([one.problem for one in plan.misfits])
+        problems = plan.matrix.document.errors([one.problem for one in plan.misfits])
+        raise InputError("\n".join([str(problems), *plan.advice]))
+
+
+def advice(asked: Matrix, cells: Sequence[Cell], chosen: Sequence[Cell], machine: Machine, where: str | None) -> list[str]:
+    """Which options make a matrix fit: an expression for --where that leaves just the cells that fit, and --scale tiny.
+
+    cells: all of the matrix, chosen: those that `where` leaves.
+    """
+    unheld = {one.cell for one in misfits(asked, cells, machine, chosen)}
+    fitting = [cell for cell in chosen if cell.name() not in unheld]
+    found = []
+    leaves = {one: [cell for cell in chosen if holds(condition(one), cell)] for one in _limits(machine)}
+    expression = next((one for one, cells_left in leaves.items() if cells_left == fitting), None)
+    if fitting and expression:
+        both = f"({where}) and {expression}" if where else expression
+        quoted = shlex.quote(both) if set(both) & set('"$`\\!') else f'"{both}"'
+        found.append(f"{len(fitting)} of {len(chosen)} cells fit this cluster: --where {quoted} leaves only those.")
+    with contextlib.suppress(InputError):  # a workload without a twin
+        if chosen[0].rehearses is None and not misfits(asked, (twins := tiny.twins(cells, menu.workloads())), machine, twins):
+            found.append("--scale tiny rehearses every cell at a tiny size, with its ranks on the CPU of one machine.")
+    return found
+
+
+def _limits(machine: Machine) -> list[str]:
+    """Expressions that hold for cells that the machines can have, the simplest first."""
+    nodes = "nnodes == 1" if machine.nodes == 1 else f"nnodes <= {machine.nodes}"
+    if machine.gpus is None:
+        return [nodes]
+    gpus = [f"gpus <= {machine.gpus}", f"gpus <= {machine.gpus} * nnodes"]
+    gpus.append(f"(launcher == 'fork' or {gpus[-1]})")
+    return [nodes, *gpus, *(f"{nodes} and {one}" for one in gpus)]
+
+
+def must_train_here(source: render.Source) -> None:
+    """Raises MissingExtra if the runs are for this machine and its installation has no torch to make them with."""
+    if source.scheduler == "local" and find_spec("torch") is None:
+        raise MissingExtra("trainers", "training on this machine", "torch")
 
 
 def render_all(plan: Plan, runs: Path) -> list[RunDir]:
@@ -120,6 +164,8 @@ def _remarks(cells: Sequence[Cell], machine: Machine, where: Cluster) -> list[st
         remarks.append("no GPU here: every rank is a process on the CPU.")
         if most > processors:
             remarks.append(f"up to {most} ranks share {processors} processors: their timings say little.")
+    if where.slurm is None and find_spec("torch") is None:
+        remarks.append("torch is not installed here: pip install 'shardlab[trainers]' before `jobs submit` on this machine.")
     if any(cell.rehearses for cell in cells):
         remarks.append("every cell is a rehearsal at scale tiny: it shows that the line works, not how fast it is.")
     elif any(cell.launcher == "fork" for cell in cells):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from rich import box
 from rich.table import Table
 
-from jobs import render, repeats
+from jobs import datasets, differences, render, repeats
 from jobs.plan import Plan
 from jobs.reconcile import Status
 from jobs.scheduler import scheduler
@@ -25,11 +25,16 @@ PLAN_COLUMNS = [
 COLUMNS = ["run", "state", "scheduler", "step", "units/s", "s to go", "why"]
 
 
-def plan(out: Output, planned: Plan) -> None:
+def plan(out: Output, planned: Plan, data: datasets.Found) -> None:
+    """data: what is known of the data sets that the cells read."""
     rows = [[cell.name(), *_cell(cell)] for cell in planned.cells]
+    columns = PLAN_COLUMNS
+    if any(differ := differences.of(planned.cells)):
+        rows = [[*row, one] for row, one in zip(rows, differ, strict=True)]
+        columns = [*PLAN_COLUMNS, "differs in"]
     named = planned.source.matrix
     title = f"{named}: {planned.matrix.file.title}" if planned.matrix.file.title else named
-    out.table(title, PLAN_COLUMNS, rows)
+    out.table(title, columns, rows)
     counts = {cell.name(): planned.repeats[cell.name()] for cell in planned.cells}
     out.line(f"{repeats.in_words(counts, planned.matrix.file.repeats)}.")
     if planned.cost.cells:
@@ -39,6 +44,12 @@ def plan(out: Output, planned: Plan) -> None:
         out.line(f"excluded: {keys}: {one.why}")
     for why, count in Counter(misfit.why for misfit in planned.misfits).items():
         out.line(f"not on this cluster: {count} cell(s): {why}")
+    for sentence in planned.advice:
+        out.line(sentence)
+    for sentence in data.missing:
+        out.line(f"no data: {sentence}")
+    if data.unknown:
+        out.remark(f"note: {data.unknown}")
     for remark in planned.remarks:
         out.remark(f"note: {remark}")
     out.document(
@@ -51,6 +62,7 @@ def plan(out: Output, planned: Plan) -> None:
             "cells": [{"id": cell.name(), "repeats": counts[cell.name()], "cell": cell} for cell in planned.cells],
             "excluded": [{"cell": one.keys, "why": one.why} for one in planned.matrix.excluded],
             "misfits": [{"id": one.cell, "why": one.why} for one in planned.misfits],
+            "missing_data": data.missing,
         }
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from shardlab.record import Event, StepRecord
 from shardlab.rundir import RunDir
 
 MATRIX = """\
@@ -27,6 +28,10 @@ defaults:
   optimizer: {{name: sgd, lr: 0.1}}
 {more}
 """
+
+
+# Only a test that fails takes so long: imports on a cold and busy machine take minutes, and no test measures that.
+PATIENCE_S = 600.0
 
 
 class Bench:
@@ -44,13 +49,13 @@ class Bench:
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-P", "-m", words[0], *words[1:], "--workspace", str(self.path)]
 
-    def run(self, *words: str, code: int = 0, limit_s: float = 240, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, code: int = 0, limit_s: float = PATIENCE_S, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command of ours to its end and hold its exit code."""
         done = subprocess.run(self.command(*words), capture_output=True, text=True, timeout=limit_s, check=False, **options)
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.logs()}"
         return done
 
-    def json(self, *words: str, code: int = 0, limit_s: float = 240) -> Any:
+    def json(self, *words: str, code: int = 0, limit_s: float = PATIENCE_S) -> Any:
         return json.loads(self.run(*words, "--json", code=code, limit_s=limit_s).stdout)
 
     def states(self) -> dict[str, str]:
@@ -75,7 +80,33 @@ def benches(folder: Path) -> Iterator[Bench]:
         process.kill()
 
 
-def until(true: Callable[[], Any], what: str, limit_s: float = 120.0) -> Any:
+def time_limit_s(folder: Path) -> int:
+    """A time limit, in seconds, before which a run with two forked ranks makes steps on this machine as busy as it is now.
+
+    A limit begins with the run and not with its first step, so a first run has the fork server import everything, and a
+    second one is measured.
+    """
+    folder.mkdir()
+    measured = Bench(folder)
+    name = measured.matrix("axes: {strategy: [ddp], gpus: [2]}\nrepeats: 2")
+    measured.run("jobs", "submit", "--matrix", name, "--wait")
+    _, second = measured.folders()
+    start = next(event.wall_s for event in second.events() if event.event == "started")
+    return round(10 + 3 * (second.steps(0).records[0].wall_s - start))
+
+
+def clock(seconds: int) -> str:
+    """As a matrix file has a time."""
+    return f"00:{seconds // 60:02d}:{seconds % 60:02d}"
+
+
+def holds_pause(record: StepRecord, stood_still: Event) -> bool:
+    """Whether the middle of a pause lies within a step."""
+    middle = stood_still.wall_s - stood_still.data["seconds"] / 2
+    return record.wall_s - record.step_ms / 1000 < middle < record.wall_s
+
+
+def until(true: Callable[[], Any], what: str, limit_s: float = PATIENCE_S) -> Any:
     """Look again until it is true; what it gave."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:

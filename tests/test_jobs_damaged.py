@@ -36,8 +36,8 @@ def unreadable_run(folder):
 def garbled_events(folder):
     path = folder.events_file("controller")
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + b"\0" * 30 + b"\n" + b"".join(lines[2:]))
-    return "events.controller.jsonl:2: is not an event of this version"
+    path.write_bytes(b"\0" * 30 + b"\n" + b"".join(lines[1:]))
+    return "events.controller.jsonl:1: is not an event of this version"
 
 
 def unreadable_events(folder):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support_line import benches, processes_of, started, until
+from support_line import PATIENCE_S, benches, clock, holds_pause, processes_of, started, time_limit_s, until
 
 from jobs.standstill import LOOK_S
 from shardlab import pauses
@@ -89,7 +89,7 @@ def test_ctrl_c_leaves_the_runs_and_exits_130(bench):
     )
     running(bench)
     waiting.send_signal(signal.SIGINT)
-    _, stderr = waiting.communicate(timeout=120)
+    _, stderr = waiting.communicate(timeout=PATIENCE_S)
     assert waiting.returncode == 130
     assert "runs that were started go on" in stderr
     until(lambda: set(bench.states().values()) == {"completed"}, "the run completes")
@@ -126,7 +126,7 @@ def test_two_submitters_at_once_send_each_run_once(bench):
     words = bench.command("jobs", "submit", "--matrix", bench.matrix(FOUR), "--wait")
     both = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     for one in both:
-        _, stderr = one.communicate(timeout=120)
+        _, stderr = one.communicate(timeout=PATIENCE_S)
         assert one.returncode == 0, stderr
     assert set(bench.states().values()) == {"completed"}
     assert starts(bench) == [1, 1, 1, 1]
@@ -141,7 +141,7 @@ def test_a_killed_supervisor_is_a_failure_and_leaves_nothing_behind(bench):
     os.kill(pid, signal.SIGKILL)
     until(lambda: at_work.judge().state == "failed", "the runner writes the end down")
     assert "its supervisor ended without saying how" in at_work.judge().why
-    until(lambda: not [p for p in ranks if alive(p)], f"{ranks} end", 30)
+    until(lambda: not [p for p in ranks if alive(p)], f"{ranks} end")
     until(lambda: sorted(bench.states().values()) == ["completed", "failed"], "the next run completes")
 
 
@@ -158,9 +158,9 @@ def test_a_killed_rank_is_a_failure(bench, launcher):
     bench.run("jobs", "submit", "--matrix", name)
     at_work = running(bench)
     os.kill(rank_pid(at_work, 1), signal.SIGKILL)
-    until(lambda: at_work.judge().state == "failed", "the run fails", 60)
+    until(lambda: at_work.judge().state == "failed", "the run fails")
     assert not at_work.result.exists()
-    until(lambda: not processes_of(at_work.path), "nothing is left", 30)
+    until(lambda: not processes_of(at_work.path), "nothing is left")
 
 
 def rank_pid(folder, rank):
@@ -181,7 +181,7 @@ def test_the_time_limit_is_a_result_and_not_a_failure(bench):
     (run,) = sent["runs"]
     assert (run["state"], run["expected"]) == ("timeout", True)
     assert run["why"] == "ended at its time limit of 3 s"
-    until(lambda: not processes_of(bench.folders()[0].path), "nothing is left", 30)
+    until(lambda: not processes_of(bench.folders()[0].path), "nothing is left")
 
 
 def both_make_steps(folder):
@@ -209,7 +209,7 @@ def test_a_run_that_hangs_is_ended_and_says_where_its_ranks_were(bench, launcher
     (folder,) = until(bench.folders, "rendered")
     until(lambda: both_make_steps(folder), "both ranks make steps")
     rank = stopped(folder, 1)
-    said, _ = waiting.communicate(timeout=120)
+    said, _ = waiting.communicate(timeout=PATIENCE_S)
     assert waiting.returncode == 1
     last = [folder.steps(rank).records[-1] for rank in (0, 1)]
     verdict = folder.judge()
@@ -220,30 +220,31 @@ def test_a_run_that_hangs_is_ended_and_says_where_its_ranks_were(bench, launcher
     stacks = folder.rank_log(0).read_text()
     assert "Timeout (0:00:09)!" in stacks  # before the bound
     assert "in _steps" in stacks[stacks.rindex("Timeout") :]
-    until(lambda: not alive(rank) and not processes_of(folder.path), "nothing of it is left", 30)
+    until(lambda: not alive(rank) and not processes_of(folder.path), "nothing of it is left")
     assert next(e.data["code"] for e in folder.events() if e.event == "exited") != 0
 
 
-def test_what_a_run_stood_still_is_on_record_and_no_part_of_its_time(bench):
-    saved = "instruments: {checkpoints: {every_steps: 1000000}}"
-    name = bench.matrix(f'{LONG}\ninclude: [{{time_limit: "00:00:20", expect: [timeout], {saved}}}]', steps=FOREVER)
+def test_what_a_run_stood_still_is_on_record_and_no_part_of_its_time(bench, tmp_path):
+    saved, limit_s = "instruments: {checkpoints: {every_steps: 1000000}}", time_limit_s(tmp_path / "measured")
+    name = bench.matrix(f'{LONG}\ninclude: [{{time_limit: "{clock(limit_s)}", expect: [timeout], {saved}}}]', steps=FOREVER)
     bench.json("jobs", "submit", "--matrix", name)
     folder = running(bench)
     all_of_it = [psutil.Process(pid) for pid in (started(folder)["pid"], rank_pid(folder, 0), rank_pid(folder, 1))]
     for process in all_of_it:
         process.suspend()
-    time.sleep(16)  # beyond the moment at which they would save
+    time.sleep(0.8 * limit_s)  # beyond the moment at which they would save
     for process in reversed(all_of_it):
         process.resume()
     until(lambda: folder.judge().state == "timeout", "its time is up")
     assert "its time limit is near: saved after step" in folder.judge().why
     when = {event.event: event for event in folder.events()}
-    still_s = when["stood_still"].data["seconds"]
-    assert still_s >= 16 - LOOK_S
-    assert when["exited"].wall_s - when["started"].wall_s >= 0.8 * 20 + still_s - 1
+    still = when["stood_still"]
+    assert still.data["seconds"] >= 0.8 * limit_s - LOOK_S
+    assert when["exited"].wall_s - when["started"].wall_s >= 0.8 * limit_s + still.data["seconds"] - 1
     for rank in (0, 1):
         counted = [one for one in pauses.set_aside(folder.steps(rank).records, pauses.of(folder.events())) if not one.watched]
-        assert 0 < max(one.step_ms for one in counted) < 5000
+        assert counted
+        assert not any(holds_pause(record, still) for record in counted)
 
 
 def test_the_world_that_met_is_on_record(bench):
@@ -273,7 +274,7 @@ def test_cancel_ends_what_waits_and_what_runs(bench):
     assert at_work.judge().state == "running"
     bench.run("jobs", "cancel", "--where", "strategy == 'ddp'")
     assert set(bench.states().values()) == {"cancelled"}
-    until(lambda: not processes_of(at_work.path), "nothing is left", 30)
+    until(lambda: not processes_of(at_work.path), "nothing is left")
     assert sum(starts(bench)) == 1
 
 
@@ -287,8 +288,8 @@ def test_a_cancel_between_a_claim_and_its_start_is_not_lost(bench):
         until(folder.claim.exists, "it is claimed")
         with subprocess.Popen(bench.command("jobs", "cancel", "--all"), stdout=subprocess.DEVNULL) as cancel:
             until(lambda: "cancel_requested" in {event.event for event in folder.events()}, "it is asked to end")
-            supervisor.communicate(b"\n", timeout=60)
-            assert cancel.wait(60) == 0
+            supervisor.communicate(b"\n", timeout=PATIENCE_S)
+            assert cancel.wait(PATIENCE_S) == 0
     assert (supervisor.returncode, folder.judge().state) == (143, "cancelled")
 
 
@@ -297,7 +298,7 @@ def test_retry_makes_a_new_attempt_under_the_same_cell(bench):
     bench.run("jobs", "submit", "--matrix", name)
     first = running(bench)
     os.kill(rank_pid(first, 0), signal.SIGKILL)
-    until(lambda: first.judge().state == "failed", "the run fails", 60)
+    until(lambda: first.judge().state == "failed", "the run fails")
     again = bench.run("jobs", "submit", "--matrix", name)
     assert "ended: failed (`jobs retry --only failed` makes a new attempt)" in again.stdout
     bench.run("jobs", "retry", "--only", "oom")
@@ -310,9 +311,9 @@ def test_retry_makes_a_new_attempt_under_the_same_cell(bench):
     assert bench.run("jobs", "retry", "--only", "bored", code=2).stderr.startswith("error: --only: 'bored'")
 
 
-def test_a_retry_after_the_time_limit_goes_on_from_what_was_saved_before_it(bench):
-    saved = "instruments: {checkpoints: {every_steps: 1000000}}"
-    name = bench.matrix(f'{LONG}\ninclude: [{{time_limit: "00:00:20", expect: [timeout], {saved}}}]', steps=FOREVER)
+def test_a_retry_after_the_time_limit_goes_on_from_what_was_saved_before_it(bench, tmp_path):
+    saved, limit = "instruments: {checkpoints: {every_steps: 1000000}}", clock(time_limit_s(tmp_path / "measured"))
+    name = bench.matrix(f'{LONG}\ninclude: [{{time_limit: "{limit}", expect: [timeout], {saved}}}]', steps=FOREVER)
     (run,) = bench.json("jobs", "submit", "--matrix", name, "--wait")["runs"]
     assert run["state"] == "timeout"
     assert "its time limit is near: saved after step" in run["why"]

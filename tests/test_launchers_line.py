@@ -51,7 +51,7 @@ def test_the_same_cell_has_the_same_losses_through_each(bench, monkeypatch):
     assert all(one == found["torchrun"] for one in found.values())
     seen = [json.loads(folder.environment(gethostname()).read_text())["variables"] for folder in bench.folders()]
     assert [variables["CUDA_VISIBLE_DEVICES"] for variables in seen] == [""] * len(EVERY)
-    until(lambda: not processes_of(bench.path), "nothing is left", 30)
+    until(lambda: not processes_of(bench.path), "nothing is left")
 
 
 @pytest.mark.parametrize("launcher", EVERY)
@@ -71,9 +71,9 @@ def test_a_killed_launcher_leaves_no_rank_behind(bench, launcher, module):
     folder = at_work(bench)
     (mine,) = [process for process in processes_of(folder.path) if module in process.cmdline()[:3]]
     mine.kill()
-    until(lambda: folder.judge().state == "failed", "the run fails", 60)
+    until(lambda: folder.judge().state == "failed", "the run fails")
     assert exit_code(folder) == 128 + signal.SIGKILL
-    until(lambda: not processes_of(folder.path), "nothing is left", 30)
+    until(lambda: not processes_of(folder.path), "nothing is left")
 
 
 def test_on_submitits_signal_all_ranks_save_and_a_retry_goes_on(bench):
@@ -82,7 +82,7 @@ def test_on_submitits_signal_all_ranks_save_and_a_retry_goes_on(bench):
     bench.run("jobs", "submit", "--matrix", name)
     folder = at_work(bench)
     os.kill(process_of_rank(folder, 0).pid, signal.SIGUSR2)
-    until(lambda: folder.judge().state == "timeout", "all ranks save and end", 60)
+    until(lambda: folder.judge().state == "timeout", "all ranks save and end")
     assert "saved after step" in folder.judge().why
     assert len(whole(folder.path)) == 1
     sent = bench.run("jobs", "retry", "--only", "timeout").stdout

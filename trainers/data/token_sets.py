@@ -36,8 +36,17 @@ def open_tokens(
         raise InputError(f"tokens_file: found {tokens_file!r} with the data set {name}. Allowed: a path, with tokens alone.")
     if name == "synthetic":
         return SyntheticTokens(split, seq_len, vocabulary or VOCABULARY)
-    path = stdlib_text.ready(data_path) if tokens_file is None else data_path / Path(tokens_file).expanduser()
+    path = stdlib_text.ready(data_path) if tokens_file is None else path_of(tokens_file, data_path)
     return FileTokens(path, split, seq_len, vocabulary)
+
+
+def path_of(tokens_file: str, data_path: Path) -> Path:
+    """The token file that a cell names: within the data path, unless the name is absolute."""
+    return data_path / Path(tokens_file).expanduser()
+
+
+def no_such_file(path: Path) -> InputError:
+    return InputError(f"{path}: no such file. `python -m trainers tokenize TEXT --out {path}` makes one of a text.")
 
 
 class FileTokens(TokenSet):
@@ -46,7 +55,7 @@ class FileTokens(TokenSet):
     def __init__(self, path: Path, split: str, seq_len: int, vocabulary: int | None) -> None:
         """Raises InputError, naming the file."""
         if not path.exists():
-            raise InputError(f"{path}: no such file. `python -m trainers tokenize TEXT --out {path}` makes one of a text.")
+            raise no_such_file(path)
         self._file, self._seq_len = TokenFile(path), seq_len
         self.vocabulary = self._file.vocabulary
         if vocabulary is not None and self.vocabulary > vocabulary:

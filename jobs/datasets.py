@@ -1,0 +1,103 @@
+"""Whether the data sets that cells read are where their runs will look for them, before anything is queued.
+
+    python -m jobs.datasets --json --workspace DIR
+
+On a cluster's controller: reads from standard input what to look for, and prints what is missing (asked by `jobs plan`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jobs import forward
+from jobs.render import Source
+from shardlab import away, console
+from shardlab.cell import Cell
+from shardlab.errors import InputError, ShardlabError
+from shardlab.workspace import Workspace
+from trainers.data import places
+
+
+class Found(msgspec.Struct, frozen=True):
+    """missing: a sentence for each data set that is not there. unknown: why that cannot be told of any of them, or ''."""
+
+    missing: list[str] = []
+    unknown: str = ""
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What is looked for. shared, data_path: as the cluster file gives them. options: those of each cell."""
+
+    shared: str | None
+    data_path: str | None
+    options: list[dict[str, Any]]
+
+
+def look(cells: Sequence[Cell], source: Source, workspace: Workspace) -> Found:
+    """What is missing for these cells. The nodes of a cluster are never judged by the files of another machine."""
+    where, options = source.where, [cell.options for cell in cells]
+    names = _names(options)
+    if not names:
+        return Found()
+    question = Question(where.storage.shared, where.data.path, options)
+    if source.scheduler == "local":
+        return Found(_missing(options, workspace.data(where.data.path)))
+    if forward.is_here(where):
+        return answer(question, workspace)
+    try:
+        there = away.known(workspace) or away.of(workspace, where)
+        return msgspec.convert(there.ask("jobs.datasets", [], msgspec.json.encode(question)), Found)
+    except (ShardlabError, msgspec.ValidationError) as error:
+        why = str(error).rstrip(".")
+        return Found(unknown=f"whether the cluster {where.name} has the data sets {names} is not known from here: {why}.")
+
+
+def answer(question: Question, workspace: Workspace) -> Found:
+    """On a cluster's controller: of storage that all nodes share its own look is true, of other disks it knows nothing."""
+    data_path, shared = workspace.data(question.data_path), question.shared
+    if shared is not None and data_path.resolve().is_relative_to(Path(shared).resolve()):
+        return Found(_missing(question.options, data_path))
+    return Found(
+        unknown=f"whether every node has the data sets {_names(question.options)} is not known from here: {data_path} is not "
+        "on storage that all nodes share. `provision` looks on each node for the sets that data.sets in the cluster file names."
+    )
+
+
+def must_be_there(found: Found) -> None:
+    """Raises InputError that lists every data set that is missing."""
+    if found.missing:
+        raise InputError("\n".join([*found.missing, "With --scale tiny every cell reads synthetic data."]))
+
+
+def _missing(options: Sequence[dict[str, Any]], data_path: Path) -> list[str]:
+    """A sentence for each data set that is not on this machine's disk, for cells with these options."""
+    wanted = Counter(place for one in options if (place := places.of(one, data_path)) is not None)
+    absent = [(place, count) for place, count in wanted.items() if not place.path.exists()]
+    return [f"{count} of {len(options)} cell(s) read {place.name}: {place.refusal}" for place, count in absent]
+
+
+def _names(options: Sequence[dict[str, Any]]) -> str:
+    """The data sets that cells with these options read from files, in one list for a sentence."""
+    return ", ".join(sorted({place.name for one in options if (place := places.of(one, Path())) is not None}))
+
+
+def main() -> int:
+    """Answer a question from another machine."""
+    arguments = console.Parser(prog="python -m jobs.datasets", parents=[console.common_options()]).parse_args()
+    try:
+        question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+    except msgspec.DecodeError as error:
+        raise InputError(f"standard input: is not a question of this version: {error}.") from None
+    found = answer(question, Workspace.find(getattr(arguments, "workspace", None)))
+    console.Output.of(arguments).document(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))

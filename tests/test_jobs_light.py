@@ -1,0 +1,80 @@
+"""`jobs` of an installation without torch: nothing is sent to this machine, and everything to a cluster."""
+
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+from support_line import MATRIX
+
+EXTRA = ("torch", "functorch", "numpy", "transformers", "tokenizers", "deepspeed", "polars", "plotly")
+FAR = """\
+schema: 1
+name: far
+provider: ssh
+nodes: [{name: gpu0, host: 10.9.9.1, roles: [controller, worker]}]
+storage: {shared: /mydata}
+slurm: {}
+"""
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory):
+    """The interpreter of an environment that has the packages of this one, but for those of the extras."""
+    folder = tmp_path_factory.mktemp("light")
+    venv.create(folder)
+    (site,) = folder.glob("lib/python*/site-packages")
+    for package in Path(sysconfig.get_path("purelib")).iterdir():
+        if not package.name.lower().startswith(EXTRA):
+            (site / package.name).symlink_to(package)
+    return folder / "bin" / "python"
+
+
+@pytest.fixture
+def jobs(light, tmp_path):
+    (tmp_path / "small.yaml").write_text(MATRIX.format(steps=3, more="axes: {seed: [1, 2]}\ninclude: [{strategy: single}]"))
+
+    def jobs(*words, python=light):
+        matrix = ["--matrix", str(tmp_path / "small.yaml")] if words[0] in ("plan", "submit", "render") else []
+        command = [python, "-P", "-m", "jobs", *words, *matrix, "--workspace", tmp_path / "w"]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    return jobs
+
+
+NEEDS = "error: training on this machine needs the package 'torch', which is not installed here; install it with: pip install"
+
+
+def test_runs_for_this_machine_are_refused_before_anything_is_written(jobs, tmp_path):
+    done = jobs("submit")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{NEEDS} 'shardlab[trainers]'.\n" in done.stderr
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_retry_is_refused_too(jobs, tmp_path):
+    assert jobs("render").returncode == 0
+    before = sorted((tmp_path / "w/runs").rglob("*"))
+    done = jobs("retry", "--only", "failed")
+    assert done.returncode == 1
+    assert NEEDS in done.stderr
+    assert sorted((tmp_path / "w/runs").rglob("*")) == before
+
+
+def test_plans_and_dry_runs_go_on(jobs):
+    done = jobs("plan")
+    assert done.returncode == 0
+    assert "note: torch is not installed here: pip install 'shardlab[trainers]'" in done.stderr
+    assert jobs("submit", "--dry-run").returncode == 0
+    assert "torch is not" not in jobs("plan", python=sys.executable).stderr
+
+
+def test_a_cluster_has_its_own_torch(jobs, tmp_path):
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w/cluster.yaml").write_text(FAR)
+    done = jobs("submit")
+    assert "torch" not in done.stderr
+    assert "inventory.json: there is none, so that the nodes of far are not known." in done.stderr
+    assert "torch" not in jobs("plan").stderr

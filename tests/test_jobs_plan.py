@@ -1,0 +1,235 @@
+"""What `jobs plan` and `jobs submit` say before anything is queued: what cells differ in, what fits, which data are missing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import datasets, differences, forward, plan
+from jobs.cli import main
+from jobs.resolve import Machine, resolve
+from shardlab import away, matrix
+from shardlab.errors import ShardlabError
+from shardlab.workspace import Workspace
+
+HEAD = """\
+schema: 1
+name: m
+defaults: {workload: gpt2-tiny, strategy: ddp, gpus: 2, global_batch_size: 16, steps: 2}
+"""
+IMAGES = """\
+schema: 1
+name: m
+defaults: {workload: vit-tiny, strategy: single, gpu_batch_size: 4, steps: 1}
+axes: {options.data: [cifar10, mnist, synthetic]}
+"""
+FAR = """\
+schema: 1
+name: far
+provider: ssh
+nodes: [{name: gpu0, host: 10.9.9.1, roles: [controller, worker]}]
+storage: {shared: SHARED}
+slurm: {}
+"""
+
+
+def written(folder, text, head=HEAD):
+    path = folder / "m.yaml"
+    path.write_text(head + text)
+    return str(path)
+
+
+def cells(folder, text, head=HEAD):
+    return resolve(matrix.load(Path(written(folder, text, head))))
+
+
+def images(folder):
+    return written(folder, "", IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("axis", "shown"),
+    [
+        ("seed: [1, 2]", ["seed=1", "seed=2"]),
+        ("options.n_layer: [2, 4]", ["options.n_layer=2", "options.n_layer=4"]),
+        ("memory_limit_gib: [null, 4]", ["memory_limit_gib=none", "memory_limit_gib=4"]),
+        ("instruments.memory: [peak, categories]", ["instruments.memory=peak", "instruments.memory=categories"]),
+        (
+            "instruments: [{}, {checkpoints: {every_steps: 2}}]",
+            ["instruments.checkpoints=none", "instruments.checkpoints={every_steps: 2, keep: 2, layout: sharded}"],
+        ),
+        ("optimizer: [{name: sgd, lr: 0.1}, {name: sgd, lr: 0.01}]", ["optimizer.lr=0.1", "optimizer.lr=0.01"]),
+        ("precision: [fp32, bf16]", ["precision=fp32", "precision=bf16"]),
+        ("seq_len: [16, 32]", ["seq_len=16", "seq_len=32"]),
+        ("compile: [false, true]", ["compile=false", "compile=true"]),
+        ("steps: [2, 3]", ["", ""]),  # has a column of its own
+        ("strategy: [ddp, fsdp2]", ["", ""]),  # and so have the options that only one of them has
+    ],
+)
+def test_every_key_in_which_cells_differ_is_shown(tmp_path, axis, shown):
+    assert differences.of(cells(tmp_path, f"axes: {{{axis}}}\n")) == shown
+
+
+@pytest.mark.parametrize(
+    ("axis", "shown"),
+    [
+        ('time_limit: [null, "1-02:00:03"]', ["time_limit=none", "time_limit=26:00:03"]),
+        ('hang_limit: ["00:10:00", "00:30:00"]', ["hang_limit=00:10:00", "hang_limit=00:30:00"]),
+        ("expect: [[], [oom, timeout]]", ["expect=none", "expect=[oom, timeout]"]),
+    ],
+)
+def test_limits_and_expected_ends_are_shown_too(tmp_path, axis, shown):
+    found = differences.of(cells(tmp_path, f"zip: [{{seed: [1, 2], {axis}}}]\n"))  # which alone would be the same run
+    assert found == [f"seed=1, {shown[0]}", f"seed=2, {shown[1]}"]
+
+
+def test_a_default_of_one_workload_is_no_difference_until_a_cell_sets_it(tmp_path):
+    two = "include: [{workload: gpt2-tiny}, {workload: vit-tiny}, {workload: vit-tiny, options.data: cifar10}]\n"
+    shown = differences.of(cells(tmp_path, two))
+    assert shown == ["options.data=stdlib-text", "options.data=synthetic", "options.data=cifar10"]
+    assert differences.of(cells(tmp_path, "include: [{workload: gpt2-tiny}, {workload: vit-tiny}]\n")) == ["", ""]
+
+
+def test_a_plan_shows_them_in_a_column(tmp_path, capsys):
+    assert main(["plan", "--matrix", written(tmp_path, "axes: {seed: [7, 8]}\n"), "--workspace", str(tmp_path)]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()[1:4]
+    assert head.endswith("differs in")
+    assert [row.split()[-1] for row in rows] == ["seed=7", "seed=8"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "machine", "where", "says"),
+    [
+        ("nnodes: [1, 2]", Machine(1, None), None, '1 of 2 cells fit this cluster: --where "nnodes == 1" leaves only those.'),
+        ("gpus: [4], nnodes: [1, 2, 4]", Machine(2, 4), None,
+         '2 of 3 cells fit this cluster: --where "nnodes <= 2" leaves only those.'),
+        ("gpus: [2, 4, 8]", Machine(1, 4), None, '2 of 3 cells fit this cluster: --where "gpus <= 4" leaves only those.'),
+        (
+            "nnodes: [1, 2], gpus: [4, 8]", Machine(2, 4), None,
+            '3 of 4 cells fit this cluster: --where "gpus <= 4 * nnodes" leaves only those.',
+        ),
+        (
+            "nnodes: [1, 2], gpus: [4, 8]", Machine(1, 4), None,
+            '1 of 4 cells fit this cluster: --where "nnodes == 1 and gpus <= 4" leaves only those.',
+        ),
+        (
+            "gpus: [2, 8], launcher: [fork, torchrun]", Machine(1, 4), None,
+            "3 of 4 cells fit this cluster: --where \"(launcher == 'fork' or gpus <= 4 * nnodes)\" leaves only those.",
+        ),
+        (
+            "nnodes: [1, 2], seed: [1, 2]", Machine(1, None), 'seed == 1 or "a" == "b"',
+            "1 of 2 cells fit this cluster: --where '(seed == 1 or \"a\" == \"b\") and nnodes == 1' leaves only those.",
+        ),
+        ("nnodes: [2]", Machine(1, None), None, None),
+    ],
+)  # fmt: skip
+def test_a_matrix_that_does_not_fit_is_told_what_leaves_the_cells_that_do(tmp_path, axes, machine, where, says):
+    asked = matrix.load(Path(written(tmp_path, f"axes: {{{axes}}}\n")))
+    every = resolve(asked)
+    chosen = [cell for cell in every if where is None or cell.seed == 1]
+    found = plan.advice(asked, every, chosen, machine, where)
+    assert [one for one in found if "--where" in one] == ([says] if says else [])
+
+
+def test_scale_tiny_is_named_where_it_helps(tmp_path):
+    asked = matrix.load(Path(written(tmp_path, "axes: {nnodes: [2]}\n")))
+    every = resolve(asked)
+    assert plan.advice(asked, every, every, Machine(1, None), None)[0].startswith("--scale tiny rehearses every cell")
+    on_gpus = matrix.load(Path(written(tmp_path, "axes: {nnodes: [2], gpus: [8]}\n")))
+    every = resolve(on_gpus)
+    assert plan.advice(on_gpus, every, every, Machine(1, 4), None) == []  # its one cell with torchrun takes 8 GPUs
+
+
+def test_both_are_said_where_a_matrix_is_refused(tmp_path, capsys):
+    assert main(["submit", "--matrix", "paper1", "--workspace", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert '\n38 of 59 cells fit this cluster: --where "nnodes == 1" leaves only those.\n--scale tiny rehearses' in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_data_that_are_missing_on_this_machine_are_said_and_nothing_is_sent(tmp_path, capsys):
+    name, words = images(tmp_path), ["--workspace", str(tmp_path / "w")]
+    folder = tmp_path / "w/.shardlab/data"
+    for verb, code in (("plan", 0), ("submit", 2)):
+        assert main([verb, "--matrix", name, *words]) == code
+        said = capsys.readouterr()
+        told = said.out if verb == "plan" else said.err
+        assert f"1 of 3 cell(s) read cifar10: {folder}/cifar-10-batches-bin: not found, so there is no cifar10 to read." in told
+        assert f"1 of 3 cell(s) read mnist: {folder}/mnist: not found" in told
+    assert "With --scale tiny every cell reads synthetic data." in said.err
+    assert not (tmp_path / "w/runs").exists()
+    (folder / "mnist").mkdir(parents=True)
+    main(["plan", "--matrix", name, *words, "--json"])
+    assert len(json.loads(capsys.readouterr().out)["missing_data"]) == 1
+
+
+def test_a_token_file_that_is_missing_is_named(tmp_path, capsys):
+    name = written(tmp_path, "include: [{options.data: tokens, options.tokens_file: mine.tokens}]\n")
+    assert main(["submit", "--matrix", name, "--workspace", str(tmp_path)]) == 2
+    assert f"read tokens: {tmp_path}/.shardlab/data/mine.tokens: no such file. `python -m trainers tokenize" in (
+        capsys.readouterr().err
+    )
+
+
+class Far:
+    """A cluster that is elsewhere: its controller is asked as over ssh, by a process of its own."""
+
+    def __init__(self, folder, workspace, monkeypatch):
+        self.folder = folder
+        self.asked = 0
+        monkeypatch.setattr(away, "known", lambda _workspace: self)
+        (workspace / "cluster.yaml").write_text(FAR.replace("SHARED", str(folder)))
+
+    def ask(self, module, arguments, given):
+        self.asked += 1
+        words = [sys.executable, "-P", "-m", module, *arguments, "--json", "--workspace", str(self.folder / "workspaces/w")]
+        return json.loads(subprocess.run(words, input=given, capture_output=True, check=True).stdout)
+
+
+def test_of_a_cluster_elsewhere_its_controller_is_asked_and_not_this_machine(tmp_path, monkeypatch, capsys):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    far = Far(there, here, monkeypatch)
+    (here / ".shardlab/data/cifar-10-batches-bin").mkdir(parents=True)  # which nodes do not see
+    (there / "workspaces/w/.shardlab/data/mnist").mkdir(parents=True)
+    assert main(["plan", "--matrix", images(tmp_path), "--workspace", str(here)]) == 0
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("no data: ")]
+    assert f"read cifar10: {there}/workspaces/w/.shardlab/data/cifar-10-batches-bin: not found" in said
+    assert far.asked == 1
+    monkeypatch.setattr(far, "ask", lambda *_: (_ for _ in ()).throw(ShardlabError("10.9.9.1: did not answer.")))
+    assert main(["plan", "--matrix", images(tmp_path), "--workspace", str(here)]) == 0
+    said = capsys.readouterr()
+    unknown = "whether the cluster far has the data sets cifar10, mnist is not known from here: 10.9.9.1: did not answer."
+    assert unknown in said.err
+    assert "no data" not in said.out
+
+
+def test_a_cluster_that_was_never_provisioned_leaves_it_open(tmp_path, capsys):
+    (tmp_path / "cluster.yaml").write_text(FAR.replace("SHARED", "/mydata"))
+    assert main(["plan", "--matrix", images(tmp_path), "--workspace", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert "is not known from here" in said.err
+    assert "inventory.json: there is none" in said.err
+    assert "no data" not in said.out
+
+
+def test_a_matrix_without_files_asks_nobody(tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    here.mkdir()
+    far = Far(tmp_path, here, monkeypatch)
+    assert main(["plan", "--matrix", "quickstart", "--workspace", str(here)]) == 0
+    assert far.asked == 0
+
+
+def test_a_controller_knows_shared_storage_and_no_disk_of_another_node(tmp_path, monkeypatch, capsys):
+    (tmp_path / "cluster.yaml").write_text(FAR.replace("SHARED", str(tmp_path)))
+    monkeypatch.setattr(forward, "is_here", lambda _where: True)
+    assert main(["submit", "--matrix", images(tmp_path), "--workspace", str(tmp_path)]) == 2
+    assert f"read mnist: {tmp_path}/.shardlab/data/mnist: not found" in capsys.readouterr().err
+    own = datasets.Question(str(tmp_path), "/scratch/sets", [{"data": "cifar10"}])
+    found = datasets.answer(own, Workspace(tmp_path))
+    assert found.missing == []
+    why = "whether every node has the data sets cifar10 is not known from here: /scratch/sets is not on storage that all"
+    assert found.unknown.startswith(why)
