@@ -182,7 +182,7 @@ def _bring(
     names = [f"{run}/{name}" for run, of_run in lacking.items() for name in of_run]
     if names:
         size = sum(wanted[run].manifest.files[name].bytes for run, of_run in lacking.items() for name in of_run)
-        say(f"{there.host}: {len(names):,} files of {sum(map(bool, lacking.values())):,} runs, {size / 2**20:,.1f} MiB")
+        say(f"{there.host}: {len(names):,} files of {sum(map(bool, lacking.values())):,} run(s), {size / 2**20:,.1f} MiB")
     transfer = rsync.bring("runs", arrived, names, f"--compare-dest={workspace.runs}")
     for run_id, missing in wanted.items():
         found[run_id].hashed += len(missing.names)

@@ -68,7 +68,7 @@ class Rsync:
             ).returncode  # fmt: skip
             errors.seek(0)
             lines = errors.read(MOST_TEXT).decode("utf-8", "replace").strip().splitlines()
-        said = lines[0] if lines else f"exit code {code}" if code else ""
+        said = lines[0].removeprefix("rsync: ") if lines else f"exit code {code}" if code else ""
         return Transfer(code != 0 and code not in INCOMPLETE, said)
 
 

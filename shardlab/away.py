@@ -77,6 +77,8 @@ class Away(msgspec.Struct, frozen=True):
         code, document, errors = _answered(argv, given, limit_s)
         if code is None:
             raise ShardlabError(f"{self.host}: {module} did not answer within {limit_s:g} s.")
+        if document and (code == LOST or code < 0):
+            raise ShardlabError(f"{self.host}: the connection broke in the middle of an answer; run the same command again.")
         if not document:
             said = "\n".join(errors.decode("utf-8", "replace").strip().splitlines())  # ssh ends its own with \\r\\n
             raise ShardlabError(f"{self.host}: {said.removeprefix('error: ') or f'exit code {code}, and no answer'}")

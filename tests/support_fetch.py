@@ -30,8 +30,8 @@ shift
 cd / && exec 3< "@/fault" && read -r which bytes what <&3 && exec 3<&-
 echo >> "@/connections"
 if test "$(wc -l < "@/connections")" != "$which"; then exec sh -c "$*"; fi
-if test "$what" = cut; then sh -c "$*" | head -c "$bytes"; exit 255; fi
-sh -c "$*" | { head -c "$bytes"; kill -9 "$SHARDLAB_TEST_PID"; cat; }
+if test "$what" = cut; then sh -c "$*" | { dd bs=64K count="$bytes" iflag=count_bytes status=none; kill -9 $$; }; fi
+sh -c "$*" | { dd bs=64K count="$bytes" iflag=count_bytes status=none; kill -9 "$SHARDLAB_TEST_PID"; cat; }
 """
 # The command, which may be killed at one of the moments at which it is about to touch a file of its workspace.
 COMMAND = """
@@ -58,6 +58,7 @@ class Cluster:
         self.there = Workspace(folder / "cluster/workspaces/ws-1")
         self.there.path.mkdir(parents=True)
         support.keep(self.there, [support.cell()], repeats=1)
+        here.mkdir(parents=True, exist_ok=True)
         self.here = Workspace(here)
         self.send()
         (folder / "bin").mkdir()
@@ -108,7 +109,9 @@ def tree(folder: Path, *but: str) -> dict[str, tuple[str, int, int]]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """What the files of a run hold, by their names in it, without its manifest."""
-    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"}
+    files = {
+        str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"
+    }
     return {name: path.read_bytes() for name, path in files.items()}
 
 
