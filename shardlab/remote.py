@@ -35,9 +35,10 @@ HostKeys = Literal["strict", "accept-new"]
 PUT = """\
 set -eu
 umask 077
-new=$(mktemp -- "$1.XXXXXX")
-trap 'rm -f -- "$new"' EXIT
+new=
+trap 'test -z "$new" || rm -f -- "$new"' EXIT
 trap 'exit 1' HUP INT TERM
+new=$(mktemp -- "$1.XXXXXX")
 cat > "$new"
 test "$(sha256sum < "$new" | cut -d ' ' -f 1)" = "$2"
 chown -- "$3" "$new"

@@ -116,8 +116,10 @@ def lives(process):
         ),
         (
             (1, ["a", "b"], {"a": ("sh",), "b": ()}),
-            "interrupted after 1 change had begun; the same command goes on from there; what ran on b was ended; "
-            + "on a this may still run, until it ends or its time limit ends it: sh.",
+            (
+                "interrupted after 1 change had begun; the same command goes on from there; what ran on b was ended; "
+                "on a this may still run, until it ends or its time limit ends it: sh."
+            ),
         ),
     ],
 )
