@@ -91,6 +91,8 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     file, given = _file_and_verb(arguments.file, arguments.verb)
     verb = _verb(given, arguments.check)
     workspace = Workspace.find(getattr(arguments, "workspace", None))
+    for sentence in workspace.exposed():  # host keys and the addresses of nodes lie there
+        output.remark(f"warning: {sentence}", style="yellow")
     described = _cluster(file, workspace)
     provider = registry.load("provision.providers", described.provider, "provider")
     nodes: list[Node] = provider.nodes(described, workspace)
