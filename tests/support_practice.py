@@ -88,6 +88,11 @@ class Practice:
         return answer.stdout
 
 
+def states(said: dict) -> dict:
+    """The operations of a document of `provision`, by node and name."""
+    return {(node["name"], one["name"]): one for node in said["nodes"] for one in node["operations"]}
+
+
 def clusters(folder: Path) -> Iterator[Practice]:
     """A verified cluster, taken down at the end so that nothing of it is left."""
     folder.mkdir()
