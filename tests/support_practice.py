@@ -52,6 +52,10 @@ class Practice:
         self.cluster = cluster.load(self.file)
         self.nodes = {node.name: node for node in virtual.nodes(self.cluster, Workspace(folder))}
 
+    @property
+    def shared(self) -> Path:
+        return Path(self.cluster.storage.shared)
+
     def words(self, *words: str) -> list[str]:
         return [str(self.file), *words, "--json", "--workspace", str(self.folder)]
 

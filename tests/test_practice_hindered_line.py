@@ -1,4 +1,4 @@
-"""Practice nodes with somebody in the way: a held lock of apt, Ctrl-C, a person who drained a worker, another user of the host."""
+"""Practice nodes with somebody in the way: a held lock of apt, Ctrl-C, a worker that was drained, another user of the host."""
 
 import json
 import re
@@ -99,7 +99,7 @@ def test_another_user_of_this_machine_gains_nothing_from_practice_nodes(practice
         assert secret.is_file()
         assert run("cat", secret).returncode != 0
     # what root of a node may make in the shared folder has no effect here, nor there
-    shared = practice.folder / "shared"
+    shared = practice.shared
     make = "cp /usr/bin/id {0}/setuid; chown root:root {0}/setuid; chmod 4755 {0}/setuid; mknod -m 666 {0}/memory c 1 1"
     practice.run("work1", make.format(shared))
     try:
