@@ -44,7 +44,7 @@ example:
 A first word that is a verb is the verb; a cluster file with such a name is written ./down.
 
 exit code: 0 all good, 1 a node or a check fell short, 2 the input is wrong and nothing was changed,
-130 after Ctrl-C or SIGTERM: what ran on the nodes was ended, and the same command goes on from there
+130 after Ctrl-C or SIGTERM: what ran on the nodes was ended or is named, and the same command goes on
 """
 
 
@@ -91,6 +91,8 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     file, given = _file_and_verb(arguments.file, arguments.verb)
     verb = _verb(given, arguments.check)
     workspace = Workspace.find(getattr(arguments, "workspace", None))
+    for sentence in workspace.exposed():  # host keys and the addresses of nodes lie there
+        output.remark(f"warning: {sentence}", style="yellow")
     described = _cluster(file, workspace)
     provider = registry.load("provision.providers", described.provider, "provider")
     nodes: list[Node] = provider.nodes(described, workspace)

@@ -74,6 +74,8 @@ def converge(
             own = list(pool.map(work, standing[:1] if operation.once else standing))
             done = blamed.judge(own)
             missed = [Step(name, operation.name, "not reached", [left[name]]) for name in rest]
+            if STOPPING.is_set():
+                break
             for step in [*(step for step in done if step not in own), *missed]:
                 watch.ends(step)
             steps += [*done, *missed]

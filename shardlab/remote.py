@@ -35,9 +35,10 @@ HostKeys = Literal["strict", "accept-new"]
 PUT = """\
 set -eu
 umask 077
-new=$(mktemp -- "$1.XXXXXX")
-trap 'rm -f -- "$new"' EXIT
+new=
+trap 'test -z "$new" || rm -f -- "$new"' EXIT
 trap 'exit 1' HUP INT TERM
+new=$(mktemp -- "$1.XXXXXX")
 cat > "$new"
 test "$(sha256sum < "$new" | cut -d ' ' -f 1)" = "$2"
 chown -- "$3" "$new"
@@ -86,7 +87,7 @@ class Remote:
         self.address = address
         self._lock = threading.Lock()
         self._connection: Any = None
-        self._running: dict[str, str] = {}  # the first word of each command that runs, by its mark
+        self._running: dict[str, str] = {}  # the beginning of each command that runs, by its mark
         self._ended = False
 
     def run(
@@ -117,7 +118,7 @@ class Remote:
         begin = time.monotonic()
         try:
             transport = self._transport()
-            self._running[mark] = argv[0]
+            self._running[mark] = in_short(argv)
             if self._ended:  # looked at after the command is listed: `end` sees it, or it does not begin
                 raise Unreachable(f"{self.address.host}: this program was told to end.")
             channel = transport.open_session(timeout=CONNECT_S)
@@ -140,7 +141,7 @@ class Remote:
 
     @property
     def running(self) -> tuple[str, ...]:
-        """The first word of each command that `run` has begun and that has not ended, as far as this side knows."""
+        """The beginning of each command that `run` has begun and that has not ended, as far as this side knows."""
         return tuple(self._running.values())
 
     def end(self, limit_s: float) -> None:
@@ -206,6 +207,11 @@ def _literal(path: Path, *, quotes: bool = False) -> str:
 def putting(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
     """The command that makes `path` hold what stands on its standard input, if that is `content`."""
     return ["sh", "-c", PUT, "put", path, hashlib.sha256(content).hexdigest(), owner, f"{mode:o}"]
+
+
+def in_short(argv: Sequence[str]) -> str:
+    """The beginning of a command, on one line, for a person."""
+    return " ".join(shlex.join(argv).split())[:60]
 
 
 def fingerprint(key: bytes) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -60,6 +62,25 @@ class Workspace:
         if path.exists() and not path.is_dir():
             raise InputError(f"{path}: the workspace has to be a folder.")
         return cls(path)
+
+    def exposed(self) -> list[str]:
+        """Why other users of this machine could change what lies here, a sentence for each folder; none where they cannot.
+
+        Under sudo the folder may be the caller's own.
+        """
+        caller = os.environ.get("SUDO_UID", "")
+        trusted = {0, os.geteuid(), int(caller) if caller.isdecimal() else 0}
+        found = []
+        for folder in (self.path, self.own, self.runs):
+            try:
+                status = folder.stat()
+            except OSError:  # it is not there yet, or whoever needs it says why
+                continue
+            if status.st_uid not in trusted:
+                found.append(f"{folder}: it belongs to another user (number {status.st_uid}), who can change what lies in it.")
+            elif status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+                found.append(f"{folder}: every user of this machine can write there; run: chmod o-w {shlex.quote(str(folder))}")
+        return found
 
     def relative(self, path: str) -> Path:
         """A path that a person wrote into a file, absolute; `~` is their home."""

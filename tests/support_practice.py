@@ -65,6 +65,10 @@ class Practice:
         self.cluster = cluster.load(self.file)
         self.nodes = {node.name: node for node in virtual.nodes(self.cluster, Workspace(folder))}
 
+    @property
+    def shared(self) -> Path:
+        return Path(self.cluster.storage.shared)
+
     def words(self, *words: str) -> list[str]:
         return [str(self.file), *words, "--json", "--workspace", str(self.folder)]
 
@@ -99,6 +103,11 @@ class Practice:
         answer = self.nodes[name].run(["sh", "-euc", script], timeout_s=120, root=root)
         assert answer.code == 0, answer.stderr
         return answer.stdout
+
+
+def states(said: dict) -> dict:
+    """The operations of a document of `provision`, by node and name."""
+    return {(node["name"], one["name"]): one for node in said["nodes"] for one in node["operations"]}
 
 
 def clusters(folder: Path) -> Iterator[Practice]:

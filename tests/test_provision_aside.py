@@ -20,6 +20,11 @@ PARTITIONS = (
     r"printf '\000\000\000\000\203\000\000\000\001\000\000\000\000\020\000\000' | dd of={0} bs=1 seek=446 conv=notrunc; "
     r"printf '\125\252' | dd of={0} bs=1 seek=510 conv=notrunc"
 )
+# The superblock of a member of a RAID, format 0.90: 64 KiB before the end, while all before it is zeros.
+RAID = (
+    r"printf '\374\116\053\251\000\000\000\000\132\000\000\000' | dd of={0} bs=1 seek=$(($(blockdev --getsize64 {0}) - 65536)) "
+    "conv=notrunc"
+)
 WHY = why_not()
 pytestmark = pytest.mark.skipif(WHY is not None, reason=WHY or "")
 
@@ -96,6 +101,7 @@ def test_an_empty_disk_is_made_and_mounted_and_fstab_keeps_what_it_had(nodes, lo
         ("mkfs.ext4 -q {}", "a signature of ext4"),
         ("mkswap {}", "a signature of swap"),
         (PARTITIONS, "a signature of dos"),
+        (RAID, "a signature of linux_raid_member"),
         ("echo data | dd of={} bs=1 seek=70000 conv=notrunc", "data of no known kind in its first MiB"),
     ],
 )

@@ -151,6 +151,50 @@ def test_a_wrong_file_writes_nothing(workspace, tmp_path, text, capsys):
 def test_the_verb_before_the_file_is_turned_round(capsys):
     assert main(["plan", LOCAL]) == 2
     assert f"provision {LOCAL} plan" in capsys.readouterr().err
+    assert main(["plan", "down"]) == 2
+    assert "found the verbs plan and down. Allowed: one; a file of that name is written ./plan." in capsys.readouterr().err
+
+
+def test_without_a_file_the_workspaces_own_is_meant(workspace, capsys):
+    own = workspace / "cluster.yaml"
+    own.write_bytes(Path(LOCAL).read_bytes())
+    for words in (["plan"], ["--check"], ["--json", "plan"]):
+        assert main([*words, "--workspace", str(workspace)]) == 0
+        assert "this-machine" in capsys.readouterr().out or "--json" not in words
+    own.write_text(own.read_text().replace("this-machine", "another"))
+    assert main(["plan", "--json", "--workspace", str(workspace)]) == 0
+    assert json.loads(capsys.readouterr().out)["cluster"] == "another"
+    own.write_text("schema: 2\n")
+    assert main(["--workspace", str(workspace)]) == 2
+    assert f"{own}:1" in capsys.readouterr().err
+
+
+def test_without_any_file_it_says_which_one_is_expected(workspace, capsys):
+    for words in ([], ["plan"], ["down"]):
+        before = stamps(workspace)
+        assert main([*words, "--workspace", str(workspace)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(
+            f"error: {workspace / 'cluster.yaml'}: there is no such file, and no other cluster file was named"
+        )
+        assert "examples/" in said
+        assert "docs/provision.md" in said
+        assert said.count("\n") == 1
+        assert stamps(workspace) == before
+    (workspace / "cluster.yaml").symlink_to("nowhere")
+    assert main(["plan", "--workspace", str(workspace)]) == 2
+    assert "a link to a file that is not there" in capsys.readouterr().err
+
+
+def test_a_first_word_that_is_a_verb_is_the_verb_and_a_path_is_a_file(workspace, monkeypatch, capsys):
+    monkeypatch.chdir(workspace)
+    (workspace / "down").write_text(Path(LOCAL).read_text().replace("this-machine", "named-down"))
+    assert main(["down"]) == 2
+    assert "cluster.yaml: there is no such file" in capsys.readouterr().err
+    assert main(["./down", "plan", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cluster"] == "named-down"
+    assert main(["paln"]) == 2
+    assert "unknown cluster file or verb 'paln'. Did you mean 'plan'?" in capsys.readouterr().err
 
 
 def test_down_says_that_there_is_nothing_to_undo(workspace, capsys):

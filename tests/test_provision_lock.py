@@ -1,5 +1,6 @@
 """One command at a time changes a cluster; a second one says at once who is at work, and changes nothing."""
 
+import json
 import os
 import pwd
 import signal
@@ -129,9 +130,8 @@ def test_a_process_that_was_killed_is_not_named_for_the_one_that_holds_the_lock(
     dead = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
     hold(path)
     written = path.read_text()
-    path.write_text(
-        f'{{"pid":{int(dead.stdout)},"user":"old","host":{gethostname()!r},"since":"","command":""}}'.replace("'", '"')
-    )
+    old = {"pid": int(dead.stdout), "user": "old", "host": gethostname(), "since": "", "command": ""}
+    path.write_text(json.dumps(old))
     with pytest.raises(InputError, match="did not write who it is"), lock.held([path], "it", []):
         pass
     path.write_text(written)

@@ -349,14 +349,26 @@ def test_the_driver_check():
         assert says in outcome.says
 
 
-def test_the_product_is_exact_in_float32(capsys):
-    rows = _matmul.torch.arange(_matmul.SIDE**2).reshape(_matmul.SIDE, -1)
-    left, right = rows % _matmul.TOP, (rows // 3) % _matmul.TOP
-    exact = left @ right
-    assert int(exact.max()) < 2**24
-    assert bool((left.float() @ right.float() == exact).all())
+def test_a_device_that_multiplies_right_has_no_wrong_element_and_one_that_does_not_has_as_many(monkeypatch, capsys):
+    """The processor stands for a GPU; a faulty one adds what is less than any rounding that float32 would be excused for."""
+    assert _matmul.SIDE * (_matmul.TOP - 1) ** 2 < 2**24  # whole numbers that float32 holds exactly
+    cpu = _matmul.torch.device("cpu")
+    assert _matmul.wrong_elements(cpu) == 0
+    multiply = _matmul.torch.Tensor.__matmul__
+
+    def faulty(left, right):
+        product = multiply(left, right)
+        if product.is_floating_point():
+            product[3, 5] += 1
+            product[511, 0] -= 1
+        return product
+
+    monkeypatch.setattr(_matmul.torch.Tensor, "__matmul__", faulty)
+    assert _matmul.wrong_elements(cpu) == 2
+    monkeypatch.undo()
     _matmul.main()
-    assert len(msgspec.json.decode(capsys.readouterr().out)["wrong"]) == _matmul.torch.cuda.device_count()
+    found = msgspec.json.decode(capsys.readouterr().out)["wrong"]
+    assert found == [0] * _matmul.torch.cuda.device_count()
 
 
 CX6 = "mlx5_0\t1\t4: ACTIVE\tEthernet\tens5f0\tIB/RoCE v1,RoCE v2,\nmlx5_1\t1\t1: DOWN\tEthernet\tens5f1\tIB/RoCE v1,\n"

@@ -1,6 +1,8 @@
 """Disks, shared storage and room as data: what nodes say goes in, commands come out, and a second plan asks for nothing."""
 
 import os
+import struct
+import subprocess
 
 import msgspec
 import pytest
@@ -86,7 +88,7 @@ def planned(storage: Storage, place: Place, found: disk.Disk | None = None):
 
 def test_an_empty_disk_is_looked_at_again_made_and_mounted_by_its_uuid():
     make, entry, folder, mount = commands(planned(ON_DISK, Place(there=False), EMPTY))
-    for word in ("wipefs --no-act", "lsblk", "cmp -s", "mkfs.ext4 -q -L shardlab -- /dev/nvme1n1"):
+    for word in ("wipefs --no-act", "lsblk", "cmp -s", "setsid --wait mkfs.ext4 -q -L shardlab -- /dev/nvme1n1"):
         assert word in make
     assert make.index("cmp -s") < make.index("mkfs.ext4")
     assert "UUID=$(blkid --probe --match-tag UUID --output value -- /dev/nvme1n1) /mydata ext4 defaults,nofail 0 2" in entry
@@ -191,6 +193,27 @@ def test_the_environment_is_not_made_below_a_mount_that_is_missing():
     first = environment.plan(one, one.targets[0])[0]
     assert first.says == "see that /mydata/bench is mounted"
     assert fstab.guard(with_storage(Storage(shared=SHARED), "virtual"), one.targets[0]) == []
+
+
+def test_the_second_look_at_a_disk_finds_what_lies_at_its_end_alone(tmp_path):
+    """The command itself, on a file; `lsblk`, which takes no file, is a stand-in."""
+    lsblk = tmp_path / "lsblk"
+    lsblk.write_text("#!/bin/sh\necho /dev/x\n")
+    lsblk.chmod(0o755)
+    image = tmp_path / "image"
+    with image.open("wb") as handle:
+        handle.truncate(8 * 2**20)
+
+    def looks_empty() -> bool:
+        look = ["sh", "-euc", disks.EMPTY.format(disk=image)]
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}:/usr/sbin:/sbin"}
+        return subprocess.run(look, env=environment, check=False, capture_output=True).returncode == 0
+
+    assert looks_empty()
+    with image.open("r+b") as handle:  # a member of a RAID, format 0.90
+        handle.seek(8 * 2**20 - 65536)
+        handle.write(struct.pack("<3I", 0xA92B4EFC, 0, 90))
+    assert not looks_empty()
 
 
 def test_the_others_mount_it_and_then_ask_for_nothing():

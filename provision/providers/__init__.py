@@ -27,7 +27,7 @@ class Node(Protocol):
 
     @property
     def running(self) -> tuple[str, ...]:
-        """The commands that run there now, by their first word."""
+        """The beginnings of the commands that run there now."""
         ...
 
     def end(self, limit_s: float) -> None:

@@ -11,17 +11,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from provision.providers import STOPPING, Answer
 from shardlab.cluster import Cluster
-from shardlab.remote import Unreachable, putting
+from shardlab.remote import Unreachable, in_short, putting
 from shardlab.workspace import Workspace
 
 GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
 
-_RUNNING: dict[int, subprocess.Popen[bytes]] = {}  # by process id; this machine is one node, however often it is constructed
+_RUNNING: dict[int, Any] = {}  # by process id; this machine is one node, however often it is constructed
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class LocalNode:
     @property
     def running(self) -> tuple[str, ...]:
         """See Node."""
-        return tuple(Path(str(process.args[0])).name for process in list(_RUNNING.values()))  # type: ignore[index]
+        return tuple(in_short(process.args) for process in list(_RUNNING.values()))
 
     def end(self, limit_s: float) -> None:
         """See Node. Half of the time is for programs that end their own, as torchrun does; then all are killed."""

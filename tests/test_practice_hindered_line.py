@@ -1,0 +1,117 @@
+"""Practice nodes with somebody in the way: a held lock of apt, Ctrl-C, a worker that was drained, another user of the host."""
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+
+import pytest
+from support_line import until
+from support_practice import WHY, states
+
+from provision.practice import base
+
+pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
+
+# Takes the lock of dpkg as apt does, which the lock of flock(1) would not hinder, and keeps it until it is killed.
+HOLD = """
+import fcntl, time
+lock = open("/var/lib/dpkg/lock-frontend", "w")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+open("/run/held", "w").close()
+time.sleep(3600)
+"""
+TAKEN = "/usr/bin/apt-get -qq -o DPkg::Lock::Timeout=0 -y install hostname 2>&1; echo code $?"  # hostname is there: no change
+APT = "pgrep -f '^/?[a-z/]*apt-get .*install [a-z]' || true"
+
+
+def waits_for_apt(practice):
+    """Whether apt-get waits on work2 for a lock that somebody holds."""
+    installing = practice.run("work2", APT).split()
+    held = "Could not get lock" in practice.run("work2", TAKEN)
+    return installing and held and practice.run("work2", APT).split() == installing
+
+
+@pytest.fixture
+def held_lock(practice):
+    """work2 without slurmd, and with the lock of dpkg held; lets go of the lock."""
+    practice.run("work2", "apt-get -qq -y remove slurmd")
+    practice.run("work2", f"rm -f /run/held; systemd-run -q --unit=hold python3 -c {shlex.quote(HOLD)}")
+    until(lambda: practice.run("work2", "ls /run/held 2>/dev/null || true"), "the lock is held")
+
+    def let_go():
+        practice.run("work2", "systemctl stop hold")
+
+    yield let_go
+    let_go()
+
+
+def test_an_apt_lock_is_waited_for_and_ctrl_c_ends_who_waits(practice, held_lock):
+    with practice.start() as process:
+        until(lambda: waits_for_apt(practice), "apt waits")
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert re.search(r"^interrupted after \d+ changes? had begun; the same command goes on from there; ", stderr, re.MULTILINE)
+    assert "Traceback" not in stderr
+    until(lambda: not practice.run("work2", APT).split(), "apt ends on the node too")
+    with practice.start() as process:
+        until(lambda: waits_for_apt(practice), "apt waits again")
+        held_lock()
+        stdout, stderr = process.communicate(timeout=900)
+    assert process.returncode == 0, stderr
+    said = json.loads(stdout)
+    assert "install slurmd" in states(said)["work2", "packages"]["says"]
+    assert said["verified"] is True
+
+
+def test_a_drained_worker_is_told_with_its_reason_or_resumed(practice):
+    drain = "scontrol update nodename=work1 state=drain reason="
+    practice.run("head", f"{drain}'the fan | is loud'")
+    one = states(practice.provision("plan", code=1))
+    assert one["work1", "slurm-nodes"]["state"] == "failed"
+    (says,) = one["work1", "slurm-nodes"]["says"]
+    assert "in the state drain; the reason, given by the user root, is: the fan | is loud." in says
+    command = says.rpartition("run on head: ")[2]
+    practice.run("head", command)
+    assert practice.provision("plan")["changes"] == 0
+    practice.run("head", f"runuser -u slurm -- {drain}'Not responding'")
+    said = practice.provision()
+    assert states(said)["head", "slurm-nodes"]["says"][0] == "resume work1, which Slurm has in the state drain (Not responding)"
+    assert said["verified"] is True
+
+
+@pytest.mark.parametrize("user", [1000, 65534])
+def test_another_user_of_this_machine_gains_nothing_from_practice_nodes(practice, user):
+    def run(*words):
+        user_ = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--"]
+        return subprocess.run([*user_, *map(str, words)], capture_output=True, text=True, check=False)
+
+    machine = practice.machine("work1")
+    keys = machine.folder / f"upper/home/{base.USER}/.ssh/authorized_keys"
+    assert keys.is_file()
+    before = keys.read_bytes()
+    for script in ('cat "$1"', 'echo ssh-ed25519 mine >> "$1"', 'ls "$(dirname "$1")"'):
+        assert run("sh", "-c", script, "try", keys).returncode != 0
+    assert keys.read_bytes() == before
+    for secret in (machine.host_key, practice.folder / ".shardlab/practice/id_ed25519"):
+        assert secret.is_file()
+        assert run("cat", secret).returncode != 0
+    # what root of a node may make in the shared folder has no effect here, nor there
+    shared = practice.shared
+    make = "cp /usr/bin/id {0}/setuid; chown root:root {0}/setuid; chmod 4755 {0}/setuid; mknod -m 666 {0}/memory c 1 1"
+    practice.run("work1", make.format(shared))
+    try:
+        assert (shared / "setuid").stat().st_mode & 0o4000
+        done = run(shared / "setuid", "-u")
+        assert (done.returncode, done.stdout) == (0, f"{user}\n")
+        with pytest.raises(PermissionError):
+            (shared / "memory").open("rb")
+        assert practice.run("work1", f"{shared}/setuid -u", root=False) == f"{base.UID}\n"
+        options = practice.run("work1", f"findmnt -no OPTIONS {shared}").split(",")
+        assert {"nosuid", "nodev"} <= set(options)
+        for script in ('echo x > "$1/mine"', 'rm -f "$1/setuid"', 'echo x >> "$1"/shardlab/*/source.made'):
+            assert run("sh", "-c", script, "try", shared).returncode != 0
+    finally:
+        practice.run("work1", f"rm -f {shared}/setuid {shared}/memory")

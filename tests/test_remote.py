@@ -1,0 +1,134 @@
+"""An unknown or changed host key stops the login to a real SSH server; a file of which other bytes arrive is not written."""
+
+import hashlib
+import os
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from shardlab.remote import Address, Remote, Unreachable, fingerprint, putting
+
+
+class Door(paramiko.ServerInterface):
+    """Lets nobody in."""
+
+    def get_allowed_auths(self, username):
+        return "publickey"
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """(port, host key) of an SSH server on this machine."""
+    monkeypatch.setenv("HOME", str(tmp_path))  # whose known_hosts and configuration are empty
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    key = paramiko.ECDSAKey.generate()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "identity"], check=True)
+    listening = socket.create_server(("127.0.0.1", 0))
+    transports = []
+
+    def serve():
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            transport = paramiko.Transport(connection)
+            transports.append(transport)
+            transport.add_server_key(key)
+            try:
+                transport.start_server(server=Door())
+            except (EOFError, paramiko.SSHException):  # whoever came did not like the key
+                continue
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield listening.getsockname()[1], key
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+    thread.join()
+    for transport in transports:
+        transport.close()
+
+
+def log_in(port, known, host_keys="strict"):
+    address = Address("127.0.0.1", port, "alice", known.with_name("identity"), known, host_keys)
+    with pytest.raises(Unreachable) as caught:
+        Remote(address).run(["true"], timeout_s=30)
+    return str(caught.value)
+
+
+def test_an_unknown_host_key_stops_with_the_fingerprint_that_openssh_prints(server, tmp_path):
+    port, key = server
+    known = tmp_path / "known_hosts"
+    said = log_in(port, known)
+    assert "its host key is not known" in said
+    public = tmp_path / "key.pub"
+    public.write_text(f"{key.get_name()} {key.get_base64()}\n")
+    printed = subprocess.run(["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True).stdout.split()[1]
+    assert printed == fingerprint(key.asbytes())
+    assert printed in said
+    assert not known.exists()
+
+
+def test_a_new_host_key_is_remembered_where_the_file_accepts_new_ones_and_a_changed_one_stops_all_the_same(server, tmp_path):
+    port, key = server
+    known = tmp_path / "known_hosts"
+    assert "lets nobody in with these keys" in log_in(port, known, "accept-new")  # so it came past the host key
+    assert known.read_text() == f"[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n"
+    assert "lets nobody in with these keys" in log_in(port, known)
+    other = paramiko.ECDSAKey.generate()
+    known.write_text(f"[127.0.0.1]:{port} {other.get_name()} {other.get_base64()}\n")
+    for host_keys in ("strict", "accept-new"):
+        said = log_in(port, known, host_keys)
+        assert "its host key CHANGED" in said
+        assert fingerprint(key.asbytes()) in said
+
+
+def test_why_a_machine_cannot_be_reached_is_said_in_words(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    for host, why in (("127.0.0.1", f"Connection refused (port {port})"), ("nonesuch.invalid", "")):
+        with pytest.raises(Unreachable) as caught:
+            Remote(Address(host, port)).run(["true"], timeout_s=30)
+        assert str(caught.value).startswith(f"{host}: cannot be reached: {why}")
+        assert "Errno" not in str(caught.value)
+
+
+def put(path: Path, promised: bytes, arrived: bytes) -> int:
+    """The exit code of what writes a file on a node, run here, for which other bytes arrive than were promised."""
+    argv = putting(promised, str(path), mode=0o640, owner=f"{os.getuid()}:{os.getgid()}")
+    return subprocess.run(argv, input=arrived, capture_output=True, check=False).returncode
+
+
+@pytest.mark.parametrize("arrived", [b"", b"ne", b"new\n", b"other", b"new" * 100_000])
+def test_a_file_of_which_other_bytes_arrive_is_not_written(tmp_path, arrived):
+    path = tmp_path / "a 'file'"
+    path.write_bytes(b"old")
+    assert put(path, b"new", arrived) != 0
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_arrives_whole_takes_its_place_with_its_mode(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    assert put(path, b"new", b"new") == 0
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o640)
+    assert list(tmp_path.iterdir()) == [path]
+    assert hashlib.sha256(b"new").hexdigest() in putting(b"new", "x", mode=0o600, owner="root:")
+
+
+def test_a_write_that_is_told_to_end_leaves_nothing(tmp_path):
+    path = tmp_path / "file"
+    argv = putting(b"new", str(path), mode=0o640, owner=f"{os.getuid()}:{os.getgid()}")
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True) as process:
+        while not list(tmp_path.iterdir()):
+            assert process.poll() is None
+        os.killpg(process.pid, 15)
+    assert process.returncode != 0
+    assert list(tmp_path.iterdir()) == []

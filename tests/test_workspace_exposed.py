@@ -1,0 +1,46 @@
+"""A workspace that other users can change is reported."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from provision.cli import main
+from shardlab.workspace import Workspace
+
+LOCAL = str(Path(__file__).parent.parent / "examples/local.yaml")
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    made = Workspace(tmp_path / "a b")
+    for folder in (made.path, made.own, made.runs):
+        folder.mkdir(mode=0o755)
+    return made
+
+
+def test_one_that_only_its_owner_can_write_is_not_reported(workspace):
+    assert workspace.exposed() == []
+    workspace.runs.chmod(0o775)  # a group works together
+    workspace.own.chmod(0o1777)  # what is in it is its owners', as in /tmp
+    assert workspace.exposed() == []
+    assert Workspace(workspace.path / "not there").exposed() == []
+
+
+@pytest.mark.parametrize("name", ["path", "own", "runs"])
+def test_each_folder_that_all_can_write_is_reported_with_the_command_that_helps(workspace, name, capsys):
+    folder = getattr(workspace, name)
+    folder.chmod(0o777)
+    assert workspace.exposed() == [f"{folder}: every user of this machine can write there; run: chmod o-w '{folder}'"]
+    assert main([LOCAL, "down", "--workspace", str(workspace.path)]) == 0
+    assert capsys.readouterr().err == f"warning: {workspace.exposed()[0]}\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a folder of another user needs root")
+def test_a_folder_of_another_user_is_reported_unless_that_user_called_sudo(workspace, monkeypatch):
+    os.chown(workspace.own, 12345, 12345)
+    assert workspace.exposed() == [
+        f"{workspace.own}: it belongs to another user (number 12345), who can change what lies in it."
+    ]
+    monkeypatch.setenv("SUDO_UID", "12345")
+    assert workspace.exposed() == []
