@@ -146,12 +146,14 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], p
         options=options,
     )
     for key, why in (
+        ("workload", workload.refuse(cell)),
         ("strategy", strategy.refuse(cell)),
         ("nnodes", _uneven(cell, menus.launchers[draft.launcher])),
         *windows.refusals(cell, cell.steps),
     ):
         if why is not None:
-            problem(key, why)
+            named = [name for name in draft.options if why.startswith(f"{name}:") or f"({name})" in why]
+            problem(f"options.{named[0]}" if named else key, why)
     return cell if len(problems) == before else None
 
 

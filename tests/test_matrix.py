@@ -124,7 +124,19 @@ def test_a_wrong_matrix_is_refused_with_its_place(tmp_path, text, place, words):
         ("axes: {gpus: [2], micro_batch_size: [3]}", "4:38: axes.micro_batch_size[0]", "Allowed: a divisor of 4."),
         ("axes: {strategy: [single], gpus: [2]}", "4:19: axes.strategy[0]", "one"),
         ("axes: {options.colour: [red]}", "4:25: axes.options.colour[0]", "unknown option of ddp or gpt2-tiny 'colour'"),
-        ("axes: {options.bucket_cap_mb: [big]}", "4:32: axes.options.bucket_cap_mb[0]", "Allowed: a value like 25"),
+        (
+            "axes: {options.bucket_cap_mb: [big]}",
+            "4:32: axes.options.bucket_cap_mb[0]",
+            "found big. Allowed: a whole number from 1 to",
+        ),
+        ("axes: {options.bucket_cap_mb: [null]}", "4:32: axes.options.bucket_cap_mb[0]", "found null. Allowed: a whole number"),
+        ("axes: {options.n_head: [4, 5]}", "4:28: axes.options.n_head[1]", "5 heads do not divide the width of 64 (n_embd)."),
+        ("axes: {options: [{n_embd: 62}]}", "4:27: axes.options[0].n_embd", "4 heads do not divide the width of 62"),
+        (
+            "axes: {workload: [resnet50-tiny]}\ninclude: [{options: {image_size: 16}}]",
+            "5:34: include[0].options.image_size",
+            "found 16. Allowed: a whole number from 32.",
+        ),
         ("axes: {workload: [vit-tiny], seq_len: [8]}", "4:40: axes.seq_len[0]", "has no sequences"),
         (
             "axes: {strategy: [ddp-powersgd], precision: [fp16]}",
