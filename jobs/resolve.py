@@ -10,6 +10,7 @@ import msgspec
 
 from jobs.launcher import Launcher, launchers
 from shardlab import cell as cells
+from shardlab import claims
 from shardlab.cell import Cell, Draft
 from shardlab.document import Problem
 from shardlab.errors import UnknownName
@@ -66,6 +67,9 @@ def resolve(matrix: Matrix, machine: Machine | None = None, per_node: int | None
             problems.append(matrix.problem(point, next(reversed(point.keys)), sentence))
         first.setdefault(cell.hash(), number)
         found.append(cell)
+    if not problems:
+        excluded = [entry.keys for entry in matrix.excluded]
+        problems = claims.without_cells(matrix.document, matrix.file.tests, found, excluded)
     if problems:
         raise matrix.document.errors(problems)
     if machine is not None and (unheld := misfits(matrix, found, machine, found)):
