@@ -3,8 +3,8 @@
     python -m jobs.attempt RUN_DIR -- COMMAND...
 
 In a Slurm job COMMAND is a job step over all nodes, and telemetry is started there (jobs.node).
-Exit codes: the command's own; 75 where the run is claimed already; 124 at the time limit and where it hung; 143 where it was
-told to end.
+Exit codes: the command's own; 75 if the run is claimed already; 124 at the time limit and if it hung; 127 if the command is not
+installed; 143 if it was told to end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.run import SAVE_AT
 from shardlab.rundir import RunDir
 
-CLAIMED, OUT_OF_TIME, TOLD = 75, 124, 143
+CLAIMED, OUT_OF_TIME, NOT_FOUND, TOLD = 75, 124, 127, 143
 # So long before the time limit, or this share of a short limit, ranks that keep checkpoints save.
 SAVE_S, SAVE_SHARE = 60.0, 0.2
 CANCELLED = "cancelled while it ran"
@@ -80,7 +80,13 @@ class Attempt:
         saved = _saved_step(self.folder)
         sampler = on_node.start_sampler(self.folder) if not self.in_slurm else None
         kills_before = on_node.oom_kills()
-        code, reason = self._run_command(extra)
+        try:
+            code, reason = self._run_command(extra)
+        except on_node.CannotStart as error:
+            code, reason = NOT_FOUND, None
+            self._event("failed", why=str(error))
+            with self.folder.job_log.open("a") as log:
+                log.write(f"{error}\n")
         if sampler is not None:
             on_node.end(sampler, signal.SIGTERM, 2.0)
         on_node.end_strays(str(self.folder.path))

@@ -58,7 +58,13 @@ def launchers(out: Output) -> None:
     out.table("launchers", ["name", "what it starts", "several nodes", "rehearsal"], rows)
     out.document(
         [
-            {"name": one.name, "summary": one.summary, "several_nodes": one.several_nodes, "rehearsal": one.rehearsal}
+            {
+                "name": one.name,
+                "summary": one.summary,
+                "several_nodes": one.several_nodes,
+                "rehearsal": one.rehearsal,
+                "needs": one.needs,
+            }
             for one in found
         ]
     )

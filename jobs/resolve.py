@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Sequence
+from socket import gethostname
 from typing import Any
 
 import msgspec
@@ -22,10 +24,12 @@ from trainers.workload import Workload
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What the scheduler has to offer: gpus is None where ranks are processes on a CPU."""
+    """What the scheduler has to offer. gpus: of a node; None if ranks are processes on a CPU. here: whether runs start on this
+    machine, so that the programs of their launchers can be looked for."""
 
     nodes: int
     gpus: int | None
+    here: bool = False
 
 
 class Misfit(msgspec.Struct, frozen=True):
@@ -82,7 +86,8 @@ def misfits(matrix: Matrix, cells: Sequence[Cell], machine: Machine, chosen: Seq
     found = []
     names = {cell.name() for cell in chosen}
     for point, cell in zip(matrix.points, cells, strict=True):
-        for key, why in (("nnodes", _nodes(cell, machine)), ("gpus", _gpus(cell, machine))):
+        launcher = _launcher(cell) if machine.here else None
+        for key, why in (("nnodes", _nodes(cell, machine)), ("gpus", _gpus(cell, machine)), ("launcher", launcher)):
             if why is not None and cell.name() in names:
                 found.append(Misfit(cell.name(), why, matrix.problem(point, key, why)))
     return found
@@ -257,6 +262,14 @@ def _uneven(cell: Cell, launcher: Launcher) -> str | None:
         servers = f" and {cell.servers} parameter server(s)" if cell.servers else ""
         return f"{cell.gpus} ranks{servers} do not divide among {cell.nnodes} nodes."
     return None
+
+
+def _launcher(cell: Cell) -> str | None:
+    missing = [program for program in launchers()[cell.launcher].needs if shutil.which(program) is None]
+    if not missing:
+        return None
+    programs = f"{' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed on {gethostname()}"
+    return f"the launcher {cell.launcher} needs {programs}. Allowed: install it, or another launcher."
 
 
 def _nodes(cell: Cell, machine: Machine) -> str | None:
