@@ -4,7 +4,8 @@
 
 In a Slurm job COMMAND is a job step over all nodes, and telemetry is started there (jobs.node).
 Exit codes: the command's own; 75 if the run is claimed already; 76 if the packages or our source changed since the run was
-sent, which is then given back to be sent again; 124 at the time limit and after a hang; 143 if the run was told to end.
+sent, which is then given back to be sent again; 124 at the time limit and after a hang; 127 if the command is not installed;
+143 if the run was told to end.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.run import SAVE_AT
 from shardlab.rundir import RunDir
 
-CLAIMED, OUT_OF_TIME, TOLD = 75, 124, 143
+CLAIMED, OUT_OF_TIME, NOT_FOUND, TOLD = 75, 124, 127, 143
 CHANGED = 76  # the queue holds the other runs of the same environment
 CHANGED_WHY = (
     "the packages or shardlab's source changed since it was submitted ({then}, now {now}); `jobs submit` or `jobs retry` sends "
@@ -89,7 +90,13 @@ class Attempt:
         saved = _saved_step(self.folder)
         sampler = on_node.start_sampler(self.folder) if not self.in_slurm else None
         kills_before = on_node.oom_kills()
-        code, reason = self._run_command(extra)
+        try:
+            code, reason = self._run_command(extra)
+        except on_node.CannotStart as error:
+            code, reason = NOT_FOUND, None
+            self._event("failed", why=str(error))
+            with self.folder.job_log.open("a") as log:
+                log.write(f"{error}\n")
         if sampler is not None:
             on_node.end(sampler, signal.SIGTERM, 2.0)
         on_node.end_strays(str(self.folder.path))

@@ -25,7 +25,7 @@ class Launcher(msgspec.Struct, frozen=True):
     Python interpreter. task: the same for one task of a job step, of which each node has one (per_rank: one a rank); words
     may hold what jobs.node knows there, as $SHARDLAB_ADDRESS. prepare: what a start of the run needs written into its folder
     first, on the job's first node; gives what all of it gets into its environment. sbatch: what its script asks of Slurm on
-    top, in long form without the dashes.
+    top, in long form without the dashes. needs: the programs that have to be on the PATH of each node, Python and Slurm apart.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Launcher(msgspec.Struct, frozen=True):
     per_rank: bool = False
     prepare: Callable[[RunDir, Run], dict[str, str]] = _nothing
     sbatch: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
     def srun(self, run: Run, python: str) -> list[str]:
         """argv that starts all ranks from within a job: a step with its tasks, which ends as a whole when one fails."""

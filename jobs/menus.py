@@ -58,7 +58,13 @@ def launchers(out: Output) -> None:
     out.table("launchers", ["name", "what it starts", "several nodes", "rehearsal"], rows)
     out.document(
         [
-            {"name": one.name, "summary": one.summary, "several_nodes": one.several_nodes, "rehearsal": one.rehearsal}
+            {
+                "name": one.name,
+                "summary": one.summary,
+                "several_nodes": one.several_nodes,
+                "rehearsal": one.rehearsal,
+                "needs": one.needs,
+            }
             for one in found
         ]
     )
@@ -79,8 +85,7 @@ def _options(out: Output, found: Sequence[Strategy | Workload]) -> None:
     having: dict[tuple[str, str], dict[str, list[str]]] = {}
     for entry in found:
         for option in entry.options:
-            choices = f" ({' | '.join(map(_word, option.choices))})" if option.choices else ""
-            defaults = having.setdefault((option.name, option.summary + choices), {})
+            defaults = having.setdefault((option.name, f"{option.summary} ({option.allowed})"), {})
             defaults.setdefault(_word(option.default), []).append(entry.name)
     rows = [
         [name if first else "", default, summary if first else "", _shorter(names, [entry.name for entry in found])]

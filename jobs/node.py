@@ -51,7 +51,11 @@ def main(argv: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     sampler = on_node.start_sampler(folder) if first_here else None
     kills_before = on_node.oom_kills()
-    ranks = on_node.start(command, None, environment)
+    try:
+        ranks = on_node.start(command, None, environment)
+    except on_node.CannotStart as error:
+        folder.write_event(f"node-{gethostname()}", "failed", why=str(error))
+        raise
     asked = _forward(ranks)
     while (code := ranks.poll()) is None:
         time.sleep(0.05)

@@ -14,6 +14,7 @@ from socket import gethostname
 
 import psutil
 
+from shardlab.errors import ShardlabError
 from shardlab.rundir import RunDir
 
 SAMPLES_PER_S = 2
@@ -21,6 +22,10 @@ GRACE_S = 10.0  # from SIGTERM to SIGKILL, so that ranks can close their records
 MARK = "SHARDLAB_RUN"  # in the environment of every process of a run, by which one that got away is found
 _PR_SET_PDEATHSIG = 1
 _OF_JOB = re.compile(r".*/job_\d+(?=/|$)")  # as Slurm names it
+
+
+class CannotStart(ShardlabError):
+    """The program that starts the ranks is missing on this node, or may not be run."""
 
 
 def start_sampler(folder: RunDir) -> subprocess.Popen[bytes]:
@@ -32,17 +37,21 @@ def start_sampler(folder: RunDir) -> subprocess.Popen[bytes]:
 
 
 def start(command: list[str], log: int | None, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start what starts the ranks, in a session of its own; it ends when this process does. log: a descriptor, or None for
-    the output that this process has."""
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        env=environment,
-        start_new_session=True,
-        preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
-    )
+    """Start the program that starts the ranks, in a session of its own; it ends when this process ends. log: a descriptor, or
+    None for the output that this process has. Raises CannotStart."""
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
+        )
+    except OSError as error:
+        how = "is not installed" if isinstance(error, FileNotFoundError) else f"cannot be started ({error.strerror})"
+        raise CannotStart(f"{command[0]} {how} on {gethostname()}.") from None
 
 
 def end(process: subprocess.Popen[bytes], first: signal.Signals, grace_s: float) -> int:

@@ -13,6 +13,7 @@ import msgspec
 
 from jobs import render, tiny
 from jobs import repeats as number_of_runs
+from jobs.launcher import launcher
 from jobs.repeats import Cost
 from jobs.resolve import Machine, Misfit, misfits, resolve
 from jobs.select import condition, holds
@@ -97,7 +98,7 @@ def _machine(where: Cluster) -> Machine:
     if where.slurm is not None:
         return Machine(nodes=len(where.with_role("worker")), gpus=where.gpus.per_node or None if where.gpus else None)
     here = host.observe()
-    return Machine(nodes=1, gpus=len(here.gpus) if here.gpus else None)
+    return Machine(nodes=1, gpus=len(here.gpus) if here.gpus else None, here=True)
 
 
 def must_fit(plan: Plan) -> None:
@@ -158,6 +159,10 @@ def _remarks(cells: Sequence[Cell], machine: Machine, where: Cluster) -> list[st
     remarks = tiny.dropped([cell.rehearses for cell in cells if cell.rehearses])
     processors = len(os.sched_getaffinity(0))
     most = max(cell.gpus for cell in cells)
+    if where.slurm is not None:
+        for name in sorted({cell.launcher for cell in cells if launcher(cell.launcher).needs}):
+            programs = " and ".join(launcher(name).needs)
+            remarks.append(f"the launcher {name} needs {programs} on each node; nothing here knows whether the nodes have it.")
     if where.provider == "virtual":
         remarks.append("practice nodes: their GPUs are known to Slurm alone; every rank is a process on this machine's CPU.")
     elif where.slurm is None and machine.gpus is None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Sequence
+from socket import gethostname
 from typing import Any
 
 import msgspec
 
 from jobs.launcher import Launcher, launchers
 from shardlab import cell as cells
+from shardlab import claims
 from shardlab.cell import Cell, Draft
 from shardlab.document import Problem
 from shardlab.errors import UnknownName
@@ -21,10 +24,12 @@ from trainers.workload import Workload
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What the scheduler has to offer: gpus is None where ranks are processes on a CPU."""
+    """What the scheduler has to offer. gpus: of a node; None if ranks are processes on a CPU. here: whether runs start on this
+    machine, so that the programs of their launchers can be looked for."""
 
     nodes: int
     gpus: int | None
+    here: bool = False
 
 
 class Misfit(msgspec.Struct, frozen=True):
@@ -66,6 +71,9 @@ def resolve(matrix: Matrix, machine: Machine | None = None, per_node: int | None
             problems.append(matrix.problem(point, next(reversed(point.keys)), sentence))
         first.setdefault(cell.hash(), number)
         found.append(cell)
+    if not problems:
+        excluded = [entry.keys for entry in matrix.excluded]
+        problems = claims.without_cells(matrix.document, matrix.file.tests, found, excluded)
     if problems:
         raise matrix.document.errors(problems)
     if machine is not None and (unheld := misfits(matrix, found, machine, found)):
@@ -78,7 +86,8 @@ def misfits(matrix: Matrix, cells: Sequence[Cell], machine: Machine, chosen: Seq
     found = []
     names = {cell.name() for cell in chosen}
     for point, cell in zip(matrix.points, cells, strict=True):
-        for key, why in (("nnodes", _nodes(cell, machine)), ("gpus", _gpus(cell, machine))):
+        launcher = _launcher(cell) if machine.here else None
+        for key, why in (("nnodes", _nodes(cell, machine)), ("gpus", _gpus(cell, machine)), ("launcher", launcher)):
             if why is not None and cell.name() in names:
                 found.append(Misfit(cell.name(), why, matrix.problem(point, key, why)))
     return found
@@ -146,12 +155,14 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], p
         options=options,
     )
     for key, why in (
+        ("workload", workload.refuse(cell)),
         ("strategy", strategy.refuse(cell)),
         ("nnodes", _uneven(cell, menus.launchers[draft.launcher])),
         *windows.refusals(cell, cell.steps),
     ):
         if why is not None:
-            problem(key, why)
+            named = [name for name in draft.options if why.startswith(f"{name}:") or f"({name})" in why]
+            problem(f"options.{named[0]}" if named else key, why)
     return cell if len(problems) == before else None
 
 
@@ -251,6 +262,14 @@ def _uneven(cell: Cell, launcher: Launcher) -> str | None:
         servers = f" and {cell.servers} parameter server(s)" if cell.servers else ""
         return f"{cell.gpus} ranks{servers} do not divide among {cell.nnodes} nodes."
     return None
+
+
+def _launcher(cell: Cell) -> str | None:
+    missing = [program for program in launchers()[cell.launcher].needs if shutil.which(program) is None]
+    if not missing:
+        return None
+    programs = f"{' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed on {gethostname()}"
+    return f"the launcher {cell.launcher} needs {programs}. Allowed: install it, or another launcher."
 
 
 def _nodes(cell: Cell, machine: Machine) -> str | None:

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from shardlab import document, shape
+from shardlab import claims, document, shape
 from shardlab.cell import Draft, Instruments, Optimizer, Schedule
-from shardlab.cell_names import ARGUMENTS, PLAIN, is_name
+from shardlab.cell_names import PLAIN, is_name
 from shardlab.document import Document, Path_, Problem
 from shardlab.errors import UnknownName
 from shardlab.expression import Expression, ExpressionError
@@ -121,6 +121,11 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reported: list[Reported] = []
     claims: list[Claim] = []
     notes: list[Note] = []
+
+    @property
+    def tests(self) -> list[str]:
+        """Those of the claims."""
+        return [claim.test for claim in self.claims]
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -284,18 +289,7 @@ def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> 
                 for key in cell:
                     if not is_name(key):
                         problems.append(text.problem((what, index, of, key), _no_name(key), at_key=True))
-    for index, claim in enumerate(file.claims):
-        try:
-            unknown = [
-                key
-                for _, wanted in Expression(claim.test).filters
-                for key in wanted
-                if not is_name(key) and key not in ARGUMENTS
-            ]
-            if unknown:
-                raise ExpressionError(_no_name(unknown[0]).rstrip("."))
-        except ExpressionError as error:
-            problems.append(text.problem(("claims", index, "test"), f"{error}."))
+    problems += claims.problems(text, file.tests, [entry.metric for entry in file.reported])
 
 
 def _no_name(key: str) -> str:

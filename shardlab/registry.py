@@ -6,30 +6,75 @@ import functools
 import importlib
 import pkgutil
 from types import ModuleType
+from typing import Literal, cast
 
 import msgspec
 
 from shardlab.errors import UnknownName
 
+Value = bool | int | float | str | None
+Kind = Literal["bool", "int", "float", "str"]
+_WORDS = {"bool": "true, false", "int": "a whole number", "float": "a number", "str": "text"}
+
 
 class Option(msgspec.Struct, frozen=True):
-    """A knob under a cell's `options:`; its default is written into every run.json."""
+    """A knob under a cell's `options:`; its default is written into every run.json.
+
+    choices: the allowed values, if they can be listed. kind: the type of a value; needed only if the default is null. least,
+    most: the bounds of a number; both are allowed themselves. nullable: whether null is allowed. What depends on other keys of
+    a cell is refused by the strategy or the workload.
+    """
 
     name: str
-    default: bool | int | float | str | None
+    default: Value
     summary: str
     choices: tuple[bool | int | float | str, ...] = ()
+    kind: Kind | None = None
+    least: float | None = None
+    most: float | None = None
+    nullable: bool = False
 
-    def refuse(self, value: bool | int | float | str | None) -> str | None:
-        """Why `value` cannot be had, as a sentence, or None."""
+    def __post_init__(self) -> None:
+        if self.default is None and not (self.nullable and (self.kind or self.choices)):
+            raise ValueError(f"option {self.name}: a default of null needs nullable=True and a kind")
+        if (why := self.refuse(self.default)) is not None:
+            raise ValueError(f"option {self.name}: the default is not allowed: {why}")
+
+    def refuse(self, value: Value) -> str | None:
+        """Why `value` is not allowed, as a sentence, or None."""
+        return None if self._allows(value) else f"found {_spelled(value)}. Allowed: {self.allowed}."
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words: `a whole number from 1 to 64, or null`."""
+        words = ", ".join(map(_spelled, self.choices)) or _WORDS[self._kind]
+        if self.least is not None:
+            words += f" from {self.least:,g}" if self._kind == "float" else f" from {int(self.least)}"
+        if self.most is not None:
+            words += f" {'up ' if self.least is None else ''}to {self.most if self._kind == 'float' else int(self.most)}"
+        return f"{words}, or null" if self.nullable else words
+
+    @property
+    def _kind(self) -> Kind:
+        return self.kind or cast("Kind", type(self.default).__name__)
+
+    def _allows(self, value: Value) -> bool:
+        if value is None:
+            return self.nullable
         if self.choices:
-            allowed = ", ".join(str(choice) for choice in self.choices)
-            return None if value in self.choices else f"found {value!r}. Allowed: {allowed}."
-        if value is None or self.default is None:
-            return None
-        wanted = type(self.default)
-        fits = type(value) is wanted or (wanted is float and type(value) is int)
-        return None if fits else f"found {value!r}. Allowed: a value like {self.default!r}."
+            return any(type(value) is type(choice) and value == choice for choice in self.choices)  # 1 is equal to True
+        if type(value).__name__ != self._kind and not (self._kind == "float" and type(value) is int):
+            return False
+        if isinstance(value, str):
+            return True
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+
+
+def _spelled(value: Value) -> str:
+    """A value as a matrix file spells it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, str) else repr(value)
 
 
 @functools.cache

@@ -116,7 +116,7 @@ def test_one_repeat_takes_the_noise_of_others_or_tells_nothing(tmp_path, capsys)
     found = figures(compared(capsys, a, a.path, b.path), SINGLE)
     assert found["step_time_ms"]["verdict"] == "undecided"
     assert "low" not in found["step_time_ms"]
-    assert "one repeat" in found["step_time_ms"]["why"]
+    assert "n = 1 in A and B" in found["step_time_ms"]["why"]
     for made in (a, b):
         support.keep(made, [SINGLE, DDP], repeats=3)
         for repeat in (1, 2, 3):
@@ -160,6 +160,34 @@ def test_other_work_by_design_is_compared_with_itself_alone_and_says_what_it_is(
     proven = workspace(tmp_path / "b", [SINGLE], found={"same_work": SameWork(verdict="proven", why="because")})
     (pair,) = compared(capsys, made, made.path, proven.path)["pairs"]
     assert ("A: other work" in pair["different_work"], "metrics" in pair) == (True, False)
+
+
+def test_one_repeat_has_no_interval_and_says_why(tmp_path, capsys):
+    once, thrice = workspace(tmp_path / "a", repeats=1), workspace(tmp_path / "b")
+    found = figures(compared(capsys, once, once.path, thrice.path), DDP)["step_time_ms"]
+    assert (found["verdict"], "low" in found) == ("undecided", False)
+    assert found["why"] == "n = 1 in A, and no cell of its matrix was repeated, so that nothing tells how much it scatters"
+    assert main(["compare", str(once.path), str(thrice.path)]) == 0
+    said = capsys.readouterr().out
+    assert any("step_time_ms" in line and "none: n = 1" in line for line in said.splitlines())
+    assert f"no interval: {found['why']}" in said.replace("\n", " ")
+
+
+def test_without_a_cell_in_both_the_keys_that_differ_are_named(tmp_path, capsys):
+    short = workspace(tmp_path / "a", [SINGLE, DDP], repeats=1)
+    long = workspace(tmp_path / "b", [msgspec.structs.replace(cell, steps=5) for cell in (SINGLE, DDP)], repeats=1)
+    assert compared(capsys, short, short.path, long.path)["apart"] == [{"key": "steps", "a": [10], "b": [5]}]
+    assert main(["compare", str(short.path), str(long.path)]) == 0
+    assert "no cell is in both: steps is 10 in A and 5 in B." in capsys.readouterr().out
+    single, ddp = (msgspec.structs.replace(cell, seed=1) for cell in (SINGLE, DDP))
+    other = workspace(tmp_path / "c", [ddp, single], repeats=1)
+    mixed = workspace(tmp_path / "d", [msgspec.structs.replace(DDP, seed=2), SINGLE], repeats=1)
+    assert main(["compare", str(other.path), str(mixed.path)]) == 0
+    assert "no cell is in both: seed is 1 in A and 2, 42 in B." in capsys.readouterr().out.replace("\n", " ")
+    one, two = workspace(tmp_path / "e", [single, DDP], repeats=1), workspace(tmp_path / "f", [SINGLE, ddp], repeats=1)
+    assert compared(capsys, one, one.path, two.path)["apart"] == []
+    assert main(["compare", str(one.path), str(two.path)]) == 0
+    assert "no cell is in both: no key alone keeps them apart." in capsys.readouterr().out
 
 
 def test_cells_without_a_twin_are_named(before, tmp_path, capsys):

@@ -2,13 +2,49 @@
 
 import os
 import pickle
+import subprocess
+import sys
+from socket import gethostname
 
 import pytest
 from support_golden import run_of
+from support_line import benches
 
+from jobs import plan
+from jobs.launcher import Launcher, launchers
 from jobs.launchers import submitit
+from jobs.resolve import Machine, misfits, resolve
+from shardlab import cluster, matrix
 from shardlab.errors import InputError
 from shardlab.rundir import RunDir
+
+MISSING = "no-such-mpirun"
+MATRIX = """schema: 1
+name: m
+defaults: {workload: gpt2-tiny, strategy: single, global_batch_size: 8, steps: 3, launcher: mpi}
+"""
+
+
+@pytest.fixture
+def bench(tmp_path):
+    yield from benches(tmp_path)
+
+
+@pytest.fixture
+def launched(tmp_path, monkeypatch):
+    """Makes a matrix of one cell whose launcher needs these programs."""
+
+    def make(*needs):
+        mpi = Launcher(
+            name="mpi", summary="", rehearsal=False, several_nodes=True,
+            command=lambda run, python: [MISSING, python], task=lambda run, python: [MISSING, python], needs=needs,
+        )  # fmt: skip
+        monkeypatch.setitem(launchers(), "mpi", mpi)
+        path = tmp_path / "m.yaml"
+        path.write_text(MATRIX)
+        return matrix.load(path)
+
+    return make
 
 
 def test_submitits_pickle_holds_the_runs_path_and_nothing_else(tmp_path):
@@ -28,3 +64,45 @@ def test_a_path_that_submitit_would_change_is_refused(tmp_path, name):
     with pytest.raises(InputError, match="submitit puts a job's numbers for %j, %t, %a, %A"):
         submitit.prepare(RunDir(tmp_path / name), run_of("submitit"))
     assert not list((tmp_path / name).iterdir())
+
+
+def test_a_program_that_a_launcher_needs_and_this_machine_lacks_is_missed_before_anything_is_sent(launched):
+    here = Machine(nodes=1, gpus=None, here=True)
+    found = launched("sh", MISSING)
+    with pytest.raises(InputError) as refused:
+        resolve(found, here)
+    why = f"the launcher mpi needs {MISSING}, which is not installed on {gethostname()}."
+    assert f"m.yaml:3:93: defaults.launcher: {why}" in str(refused.value)
+    cells = resolve(found)
+    assert [one.why.startswith(why) for one in misfits(found, cells, here, cells)] == [True]
+    assert misfits(found, cells, Machine(nodes=1, gpus=None), cells) == []  # nodes of a cluster: nothing is known of them
+    present = launched("sh")
+    assert misfits(present, resolve(present), here, resolve(present)) == []
+
+
+def test_what_the_nodes_of_a_cluster_have_is_said_to_be_unknown(launched):
+    cells = resolve(launched(MISSING))
+    machine = Machine(nodes=2, gpus=None)
+    slurm = cluster.Cluster(schema=1, name="c", provider="ssh", slurm=cluster.Slurm())
+    assert any(f"the launcher mpi needs {MISSING} on each node" in one for one in plan._remarks(cells, machine, slurm))
+    assert not any(MISSING in one for one in plan._remarks(cells, machine, cluster.THIS_MACHINE))
+
+
+def test_a_supervisor_whose_program_is_missing_says_so_as_the_runs_end(bench):
+    """And `jobs logs` shows it."""
+    bench.run("jobs", "render", "--matrix", bench.matrix("axes: {strategy: [single]}"))
+    (folder,) = bench.folders()
+    words = [sys.executable, "-P", "-m", "jobs.attempt", folder.path, "--", MISSING, "-n", "2"]
+    assert subprocess.run(words, capture_output=True, text=True, check=False, cwd=bench.path).returncode == 127
+    why = f"{MISSING} is not installed on {gethostname()}."
+    assert (folder.judge().state, folder.judge().why) == ("failed", why)
+    assert bench.run("jobs", "logs", folder.run_id).stdout.strip() == why
+
+
+def test_a_task_whose_program_is_missing_says_so_as_the_runs_reason(tmp_path):
+    environment = {**os.environ, "SHARDLAB_RENDEZVOUS": "127.0.0.1:1"}
+    words = [sys.executable, "-P", "-m", "jobs.node", tmp_path, "--", MISSING]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    why = f"{MISSING} is not installed on {gethostname()}."
+    assert (done.returncode, why in done.stderr) == (1, True)
+    assert [(event.event, event.data["why"]) for event in RunDir(tmp_path).events()] == [("failed", why)]

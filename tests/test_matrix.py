@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from jobs import plan
 from jobs.resolve import Machine, resolve
 from shardlab import matrix
 from shardlab.errors import InputError, UnknownName
 from shardlab.matrix import Matrix
+from shardlab.workspace import Workspace
 
 HEAD = "schema: 1\nname: m\n"
 BASE = "defaults: {workload: gpt2-tiny, strategy: ddp, global_batch_size: 8, steps: 3}\n"
@@ -77,6 +79,10 @@ def test_dotted_keys_refine_mappings(tmp_path):
     assert drafts[0].options == {"bucket_cap_mb": 1}
 
 
+def claim(test):
+    return f'claims: [{{id: a, says: b, where: c, test: "{test}"}}]'
+
+
 @pytest.mark.parametrize(
     ("text", "place", "words"),
     [
@@ -97,9 +103,15 @@ def test_dotted_keys_refine_mappings(tmp_path):
         ("defaults: {options: {a: [1]}}", "3:25: defaults.options.a", "found a list"),
         ("defaults: {steps: true}", "3:19: defaults.steps", "found the truth value true"),
         ("claims: [{id: a, says: b, where: c, test: 'x = 1'}]", "3:43: claims[0].test", "is not an expression"),
-        ("claims: [{id: a, says: b, where: c, test: 'f(gpu=1) > 1'}]", "3:43: claims[0].test", "Did you mean 'gpus'?"),
-        ("reported: [{where: a, metric: m, printed: '1', cell: {gpu: 1}}]", "3:55: reported[0].cell.gpu", "'gpus'?"),
-        ("reported: [{where: a, metric: m, printed: '1', kind: said}]", "3:54: reported[0].kind", "measured"),
+        ("claims: [{id: a, says: b, where: c, test: 'final_loss(gpu=1) > 1'}]", "3:43: claims[0].test", "Did you mean 'gpus'?"),
+        ("reported: [{where: a, metric: final_loss, printed: '1', cell: {gpu: 1}}]", "3:64: reported[0].cell.gpu", "'gpus'?"),
+        ("reported: [{where: a, metric: final_loss, printed: '1', kind: said}]", "3:63: reported[0].kind", "measured"),
+        (claim("throughput_per_sec(strategy='ddp') > 1"), "3:43: claims[0].test", "Did you mean 'throughput_per_s'?"),
+        (claim("throughput_per_s > 1"), "3:43: claims[0].test", "is no number"),
+        (claim("1 > 0"), "3:43: claims[0].test", "asks for no metric"),
+        (claim("time_to_accuracy_s(strategy='ddp') < 9"), "3:43: claims[0].test", "needs accuracy_pct"),
+        (claim("final_loss(of='x') < 9"), "3:43: claims[0].test", "final_loss takes no of"),
+        ("reported: [{where: a, metric: final_los, printed: '1'}]", "3:31: reported[0].metric", "Did you mean 'final_loss'?"),
         ("assumed: [{key: epoch, value: 1, why: x}]", "3:17: assumed[0].key", "Did you mean 'epochs'?"),
         ("assumed: [{key: epochs, value: many, why: x}]", "3:32: assumed[0].value", "found the text 'many'"),
         ("repeats: 0", "3:10: repeats", ">= 1"),
@@ -124,7 +136,30 @@ def test_a_wrong_matrix_is_refused_with_its_place(tmp_path, text, place, words):
         ("axes: {gpus: [2], micro_batch_size: [3]}", "4:38: axes.micro_batch_size[0]", "Allowed: a divisor of 4."),
         ("axes: {strategy: [single], gpus: [2]}", "4:19: axes.strategy[0]", "one"),
         ("axes: {options.colour: [red]}", "4:25: axes.options.colour[0]", "unknown option of ddp or gpt2-tiny 'colour'"),
-        ("axes: {options.bucket_cap_mb: [big]}", "4:32: axes.options.bucket_cap_mb[0]", "Allowed: a value like 25"),
+        (
+            "axes: {options.bucket_cap_mb: [big]}",
+            "4:32: axes.options.bucket_cap_mb[0]",
+            "found big. Allowed: a whole number from 1 to",
+        ),
+        ("axes: {options.bucket_cap_mb: [null]}", "4:32: axes.options.bucket_cap_mb[0]", "found null. Allowed: a whole number"),
+        ("axes: {options.n_head: [4, 5]}", "4:28: axes.options.n_head[1]", "5 heads do not divide the width of 64 (n_embd)."),
+        ("axes: {options: [{n_embd: 62}]}", "4:27: axes.options[0].n_embd", "4 heads do not divide the width of 62"),
+        (
+            "axes: {workload: [resnet50-tiny]}\ninclude: [{options: {image_size: 16}}]",
+            "5:34: include[0].options.image_size",
+            "found 16. Allowed: a whole number from 32.",
+        ),
+        ("axes: {gpus: [1, 2]}\n" + claim("final_loss(strategy='dpp') < 9"), "5:43: claims[0].test", "Did you mean ddp?"),
+        (
+            f"axes: {{gpus: [1, 2]}}\n{claim('final_loss(gpus=4) < final_loss(gpus=2)')}",
+            "5:43: claims[0].test",
+            "final_loss: no cell of this matrix has gpus 4. Its cells have: 1, 2.",
+        ),
+        (
+            f"zip: [{{gpus: [1, 2], seed: [1, 2]}}]\n{claim('final_loss(gpus=1, seed=2) < 9')}",
+            "5:43: claims[0].test",
+            "no cell of this matrix has all of gpus 1, seed 2.",
+        ),
         ("axes: {workload: [vit-tiny], seq_len: [8]}", "4:40: axes.seq_len[0]", "has no sequences"),
         (
             "axes: {strategy: [ddp-powersgd], precision: [fp16]}",
@@ -189,3 +224,11 @@ def test_an_unknown_matrix_prints_the_menu():
 def test_every_shipped_matrix_resolves():
     for path in matrix.shipped().values():
         assert resolve(matrix.load(path))
+
+
+def test_a_claim_on_a_cell_that_is_excluded_or_left_out_by_a_selection_is_no_mistake(tmp_path):
+    excluded = "axes: {gpus: [1, 2, 4]}\nexclude: [{gpus: 4, why: there are two}]\n"
+    found = load(tmp_path, BASE + excluded + claim("final_loss(gpus=4) < final_loss(gpus=2)") + "\n")
+    assert [cell.gpus for cell in resolve(found, CPU)] == [1, 2]
+    chosen = plan.of(Workspace(tmp_path), f"{tmp_path}/m.yaml", cluster_file=None, where="gpus == 1", repeats=None)
+    assert [cell.gpus for cell in chosen.cells] == [1]

@@ -330,8 +330,11 @@ MATRIX = "schema: 1\nname: m\ndefaults: {workload: gpt2-tiny, global_batch_size:
         ("strategy: ps-ssp, optimizer: {name: adam, lr: 0.1}", "found optimizer adam. Allowed: sgd."),
         ("strategy: ddp, servers: 1", "ddp has no parameter servers"),
         ("strategy: ps-async, max_grad_norm: 1.0", "ps-async cannot honour it"),
-        ("strategy: ps-ssp, options: {pull_interval: 0}", "pull_interval: found 0. Allowed: a number of steps from 1."),
-        ("strategy: ps-ssp, options: {staleness_bound: -1}", "staleness_bound: found -1. Allowed: a number of steps from 0."),
+        ("strategy: ps-ssp, options: {pull_interval: 0}", "options.pull_interval: found 0. Allowed: a whole number from 1."),
+        (
+            "strategy: ps-ssp, options: {staleness_bound: -1}",
+            "options.staleness_bound: found -1. Allowed: a whole number from 0.",
+        ),
         ("strategy: ps-async, options: {staleness_bound: 1}", "unknown option of ps-async or gpt2-tiny"),
         ("strategy: ps-ssp, instruments: {checkpoints: {every_steps: 1}}", "ps-ssp keeps none: workers are at different steps"),
         ("strategy: ps-sync, nnodes: 2", "found nnodes: 2. Allowed: nnodes: 1."),

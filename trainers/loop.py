@@ -43,7 +43,7 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     """
     cell = run.cell
     strategy, workload = menu.strategy(cell.strategy), menu.workload(cell.workload)
-    if (why := strategy.refuse_precision(cell.precision) or strategy.refuse(cell)) is not None:
+    if (why := menu.refuse(cell)) is not None:
         raise InputError(why)
     if cell.instruments.checkpoints is not None and strategy.no_checkpoints:
         raise InputError(f"{cell.strategy} keeps no checkpoints: {strategy.no_checkpoints}.")

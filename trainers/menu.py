@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardlab import registry
+from shardlab.cell import Cell
 from shardlab.errors import UnknownName
 from trainers.strategy import Strategy
 from trainers.workload import Workload
@@ -16,6 +17,15 @@ def strategies() -> dict[str, Strategy]:
 def workloads() -> dict[str, Workload]:
     """Every workload by name, in the order of the families' files."""
     return {w.name: w for module in registry.load_all("trainers.workloads") for w in module.VARIANTS}
+
+
+def refuse(cell: Cell) -> str | None:
+    """Why a resolved cell cannot be trained, as a sentence, or None. `jobs` says the same when it reads a matrix."""
+    of_strategy, of_workload = strategy(cell.strategy), workload(cell.workload)
+    for option in (*of_strategy.options, *of_workload.options):
+        if (why := option.refuse(cell.options.get(option.name, option.default))) is not None:
+            return f"{option.name}: {why}"
+    return of_strategy.refuse_precision(cell.precision) or of_workload.refuse(cell) or of_strategy.refuse(cell)
 
 
 def strategy(name: str) -> Strategy:

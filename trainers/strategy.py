@@ -27,7 +27,8 @@ class Strategy(msgspec.Struct, frozen=True):
     """A variant on the menu.
 
     precisions: those that it honours. options: its knobs. refuse: why a cell cannot be had, as a sentence, or None;
-    it sees the resolved cell and needs no torch. build: makes the engine on a rank; imports torch itself.
+    it sees the resolved cell, whose options are within their bounds, and needs no torch (see `Workload.refuse` for its
+    sentence). build: makes the engine on a rank; imports torch itself.
     degrees: the dimensions of its mesh, of dp, tp and pp. switches: which of activation_checkpointing, compile and
     max_grad_norm it honours. servers: whether it has parameter-server ranks besides those that train. cuts: which of
     parameter, gradient and optimizer_state textbooks have it cut over the data-parallel ranks of a group, None where it cuts

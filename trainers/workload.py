@@ -28,7 +28,9 @@ class Workload(msgspec.Struct, frozen=True):
     workload has no sequences. optimizer: the default, always written into run.json. heads: the option that counts
     attention heads, which tensor parallelism deals out, and blocks: the one that counts repeated blocks, which a pipeline
     deals out; None where `Task.plan` has no such cut. proof_options: options that make a model small enough to be held
-    against one process, where it is not.
+    against one process, where it is not. refuse: why the model of a cell cannot be built, as a sentence, or None; it sees the
+    resolved cell, whose options are within their bounds, and needs no torch. `NAME: ...` or `... (NAME) ...` in the sentence
+    places it at that option of the matrix file.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Workload(msgspec.Struct, frozen=True):
     heads: str | None = None
     blocks: str | None = None
     proof_options: dict[str, int] = {}
+    refuse: Callable[[Cell], str | None] = lambda _: None
 
 
 class Batch(msgspec.Struct):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from collect import notation, verdict_text
 from collect.comparison.compare import Comparison, Figure, Half, Side, compare, told_apart
@@ -12,6 +14,7 @@ from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
+MOST_VALUES = 6  # of a key, in a sentence
 SHOWN = ("throughput_per_s", "step_time_ms", "peak_memory_bytes", "final_loss", "final_accuracy_pct")
 STYLES = {"faster": "green", "slower": "red", "higher": "yellow", "lower": "yellow"}
 
@@ -65,7 +68,7 @@ def _show(output: Output, found: Comparison) -> None:
 
 def _pairs(output: Output, found: Comparison) -> None:
     if not found.pairs:
-        output.line("no cell is in both.", style="yellow")
+        output.line(f"no cell is in both{_why_none(found)}.", style="yellow")
         return
     rows, styles, more = [], [], []
     for pair in found.pairs:
@@ -90,7 +93,7 @@ def _pairs(output: Output, found: Comparison) -> None:
     for said, labels in remarks.items():
         output.line(f"{said}: {'all cells' if len(labels) == len(found.pairs) > 1 else '; '.join(labels)}", style="yellow")
     for why in dict.fromkeys(one.why for pair in found.pairs for one in pair.metrics if one.why):
-        output.line(f"undecided: {why}")
+        output.line(f"no interval: {why}")
     if more:
         output.line(f"also told apart (--verbose shows all metrics): {'; '.join(more)}")
     if found.by_chance:
@@ -99,8 +102,23 @@ def _pairs(output: Output, found: Comparison) -> None:
         output.line(f"{told} of all metrics are told apart at 95 %; about {expected} would be by chance alone")
 
 
+def _why_none(found: Comparison) -> str:
+    """`: steps is 5 in A and 10 in B`."""
+
+    def said(values: Sequence[Any]) -> str:
+        few = [verdict_text.plain(value) or "none" for value in values[:MOST_VALUES]]
+        return ", ".join([*few, *(["..."] if len(values) > MOST_VALUES else [])])
+
+    keys = [f"{one.key} is {said(one.a)} in A and {said(one.b)} in B" for one in found.apart]
+    if not keys:
+        return ": no key alone keeps them apart" if found.only_a and found.only_b else ""
+    return f": {'; '.join(keys)}"
+
+
 def _row(figure: Figure) -> list[str]:
-    interval = ""
+    interval = "none"
+    if 1 in (figure.n_a, figure.n_b) and figure.verdict == "undecided":
+        interval = "none: n = 1"
     if figure.low is not None and figure.high is not None:
         interval = f"{notation.number(figure.low)} to {notation.number(figure.high)}"
     return [

@@ -8,7 +8,7 @@ import msgspec
 
 from collect.comparison import environment, ratio
 from collect.comparison.environment import Difference
-from collect.comparison.match import Differs, Matches, match
+from collect.comparison.match import Apart, Differs, Matches, apart, match
 from collect.comparison.ratio import Mean, Word
 from collect.load import Loaded, LoadedCell
 from collect.metric import Metric, menu
@@ -19,7 +19,9 @@ from collect.verdicts.selection import Measurements
 from shardlab.workspace import Workspace
 
 SCHEMA = 1
-ALONE = "a cell with one repeat in a matrix in which none was repeated: no interval"
+ALONE = "n = 1 in {}, and no cell of its matrix was repeated, so that nothing tells how much it scatters"
+NO_RATIO = "a mean that is not above 0 has no ratio"
+MAY_BE_NOTHING = "as far as its repeats tell, a mean may be 0, and a ratio to it anything"
 CHANCE = 0.05  # of two-sided 95 % intervals
 
 
@@ -35,8 +37,8 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A metric in both. ratio: b / a with its 95 % interval, low to high; absent where they cannot be told (ratio.py). why: of
-    an undecided verdict."""
+    """A metric in both. ratio: b / a with its 95 % interval, low to high; absent if they cannot be told (ratio.py). why: the
+    reason for which there is no interval."""
 
     metric: str
     unit: str
@@ -65,9 +67,9 @@ class Pair(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """`collect compare --json`. differs: what cells were taken as the same in spite of; only_a, only_b: labels of cells without
-    a twin; environment: of the runs of the cells in both. by_chance: how many of the figures that could be told apart would be
-    if nothing differed."""
+    """`collect compare --json`. differs: what cells were taken as the same in spite of. only_a, only_b: labels of cells without
+    a twin. apart: if no cell is in both, the keys of which A and B have no value in common. environment: of the runs of the
+    cells in both. by_chance: how many of the figures that could be told apart would be if nothing differed."""
 
     schema: int
     a: Side
@@ -76,6 +78,7 @@ class Comparison(msgspec.Struct, frozen=True):
     only_a: list[str]
     only_b: list[str]
     differs: list[Differs]
+    apart: list[Apart]
     environment: list[Difference]
     by_chance: float
 
@@ -113,6 +116,7 @@ def compare(a: Half, b: Half) -> Comparison:
         only_a=[labels[cell.id] for cell in found.only_a],
         only_b=[b.summary.label_of[cell.id] for cell in found.only_b],
         differs=found.differs,
+        apart=apart(found) if not pairs else [],
         environment=_environment(found),
         by_chance=round(CHANCE * len(figures), 2),
     )
@@ -192,8 +196,15 @@ def _figure(metric: Metric, a: _Known, b: _Known) -> Figure | None:
         ratio=value,
         low=low,
         high=high,
-        why=ALONE if any(mean.error is None for mean in means) else "",
+        why="" if low is not None else _why_no_interval(value, means),
     )
+
+
+def _why_no_interval(value: float | None, means: list[Mean]) -> str:
+    unknown = [name for name, mean in zip("AB", means, strict=True) if mean.error is None]
+    if unknown:
+        return ALONE.format(" and ".join(unknown))
+    return NO_RATIO if value is None else MAY_BE_NOTHING
 
 
 def _mean(metric: Metric, side: _Known) -> Mean:

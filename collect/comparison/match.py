@@ -30,6 +30,14 @@ class Differs(msgspec.Struct, frozen=True):
     b: Any
 
 
+class Apart(msgspec.Struct, frozen=True):
+    """A key of which the cells of A have other values than those of B: by it alone no cell is in both. a, b: the values."""
+
+    key: str
+    a: list[Any]
+    b: list[Any]
+
+
 class Matches(msgspec.Struct, frozen=True):
     """pairs: the same cell in both. only_a, only_b: cells without a twin. differs: what pairs were made in spite of."""
 
@@ -58,6 +66,18 @@ def match(a: Sequence[LoadedCell], b: Sequence[LoadedCell]) -> Matches:
         [cell for cell, key in zip(rest_b, keys_b, strict=True) if key not in alone],
         differs if more else [],
     )
+
+
+def apart(found: Matches) -> list[Apart]:
+    """What keeps the cells of A from being cells of B, if there is no pair; nothing if it is not one key alone."""
+    a, b = ([_flat(cell) for cell in cells] for cells in (found.only_a, found.only_b))
+    keys = sorted({key for cell in (*a, *b) for key in cell} - _MAY_DIFFER)
+    told = []
+    for key in keys:
+        ours, theirs = ({repr(cell.get(key)): cell.get(key) for cell in cells} for cells in (a, b))
+        if ours and theirs and not ours.keys() & theirs.keys():
+            told.append(Apart(key, list(ours.values()), list(theirs.values())))
+    return told
 
 
 def _throughout(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[Differs]:

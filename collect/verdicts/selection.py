@@ -15,8 +15,7 @@ from collect.metric import Argument, Compared, Metric, Quantity, menu
 from collect.row import Row
 from collect.statistics import Noise, noise
 from shardlab import cell_names
-
-STATE = "state"  # in claims and reported entries: how the cell ended
+from shardlab.metric_names import STATE as STATE
 
 
 class Unanswered(Exception):

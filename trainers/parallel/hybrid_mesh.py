@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from trainers.ranks import Ranks
 
-REPLICAS = Option("replicas", 2, "groups of ranks that each hold one sharded model")
+REPLICAS = Option("replicas", 2, "groups of ranks that each hold one sharded model", least=2)
 
 
 def refuse_replicas(cell: Cell) -> str | None:

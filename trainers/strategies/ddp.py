@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound="DdpEngine")
 MIB = 2**20
+MOST_MIB = 2**43 - 1  # torch counts a bucket's bytes in 64 bits
 WITHOUT_GPU = "torch has SyncBatchNorm for GPUs only, and ranks on a CPU have none. Allowed: false."
 
 
@@ -151,9 +152,6 @@ def refuse(cell: Cell) -> str | None:
         )
     if cell.options.get("join") is True and (why := _join(cell)) is not None:
         return why
-    cap = cell.options.get("bucket_cap_mb", 25)
-    if isinstance(cap, int) and cap < 1:
-        return f"bucket_cap_mb: found {cap}. Allowed: a number of MiB from 1."
     return None
 
 
@@ -227,7 +225,7 @@ def build_powersgd(cell: Cell, task: Task, ranks: Ranks) -> PowerSgdEngine:
 
 
 OPTIONS = (
-    Option("bucket_cap_mb", 25, "gradients are exchanged in buckets of about so many MiB"),
+    Option("bucket_cap_mb", 25, "gradients are exchanged in buckets of about so many MiB", least=1, most=MOST_MIB),
     Option("static_graph", False, "promise that every step uses the same parameters in the same order"),
     Option("sync_batch_norm", False, "BatchNorm over the parts of all ranks, as one process that takes them in one pass"),
     Option("gradient_as_bucket_view", False, "gradients lie in the buckets instead of being copied there and back"),

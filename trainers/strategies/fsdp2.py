@@ -170,16 +170,13 @@ def _prefetch(blocks: list[FSDPModule], ahead: int) -> None:
 
 
 def refuse(cell: Cell) -> str | None:
-    ahead = cell.options["prefetch"]
-    if isinstance(ahead, int) and ahead < 0:
-        return f"prefetch: found {ahead}. Allowed: a number of blocks from 0."
     if cell.options["offload"] == "cpu" and cell.max_grad_norm is not None:
         return "offload: the norm of gradients that lie on the CPU cannot be summed by NCCL. Allowed: leave max_grad_norm out."
     return refuse_replicas(cell) if "replicas" in cell.options else None
 
 
 OPTIONS = (
-    Option("prefetch", 0, "blocks gathered ahead of use, forward and backward; 0: torch's own, the next one's gather"),
+    Option("prefetch", 0, "blocks gathered ahead of use, forward and backward; 0: torch's own, the next one's gather", least=0),
     Option("offload", "none", "where shards, their gradients and the optimizer are kept", ("none", "cpu")),
 )
 

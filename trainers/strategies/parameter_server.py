@@ -51,10 +51,6 @@ def refuse(cell: Cell) -> str | None:
         return f"the servers update with SGD and momentum: found optimizer {cell.optimizer.name}. Allowed: sgd."
     if cell.nnodes > 1:
         return f"servers are the last ranks, which all lie on the last node: found nnodes: {cell.nnodes}. Allowed: nnodes: 1."
-    for name, least in (("staleness_bound", 0), ("pull_interval", 1)):
-        value = cell.options.get(name, least)
-        if isinstance(value, int) and value < least:
-            return f"{name}: found {value}. Allowed: a number of steps from {least}."
     return None
 
 
@@ -119,9 +115,9 @@ VARIANTS = (
         servers=True,
         switches=SWITCHES,
         options=(
-            Option("staleness_bound", 4, "no worker begins a step more than so many steps ahead of the slowest"),
+            Option("staleness_bound", 4, "no worker begins a step more than so many steps ahead of the slowest", least=0),
             Option("staleness_weighted", True, "a gradient counts 1 / (1 + staleness), in updates since it was pulled"),
-            Option("pull_interval", 1, "a worker pulls parameters with every so-manieth push"),
+            Option("pull_interval", 1, "a worker pulls parameters with every so-manieth push", least=1),
         ),
         unprovable=lambda _: OWN_ORDER,
         no_checkpoints=NO_COMMON_STEP,

@@ -105,8 +105,7 @@ def _refuse_1f1b(cell: Cell) -> str | None:
 
 def _refuse_interleaved(cell: Cell) -> str | None:
     per_rank, passes = cell.options["stages_per_rank"], cell.gradient_accumulation_steps
-    if not isinstance(per_rank, int) or per_rank < 2:
-        return f"stages_per_rank: found {per_rank}. Allowed: a number from 2; with 1 it is pp-1f1b."
+    assert isinstance(per_rank, int)
     rounds = max(1, passes // cell.pp)
     if passes % rounds:
         return (
@@ -150,6 +149,6 @@ VARIANTS = (
         "interleaved",
         "one forward, one backward, several stages a rank: a smaller bubble, more messages (Narayanan et al., 2021)",
         _refuse_interleaved,
-        Option("stages_per_rank", 2, "stages on each rank, a round of the pipeline apart"),
+        Option("stages_per_rank", 2, "stages on each rank, a round of the pipeline apart; with 1 it is pp-1f1b", least=2),
     ),
 )

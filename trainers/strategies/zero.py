@@ -25,13 +25,6 @@ def refuser(stage: int) -> Callable[[Cell], str | None]:
         options = cell.options
         if cell.precision == "fp16" and cell.launcher == "fork":
             return "DeepSpeed's fp16 needs a GPU: ranks that are forked have none. Allowed: bf16."
-        for name in ("reduce_bucket_size", "allgather_bucket_size"):
-            size = options.get(name)
-            if size is not None and (type(size) is not int or size < 1):
-                return f"{name}: found {size!r}. Allowed: a number of elements from 1, or null for the model's size."
-        for name in ("prefetch_bucket_size", "param_persistence_threshold", "max_reuse_distance", "max_live_parameters"):
-            if isinstance(size := options.get(name, 0), int) and size < 0:
-                return f"{name}: found {size}. Allowed: a number of elements from 0."
         if options.get("communication_dtype", "fp32") != "fp32" and cell.precision not in ("bf16", "bf16-pure"):
             return f"communication_dtype: found bf16 in an {cell.precision} run. Allowed: fp32."
         bucketed = options.get("reduce_bucket_size") is not None or options.get("overlap_comm") is True
@@ -47,7 +40,7 @@ def refuser(stage: int) -> Callable[[Cell], str | None]:
 
 def _zeropp(cell: Cell) -> str | None:
     size = cell.options.get("hpz_partition_size", 1)
-    if isinstance(size, int) and (size < 1 or cell.gpus % size):
+    if isinstance(size, int) and cell.gpus % size:
         return f"hpz_partition_size: found {size} on {cell.gpus} ranks. Allowed: a divisor of the ranks; 1 for none."
     if cell.options.get("quantized_gradients") is True and cell.nnodes == 1:
         return "quantized_gradients: DeepSpeed quantises only what travels between nodes: found nnodes: 1. Allowed: false."
@@ -104,11 +97,14 @@ def builder(stage: int) -> Callable[[Cell, Task, Ranks], ZeroEngine]:
 COMMUNICATION = Option(
     "communication_dtype", "fp32", "how gradients travel in a bf16 run; DeepSpeed's own choice is bf16", ("fp32", "bf16")
 )
-BUCKET = Option("reduce_bucket_size", None, "elements; null: the model's, at most DeepSpeed's own 500 million")
+BUCKET = Option(
+    "reduce_bucket_size", None, "elements; null: the model's, at most DeepSpeed's own 500 million",
+    kind="int", least=1, nullable=True,
+)  # fmt: skip
 CUT = (
     COMMUNICATION,
     BUCKET,
-    Option("allgather_bucket_size", None, "elements; null as above"),
+    Option("allgather_bucket_size", None, "elements; null as above", kind="int", least=1, nullable=True),
     Option("overlap_comm", False, "reduce gradients while backward still runs"),
     Option("offload_optimizer", "none", "where optimizer state is kept and updated", ("none", "cpu")),
 )
@@ -116,14 +112,23 @@ ALL_CUT = (
     COMMUNICATION,
     BUCKET,
     Option("overlap_comm", True, "reduce gradients while backward still runs"),
-    Option("prefetch_bucket_size", 50_000_000, "elements that are gathered ahead of use"),
-    Option("param_persistence_threshold", 100_000, "parameters of at most so many elements are not cut"),
-    Option("max_reuse_distance", 1_000_000_000, "a parameter needed again within so many elements is kept; 0: none is"),
-    Option("max_live_parameters", 1_000_000_000, "elements gathered at a time, beyond which nothing is gathered ahead"),
+    Option("prefetch_bucket_size", 50_000_000, "elements that are gathered ahead of use", least=0),
+    Option("param_persistence_threshold", 100_000, "parameters of at most so many elements are not cut", least=0),
+    Option(
+        "max_reuse_distance", 1_000_000_000, "a parameter needed again within so many elements is kept; 0: none is", least=0
+    ),
+    Option(
+        "max_live_parameters", 1_000_000_000, "elements gathered at a time, beyond which nothing is gathered ahead", least=0
+    ),
     Option("offload_optimizer", "none", "where optimizer state is kept; updated on the CPU", ("none", "cpu", "nvme")),
     Option("offload_param", "none", "where cut parameters are kept", ("none", "cpu", "nvme")),
-    Option("nvme_path", None, "a folder on a local disk of each node"),
-    Option("hpz_partition_size", 1, "ranks that hold a second copy together, for what a step gathers again; 1: none (ZeRO++)"),
+    Option("nvme_path", None, "a folder on a local disk of each node", kind="str", nullable=True),
+    Option(
+        "hpz_partition_size",
+        1,
+        "ranks that hold a second copy together, for what a step gathers again; 1: none (ZeRO++)",
+        least=1,
+    ),
     Option("quantized_weights", False, "parameters travel as 8-bit integers (ZeRO++)"),
     Option("quantized_gradients", False, "gradients travel as 4-bit integers (ZeRO++)"),
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell, Optimizer
-from shardlab.errors import InputError
 from trainers.tasks import image_task, vision_library
 from trainers.tasks.image_task import ImageTask
 from trainers.workload import Batch, Workload
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-SMALLEST = 32  # pixels: the networks halve an image five times
+SMALLEST = 32  # pixels a side: the networks halve an image five times
 FLOPS_SOURCE = (
     "per image 6*M - 2*M0: M multiply-adds of all convolutions and linear layers, as 2 operations, once forward and twice "
     "backward (Amodei and Hernandez, AI and Compute, 2018, appendix), less the gradient of the image, which the first "
@@ -40,8 +39,6 @@ class ConvolutionalTask(ImageTask):
         blocks: Callable[[nn.Module], list[nn.Module]],
     ) -> None:
         super().__init__(cell, data_path, classes)
-        if self.image_size < SMALLEST:
-            raise InputError(f"image_size: found {self.image_size}. Allowed: from {SMALLEST}.")
         self._architecture, self._blocks = architecture, blocks
 
     def model(self) -> nn.Module:
@@ -99,8 +96,10 @@ def variant(
     blocks: Callable[[nn.Module], list[nn.Module]],
     optimizer: Optimizer,
     dropout: str | None = None,
+    smallest_alone: int = SMALLEST,
 ) -> Workload:
-    """A convolutional workload for the menu."""
+    """A convolutional workload for the menu. smallest_alone: the image, in pixels a side, that may be a micro-batch by itself:
+    of a smaller one, a BatchNorm would see one number of a channel, which torch refuses."""
     return Workload(
         name=name,
         summary=summary,
@@ -110,5 +109,16 @@ def variant(
         flops_source=FLOPS_SOURCE,
         optimizer=optimizer,
         build=partial(ConvolutionalTask, classes=classes, architecture=architecture, blocks=blocks),
-        options=image_task.options(image_size, dropout),
+        options=image_task.options(image_size, dropout, SMALLEST),
+        refuse=partial(refuse, smallest_alone=smallest_alone),
     )
+
+
+def refuse(cell: Cell, *, smallest_alone: int) -> str | None:
+    size = cast("int", cell.options["image_size"])
+    if cell.micro_batch_size == 1 and size < smallest_alone:
+        return (
+            f"image_size: found {size} with one image a micro-batch, of which BatchNorm sees one number of a channel. "
+            f"Allowed: from {smallest_alone}, or micro_batch_size from 2."
+        )
+    return None

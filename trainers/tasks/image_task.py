@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from shardlab.cell import Cell
-from shardlab.errors import InputError
 from shardlab.registry import Option
 from trainers.data.image_sets import NAMES, open_images
 from trainers.tasks.transfer import to_device
@@ -25,15 +24,16 @@ SUBSET_SEED = 38850191  # in the code of the study that trained ResNet-101 on 13
 IMAGENET_CLASSES = 1000
 
 
-def options(image_size: int, dropout: str | None) -> tuple[Option, ...]:
-    """The knobs of an image workload. dropout: the architecture's own rates in words, or None where it has none."""
+def options(image_size: int, dropout: str | None, smallest: int = 1) -> tuple[Option, ...]:
+    """The knobs of an image workload. dropout: the architecture's own rates in words, or None where it has none. smallest: the
+    image, in pixels a side, that the architecture still takes."""
     rates = "the architecture has none" if dropout is None else f"as the architecture has it: {dropout}"
     return (
         Option("data", "synthetic", "where images come from; the head gets as many outputs as it has classes", choices=NAMES),
-        Option("image_size", image_size, "pixels a side"),
+        Option("image_size", image_size, "pixels a side", least=smallest),
         Option("dropout", False, rates, choices=(False,) if dropout is None else (False, True)),
-        Option("subset", None, "train on so many images, drawn by subset_seed; null: all"),
-        Option("subset_seed", SUBSET_SEED, "which images a subset has"),
+        Option("subset", None, "train on so many images, drawn by subset_seed; null: all", kind="int", least=1, nullable=True),
+        Option("subset_seed", SUBSET_SEED, "which images a subset has", least=0, most=2**63 - 1),
     )
 
 
@@ -43,9 +43,6 @@ class ImageTask(Task):
     units_per_item = 1
 
     def __init__(self, cell: Cell, data_path: Path, classes: int) -> None:
-        subset = cell.options["subset"]
-        if subset is not None and (isinstance(subset, bool) or not isinstance(subset, int)):
-            raise InputError(f"subset: found {subset!r}. Allowed: a number of images, or null for all.")
         self.image_size = cast("int", cell.options["image_size"])
         self.dropout = bool(cell.options["dropout"])
         self._cell, self._data_path = cell, data_path

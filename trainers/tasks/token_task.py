@@ -24,8 +24,20 @@ def options(data: str) -> tuple[Option, ...]:
     """The knobs of a language workload, whose data is this one unless a cell says otherwise."""
     return (
         Option("data", data, "where tokens come from", choices=NAMES),
-        Option("tokens_file", None, "for data: tokens, a file that `python -m trainers tokenize` wrote"),
+        Option(
+            "tokens_file", None, "for data: tokens, a file that `python -m trainers tokenize` wrote", kind="str", nullable=True
+        ),
     )
+
+
+def refuse(cell: Cell) -> str | None:
+    """Why the data of a language workload cannot be what a cell asks for, as a sentence, or None."""
+    file, data = cell.options["tokens_file"], cell.options["data"]
+    if data == "tokens" and not file:
+        return "tokens_file: data: tokens needs a path to a file that `python -m trainers tokenize` wrote."
+    if data != "tokens" and file is not None:
+        return f"tokens_file: found {file} with data: {data}. Allowed: null, or data: tokens."
+    return None
 
 
 class TokenTask(Task):

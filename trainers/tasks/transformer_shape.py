@@ -7,7 +7,6 @@ from typing import cast
 import msgspec
 
 from shardlab.cell import Cell
-from shardlab.errors import InputError
 from shardlab.registry import Option
 
 
@@ -21,17 +20,21 @@ class Shape(msgspec.Struct, frozen=True):
     def options(self) -> tuple[Option, ...]:
         """The knobs that change it, with this shape as the default."""
         return (
-            Option("n_layer", self.layers, "transformer blocks"),
-            Option("n_embd", self.width, "width"),
-            Option("n_head", self.heads, "attention heads; they divide the width"),
+            Option("n_layer", self.layers, "transformer blocks", least=1),
+            Option("n_embd", self.width, "width", least=1),
+            Option("n_head", self.heads, "attention heads; they divide the width", least=1),
         )
 
 
 def of(cell: Cell) -> Shape:
-    """The shape that a cell asks for. Raises InputError where its heads do not divide its width."""
+    """The shape that a cell asks for."""
     layers, width, heads = (cast("int", cell.options[name]) for name in ("n_layer", "n_embd", "n_head"))
-    if min(layers, width, heads) < 1:
-        raise InputError(f"n_layer, n_embd, n_head: found {layers}, {width}, {heads}. Allowed: numbers from 1.")
-    if width % heads:
-        raise InputError(f"n_embd: {width} does not divide among {heads} heads (n_head).")
     return Shape(layers, width, heads)
+
+
+def refuse(cell: Cell) -> str | None:
+    """Why no transformer has the shape that a cell asks for, as a sentence, or None."""
+    shape = of(cell)
+    if shape.width % shape.heads:
+        return f"n_head: {shape.heads} heads do not divide the width of {shape.width} (n_embd)."
+    return None

@@ -55,5 +55,6 @@ VARIANTS = (
         architecture=original,
         blocks=blocks,
         optimizer=OPTIMIZER,
+        smallest_alone=64,
     ),
 )

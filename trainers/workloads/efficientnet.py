@@ -81,6 +81,7 @@ VARIANTS = (
         architecture=original,
         blocks=blocks,
         optimizer=OPTIMIZER,
+        smallest_alone=33,
         dropout=RATES,
     ),
 )

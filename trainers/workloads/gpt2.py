@@ -77,6 +77,10 @@ class Gpt2Task(TokenTask):
         return flops_per_token(parameters(self._shape, self.vocabulary, self._positions), self._shape, self.seq_len)
 
 
+def refuse(cell: Cell) -> str | None:
+    return transformer_shape.refuse(cell) or token_task.refuse(cell)
+
+
 def _variant(
     name: str, summary: str, parameters: int, shape: Shape, vocabulary: int, seq_len: int, data: str, lr: float
 ) -> Workload:
@@ -89,6 +93,7 @@ def _variant(
         flops_source=FLOPS_SOURCE,
         optimizer=Optimizer(name="adamw", lr=lr),
         build=partial(Gpt2Task, vocabulary=vocabulary, positions=seq_len),
+        refuse=refuse,
         seq_len=seq_len,
         options=(*shape.options(), *token_task.options(data)),
         heads="n_head",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell, Optimizer
-from shardlab.errors import InputError
 from trainers.tasks import token_task, transformer_shape, vision_library
 from trainers.tasks.token_task import TokenTask
 from trainers.tasks.transformer_shape import Shape
@@ -46,10 +45,6 @@ def flops_per_token(parameters: int, shape: Shape, vocabulary: int, seq_len: int
 class LlamaTask(TokenTask):
     def __init__(self, cell: Cell, data_path: Path, *, vocabulary: int) -> None:
         self._shape = transformer_shape.of(cell)
-        if self._shape.width // self._shape.heads % 2:
-            raise InputError(f"n_embd: {self._shape.width} gives {self._shape.heads} heads an odd width. Allowed: an even one.")
-        if (inner := inner_width(self._shape.width)) % cell.tp:
-            raise InputError(f"tp: {cell.tp} ranks do not divide the MLP's width, {inner} (43/16 of n_embd).")
         super().__init__(cell, data_path, vocabulary)
 
     def model(self) -> nn.Module:
@@ -83,6 +78,17 @@ class LlamaTask(TokenTask):
         return flops_per_token(parameters(self._shape, self.vocabulary), self._shape, self.vocabulary, self.seq_len)
 
 
+def refuse(cell: Cell) -> str | None:
+    if (why := transformer_shape.refuse(cell) or token_task.refuse(cell)) is not None:
+        return why
+    shape = transformer_shape.of(cell)
+    if shape.width // shape.heads % 2:
+        return f"n_embd: {shape.width} gives {shape.heads} heads an odd width. Allowed: an even one."
+    if (inner := inner_width(shape.width)) % cell.tp:
+        return f"tp: {cell.tp} ranks do not divide the MLP's width, {inner} (43/16 of n_embd)."
+    return None
+
+
 def _variant(
     name: str, summary: str, parameters: int, shape: Shape, vocabulary: int, seq_len: int, lr: float, **proof_options: int
 ) -> Workload:
@@ -95,6 +101,7 @@ def _variant(
         flops_source=FLOPS_SOURCE,
         optimizer=Optimizer(name="adamw", lr=lr),
         build=partial(LlamaTask, vocabulary=vocabulary),
+        refuse=refuse,
         seq_len=seq_len,
         options=(*shape.options(), *token_task.options("synthetic")),
         heads="n_head",

@@ -78,6 +78,7 @@ VARIANTS = (
         architecture=partial(original, 50),
         blocks=blocks,
         optimizer=OPTIMIZER,
+        smallest_alone=33,
     ),
     variant(
         "resnet101",
@@ -89,5 +90,6 @@ VARIANTS = (
         architecture=partial(original, 101),
         blocks=blocks,
         optimizer=OPTIMIZER,
+        smallest_alone=33,
     ),
 )

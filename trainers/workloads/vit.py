@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell, Optimizer
-from shardlab.errors import InputError
 from trainers.tasks import image_task, transformer_shape, vision_library
 from trainers.tasks.image_task import IMAGENET_CLASSES, ImageTask
 from trainers.tasks.transformer_shape import Shape
@@ -48,8 +47,6 @@ class VitTask(ImageTask):
     def __init__(self, cell: Cell, data_path: Path, *, classes: int, patch: int) -> None:
         self._shape, self._patch = transformer_shape.of(cell), patch
         super().__init__(cell, data_path, classes)
-        if self.image_size % patch:
-            raise InputError(f"image_size: found {self.image_size}. Allowed: a multiple of {patch}, the side of a patch.")
 
     def model(self) -> nn.Module:
         vision_library.load()
@@ -83,6 +80,13 @@ class VitTask(ImageTask):
         return cast("torch.Tensor", model(pixel_values=batch.inputs).logits)
 
 
+def refuse(cell: Cell, *, patch: int) -> str | None:
+    size = cast("int", cell.options["image_size"])
+    if size % patch:
+        return f"image_size: found {size}. Allowed: a multiple of {patch}, the side of a patch."
+    return transformer_shape.refuse(cell)
+
+
 def _variant(name: str, summary: str, parameters: int, shape: Shape, image_size: int, patch: int, classes: int) -> Workload:
     return Workload(
         name=name,
@@ -93,6 +97,7 @@ def _variant(name: str, summary: str, parameters: int, shape: Shape, image_size:
         flops_source=FLOPS_SOURCE,
         optimizer=Optimizer(name="adamw", lr=1e-3),
         build=partial(VitTask, classes=classes, patch=patch),
+        refuse=partial(refuse, patch=patch),
         options=(*shape.options(), *image_task.options(image_size, f"{DROPOUT} behind each layer of a block")),
         heads="n_head",
         blocks="n_layer",

@@ -1,0 +1,86 @@
+"""Claims and reported numbers of a matrix file, checked when the file is read: what they ask for has to exist.
+
+The verdict on a claim that asks for nothing comes after all runs were made, which is too late.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from shardlab import cell_names, metric_names
+from shardlab.cell import Cell
+from shardlab.document import Document, Problem
+from shardlab.errors import UnknownName
+from shardlab.expression import Expression, ExpressionError
+
+MOST_LISTED = 12  # values in a sentence
+
+
+def problems(text: Document, tests: Sequence[str], reported: Sequence[str]) -> list[Problem]:
+    """What is wrong with the tests of the claims, and with the metrics of the reported numbers, whatever the cells are."""
+    found = []
+    for index, test in enumerate(tests):
+        try:
+            _check(Expression(test))
+        except (ExpressionError, UnknownName) as error:
+            found.append(text.problem(("claims", index, "test"), f"{str(error).rstrip('.')}."))
+    for index, metric in enumerate(reported):
+        if metric not in metric_names.KNOWN:
+            sentence = str(UnknownName("metric", metric, metric_names.KNOWN))
+            found.append(text.problem(("reported", index, "metric"), sentence))
+    return found
+
+
+def without_cells(
+    text: Document, tests: Sequence[str], cells: Sequence[Cell], excluded: Iterable[dict[str, Any]]
+) -> list[Problem]:
+    """The claims that name a cell which the matrix neither has nor excludes. cells: all of the matrix, before any selection."""
+    known = [cell_names.names(msgspec.to_builtins(cell)) for cell in cells] if tests else []
+    known += list(excluded)
+    found = []
+    for index, test in enumerate(tests):
+        for metric, wanted in Expression(test).filters:
+            wanted = {key: value for key, value in wanted.items() if key not in cell_names.ARGUMENTS}
+            if not any(all(key in cell and cell[key] == value for key, value in wanted.items()) for cell in known):
+                found.append(text.problem(("claims", index, "test"), f"{metric}: {_why_none(known, wanted)}"))
+    return found
+
+
+def _check(test: Expression) -> None:
+    """Raises ExpressionError or UnknownName for what no metric and no cell answers to."""
+    if test.names:
+        name = min(test.names)
+        near = f", as in {name}(strategy='ddp')" if name in metric_names.KNOWN else ""
+        raise ExpressionError(f"{name!r} is no number. Allowed: metrics with the values that choose a cell{near}")
+    if not test.calls:
+        raise ExpressionError(f"{test.text!r} asks for no metric. Allowed: one or more, as in final_loss(strategy='ddp') < 4")
+    for metric, given in test.filters:
+        if metric not in metric_names.KNOWN:
+            raise UnknownName("metric", metric, metric_names.KNOWN)
+        needs = metric_names.WITH_ARGUMENT.get(metric)
+        if needs and needs not in given:
+            raise ExpressionError(f"{metric} needs {needs}, as in {metric}({needs}=..., strategy='ddp')")
+        for key in given:
+            if key in cell_names.ARGUMENTS and key != needs:
+                raise ExpressionError(f"{metric} takes no {key}")
+            if not cell_names.is_name(key) and key not in cell_names.ARGUMENTS:
+                raise UnknownName("name of a resolved cell", key, cell_names.PLAIN)
+
+
+def _why_none(cells: Sequence[dict[str, Any]], wanted: dict[str, Any]) -> str:
+    """Which of the values no cell has, or that no cell has them together."""
+    for key, value in wanted.items():
+        values = sorted({str(cell[key]) for cell in cells if key in cell and cell[key] is not None})
+        if not values:
+            return f"no cell of this matrix has {key}."
+        if not any(key in cell and cell[key] == value for cell in cells):
+            near = difflib.get_close_matches(str(value), values, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            more = ", ..." if len(values) > MOST_LISTED else ""
+            return f"no cell of this matrix has {key} {value!r}.{hint} Its cells have: {', '.join(values[:MOST_LISTED])}{more}."
+    together = ", ".join(f"{key} {value!r}" for key, value in wanted.items())
+    return f"no cell of this matrix has all of {together}."

@@ -1,0 +1,69 @@
+"""Options of strategies and workloads state what they take, and refuse all else in a sentence."""
+
+import math
+
+import pytest
+
+from shardlab.registry import Option
+from trainers import menu
+
+EVERY = {
+    f"{entry.name} {option.name}": option
+    for entry in (*menu.strategies().values(), *menu.workloads().values())
+    for option in entry.options
+}
+NULLABLE = {  # with what null means, if it is not "none"
+    "allgather_bucket_size": "the model's size",
+    "nvme_path": "nowhere",
+    "reduce_bucket_size": "the model's size",
+    "subset": "all images",
+    "tokens_file": "no file",
+}
+
+
+def test_null_is_allowed_only_if_it_means_something():
+    assert {option.name for option in EVERY.values() if option.refuse(None) is None} == NULLABLE.keys()
+
+
+def test_numbers_below_their_least_and_above_their_most_are_refused():
+    numbers = [option for option in EVERY.values() if not option.choices and type(option.default) in (int, float)]
+    assert len(numbers) > 20
+    for option in numbers:
+        assert option.least is not None, f"{option.name}: no number of our options may be as small as one likes"
+        assert option.refuse(option.least) is None
+        assert f"Allowed: a whole number from {option.least}" in option.refuse(option.least - 1)
+        if option.most is not None:
+            assert option.refuse(option.most) is None
+            assert option.refuse(option.most + 1).startswith(f"found {option.most + 1}. Allowed: ")
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_value_of_another_type_is_refused(name):
+    option = EVERY[name]
+    kind = option.kind or type(option.default).__name__
+    for value in (True, 64, 0.5, "a word"):
+        fits = type(value).__name__ == kind and not option.choices
+        assert (option.refuse(value) is None) == (fits or (value in option.choices and type(value).__name__ == kind)), value
+
+
+def test_what_is_allowed_is_said_as_a_matrix_file_spells_it():
+    assert Option("a", 4, "", least=1, most=8).refuse(9) == "found 9. Allowed: a whole number from 1 to 8."
+    assert Option("a", None, "", kind="int", most=8, nullable=True).refuse(True) == (
+        "found true. Allowed: a whole number up to 8, or null."
+    )
+    assert Option("a", 0.5, "", least=0, most=1).refuse(1.5) == "found 1.5. Allowed: a number from 0 to 1."
+    assert Option("a", False, "").refuse("yes") == "found yes. Allowed: true, false."
+    assert Option("a", "pre", "", ("pre", "post")).refuse(None) == "found null. Allowed: pre, post."
+    assert Option("a", "", "").refuse(3) == "found 3. Allowed: text."
+
+
+def test_a_number_may_be_written_without_its_point_but_must_be_one():
+    option = Option("a", 0.5, "", least=0.25)
+    assert option.refuse(1) is None
+    assert option.refuse(math.nan) is not None
+
+
+@pytest.mark.parametrize("broken", [{"default": None}, {"default": None, "nullable": True}, {"default": 0, "least": 1}])
+def test_an_option_whose_default_is_not_allowed_cannot_be_made(broken):
+    with pytest.raises(ValueError, match="option a: "):
+        Option("a", summary="", **broken)
