@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rich.console import Group
 from rich.live import Live
 
-from jobs import views
+from jobs import status_table, views
 from jobs.left import Left
 from jobs.reconcile import Status, latest, own, statuses
 from jobs.scheduler import apart, scheduler
@@ -46,7 +47,7 @@ def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: b
         if left is not None and (unsent := left.unsent()):
             names = ", ".join(folder.run_id for folder in unsent[:3]) + (", ..." if len(unsent) > 3 else "")
             out.remark(f"{len(unsent)} run(s) are not sent ({left.problem}): {names}. The same command sends them.")
-    out.line(views.summary(found))
+    out.line(status_table.summary(found))
     for one in found:
         if not one.expected:
             out.line(f"{one.id}: {one.state}: {one.why}", style="red")
@@ -101,11 +102,15 @@ def _until_ended(
     """Look again and again; a table that renews itself on a terminal, a line a change elsewhere."""
     found, sent = look(), False
     if out.results.is_terminal and not out.json:
-        with Live(views.live(found), console=out.results, auto_refresh=False) as screen:
+
+        def drawn() -> Group:
+            return views.live(found, *out.results.size)
+
+        with Live(drawn(), console=out.results, auto_refresh=False) as screen:
             while left or sent or not _ended(found):
                 _rest(workspace, found, restart=restart)
                 found, sent = _looked(look, left)
-                screen.update(views.live(found), refresh=True)
+                screen.update(drawn(), refresh=True)
         return found
     before: dict[str, str] = {}
     while True:
