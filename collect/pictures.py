@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from collect import palette
 from collect.export import Export
 from collect.load import Loaded
 from collect.page import Drawn, drawings
 from collect.summary import Summary
+from shardlab import files
 from shardlab.errors import InputError, MissingExtra
 
 FORMATS = ("svg", "png")
@@ -56,9 +59,15 @@ def write(folder: Path, figures: Sequence[Drawn], wanted: Sequence[str], what: s
         for name in wanted:
             opts = {"format": name, "width": picture["width"], "height": picture["height"], "scale": SCALE[name]}
             fig = {"data": data, "layout": spec["layout"] | picture}
-            drawn.append({"fig": fig, "path": str(folder / f"{figure.name}.{name}"), "opts": opts})
+            drawn.append((folder / f"{figure.name}.{name}", fig, opts))
     try:
-        # Without `mathjax: False` it would be asked for on the network.
-        kaleido.write_fig_from_object_sync(drawn, cancel_on_error=True, kopts={"mathjax": False})
+        asyncio.run(_draw(kaleido.Kaleido, drawn))
     except ChromeNotFoundError:
         raise InputError(BROWSER.format(what)) from None
+
+
+async def _draw(browser_of: Callable[..., Any], drawn: Sequence[tuple[Path, dict[str, Any], dict[str, Any]]]) -> None:
+    """Draw each figure and write its file. kaleido would write files itself, but hides why it could not."""
+    async with browser_of(mathjax=False) as browser:  # without `mathjax=False` it would be asked for on the network
+        for path, fig, opts in drawn:
+            files.write_new(path, await browser.calc_fig(fig, opts))

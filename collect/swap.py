@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shardlab import files
-from shardlab.errors import InputError
+from shardlab.errors import InputError, WorkspaceError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+ROOM = 2**20  # bytes
 STALE_S = 3600  # what a killed writer left behind is removed after this long: a younger one may still be written to
 
 
@@ -26,10 +27,10 @@ def replacing(folder: Path, ours: frozenset[str], what: str = "a report") -> Ite
     anything is written, where `folder` holds anything else: replacing it would remove what is not ours.
     """
     _refuse_foreign(folder, ours, what)
-    with files.as_workspace_error("write"):
+    fresh = _beside(folder)
+    try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
-        fresh = _beside(folder)
         fresh.mkdir()
         try:
             yield fresh
@@ -41,6 +42,23 @@ def replacing(folder: Path, ours: frozenset[str], what: str = "a report") -> Ite
             files.sync_folder(folder.parent)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
+    except OSError as error:
+        meant = str(error.filename or folder).replace(str(fresh), str(folder))
+        raise WorkspaceError.from_os_error(OSError(error.errno, error.strerror, meant), "write") from error
+    except WorkspaceError as error:
+        raise WorkspaceError(str(error).replace(str(fresh), str(folder))) from error
+
+
+def must_have_room(fresh: Path) -> None:
+    """Raises OSError if the disk of a new folder is full.
+
+    For a library that writes in a process of its own and does not say that it could not: the disk that was too full for the
+    library is too full for this.
+    """
+    probe = fresh / ".room"
+    with probe.open("xb", buffering=0) as handle:
+        os.posix_fallocate(handle.fileno(), 0, ROOM)
+    probe.unlink()
 
 
 def _refuse_foreign(folder: Path, ours: frozenset[str], what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -11,15 +12,20 @@ import msgspec
 from jobs.scheduler import Own, Seen, apart, scheduler
 from shardlab import cycles, pauses
 from shardlab.errors import ShardlabError
-from shardlab.record import StepRecord
+from shardlab.record import Event, StepRecord
 from shardlab.run import Run, attempt_of
 from shardlab.rundir import RunDir
+from shardlab.state import FINAL
 from shardlab.workspace import Workspace
 
 
 class Status(msgspec.Struct, kw_only=True):
-    """One run as `jobs status` shows it. throughput: units per second over the timed steps so far, from rank 0; None for one
-    that completed and stood still on the way."""
+    """One run as `jobs status` shows it.
+
+    throughput: units per second over the timed steps so far, from rank 0; None for one that completed and stood still on the
+    way. started: when its supervisor first started it; ended: when its supervisor saw the ranks end, None if no supervisor
+    did; duration_s: from the start to the end, or so far, with what it waited after a requeue or while suspended.
+    """
 
     id: str
     cell: dict[str, Any] | None
@@ -31,6 +37,9 @@ class Status(msgspec.Struct, kw_only=True):
     throughput: float | None
     unit: str | None
     eta_s: float | None
+    started: datetime | None
+    ended: datetime | None
+    duration_s: float | None
     hosts: list[str]
     attempt: int | None
     repeat: int | None
@@ -90,6 +99,8 @@ def _status(one: Own, seen: Seen) -> Status:
     rank0 = [record for record in folder.steps(0).records if not record.warmup] if has_steps else []
     paused = pauses.of(one.events)
     rate, eta_s = _progress(run, pauses.set_aside(rank0, paused))
+    started, ended = span(one.events, verdict.state)
+    until = ended or (datetime.now(UTC) if verdict.state == "running" else None)
     resumed = next((e.data.get("step") for e in reversed(one.events) if e.event == "resumed"), None)
     return Status(
         id=run.run_id,
@@ -102,6 +113,9 @@ def _status(one: Own, seen: Seen) -> Status:
         throughput=rate if result is None else None if paused else result.throughput_per_s,  # in which the pauses are
         unit=result.unit if result else None,
         eta_s=eta_s if verdict.state == "running" else None,
+        started=started,
+        ended=ended,
+        duration_s=max((until - started).total_seconds(), 0) if started and until else None,
         hosts=_hosts(one),
         attempt=run.attempt,
         repeat=run.repeat,
@@ -110,6 +124,20 @@ def _status(one: Own, seen: Seen) -> Status:
         expected=verdict.state == "completed" or verdict.state in run.cell.expect,
         leftover=seen.leftover,
     )
+
+
+def span(events: Sequence[Event], state: str) -> tuple[datetime | None, datetime | None]:
+    """(when it was first started, when it ended), by the clock of its supervisor. A run that waits for another start after a
+    requeue, or whose supervisor was lost, has no end."""
+    moments = sorted((event.wall_s, event.event) for event in events if event.writer == "attempt")
+    started = [wall_s for wall_s, name in moments if name == "started"]
+    ended = [wall_s for wall_s, name in moments if name == "exited"]
+    last = ended[-1] if ended and started and ended[-1] >= started[-1] and state in FINAL else None
+    return _moment(started[0] if started else None), _moment(last)
+
+
+def _moment(wall_s: float | None) -> datetime | None:
+    return datetime.fromtimestamp(wall_s, UTC) if wall_s is not None else None
 
 
 def _hosts(one: Own) -> list[str]:
@@ -163,6 +191,9 @@ def _unreadable(folder: RunDir, error: ShardlabError) -> Status:
         throughput=None,
         unit=None,
         eta_s=None,
+        started=None,
+        ended=None,
+        duration_s=None,
         hosts=[],
         attempt=None,
         repeat=None,

@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from rich import box
-from rich.table import Table
+from rich.console import Group
 
-from jobs import datasets, differences, render, repeats
+from jobs import datasets, differences, render, repeats, status_table
 from jobs.plan import Plan
 from jobs.reconcile import Status
 from jobs.scheduler import scheduler
 from jobs.submit import Step
 from shardlab.cell import Cell
-from shardlab.console import Output
-from shardlab.state import FINAL
+from shardlab.console import Output, drawn_table
 from shardlab.workspace import Workspace
 
 STYLES = {"completed": "green", "running": "cyan", "pending": "dim", "planned": "dim", "unknown": "red", "failed": "red"}
 PLAN_COLUMNS = [
     "cell", "workload", "strategy", "launcher", "ranks", "global batch", "micro x passes", "length",
 ]  # fmt: skip
-COLUMNS = ["run", "state", "scheduler", "step", "units/s", "s to go", "why"]
 
 
 def plan(out: Output, planned: Plan, data: datasets.Found) -> None:
@@ -95,34 +92,20 @@ def status(out: Output, found: Sequence[Status], workspace: Workspace) -> None:
     if not found and not out.json:
         out.line(f"no runs in {workspace.path}.")
     elif not out.json:
-        out.table("", COLUMNS, [row(one) for one in found], [STYLES.get(one.state, "yellow") for one in found])
-        out.line(summary(found))
+        shown = status_table.table(found, out.width)
+        out.table("", shown.columns, shown.rows, [STYLES.get(run.state, "yellow") for run in shown.runs])
+        for line in shown.below:
+            out.line(line)
+        out.line(status_table.summary(found))
     out.document({"runs": found})
 
 
-def live(found: Sequence[Status]) -> Table:
-    """The table that --watch and --wait keep up to date."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=summary(found), caption_justify="left", header_style="bold")
-    for column in COLUMNS:
-        table.add_column(column, overflow="fold")
-    for one in found:
-        table.add_row(*row(one), style=STYLES.get(one.state, "yellow"))
-    return table
-
-
-def row(one: Status) -> list[str]:
-    step = f"{one.step or 0} of {one.steps}" if one.steps is not None and one.step is not None else ""
-    rate = f"{one.throughput:,.0f}" if one.throughput is not None else ""
-    to_go = f"{one.eta_s:.0f}" if one.eta_s is not None else ""
-    resumed = f"resumed from step {one.resumed_from_step}" if one.resumed_from_step is not None else ""
-    return [one.id, one.state, one.scheduler["raw"], step, rate, to_go, "; ".join(filter(None, (one.why, resumed)))]
-
-
-def summary(found: Sequence[Status]) -> str:
-    counts = sorted(Counter(one.state for one in found).items(), key=lambda item: (item[0] in FINAL, item[0]))
-    rehearsed = sum(bool(one.rehearsal) for one in found)
-    note = f" {rehearsed} of them a rehearsal (on CPU: the line, not the speed)." if rehearsed else ""
-    return f"{len(found)} run(s): {', '.join(f'{count} {name}' for name, count in counts)}.{note}"
+def live(found: Sequence[Status], width: int, height: int) -> Group:
+    """The table that --watch and --wait keep up to date, on a terminal of this size."""
+    shown = status_table.table(found, width, height)
+    table = drawn_table(shown.columns, shown.rows, [STYLES.get(run.state, "yellow") for run in shown.runs])
+    more = f" {shown.left_out} of them not shown." if shown.left_out else ""
+    return Group(table, status_table.summary(found) + more)
 
 
 def _cell(cell: Cell) -> list[str]:

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rich.console import Group
 from rich.live import Live
 
-from jobs import leftovers, views
+from jobs import leftovers, status_table, views
 from jobs.left import Left
 from jobs.reconcile import Status, latest, own, set_aside, statuses
 from jobs.scheduler import apart, scheduler
@@ -48,7 +49,7 @@ def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: b
             out.remark(f"{len(unsent)} run(s) are not sent ({left.problem}): {names}. The same command sends them.")
         if left is not None and left.unanswered is not None:
             out.remark(str(left.unanswered))
-    out.line(views.summary(found))
+    out.line(status_table.summary(found))
     given_back: dict[str, list[str]] = {}
     for one in found:
         if one.state == "planned" and one.why:
@@ -115,11 +116,15 @@ def _until_ended(
     """Look again and again; a table that renews itself on a terminal, a line a change elsewhere."""
     found, sent = look(), False
     if out.results.is_terminal and not out.json:
-        with Live(views.live(found), console=out.results, auto_refresh=False) as screen:
+
+        def drawn() -> Group:
+            return views.live(found, *out.results.size)
+
+        with Live(drawn(), console=out.results, auto_refresh=False) as screen:
             while left or sent or not _ended(found):
                 _rest(workspace, found, restart=restart)
                 found, sent = _looked(look, left)
-                screen.update(views.live(found), refresh=True)
+                screen.update(drawn(), refresh=True)
         return found
     before: dict[str, str] = {}
     while True:

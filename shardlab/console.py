@@ -85,6 +85,11 @@ class Output:
     def of(cls, arguments: argparse.Namespace) -> Output:
         return cls(json=getattr(arguments, "json", False), verbose=getattr(arguments, "verbose", False))
 
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal that tables are drawn on; None where they are plain lines, for a program or a file."""
+        return self.results.width if self.results.is_terminal and not self.json else None
+
     def line(self, text: str, style: str | None = None) -> None:
         """A line of the result; on standard error where a JSON document is asked for."""
         (self.remarks if self.json else self.results).print(text, style=style)
@@ -103,17 +108,12 @@ class Output:
         on_terminal = self.results.is_terminal and not self.json
         if title:
             self.line(title, style="bold" if on_terminal else None)
-        right = [all(_NUMERIC.match(row[index]) for row in rows) for index in range(len(columns))]
-        if not on_terminal:
+        if on_terminal:
+            self.results.print(drawn_table(columns, rows, styles))
+            self.results.print()
+        else:
             stream = self.remarks.file if self.json else self.results.file
-            stream.write(_aligned([columns, *rows], right))
-            return
-        drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-        for column, numbers in zip(columns, right, strict=True):
-            drawn.add_column(column, justify="right" if numbers else "left", overflow="fold")
-        for index, row in enumerate(rows):
-            drawn.add_row(*row, style=styles[index] if index < len(styles) else None)
-        self.results.print(drawn)
+            stream.write(_aligned([columns, *rows], _of_numbers(columns, rows)))
 
     def log(self, log: printable.LogText, part: bytes) -> None:
         """The next part of a log that nodes wrote; a result."""
@@ -125,6 +125,16 @@ class Output:
         if self.json:
             sys.stdout.write(msgspec.json.format(printable.json(value), indent=2).decode() + "\n")
             sys.stdout.flush()
+
+
+def drawn_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> Table:
+    """Rows as every table on a terminal is drawn: two spaces between columns, no frame. styles: of the rows."""
+    drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column, numbers in zip(columns, _of_numbers(columns, rows), strict=True):
+        drawn.add_column(column, justify="right" if numbers else "left", overflow="fold")
+    for index, row in enumerate(rows):
+        drawn.add_row(*row, style=styles[index] if index < len(styles) else None)
+    return drawn
 
 
 def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) -> int:
@@ -153,6 +163,11 @@ def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) ->
             raise
         sys.stderr.write(printable.clean(f"error: {WorkspaceError.from_os_error(error, 'read or write')}") + "\n")
         return WorkspaceError.exit_code
+
+
+def _of_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Which columns hold nothing but numbers, and are set to the right."""
+    return [all(_NUMERIC.match(row[index]) for row in rows) for index in range(len(columns))]
 
 
 def _aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:

@@ -92,8 +92,10 @@ def write_atomic(path: Path, content: bytes, *, sync: bool = True, mode: int = 0
 
 def write_new(path: Path, content: bytes | memoryview, *, mode: int = 0o644) -> None:
     """Write a file of a folder that is not in its place yet, where nobody sees it half written. Raises WorkspaceError."""
-    with as_workspace_error("write"):
+    try:
         _write(path, content, sync=False, mode=mode)
+    except OSError as error:
+        raise WorkspaceError.from_os_error(_named(error, path), "write") from error
 
 
 @contextlib.contextmanager

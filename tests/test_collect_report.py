@@ -4,10 +4,10 @@ import ctypes
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from html.parser import HTMLParser
 
 import msgspec
@@ -20,7 +20,7 @@ from collect.cli import main
 from collect.equal_losses import compare
 from collect.figures import accuracy, epoch_histogram, epoch_time, scaling, throughput
 from collect.verdicts.reported import Beside
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError
 from shardlab.record import LineWriter, ValidationRecord
 from shardlab.run import run_id
 from shardlab.workspace import Workspace
@@ -386,21 +386,85 @@ def test_an_error_midway_leaves_the_old_report(tmp_path, monkeypatch):
     assert not list(tmp_path.glob(".report*"))
 
 
-def test_a_kill_midway_leaves_the_old_report_or_the_new_one(tmp_path):
-    workspace = support.matrix(tmp_path)
-    command = [sys.executable, "-m", "collect", "summarize", "--workspace", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True)
-    for delay_s in (0.25, 0.35, 0.45, 0.55):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(delay_s)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert {path.name for path in workspace.report.iterdir()} == {"index.html", "summary.json", "tables"}
-        assert (workspace.report / "index.html").read_text().rstrip().endswith("</html>")
-    for left in tmp_path.glob(".report*"):
-        os.utime(left, (0, 0))
-    subprocess.run(command, check=True, capture_output=True)
-    assert not list(tmp_path.glob(".report*"))
+KILLED_AT = """
+import os, signal, sys
+from collect import report, swap
+from collect.cli import main
+point = sys.argv.pop(1)
+def killed_before(module, name, when=lambda *arguments: True):
+    there = getattr(module, name)
+    def instead(*arguments, **options):
+        if when(*arguments):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return there(*arguments, **options)
+    setattr(module, name, instead)
+if point == "first file": killed_before(report.files, "write_new")
+if point == "page": killed_before(report.files, "write_atomic", lambda path, *_: path.name == "index.html")
+if point == "exchange": killed_before(swap, "_exchange")
+if point == "old folder removed": killed_before(swap.shutil, "rmtree")
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def reported_twice(tmp_path_factory):
+    """A workspace with a report, of which the next report will have another title."""
+    workspace = support.matrix(tmp_path_factory.mktemp("killed"), title="the old title")
+    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    expansion = msgspec.structs.replace(workspace.expansion(None), title="the new title")
+    workspace.keep_expansion(expansion)
+    return workspace
+
+
+@pytest.mark.parametrize(
+    ("point", "title"),
+    [("first file", "the old title"), ("page", "the old title"), ("exchange", "the old title"),
+     ("old folder removed", "the new title")],
+)  # fmt: skip
+def test_a_kill_leaves_the_old_report_or_the_new_one_whole(reported_twice, tmp_path, point, title):
+    workspace = Workspace(tmp_path / "workspace")
+    shutil.copytree(reported_twice.path, workspace.path)
+    old = {path.relative_to(workspace.report): path.read_bytes() for path in workspace.report.rglob("*") if path.is_file()}
+    command = ["summarize", "--workspace", str(workspace.path)]
+    killed = subprocess.run([sys.executable, "-c", KILLED_AT, point, *command], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (left,) = workspace.path.glob(".report.*.tmp")
+    assert json.loads((workspace.report / "summary.json").read_text())["title"] == title
+    text = (workspace.report / "index.html").read_text()
+    assert title in text
+    assert text.rstrip().endswith("</html>")
+    found = {path.relative_to(workspace.report): path.read_bytes() for path in workspace.report.rglob("*") if path.is_file()}
+    assert found.keys() == old.keys()
+    assert (found == old) is (title == "the old title")
+    os.utime(left, (0, 0))
+    with swap.replacing(workspace.report, frozenset({"index.html", "summary.json", "tables"})) as fresh:
+        (fresh / "index.html").write_text("next")
+    assert not list(workspace.path.glob(".report*")), "the next report removes what a killed one left, once it is old"
+    assert [path.name for path in workspace.report.iterdir()] == ["index.html"]
+
+
+def test_what_a_command_that_may_still_write_left_is_not_removed(tmp_path):
+    young = tmp_path / ".report.0a1b2c3d.tmp"
+    young.mkdir()
+    with swap.replacing(tmp_path / "report", frozenset()):
+        pass
+    assert young.exists()
+
+
+def test_a_file_that_somebody_puts_into_the_folder_meanwhile_is_not_lost(tmp_path):
+    folder = tmp_path / "report"
+    folder.mkdir()
+    (folder / "index.html").write_text("old")
+
+    def replace():
+        with swap.replacing(folder, frozenset({"index.html"})) as fresh:
+            (fresh / "index.html").write_text("new")
+            (folder / "notes.txt").write_text("of a person")
+
+    with pytest.raises(InputError, match=r"holds 'notes\.txt', which is not part of a report"):
+        replace()
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"index.html": "old", "notes.txt": "of a person"}
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
 
 def test_where_folders_cannot_be_exchanged_they_are_renamed(tmp_path, monkeypatch):
@@ -440,15 +504,6 @@ def test_the_shape_of_the_table_does_not_depend_on_what_was_measured(loaded, tmp
     support.keep(workspace, [support.cell()])
     empty = tables.summary(summary.summarize(load.load(workspace, None), "single"))
     assert empty.schema == tables.summary(summary.summarize(loaded, "single")).schema
-
-
-def test_a_disk_that_fills_is_one_sentence(workspace, monkeypatch):
-    def full(*_args, **_options):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(pl.DataFrame, "write_csv", full)
-    with pytest.raises(WorkspaceError, match="disk is full"), swap.replacing(workspace.path / "other", frozenset()) as fresh:
-        pl.DataFrame({"a": [1]}).write_csv(fresh / "a.csv")
 
 
 def test_accuracy_is_drawn_over_the_seconds_of_training(tmp_path):

@@ -28,7 +28,12 @@ def write(loaded: Loaded, summary: Summary, folder: Path, place: Path) -> None:
         client = package("mlflow.tracking").MlflowClient((folder / FOLDER).as_uri())
         experiment = client.create_experiment(tracked.name(loaded), artifact_location=(place / FOLDER / "artifacts").as_uri())
         for run in tracked.runs(loaded, summary):
-            _run(client, experiment, run)
+            try:
+                _run(client, experiment, run)
+            except package("mlflow.exceptions").MlflowException as error:
+                if isinstance(error.__context__, OSError):  # the client hides what the system said, such as of a full disk
+                    raise error.__context__ from error
+                raise
 
 
 def _run(client: Any, experiment: str, run: Tracked) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from collect import tracked
+from collect import swap, tracked
 from collect.export import Export, environment, package
 from collect.load import Loaded
 from collect.summary import Summary
@@ -17,14 +20,25 @@ FOLDER = "wandb"  # the library's own name for it
 
 def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
     # The library's reports of its own errors leave the machine unless this is set before it is imported.
-    with environment(WANDB_ERROR_REPORTING="false"):
+    with environment(WANDB_ERROR_REPORTING="false"), _without_complaints_of_logging():
         wandb = package("wandb")
         try:
             for run in tracked.runs(loaded, summary):
                 _run(wandb, tracked.name(loaded), run, folder)
         finally:
             wandb.teardown()
+    swap.must_have_room(folder)  # a process of the library writes the runs, and ends well also if the disk is full
     _tidy(folder / FOLDER)
+
+
+@contextlib.contextmanager
+def _without_complaints_of_logging() -> Iterator[None]:
+    """The library keeps a log beside each run. On a full disk `logging` would print a traceback for each line of that log."""
+    before, logging.raiseExceptions = logging.raiseExceptions, False
+    try:
+        yield
+    finally:
+        logging.raiseExceptions = before
 
 
 def _run(wandb: ModuleType, project: str, run: Tracked, folder: Path) -> None:

@@ -1,0 +1,118 @@
+"""Runs as rows of `jobs status`: what each column says, and which columns and rows a terminal has room for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, tzinfo
+
+import msgspec
+from rich.cells import cell_len
+
+from jobs.reconcile import Status
+from shardlab.state import FINAL
+
+RUN, STATE, SCHEDULER, STEP, RATE, TO_GO, STARTED, ENDED, TOOK, WHY = (
+    "run", "state", "scheduler", "step", "units/s", "to go", "started", "ended", "took", "why",
+)  # fmt: skip
+COLUMNS = (RUN, STATE, SCHEDULER, STEP, RATE, TO_GO, STARTED, ENDED, TOOK, WHY)
+# Which columns are left out of a terminal that is too narrow, in this order: while runs go on, and when all have ended.
+WHILE_RUNNING = (SCHEDULER, ENDED, RATE, STARTED, TO_GO, STEP, TOOK)
+WHEN_ENDED = (SCHEDULER, RATE, TO_GO, STEP, ENDED, STARTED, TOOK)
+GAP = 2  # spaces between two columns
+LEAST_WHY = 36  # columns that a reason needs to be read in the table; else it stands below
+AROUND = 6  # lines of a live table that are no row: heading, rule, edges, summary
+
+
+class StatusTable(msgspec.Struct, frozen=True):
+    """What is shown. below: the reasons that the table has no room for, a line each. left_out: how many runs are not shown."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    runs: list[Status]
+    below: list[str]
+    left_out: int = 0
+
+
+def table(found: Sequence[Status], width: int | None = None, height: int | None = None) -> StatusTable:
+    """The runs as a table. width, height: of the terminal, which decide what is shown; without them all of it is."""
+    runs = list(found) if height is None else _most_telling(found, max(height - AROUND, 1))
+    zone = datetime.now().astimezone().tzinfo
+    rows = [_row(run, zone) for run in runs]
+    shown, below = list(COLUMNS), list[str]()
+    if width is not None:
+        shown = _fitting(runs, rows, width)
+        if WHY not in shown:
+            below = [f"{run.id}: {row[WHY]}" for run, row in zip(runs, rows, strict=True) if row[WHY]]
+    cells = [[row[name] for name in shown] for row in rows]
+    return StatusTable(shown, cells, runs, below, len(found) - len(runs))
+
+
+def duration(seconds: float) -> str:
+    """Seconds for a person, in two units at most."""
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest}s"
+    hours, minutes = divmod(minutes, 60)
+    if not hours:
+        return f"{minutes}m {rest:02}s"
+    return f"{hours}h {minutes:02}m" if hours < 24 else f"{hours // 24}d {hours % 24:02}h"
+
+
+def summary(found: Sequence[Status]) -> str:
+    """How many runs are in which state, and the zone of their times."""
+    counts = sorted(Counter(run.state for run in found).items(), key=lambda item: (item[0] in FINAL, item[0]))
+    rehearsed = sum(bool(run.rehearsal) for run in found)
+    note = f" {rehearsed} of them a rehearsal (on CPU: the line, not the speed)." if rehearsed else ""
+    zone = f" Times are {datetime.now().astimezone():%Z}." if any(run.started for run in found) else ""
+    return f"{len(found)} run(s): {', '.join(f'{count} {name}' for name, count in counts)}.{note}{zone}"
+
+
+def _row(run: Status, zone: tzinfo | None) -> dict[str, str]:
+    resumed = f"resumed from step {run.resumed_from_step}" if run.resumed_from_step is not None else ""
+    started, ended = (moment.astimezone(zone) if moment else None for moment in (run.started, run.ended))
+    return {
+        RUN: run.id,
+        STATE: run.state,
+        SCHEDULER: run.scheduler["raw"],
+        STEP: f"{run.step or 0} of {run.steps}" if run.steps is not None and run.step is not None else "",
+        RATE: f"{run.throughput:,.0f}" if run.throughput is not None else "",
+        TO_GO: duration(run.eta_s) if run.eta_s is not None else "",
+        STARTED: _moment(started, datetime.now(zone)) if started else "",
+        ENDED: _moment(ended, started or datetime.now(zone)) if ended else "",
+        TOOK: duration(run.duration_s) if run.duration_s is not None else "",
+        WHY: "; ".join(filter(None, (run.why, resumed))),
+    }
+
+
+def _moment(moment: datetime, beside: datetime) -> str:
+    """A time of day, with the date if that is not the date of `beside`, and with the year if that is another."""
+    if moment.date() == beside.date():
+        return f"{moment:%H:%M:%S}"
+    return f"{moment:%b %d %H:%M:%S}" if moment.year == beside.year else f"{moment:%Y-%m-%d %H:%M}"
+
+
+def _fitting(runs: Sequence[Status], rows: Sequence[dict[str, str]], width: int) -> list[str]:
+    """The columns that say something and fit in a line without being folded; `why` may be folded, or has no room at all."""
+    wide = {name: max([cell_len(name), *(cell_len(row[name]) for row in rows)]) for name in COLUMNS}
+    shown = [name for name in COLUMNS if name in (RUN, STATE) or any(row[name] for row in rows)]
+    for dropped in ("", *(WHILE_RUNNING if any(run.state == "running" for run in runs) else WHEN_ENDED)):
+        shown = [name for name in shown if name != dropped]
+        taken = sum(wide[name] + GAP for name in shown if name != WHY)
+        if taken - GAP <= width:
+            break
+    if WHY in shown and taken + min(wide[WHY], LEAST_WHY) > width:
+        shown.remove(WHY)
+    return shown
+
+
+def _most_telling(found: Sequence[Status], most: int) -> list[Status]:
+    """At most so many runs: those that run, then those that did not end well, that wait, and that did; in their own order."""
+
+    def rank(run: Status) -> int:
+        if run.state == "running":
+            return 0
+        return 3 if run.expected else 2 if run.state in ("pending", "planned") else 1
+
+    kept = {run.id for run in sorted(found, key=rank)[:most]}
+    return [run for run in found if run.id in kept]

@@ -1,0 +1,159 @@
+"""`jobs status`: when a run started and ended, how long it took, and what a narrow terminal shows of it."""
+
+import json
+import re
+from datetime import UTC, datetime
+
+import pytest
+import support_collect as support
+from support_hostile import on_terminal
+
+from jobs import reconcile, status_table
+from jobs.cli import main
+from jobs.reconcile import Status
+from shardlab.record import SCHEMA, Event, LineWriter
+from shardlab.workspace import Workspace
+
+STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+START = "2025-10-09T08:53:20Z"  # support.START_S
+
+
+def status_of(workspace, capsys):
+    assert main(["status", "--json", "--workspace", str(workspace.path)]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run that was rendered five seconds before START, and nothing more."""
+    return support.prepare(Workspace(tmp_path), support.cell(), 1)
+
+
+def events(folder, *said, writer="attempt"):
+    """Events of a run: (name, seconds after START, data)."""
+    with LineWriter(folder.events_file(writer)) as lines:
+        for name, after_s, data in said:
+            at = support.START_S + after_s
+            lines.write(Event(schema=SCHEMA, event=name, writer=writer, wall_s=at, host=support.HOST, data=data))
+
+
+STARTED, OVER = ("started", 0, {}), ("exited", 83.5, {"code": 1, "reason": "failed", "why": "it failed"})
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ([], (None, None, None)),
+        ([STARTED, OVER], (START, "2025-10-09T08:54:43.500000Z", 83.5)),
+        # after a requeue: the first start and the last end, with the wait between
+        ([STARTED, ("exited", 10, {"code": 98, "reason": "timeout"}), ("started", 40, {}), OVER],
+         (START, "2025-10-09T08:54:43.500000Z", 83.5)),
+        # a clock that was set back never makes a time below 0, and an end before the start is none
+        ([("started", 100, {}), ("exited", 83.5, {"code": 1, "reason": "failed", "why": ""})],
+         ("2025-10-09T08:55:00Z", None, None)),
+    ],
+)  # fmt: skip
+def test_start_end_and_duration_of_a_run(folder, capsys, said, expected):
+    events(folder, *said)
+    run = status_of(Workspace(folder.path.parent.parent), capsys)
+    assert (run["started"], run["ended"], run["duration_s"]) == expected
+
+
+def test_a_run_whose_supervisor_was_lost_has_a_start_and_no_end(folder, capsys):
+    events(folder, STARTED)
+    # what the queue writes when it finds out, some time later, that nobody watches the run any more
+    events(folder, ("exited", 5000, {"code": None, "reason": "node_fail", "why": "the machine rebooted"}), writer="queue")
+    run = status_of(Workspace(folder.path.parent.parent), capsys)
+    assert (run["state"], run["started"], run["ended"], run["duration_s"]) == ("node_fail", START, None, None)
+
+
+@pytest.mark.parametrize(("state", "has_end"), [("timeout", True), ("completed", True), ("pending", False), ("unknown", False)])
+def test_a_run_that_slurm_starts_again_has_not_ended(folder, state, has_end):
+    events(folder, STARTED, ("exited", 10, {"code": 98, "reason": "timeout"}))
+    started, ended = reconcile.span(folder.events(), state)
+    assert started is not None
+    assert (ended is not None) is has_end
+
+
+def test_a_table_says_local_times_with_their_zone(folder):
+    events(folder, STARTED, OVER)
+    said = on_terminal(["-m", "jobs", "status", "--workspace", str(folder.path.parent.parent)], 120, TZ="Asia/Kolkata")
+    said = STYLES.sub("", said)
+    assert "2025-10-09 14:23  14:24:43  1m 24s" in said
+    assert "Times are IST." in said
+
+
+def test_without_a_start_no_zone_is_named(folder, capsys):
+    assert main(["status", "--workspace", str(folder.path.parent.parent)]) == 0
+    assert "Times" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "0s"), (0.4, "0s"), (59.4, "59s"), (59.6, "1m 00s"), (83.5, "1m 24s"), (3599.4, "59m 59s"), (3599.6, "1h 00m"),
+        (7384, "2h 03m"), (86399, "23h 59m"), (86400, "1d 00h"), (200000, "2d 07h"),
+    ],
+)  # fmt: skip
+def test_durations_are_told_in_two_units(seconds, said):
+    assert status_table.duration(seconds) == said
+
+
+def status(number, state="completed", **more):
+    at = datetime(2026, 5, 1, 12, 0, number % 60, tzinfo=UTC)
+    known = {
+        "id": f"ddp-gpt2-tiny-g2-b8-2255b0937cfb-r{number}", "cell": None, "state": state, "why": "",
+        "scheduler": {"name": "slurm", "id": "1234567", "raw": "COMPLETED"}, "step": 10, "steps": 10, "throughput": 7702.0,
+        "unit": "tokens", "eta_s": None, "started": at, "ended": at, "duration_s": 0.0, "hosts": [], "attempt": 1, "repeat": 1,
+        "rehearsal": False, "expected": state == "completed",
+    }  # fmt: skip
+    return Status(**(known | more))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
+def test_no_line_of_the_table_is_folded_where_the_terminal_has_room_for_names_and_states(width):
+    runs = [status(1), status(2, "failed", why="rank 0: ValueError: " + "shapes " * 30), status(3, "running", eta_s=4000.0)]
+    shown = status_table.table(runs, width)
+    assert shown.columns[:2] == ["run", "state"]
+    line = sum(2 + max(len(row[place]) for row in (shown.columns, *shown.rows)) for place in range(len(shown.columns))) - 2
+    if "why" in shown.columns:
+        assert width - (line - len(shown.rows[1][-1])) >= 36, "a reason that is folded still has room to be read"
+        assert shown.below == []
+    else:
+        assert line <= max(width, 46)
+        assert shown.below == [f"{runs[1].id}: {runs[1].why}"]
+
+
+def test_on_80_columns_runs_that_go_on_show_how_far_they_are_and_ended_ones_when():
+    ended, going = [status(1)], [status(1), status(2, "running", eta_s=4000.0, ended=None)]
+    assert status_table.table(ended, 80).columns == ["run", "state", "started", "ended", "took"]
+    assert status_table.table(going, 80).columns == ["run", "state", "step", "to go", "took"]
+    assert status_table.table(going).columns == list(status_table.COLUMNS), "a pipe has all columns"
+
+
+def test_a_column_that_says_nothing_takes_no_room():
+    waiting = status(1, "pending", started=None, ended=None, duration_s=None, step=None, throughput=None)
+    assert status_table.table([waiting], 200).columns == ["run", "state", "scheduler"]
+
+
+def test_a_live_table_that_is_higher_than_the_terminal_shows_what_runs_and_what_failed():
+    runs = [status(number) for number in range(30)]
+    runs[25] = status(25, "running", ended=None)
+    runs[28] = status(28, "failed", why="x")
+    runs[29] = status(29, "pending", started=None, ended=None)
+    shown = status_table.table(runs, 80, 12)
+    assert [run.id for run in shown.runs] == [run.id for run in (*runs[:3], runs[25], runs[28], runs[29])]
+    assert shown.left_out == 24
+    assert len(status_table.table(runs, 80, 100).runs) == 30
+
+
+def test_a_live_table_fits_the_terminal_and_says_what_it_leaves_out(tmp_path):
+    workspace = Workspace(tmp_path)
+    for repeat in range(1, 31):
+        events(support.prepare(workspace, support.cell(), repeat), STARTED, OVER)
+    said = on_terminal(["-m", "jobs", "status", "--watch", "--workspace", str(tmp_path)], 80, LINES="24", NO_COLOR="1")
+    drawn, *rest = STYLES.sub("", said).partition("12 of them not shown.")
+    assert any(rest)
+    assert drawn.count("failed") == 18 + 1  # rows, and the summary
+    assert all(len(line) <= 80 for line in drawn.split("\n"))
