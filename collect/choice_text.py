@@ -127,7 +127,7 @@ def uncompared(summary: Summary) -> list[tuple[str, list[Link]]]:
 def lines(family: Family, shown: Sequence[str]) -> list[Line]:
     """Its contests in which there is something to choose, as many as are shown, by the criteria that are."""
     every = [
-        Line(_ranks(contest.ranks), _about(family, contest), [_said(contest, name) for name in shown], _out(contest))
+        Line(_ranks(contest.ranks), _about(contest), [said(contest, name) for name in shown], _out(contest))
         for contest in family.contests
         if contest.open
     ]
@@ -150,8 +150,8 @@ def nodes(family: Family) -> list[Node]:
     return asked
 
 
-def _said(contest: Contest, criterion: str) -> Said:
-    """The answer of a contest in a cell of the table."""
+def said(contest: Contest, criterion: str) -> Said:
+    """The answer of a contest by one criterion."""
     standing = next((one for one in contest.standings if one.criterion == criterion), None)
     if standing is None:
         measured = contest.named("measured")
@@ -323,7 +323,12 @@ def _ranks(ranks: int) -> str:
     return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
-def _about(family: Family, contest: Contest) -> str:
+def where(contest: Contest) -> str:
+    """`8 ranks, batch 64`."""
+    return f"{_ranks(contest.ranks)}, {_about(contest)}"
+
+
+def _about(contest: Contest) -> str:
     """The batch, and the nodes where they tell contests apart."""
     nodes = f"{contest.nodes} nodes, " if contest.nodes > 1 else ""
     return f"{nodes}batch {contest.batch}"

@@ -25,7 +25,8 @@ FEW = 40  # points of a line: of so few each is marked, as one between two gaps 
 MOST_SHOWN = 12  # lines that are drawn at first; the others wait in the legend
 MOST_CELLS = 100  # of a group that figures are of: the largest study has 59, and nobody reads a legend of thousands
 LEGEND_HEIGHT_PX = 132  # more lines of text than that scroll, so that a phone's narrow legend leaves the figure its room
-ROW_PX, MARGIN_PX = 34, 76
+ROW_PX, DENSE_ROW_PX, MARGIN_PX = 34, 24, 76
+FEW_ROWS = 16  # cells of a figure with a line each; lines of more cells are closer together
 PICTURE_PX, TITLE_PX = {False: 640, True: 1000}, 44
 LEGEND_PX, LINE_PX = 200, 20  # about what a name in a legend takes of a picture's width, and a line of them of its height
 
@@ -167,7 +168,7 @@ def by_cell(group: Group, x_title: str) -> dict[str, Any]:
 
 
 def by_cell_height(group: Group) -> int:
-    return MARGIN_PX + ROW_PX * len(group.marks)
+    return MARGIN_PX + (ROW_PX if len(group.marks) <= FEW_ROWS else DENSE_ROW_PX) * len(group.marks)
 
 
 def states(group: Group, drawn: Sequence[bool]) -> dict[str, Any]:

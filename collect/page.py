@@ -12,7 +12,19 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from collect import choice_text, columns, excerpt, figure, notation, palette, provenance, study_tables, terminal, verdict_text
+from collect import (
+    answer,
+    choice_text,
+    columns,
+    excerpt,
+    figure,
+    notation,
+    palette,
+    provenance,
+    study_tables,
+    terminal,
+    verdict_text,
+)
 from collect.columns import Column
 from collect.figures import (
     accuracy,
@@ -49,6 +61,7 @@ WIDE = (
     "telemetry", "memory_timeline", "breakdown", "collectives", "operator_differences", "memory_categories", "sharding",
     "head_to_head",
 )  # fmt: skip  # figures that take a whole row
+MOST_UNLIKE = 1.4  # ratio of the heights of two figures in a row
 # in the order of the page
 FIGURES: tuple[ModuleType, ...] = (
     head_to_head,
@@ -59,10 +72,10 @@ FIGURES: tuple[ModuleType, ...] = (
 
 # in the order of a reader's questions; each is a file of templates/report
 SECTIONS = {
-    "summary": "Summary",
+    "answer": "In short",
     "choices": "Which to choose",
-    "verdicts": "Verdicts",
     "figures": "Figures",
+    "summary": "All cells",
     "reported": "Reported beside measured",
     "study": "What the study leaves open",
     "also": "Also measured",
@@ -98,8 +111,10 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
     table = columns.table(summary.rows, shown.rows)
     label_of = summary.label_of
     drawn = drawings(loaded, summary)
-    head_to_head = [one for one in drawn if one.kind == "head_to_head"]
-    figures = [one for one in drawn if one.kind != "head_to_head"]
+    headline = _headline(drawn, [choice.workload for choice in answer.choices(summary)])
+    others = [one for one in drawn if headline is None or one.name != headline.name]
+    head_to_head = [one for one in others if one.kind == "head_to_head"]
+    figures = [one for one in others if one.kind != "head_to_head"]
     reported = verdict_text.reported(summary, label_of)
     place_of = {row.id: place for place, row in enumerate(shown.rows)}
     return render_page(
@@ -127,6 +142,9 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         state_class=_state_class,
         place_of_runs={cell.id: provenance.cell(cell) for cell in loaded.cells if cell.id in place_of},
         figures=figures,
+        headline=headline,
+        answer=answer,
+        claims=[answer.claim(verdict, summary) for verdict in summary.verdicts],
         head_to_head=head_to_head,
         choices=choice_text,
         script_json=_script_json,
@@ -143,7 +161,6 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
 def _sections(summary: Summary, figures: Sequence[Drawn], table: columns.Table) -> list[tuple[str, str]]:
     """(name, title) of those that have something to say."""
     having: dict[str, Sequence[Any]] = {
-        "verdicts": summary.verdicts,
         "figures": figures,
         "reported": summary.reported,
         "study": [*summary.assumed, *summary.notes],
@@ -155,6 +172,16 @@ def _sections(summary: Summary, figures: Sequence[Drawn], table: columns.Table) 
         "traces": [*summary.rounding, *summary.collectives, *summary.operators],
     }
     return [(name, title) for name, title in SECTIONS.items() if having.get(name, [title])]
+
+
+def _headline(drawn: Sequence[Drawn], workloads: Sequence[str]) -> Drawn | None:
+    """The figure that a report starts with: what strategies give for what they take, else how fast they are."""
+    for kind in ("head_to_head", "throughput_per_s"):
+        found = [one for one in drawn if one.kind == kind]
+        if found:
+            first = next((one for one in found if workloads and one.title.endswith(f", {workloads[0]}")), found[0])
+            return msgspec.structs.replace(first, wide=False)  # what to choose stands beside it
+    return None
 
 
 def _bundle() -> str:
@@ -174,12 +201,32 @@ def drawings(loaded: Loaded, summary: Summary) -> list[Drawn]:
     found = []
     for group in groups:
         drawn = [one for module in FIGURES if (one := module.draw(group)) is not None]
-        narrow = [one.name for one in drawn if one.name not in WIDE]
-        alone = narrow[-1:] if len(narrow) % 2 else []  # two stand side by side: the last of an odd number has no partner
         of = f", {group.workload}" if len(groups) > 1 else ""
         more = f" Of {len(group.marks) + group.left_out:,} cells the first {len(group.marks)}." if group.left_out else ""
-        found += [_drawn(one, of, more, one.name in (*WIDE, *alone)) for one in drawn]
+        found += [_drawn(one, of, more, wide) for one, wide in in_rows(drawn)]
     return found
+
+
+def in_rows(drawn: Sequence[figure.Figure]) -> list[tuple[figure.Figure, bool]]:
+    """The figures in rows of two that are about as high, so that none leaves a hole beside another: (figure, whether it has the
+    whole row). The order is kept but for the partner of each figure, which is the next one of a like height.
+    """
+    waiting = list(drawn)
+    found: list[tuple[figure.Figure, bool]] = []
+    while waiting:
+        one = waiting.pop(0)
+        partner = None if one.name in WIDE else next((other for other in waiting if _is_partner(one, other)), None)
+        if partner is None:
+            found.append((one, True))
+        else:
+            waiting.remove(partner)
+            found += [(one, False), (partner, False)]
+    return found
+
+
+def _is_partner(one: figure.Figure, other: figure.Figure) -> bool:
+    low, high = sorted((one.height_px, other.height_px))
+    return other.name not in WIDE and high <= MOST_UNLIKE * low
 
 
 def _drawn(found: figure.Figure, of: str, more: str, wide: bool) -> Drawn:

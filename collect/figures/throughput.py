@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from collect.figure import INK, MUTED, Figure, Group, by_cell, by_cell_height, interval, states
+from collect.figure import INK, MUTED, Figure, Group, axis, by_cell, by_cell_height, interval, states
+from collect.statistics import Estimate
 
 NAME = "throughput_per_s"
+PADDING = 0.03  # of the axis, so that no mark is cut at its ends
+MOST_INTERVAL = 1.5  # times the largest mean: a wider interval is cut there
 
 
 def draw(group: Group) -> Figure | None:
@@ -15,7 +19,8 @@ def draw(group: Group) -> Figure | None:
     unit = next((estimate.unit for estimate in found if estimate), None)
     if unit is None:
         return None
-    data = [states(group, [estimate is not None for estimate in found]), _ideal(group, unit)]
+    end = _end([estimate for estimate in found if estimate])
+    data = [states(group, [estimate is not None for estimate in found]), *_ideal(group, unit, end)]
     for mark, estimate in zip(group.marks, found, strict=True):
         if estimate:
             data.append(
@@ -29,24 +34,51 @@ def draw(group: Group) -> Figure | None:
                     "hovertemplate": f"%{{x:,.4~g}} {unit}, n = {estimate.n}<extra>%{{y}}</extra>",
                 }
             )
-    caption = f"Mean over repeats with its 95 % interval. Upright line: ideal scaling of {group.baseline} to as many ranks."
-    return Figure(NAME, "Throughput", caption, by_cell_height(group), data, by_cell(group, unit))
+    caption = f"Mean over repeats with its 95 % interval. Upright stroke: ideal scaling of {group.baseline} to as many ranks."
+    if data[2]["x"]:
+        caption += " Arrow at the edge: ideal scaling lies beyond this axis."
+    shape = by_cell(group, unit)
+    shape["xaxis"] = axis(unit, range=[-PADDING * end, end], nticks=5, tickangle=0)
+    return Figure(NAME, "Throughput", caption, by_cell_height(group), data, shape)
 
 
-def _ideal(group: Group, unit: str) -> dict[str, Any]:
-    """The throughput of each cell's baseline, times the ratio of ranks."""
+def _end(found: Sequence[Estimate]) -> float:
+    """The end of the axis: beyond the largest mean and its interval, unless that interval is so wide that it hides the rest."""
+    largest = max(estimate.value for estimate in found)
+    widest = max(estimate.high or estimate.value for estimate in found)
+    return (1 + PADDING) * min(widest, MOST_INTERVAL * largest) or 1.0
+
+
+def _ideal(group: Group, unit: str, end: float) -> list[dict[str, Any]]:
+    """The throughput of each cell's baseline times the ratio of ranks: strokes, and arrows for those beyond the axis."""
     by_id = {mark.row.id: mark.row for mark in group.marks}
-    x, y = [], []
+    found = []
     for mark in group.marks:
         against = by_id.get(mark.row.baseline or "")
         if against is not None and against is not mark.row and NAME in against.metrics:
-            x.append(against.metrics[NAME].value * mark.row.cell["gpus"] / against.cell["gpus"])
-            y.append(mark.label)
+            ideal = against.metrics[NAME].value * mark.row.cell["gpus"] / against.cell["gpus"]
+            found.append((ideal, mark.label))
+    stroke = {"symbol": "line-ns", "size": 20, "line": {"color": MUTED, "width": 2}, "color": INK}
+    arrow = {"symbol": "triangle-right", "size": 9, "color": MUTED}
+    shown = [entry for entry in found if entry[0] <= end]
+    beyond = [entry for entry in found if entry[0] > end]
+    return [
+        _strokes("ideal", [ideal for ideal, _ in shown], shown, stroke, unit),
+        _strokes("ideal, beyond the axis", [end] * len(beyond), beyond, arrow, unit) | {"cliponaxis": False},
+    ]
+
+
+def _strokes(
+    name: str, x: Sequence[float], entries: Sequence[tuple[float, str]], marker: dict[str, Any], unit: str
+) -> dict[str, Any]:
+    """entries: (ideal throughput, the label of the cell)."""
     return {
         "type": "scatter",
         "mode": "markers",
-        "x": x,
-        "y": y,
-        "marker": {"symbol": "line-ns", "size": 20, "line": {"color": MUTED, "width": 2}, "color": INK},
-        "hovertemplate": f"ideal: %{{x:,.4~g}} {unit}<extra>%{{y}}</extra>",
+        "name": name,
+        "x": list(x),
+        "y": [label for _, label in entries],
+        "customdata": [ideal for ideal, _ in entries],
+        "marker": marker,
+        "hovertemplate": f"ideal: %{{customdata:,.4~g}} {unit}<extra>%{{y}}</extra>",
     }

@@ -53,7 +53,7 @@ def draw(group: Group) -> Figure | None:
         "Means over repeats with their 95 % intervals."
     )
     shape = by_cell(group, "%") | {"showlegend": True}
-    shape["xaxis"] |= {"range": [0, 102]}
+    shape["xaxis"] |= {"range": [-2, 102]}
     return Figure("utilization", "Utilization", caption, by_cell_height(group) + KEY_PX, data, shape)
 
 

@@ -93,6 +93,28 @@ def sides(test: ast.expr, values: Mapping[str, Value]) -> tuple[float | None, fl
     return left, right
 
 
+def intervals(test: ast.expr, values: Mapping[str, Value]) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
+    """The 95 % intervals of the two numbers that a comparison compares; None for a side that does not scatter."""
+    if not isinstance(test, ast.Compare) or not any(isinstance(value, pl.Series) for value in values.values()):
+        return None, None
+    if any(isinstance(value, str) for value in values.values()) or isinstance(test.ops[0], ast.In | ast.NotIn):
+        return None, None
+    frame = pl.DataFrame({"": pl.Series([0.0] * DRAWS), **{text: _drawn(value) for text, value in values.items()}})
+    left, right = (
+        _interval(frame.select(side=_number(side, values) + pl.col(""))["side"]) for side in (test.left, test.comparators[0])
+    )
+    return left, right
+
+
+def _drawn(value: Value) -> pl.Series:
+    return value if isinstance(value, pl.Series) else pl.Series([value] * DRAWS)
+
+
+def _interval(drawn: pl.Series) -> tuple[float, float] | None:
+    low, high = drawn.quantile(0.025, "linear"), drawn.quantile(0.975, "linear")
+    return None if low is None or high is None or low == high else (low, high)
+
+
 def _test(node: ast.expr, values: Mapping[str, Value], operands: list[pl.Expr]) -> pl.Expr:
     match node:
         case ast.BoolOp(op=op, values=inner):

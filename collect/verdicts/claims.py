@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -14,9 +16,12 @@ from collect.verdicts import chance, reasons
 from collect.verdicts.chance import Value
 from collect.verdicts.number import ALONE, Number
 from collect.verdicts.selection import STATE, Measurements, Unanswered
+from shardlab import matrix
 from shardlab.expression import Expression, ExpressionError
+from shardlab.workspace import Expansion
 
 Word = Literal["reproduced", "contradicted", "undecided", "ambiguous", "not run"]
+LEAST_REPEATS = 3  # of which an interval is by their own scatter
 LEVEL = 0.025  # of each side: the tests are those of two-sided 95 % intervals
 
 
@@ -38,20 +43,30 @@ class Entered(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Part(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One of the tests that a claim says all hold. left, right: its sides as measured. holds_pct: of draws; absent where the
-    scatter is not known, then `holds` is of the numbers as measured."""
+    """One of the tests that a claim says all hold.
+
+    left, right: its sides as measured; left_interval, right_interval: their 95 % intervals, absent if no repeats tell them and
+    for a constant; left_unit, right_unit: absent if the side has no unit or its unit is not known. holds_pct: of draws; absent
+    if the scatter is not known, then `holds` is of the numbers as measured.
+    """
 
     test: str
     holds: bool
     left: float | None = None
     right: float | None = None
+    left_interval: tuple[float, float] | None = None
+    right_interval: tuple[float, float] | None = None
+    left_unit: str = ""
+    right_unit: str = ""
     holds_pct: float | None = None
 
 
 class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One claim. why: in a sentence. reasons: why measured and reported may differ. remarks: what a reader has to know of it.
+    """One claim.
 
-    rehearsal: of runs that say nothing of speed or size. illustrative: of a study that ran nothing itself.
+    why: in a sentence. reasons: why measured and reported may differ. remarks: what a reader has to know of it. helps: the
+    command that is likely to decide it. rehearsal: of runs that say nothing of speed or size. illustrative: of a study that ran
+    nothing itself.
     """
 
     id: str
@@ -65,6 +80,7 @@ class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):
     remarks: list[str] = []
     reasons: list[str] = []
     notes: list[str] = []
+    helps: str = ""
     rehearsal: bool = False
     illustrative: bool = False
 
@@ -115,6 +131,8 @@ def _judge(loaded: Loaded, measurements: Measurements, claim: Mapping[str, Any],
         verdict.verdict, verdict.why = "undecided", f"{error}"
     if unproven := _unproven(measurements, verdict, numbers):
         verdict.verdict, verdict.why = "undecided", unproven
+    elif verdict.verdict == "undecided" and verdict.parts:
+        verdict.helps = more_repeats(loaded.expansion, max(entered.n for entered in verdict.numbers))
     if verdict.verdict == "contradicted":
         metrics = {number.found.metric.name for number in numbers}
         lists = [reasons.likely(loaded, measurements.cell(row), row, metrics) for row in cells]
@@ -184,8 +202,12 @@ def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]
         mine = chance.calls(test).keys()
         part = Part(test=ast.unparse(test), holds=chance.share(test, {text: measured[text] for text in mine}) == 1)
         part.left, part.right = chance.sides(test, {text: measured[text] for text in mine})
+        units = {entered.call: entered.unit for entered in verdict.numbers}
+        if sides := _sides(test):
+            part.left_unit, part.right_unit = (_unit(side, units) or "" for side in sides)
         if mine <= drawn.keys():
             part.holds_pct = 100 * chance.share(test, {text: drawn[text] for text in mine})
+            part.left_interval, part.right_interval = chance.intervals(test, {text: drawn[text] for text in mine})
         verdict.parts.append(part)
     failing = [part for part in verdict.parts if part.holds_pct is not None and part.holds_pct <= 100 * LEVEL / len(tests)]
     open_ = [part for part in verdict.parts if part.holds_pct is None or part.holds_pct < 100 * (1 - LEVEL)]
@@ -201,6 +223,41 @@ def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]
         unknown = [part for part in open_ if part.holds_pct is None]
         once = "as measured it holds" if all(part.holds for part in verdict.parts) else "as measured it does not hold"
         verdict.why = f"{ALONE}; {once}" if unknown else "; ".join(_overlaps(part) for part in open_)
+
+
+def more_repeats(expansion: Expansion, n: int) -> str:
+    """The command that runs the cells of a matrix more often. n: how often they ran."""
+    shipped = matrix.shipped()
+    name = expansion.name.removesuffix("-tiny") if expansion.scale == "tiny" else expansion.name
+    given = name if name in shipped and shipped[name].name == Path(expansion.path).name else shlex.quote(expansion.path)
+    scale = " --scale tiny" if expansion.scale == "tiny" else ""
+    return f"jobs submit --matrix {given}{scale} --repeats {max(LEAST_REPEATS, 2 * n)}"
+
+
+def _sides(test: ast.expr) -> list[ast.expr]:
+    return [test.left, test.comparators[0]] if isinstance(test, ast.Compare) else []
+
+
+def _unit(node: ast.expr, units: Mapping[str, str]) -> str | None:
+    """The unit of one side of a test; "x" for a ratio, "" for a plain number, None if it is not known."""
+    match node:
+        case ast.Call():
+            return units.get(ast.unparse(node))
+        case ast.Constant():
+            return ""
+        case ast.UnaryOp(operand=operand):
+            return _unit(operand, units)
+        case ast.BinOp(left=left, op=op, right=right):
+            one, other = _unit(left, units), _unit(right, units)
+            if isinstance(op, ast.Div) and one == other and one:
+                return "x"
+            if other == "" and not isinstance(op, ast.Pow):
+                return one  # scaled or shifted by a plain number
+            if one == "" and isinstance(op, ast.Mult | ast.Add | ast.Sub):
+                return other
+            return one if one == other and isinstance(op, ast.Add | ast.Sub) else None
+        case _:
+            return None
 
 
 def _fails(part: Part) -> str:
