@@ -48,8 +48,8 @@ def sample(wall_s, *, host="a", boot="1", nics=(), gpus=None, **more):
     return Sample(schema=1, t_s=wall_s, wall_s=wall_s, host=host, boot_id=boot, nics=list(nics) or None, gpus=gpus, **more)
 
 
-def nic(tx_bytes, name="eth0", kind="physical"):
-    return NicSample(name=name, kind=kind, tx_bytes=tx_bytes)
+def nic(tx_bytes, name="eth0", kind="physical", mac=None, pci=None):
+    return NicSample(name=name, kind=kind, tx_bytes=tx_bytes, mac=mac, pci=pci)
 
 
 def measured(ranks, telemetry_of=(), gpus=None, *, result=RESULT, hosts_of=(), validation=(), **keys):
@@ -323,6 +323,43 @@ def test_virtual_interfaces_count_only_where_a_host_has_no_physical_one():
 )
 def test_a_counter_that_cannot_be_trusted_gives_no_number(seen):
     assert network.network(measured(WINDOW, seen)) is None
+
+
+CARD, OTHER_CARD = {"mac": "02:00:00:00:00:01", "pci": "0000:c5:00.0"}, {"mac": "02:00:00:00:00:02", "pci": "0000:c5:00.1"}
+SAME_PORT = CARD | {"mac": "02:00:00:00:00:02"}
+NO_DEVICE = {"kind": "virtual", "mac": "02:00:00:00:00:03"}
+
+
+@pytest.mark.parametrize(
+    ("moments", "sent"),
+    [
+        # udev renames a card: its counter goes on under another name
+        ([[nic(0, "eth0", **CARD)], [nic(600, "ens5", **CARD)], [nic(1200, "ens5", **CARD)]], 1000),
+        # bonding gives a port the address of another one
+        ([[nic(0, **CARD)], [nic(600, **SAME_PORT)], [nic(1200, **SAME_PORT)]], 1000),
+        # a virtual interface has no device: its address tells
+        ([[nic(0, "veth1", **NO_DEVICE)], [nic(600, "pod0", **NO_DEVICE)], [nic(1200, "pod0", **NO_DEVICE)]], 1000),
+        # two cards change names: the one has sent 600 bytes in the 12 seconds, the other 1200
+        (
+            [[nic(0, "a", **CARD), nic(5000, "b", **OTHER_CARD)], [nic(5600, "a", **OTHER_CARD), nic(300, "b", **CARD)],
+             [nic(6200, "a", **OTHER_CARD), nic(600, "b", **CARD)]],
+            1500,
+        ),
+        # two ports of a bond share an address and a card, as long as both are there
+        ([[nic(at, "a", **CARD), nic(at, "b", **CARD)] for at in (0, 600, 1200)], 2000),
+        # another card takes the place and the name of the one that was pulled: nobody knows what was sent in between
+        ([[nic(0, **CARD)], [nic(600, **OTHER_CARD)], [nic(1200, **OTHER_CARD)]], None),
+        ([[nic(0, "v", "virtual", CARD["mac"])], [nic(600, "v", **NO_DEVICE)], [nic(1200, "v", **NO_DEVICE)]], None),
+    ],
+    ids=["renamed", "other address", "virtual", "names exchanged", "bond", "other card", "made again"],
+)  # fmt: skip
+def test_an_interface_is_one_by_its_card_and_address_whatever_its_name(moments, sent):
+    seen = [sample(at, nics=nics) for at, nics in zip((9, 15, 21), moments, strict=True)]
+    found = network.network(measured(WINDOW, seen))
+    assert (found and found.value) == (None if sent is None else pytest.approx(sent))
+    alike = [sample(at, host="b", nics=[nic(100 * at)]) for at in (9, 21)]  # another host's interfaces are others
+    found = network.network(measured(WINDOW, seen + alike))
+    assert (found and found.value) == (None if sent is None else pytest.approx(sent + 1000))
 
 
 def test_scaling_is_strong_with_the_global_batch_and_weak_with_the_batch_per_rank():
