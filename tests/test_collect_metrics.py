@@ -394,6 +394,28 @@ def test_no_degree_of_freedom_has_no_quantile():
         statistics.t_975(0)
 
 
+@pytest.mark.parametrize(
+    ("times", "incomplete", "coverage_pct"),
+    [
+        ((9, 12, 15, 18, 21), "", 100),
+        ((10, 13, 16, 19), "", 90),  # the next one would have come after the last step
+        ((9, 10, 11, 12, 13), "no samples in the last 7.0 s", 30),
+        ((1, 2, 3), "no samples in the last 17.0 s", 0),
+        ((18, 19, 20, 21), "no samples in the first 8.0 s", 20),
+        ((15,), "one sample", 0),
+        ((), "no samples", 0),
+    ],
+)
+def test_a_host_whose_sampler_ended_early_is_said_to_lack_samples(times, incomplete, coverage_pct):
+    seen = measured(WINDOW, [sample(9, host="b"), sample(10, host="b"), *(sample(time) for time in times)])
+    found = {entry.host: entry for entry in telemetry.coverage("r", seen.steps, seen.samples.hosts, ["a"])}
+    entry = found["a"]
+    assert (entry.samples, entry.incomplete, entry.coverage_pct) == (len(times), incomplete, pytest.approx(coverage_pct))
+    assert found["b"].incomplete == "no samples in the last 10.0 s"  # it is in no list of hosts, but has samples
+    nothing_timed = telemetry.coverage("r", seen.steps.clear(), seen.samples.hosts, ["a"])
+    assert [entry.incomplete for entry in nothing_timed] == ["", ""]
+
+
 def test_coverage_counts_gaps_out_and_names_the_largest():
     share, gap = telemetry.covered([9, 10, 11, 12, 16, 17, 18, 19, 20, 21], (10.0, 20.0))
     assert (share, gap) == (pytest.approx(60), pytest.approx(4))
