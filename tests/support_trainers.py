@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from support_line import HANG_S
 
 from shardlab import files
 from shardlab.cell import Cell, Instruments, Optimizer, Schedule
@@ -69,7 +70,7 @@ class Bench:
     def finish(self, run_dir, *command, **more_environment):
         """(exit code, standard error) of a launcher that is waited for."""
         process = self.start(run_dir, *command, **more_environment)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=HANG_S)
         return process.returncode, errors
 
     def complete(self, **keys):

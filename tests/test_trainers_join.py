@@ -6,6 +6,7 @@ import sys
 import msgspec
 import numpy as np
 import pytest
+from support_line import HANG_S
 
 from collect.sources import steps as of_steps
 from trainers import menu
@@ -78,7 +79,7 @@ def test_three_ranks_with_uneven_data_do_the_work_of_one(bench, tmp_path, more):
     run_dir = bench.run_dir(**JOINING, options={"join": True, "subset": ITEMS}, **more)
     made = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(run_dir.path), str(tmp_path)], env=bench.environment, capture_output=True, text=True,
-        timeout=120, check=False,
+        timeout=HANG_S, check=False,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     one = dict(np.load(tmp_path / "one.npz"))

@@ -27,7 +27,7 @@ def sampler_of(folder):
 
 
 def test_a_run_whose_sampler_is_killed_goes_on_and_its_report_says_so(bench):
-    name = bench.matrix("axes: {strategy: [single], seed: [1, 2]}", steps=3000)
+    name = bench.matrix("axes: {strategy: [single], seed: [1, 2]}", steps=1500)
     bench.run("jobs", "submit", "--matrix", name)
     at_once, midway = bench.folders()
     host = socket.gethostname()
