@@ -113,8 +113,8 @@ def hosts(loaded: Loaded) -> list[tuple[str, list[tuple[str, str]]]]:
     return found
 
 
-def worst_coverage(summary: Summary) -> list[tuple[str, int, int, str, str]]:
-    """(host, runs, samples, lowest coverage, largest gap) per host: the number that everything else is better than."""
+def worst_coverage(summary: Summary) -> list[tuple[str, int, int, str, str, int]]:
+    """(host, runs, samples, lowest coverage, largest gap, runs without telemetry of the whole timed window) per host."""
     found = []
     for host in dict.fromkeys(entry.host for entry in summary.telemetry):
         entries = [entry for entry in summary.telemetry if entry.host == host]
@@ -122,5 +122,6 @@ def worst_coverage(summary: Summary) -> list[tuple[str, int, int, str, str]]:
         gaps = [entry.largest_gap_s for entry in entries if entry.largest_gap_s is not None]
         lowest = f"{notation.number(min(shares), 3)} %" if shares else ""
         largest = f"{notation.number(max(gaps), 2)} s" if gaps else ""
-        found.append((host, len(entries), sum(entry.samples for entry in entries), lowest, largest))
+        incomplete = sum(bool(entry.incomplete) for entry in entries)
+        found.append((host, len(entries), sum(entry.samples for entry in entries), lowest, largest, incomplete))
     return found

@@ -105,7 +105,8 @@ def _batch(run_ids: Sequence[str], found: Sequence[Records]) -> _Batch:
 
 def _derived(run_id: str, found: Records, of_steps: Frames, of_samples: Samples) -> Derived:
     resumed = found.result is not None and found.result.resumed
-    coverage = [] if resumed else telemetry.coverage(run_id, of_steps.timed, of_samples.hosts)
+    seen = (of_steps.timed, of_samples.hosts, [host.host for host in found.hosts])
+    coverage = [] if resumed else telemetry.coverage(run_id, *seen)
     return Derived(_quantities(found, of_steps, of_samples), coverage)
 
 

@@ -125,6 +125,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
             [row for row in rows if row.does_other_work],
             [run.run_id for cell in loaded.cells for run in cell.runs if run.resumed],
             [run.run_id for cell in loaded.cells for run in cell.runs if run.paused],
+            [f"{entry.run} on {entry.host} ({entry.incomplete})" for entry in _incomplete_telemetry(loaded)],
             *trace_tables.without_kernels(loaded),
         ),
         rows=rows,
@@ -156,6 +157,7 @@ def _remarks(
     other_work: list[Row],
     resumed: list[str],
     paused: list[str],
+    unwatched: list[str],
     exact: list[str],
     profiled: int,
 ) -> list[str]:
@@ -177,9 +179,17 @@ def _remarks(
         remarks.append(f"went on from a checkpoint, so that telemetry says nothing of the whole run: {_some(resumed)}")
     if paused:
         remarks.append(f"stood still on the way, suspended or stopped, and no time that holds it is counted: {_some(paused)}")
+    if unwatched:
+        remarks.append(f"telemetry is not of the whole timed window, so that means of it are of a part: {_some(unwatched)}")
     if exact:
         remarks.append(NO_KERNELS.format("any profiled run" if len(exact) == profiled else _some(exact)))
     return remarks
+
+
+def _incomplete_telemetry(loaded: Loaded) -> list[Coverage]:
+    """Of the runs that completed: the others have no means."""
+    completed = {run.run_id for run in loaded.runs if run.completed}
+    return [entry for run in loaded.runs for entry in run.coverage if entry.incomplete and entry.run in completed]
 
 
 def _some(ids: list[str]) -> str:

@@ -52,8 +52,8 @@ def look(cells: Sequence[Cell], source: Source, workspace: Workspace) -> Found:
         return answer(question, workspace)
     try:
         there = away.known(workspace) or away.of(workspace, where)
-        return msgspec.convert(there.ask("jobs.datasets", [], msgspec.json.encode(question)), Found)
-    except (ShardlabError, msgspec.ValidationError) as error:
+        return there.ask("jobs.datasets", [], Found, given=msgspec.json.encode(question))
+    except ShardlabError as error:
         why = str(error).rstrip(".")
         return Found(unknown=f"whether the cluster {where.name} has the data sets {names} is not known from here: {why}.")
 

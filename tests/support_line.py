@@ -16,6 +16,7 @@ import psutil
 from shardlab.record import Event, StepRecord
 from shardlab.rundir import RunDir
 
+HANG_S = 900.0  # after which a process is taken for hung; nothing else is said by it, as machines differ in speed and load
 MATRIX = """\
 schema: 1
 name: small

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 300.0  # of one script; a loaded machine takes a tenth of it
+from support_line import HANG_S
 
 
 class Scripts:
@@ -53,14 +53,14 @@ class Scripts:
             code = self._answer()
             if code is None:
                 self.end()
-                raise AssertionError(f"the script has not ended within {LIMIT_S} s\n{stderr.read_text()}")
+                raise AssertionError(f"the script has not ended within {HANG_S} s\n{stderr.read_text()}")
             return subprocess.CompletedProcess([script, *words], code, stdout.read_text(), stderr.read_text())
 
     def _answer(self) -> Any:
         """The next line, decoded; None if it does not come in time."""
         assert self._process is not None
         assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], LIMIT_S)
+        ready, _, _ = select.select([self._process.stdout], [], [], HANG_S)
         return json.loads(self._process.stdout.readline() or "null") if ready else None
 
     def end(self) -> None:

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from support_line import HANG_S
 from support_scripts import Scripts
 
 from shardlab import files
@@ -72,7 +73,7 @@ class Bench:
     def finish(self, run_dir, *command, **more_environment):
         """(exit code, standard error) of a launcher that is waited for."""
         process = self.start(run_dir, *command, **more_environment)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=HANG_S)
         return process.returncode, errors
 
     def complete(self, **keys):

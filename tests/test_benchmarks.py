@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support_line import HANG_S
 
 from shardlab import host
 
@@ -27,7 +28,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 def test_a_benchmark_comes_to_its_end(words, tmp_path):
     done = subprocess.run(
         [sys.executable, FOLDER / words[0], *words[1:]],
-        cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False, timeout=300,
+        cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout
@@ -46,7 +47,7 @@ def test_a_sweep_is_sent_as_arrays_and_asked_for_once(tmp_path):
     """Two numbers of GPUs are two arrays; of the rounds of `jobs status` each has one question."""
     done = subprocess.run(
         [sys.executable, FOLDER / "sweep.py", "--runs", "400", "--sent", "200", "--rounds", "2"],
-        cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False, timeout=300,
+        cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     calls = dict(re.findall(r"^(.+?)  .*calls: (.+)$", done.stdout, re.MULTILINE))
@@ -71,7 +72,7 @@ def test_the_one_of_submission_ends_what_it_sent(tmp_path):
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(
         [sys.executable, FOLDER / "submission.py", tmp_path / "cluster.yaml", "--rounds", "1"],
-        env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "submitit" in done.stdout

@@ -1,6 +1,7 @@
 """What repeats allow: intervals, pooled noise, outliers, and how rarely two equal cells are told apart."""
 
 import ast
+import math
 import random
 
 import pytest
@@ -26,9 +27,14 @@ def test_the_median_has_a_bootstrap_interval():
 
 @pytest.mark.parametrize("n", range(2, 8))
 def test_few_values_have_an_interval_from_the_smallest_to_the_largest(n):
-    drawn = dict(statistics._median_places(n))
-    ends = [drawn.get((place, place), 0) > 0.025 * statistics.RESAMPLES for place in (0, n - 1)]
-    assert ends == [n <= statistics.FEW] * 2
+    """A resample's median is the smallest value if more than half of the resample is that value: a binomial distribution says
+    how likely that is. Where it is likelier than 2.5 %, the interval of 95 % begins with the smallest value."""
+    more_than_half = range(n // 2 + 1, n + 1)
+    smallest_is_median = sum(math.comb(n, k) * (1 / n) ** k * (1 - 1 / n) ** (n - k) for k in more_than_half)
+    assert (smallest_is_median > 0.025) == (n <= 5)
+    low, high = statistics.median_interval([float(value) for value in range(n)])
+    assert ((low, high) == (0, n - 1)) == (n <= 5)
+    assert low + high == n - 1 or n > 5  # beyond, it is drawn
 
 
 def test_noise_is_pooled_over_the_cells_that_were_repeated():

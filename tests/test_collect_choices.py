@@ -226,8 +226,9 @@ def test_variants_of_a_strategy_are_named_by_what_differs(tmp_path):
         "ddp", "fsdp2, activation checkpointing full", "fsdp2, activation checkpointing none",
         "pp-gpipe, 2 micro-batches", "pp-gpipe, 8 micro-batches",
     ]  # fmt: skip
-    assert choice_text._joined(["ddp", "pp-gpipe, 2 micro-batches", "pp-gpipe, 8 micro-batches"]) == (
-        "ddp and pp-gpipe (2 and 8 micro-batches)"
+    (_, what_fits, *_) = choice_text.nodes(found.choices[0])
+    assert str(what_fits.answers[0][1]) == (
+        "ddp, fsdp2 (activation checkpointing full; activation checkpointing none) and pp-gpipe (2 and 8 micro-batches)"
     )
 
 

@@ -48,8 +48,8 @@ def sample(wall_s, *, host="a", boot="1", nics=(), gpus=None, **more):
     return Sample(schema=1, t_s=wall_s, wall_s=wall_s, host=host, boot_id=boot, nics=list(nics) or None, gpus=gpus, **more)
 
 
-def nic(tx_bytes, name="eth0", kind="physical"):
-    return NicSample(name=name, kind=kind, tx_bytes=tx_bytes)
+def nic(tx_bytes, name="eth0", kind="physical", mac=None, pci=None):
+    return NicSample(name=name, kind=kind, tx_bytes=tx_bytes, mac=mac, pci=pci)
 
 
 def measured(ranks, telemetry_of=(), gpus=None, *, result=RESULT, hosts_of=(), validation=(), **keys):
@@ -325,6 +325,43 @@ def test_a_counter_that_cannot_be_trusted_gives_no_number(seen):
     assert network.network(measured(WINDOW, seen)) is None
 
 
+CARD, OTHER_CARD = {"mac": "02:00:00:00:00:01", "pci": "0000:c5:00.0"}, {"mac": "02:00:00:00:00:02", "pci": "0000:c5:00.1"}
+SAME_PORT = CARD | {"mac": "02:00:00:00:00:02"}
+NO_DEVICE = {"kind": "virtual", "mac": "02:00:00:00:00:03"}
+
+
+@pytest.mark.parametrize(
+    ("moments", "sent"),
+    [
+        # udev renames a card: its counter goes on under another name
+        ([[nic(0, "eth0", **CARD)], [nic(600, "ens5", **CARD)], [nic(1200, "ens5", **CARD)]], 1000),
+        # bonding gives a port the address of another one
+        ([[nic(0, **CARD)], [nic(600, **SAME_PORT)], [nic(1200, **SAME_PORT)]], 1000),
+        # a virtual interface has no device: its address tells
+        ([[nic(0, "veth1", **NO_DEVICE)], [nic(600, "pod0", **NO_DEVICE)], [nic(1200, "pod0", **NO_DEVICE)]], 1000),
+        # two cards change names: the one has sent 600 bytes in the 12 seconds, the other 1200
+        (
+            [[nic(0, "a", **CARD), nic(5000, "b", **OTHER_CARD)], [nic(5600, "a", **OTHER_CARD), nic(300, "b", **CARD)],
+             [nic(6200, "a", **OTHER_CARD), nic(600, "b", **CARD)]],
+            1500,
+        ),
+        # two ports of a bond share an address and a card, as long as both are there
+        ([[nic(at, "a", **CARD), nic(at, "b", **CARD)] for at in (0, 600, 1200)], 2000),
+        # another card takes the place and the name of the one that was pulled: nobody knows what was sent in between
+        ([[nic(0, **CARD)], [nic(600, **OTHER_CARD)], [nic(1200, **OTHER_CARD)]], None),
+        ([[nic(0, "v", "virtual", CARD["mac"])], [nic(600, "v", **NO_DEVICE)], [nic(1200, "v", **NO_DEVICE)]], None),
+    ],
+    ids=["renamed", "other address", "virtual", "names exchanged", "bond", "other card", "made again"],
+)  # fmt: skip
+def test_an_interface_is_one_by_its_card_and_address_whatever_its_name(moments, sent):
+    seen = [sample(at, nics=nics) for at, nics in zip((9, 15, 21), moments, strict=True)]
+    found = network.network(measured(WINDOW, seen))
+    assert (found and found.value) == (None if sent is None else pytest.approx(sent))
+    alike = [sample(at, host="b", nics=[nic(100 * at)]) for at in (9, 21)]  # another host's interfaces are others
+    found = network.network(measured(WINDOW, seen + alike))
+    assert (found and found.value) == (None if sent is None else pytest.approx(sent + 1000))
+
+
 def test_scaling_is_strong_with_the_global_batch_and_weak_with_the_batch_per_rank():
     single = support.cell("single", 1, global_batch_size=8, micro_batch_size=8)
     strong, weak = support.cell("ddp", 4, micro_batch_size=2), support.cell("ddp", 4, global_batch_size=32, micro_batch_size=8)
@@ -355,6 +392,28 @@ def test_quantiles_of_student_are_those_of_the_tables(degrees, t):
 def test_no_degree_of_freedom_has_no_quantile():
     with pytest.raises(ValueError, match="0 degrees"):
         statistics.t_975(0)
+
+
+@pytest.mark.parametrize(
+    ("times", "incomplete", "coverage_pct"),
+    [
+        ((9, 12, 15, 18, 21), "", 100),
+        ((10, 13, 16, 19), "", 90),  # the next one would have come after the last step
+        ((9, 10, 11, 12, 13), "no samples in the last 7.0 s", 30),
+        ((1, 2, 3), "no samples in the last 17.0 s", 0),
+        ((18, 19, 20, 21), "no samples in the first 8.0 s", 20),
+        ((15,), "one sample", 0),
+        ((), "no samples", 0),
+    ],
+)
+def test_a_host_whose_sampler_ended_early_is_said_to_lack_samples(times, incomplete, coverage_pct):
+    seen = measured(WINDOW, [sample(9, host="b"), sample(10, host="b"), *(sample(time) for time in times)])
+    found = {entry.host: entry for entry in telemetry.coverage("r", seen.steps, seen.samples.hosts, ["a"])}
+    entry = found["a"]
+    assert (entry.samples, entry.incomplete, entry.coverage_pct) == (len(times), incomplete, pytest.approx(coverage_pct))
+    assert found["b"].incomplete == "no samples in the last 10.0 s"  # it is in no list of hosts, but has samples
+    nothing_timed = telemetry.coverage("r", seen.steps.clear(), seen.samples.hosts, ["a"])
+    assert [entry.incomplete for entry in nothing_timed] == ["", ""]
 
 
 def test_coverage_counts_gaps_out_and_names_the_largest():

@@ -142,6 +142,33 @@ def test_telemetry_says_how_much_it_saw(summarized):
     assert entry.largest_gap_s == pytest.approx(0.05, rel=1e-3)
 
 
+def test_a_run_whose_sampler_died_is_named(tmp_path):
+    workspace = support.matrix(tmp_path)
+    died, never_ran, failed = (
+        run_id(support.cell(), 1),
+        run_id(support.cell("ddp", 2), 1),
+        run_id(support.cell("fsdp2", 2), 3),
+    )
+    samples = workspace.run(died).samples_file(support.HOST)
+    samples.write_bytes(b"".join(samples.read_bytes().splitlines(keepends=True)[:30]))  # 1.5 s of telemetry of 3.5 s
+    for run in (never_ran, failed):
+        workspace.run(run).samples_file(support.HOST).unlink()
+    found = summary.summarize(load.load(workspace, None), "single")
+    said = {entry.run: entry.incomplete for entry in found.telemetry if entry.incomplete}
+    assert said.keys() == {died, never_ran, failed}
+    assert said[never_ran] == "no samples"
+    assert re.fullmatch(r"no samples in the last \d\.\d s", said[died])
+    (remark,) = [remark for remark in found.remarks if remark.startswith("telemetry is not of the whole timed window")]
+    assert f"{died} on node0 ({said[died]})" in remark
+    assert f"{never_ran} on node0 (no samples)" in remark
+    assert failed not in remark  # no means are made of a run that failed
+    assert main(["summarize", "--workspace", str(tmp_path)]) == 0
+    text = (workspace.report / "index.html").read_text()
+    assert remark in text
+    row = re.search(r"<tr><td>node0</td>.*?</tr>", text)[0]
+    assert row.endswith('<td class="number">3</td></tr>')
+
+
 def test_a_damaged_run_folder_is_listed_with_its_reason(tmp_path):
     workspace = support.matrix(tmp_path)
     run = workspace.run(run_id(support.cell(), 1))

@@ -55,8 +55,9 @@ def test_telemetry_of_this_machine_is_true_and_no_more_than_asked_for(tmp_path):
     assert 0 <= last.cpu_pct <= 100
     assert 0 < last.memory_used_bytes < last.memory_total_bytes
     assert any(nic.kind == "loopback" for nic in last.nics)
-    for before, after in zip(first.nics, last.nics, strict=True):
-        assert after.tx_bytes >= before.tx_bytes
+    before = {nic.name: nic.tx_bytes for nic in first.nics}
+    for nic in last.nics:  # interfaces may come and go meanwhile
+        assert nic.tx_bytes >= before.get(nic.name, 0)
 
 
 def test_the_schedule_does_not_drift_and_skips_what_it_missed(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """Commands about a cluster that is elsewhere: what is brought there, what is refused before anything leaves."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -131,16 +133,45 @@ def test_what_ssh_would_fill_in_is_left_as_it_is_in_paths():
     [
         ("gate", Jump("gate")),
         ("Alice@gate:2222", Jump("gate", "Alice", 2222)),
-        ("ssh://a@b@gate:22/", Jump("gate", "a@b", 22)),
+        ("ssh://alice@gate:22/", Jump("gate", "alice", 22)),
+        ("a@b@gate:22", Jump("gate", "a@b", 22)),
         ("alice@[10.0.0.1]:22", Jump("10.0.0.1", "alice", 22)),
         ("[fe80::1]", Jump("fe80::1")),
-        ("", None),
+        ("none", None),
     ],
 )
-def test_a_machine_on_the_way_as_ssh_lists_it(text, jump):
-    assert jumps._read(text) == jump
+def test_a_machine_on_the_way_as_ssh_lists_it(tmp_path, monkeypatch, text, jump):
+    """`ssh -G`, which reads the configuration here, is OpenSSH's own, with a configuration of the test's."""
+    (tmp_path / "config").write_text(f"Host far\n  ProxyJump {text}\n")
+    (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config "$@"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert jumps.way(Jump("far")) == jumps.Way(() if jump is None else (jump,))
 
 
-def test_an_option_with_its_value_goes_in_either_form():
-    words = ["submit", "--workspace", "w", "--matrix=m.yaml", "--cluster=c", "--wait", "--where", "gpus > 1"]
-    assert forward._without(words, "--workspace", "--cluster", "--matrix") == ["submit", "--wait", "--where", "gpus > 1"]
+class Controller:
+    """The machine on which a command is run: keeps what is brought and handed over."""
+
+    host, workspace = "head", "/mydata/w"
+
+    def __init__(self, monkeypatch):
+        monkeypatch.setattr(forward.away, "deliver", lambda _there, texts: self.brought.update(texts))
+        monkeypatch.setattr(forward.away, "keep", lambda *_: None)
+        self.brought = {}
+
+    def hand_over(self, *handed):
+        self.handed = handed
+        return 0
+
+
+@pytest.mark.parametrize("form", ["{}={}", "{} {}"], ids=["with =", "apart"])
+def test_what_names_a_file_of_this_machine_is_not_handed_over(workspace, monkeypatch, form):
+    matrix = workspace.path / "m.yaml"
+    matrix.write_text("schema: 1\nname: m\ndefaults: {workload: gpt2-tiny, steps: 1}\naxes: {strategy: [single]}\n")
+    file = workspace.path / "cluster.yaml"
+    ours = [("--workspace", workspace.path), ("--matrix", matrix), ("--cluster", file)]
+    words = ["submit", *(word for option in ours for word in form.format(*option).split(" ")), "--wait", "--where", "gpus > 1"]
+    there = Controller(monkeypatch)
+    assert forward.run(there, arguments(*words), words, workspace) == 0
+    assert there.handed == ("jobs", ["submit", "--wait", "--where", "gpus > 1", "--matrix", "/mydata/w/matrices/m.yaml"])
+    assert there.brought == {"cluster.yaml": file.read_bytes(), "matrices/m.yaml": matrix.read_bytes()}

@@ -5,6 +5,7 @@ import sys
 
 import msgspec
 import pytest
+from support_line import HANG_S
 
 from jobs import tiny
 from jobs.resolve import resolve
@@ -231,7 +232,7 @@ def test_a_workload_without_a_twin_is_refused(tmp_path):
 
 
 def jobs(*words, code=0):
-    done = subprocess.run([sys.executable, "-m", "jobs", *words], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-m", "jobs", *words], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 

@@ -3,9 +3,11 @@
 import pytest
 from support_practice import FILE
 
+from provision.practice import base
 from provision.practice.base import NoBase
 from provision.providers import virtual
 from shardlab import cluster
+from shardlab.workspace import Workspace
 
 
 @pytest.fixture
@@ -13,19 +15,27 @@ def three(tmp_path, monkeypatch):
     monkeypatch.setattr(virtual, "INSTANCES", tmp_path / "limit")
     monkeypatch.setattr(virtual, "STATE", tmp_path / "state")
     monkeypatch.setattr("provision.practice.machine.STATE", tmp_path / "state")
+    monkeypatch.setattr(base, "check", lambda: None)  # whatever this machine is
+    monkeypatch.setattr(base, "folder", lambda _packages: tmp_path / "base")
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE.replace("SHARED", str(tmp_path / "shared")))
     return cluster.load(file)
 
 
+def changes(three, tmp_path):
+    """What would be done to bring the first of the three nodes up; nothing is."""
+    workspace = Workspace(tmp_path)
+    return [change.says for change in virtual.bring_up(three, workspace, virtual.nodes(three, workspace)[0])]
+
+
 def test_the_nodes_of_all_clusters_count(three, tmp_path):
     virtual.INSTANCES.write_text("41\n")
-    virtual._check_room(three)
+    assert changes(three, tmp_path) == ["make and boot the practice node head at 10.89.77.1"]
     (tmp_path / "state" / three.name / "head" / "upper").mkdir(parents=True)  # one of the three
-    virtual._check_room(three)
+    assert changes(three, tmp_path) == ["boot the practice node head at 10.89.77.1"]
     (tmp_path / "state" / "other" / "node0" / "upper").mkdir(parents=True)
     said = (
         "4 practice nodes on this machine need 48 inotify instances, and it allows 41: sysctl -w fs.inotify.max_user_instances="
     )
     with pytest.raises(NoBase, match=f"^{said}96$"):
-        virtual._check_room(three)
+        changes(three, tmp_path)

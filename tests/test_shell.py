@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from jobs.cli import main as jobs_main
@@ -44,8 +45,14 @@ def script(name, text, *, cwd=None):
     return subprocess.run([*arguments, "-c", text], capture_output=True, text=True, timeout=30, cwd=cwd)
 
 
-def type_into(command, lines, *, until=20.0):
-    """What a shell on a terminal prints when a person types `lines`."""
+def _waits(shell, terminal):
+    """Whether a shell waits for a line: it sleeps, and no other process has the terminal."""
+    return os.tcgetpgrp(terminal) == shell and psutil.Process(shell).status() == psutil.STATUS_SLEEPING
+
+
+def type_into(command, lines, *, until=300.0):
+    """What a shell on a terminal prints when a person types `lines`, one each time that it waits. until: seconds after which
+    the shell is taken for hung."""
     pid, terminal = pty.fork()
     if pid == 0:  # pragma: no cover - another process
         os.environ.update(PS1="", PROMPT="", TERM="dumb", HISTFILE="/dev/null")
@@ -66,7 +73,7 @@ def type_into(command, lines, *, until=20.0):
             text, quiet = text + got, 0.0
         else:
             quiet += 0.1
-        if quiet > 0.15 and waiting:  # the shell has nothing more to say: it waits for us
+        if quiet > 0.15 and waiting and _waits(pid, terminal):  # it has nothing more to say
             os.write(terminal, waiting.pop(0).encode() + b"\n")
             quiet = 0.0
     os.close(terminal)

@@ -37,8 +37,9 @@ def supervised(bench, tmp_path):
         "touch begun; test -e back || sleep 1000",
     ]
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as supervisor:
-        assert "waiting for it" in supervisor.stderr.readline()
+    said = tmp_path / "said"
+    with said.open("wb") as log, subprocess.Popen(words, cwd=tmp_path, stderr=log, env=environment) as supervisor:
+        until(lambda: "waiting for it" in said.read_text(), "it waits for the controller")
         assert not (tmp_path / "begun").exists()
         yield folder, supervisor, tmp_path / "back"
 

@@ -1,15 +1,15 @@
 """What a limit of Slurm leaves over is sent as there is room: once each, in arrays that fit, no more often than need be."""
 
 import itertools
+import json
 import re
 from argparse import Namespace
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 from support_queue import Queue, Study
 
-from jobs import left, watch
+from jobs import left, reconcile, watch
 from jobs.schedulers import slurm
 from jobs.slurm import query, submission
 from jobs.slurm.commands import Answer
@@ -55,16 +55,31 @@ def sizes(queue):
     return [int(match[1]) + 1 if match else 1 for match in found]
 
 
+def refusal(tmp_path, queue, says):
+    """What `submission.send` raises where sbatch has no place for a job and says this."""
+    queue.rule(places=0, says=says.split("\n"))
+    workspace = Workspace(tmp_path / "w")
+    (workspace.runs / "r1").mkdir(parents=True)
+    one = submission.Submission(token="r1.1", kind="one", runs=["r1"], script="job.sbatch", options=[], created_s=0.0)
+    submission.intend(workspace, one)
+    with pytest.raises(submission.Refused) as refused:
+        submission.send(workspace, one)
+    assert queue.state()["last"] == 0
+    return refused.value
+
+
 @pytest.mark.parametrize("word", LATER)
-def test_these_words_say_that_there_may_be_room_later(word):
+def test_these_words_say_that_there_may_be_room_later(tmp_path, queue, word):
     answer = Answer(1, "", LATER[word])
-    assert answer.said(submission._NO_ROOM) == word
     assert not query.is_away(answer)
+    assert refusal(tmp_path, queue, LATER[word]).why == word
 
 
 @pytest.mark.parametrize("text", NEVER)
-def test_these_do_not(text):
-    assert Answer(1, "", text).said(submission._NO_ROOM) is None
+def test_these_do_not(tmp_path, queue, text):
+    refused = refusal(tmp_path, queue, text)
+    assert not isinstance(refused, submission.NoRoom)
+    assert "Slurm refuses r1: " in str(refused)
 
 
 @pytest.mark.parametrize("word", ["AssocMaxSubmitJobLimit", BUSY])
@@ -148,7 +163,7 @@ def test_no_more_than_that_many_run_at_a_time(tmp_path, queue):
     assert not [words for words in later if "--array=0-2" in words]
 
 
-def test_what_was_sent_after_a_look_is_looked_at_again(tmp_path):
+def test_what_was_sent_after_a_look_is_looked_at_again(tmp_path, monkeypatch, capsys):
     class Last:  # one run, for which there is room at the first look
         folders: ClassVar = ["r"]
 
@@ -158,14 +173,26 @@ def test_what_was_sent_after_a_look_is_looked_at_again(tmp_path):
         def attend(self, _found):
             self.folders.clear()
 
+        def unsent(self):
+            return []
+
     states = iter(["planned", "planned", "completed"])
 
     def look():
-        return [SimpleNamespace(id="r", state=next(states), why="", scheduler={"name": "slurm"})]
+        unknown = dict.fromkeys(
+            ("cell", "step", "steps", "throughput", "unit", "eta_s", "attempt", "repeat", "rehearsal"), None
+        )
+        return [
+            reconcile.Status(
+                id="r", state=next(states), why="", scheduler={"name": "slurm"}, hosts=[], expected=True, **unknown
+            )
+        ]
 
     out = Output.of(Namespace(json=True, quiet=False))
-    (found,) = watch._until_ended(out, Workspace(tmp_path), look, left=Last())
-    assert found.state == "completed"
+    monkeypatch.setattr(watch, "statuses", lambda *_: look())
+    assert watch.finish(out, Workspace(tmp_path), [], wait=True, left=Last()) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["state"] == "completed"
 
 
 def test_ctrl_c_ends_the_watching_and_says_what_is_not_sent(tmp_path, queue, capsys):

@@ -108,8 +108,9 @@ def test_without_accounts_the_controller_knows_all_there_is(says, accounts, comp
         ("12_[1,...]", ["12_1"]),
     ],
 )
-def test_tasks_of_an_array(listed, tasks):
-    assert list(query._numbers(listed)) == tasks
+def test_tasks_of_an_array(says, listed, tasks):
+    says(sacct=f"{listed}|m.1|PENDING|1795283038|Unknown|None assigned|None\n", squeue="")
+    assert list(query.of(["12"], 0.0).jobs) == tasks
 
 
 STARTED = ("started", {})
@@ -139,7 +140,7 @@ JOB, TOKEN = "12", "m.0123456789"
 def run_of(tmp_path):
     """A run folder in which so much is written, as the commands read it."""
 
-    def write(events, *, kind="one", ago_s=AGO, place="run"):
+    def write(events, *, kind="one", ago_s=AGO, place="run", job=JOB):
         cell = msgspec.structs.replace(CELL, steps=1)
         folder = RunDir(tmp_path / "runs" / place)
         folder.path.mkdir(parents=True)
@@ -149,7 +150,7 @@ def run_of(tmp_path):
             created="2026-01-01T00:00:00Z", scheduler="slurm",
         )  # fmt: skip
         files.write_json(folder.run_json, run)
-        sent = ("submitted", {"scheduler": "slurm", "job": JOB, "token": TOKEN, "kind": kind})
+        sent = ("submitted", {"scheduler": "slurm", "job": job, "token": TOKEN, "kind": kind})
         add(folder, (("rendered", {}), sent, *events), time.time() - ago_s)
         if ("exited", {"code": 0, "reason": None}) in events:
             complete(folder)
@@ -173,11 +174,23 @@ def complete(folder):
     )
 
 
-def together(run_of, own, raw, *, kind="one", start_s=None):
-    """The verdict on such a run whose job is in this state."""
-    one = reconcile.own(run_of(OWN[own], kind=kind, place=re.sub("[^a-z0-9]+", "-", f"{own}-{raw}".lower())))
-    job = query.Job(JOB, TOKEN, raw, "", time.time() - AGO, start_s, "n1")
-    return slurm._together(one, job, shared=kind == "pack")
+@pytest.fixture
+def together(run_of, says, tmp_path):
+    """The verdicts on runs that wrote so much of themselves, where Slurm says this of the job of each."""
+
+    def judged(owns, raw, *, kind="one", start_s=None):
+        start = "Unknown" if start_s is None else int(start_s)
+        numbers = [str(int(JOB) + place) for place in range(len(owns))]
+        text = "".join(f"{number}|{TOKEN}|{raw}|{int(time.time() - AGO)}|{start}|n1|None\n" for number in numbers)
+        says(sacct=text, squeue=text)
+        places = [re.sub("[^a-z0-9]+", "-", f"{own}-{raw}-{start}-{kind}".lower()) for own in owns]
+        runs = [
+            reconcile.own(run_of(OWN[own], kind=kind, place=place, job=number))
+            for own, place, number in zip(owns, places, numbers, strict=True)
+        ]
+        return [found.verdict for found in slurm.observe(Workspace(tmp_path), runs)]
+
+    return judged
 
 
 @pytest.mark.parametrize(
@@ -241,30 +254,30 @@ def together(run_of, own, raw, *, kind="one", start_s=None):
         ("cancelled", "PENDING", "cancelled", ""),
     ],
 )
-def test_what_is_true_of_a_run(run_of, own, raw, state, words):
-    verdict = together(run_of, own, raw)
+def test_what_is_true_of_a_run(together, own, raw, state, words):
+    (verdict,) = together([own], raw)
     assert (verdict.state, words in verdict.why) == (state, True), verdict
 
 
 @pytest.mark.parametrize("raw", EVERY)
-def test_whatever_slurm_says_nothing_else_is_completed_and_what_is_completed_stays_so(run_of, raw):
-    found = {own: together(run_of, own, raw).state for own in OWN}
+def test_whatever_slurm_says_nothing_else_is_completed_and_what_is_completed_stays_so(together, raw):
+    found = {own: verdict.state for own, verdict in zip(OWN, together(list(OWN), raw), strict=True)}
     assert set(found.values()) <= STATES.keys()
     assert [own for own, state in found.items() if state == "completed"] == ["completed"]
     assert found["cancelled"] == found["taken back"] == "cancelled"
 
 
-def test_a_start_after_the_end_that_is_on_record_is_another_one(run_of):
-    verdict = together(run_of, "timeout", "RUNNING", start_s=time.time() - 1)
-    assert (verdict.state, verdict.why) == ("pending", "started again by Slurm, after timeout")
-    assert together(run_of, "completed", "RUNNING", start_s=time.time() - 1).state == "completed"
+def test_a_start_after_the_end_that_is_on_record_is_another_one(together):
+    again, completed = together(["timeout", "completed"], "RUNNING", start_s=time.time() - 1)
+    assert (again.state, again.why) == ("pending", "started again by Slurm, after timeout")
+    assert completed.state == "completed"
 
 
-def test_in_a_job_of_several_runs_what_ends_the_job_is_no_word_on_those_that_ended_before(run_of):
-    assert together(run_of, "failed", "RUNNING", kind="pack").state == "failed"
-    assert together(run_of, "failed", "CANCELLED by 1000", kind="pack").state == "failed"
-    assert together(run_of, "told to end", "CANCELLED by 1000", kind="pack").state == "cancelled"
-    assert together(run_of, "waits", "RUNNING", kind="pack").why == "waits for its turn in its job"
+def test_in_a_job_of_several_runs_what_ends_the_job_is_no_word_on_those_that_ended_before(together):
+    failed, waits = together(["failed", "waits"], "RUNNING", kind="pack")
+    assert (failed.state, waits.why) == ("failed", "waits for its turn in its job")
+    failed, told = together(["failed", "told to end"], "CANCELLED by 1000", kind="pack")
+    assert (failed.state, told.state) == ("failed", "cancelled")
 
 
 def seen(tmp_path, folder, read=None):

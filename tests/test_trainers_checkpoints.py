@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from support_line import HANG_S
 
 from shardlab import checkpoint, files, pauses
 from shardlab.cell import Checkpoints, Instruments, Optimizer
@@ -249,27 +250,35 @@ def test_other_ranks_go_on_from_a_checkpoint(bench, layout, one, other):
 
 def test_a_kill_in_the_middle_of_a_save_leaves_the_last_good_one(bench):
     asked = Instruments(checkpoints=Checkpoints(every_steps=2, keep=1))
-    keys = {"strategy": "ddp", "gpus": 2, "optimizer": ADAM, "steps": 100, "instruments": asked, "options": {"n_embd": 256}}
-    for _ in range(5):  # a save takes some tenths of a second; on a bad day the kill comes after its end
-        run_dir = bench.run_dir(**keys)
-        client = bench.start(run_dir)
-        folder = run_dir.path / checkpoint.FOLDER
-        wait_for(
-            lambda run_dir=run_dir, folder=folder: checkpoint.whole(run_dir.path) and list(folder.glob(".step-*.tmp/*.bin"))
-        )
-        victim(run_dir, 1).send_signal(signal.SIGKILL)
-        client.communicate(timeout=120)
-        assert client.returncode == 128 + signal.SIGKILL
-        if (half := list(folder.glob(".step-*.tmp"))) and not (half[0] / checkpoint.MANIFEST).exists():
-            break
-    else:
-        pytest.fail("no kill hit a save")
+    forever = 1_000_000
+    keys = {"strategy": "ddp", "gpus": 2, "optimizer": ADAM, "steps": forever, "instruments": asked, "options": {"n_embd": 256}}
+    run_dir = bench.run_dir(**keys)
+    client = bench.start(run_dir)
+    folder = run_dir.path / checkpoint.FOLDER
+    wait_for(lambda: checkpoint.whole(run_dir.path))
+    writer = victim(run_dir, 1)
+
+    def is_stopped_in_a_save():
+        """Rank 1 has begun its file, and no rank can commit the checkpoint before that file is whole."""
+        writer.suspend()
+        growing = list(folder.glob(f".step-*.tmp/{checkpoint_file(1)}"))
+        if growing and is_open(writer, growing[0]):
+            return True
+        writer.resume()
+        return False
+
+    wait_for(is_stopped_in_a_save)
+    writer.kill()
+    client.communicate(timeout=HANG_S)
+    assert client.returncode == 128 + signal.SIGKILL
+    (half,) = folder.glob(".step-*.tmp")
+    assert not (half / checkpoint.MANIFEST).exists()
     (good,) = checkpoint.whole(run_dir.path)
     assert checkpoint.damage(good, checkpoint.read(good).files) is None
     client = bench.start(run_dir)
     wait_for(lambda: checkpoint.whole(run_dir.path)[:1] != [good] and told(run_dir, "resumed"))
     client.kill()
-    client.communicate(timeout=120)
+    client.communicate(timeout=HANG_S)
     assert told(run_dir, "resumed")[0]["step"] == checkpoint.step_of(good)
 
 
@@ -280,7 +289,7 @@ def test_a_signal_to_one_rank_has_all_save_and_end(bench, number):
     client = bench.start(run_dir)
     wait_for(lambda: len(run_dir.steps(1).records) > 3)
     victim(run_dir, 1).send_signal(number)
-    client.communicate(timeout=120)
+    client.communicate(timeout=HANG_S)
     assert client.returncode != 0
     (path,) = checkpoint.whole(run_dir.path)
     step = checkpoint.step_of(path)
@@ -292,6 +301,15 @@ def test_a_signal_to_one_rank_has_all_save_and_end(bench, number):
     assert run_dir.judge().state == "timeout"
 
 
+def checkpoint_file(rank):
+    return f"rank-{rank:05d}.bin"
+
+
+def is_open(process, path):
+    """Whether a process, which is suspended, has this file open."""
+    return path in [descriptor.readlink() for descriptor in Path(f"/proc/{process.pid}/fd").iterdir()]
+
+
 def victim(run_dir, rank):
     """The process that writes this rank's log."""
     for process in psutil.process_iter():
@@ -301,7 +319,7 @@ def victim(run_dir, rank):
     raise AssertionError(f"no process writes the log of rank {rank}")
 
 
-def wait_for(condition, limit_s=120.0):
+def wait_for(condition, limit_s=HANG_S):
     end = time.monotonic() + limit_s
     while not (found := condition()):
         assert time.monotonic() < end, "did not come about"

@@ -2,13 +2,14 @@
 
 import gzip
 import json
+import math
 import socket
 
 import pytest
 
 from shardlab import host
 from shardlab.cell import Instruments, Optimizer, Profile
-from trainers import memory_estimate, menu
+from trainers import memory_estimate
 from trainers.instruments import environment
 from trainers.instruments.memory_timeline import POINTS, timeline
 
@@ -22,22 +23,26 @@ def categories(run_dir, rank=0):
     return json.loads(run_dir.memory_file(rank).read_text())
 
 
-# (strategy, ranks, options, by what the gradients that one rank really holds are cut). DeepSpeed's stage 1 reduces them to
-# their owners as backward goes; its stage 3 keeps its part and hands the optimizer a copy.
+# (strategy, ranks, options, over how many ranks its authors cut parameters, gradients and optimizer state, over how many the
+# gradients that one rank really holds are cut). DeepSpeed's stage 1 reduces gradients to their owners as backward goes; its
+# stage 3 keeps its part and hands the optimizer a copy.
 STRATEGIES = (
-    ("single", 1, {}, 1), ("ddp", 2, {}, 1), ("fsdp2", 2, {}, 2), ("fsdp1-full-shard", 2, {}, 2), ("zero0", 2, {}, 1),
-    ("zero1", 2, {}, 2), ("zero2", 2, {}, 2), ("zero3", 2, CUT, 1), ("fsdp2-hsdp", 4, {}, 2),
+    ("single", 1, {}, (1, 1, 1), 1), ("ddp", 2, {}, (1, 1, 1), 1), ("fsdp2", 2, {}, (2, 2, 2), 2),
+    ("fsdp1-full-shard", 2, {}, (2, 2, 2), 2), ("zero0", 2, {}, (1, 1, 1), 1), ("zero1", 2, {}, (1, 1, 2), 2),
+    ("zero2", 2, {}, (1, 2, 2), 2), ("zero3", 2, CUT, (2, 2, 2), 1), ("fsdp2-hsdp", 4, {}, (2, 2, 2), 2),
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("strategy", "gpus", "options", "gradients"), STRATEGIES)
-def test_categories_agree_with_arithmetic(bench, strategy, gpus, options, gradients):
-    """psi parameters in fp32: 4 psi, gradients 4 psi, Adam 8 psi, each cut over the ranks as the strategy has it."""
+@pytest.mark.parametrize(("strategy", "gpus", "options", "cuts", "gradients"), STRATEGIES)
+def test_categories_agree_with_arithmetic(bench, strategy, gpus, options, cuts, gradients):
+    """P parameters in fp32: 4 P bytes, gradients 4 P, the two moments of Adam 8 P; each cut over the ranks as the strategy has
+    it. The estimate rounds up to whole bytes."""
     keys = {"strategy": strategy, "gpus": gpus, "options": options, "optimizer": ADAM, "instruments": CATEGORIES}
     run_dir = bench.complete(**keys, steps=2, warmup_steps=1)
     result = run_dir.read_result()
     found, psi = result.instruments["memory"], 4 * result.parameters
-    expected = memory_estimate.of_cell(result.parameters, run_dir.read_run().cell, menu.strategy(strategy))
+    whole = {"parameter": psi, "gradient": psi, "optimizer_state": 2 * psi}
+    expected = {name: math.ceil(nbytes / cut) for (name, nbytes), cut in zip(whole.items(), cuts, strict=True)}
     assert found["estimate_bytes"] == expected
     start, most = categories(run_dir)["start"], found["largest_bytes"]
     assert start["parameter"] == pytest.approx(expected["parameter"], rel=0.02)

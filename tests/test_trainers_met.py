@@ -2,19 +2,29 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 
 import msgspec
 import pytest
+from support_line import HANG_S
 
+from jobs.progress import LEAST_S, MOST_S, SHARE
 from shardlab import files
 from shardlab.run import World
 
 pytest_plugins = ["support_trainers"]
-# A host of another name in the same network: what two machines are that have the loopback for their way to each other.
-OTHER_HOST = ["unshare", "--map-root-user", "--uts", "sh", "-c", 'hostname "other-$RANK" && exec "$@"', "sh"]
+# Two hosts, each with a name of its own, in a network of their own in which every port is free: what two machines are that have
+# the loopback for their way to each other. Ends with the exit codes of the ranks on its standard output.
+TWO_HOSTS = """
+ip link set lo up
+for rank in 0 1; do
+    RANK=$rank unshare --uts sh -c 'hostname "other-$RANK" && exec "$@"' sh "$@" &
+    ranks="$ranks $!"
+done
+for rank in $ranks; do wait $rank; echo $?; done
+"""
+NETWORK = ["unshare", "--map-root-user", "--net", "sh", "-c", TWO_HOSTS, "sh"]
 
 
 def on_nodes(run_dir, nnodes):
@@ -46,30 +56,21 @@ def test_ranks_on_fewer_machines_than_the_run_says_are_refused(bench):
     assert not list(run_dir.path.glob("steps/*"))
 
 
+def two_hosts(*command, **options):
+    """The exit codes of a command on two hosts."""
+    done = subprocess.run([*NETWORK, *command], stdout=subprocess.PIPE, text=True, timeout=HANG_S, check=False, **options)
+    return done.stdout
+
+
 @pytest.mark.parametrize("nnodes", [1, 2])
 def test_ranks_of_two_machines_are_refused_for_one_and_where_they_met_over_a_loopback(bench, nnodes):
-    may = {**os.environ, "RANK": "0"}
-    if (
-        not shutil.which("unshare")
-        or subprocess.run([*OTHER_HOST, "true"], env=may, capture_output=True, check=False).returncode
-    ):
-        pytest.skip("this machine gives processes no host name of their own")
+    if not shutil.which("unshare") or two_hosts("true") != "0\n0\n":
+        pytest.skip("this machine gives processes no host name and no network of their own")
     run_dir = bench.run_dir(strategy="ddp", gpus=2)
     on_nodes(run_dir, nnodes)
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port = str(listening.getsockname()[1])
-    command = [*OTHER_HOST, sys.executable, "-m", "trainers", "run", "."]
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen(
-            command,
-            cwd=run_dir.path,
-            env={**os.environ, **bench.environment, **meeting, "RANK": rank, "LOCAL_RANK": "0"},
-        )
-        for rank in ("0", "1")
-    ]
-    assert [rank.wait(120) for rank in ranks] == [1, 1]
+    meeting = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    environment = {**bench.environment, **meeting, "GLOO_SOCKET_IFNAME": "lo"}
+    assert two_hosts(sys.executable, "-m", "trainers", "run", ".", cwd=run_dir.path, env=environment) == "1\n1\n"
     (world,), failed = met(run_dir)
     assert (world["hosts"], world["interface"]) == (2, "lo")
     words = {1: "its ranks met on 2 machine(s)", 2: "its ranks met over a loopback interface (lo). Allowed: one that leads to"}
@@ -77,15 +78,28 @@ def test_ranks_of_two_machines_are_refused_for_one_and_where_they_met_over_a_loo
     assert all(words[nnodes] in why for why in failed)
 
 
-def test_no_group_gives_up_before_the_supervisor_does():
-    code = """
-import torch, torch.distributed as dist
+LIMITS_S = (7.0, 100.0, 1800.0)
+TIMEOUTS = """
+import sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from trainers.ranks import Place, Ranks
-Ranks(Place(), 0, 100.0)
-groups = [dist.group.WORLD, dist.new_group([0]), init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b")).get_group("a")]
-print([group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups])
+for limit_s in map(float, sys.argv[1:]):
+    ranks = Ranks(Place(), 0, limit_s)
+    groups = [dist.group.WORLD, dist.new_group([0]), init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b")).get_group("a")]
+    print(*[group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups])
+    dist.destroy_process_group()
 """
+
+
+def test_no_group_gives_up_before_the_supervisor_does():
+    """A rank may wait for another one that makes its step when the limit is almost over. The supervisor then counts anew, looks
+    at most half a minute after the limit, ends the run, and says which rank did not get on: a group must wait longer."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout.split("\n")[0] == "[260.0, 260.0, 260.0]"
+    command = [sys.executable, "-c", TIMEOUTS, *map(str, LIMITS_S)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = [list(map(float, line.split())) for line in done.stdout.splitlines() if line[0].isdigit()]
+    for limit_s, timeouts_s in zip(LIMITS_S, printed, strict=True):
+        supervisor_s = 2 * limit_s + max(LEAST_S, min(MOST_S, SHARE * limit_s))
+        assert len(timeouts_s) == 3
+        assert min(timeouts_s) > supervisor_s

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from collect.sources.interfaces import IDENTITY, with_one_name_each
 from shardlab.record import Record, Sample
 
 HOSTS = {
@@ -48,7 +49,10 @@ Seen = tuple[float, int | None, str]  # an interface at a moment: wall_s, tx_byt
 
 
 class Samples(NamedTuple):
-    """hosts: one row per host and moment; nics and gpus: one per host, moment and device. Ordered by host and wall_s."""
+    """hosts: one row per host and moment; nics and gpus: one per host, moment and device. Ordered by host and wall_s.
+
+    In a run and a host, a network interface has one name in all rows, which is no other's (`interfaces.with_one_name_each`).
+    """
 
     hosts: pl.DataFrame
     nics: pl.DataFrame
@@ -88,7 +92,7 @@ def of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
         samples += sorted(found, key=lambda sample: (sample.host, sample.wall_s))
         counts.append(len(found))
     hosts = _frame(HOSTS, samples).insert_column(0, pl.Series("run", _repeated(counts)))
-    nics = _devices(hosts, NICS, [sample.nics or () for sample in samples])
+    nics = with_one_name_each(_devices(hosts, NICS | IDENTITY, [sample.nics or () for sample in samples]))
     gpus = _devices(hosts, GPUS, [sample.gpus or () for sample in samples])
     return Samples(hosts, nics, gpus)
 

@@ -1,0 +1,45 @@
+"""A sampler that is killed while a run goes on: the run goes on, and its report says what telemetry lacks."""
+
+import contextlib
+import re
+import socket
+
+import psutil
+import pytest
+from support_line import benches, until
+
+pytestmark = pytest.mark.line
+
+
+@pytest.fixture
+def bench(tmp_path):
+    yield from benches(tmp_path)
+
+
+def sampler_of(folder):
+    """The process that samples for this run, or None."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words = process.cmdline()
+            if "sample" in words and any(word.startswith(f"--out={folder.path}/") for word in words):
+                return process
+    return None
+
+
+def test_a_run_whose_sampler_is_killed_goes_on_and_its_report_says_so(bench):
+    name = bench.matrix("axes: {strategy: [single], seed: [1, 2]}", steps=1500)
+    bench.run("jobs", "submit", "--matrix", name)
+    at_once, midway = bench.folders()
+    host = socket.gethostname()
+    until(lambda: sampler_of(at_once), "the first run has a sampler").kill()
+    sampler = until(lambda: sampler_of(midway), "the second run has a sampler", 240)
+    until(lambda: any(not record.warmup for record in midway.steps(0).records), "the second run is timed", 240)
+    sampler.kill()
+    until(lambda: set(bench.states().values()) == {"completed"}, "both runs complete", 240)
+    summary = bench.json("collect", "summarize")
+    said = {entry["run"]: entry for entry in summary["telemetry"]}
+    assert said[at_once.run_id]["incomplete"] in ("no samples", "one sample")  # it may have been faster than we are
+    assert re.fullmatch(r"no samples in the last \d+\.\d s", said[midway.run_id]["incomplete"])
+    assert said[at_once.run_id]["host"] == said[midway.run_id]["host"] == host
+    (remark,) = [remark for remark in summary["remarks"] if "telemetry is not of the whole timed window" in remark]
+    assert all(f"{run} on {host} ({entry['incomplete']})" in remark for run, entry in said.items())
