@@ -1,0 +1,124 @@
+"""What practice nodes share with this machine gives no other user rights on it: real mounts, in a namespace of their own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support_aside import why_not
+from support_practice import FILE
+
+from provision.practice import shared
+from provision.practice.base import UID, NoBase
+from provision.providers import virtual
+from shardlab import cluster
+
+WHY = why_not()
+pytestmark = pytest.mark.skipif(WHY is not None, reason=WHY or "")
+
+# Two clusters share one folder; prints what a setuid program in it does, and whether the folder is mounted, at each step.
+STEPS = """
+import os, subprocess, sys
+from pathlib import Path
+from provision.practice import shared
+
+states, folder = Path(sys.argv[1]), Path(sys.argv[2])
+subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+one, two = states / "one", states / "two"
+one.mkdir(); two.mkdir()
+
+def tell(step):
+    program = folder / "id"
+    subprocess.run(["cp", "/usr/bin/id", program], check=True)
+    program.chmod(0o4755)
+    words = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", str(program), "-u"]
+    said = subprocess.run(words, capture_output=True, text=True).stdout.strip()
+    print(step, said, shared.is_protected(folder), flush=True)
+
+shared.protect(one, folder)
+print("owner", folder.stat().st_uid)
+tell("one")
+shared.protect(one, folder)
+shared.protect(two, folder)
+tell("two")
+shared.release(one)
+tell("one-gone")
+os.mknod(folder / "memory", 0o020666, os.makedev(1, 1))
+shared.release(two)
+print("left", oct((folder / "id").stat().st_mode), (folder / "memory").exists())
+shared.release(two)
+tell("bare")
+"""
+
+
+def test_a_setuid_program_in_the_shared_folder_has_no_effect_while_a_cluster_uses_it_and_is_disarmed_after(tmp_path):
+    states, folder = tmp_path / "states", tmp_path / "shared"
+    states.mkdir()
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents[:3]:  # pytest's own are root's alone; another user has to reach the program
+        if parent.stat().st_uid == os.geteuid() and str(parent) != "/" and not parent.stat().st_mode & 0o001:
+            parent.chmod(parent.stat().st_mode | 0o011)
+    command = ["unshare", "--mount", sys.executable, "-P", "-c", STEPS, states, folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"owner {UID}",
+        "one 1000 True",
+        "two 1000 True",
+        "one-gone 1000 True",
+        "left 0o100755 False",
+        "bare 0 False",  # so the program would have had effect
+    ]
+    assert sorted(path.name for path in states.rglob("*")) == ["one", "two"]
+
+
+def test_a_note_of_another_boot_unmounts_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared, "run", lambda argv: pytest.fail(f"ran {argv}"))
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "shared").write_text(f"another-boot {tmp_path}\n")
+    shared.release(tmp_path / "one")
+    assert not (tmp_path / "one" / "shared").exists()
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+    folder = tmp_path / "state"
+    monkeypatch.setattr(virtual, "STATE", folder)
+    return folder
+
+
+def test_the_folder_of_nodes_is_made_for_root_alone_and_an_older_one_is_closed(state, tmp_path):
+    file = tmp_path / "cluster.yaml"
+    file.write_text(FILE.replace("SHARED", str(tmp_path / "not-there")))
+    described = cluster.load(file)
+    assert virtual._protections(described) == []
+    state.mkdir(mode=0o755)
+    (change,) = virtual._protections(described)
+    assert change.says == f"close {state} to other users of this machine"
+    change.do()
+    assert state.stat().st_mode & 0o777 == 0o700
+    assert virtual._protections(described) == []
+    state.rmdir()
+    virtual._close()
+    assert state.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_of_nodes_that_is_another_users_is_refused(state):
+    state.mkdir()
+    os.chown(state, 1000, 1000)
+    with pytest.raises(NoBase, match="it belongs to the user 1000, who could change what nodes are made of; "):
+        virtual._close()
+
+
+def test_nodes_of_a_former_version_get_their_shared_folder_protected(state, tmp_path):
+    file = tmp_path / "cluster.yaml"
+    folder = tmp_path / "shared"
+    file.write_text(FILE.replace("SHARED", str(folder)))
+    described = cluster.load(file)
+    folder.mkdir()
+    state.mkdir(mode=0o700)
+    assert virtual._protections(described) == []  # no node of this cluster is here
+    (state / described.name).mkdir()
+    if not shared.is_protected(folder):  # /tmp may be mounted so itself
+        (change,) = virtual._protections(described)
+        assert change.says == f"mount {folder} with nosuid,nodev"
