@@ -166,6 +166,7 @@ def test_no_more_than_that_many_run_at_a_time(tmp_path, queue):
 def test_what_was_sent_after_a_look_is_looked_at_again(tmp_path, monkeypatch, capsys):
     class Last:  # one run, for which there is room at the first look
         folders: ClassVar = ["r"]
+        unanswered = None
 
         def __bool__(self):
             return bool(self.folders)
@@ -180,7 +181,21 @@ def test_what_was_sent_after_a_look_is_looked_at_again(tmp_path, monkeypatch, ca
 
     def look():
         unknown = dict.fromkeys(
-            ("cell", "step", "steps", "throughput", "unit", "eta_s", "attempt", "repeat", "rehearsal"), None
+            (
+                "cell",
+                "step",
+                "steps",
+                "throughput",
+                "unit",
+                "eta_s",
+                "started",
+                "ended",
+                "duration_s",
+                "attempt",
+                "repeat",
+                "rehearsal",
+            ),
+            None,
         )
         return [
             reconcile.Status(
