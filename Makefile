@@ -7,10 +7,12 @@ PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip --disable-p
 WORKSPACE ?= workspace
 # HolisticTraceAnalysis, the reference of `collect trace --like-hta`, brings some hundred packages: it gets an environment of its own.
 HTA := .venv-hta
-NEEDS := chromium systemd-nspawn debootstrap ip ssh-keygen rsync pdflatex
-SYSTEM := chromium systemd-container debootstrap iproute2 openssh-client rsync texlive-latex-recommended
+NEEDS := chromium systemd-nspawn debootstrap ip ssh-keygen rsync pdflatex pdftotext zsh fish g++
+SYSTEM := chromium systemd-container debootstrap iproute2 openssh-client rsync texlive-latex-recommended poppler-utils zsh fish g++
+# One worker a core and one for the tests on practice nodes, which mostly wait (tests/support_lanes.py).
+SIDE_BY_SIDE := --numprocesses auto --dist loadgroup --no-loadscope-reorder
 
-.PHONY: quickstart test check system clean
+.PHONY: quickstart test test-long prepare check mutants system clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/provision examples/local.yaml --workspace "$(WORKSPACE)"
@@ -18,14 +20,26 @@ quickstart: $(VENV)/installed
 	$(BIN)/collect fetch --workspace "$(WORKSPACE)"
 	$(BIN)/collect summarize --workspace "$(WORKSPACE)"
 
-test: check $(HTA)/installed system
-	SHARDLAB_HTA=$(CURDIR)/$(HTA)/bin/python $(BIN)/pytest
+test: prepare
+	SHARDLAB_HTA=$(CURDIR)/$(HTA)/bin/python $(BIN)/pytest $(SIDE_BY_SIDE) --durations=40
+
+# The same with the long forms of proofs, such as 200 interrupted fetches where `make test` has 20.
+test-long: export SHARDLAB_TESTS = long
+test-long: test
+
+# What the tests need, made side by side: the environment and its checks, an environment for HTA, and Debian's packages.
+prepare:
+	$(MAKE) --jobs --output-sync check $(HTA)/installed system
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Breaks lines of the product and says whether tests notice; docs/design/mutants.md. More words for it: MUTANTS='--seed 15'
+mutants: $(VENV)/installed-mutants
+	$(BIN)/python tests/mutants $(MUTANTS)
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("shardlab needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3 ...")'
@@ -35,6 +49,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) install --quiet --editable '.[trainers,report,dev]'
+	@touch $@
+
+$(VENV)/installed-mutants: $(VENV)/installed-dev
+	$(PIP) install --quiet --editable '.[trainers,report,dev,mutants]'
 	@touch $@
 
 $(HTA)/installed:
@@ -51,4 +69,4 @@ system:
 	|| echo "not here, so that the tests that need them are skipped:" $$missing
 
 clean:
-	rm -rf $(VENV) $(HTA) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
+	rm -rf $(VENV) $(HTA) .mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist

@@ -1,8 +1,14 @@
-"""`python -m collect`, for nodes where the command is not on the path."""
+"""`python -m collect` is the same as the `collect` command."""
 
 import sys
 
-from collect.cli import main
+from shardlab.start import start
+
+
+def main() -> int:
+    """Run the command with the words of the command line; its exit code."""
+    return start("collect")
+
 
 if __name__ == "__main__":
     sys.exit(main())

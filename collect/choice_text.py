@@ -199,19 +199,21 @@ def _range(low: float, high: float, unit: str) -> str:
 
 
 def _out(contest: Contest) -> list[tuple[str, list[Link]]]:
-    """(why, who) of those that are not among the ranked."""
+    """(why, who) of the cells that are not ranked. Of other work, the strategy's own sentence says which."""
     words = {
         "does not fit": "out of memory",
         "over the limit": "over the time limit",
+        "other work": "other work by design",
         "not ranked": "not proven to do the same work",
         "failed": "failed",
         "not measured": "not measured",
     }
-    found = []
-    for outcome, why in words.items():
-        who = [Link(one.name, one.cell) for one in contest.contenders if one.outcome == outcome]
-        found += [(why, who)] if who else []
-    return found + [(one.partly, [Link(one.name, one.cell)]) for one in contest.contenders if one.partly]
+    found: dict[str, list[Link]] = {}
+    for outcome, word in words.items():
+        for one in (one for one in contest.contenders if one.outcome == outcome):
+            why = f"{word} ({one.why})" if outcome == "other work" else word
+            found.setdefault(why, []).append(Link(one.name, one.cell))
+    return list(found.items()) + [(one.partly, [Link(one.name, one.cell)]) for one in contest.contenders if one.partly]
 
 
 def _on_one(fit: Fit) -> Said:

@@ -1,4 +1,4 @@
-"""What all figures share: one look, one colour per strategy, and few enough points to open at once.
+"""What all figures share: their layout, the look of every cell, and few enough points to open at once.
 
 Colours are the page's CSS variables, such as ``var(--series-1)``; the page resolves them for light, dark and print.
 """
@@ -13,14 +13,12 @@ import msgspec
 
 from collect.columns import labels
 from collect.load import Loaded, LoadedCell
+from collect.look import Look, look, variants
 from collect.row import Row
 from collect.statistics import Estimate
 from collect.summary import Summary
 from shardlab.cell import Cell
 
-SERIES = 7  # colours of the page, told apart also without red or green
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 INK, MUTED, LINE = "var(--ink)", "var(--muted)", "var(--line)"
 MOST_POINTS = 600  # of a line: about what a screen can show
 FEW = 40  # points of a line: of so few each is marked, as one between two gaps has no line
@@ -43,18 +41,14 @@ class Figure(msgspec.Struct):
     layout: dict[str, Any]
 
 
-class Look(msgspec.Struct, frozen=True):
-    """How a cell is drawn in every figure: colour by strategy, symbol and dash by all else."""
-
-    colour: str
-    symbol: str = SYMBOLS[0]
-    dash: str = DASHES[0]
-
-
 class Mark(msgspec.Struct, frozen=True):
-    """A cell as figures show it. label: escaped, as plotly reads some tags in any text."""
+    """A cell as figures show it.
+
+    label: escaped, as plotly reads some tags in any text. strategy: the place of the cell's strategy in the report, from 0.
+    """
 
     label: str
+    strategy: int
     look: Look
     row: Row
     cell: LoadedCell
@@ -77,33 +71,26 @@ class Group(msgspec.Struct, frozen=True):
 
 
 def groups(loaded: Loaded, summary: Summary) -> list[Group]:
-    """The matrix by workload; a strategy has the same colour in all groups."""
-    colours: dict[str, int] = {}
+    """The matrix by workload. A strategy has the same colour and shape in all groups; variants are told apart in each."""
+    strategies: dict[str, int] = {}
     for row in summary.rows:
-        colours.setdefault(row.cell["strategy"], len(colours))
+        strategies.setdefault(row.cell["strategy"], len(strategies))
     by_workload: dict[str, list[tuple[Row, LoadedCell]]] = {}
     for row, cell in zip(summary.rows, loaded.cells, strict=True):
         by_workload.setdefault(cell.cell.workload, []).append((row, cell))
     found = []
     for workload, every in by_workload.items():
         entries = every[:MOST_CELLS]
-        names = labels([row for row, _ in entries])
+        names = [html.escape(name, quote=False) for name in labels([row for row, _ in entries])]
+        places = [strategies[cell.cell.strategy] for _, cell in entries]
         marks = [
-            Mark(html.escape(name, quote=False), Look(_colour(colours[cell.cell.strategy])), row, cell)
-            for name, (row, cell) in zip(names, entries, strict=True)
+            Mark(name, place, look(place), row, cell) for name, place, (row, cell) in zip(names, places, entries, strict=True)
         ]
-        variants: dict[str, int] = {}
-        looks: dict[str, Look] = {}
-        for mark, _ in shown_first(marks):  # so that what is drawn at first is solid
-            number = variants[mark.cell.cell.strategy] = variants.get(mark.cell.cell.strategy, -1) + 1
-            looks[mark.label] = Look(mark.look.colour, SYMBOLS[number % len(SYMBOLS)], DASHES[number % len(DASHES)])
+        in_order = [mark for mark, _ in shown_first(marks)]  # so that what is drawn at first has the plainest looks
+        looks = dict(zip((mark.label for mark in in_order), variants([mark.strategy for mark in in_order]), strict=True))
         marks = [msgspec.structs.replace(mark, look=looks[mark.label]) for mark in marks]
         found.append(Group(workload, summary.baseline, marks, len(every) - len(entries)))
     return found
-
-
-def _colour(number: int) -> str:
-    return f"var(--series-{number % SERIES + 1})"
 
 
 def shown_first(marks: Sequence[Mark]) -> list[tuple[Mark, bool | str]]:

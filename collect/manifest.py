@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from shardlab import files
+from shardlab.decoders import decoder
 from shardlab.errors import InputError
 from shardlab.rundir import RunDir
 
@@ -53,7 +54,7 @@ def read(run: RunDir) -> Manifest | None:
     """The manifest of a run, or None where it has none. Raises InputError for one that is damaged."""
     path = run.path / NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        return decoder(Manifest).decode(path.read_bytes())
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

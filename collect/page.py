@@ -41,8 +41,8 @@ from collect.load import Loaded
 from collect.metric import menu
 from collect.row import Row
 from collect.summary import Summary
-from shardlab import __version__
-from templates import render
+from shardlab import __version__, printable
+from templates import render_page
 
 TEMPLATE = "report/index.html.j2"
 WIDE = (
@@ -102,8 +102,9 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
     figures = [one for one in drawn if one.kind != "head_to_head"]
     reported = verdict_text.reported(summary, label_of)
     place_of = {row.id: place for place, row in enumerate(shown.rows)}
-    return render(
+    return render_page(
         TEMPLATE,
+        printable.clean,
         summary=shown,
         whole=summary,
         version=__version__,
@@ -185,7 +186,9 @@ def _drawn(found: figure.Figure, of: str, more: str, wide: bool) -> Drawn:
     title = found.title + of
     name = re.sub(r"[^a-z0-9.-]+", "-", f"{found.name}{of}".replace("_", "-").lower())
     spec = {"data": found.data, "layout": found.layout, "picture": figure.picture(found, title, wide)}
-    return Drawn(name, found.name, title, found.caption + more, found.height_px, wide, spec)
+    return Drawn(
+        name, found.name, title, found.caption + more, found.height_px, wide, printable.mapped(spec, printable.one_line)
+    )
 
 
 def _script_json(value: Any) -> Markup:

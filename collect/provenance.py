@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from collect import notation
@@ -53,7 +55,7 @@ def _run(run: LoadedRun) -> RunPlace:
 
 
 def made_with(loaded: Loaded) -> list[tuple[str, list[str]]]:
-    """What the runs say they were made with: (what, every value that occurs)."""
+    """What the runs were made with: (what, every value that occurs)."""
     runs = [run for run in loaded.runs if run.run]
     found: dict[str, list[str]] = {"Cluster": [], "Launchers": [], "Git commit": [], "Versions": [], "Data": []}
     for run in runs:
@@ -61,13 +63,35 @@ def made_with(loaded: Loaded) -> list[tuple[str, list[str]]]:
         found["Cluster"].append(", ".join(f"{key} {value}" for key, value in run.run.cluster.items()))
         found["Launchers"].append(run.run.launcher)
         found["Git commit"].append(run.run.git_commit or "not in a git repository")
-        versions = (run.result.versions if run.result else {}) or run.run.versions
-        found["Versions"].append(", ".join(f"{name} {version}" for name, version in sorted(versions.items())))
         if run.result and run.result.data:
             data = run.result.data
             synthetic = " (synthetic)" if data.get("synthetic") else ""
             found["Data"].append(f"{data.get('name', 'unnamed')}{synthetic}, SHA-256 {data.get('sha256', 'unknown')}")
+    versions = environments([_versions(run) for run in runs])
+    found["Versions"] = [", ".join(f"{name} {version}" for name, version in sorted(one.items())) for one in versions]
     return [(what, list(dict.fromkeys(values))) for what, values in found.items() if values]
+
+
+def environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """The environments that these reports of package versions describe.
+
+    A report may name fewer packages than another: a run that failed wrote no result, and a result does not name the version
+    of Python. Reports describe one environment if no package has two versions in them.
+    """
+    found: list[dict[str, str]] = []
+    for report in sorted(reports, key=len, reverse=True):
+        known = next((one for one in found if all(one.get(name, version) == version for name, version in report.items())), None)
+        if known is None:
+            found.append(dict(report))
+        else:
+            known |= report
+    return [one for one in found if one]
+
+
+def _versions(run: LoadedRun) -> dict[str, str]:
+    """The package versions of a run: those that its job found when it was submitted, then those that its ranks imported."""
+    assert run.run is not None
+    return run.run.versions | (run.result.versions if run.result else {})
 
 
 def hosts(loaded: Loaded) -> list[tuple[str, list[tuple[str, str]]]]:

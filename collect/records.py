@@ -12,7 +12,9 @@ from typing import TypeVar
 import msgspec
 
 from shardlab import files, pauses
-from shardlab.errors import InputError
+from shardlab.decoders import decoder
+from shardlab.errors import InputError, WorkspaceError
+from shardlab.files import NotRegular
 from shardlab.host import Host
 from shardlab.pauses import Pause
 from shardlab.record import Event, Lines, Record, Result, Sample, StepRecord, ValidationRecord, read_lines
@@ -20,6 +22,7 @@ from shardlab.run import Run
 from shardlab.rundir import VALIDATION, RunDir, judged
 from shardlab.state import Verdict
 
+FOLDERS = ("env", "memory", "samples", "steps", "trace")  # those that are read
 NO_FOLDER = Verdict("planned", "no run folder yet")
 _RANK = re.compile(r"steps/rank-(\d{5,})\.jsonl")
 _HOST = re.compile(r"samples/([^/]+)\.jsonl")
@@ -29,10 +32,15 @@ R = TypeVar("R", bound=Record)
 
 
 class Damage(msgspec.Struct):
-    """What could not be read. truncated: files whose last line is cut; corrupt: bad lines per file. Paths are the run's."""
+    """What could not be read. Paths are the run's.
+
+    truncated: files whose last line is cut. corrupt: the number of bad lines of a file. not_followed: what stands in the place
+    of a regular file or a folder, such as "a symlink"; nothing of it was read.
+    """
 
     truncated: list[str] = []
     corrupt: dict[str, int] = {}
+    not_followed: dict[str, str] = {}
 
     def note(self, name: str, lines: Lines[R]) -> list[R]:
         """The records that could be read."""
@@ -48,12 +56,13 @@ class Damage(msgspec.Struct):
         return sum(self.corrupt.values())
 
     def __bool__(self) -> bool:
-        return bool(self.truncated or self.corrupt)
+        return bool(self.truncated or self.corrupt or self.not_followed)
 
     def says(self) -> str:
         """One clause per damaged file."""
         parts = [f"{name}: the last line is cut" for name in self.truncated]
         parts += [f"{name}: {count} corrupt line{'s' * (count != 1)}" for name, count in self.corrupt.items()]
+        parts += [f"{name}: {kind}, which was not read" for name, kind in self.not_followed.items()]
         return "; ".join(parts)
 
 
@@ -81,15 +90,23 @@ class Records(msgspec.Struct):
 def read(folder: RunDir) -> Records:
     """All records of a run, judged. Raises WorkspaceError where a file is there and cannot be opened."""
     damage = Damage()
-    top = _names(folder.path)
-    if top is None:
+    try:
+        top = sorted(os.listdir(folder.path))  # noqa: PTH208 - names; an object for each takes most of the time
+    except (FileNotFoundError, NotADirectoryError):
         return Records(NO_FOLDER, None, None, {}, {}, [], [], damage)
+    parts = {name: names for name in FOLDERS if name in top and (names := _names(folder.path, name, damage)) is not None}
 
     def inside(name: str) -> list[str]:
-        return [f"{name}/{one}" for one in _names(f"{folder.path}/{name}") or ()] if name in top else []
+        return [f"{name}/{entry}" for entry in parts.get(name, ())]
 
     def noted(name: str, kind: type[R]) -> list[R]:
-        return damage.note(name, read_lines(f"{folder.path}/{name}", kind))
+        try:
+            return damage.note(name, read_lines(f"{folder.path}/{name}", kind))
+        except WorkspaceError as error:
+            if not isinstance(error.__cause__, NotRegular):
+                raise
+            damage.not_followed[name] = error.__cause__.kind
+            return []
 
     steps = {int(match[1]): noted(name, StepRecord) for name in inside("steps") if (match := _RANK.fullmatch(name))}
     samples = {match[1]: noted(name, Sample) for name in inside("samples") if (match := _HOST.fullmatch(name))}
@@ -103,8 +120,12 @@ def read(folder: RunDir) -> Records:
         verdict = judged(run, result, sorted(events, key=lambda event: event.wall_s), steps)
     except InputError as error:
         verdict = Verdict("unknown", str(error))
+    except WorkspaceError as error:
+        if not isinstance(error.__cause__, NotRegular):
+            raise
+        verdict = Verdict("unknown", str(error))
     hosts = [host for name in inside("env") if (host := _host(f"{folder.path}/{name}")) is not None]
-    found = Records(verdict, run, result, steps, samples, validation, hosts, damage, "trace" in top)
+    found = Records(verdict, run, result, steps, samples, validation, hosts, damage, "trace" in parts)
     return _without(found, pauses.of(events))
 
 
@@ -121,12 +142,19 @@ def _without(found: Records, paused: Sequence[Pause]) -> Records:
     return msgspec.structs.replace(found, steps=aside, result=result, paused=True)
 
 
-def _names(folder: Path | str) -> list[str] | None:
-    """What is in a folder, by name, or None where there is none."""
+def _names(run: Path, name: str, damage: Damage) -> list[str] | None:
+    """What is in a folder of a run, by name, or None if it is no folder, which is noted."""
     try:
-        return sorted(os.listdir(folder))  # noqa: PTH208 - names; an object for each takes most of the time
-    except (FileNotFoundError, NotADirectoryError):
+        descriptor = os.open(f"{run}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError:
+        damage.not_followed[name] = files.kind_of(os.lstat(f"{run}/{name}").st_mode)
         return None
+    except FileNotFoundError:
+        return None
+    try:
+        return sorted(os.listdir(descriptor))  # noqa: PTH208 - pathlib lists no descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _host(path: str) -> Host | None:
@@ -140,4 +168,4 @@ def _host(path: str) -> Host | None:
 @lru_cache(maxsize=1024)
 def _decoded(raw: bytes) -> Host:
     """One object for all runs that say the same of a host, as most do."""
-    return msgspec.json.decode(raw, type=Host)
+    return decoder(Host).decode(raw)

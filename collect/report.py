@@ -36,8 +36,8 @@ def write(folder: Path, workspace: Workspace, loaded: Loaded, summary: Summary, 
 
 
 def _write_data(fresh: Path, loaded: Loaded, summary: Summary) -> None:
-    tables.steps(loaded).write_parquet(fresh / "tables" / "steps.parquet")
+    tables.write_parquet(tables.steps(loaded), fresh / "tables" / "steps.parquet")
     files.write_json(fresh / "summary.json", summary)
     cells = tables.summary(summary)
-    cells.write_csv(fresh / "tables" / "summary.csv")
-    cells.write_parquet(fresh / "tables" / "summary.parquet")
+    tables.write_csv(cells, fresh / "tables" / "summary.csv")
+    tables.write_parquet(cells, fresh / "tables" / "summary.parquet")

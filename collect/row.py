@@ -50,8 +50,14 @@ class Row(msgspec.Struct, dict=True):
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it may stand beside others: it is proven to do the work of one process, or no proof can be had."""
+        """Whether it may be ranked among other cells: it is proven to do the work of one process, or it is meant to do that
+        work and no proof can be had."""
         return self.same_work is not None and self.same_work.verdict in ("proven", "not provable")
+
+    @property
+    def does_other_work(self) -> bool:
+        """Whether it is known not to do the work of one process: by design, or as the proof found."""
+        return self.same_work is not None and self.same_work.verdict in ("different", "other work")
 
     @property
     def state(self) -> str:

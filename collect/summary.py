@@ -122,7 +122,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         remarks=_remarks(
             rehearsals,
             synthetic,
-            [row.id for row in rows if _is_different(row)],
+            [row for row in rows if row.does_other_work],
             [run.run_id for cell in loaded.cells for run in cell.runs if run.resumed],
             [run.run_id for cell in loaded.cells for run in cell.runs if run.paused],
             *trace_tables.without_kernels(loaded),
@@ -153,7 +153,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
 def _remarks(
     rehearsals: list[bool],
     synthetic: list[str],
-    different: list[str],
+    other_work: list[Row],
     resumed: list[str],
     paused: list[str],
     exact: list[str],
@@ -166,8 +166,13 @@ def _remarks(
         remarks.append(share + REHEARSAL)
     if synthetic:
         remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic))))
-    if different:
+    if different := [row.id for row in other_work if row.same_work and row.same_work.verdict == "different"]:
         remarks.append(f"not the same work, and so not compared: {_some(different)}")
+    by_design: dict[str, list[str]] = {}  # why -> cells
+    for row in other_work:
+        if row.same_work and row.same_work.verdict == "other work":
+            by_design.setdefault(row.same_work.why, []).append(row.id)
+    remarks += [f"other work by design, and so not compared ({why}): {_some(ids)}" for why, ids in by_design.items()]
     if resumed:
         remarks.append(f"went on from a checkpoint, so that telemetry says nothing of the whole run: {_some(resumed)}")
     if paused:
@@ -219,7 +224,7 @@ def _compare(cells: list[LoadedCell], rows: list[Row], baseline: str) -> None:
     compared = [metric for metric in menu() if metric.of_cells is not None]
     for cell, family in ((cell, alike) for alike in families(cells) for cell in alike):
         row, against = row_of[cell.id], baseline_of(cell, family, baseline)
-        if against is None or _is_different(row) or _is_different(row_of[against.id]):
+        if against is None or row.does_other_work or row_of[against.id].does_other_work:
             continue
         for metric in compared:
             mine, theirs = (one.metrics.get(metric.compares) for one in (row, row_of[against.id]))
@@ -241,11 +246,6 @@ def _outliers(row: Row) -> list[Outlier]:
             run = runs[place]
             found.append(Outlier(run.run_id, row.id, name, run.metrics[name], estimate_.median))
     return found
-
-
-def _is_different(row: Row) -> bool:
-    """Whether the proof found other work: such a cell is never ranked with those that did the same."""
-    return row.same_work is not None and row.same_work.verdict == "different"
 
 
 def _failures(cell: LoadedCell) -> list[Failure]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ import polars as pl
 from collect.load import Loaded
 from collect.metric import menu
 from collect.summary import Summary
+from shardlab import files, printable
 
 CELL_KEYS = (
     "strategy", "workload", "launcher", "gpus", "nnodes", "global_batch_size", "micro_batch_size",
@@ -20,6 +24,40 @@ CELL_KEYS = (
 def frames(loaded: Loaded, summarized: Summary) -> dict[str, pl.DataFrame]:
     """Every table by its name."""
     return {"summary": summary(summarized), "steps": steps(loaded), "samples": samples(loaded)}
+
+
+def write_csv(frame: pl.DataFrame, path: Path) -> None:
+    """A new CSV file. Raises WorkspaceError.
+
+    A spreadsheet takes a text that begins with = + - or @ for a formula and computes it: such a text gets an apostrophe before
+    it. No name of ours begins so. Columns of numbers are written as they are.
+    """
+    formula = pl.col(pl.String).str.contains(r"^\s*[=+\-@]")
+    guarded = pl.when(formula).then(pl.lit("'") + pl.col(pl.String)).otherwise(pl.col(pl.String))
+    _write(_printable(frame).with_columns(guarded.name.keep()).write_csv, path)
+
+
+def write_parquet(frame: pl.DataFrame, path: Path) -> None:
+    """A new Parquet file. Raises WorkspaceError."""
+    _write(_printable(frame).write_parquet, path)
+
+
+def _write(into: Callable[[io.BytesIO], Any], path: Path) -> None:
+    """polars writes into memory and we into the file: on a full disk polars itself raises errors that do not say so."""
+    made = io.BytesIO()
+    into(made)
+    files.write_new(path, made.getbuffer())
+
+
+def _printable(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with every text in it as `printable.one_line` makes it; columns hold few different texts."""
+    for name, kind in frame.schema.items():
+        if kind == pl.String:
+            texts = frame[name].unique().drop_nulls().to_list()
+            changed = {text: shown for text in texts if (shown := printable.one_line(text)) != text}
+            if changed:
+                frame = frame.with_columns(pl.col(name).replace(changed))
+    return frame
 
 
 def summary(summarized: Summary) -> pl.DataFrame:

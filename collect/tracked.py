@@ -10,7 +10,7 @@ import polars as pl
 from collect.load import Loaded, LoadedCell, LoadedRun
 from collect.sources import steps
 from collect.summary import Summary
-from shardlab import cell_names
+from shardlab import cell_names, printable
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -37,6 +37,11 @@ class Tracked(msgspec.Struct, frozen=True):
     began_s: float | None
     ended_s: float | None
     hosts: str
+
+
+def name(loaded: Loaded) -> str:
+    """What a tracker calls the experiment or project: the matrix."""
+    return printable.one_line(loaded.expansion.name)
 
 
 def runs(loaded: Loaded, summary: Summary) -> list[Tracked]:
@@ -68,6 +73,7 @@ def _tracked(loaded: Loaded, cell: LoadedCell, run: LoadedRun, label: str, metri
     tags = [loaded.expansion.name, cell.cell.strategy, run.verdict.state, *(["rehearsal"] if rehearsal else [])]
     began, ended = run.steps.select(began=pl.col("wall_s").min(), ended=pl.col("wall_s").max()).row(0)
     hosts = ", ".join(dict.fromkeys(host.host for host in run.hosts))
+    label, tags, config, hosts = printable.mapped([label, tags, config, hosts], printable.one_line)
     return Tracked(run.run_id, label, run.verdict.state, tags, config, _points(run), metrics, began, ended, hosts)
 
 

@@ -1,7 +1,14 @@
-"""`python -m jobs`, where the command's folder is not on PATH."""
+"""`python -m jobs` is the same as the `jobs` command."""
 
 import sys
 
-from jobs.cli import main
+from shardlab.start import start
 
-sys.exit(main())
+
+def main() -> int:
+    """Run the command with the words of the command line; its exit code."""
+    return start("jobs")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

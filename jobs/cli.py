@@ -41,6 +41,7 @@ A shell answers a bare `jobs` itself, as it is a builtin there. These reach this
   env jobs status        shardlab jobs status
   eval "$(shardlab shell-init)"     and from then on  jobs status
 """
+INTERRUPTED = "interrupted; runs that were started go on, their state is saved."
 RETRIED = "failed,node_fail,preempted,hung"
 
 
@@ -141,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return forward.run(there, arguments, words, workspace)
         return int(arguments.run(arguments))
 
-    return console.run(command)
+    return console.run(command, interrupted=INTERRUPTED)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

@@ -12,6 +12,8 @@ from pathlib import Path
 import msgspec
 
 from jobs import render, tiny
+from jobs import repeats as number_of_runs
+from jobs.repeats import Cost
 from jobs.resolve import Machine, Misfit, misfits, resolve
 from jobs.select import condition, holds
 from shardlab import cluster, host, matrix
@@ -29,6 +31,7 @@ SCALES = ("full", "tiny")
 class Plan(msgspec.Struct, frozen=True):
     """A matrix resolved on a cluster: `cells` are those that --where leaves, `all_cells` every one.
 
+    repeats: the number of runs of each of `all_cells`, by its name. cost: the time of `cells`, as far as it is known.
     misfits: which of `cells` the cluster has not the machines for, and where in the file that was asked for. advice: sentences
     that name the options with which all cells fit.
     """
@@ -36,7 +39,8 @@ class Plan(msgspec.Struct, frozen=True):
     matrix: Matrix
     all_cells: list[Cell]
     cells: list[Cell]
-    repeats: int
+    repeats: dict[str, int]
+    cost: Cost
     source: render.Source
     remarks: list[str]
     misfits: list[Misfit]
@@ -74,13 +78,16 @@ def of(
         raise InputError(f"--where {where!r} leaves none of {len(cells)} cells.")
     unheld = misfits(asked, cells, machine, chosen)
     runs_as = asked.name if scale == "full" else f"{asked.name}-{scale}"
+    source = render.source(runs_as, where_runs, workspace)
+    counts = number_of_runs.of(asked.file, cells, repeats)
     return Plan(
         matrix=asked,
         all_cells=cells,
         cells=chosen,
-        repeats=repeats or asked.file.repeats,
-        source=render.source(runs_as, where_runs, workspace),
-        remarks=_remarks(chosen, machine, where_runs),
+        repeats=counts,
+        cost=number_of_runs.cost(workspace, chosen, counts),
+        source=source,
+        remarks=[*_remarks(chosen, machine, where_runs), *render.remarks(source)],
         misfits=unheld,
         advice=advice(asked, cells, chosen, machine, where) if unheld else [],
     )
@@ -139,12 +146,11 @@ def must_train_here(source: render.Source) -> None:
 def render_all(plan: Plan, runs: Path) -> list[RunDir]:
     """The run folders of every repeat of every cell, below `runs`; what was sent already stays as it is."""
     folders = []
-    for repeat in range(1, plan.repeats + 1):
-        for cell in plan.cells:
-            run = render.run_of(cell, repeat, 1, plan.source)
-            existing = RunDir(runs / run.run_id)
-            if not existing.path.exists() or existing.judge().state == "planned":
-                folders.append(render.write(run, runs, plan.source))
+    for cell, repeat in number_of_runs.rounds(plan.cells, plan.repeats):
+        run = render.run_of(cell, repeat, 1, plan.source)
+        existing = RunDir(runs / run.run_id)
+        if not existing.path.exists() or existing.judge().state == "planned":
+            folders.append(render.write(run, runs, plan.source))
     return folders
 
 

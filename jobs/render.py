@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 import templates
+from jobs import scripts
 from jobs.launcher import launcher
 from jobs.scheduler import scheduler
 from jobs.slurm import request
 from shardlab import __version__, code, files, host
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError, ShardlabError
 from shardlab.matrix import Matrix
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
@@ -61,6 +62,12 @@ def source(matrix: str, cluster: Cluster, workspace: Workspace) -> Source:
         git_commit=host.git_commit(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def remarks(source: Source) -> list[str]:
+    """What a person should know who did not write the workspace's templates."""
+    own = [source.own_templates / name for name in source.digests if (source.own_templates / name).exists()]
+    return [f"scripts are rendered from the workspace's own template {path}." for path in own]
 
 
 def cluster_of(source: Source) -> dict[str, str]:
@@ -107,7 +114,7 @@ def script(run: Run, folder: Path, where: Cluster, own_templates: Path | None) -
         values["command"] = started.command(run, python)
     else:
         values |= {"command": started.srun(run, python), "options": request.options(run, where)}
-    return templates.render(scheduler(run.scheduler).TEMPLATE, own_templates, **values)
+    return scripts.render(scheduler(run.scheduler).TEMPLATE, own_templates, **values)
 
 
 def write(run: Run, runs: Path, source: Source) -> RunDir:
@@ -129,15 +136,15 @@ def write(run: Run, runs: Path, source: Source) -> RunDir:
             if final.path.exists():
                 shutil.rmtree(final.path)
             folder.path.rename(final.path)
-    except WorkspaceError:
+    except ShardlabError:
         with contextlib.suppress(OSError):
             shutil.rmtree(folder.path)
         raise
     return final
 
 
-def keep(workspace: Workspace, source: Source, matrix: Matrix, cells: Sequence[Cell], repeats: int) -> None:
-    """Note in the workspace what the matrix came to, for those who only read runs."""
+def keep(workspace: Workspace, source: Source, matrix: Matrix, cells: Sequence[Cell], repeats: Mapping[str, int]) -> None:
+    """Note in the workspace what the matrix came to, for those who only read runs. repeats: by the name of the cell."""
     tiny = any(cell.rehearses for cell in cells)
     workspace.keep_expansion(
         Expansion(
@@ -149,7 +156,7 @@ def keep(workspace: Workspace, source: Source, matrix: Matrix, cells: Sequence[C
                 {
                     "id": cell.name(),
                     "cell": msgspec.to_builtins(cell),
-                    "runs": [run_id(cell, repeat) for repeat in range(1, repeats + 1)],
+                    "runs": [run_id(cell, repeat) for repeat in range(1, repeats[cell.name()] + 1)],
                 }
                 for cell in cells
             ],

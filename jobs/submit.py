@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from jobs import lost, render
 from jobs.reconcile import Status, latest, statuses
+from jobs.repeats import rounds
 from jobs.scheduler import How, scheduler
 from shardlab.cell import Cell
 from shardlab.checkpoint import Manifest, read, step_of, whole, why_not
@@ -28,7 +29,11 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def check(
-    workspace: Workspace, cells: Sequence[Cell], repeats: int, source: render.Source, resume_from: str | None = None
+    workspace: Workspace,
+    cells: Sequence[Cell],
+    repeats: Mapping[str, int],
+    source: render.Source,
+    resume_from: str | None = None,
 ) -> None:
     """Before anything is changed: raises InputError if the workspace holds runs of another cluster, or if the cells cannot
     resume from the checkpoint of the run `resume_from`."""
@@ -39,9 +44,13 @@ def check(
 
 
 def decide(
-    workspace: Workspace, cells: Sequence[Cell], repeats: int, source: render.Source, resume_from: str | None = None
+    workspace: Workspace,
+    cells: Sequence[Cell],
+    repeats: Mapping[str, int],
+    source: render.Source,
+    resume_from: str | None = None,
 ) -> list[Step]:
-    """A step for every repeat of every cell. Repeats go round by round, so that drift of the machine hits all cells alike.
+    """A step for every repeat of every cell. repeats: the number of runs of each cell, by its name.
 
     resume_from: a run of another cell from whose checkpoint new runs go on.
     """
@@ -49,22 +58,21 @@ def decide(
     last = _there(workspace, cells, repeats)
     known = {attempt_of(one.id)[0]: one for one in statuses(workspace, list(last.values()))}
     steps = []
-    for repeat in range(1, repeats + 1):
-        for cell in cells:
-            run = render.run_of(cell, repeat, 1, source, resume)
-            now = known.get(run.run_id)
-            if now is None:
-                steps.append(Step(run, True, "new"))
-            elif now.state == "planned":
-                steps.append(Step(_anew(last[run.run_id], run, source), True, "was rendered", now))
-            else:
-                steps.append(Step(run, False, now.why if now.set_aside else _why_not(now.state, now.expected), now))
+    for cell, repeat in rounds(cells, repeats):
+        run = render.run_of(cell, repeat, 1, source, resume)
+        now = known.get(run.run_id)
+        if now is None:
+            steps.append(Step(run, True, "new"))
+        elif now.state == "planned":
+            steps.append(Step(_anew(last[run.run_id], run, source), True, "was rendered", now))
+        else:
+            steps.append(Step(run, False, now.why if now.set_aside else _why_not(now.state, now.expected), now))
     return steps
 
 
-def _there(workspace: Workspace, cells: Sequence[Cell], repeats: int) -> dict[str, RunDir]:
+def _there(workspace: Workspace, cells: Sequence[Cell], repeats: Mapping[str, int]) -> dict[str, RunDir]:
     """The last attempt of each of these runs that has a folder, by the id of its first attempt."""
-    wanted = {run_id(cell, repeat) for repeat in range(1, repeats + 1) for cell in cells}
+    wanted = {run_id(cell, repeat) for cell, repeat in rounds(cells, repeats)}
     last = {attempt_of(folder.run_id)[0]: folder for folder in latest(workspace.all_runs())}
     return {name: folder for name, folder in last.items() if name in wanted}
 

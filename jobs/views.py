@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from rich import box
 from rich.table import Table
 
-from jobs import datasets, differences, render
+from jobs import datasets, differences, render, repeats
 from jobs.plan import Plan
 from jobs.reconcile import Status
 from jobs.scheduler import scheduler
@@ -35,7 +35,10 @@ def plan(out: Output, planned: Plan, data: datasets.Found) -> None:
     named = planned.source.matrix
     title = f"{named}: {planned.matrix.file.title}" if planned.matrix.file.title else named
     out.table(title, columns, rows)
-    out.line(f"{len(planned.cells)} cell(s) x {planned.repeats} repeat(s) = {len(planned.cells) * planned.repeats} run(s).")
+    counts = {cell.name(): planned.repeats[cell.name()] for cell in planned.cells}
+    out.line(f"{repeats.in_words(counts, planned.matrix.file.repeats)}.")
+    if planned.cost.cells:
+        out.line(f"{_hours(planned.cost, len(counts))}.")
     for one in planned.matrix.excluded:
         keys = ", ".join(f"{key}={value}" for key, value in one.keys.items() if _varies(planned, key))
         out.line(f"excluded: {keys}: {one.why}")
@@ -53,8 +56,10 @@ def plan(out: Output, planned: Plan, data: datasets.Found) -> None:
         {
             "matrix": named,
             "scale": "tiny" if any(cell.rehearses for cell in planned.cells) else "full",
-            "repeats": planned.repeats,
-            "cells": [{"id": cell.name(), "cell": cell} for cell in planned.cells],
+            "repeats": max(counts.values()),
+            "runs": sum(counts.values()),
+            "cost": planned.cost,
+            "cells": [{"id": cell.name(), "repeats": counts[cell.name()], "cell": cell} for cell in planned.cells],
             "excluded": [{"cell": one.keys, "why": one.why} for one in planned.matrix.excluded],
             "misfits": [{"id": one.cell, "why": one.why} for one in planned.misfits],
             "missing_data": data.missing,
@@ -126,6 +131,17 @@ def _cell(cell: Cell) -> list[str]:
         length += f" + {cell.warmup_steps} warm-up"
     passes = f"{cell.micro_batch_size} x {cell.gradient_accumulation_steps}"
     return [cell.workload, cell.strategy, cell.launcher, str(cell.gpus), str(cell.global_batch_size), passes, length]
+
+
+def _hours(cost: repeats.Cost, cells: int) -> str:
+    """What all runs of a plan take, or those of the cells of which an earlier run tells it."""
+    of = "" if cost.cells == cells else f" for {cost.cells} of {cells} cells"
+    told = ", by the runs that completed in this workspace"
+    return f"about {_duration(cost.hours)} one after another, {_duration(cost.rank_hours)} of ranks (or GPUs){of}{told}"
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:,.1f} hours" if hours >= 1 else f"{60 * hours:,.1f} minutes"
 
 
 def _varies(planned: Plan, key: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,12 +14,14 @@ from jobs.reconcile import Status, latest, own, set_aside, statuses
 from jobs.scheduler import apart, scheduler
 from shardlab.console import Output
 from shardlab.errors import InputError
+from shardlab.printable import LogText
 from shardlab.run import attempt_of
 from shardlab.rundir import RunDir
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace, chosen
 
 LOGS_S = 0.5
+LOG_PART = 2**20  # bytes that are read of a log at a time
 CANCEL_S = 60.0  # longer than a supervisor's grace before it kills, and Slurm's before it does
 
 
@@ -98,10 +99,11 @@ def logs(out: Output, workspace: Workspace, pattern: str, rank: int | None, *, f
         raise InputError(f"--rank: found {rank}. Allowed: 0 to {world - 1}.")
     files = [folder.rank_log(rank)] if rank is not None else [folder.job_log, folder.rank_log(0)]
     places = dict.fromkeys(files, 0)
+    texts = {file: LogText() for file in files}
     while True:
         ended = damaged is not None or folder.judge().state not in ("pending", "running")
         for file in files:
-            places[file] = _print_from(file, places[file])
+            places[file] = _print_from(out, file, places[file], texts[file])
         if not follow or ended:
             return int(damaged is not None)
         time.sleep(LOGS_S)
@@ -159,13 +161,13 @@ def _poll_s(found: Sequence[Status]) -> float:
     return max((scheduler(name).POLL_S for name in names), default=LOGS_S)
 
 
-def _print_from(file: Path, place: int) -> int:
-    """Print what a log holds from a byte on; the byte after the last one printed. Bytes that are no text show as such."""
+def _print_from(out: Output, file: Path, place: int, log: LogText) -> int:
+    """Print what a log holds from byte `place` on; the byte after the last printed byte."""
     if not file.exists():
         return place
     with file.open("rb") as handle:
         handle.seek(place)
-        text = handle.read()
-    sys.stdout.write(text.decode("utf-8", errors="replace"))
-    sys.stdout.flush()
-    return place + len(text)
+        while part := handle.read(LOG_PART):
+            out.log(log, part)
+            place += len(part)
+    return place

@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from provision import display, progress, roles
+from provision import display, interruption, lock, progress, roles
 from provision.checks import Outcome, each
 from provision.facts import Facts, Unanswered
 from provision.operations import Operation, Site, Target
-from provision.plan import MACHINE, converge
-from provision.providers import Node
+from provision.plan import BEGUN, MACHINE, Step, converge
+from provision.providers import STOPPING, Node
 from provision.verify import Finding, verified, verify
 from shardlab import cluster, console, registry
+from shardlab.cluster import Cluster
 from shardlab.console import Output
 from shardlab.errors import InputError, UnknownName
 from shardlab.workspace import Workspace
@@ -30,22 +32,27 @@ VERBS = {
     "down": "undo what the provider created",
 }
 
+UNLOCKED = ("plan", "facts", "request")  # they change nothing, and their questions disturb nobody
 AGAIN = "mend what it names and run the same command again: it goes on from there"
 
 EXAMPLE = """\
 example:
   provision examples/local.yaml plan     what would change on this machine
   provision examples/local.yaml          make it so, and show that two ranks can train on it
+  provision plan                         what would change on the cluster of ./cluster.yaml
 
-exit code: 0 all good, 1 a node or a check fell short, 2 the input is wrong and nothing was changed
+A first word that is a verb is the verb; a cluster file with such a name is written ./down.
+
+exit code: 0 all good, 1 a node or a check fell short, 2 the input is wrong and nothing was changed,
+130 after Ctrl-C or SIGTERM: what ran on the nodes was ended, and the same command goes on from there
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; `argv` without the program's name. Returns the exit code, never raises for a person's mistake."""
-    parser = _parser()
-    arguments = parser.parse_intermixed_args(argv)  # options may stand before, between and after CLUSTER.yaml and the verb
-    return console.run(functools.partial(_run, arguments))
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_intermixed_args(words)  # options may stand before, between and after FILE and the verb
+    return console.run(functools.partial(_run, arguments, words), interrupted=None)
 
 
 def _parser() -> console.Parser:
@@ -56,7 +63,7 @@ def _parser() -> console.Parser:
         epilog=EXAMPLE,
         parents=[console.common_options()],
     )
-    parser.add_argument("cluster", metavar="CLUSTER.yaml", help="the cluster file, for example examples/local.yaml")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="the cluster file (default: cluster.yaml of the workspace)")
     parser.add_argument("verb", nargs="?", metavar="VERB", help=f"{' | '.join(VERBS)}")
     parser.add_argument("--check", action="store_true", help="the same as the verb plan")
     parser.add_argument("--limit", type=_names, metavar="NODE,...", help="only these nodes")
@@ -79,30 +86,33 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     output = Output.of(arguments)
-    if arguments.cluster in VERBS and arguments.verb not in (None, *VERBS):
-        raise InputError(f"the cluster file stands first: provision {arguments.verb} {arguments.cluster}.")
-    verb = _verb(arguments.verb, arguments.check)
+    file, given = _file_and_verb(arguments.file, arguments.verb)
+    verb = _verb(given, arguments.check)
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    described = cluster.load(Path(arguments.cluster))
+    described = _cluster(file, workspace)
     provider = registry.load("provision.providers", described.provider, "provider")
     nodes: list[Node] = provider.nodes(described, workspace)
     limited = _chosen("node", [node.name for node in nodes], arguments.limit, None)
     order = roles.operations(described)
     chosen = _chosen("operation", [operation.name for operation in order], arguments.only, arguments.skip) | {MACHINE}
     if verb == "request":
-        raise InputError(f"{arguments.cluster}: {provider.request(described)}")
-    if verb in ("down", "warm"):
-        output.line(provider.down(described) if verb == "down" else provider.warm(described))
-        output.document(display.document(verb, Site(described, workspace, []), [], [], []))
-        return 0
-    entries = {entry.name: entry for entry in described.nodes}
-    site = Site(described, workspace, [Target(node, Facts(node), entries.get(node.name)) for node in nodes])
-    if described.provider != "local":
-        order = [Operation(MACHINE, lambda site, target: provider.bring_up(described, workspace, target.node)), *order]
-    targets = [target for target in site.targets if target.node.name in limited]
-    return _converge(output, verb, site, targets, order, chosen, arguments.parallel)
+        raise InputError(f"{file or workspace.path / 'cluster.yaml'}: {provider.request(described)}")
+    locks = [] if verb in UNLOCKED else [workspace.own / "provision.lock", *provider.locks(described)]
+    with lock.held(locks, f"the cluster {described.name}", ["provision", *words]):
+        if verb in ("down", "warm"):
+            with interruption.handled(nodes, lambda: None):
+                said = provider.down(described) if verb == "down" else provider.warm(described)
+            output.line(said)
+            output.document(display.document(verb, Site(described, workspace, []), [], [], []))
+            return 0
+        entries = {entry.name: entry for entry in described.nodes}
+        site = Site(described, workspace, [Target(node, Facts(node), entries.get(node.name)) for node in nodes])
+        if described.provider != "local":
+            order = [Operation(MACHINE, lambda site, target: provider.bring_up(described, workspace, target.node)), *order]
+        targets = [target for target in site.targets if target.node.name in limited]
+        return _converge(output, verb, site, targets, order, chosen, arguments.parallel)
 
 
 def _converge(
@@ -114,21 +124,9 @@ def _converge(
     chosen: set[str],
     parallel: int | None,
 ) -> int:
-    if verb == "facts":
-        each(targets, _ask_all)
-    steps = []
-    if verb in ("apply", "plan"):
-        with progress.shown(output, [target.node.name for target in targets], len(order)) as watch:
-            steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", parallel=parallel, watch=watch)
-    if steps:
-        display.operations(output, steps)
-    failed = {step.node: step.operation for step in steps if step.state == "failed"}
-    findings: list[Finding] = []
-    if verb in ("apply", "verify"):
-        findings = [Finding(name, "operations", Outcome(False, f"{what} failed", AGAIN)) for name, what in failed.items()]
-        sound = [target for target in targets if target.node.name not in failed]
-        begins = functools.partial(output.remark, style="dim")
-        findings += verify(site, sound, roles.checks(site.cluster), begins) if sound else []
+    with interruption.handled([target.node for target in site.targets], lambda: len(BEGUN)):
+        steps, findings = _carried_out(output, verb, site, targets, order, chosen, parallel)
+    failed = [step for step in steps if step.state == "failed"]
     display.machines(output, targets)
     if findings:
         display.checks(output, findings)
@@ -137,10 +135,62 @@ def _converge(
     return 1 if failed or verified(findings) is False or (unanswered and verb == "facts") else 0
 
 
+def _carried_out(
+    output: Output,
+    verb: str,
+    site: Site,
+    targets: list[Target],
+    order: list[Operation],
+    chosen: set[str],
+    parallel: int | None,
+) -> tuple[list[Step], list[Finding]]:
+    """What the operations and the checks of a verb came to; the steps are displayed on the way."""
+    if verb == "facts":
+        each(targets, _ask_all)
+    steps = []
+    if verb in ("apply", "plan"):
+        with progress.shown(output, [target.node.name for target in targets], len(order)) as watch:
+            steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", parallel=parallel, watch=watch)
+    if steps and not STOPPING.is_set():
+        display.operations(output, steps)
+    failed = {step.node: step.operation for step in steps if step.state == "failed"}
+    findings: list[Finding] = []
+    if verb in ("apply", "verify"):
+        findings = [Finding(name, "operations", Outcome(False, f"{what} failed", AGAIN)) for name, what in failed.items()]
+        sound = [target for target in targets if target.node.name not in failed]
+        begins = functools.partial(output.remark, style="dim")
+        findings += verify(site, sound, roles.checks(site.cluster), begins) if sound and not STOPPING.is_set() else []
+    return steps, findings
+
+
 def _ask_all(target: Target) -> None:
     for fact in roles.FACTS:
         with contextlib.suppress(Unanswered):  # the display tells which
             target.facts[fact]
+
+
+def _file_and_verb(first: str | None, second: str | None) -> tuple[str | None, str | None]:
+    """(the cluster file, the verb) of the words that were typed; a first word that is a verb is the verb. Raises InputError."""
+    if first in VERBS:
+        if second in VERBS:
+            raise InputError(f"found the verbs {first} and {second}. Allowed: one; a file of that name is written ./{first}.")
+        if second is not None:
+            raise InputError(f"the cluster file stands first: provision {second} {first}.")
+        return None, first
+    if first is not None and second is None and "/" not in first and "." not in first and not Path(first).exists():
+        raise UnknownName("cluster file or verb", first, VERBS)
+    return first, second
+
+
+def _cluster(file: str | None, workspace: Workspace) -> Cluster:
+    """The cluster file that was named, else that of the workspace. Raises InputError where there is neither."""
+    own = workspace.path / "cluster.yaml"
+    if file is None and not own.exists() and not own.is_symlink():
+        raise InputError(
+            f"{own}: there is no such file, and no other cluster file was named: write one there (examples/ has some, "
+            "docs/provision.md says what stands in it), or name one: provision FILE."
+        )
+    return cluster.find(Path(file) if file is not None else None, workspace.path)
 
 
 def _verb(given: str | None, check: bool) -> str:

@@ -10,11 +10,12 @@ from typing import Literal
 from provision.facts import Unanswered
 from provision.operations import Change, Nothing, Operation, Site, Target
 from provision.operations.reboot import Reboot
-from provision.providers import Node
+from provision.providers import STOPPING, Node
 from shardlab.remote import Unreachable
 
 State = Literal["changed", "would change", "nothing to do", "skipped", "failed", "not reached"]
 MACHINE = "machine"  # the operation by which a provider brings nodes up
+BEGUN: list[str] = []  # the changes that this process has begun, in order
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ def converge(
 ) -> list[Step]:
     """Every operation on every node: one operation after the other, each on all nodes at once, or on `parallel` of them.
 
-    A node on which one failed is left alone by those after it; the others go on. Nothing is changed when `dry`.
+    A node on which one failed is left alone by those after it; the others go on. Where an operation on one node fails because
+    of another node, that other node fails, and the operation is planned anew without it. Nothing is changed when `dry`.
     Raises WorkspaceError.
     """
     steps: list[Step] = []
@@ -60,16 +62,19 @@ def converge(
         for operation in order:
             standing = [target for target in targets if target.node.name not in left]
             rest = [] if operation.once else [target.node.name for target in targets if target.node.name in left]
+            blamed = Blamed(site, operation.name)
 
-            def work(target: Target, operation: Operation = operation) -> Step:
+            def work(target: Target, operation: Operation = operation, blamed: Blamed = blamed) -> Step:
                 watch.begins(target.node.name, operation.name)
-                step = _step(site, target, operation, chosen, dry)
-                watch.ends(step)
+                step = _step(site, target, operation, chosen, blamed, dry=dry)
+                if not STOPPING.is_set():  # what fails from then on failed because this program was told to end
+                    watch.ends(step)
                 return step
 
-            done = list(pool.map(work, standing[:1] if operation.once else standing))
+            own = list(pool.map(work, standing[:1] if operation.once else standing))
+            done = blamed.judge(own)
             missed = [Step(name, operation.name, "not reached", [left[name]]) for name in rest]
-            for step in missed:
+            for step in [*(step for step in done if step not in own), *missed]:
                 watch.ends(step)
             steps += [*done, *missed]
             left.update({step.node: f"{operation.name} failed" for step in done if step.state == "failed"})
@@ -78,46 +83,85 @@ def converge(
     return steps
 
 
-def _step(site: Site, target: Target, operation: Operation, chosen: set[str], dry: bool) -> Step:
+class Blamed:
+    """The nodes because of which an operation failed on other nodes, and why. Several threads write to it."""
+
+    def __init__(self, site: Site, operation: str) -> None:
+        self._site, self._operation = site, operation
+        self._why: dict[str, str] = {}
+
+    def note(self, error: Unanswered | Unreachable, asked: str) -> set[str]:
+        """Leave the nodes that an error on the node `asked` blames; their names, none where `asked` is at fault itself."""
+        if asked in error.blames:
+            return set()
+        self._why.update(error.blames)
+        self._site.left.update(dict.fromkeys(error.blames, f"{self._operation} failed"))
+        return set(error.blames)
+
+    def judge(self, done: Sequence[Step]) -> list[Step]:
+        """The steps of the operation with those of the blamed nodes failed, whatever their own threads made of it."""
+        own = {step.node: step for step in done}
+        judged = [step for step in done if step.state == "failed" or step.node not in self._why]
+        for name, why in self._why.items():
+            step = own.get(name)
+            if step is None:
+                judged.append(Step(name, self._operation, "failed", [why]))
+            elif step.state != "failed":
+                says = [*step.says, why] if step.changes else [why]
+                judged.append(Step(name, self._operation, "failed", says, step.changes, step.commands))
+        return judged
+
+
+def _step(site: Site, target: Target, operation: Operation, chosen: set[str], blamed: Blamed, *, dry: bool) -> Step:
     node = target.node
     if operation.name not in chosen:
         return Step(node.name, operation.name, "skipped", ["left out by --only or --skip"])
     made: list[Change] = []
-    try:
-        planned = operation.plan(site, target)
-        if isinstance(planned, Nothing):
-            return Step(node.name, operation.name, "nothing to do", [planned.why])
-        if not dry:
-            _make(node, planned, made)
-            planned = [*planned, *_after_a_reboot(site, target, operation, made)]
-    except (Unanswered, Unreachable) as error:
-        return Step(node.name, operation.name, "failed", [*(c.says for c in made), str(error)], len(made), _commands(made))
-    finally:
-        if made:
-            target.facts.forget()
-    says = [change.says for change in planned]
-    return Step(node.name, operation.name, "would change" if dry else "changed", says, len(planned), _commands(planned))
+    accused: set[str] = set()
+    while True:
+        try:
+            planned = operation.plan(site, target)
+            if not isinstance(planned, Nothing) and not dry:
+                _make(node, planned, made)
+                _after_a_reboot(site, target, operation, made)
+            break
+        except (Unanswered, Unreachable) as error:
+            others = blamed.note(error, node.name)
+            if others <= accused:  # nobody else is at fault, or the operation cannot do without them
+                says = [*(change.says for change in made), str(error)]
+                return Step(node.name, operation.name, "failed", says, len(made), _commands(made))
+            accused |= others
+        finally:
+            if made:
+                target.facts.forget()
+    if isinstance(planned, Nothing) and not made:
+        return Step(node.name, operation.name, "nothing to do", [planned.why])
+    changes = planned if dry and not isinstance(planned, Nothing) else made
+    says = [change.says for change in changes]
+    return Step(node.name, operation.name, "would change" if dry else "changed", says, len(changes), _commands(changes))
 
 
 def _make(node: Node, changes: Sequence[Change], made: list[Change]) -> None:
     for change in changes:
+        if STOPPING.is_set():
+            raise Unanswered(f"{node.name}: this program was told to end")
+        BEGUN.append(change.says)
         change.make(node)
         made.append(change)
 
 
-def _after_a_reboot(site: Site, target: Target, operation: Operation, made: list[Change]) -> Sequence[Change]:
-    """What an operation that rebooted a node has left to do there, done; a second reboot would go round in circles."""
+def _after_a_reboot(site: Site, target: Target, operation: Operation, made: list[Change]) -> None:
+    """Do what an operation that rebooted a node has left to do there; a second reboot would go round in circles."""
     if not any(isinstance(change, Reboot) for change in made):
-        return []
+        return
     target.facts.forget()
     rest = operation.plan(site, target)
     if isinstance(rest, Nothing):
-        return []
+        return
     again = next((change for change in rest if isinstance(change, Reboot)), None)
     if again is not None:
         raise Unanswered(f"{target.node.name}: it was rebooted once, and {again.why} all the same; a person has to look")
     _make(target.node, rest, made)
-    return rest
 
 
 def _commands(changes: Sequence[Change]) -> list[str]:

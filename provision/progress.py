@@ -62,7 +62,7 @@ class Progress(Watch):
 
     def ends(self, step: Step) -> None:
         with self._lock:
-            row = self.rows[step.node]
+            row = self.rows.get(step.node, Row())  # --limit may leave a node out that fails because others need it
             row.running = None
             row.states.append(step.state)
             row.changes += step.changes

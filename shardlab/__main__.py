@@ -2,7 +2,13 @@
 
 import sys
 
-from shardlab.cli import main
+from shardlab.start import start
+
+
+def main() -> int:
+    """Run the command with the words of the command line; its exit code."""
+    return start("shardlab")
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -21,6 +21,7 @@ import msgspec
 
 from shardlab import files, inventory
 from shardlab.cluster import Cluster
+from shardlab.decoders import decoder
 from shardlab.errors import InputError, ShardlabError
 from shardlab.remote import Address, HostKeys, ssh_command
 from shardlab.workspace import Workspace
@@ -79,16 +80,23 @@ class Away(msgspec.Struct, frozen=True):
 
 
 def of(workspace: Workspace, cluster: Cluster) -> Away:
-    """Where the runs of this workspace are, on that cluster. Raises InputError."""
+    """Where the runs of this workspace are, on that cluster. Raises InputError.
+
+    The folder there is the one that away.json names, if it is this workspace's: its name was made of the path by which the
+    workspace was known when its first runs were sent.
+    """
     if cluster.storage.shared is None:
         raise InputError(
             f"the cluster {cluster.name}: it has no folder that all nodes share, where its runs could lie. "
             "Allowed: with storage.shared in the cluster file."
         )
     address, python = inventory.controller(workspace, cluster)
-    mark = f"{gethostname()}:{workspace.path}\n"
-    short = hashlib.sha256(mark.encode()).hexdigest()[:8]
-    name = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "-" for char in workspace.path.name)
+    parent = PurePosixPath(cluster.storage.shared) / "workspaces"
+    mark = f"{gethostname()}:{workspace.real_path}\n"
+    folder = str(parent / _folder_name(workspace, mark))
+    before = known(workspace)
+    if before is not None and PurePosixPath(before.workspace).parent == parent and _is_ours(workspace, before):
+        folder, mark = before.workspace, before.mark
     return Away(
         schema=1,
         cluster=cluster.name,
@@ -99,16 +107,36 @@ def of(workspace: Workspace, cluster: Cluster) -> Away:
         known_hosts=str(address.known_hosts),
         host_keys=address.host_keys,
         python=python,
-        workspace=str(PurePosixPath(cluster.storage.shared) / "workspaces" / f"{name[:40]}-{short}"),
+        workspace=folder,
         mark=mark,
     )
+
+
+def _folder_name(workspace: Workspace, mark: str) -> str:
+    short = hashlib.sha256(mark.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    name = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "-" for char in workspace.real_path.name)
+    return f"{name[:40]}-{short}"
+
+
+def _is_ours(workspace: Workspace, recorded: Away) -> bool:
+    """Whether away.json was written for this workspace and not for another one, of which this one is a copy.
+
+    A workspace that was moved keeps its runs. So does one that another machine has under another path, as on shared storage.
+    """
+    path = Path(recorded.mark.partition(":")[2].removesuffix("\n"))
+    if path.resolve() == workspace.real_path:
+        return True
+    try:
+        return decoder(Away).decode(files.read(path / ".shardlab" / "away.json")).mark != recorded.mark
+    except (OSError, ValueError):
+        return True  # nothing is there any more
 
 
 def known(workspace: Workspace) -> Away | None:
     """Where the runs of this workspace were sent, or None where they are here. Raises InputError."""
     path = workspace.own / "away.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Away)
+        return decoder(Away).decode(files.read(path))
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

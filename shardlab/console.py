@@ -7,20 +7,21 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import msgspec
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
-from shardlab import __version__
+from shardlab import __version__, printable, start
 from shardlab.errors import ShardlabError, WorkspaceError
 
-INTERRUPTED = 130
+INTERRUPTED = "interrupted; what was finished stays, and the same command goes on from there."
 _NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # a number, with or without a unit, or nothing
 
 
@@ -32,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}. See: {self.prog} --help\n")
+        self.exit(2, printable.clean(f"{self.prog}: {message}. See: {self.prog} --help\n"))
 
 
 def common_options() -> Parser:
@@ -48,14 +49,37 @@ def add_version(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--version", action="version", version=f"shardlab {__version__}")
 
 
+class CleanConsole(Console):
+    """rich's console, which shows text only as `printable.clean` leaves it and reads no markup in it.
+
+    Strings are cleaned before rich measures them, so that columns stay aligned. What rich has drawn is cleaned once more, so
+    that no renderable can bring an escape sequence in. The only sequences that reach the terminal are those that rich makes for
+    its styles and its live tables.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable.clean(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            if not control:
+                text = printable.clean(text)
+                style = style.update_link(None) if style is not None and style.link else style
+            yield Segment(text, style, control)
+
+
 class Output:
     """Results go to standard output, remarks to standard error; with --json standard output holds one document."""
 
     def __init__(self, *, json: bool = False, verbose: bool = False) -> None:
         self.json = json
         self.verbose = verbose
-        self.results = Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
-        self.remarks = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self.results = CleanConsole(file=sys.stdout, soft_wrap=not sys.stdout.isatty())
+        self.remarks = CleanConsole(file=sys.stderr, soft_wrap=True)
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Output:
@@ -63,11 +87,11 @@ class Output:
 
     def line(self, text: str, style: str | None = None) -> None:
         """A line of the result; on standard error where a JSON document is asked for."""
-        (self.remarks if self.json else self.results).print(escape(text), style=style)
+        (self.remarks if self.json else self.results).print(text, style=style)
 
     def remark(self, text: str, style: str | None = None) -> None:
         """Something a person may want to know that is not the result."""
-        self.remarks.print(escape(text), style=style)
+        self.remarks.print(text, style=style)
 
     def detail(self, text: str) -> None:
         """A remark for --verbose."""
@@ -86,43 +110,54 @@ class Output:
             return
         drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
         for column, numbers in zip(columns, right, strict=True):
-            drawn.add_column(escape(column), justify="right" if numbers else "left", overflow="fold")
+            drawn.add_column(column, justify="right" if numbers else "left", overflow="fold")
         for index, row in enumerate(rows):
-            drawn.add_row(*(escape(cell) for cell in row), style=styles[index] if index < len(styles) else None)
+            drawn.add_row(*row, style=styles[index] if index < len(styles) else None)
         self.results.print(drawn)
+
+    def log(self, log: printable.LogText, part: bytes) -> None:
+        """The next part of a log that nodes wrote; a result."""
+        self.results.file.write(log.add(part))
+        self.results.file.flush()
 
     def document(self, value: Any) -> None:
         """The one JSON document, if it was asked for."""
         if self.json:
-            sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+            sys.stdout.write(msgspec.json.format(printable.json(value), indent=2).decode() + "\n")
             sys.stdout.flush()
 
 
-def run(command: Callable[[], int]) -> int:
-    """Run a command and turn what it raises into a sentence and an exit code."""
+def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) -> int:
+    """Run a command and turn what it raises into a sentence and an exit code.
+
+    interrupted: what is said after Ctrl-C or SIGTERM; None: the command handles these signals itself.
+    """
     try:
+        if interrupted is not None:
+            start.raise_on_signal()
         code = command()
         sys.stdout.flush()
         return code
     except ShardlabError as error:
-        sys.stderr.write(_clean(f"error: {error}") + "\n")
+        sys.stderr.write(printable.clean(f"error: {error}") + "\n")
         return error.exit_code
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; runs that were started go on, their state is saved.\n")
-        return INTERRUPTED
+        start.on_signal(lambda: start.leave("interrupted again."))
+        sys.stderr.write(f"{interrupted or INTERRUPTED}\n")
+        return start.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno is None:
             raise
-        sys.stderr.write(_clean(f"error: {WorkspaceError.from_os_error(error, 'read or write')}") + "\n")
+        sys.stderr.write(printable.clean(f"error: {WorkspaceError.from_os_error(error, 'read or write')}") + "\n")
         return WorkspaceError.exit_code
 
 
 def _aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
     """Rows as lines, a line each whatever is in them; `right`: which columns are set to the right."""
-    lines = [[_clean(cell.replace("\n", " ")) for cell in row] for row in rows]
+    lines = [[printable.one_line(cell) for cell in row] for row in rows]
     widths = [max(cell_len(cell) for cell in column) for column in zip(*lines, strict=True)]
     set_ = [
         "  ".join(
@@ -132,8 +167,3 @@ def _aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
         for line in lines
     ]
     return "".join(f"{line.rstrip()}\n" for line in set_)
-
-
-def _clean(text: str) -> str:
-    """Without control characters, which could write over the terminal."""
-    return text if text.isprintable() else "".join(char if char == "\n" or char.isprintable() else "?" for char in text)

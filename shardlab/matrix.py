@@ -84,6 +84,19 @@ class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cell: dict[str, Any] = {}
 
 
+Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+
+
+class Repeats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The number of runs of a cell, if claims need more of some cells.
+
+    claims: of each cell that the test of a claim names; others: of every other cell.
+    """
+
+    claims: Count
+    others: Count = 1
+
+
 class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """matrix.yaml as written; cell keys are checked one by one against `Draft`.
 
@@ -100,7 +113,7 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     zip: list[dict[str, list[Any]]] = []
     exclude: list[dict[str, Any]] = []
     include: list[dict[str, Any]] = []
-    repeats: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    repeats: Count | Repeats = 1
     settings: list[Setting] = []
     baseline: str = "single"
     traces: Traces = "exact"

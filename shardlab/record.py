@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
 from shardlab import files
+from shardlab.decoders import decoder
 from shardlab.errors import WorkspaceError
 
 SCHEMA = 1
@@ -133,13 +134,19 @@ class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SameWork(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Whether a cell did the work of one process. verdict: proven, different, not provable, not proven; why: in a sentence.
+    """Whether a cell did the work of one process. why: a sentence. verdict:
+
+    proven        it did, within the tolerance of its precision
+    different     it did not
+    other work    by design it does not: the strategy says so
+    not provable  it is meant to, and no proof can be had
+    not proven    no proof was asked for
 
     Differences are relative (see trainers/proof.py). communication_bytes: sent in one step by all ranks together: theory,
-    counted, and textbook where textbooks give a figure.
+    counted if it was counted, and textbook if textbooks give a figure.
     """
 
-    verdict: str
+    verdict: Literal["proven", "different", "other work", "not provable", "not proven"]
     why: str
     loss_difference: float | None = None
     gradient_norm_difference: float | None = None
@@ -204,10 +211,10 @@ def read_lines(path: Path | str, kind: type[T]) -> Lines[T]:
         return Lines([])
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
-    decoder = msgspec.json.Decoder(kind)
+    of_kind = decoder(kind)
     try:
         # All at once is several times as fast as line by line, and the same where every line begins an object and ends one.
-        records = decoder.decode_lines(raw)
+        records = of_kind.decode_lines(raw)
         if len(records) == raw.count(b"\n") and raw[:1] == b"{" and raw[-2:] == b"}\n" and not _NO_OBJECT.search(raw):
             return Lines(records)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -217,12 +224,12 @@ def read_lines(path: Path | str, kind: type[T]) -> Lines[T]:
     tail = parts.pop()
     for part in parts:
         try:
-            lines.records.append(decoder.decode(part))
+            lines.records.append(of_kind.decode(part))
         except (msgspec.DecodeError, UnicodeDecodeError):
             lines.corrupt += 1
     if tail:
         try:
-            lines.records.append(decoder.decode(tail))
+            lines.records.append(of_kind.decode(tail))
         except (msgspec.DecodeError, UnicodeDecodeError):
             lines.truncated = True
     return lines

@@ -28,6 +28,7 @@ CONNECT_S = 10.0
 KEEPALIVE_S = 15
 GRACE_S = 5.0  # between the remote end of a command by TERM and by KILL, and again until this side gives up
 CHUNK = 1 << 16
+SESSION = f"SHARDLAB_SESSION={secrets.token_hex(8)}"  # in the environment of all that this process starts elsewhere
 HostKeys = Literal["strict", "accept-new"]
 
 # Written beside the file under a name of its own, checked, and renamed: a reader sees the old file or the new one.
@@ -36,6 +37,7 @@ set -eu
 umask 077
 new=$(mktemp -- "$1.XXXXXX")
 trap 'rm -f -- "$new"' EXIT
+trap 'exit 1' HUP INT TERM
 cat > "$new"
 test "$(sha256sum < "$new" | cut -d ' ' -f 1)" = "$2"
 chown -- "$3" "$new"
@@ -55,7 +57,14 @@ class Answer:
 
 
 class Unreachable(ShardlabError):
-    """A machine that cannot be logged in to, and why."""
+    """A machine that cannot be logged in to, and why. node: its name in the cluster file, where that is known."""
+
+    node: str | None = None
+
+    @property
+    def blames(self) -> dict[str, str]:
+        """The node at fault and why, where its name is known."""
+        return {self.node: str(self)} if self.node is not None else {}
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,8 @@ class Remote:
         self.address = address
         self._lock = threading.Lock()
         self._connection: Any = None
+        self._running: dict[str, str] = {}  # the first word of each command that runs, by its mark
+        self._ended = False
 
     def run(
         self,
@@ -91,14 +102,25 @@ class Remote:
 
         env and argv can be read by everyone on that machine: a secret goes through `stdin`. Raises Unreachable.
         """
-        words = ["env", "LC_ALL=C", "PYTHONSAFEPATH=1", *(f"{name}={value}" for name, value in (env or {}).items()), *argv]
+        words = [
+            "env",
+            "LC_ALL=C",
+            "PYTHONSAFEPATH=1",
+            SESSION,
+            *(f"{name}={value}" for name, value in (env or {}).items()),
+            *argv,
+        ]
         # `timeout` ends what it started also when this side is gone; sudo stands before it, or it could not end root's.
         words = [*(["sudo", "-n", "--"] if root else []), "timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", *words]
         mark = secrets.token_hex(8)  # a .bashrc may print before the command does
         script = f"echo {mark}; echo {mark} >&2; {shlex.join(words)}; exit $?"  # 128 + signal
         begin = time.monotonic()
         try:
-            channel = self._transport().open_session(timeout=CONNECT_S)
+            transport = self._transport()
+            self._running[mark] = argv[0]
+            if self._ended:  # looked at after the command is listed: `end` sees it, or it does not begin
+                raise Unreachable(f"{self.address.host}: this program was told to end.")
+            channel = transport.open_session(timeout=CONNECT_S)
             channel.exec_command(f"exec sh -c {shlex.quote(script)}")
             answer = _converse(channel, stdin, timeout_s + 3 * GRACE_S)
         except Unreachable:
@@ -106,6 +128,8 @@ class Remote:
         except Exception as error:
             self.close()
             raise Unreachable(f"{self.address.host}: the connection broke: {_said(error)}.") from error
+        finally:
+            self._running.pop(mark, None)
         ended = answer.code in (124, 137) and time.monotonic() - begin >= timeout_s  # what `timeout` ends with when it had to
         code = None if ended else answer.code
         return Answer(code, _after(mark, answer.stdout), _after(mark, answer.stderr))
@@ -113,6 +137,28 @@ class Remote:
     def put(self, content: bytes, path: str, *, mode: int, owner: str, timeout_s: float = 60) -> Answer:
         """Make `path` hold `content`, by root, all of it or nothing; the content crosses as standard input."""
         return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=timeout_s, stdin=content, root=True)
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """The first word of each command that `run` has begun and that has not ended, as far as this side knows."""
+        return tuple(self._running.values())
+
+    def end(self, limit_s: float) -> None:
+        """Send SIGTERM to all that `run` started there, and wait until it has ended, for `limit_s` seconds at most.
+
+        No other command begins from now on. What ignores SIGTERM is killed there GRACE_S seconds later.
+        """
+        self._ended = True
+        ends = time.monotonic() + limit_s
+        with contextlib.suppress(Exception):  # a connection that broke: what is left in `running` says it
+            transport = self._connection.transport  # without the lock, which is held while somebody logs in
+            pattern = f"[{SESSION[0]}]{SESSION[1:]}"  # which does not match the command line that it stands on
+            kill = shlex.quote(f"pkill -TERM -f {shlex.quote(pattern)}")
+            channel = transport.open_session(timeout=limit_s)
+            channel.settimeout(limit_s)
+            channel.exec_command(f"sudo -n sh -c {kill} || sh -c {kill}")
+        while self._running and time.monotonic() < ends:
+            time.sleep(0.02)
 
     def close(self) -> None:
         """Log out; the next command logs in again."""
@@ -279,4 +325,10 @@ def _remember(known_hosts: Path, hostname: str, key: Any) -> None:
 
 
 def _said(error: BaseException) -> str:
-    return str(error).strip().rstrip(".") or type(error).__name__
+    """The reason in words: without the number of an OSError, which paramiko leaves out and Python then writes as None."""
+    several = getattr(error, "errors", None)  # of paramiko, by address: why each could not be connected to
+    if isinstance(error, OSError) and isinstance(several, dict) and several:
+        reasons = dict.fromkeys(f"{_said(why)} (port {place[1]})" for place, why in several.items())
+        return ", ".join(reasons)
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return said.strip().rstrip(".") or type(error).__name__

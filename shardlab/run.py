@@ -10,6 +10,7 @@ import msgspec
 
 from shardlab import files
 from shardlab.cell import Cell
+from shardlab.decoders import decoder
 from shardlab.errors import InputError, WorkspaceError
 
 SAVE_AT = "SHARDLAB_SAVE_AT"  # set by the supervisor: when ranks that keep checkpoints save and end, seconds since the epoch
@@ -73,7 +74,7 @@ def attempt_of(name: str) -> tuple[str, int]:
 def read(path: Path) -> Run:
     """Read a run.json. Raises InputError where it is not one."""
     try:
-        return msgspec.json.decode(files.read(path), type=Run)
+        return decoder(Run).decode(files.read(path))
     except FileNotFoundError:
         raise InputError(f"{path}: no such run.") from None
     except OSError as error:

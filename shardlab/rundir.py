@@ -12,6 +12,7 @@ import msgspec
 
 from shardlab import files, state
 from shardlab import run as run_file
+from shardlab.decoders import decoder
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.record import SCHEMA, Event, Lines, LineWriter, Result, StepRecord, damaged_line, read_lines
 
@@ -86,7 +87,7 @@ class RunDir:
     def read_result(self) -> Result | None:
         """The result, or None while there is none. Raises InputError where the file is damaged."""
         try:
-            return msgspec.json.decode(files.read(self.result), type=Result)
+            return decoder(Result).decode(files.read(self.result))
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -38,10 +38,16 @@ class Expansion(msgspec.Struct, kw_only=True):
 
 
 class Workspace:
-    """Nothing is created before something has to be kept."""
+    """Nothing is created before something has to be kept.
+
+    path: the folder as the user names it. The nodes of a cluster may know it by this name alone, as where the folder that
+    they share is a symlink on one of them. real_path: the folder itself, without symlinks and `..`: two spellings of one
+    workspace have the same real_path, so this is what tells workspaces apart.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
+        self.real_path = path.resolve()
+        self.path = self.real_path if ".." in path.parts else path.absolute()
         self.runs = self.path / "runs"
         self.own = self.path / ".shardlab"
         self.report = self.path / "report"
@@ -65,7 +71,7 @@ class Workspace:
 
     def run(self, run_id: str) -> RunDir:
         """The run with exactly this id. Raises InputError for anything that is no run id or no run here."""
-        if not RUN_ID.match(run_id):
+        if not RUN_ID.fullmatch(run_id):
             raise InputError(f"{run_id!r} is no run id. Allowed: {RUN_ID.pattern}.")
         found = RunDir(self.runs / run_id)
         if not found.run_json.exists():
@@ -75,7 +81,7 @@ class Workspace:
     def run_ids(self) -> list[str]:
         """The ids of all runs here, sorted."""
         try:
-            return sorted(e.name for e in os.scandir(self.runs) if RUN_ID.match(e.name) and e.is_dir())
+            return sorted(e.name for e in os.scandir(self.runs) if RUN_ID.fullmatch(e.name) and e.is_dir())
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -106,10 +112,10 @@ class Workspace:
         """What the named matrix, or else the last one, came to here. Raises InputError where there is none."""
         try:
             if name is None:
-                name = str(msgspec.json.decode((self.own / "last-matrix.json").read_bytes())["name"])
+                name = str(msgspec.json.decode(files.read(self.own / "last-matrix.json"))["name"])
             if name not in self.expansions():
                 raise UnknownName("matrix in this workspace", name, self.expansions())
-            raw = (self.own / "matrices" / f"{name}.json").read_bytes()
+            raw = files.read(self.own / "matrices" / f"{name}.json")
             return msgspec.json.decode(raw, type=Expansion)
         except FileNotFoundError:
             raise InputError(

@@ -1,7 +1,8 @@
 """Every text that a person may read before it runs, and the one way to fill it in.
 
-A name that is missing is an error, never an empty string; in shell templates every value goes through ``quote``, in
-pages every value is escaped.
+A name that is missing is an error, never an empty string. In scripts every value goes through ``quote``; in pages every
+value is cleaned and escaped. A workspace may hold templates of its own, which somebody else may have written: scripts are
+rendered in jinja2's sandbox, so that rendering runs no Python of a template.
 """
 
 from __future__ import annotations
@@ -9,20 +10,56 @@ from __future__ import annotations
 import functools
 import hashlib
 import shlex
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 FOLDER = Path(__file__).parent
+_PLAIN = (str, int, float, bool, list, tuple, dict, set, frozenset, type(None))
+
+_FAULTS = (
+    jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip  # what a faulty template makes jinja2 raise
+
+
+class TemplateFault(Exception):
+    """A template of a workspace cannot be filled in: its file, its line and why, in one sentence."""
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """jinja2's sandbox, in which a template may call only methods of plain values, and what jinja2 itself offers.
+
+    jinja2 alone would allow every public method of a value that we pass in, such as the `write_text` of a path.
+    """
+
+    def is_safe_callable(self, obj: Any) -> bool:
+        owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", obj)  # jinja2 wraps str.format
+        of_jinja = type(owner).__module__.startswith("jinja2.") or any(obj is known for known in self.globals.values())
+        return super().is_safe_callable(obj) and (of_jinja or isinstance(owner, _PLAIN))
 
 
 def render(name: str, own: Path | None = None, **values: Any) -> str:
-    """The template `name` (a path below this folder) filled in. own: a folder whose file of that name is taken instead.
+    """The script or configuration file `name` (a path below this folder) filled in.
 
-    Raises jinja2.TemplateError, as for a missing value.
+    own: a folder whose file of that name is taken instead. Raises TemplateFault if that file cannot be filled in; a fault in a
+    template of ours keeps its own exception.
     """
-    return _environment(own).get_template(name).render(**values)
+    try:
+        return _scripts(own).get_template(name).render(**values)
+    except _FAULTS as error:
+        if own is None or not (own / name).exists():
+            raise
+        raise TemplateFault(f"{_place(error, own, own / name)}: the template cannot be filled in: {_why(error)}.") from error
+
+
+def render_page(name: str, clean: Callable[[str], str], **values: Any) -> str:
+    """The page `name` filled in: every text among the values goes through `clean` and is escaped. It is one of ours, as only we
+    pass functions to it. Raises jinja2.TemplateError."""
+    return _pages(clean).get_template(name).render(**values)
 
 
 def digest(name: str, own: Path | None = None) -> str:
@@ -32,19 +69,50 @@ def digest(name: str, own: Path | None = None) -> str:
 
 
 @functools.cache
-def _environment(own: Path | None) -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([*([own] if own is not None else []), FOLDER]),
-        undefined=jinja2.StrictUndefined,
-        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        auto_reload=False,  # all of what one command renders is of the same text
-    )
+def _scripts(own: Path | None) -> jinja2.Environment:
+    loader = jinja2.FileSystemLoader([*([own] if own is not None else []), FOLDER])
+    environment = _Sandbox(loader=loader, autoescape=False, **_COMMON)
     environment.filters["quote"] = lambda value: shlex.quote(str(value))
     environment.filters["comment"] = _comment
     return environment
+
+
+@functools.cache
+def _pages(clean: Callable[[str], str]) -> jinja2.Environment:
+    def finalize(value: Any) -> Any:
+        return clean(value) if type(value) is str else value  # Markup is a subclass: it holds what was escaped before
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER),
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),  # the parts in CSS and JavaScript hold no text
+        finalize=finalize,
+        **_COMMON,
+    )
+
+
+_COMMON: dict[str, Any] = {
+    "undefined": jinja2.StrictUndefined,
+    "trim_blocks": True,
+    "lstrip_blocks": True,
+    "keep_trailing_newline": True,
+    "auto_reload": False,  # all of what one command renders is of the same text
+}
+
+
+def _place(error: BaseException, own: Path, file: Path) -> str:
+    """FILE:LINE of the template, or of another one in `own` that it includes; FILE alone if nothing says the line."""
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f"{error.filename or file}:{error.lineno}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if Path(frame.filename).is_relative_to(own):
+            return f"{frame.filename}:{frame.lineno}"
+    return str(file)
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, jinja2.exceptions.SecurityError):
+        return f"{str(error).rstrip('.')}; a template may use the values that it is given, and no Python"
+    return str(error).rstrip(".") or type(error).__name__
 
 
 def _comment(value: Any) -> str:

@@ -1,20 +1,34 @@
-"""No test fails because the machine is slow: hypothesis gives each example as long as it takes. Nor because of who started
-them: a shell has what it puts in the background ignore Ctrl-C, and with it all that this starts. One practice cluster serves
-all tests that need one."""
+"""What all tests share.
+
+Hypothesis has no deadline for an example: no test fails because the machine is slow. In CI it draws the same examples in
+each run, so a failure there comes from the change; elsewhere it draws new ones. A shell lets what it starts in the background
+ignore Ctrl-C: the tests, and all that they start, get Ctrl-C back. One practice cluster serves all tests that need one.
+"""
 
 import os
 import signal
 from pathlib import Path
 
 import pytest
+import support_lanes
 from hypothesis import settings
 from support_practice import WHY, clusters
+from support_skips import CI, pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 - two hooks of pytest
 from support_slurm import SlurmCluster
 
 settings.register_profile("any-machine", deadline=None)
-settings.load_profile("any-machine")
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if CI else "any-machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers():
+    return support_lanes.workers()
+
+
+def pytest_collection_modifyitems(config, items):
+    support_lanes.arrange(items, side_by_side=os.environ.get("PYTEST_XDIST_WORKER") is not None)
 
 
 @pytest.fixture(scope="session")

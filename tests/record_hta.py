@@ -1,6 +1,6 @@
-"""Print as JSON what HolisticTraceAnalysis says of the traces rank-*.json[.gz] in a folder; run by a Python that has it.
+"""Print as JSON what HolisticTraceAnalysis says of the traces rank-*.json[.gz] in each folder; run by a Python that has it.
 
-    python tests/record_hta.py FOLDER
+    python tests/record_hta.py FOLDER...
 
 Kept out of the project's own environment: it brings some hundred packages, jupyterlab and pandas among them.
 """
@@ -15,7 +15,7 @@ logging.disable(logging.CRITICAL)
 from hta.trace_analysis import TraceAnalysis  # noqa: E402
 
 
-def main(folder: Path) -> None:
+def figures_of(folder: Path) -> dict:
     paths = {int(path.name[5:10]): str(path) for path in sorted(folder.glob("rank-*.json*"))}
     analysis = TraceAnalysis(trace_files=paths, trace_dir=str(folder))
     breakdown = analysis.get_temporal_breakdown(visualize=False)
@@ -35,8 +35,8 @@ def main(folder: Path) -> None:
             "overlap_pct": float(overlap[overlap["rank"] == rank].iloc[0]["comp_comm_overlap_pctg"]),
             "kernels_us": {name: int(total) for name, total in zip(by_name["name"], by_name["sum (us)"], strict=True)},
         }
-    json.dump({"hta": version("HolisticTraceAnalysis"), "ranks": ranks}, sys.stdout, indent=1)
+    return {"hta": version("HolisticTraceAnalysis"), "ranks": ranks}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    json.dump([figures_of(Path(name)) for name in sys.argv[1:]], sys.stdout, indent=1)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support_skips import CI
 
 from provision.practice import base, cgroup, network
 from provision.practice.base import NoBase
@@ -40,6 +41,18 @@ storage: {{shared: SHARED}}
 slurm: {{}}
 ssh: {{between_nodes: true}}
 """
+# What debootstrap, apt-get and pip say last when they cannot reach the archives that they fetch from.
+ARCHIVES_ARE_AWAY = (
+    "debootstrap failed: E: Failed getting release file", "E: Failed to fetch", "E: Unable to fetch some archives",
+    "E: Unable to locate package", "failed: ERROR: No matching distribution found",
+    "the apt sources of this machine name no archive",
+)  # fmt: skip
+
+
+def are_archives_away(said: str) -> bool:
+    """Whether `provision warm`, which said this, failed in one sentence because the archives cannot be reached."""
+    lines = said.strip().splitlines()
+    return bool(lines) and lines[-1].startswith("error: ") and any(words in lines[-1] for words in ARCHIVES_ARE_AWAY)
 
 
 class Practice:
@@ -94,10 +107,12 @@ def clusters(folder: Path) -> Iterator[Practice]:
     found = Practice(folder)
     found.provision("down")
     before = _state()  # other clusters may be up
-    with found.start("warm") as warm:  # what it fetches comes from archives that a machine may not reach
+    with found.start("warm") as warm:
         _, why = warm.communicate(timeout=1800)
     if warm.returncode:
         shutil.rmtree(folder)
+        if CI or not are_archives_away(why):
+            pytest.fail(f"`provision warm` failed:\n{why}")
         pytest.skip(f"no practice nodes here: {why.strip().splitlines()[-1]}")
     try:
         said = found.provision()

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from support_scripts import Scripts
 
 from shardlab import files
 from shardlab.cell import Cell, Instruments, Optimizer, Schedule
@@ -29,7 +30,9 @@ class Bench:
             "XDG_RUNTIME_DIR": str(runtime),
             "OMP_NUM_THREADS": "1",  # the tests share the machine's few processors with others
         }
+        self.scripts = Scripts({**self.environment, "GLOO_SOCKET_IFNAME": "lo"})
         self._made = 0
+        self._references = {}
 
     def run_dir(self, *, workload="gpt2-tiny", strategy="single", gpus=1, accumulation=1, options=None, data=None, **keys):
         """A run folder with its run.json; global batch 8, 10 steps of SGD unless told otherwise."""
@@ -86,6 +89,13 @@ class Bench:
         columns = [[r.loss for r in run_dir.steps(rank).records if not r.warmup] for rank in range(ranks)]
         return [sum(row) / ranks for row in zip(*columns, strict=True)]
 
+    def reference(self, **keys):
+        """The losses of such a run by one process, which is made once for all tests."""
+        key = repr(sorted({"workload": "gpt2-tiny", **keys}.items()))
+        if key not in self._references:
+            self._references[key] = self.losses(**keys)
+        return self._references[key]
+
 
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory):
@@ -99,5 +109,6 @@ def bench(tmp_path_factory):
         with Path(runtime, "warm.log").open("wb") as log:
             warm = subprocess.Popen([PYTHON, "-m", "trainers", "warm", socket], env=bench.environment, stdout=log, stderr=log)
             yield bench
+            bench.scripts.end()
             warm.kill()
             warm.wait()

@@ -41,6 +41,8 @@ def test_noise_is_pooled_over_the_cells_that_were_repeated():
     assert statistics.standard_error([100.0], None) is None
     assert statistics.standard_error([0.0], found) is None
     assert statistics.standard_error([1.0, 3.0], None) == (pytest.approx(1.0), 1)
+    # Two repeats have a scatter of their own, which one degree of freedom hardly knows: they take the pooled one.
+    assert statistics.standard_error([1.0, 3.0], found) == (pytest.approx(2 * found.relative / 2**0.5), 3)
 
 
 def test_outliers_are_named_and_kept():
@@ -79,6 +81,22 @@ def test_two_cells_that_are_the_same_are_rarely_told_apart(n):
             values[name] = chance.draws(sum(drawn) / n, error, degrees, f"{name} {trial}")
         wrong += not 0.025 < chance.share(test, values) < 0.975
     assert wrong <= 400 * 0.05 + 13  # three standard deviations
+
+
+@pytest.mark.parametrize(("n", "least"), [(2, 100), (3, 360), (5, 400)])
+def test_two_cells_that_differ_by_ten_standard_deviations_are_told_apart(n, least):
+    """The counterpart of the test above: a judge that calls every pair equal would pass that one. Of 400 pairs of cells. With
+    two repeats, Student's t has one degree of freedom, whose tails are so heavy that most pairs stay undecided."""
+    luck, right = random.Random(7), 0
+    test = Expression("a() < b()").tree
+    for trial in range(400):
+        values = {}
+        for name, mean in (("a()", 100), ("b()", 110)):
+            drawn = [luck.gauss(mean, 1) for _ in range(n)]
+            error, degrees = statistics.standard_error(drawn, statistics.noise([drawn]))
+            values[name] = chance.draws(sum(drawn) / n, error, degrees, f"{name} {trial}")
+        right += chance.share(test, values) > 0.975
+    assert right >= least
 
 
 def test_draws_of_one_name_are_the_same_and_of_two_independent():

@@ -165,6 +165,26 @@ def test_only_proven_work_is_ranked(tmp_path, verdict, ranked):
     assert "loss differs by 1" in [one.why for one in found.choices[0].contests[0].contenders] or ranked
 
 
+def test_other_work_by_design_is_not_ranked_and_its_reason_stands_wherever_it_is_named(tmp_path):
+    why = "parameters are averaged every 8 steps"
+    proofs = {"fsdp2": SameWork(verdict="other work", why=why)}
+    cells = [support.cell(), DDP, FSDP, ZERO1]
+    found = summarized(tmp_path, [(cell, THRICE) for cell in cells], proofs=proofs)
+    outcomes, standings = only(found)[2, 8]
+    assert outcomes == {"ddp": "measured", "fsdp2": "other work", "zero1": "measured"}
+    assert standings[SPEED] == ("best", ["zero1"])
+    assert all("fsdp2" not in best for _, best in standings.values())
+    (family,) = found.choices
+    assert family.more_ranks[0].fits == ["ddp", "fsdp2", "zero1"]  # it trains, and so it fits
+    (line,) = choice_text.lines(family, [SPEED])
+    assert [(said, [link.text for link in who]) for said, who in line.out] == [(f"other work by design ({why})", ["fsdp2"])]
+    rows = {row.cell["strategy"]: row for row in found.rows}
+    assert ("speed_up" in rows["ddp"].metrics, "speed_up" in rows["fsdp2"].metrics) == (True, False)
+    assert f"other work by design, and so not compared ({why}): {rows['fsdp2'].id}" in found.remarks
+    column = next(one for one in found.table.columns if one.name == "same_work")
+    assert [str(one) for one in column.cells] == ["proven", "proven", "other work", "proven"]
+
+
 def test_bytes_that_were_counted_alike_are_equal(tmp_path):
     sent = {"ddp": 1e5, "zero1": 1e5 + 16, "fsdp2": 1.5e5, "single": 0.0}
     found = {name: {"communication_bytes": {"counted": value}} for name, value in sent.items()}

@@ -151,6 +151,17 @@ def test_what_is_different_on_both_sides_is_different_beside_itself(tmp_path, ca
     assert "different" in pair["different_work"]
 
 
+def test_other_work_by_design_is_compared_with_itself_alone_and_says_what_it_is(tmp_path, capsys):
+    by_design = {"same_work": SameWork(verdict="other work", why="parameters are averaged every 8 steps")}
+    made = workspace(tmp_path / "a", [SINGLE], found=by_design)
+    (pair,) = compared(capsys, made, made.path, made.path)["pairs"]
+    assert pair["metrics"]
+    assert "other work than that of one process, by design (parameters are averaged every 8 steps)" in pair["remarks"]
+    proven = workspace(tmp_path / "b", [SINGLE], found={"same_work": SameWork(verdict="proven", why="because")})
+    (pair,) = compared(capsys, made, made.path, proven.path)["pairs"]
+    assert ("A: other work" in pair["different_work"], "metrics" in pair) == (True, False)
+
+
 def test_cells_without_a_twin_are_named(before, tmp_path, capsys):
     other = workspace(tmp_path / "other", [SINGLE, support.cell("fsdp2", 2)])
     found = compared(capsys, before, before.path, other.path)

@@ -254,7 +254,7 @@ def test_a_bubble_stands_over_its_micro_batches_beside_theory(tmp_path):
     assert (curve["name"], measured["name"]) == ("theory, P = 2", "pp-gpipe, P = 2")
     assert measured["x"] == [4, 16]
     assert measured["y"] == pytest.approx([20, 20])
-    assert measured["marker"]["color"] == curve["line"]["color"]
+    assert (measured["marker"]["color"], curve["line"]["color"]) == (group.marks[1].look.colour, figure.INK)
     assert curve["x"][0] < 4
     assert curve["x"][-1] > 16
     for mark in group.marks[1:]:

@@ -405,13 +405,21 @@ def test_energy_scales_with_power_and_lies_between_its_extremes(watts, scale):
     assert 10 * min(watts) - 1e-6 <= one <= 10 * max(watts) + 1e-6
 
 
+PERIOD_S = 12 / 29  # between two of 30 samples from 9 to 21 s, which WINDOW's 10 to 20 s lie in
+
+
 @settings(deadline=None)
-@given(st.lists(st.booleans(), min_size=30, max_size=30))
-def test_samples_that_are_missing_never_turn_energy_into_less(present):
-    """A constant draw is known from any samples that cover enough, and from no others."""
-    seen = [power(9 + 12 * place / 29, 100.0) for place, there in enumerate(present) if there]
-    found = energy.energy(measured(WINDOW, seen))
-    assert found is None or found.value == pytest.approx(1000)
+@given(st.integers(1, 28), st.integers(0, 12))
+def test_energy_of_a_constant_draw_is_exact_or_absent_if_samples_are_missing(first, missing):
+    """A hole of `missing` samples: up to one sample is no gap; a gap that leaves less than 8 of the 10 s gives no number."""
+    there = [place for place in range(30) if not first <= place < min(first + missing, 29)]
+    end_s = 9 + PERIOD_S * min(first + missing, 29)
+    gap_s = max(min(end_s, 20) - max(9 + PERIOD_S * (first - 1), 10), 0) if len(there) < 29 else 0
+    found = energy.energy(measured(WINDOW, [power(9 + PERIOD_S * place, 100.0) for place in there]))
+    if gap_s > 2:
+        assert found is None
+    else:
+        assert found.value == pytest.approx(1000)
 
 
 @settings(deadline=None)

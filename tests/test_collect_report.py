@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 import support_collect as support
 
-from collect import columns, excerpt, figure, likeness, load, page, summary, swap, tables
+from collect import columns, excerpt, figure, likeness, load, page, provenance, summary, swap, tables
 from collect.cli import main
 from collect.equal_losses import compare
 from collect.figures import accuracy, epoch_histogram, epoch_time, scaling, throughput
@@ -285,6 +285,24 @@ def test_the_page_shows_every_cell_state_and_run(loaded, summarized, workspace):
     assert all("title" in spec["layout"]["xaxis"] for spec in specs)
 
 
+def test_one_environment_is_shown_once_though_failed_runs_name_other_packages(tmp_path):
+    """A run that failed has no result, so only run.json tells its packages; a result does not tell the version of Python."""
+    workspace = Workspace(tmp_path)
+    cells = [support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2)]
+    support.keep(workspace, cells, repeats=1)
+    support.completed(workspace, cells[0])
+    runs = [support.failed(workspace, cells[1], 1, "ValueError: no"), support.failed(workspace, cells[2], 1, "ValueError: no")]
+    for folder in runs:
+        text = folder.run_json.read_text()
+        folder.run_json.write_text(text.replace('"torch": "2.13.0"', '"python": "3.11.2", "torch": "2.13.0"'))
+        assert "python" in folder.read_run().versions
+    versions = dict(provenance.made_with(load.load(workspace, None)))["Versions"]
+    assert versions == ["python 3.11.2, shardlab 0.1.0, torch 2.13.0"]
+    runs[1].run_json.write_text(runs[1].run_json.read_text().replace("2.13.0", "2.12.1"))
+    versions = dict(provenance.made_with(load.load(workspace, None)))["Versions"]
+    assert versions == ["python 3.11.2, shardlab 0.1.0, torch 2.13.0", "python 3.11.2, shardlab 0.1.0, torch 2.12.1"]
+
+
 HOSTILE = "</script><script>alert(1)</script>\"'&{{ 7*7 }}<img src=x onerror=alert(2)>"
 
 
@@ -362,7 +380,7 @@ def test_an_error_midway_leaves_the_old_report(tmp_path, monkeypatch):
     def full(*_args, **_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(page, "render", full)
+    monkeypatch.setattr(page, "render_page", full)
     assert main(arguments) == 1
     assert (workspace.report / "summary.json").read_bytes() == old
     assert not list(tmp_path.glob(".report*"))

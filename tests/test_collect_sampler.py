@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pynvml
 import pytest
+from support_line import until
 
 from collect.sampler import host, loop
 from collect.sampler.gpu import GpuSource
@@ -120,7 +121,8 @@ def test_it_ends_with_its_parent(tmp_path, reaped):
     parent = subprocess.Popen(["sleep", "60"])
     process = sampler(tmp_path / "node.jsonl", "--hz", "10", "--parent", str(parent.pid))
     try:
-        time.sleep(0.8)
+        # After a sample it looks whether its parent is there: a second sample says that it looked and went on.
+        until(lambda: len(read_lines(tmp_path / "node.jsonl", Sample).records) > 1, "it goes on while its parent lives")
         assert process.poll() is None
         parent.kill()
         if reaped:

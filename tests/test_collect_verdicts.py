@@ -98,6 +98,21 @@ def test_the_verdict_on_a_claim(tmp_path, times, test, verdict, why):
     assert (found.verdict, why in found.why) == (verdict, True), (found.verdict, found.why)
 
 
+# Student's t with 2 degrees of freedom lies above 4.849 in 2 % of cases (any table of it). The mean of 100, 101 and 102 s is
+# 101 s, with a standard error of 1 / sqrt(3) s. So the true mean lies above this limit in 2 % of cases: fewer than the 2.5 %
+# below which a claim of one part is contradicted, and more than the 1.25 % below which a claim of two parts is.
+LIMIT = round(101 + 4.849 / 3**0.5, 4)
+
+
+def test_each_part_of_a_claim_has_less_to_contradict_it_with(tmp_path):
+    alone = judged(tmp_path, CLOSE, f"{T1} > {LIMIT}")
+    assert alone.verdict == "contradicted"
+    assert alone.parts[0].holds_pct == pytest.approx(2, abs=0.4)
+    for other_part in (f"{T2} < 90", "parameters(strategy='single') == 1000"):
+        both = judged(tmp_path / other_part[:8], CLOSE, f"{T1} > {LIMIT} and {other_part}")
+        assert (both.verdict, both.parts[0].holds_pct) == ("undecided", alone.parts[0].holds_pct)
+
+
 def test_a_verdict_names_the_numbers_that_it_rests_on(tmp_path):
     found = judged(tmp_path, CLOSE, f"{T1} / {T2} >= 1.9")
     assert [(number.call, number.value, number.n, len(number.runs)) for number in found.numbers] == [
@@ -133,6 +148,7 @@ def test_what_is_planned_or_excluded_says_so(tmp_path):
     ("proof", "verdict"),
     [
         (SameWork(verdict="different", why="loss differs"), "undecided"),
+        (SameWork(verdict="other work", why="parameters are averaged every 8 steps"), "undecided"),
         (SameWork(verdict="not proven", why="the cell says prove: off"), "undecided"),
         (None, "undecided"),
         (SameWork(verdict="not provable", why="workers do not wait"), "reproduced"),
@@ -144,6 +160,14 @@ def test_cells_that_are_not_proven_to_do_the_same_work_are_not_ranked(tmp_path, 
     assert "ddp ×2" in (found.why if verdict == "undecided" else " ".join(found.remarks))
     alone = judged(tmp_path / "b", CLOSE, f"{T2} > 1", proofs={DDP: proof})
     assert alone.verdict == "reproduced"
+
+
+@pytest.mark.parametrize("verdict", ["different", "other work"])
+def test_a_metric_of_two_cells_gives_the_reason_for_which_it_does_not_compare_them(tmp_path, verdict):
+    proofs = {DDP: SameWork(verdict=verdict, why="parameters are averaged every 8 steps")}
+    found = judged(tmp_path, CLOSE, "speed_up(strategy='ddp') > 1.5", proofs=proofs)
+    assert found.verdict == "undecided"
+    assert f"ddp ×2: {verdict} (parameters are averaged every 8 steps)" in found.why
 
 
 def test_speed_up_has_the_interval_of_both_throughputs(tmp_path):

@@ -7,6 +7,8 @@ import pytest
 import support_browser
 from support_line import Bench
 
+from shardlab import host
+
 pytestmark = pytest.mark.line
 MATRIX = """\
 axes:
@@ -70,15 +72,19 @@ def test_numbers_have_units_and_leave_out_what_was_not_measured(walked):
     assert metrics["throughput_per_s"]["unit"] == "tokens/s"
     assert metrics["throughput_per_s"]["low"] <= metrics["throughput_per_s"]["value"] <= metrics["throughput_per_s"]["high"]
     assert all(metric["unit"] for metric in metrics.values())
-    assert "gpu_utilization_pct" not in metrics
+    assert row(walked, strategy="single", workload="gpt2-tiny")["metrics"].keys() >= {"throughput_per_s", "final_loss"}
+    of_gpus = {"gpu_pct", "gpu_memory_pct", "reserved_memory_bytes", "mfu_pct", "energy_j"}
+    assert of_gpus <= {metric["name"] for metric in walked.json("collect", "metrics")}
+    if not host.observe().gpus:
+        assert not of_gpus & metrics.keys()
     assert row(walked, workload="vit-tiny")["metrics"] == {}
 
 
-def test_every_output_says_rehearsal_and_synthetic(walked):
+def test_every_output_says_that_it_is_of_a_rehearsal(walked):
     page = (walked.path / "report" / "index.html").read_text()
-    assert "rehearsal" in walked.printed
-    assert "rehearsal" in page
-    assert "rehearsal" in walked.run("jobs", "status").stdout
+    assert "10 of 12 runs are a rehearsal on CPU" in walked.printed
+    assert "10 of 12 runs are a rehearsal on CPU" in page
+    assert "10 of them a rehearsal" in walked.run("jobs", "status").stdout
     assert {r.read_run().rehearsal for r in walked.folders()} == {True, False}
 
 

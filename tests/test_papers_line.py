@@ -1,6 +1,7 @@
 """The five studies at --scale tiny, each from its matrix to its report and verdicts, on forked ranks and one torchrun."""
 
 import json
+from typing import Any, NamedTuple
 
 import pytest
 import support_browser
@@ -8,6 +9,10 @@ from support_line import Bench
 
 pytestmark = pytest.mark.line
 CELLS = {"paper5": 10, "paper2": 24, "paper3": 45, "paper4": 37, "paper1": 59}
+# One study runs with the repeats of its file: 9 cells that claims name twice and one other. The others run once, or CI would
+# take twice as long; that their files ask for repeats is tested without running them (test_repeats.py).
+REPEATED = "paper5"
+RUNS = CELLS | {REPEATED: 9 * 2 + 1}
 ARRIVAL = "each worker's gradient is an update by itself, in the order of arrival: no two runs do the same work"
 OVERFLOWS = "one process has gradients that are not finite in its first 3 steps"
 # Each needs a figure that only a GPU gives; paper1's network bytes need samples, of which a twin may be too short to get any.
@@ -29,16 +34,38 @@ def unprovable(cell):
     return None
 
 
-@pytest.mark.parametrize("study", CELLS)
-def test_a_study_is_rehearsed_from_end_to_end(study, tmp_path):
-    bench = Bench(tmp_path)
-    submit = ("jobs", "submit", "--matrix", study, "--scale", "tiny", "--wait")
-    sent = bench.json(*submit, limit_s=1800)
-    assert [run["state"] for run in sent["runs"]] == ["completed"] * CELLS[study]
+class Rehearsed(NamedTuple):
+    """A study after its four commands. sent: its runs; summarized: what `collect summarize` printed."""
+
+    name: str
+    bench: Bench
+    sent: list[dict[str, Any]]
+    summarized: str
+    summary: dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=CELLS)
+def rehearsed(request, tmp_path_factory):
+    bench = Bench(tmp_path_factory.mktemp(request.param))
+    sent = bench.json(*submit(request.param), limit_s=1800)["runs"]
+    bench.run("collect", "fetch")
+    summarized = bench.run("collect", "summarize").stdout
+    summary = json.loads((bench.path / "report" / "summary.json").read_text())
+    return Rehearsed(request.param, bench, sent, summarized, summary)
+
+
+def submit(study):
+    once = () if study == REPEATED else ("--repeats", "1")
+    return ("jobs", "submit", "--matrix", study, "--scale", "tiny", "--wait", *once)
+
+
+def test_a_study_is_rehearsed_from_end_to_end(rehearsed):
+    study, bench, sent, printed, summary = rehearsed
+    assert [run["state"] for run in sent] == ["completed"] * RUNS[study]
 
     found = [(folder.read_run(), folder.read_result()) for folder in bench.folders()]
     assert all(run.rehearsal and result.rehearsal and run.scale == "tiny" for run, result in found)
-    assert sum(run.launcher == "torchrun" for run, _ in found) == 1
+    assert len({run.cell_hash for run, _ in found if run.launcher == "torchrun"}) == 1
     for run, result in found:
         why = unprovable(run.cell)
         assert result.same_work.verdict == ("not provable" if why else "proven"), (run.run_id, result.same_work.why)
@@ -46,22 +73,28 @@ def test_a_study_is_rehearsed_from_end_to_end(study, tmp_path):
     if study == "paper5":
         everyone_saw_the_same(found)
 
-    again = bench.run(*submit)
-    assert again.stdout.count("left alone: completed already") == CELLS[study]
-    assert "rehearsal" in again.stdout + again.stderr
-
-    bench.run("collect", "fetch")
-    assert "rehearsal on CPU" in bench.run("collect", "summarize").stdout
-    assert "rehearsal" in (bench.path / "report" / "index.html").read_text()
-    summary = json.loads((bench.path / "report" / "summary.json").read_text())
+    for text in (printed, (bench.path / "report" / "index.html").read_text()):
+        assert "rehearsal on CPU" in text
+        assert "synthetic data in" in text
     assert summary["rehearsal"]
-    assert [row["states"] for row in summary["rows"]] == [{"completed": 1}] * CELLS[study]
+    assert len(summary["rows"]) == CELLS[study]
+    assert {state for row in summary["rows"] for state in row["states"]} == {"completed"}
+    assert sum(row["n"] for row in summary["rows"]) == RUNS[study]
     assert not summary["failures"]
     assert not summary["damage"]
     judged(study, bench.json("collect", "verdicts"), summary)
     assert "(rehearsal)" in bench.run("collect", "verdicts").stdout
-    if support_browser.CHROMIUM:
-        support_browser.check(bench.path / "report" / "index.html")
+
+
+def test_a_second_submit_of_a_study_sends_nothing(rehearsed):
+    again = rehearsed.bench.run(*submit(rehearsed.name))
+    assert again.stdout.count("left alone: completed already") == RUNS[rehearsed.name]
+    assert "rehearsal" in again.stdout + again.stderr
+
+
+@support_browser.needed
+def test_the_report_of_a_study_opens_in_a_browser(rehearsed):
+    support_browser.check(rehearsed.bench.path / "report" / "index.html")
 
 
 def everyone_saw_the_same(found):

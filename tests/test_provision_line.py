@@ -24,6 +24,7 @@ from provision.verify import Finding, verified
 
 ROOT = Path(__file__).parent.parent
 LOCAL = str(ROOT / "examples/local.yaml")
+LOCKED = {".", ".shardlab", ".shardlab/provision.lock"}  # what a command leaves that changed nothing else
 
 
 @pytest.fixture
@@ -40,9 +41,11 @@ def provision(*words, env=None, cwd=None):
 
 
 def stamps(folder):
-    """Everything below a folder: names, bytes, times of change."""
+    """Everything below a folder: names, bytes, times of change. Of the lock, which says who held it last, the name alone."""
     return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        str(path.relative_to(folder)): None
+        if path.name == "provision.lock"
+        else (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
         for path in [folder, *folder.rglob("*")]
     }
 
@@ -65,7 +68,7 @@ def test_apply_makes_it_so_and_a_second_time_finds_nothing_to_do(workspace):
     expected = 2 * (2 - 1) / 2 * measured["bytes"] / measured["time_s"] / 1e9
     assert measured["bus_bandwidth_gb_per_s"] == pytest.approx(expected)
     before = stamps(workspace)
-    assert set(before) == {".", ".shardlab", ".shardlab/inventory.json"}
+    assert set(before) == LOCKED | {".shardlab/inventory.json"}
     inventory = msgspec.json.decode(before[".shardlab/inventory.json"][1])
     assert (inventory["cluster"], inventory["provider"]) == ("this-machine", "local")
 
@@ -187,7 +190,7 @@ def test_without_torch_verify_says_how_to_install_it(workspace, tmp_path):
     assert "No module named 'torch'" in said["checks"][0]["says"]
     assert "pip install 'shardlab[trainers]'" in done.stderr
     assert "Traceback" not in done.stderr
-    assert stamps(workspace).keys() == {"."}
+    assert stamps(workspace).keys() == LOCKED
 
 
 def test_an_interpreter_that_is_not_there(workspace, monkeypatch, capsys):
@@ -199,7 +202,7 @@ def test_an_interpreter_that_is_not_there(workspace, monkeypatch, capsys):
     assert "/nowhere/python: No such file or directory" in said["nodes"][0]["unanswered"]["host"]
     assert said["verified"] is False
     assert main([LOCAL, "facts", "--workspace", str(workspace)]) == 1
-    assert stamps(workspace).keys() == {"."}
+    assert stamps(workspace).keys() == LOCKED
 
 
 def test_facts_tells_what_the_machine_is(workspace, capsys):

@@ -18,7 +18,7 @@ from provision.facts import Facts, Unanswered, wheels
 from provision.facts import nvidia as nvidia_fact
 from provision.facts.addresses import ADDRESSES
 from provision.facts.files import FILES, File
-from provision.facts.nodes import NODES
+from provision.facts.nodes import NODES, SlurmNode
 from provision.facts.nvidia import NVIDIA
 from provision.facts.packages import PACKAGES, Packages
 from provision.facts.packages import parse as parse_packages
@@ -91,7 +91,7 @@ def site(found, *, packages=FRESH, files=None, services=None, system=NOBLE, stat
         targets.append(Target(node, Facts(node), entry))
         targets[-1].facts.answers = {
             SYSTEM.name: system, NVIDIA.name: found, PACKAGES.name: Packages(packages, interrupted=False),
-            FILES.name: files or {}, SERVICES.name: services or {}, NODES.name: {"w1": state},
+            FILES.name: files or {}, SERVICES.name: services or {}, NODES.name: {"w1": SlurmNode(state)},
             RDMA.name: more.get("links", []), **more.get("answers", {}),
         }  # fmt: skip
     return Site(cluster, None, targets)

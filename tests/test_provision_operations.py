@@ -10,6 +10,7 @@ from provision.facts import Facts, Unanswered
 from provision.facts.environment import ENVIRONMENT, Environment
 from provision.facts.files import FILES, File
 from provision.facts.nodes import NODES
+from provision.facts.nodes import parse as parse_nodes
 from provision.facts.packages import PACKAGES, Packages
 from provision.facts.services import SERVICES, Service
 from provision.facts.system import SYSTEM, System
@@ -226,11 +227,11 @@ def test_workers_ask_the_controller_for_their_configuration():
 def test_workers_that_are_ready_are_not_waited_for():
     one = site()
     head = one.targets[0]
-    head.facts.answers[NODES.name] = {"w1": "idle", "w2": "mix-"}
+    head.facts.answers[NODES.name] = parse_nodes("w1|idle|root|none\nw2|mix-|root|none\n")
     assert slurm.plan_nodes(one, head) == Nothing("2 workers are ready")
-    head.facts.answers[NODES.name] = {"w1": "idle", "w2": "down*"}
+    head.facts.answers[NODES.name] = parse_nodes("w1|idle|root|none\nw2|down*|slurm|Not responding\n")
     (wait,) = slurm.plan_nodes(one, head)
-    assert wait.says == "wait until all workers are ready (w2: down*)"
+    assert wait.says == "wait until all workers are ready (w2: down)"
 
 
 def test_the_environment_is_named_by_its_packages_and_made_once_on_shared_storage():

@@ -47,6 +47,15 @@ def test_a_run_that_lacks_steps_is_not_complete(ended, counted):
     assert (verdict.state, verdict.why) == ("failed", "exit code 0, but 9 steps are recorded of 10")
 
 
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_run_is_complete_when_its_slowest_rank_is(ended, behind):
+    folder = ended(None, recorded=10)
+    lines = folder.steps_file(behind).read_bytes().splitlines(keepends=True)
+    folder.steps_file(behind).write_bytes(b"".join(lines[:9]))
+    assert folder.timed_steps(CELL.gpus) == 9
+    assert folder.judge().why == "exit code 0, but 9 steps are recorded of 10"
+
+
 def test_what_was_counted_is_no_witness_of_a_result(ended):
     folder = ended(10, recorded=10)
     folder.result.unlink()

@@ -7,6 +7,8 @@ import psutil
 import pytest
 from support_line import until
 
+from trainers.process import is_out_of_memory
+
 pytest_plugins = ["support_trainers"]
 HUGE = 2**40  # a table of 256 x 2**40 weights is 2**50 bytes, beyond what an address of this processor can name
 
@@ -48,6 +50,30 @@ def test_out_of_memory_is_an_event_of_its_own_and_eats_none(bench):
     assert errors.count("RuntimeError") in (1, 2)  # one sentence a rank, unless the other was ended before it spoke
     assert "Traceback" in "".join(log.read_text() for log in run_dir.log.glob("*"))
     assert not run_dir.result.exists()
+
+
+# What torch 2.13 and the libraries below it say when a GPU, or the host, has no memory left.
+OUT_OF_MEMORY = [
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'",
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
+]
+NOT_OUT_OF_MEMORY = [
+    "CUDA error: an illegal memory access was encountered",
+    "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`",
+    "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error\nLast error:\nCuda failure 1 'invalid argument'",
+    "",
+]
+
+
+def test_only_what_says_that_memory_ran_out_is_out_of_memory():
+    import torch
+
+    assert [said for said in OUT_OF_MEMORY + NOT_OUT_OF_MEMORY if is_out_of_memory(RuntimeError(said))] == OUT_OF_MEMORY
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(ValueError(OUT_OF_MEMORY[0]))  # torch and its libraries raise RuntimeErrors
 
 
 @pytest.mark.parametrize(

@@ -32,17 +32,54 @@ def test_the_folder_is_ours_alone(runtime):
 
 
 @pytest.mark.parametrize("kind", ["open", "link", "file"])
-def test_a_folder_that_others_could_have_prepared_is_refused(runtime, kind):
-    path = runtime / f"shardlab-{os.getuid()}"
+def test_a_folder_that_others_could_have_prepared_is_not_used(tmp_path, monkeypatch, kind):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = tmp_path / f"shardlab-{os.getuid()}"
     if kind == "link":
-        (runtime / "elsewhere").mkdir(mode=0o700)
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
         path.symlink_to("elsewhere")
     elif kind == "file":
         path.touch(0o700)
     else:
         path.mkdir()
         path.chmod(0o755)
-    with pytest.raises(ShardlabError, match=r"has to be a folder of user|create the folder"):
+    folder = address.folder()
+    assert folder.parent == tmp_path
+    assert folder.name.startswith(f"{path.name}-")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert address.folder() == folder, "the next command finds the same folder"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_a_user_who_makes_the_folder_first_stops_nobody(monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    with tempfile.TemporaryDirectory(dir="/tmp") as shared:
+        Path(shared).chmod(0o1777)
+        monkeypatch.setattr(tempfile, "tempdir", shared)
+        make = f"mkdir -m 0700 {shared}/shardlab-0 {shared}/shardlab-0-aaaaaaaa && touch {shared}/shardlab-0/mine"
+        subprocess.run(["sh", "-c", make], user=65534, group=65534, extra_groups=[], cwd="/", check=True)
+        folder = address.folder()
+        found = folder.stat()
+        assert (found.st_uid, found.st_mode & 0o777) == (0, 0o700)
+        assert address.folder() == folder
+        look = subprocess.run(["ls", str(folder)], user=65534, group=65534, extra_groups=[], cwd="/", capture_output=True)
+        assert look.returncode != 0
+        assert [path.name for path in Path(shared, "shardlab-0").iterdir()] == ["mine"]
+
+
+def test_a_runtime_folder_that_others_can_write_into_is_not_used(tmp_path, monkeypatch):
+    (tmp_path / "runtime").mkdir()
+    (tmp_path / "runtime").chmod(0o777)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert address.folder() == tmp_path / f"shardlab-{os.getuid()}"
+
+
+def test_a_temporary_folder_in_which_nothing_can_be_made_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(ShardlabError, match="Set XDG_RUNTIME_DIR to a folder of your own with mode 0700"):
         address.folder()
 
 

@@ -30,20 +30,6 @@ def losses_of(run_dir):
     return [sum(row) / ranks for row in zip(*columns, strict=True)]
 
 
-@pytest.fixture(scope="session")
-def reference(bench):
-    """The losses of one process, by workload and options."""
-    kept = {}
-
-    def losses_of(workload, **keys):
-        key = (workload, str(keys))
-        if key not in kept:
-            kept[key] = bench.losses(workload=workload, **keys)
-        return kept[key]
-
-    return losses_of
-
-
 @pytest.mark.parametrize(
     ("strategy", "gpus", "keys"),
     [
@@ -75,12 +61,12 @@ def reference(bench):
         ("tp-pp-fsdp2", 8, {"workload": "llm-1.3b-tiny", "tp": 2, "pp": 2, "accumulation": 2}),
     ],
 )
-def test_the_work_of_one_process_and_the_bytes_of_theory(bench, reference, strategy, gpus, keys):
+def test_the_work_of_one_process_and_the_bytes_of_theory(bench, strategy, gpus, keys):
     """Losses of 10 steps here; in the proof weights by name, before and after, gradient norms, and the bytes of a step."""
     degrees = menu.strategy(strategy).degrees
     keys = {**({degrees[0]: gpus} if len(degrees) == 1 else {}), **keys}
     run_dir = bench.complete(strategy=strategy, gpus=gpus, prove="auto", **keys)
-    assert difference(losses_of(run_dir), reference(keys.get("workload", "gpt2-tiny"))) < ROUNDING
+    assert difference(losses_of(run_dir), bench.reference(workload=keys.get("workload", "gpt2-tiny"))) < ROUNDING
     proof = run_dir.read_result().same_work
     assert proof.verdict == "proven", proof.why
     sent = proof.communication_bytes
@@ -100,12 +86,14 @@ def test_the_work_of_one_process_and_the_bytes_of_theory(bench, reference, strat
         ("pp-fsdp2", 4, {"workload": "llm-1.3b-tiny", "pp": 2, "accumulation": 2}),
     ],
 )
-def test_bf16_rounds_and_does_no_other_work(bench, reference, strategy, gpus, keys):
+def test_bf16_rounds_and_does_no_other_work(bench, strategy, gpus, keys):
     """The tolerance of test_trainers_same_work.py, for its reason: a rounding of bf16 is at most 2**-9 of a number, 0.011
     of the largest loss; 0.0051 was seen. The bytes are those of 2-byte numbers where numbers go out in bf16."""
     run_dir = bench.complete(strategy=strategy, gpus=gpus, precision="bf16", prove="auto", **keys)
     workload = keys.get("workload", "gpt2-tiny")
-    assert 1e-5 < difference(losses_of(run_dir), reference(workload)) < 0.011  # equal would mean: nothing ran in bf16
+    assert (
+        1e-5 < difference(losses_of(run_dir), bench.reference(workload=workload)) < 0.011
+    )  # equal would mean: nothing ran in bf16
     result = run_dir.read_result()
     assert result.same_work.verdict == "proven", result.same_work.why
     assert result.communication_bytes["counted"] == pytest.approx(result.communication_bytes["theory"], rel=0.02)
@@ -122,13 +110,13 @@ def test_bf16_rounds_and_does_no_other_work(bench, reference, strategy, gpus, ke
         ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),
     ],
 )
-def test_clipping_by_the_whole_models_norm(bench, reference, strategy, gpus, keys):
+def test_clipping_by_the_whole_models_norm(bench, strategy, gpus, keys):
     """The first steps' gradients are longer than 0.5: a norm over one rank's part alone, or one that counts the tied
     weight twice, would scale by another number."""
     ours = bench.losses(strategy=strategy, gpus=gpus, max_grad_norm=0.5, **keys)
-    clipped = reference("gpt2-tiny", max_grad_norm=0.5)
+    clipped = bench.reference(workload="gpt2-tiny", max_grad_norm=0.5)
     assert difference(ours, clipped) < ROUNDING
-    assert difference(clipped, reference("gpt2-tiny")) > 0.1
+    assert difference(clipped, bench.reference(workload="gpt2-tiny")) > 0.1
 
 
 def test_effective_is_read_from_what_runs(bench):

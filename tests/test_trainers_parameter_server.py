@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -306,8 +304,7 @@ def test_what_is_sent_is_what_theory_says(bench):
         {"strategy": "ps-ssp", "servers": 2, "options": {"pull_interval": 3}}, {"strategy": "single", "gpus": 1},
     ]  # fmt: skip
     runs = [str(bench.run_dir(**{"gpus": 2, **cell}).run_json) for cell in cells]
-    code = [sys.executable, "-c", COUNTING, *runs]
-    done = subprocess.run(code, env=bench.environment, capture_output=True, text=True, check=False, timeout=100)
+    done = bench.scripts.run(COUNTING, *runs)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads(line) for line in done.stdout.splitlines()]
     psi = 4 * 220_544

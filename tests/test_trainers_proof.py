@@ -1,16 +1,19 @@
 """The same-work proof proves what is right, catches what is wrong, and counts the bytes that theory states."""
 
 import json
-import subprocess
-import sys
+import math
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
+import torch
+from support_cells import CELL
 from support_fork import FORK_RANKS
 
 from shardlab.cell import Cell
 from shardlab.record import SameWork
+from trainers import menu, proof
 
 pytest_plugins = ["support_trainers"]
 # Forks two ranks of a process that has broken the code in one place, proves, and prints rank 0's verdict.
@@ -66,7 +69,34 @@ def reseeded(cell, task, ranks):
 object.__setattr__(menu, "strategy", lambda name, real=menu.strategy: msgspec.structs.replace(real(name), build=reseeded)
     if name == "ddp" else real(name))
 """,
+    "the gradient norm of a half": """
+from trainers.replicated import ReplicatedEngine
+whole = ReplicatedEngine.gradient_norm
+ReplicatedEngine.gradient_norm = lambda self: whole(self) / self.data_ranks
+""",
 }
+AVERAGED = "parameters are averaged every 8 steps"
+# ddp without its all-reduce: ranks average their parameters after every 8th step instead.
+AVERAGING = """
+import torch.distributed as dist
+from trainers.communication import Term, bytes_of
+from trainers.strategies.ddp import DdpEngine, build
+EVERY, BY_DESIGN = 8, SAYS
+real, update = menu.strategy, DdpEngine.update
+DdpEngine.one_pass = lambda self, *, last: self.model.no_sync()
+DdpEngine.steps = 0
+def averaging(self):
+    update(self)
+    self.steps += 1
+    for parameter in self.model.parameters() if self.data_ranks > 1 and self.steps % EVERY == 0 else ():
+        dist.all_reduce(parameter.data)
+        parameter.data /= self.data_ranks
+DdpEngine.update = averaging
+psi = lambda self: bytes_of(self.model.parameters())
+DdpEngine.theory = lambda self: [Term("parameters, a share of each step", "all_reduce", psi(self), self.data_ranks, 1 / EVERY)]
+menu.strategy = lambda name: msgspec.structs.replace(
+    real(name), communication_period=lambda cell: EVERY, other_work=lambda cell: BY_DESIGN) if name == "ddp" else real(name)
+"""
 
 
 # One process that takes the global batch in one pass, as people who train on one GPU do.
@@ -85,13 +115,7 @@ proof._holds = lambda parameters, device: False
 
 def prove(bench, cell: Cell, broken: str = "") -> SameWork:
     words = [msgspec.json.encode(cell).decode(), str(bench.data)]
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_RANKS.replace("BREAK", broken) + FORK_RANKS, *words],
-        capture_output=True,
-        text=True,
-        env={**bench.environment, "GLOO_SOCKET_IFNAME": "lo"},
-        check=False,
-    )
+    done = bench.scripts.run(TWO_RANKS.replace("BREAK", broken) + FORK_RANKS, *words)
     assert done.returncode == 0, done.stderr
     return msgspec.json.decode(done.stdout, type=SameWork)
 
@@ -104,6 +128,64 @@ def cell_of(bench, **keys) -> Cell:
 def test_wrong_work_is_called_different(bench, broken):
     found = prove(bench, cell_of(bench, strategy="ddp"), BROKEN[broken])
     assert found.verdict == "different", found.why
+
+
+PSI = 220_544 * 4  # bytes of the parameters of gpt2-tiny
+
+
+def test_work_that_differs_by_design_says_so_and_its_bytes_are_counted_over_a_whole_period(bench):
+    """Two ranks: an all-reduce of psi bytes sends 2 (n-1)/n psi = psi a rank, which is 2 psi every 8 steps: psi / 4 a step."""
+    found = prove(bench, cell_of(bench, strategy="ddp"), AVERAGING.replace("SAYS", repr(AVERAGED)))
+    assert (found.verdict, found.why) == ("other work", AVERAGED)
+    assert found.communication_bytes == {"theory": PSI / 4, "counted": PSI / 4, "textbook": 4 * PSI}
+    assert found.loss_difference is None
+
+
+def test_the_same_work_in_a_strategy_that_does_not_say_so_is_called_different(bench):
+    found = prove(bench, cell_of(bench, strategy="ddp"), AVERAGING.replace("SAYS", "None"))
+    assert found.verdict == "different", found.why
+    assert "against one process, 10 steps" in found.why  # two, and a whole period
+    assert found.communication_bytes["counted"] == PSI / 4
+
+
+@pytest.mark.parametrize(("period", "walked", "counted"), [(1, 3, 1), (8, 10, 8), (64, 66, 64), (65, 3, 0), (None, 3, 0)])
+def test_a_whole_period_is_walked_and_counted_unless_it_is_too_long(period, walked, counted):
+    strategy = msgspec.structs.replace(menu.strategy("ddp"), communication_period=lambda _: period)
+    assert (proof._to_walk(None, strategy), proof._to_count(None, strategy)) == (walked, counted)
+
+
+@pytest.mark.parametrize(("ranks", "counted"), [([1.0, 2.0], {"counted": 3.0}), ([1.0, None], {})])
+def test_what_was_not_counted_is_absent_and_not_nothing(ranks, counted):
+    class Gathered:
+        def gather(self, mine):
+            return np.array([[sent or 0.0, 5.0, float(sent is None)] for sent in ranks])
+
+    walked = msgspec.structs.replace(trajectory(), sent_bytes=ranks[0])
+    assert proof._sent(CELL, Gathered(), walked) == {"theory": 10.0, **counted}
+
+
+def trajectory(losses=(1.0,), norms=(1.0,), before=0.0, after=1.0):
+    parameters = [{"weight": torch.full((2,), value)} for value in (before, after)]
+    return proof.Trajectory(list(losses), list(norms), *parameters, sent_bytes=0.0, theory_bytes=0.0, textbook_bytes=None)
+
+
+def test_each_of_the_three_differences_decides_alone():
+    allowed = proof.TOLERANCES["fp32"]
+    right = {"loss": allowed.loss, "norm": allowed.gradient_norm, "parameters": allowed.parameters}
+    assert proof._within(allowed, **right)
+    for name, bound in right.items():
+        for wrong in (1.01 * bound, math.inf, math.nan):
+            assert not proof._within(allowed, **{**right, name: wrong}), (name, wrong)
+
+
+@pytest.mark.parametrize("ours", [[1.0, math.nan], [math.nan, 1.0], [1.0, math.inf]])
+def test_a_loss_that_is_not_finite_is_infinitely_far_away(ours):
+    assert proof._furthest(ours, [1.0, 1.0]) == math.inf
+
+
+def test_weights_that_start_elsewhere_and_end_alike_are_not_the_same_work():
+    assert proof._apart(trajectory(), trajectory()) == 0
+    assert proof._apart(trajectory(before=0.1), trajectory()) == math.inf
 
 
 CLIPPED_APART = """
@@ -182,7 +264,8 @@ def test_a_model_that_one_process_cannot_hold_is_proven_at_reduced_depth(bench, 
     assert found.communication_bytes is None  # those of a smaller model would not be the cell's
 
 
-def test_checkpointing_and_compilation_do_not_change_the_work(bench):
+def test_activation_checkpointing_does_not_change_the_work(bench):
+    """That torch.compile does not either is proven in tests/test_trainers_switches.py, where compiled blocks are made."""
     found = prove(bench, cell_of(bench, strategy="fsdp2", activation_checkpointing="every-2"))
     assert found.verdict == "proven", found.why
 

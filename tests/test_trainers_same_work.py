@@ -14,52 +14,41 @@ def difference(one, other):
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.fixture(scope="session")
-def reference(bench):
-    """The losses of one process, by workload."""
-    kept = {}
-
-    def losses_of(workload):
-        if workload not in kept:
-            kept[workload] = bench.losses(workload=workload)
-        return kept[workload]
-
-    return losses_of
-
-
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("strategy", DISTRIBUTED)
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_two_ranks_do_the_work_of_one(bench, reference, strategy, workload, accumulation):
+def test_two_ranks_do_the_work_of_one(bench, strategy, workload, accumulation):
     ours = bench.losses(strategy=strategy, workload=workload, gpus=2, accumulation=accumulation)
     assert len(ours) == 10
-    assert difference(ours, reference(workload)) < ROUNDING
+    assert difference(ours, bench.reference(workload=workload)) < ROUNDING
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_accumulation_alone_changes_nothing(bench, reference, workload):
-    assert difference(bench.losses(workload=workload, accumulation=4), reference(workload)) < ROUNDING
+def test_accumulation_alone_changes_nothing(bench, workload):
+    assert difference(bench.losses(workload=workload, accumulation=4), bench.reference(workload=workload)) < ROUNDING
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_one_rank_is_enough_and_three_agree(bench, reference, strategy):
-    assert difference(bench.losses(strategy=strategy, gpus=1), reference("gpt2-tiny")) < ROUNDING
+def test_one_rank_is_enough_and_three_agree(bench, strategy):
+    assert difference(bench.losses(strategy=strategy, gpus=1), bench.reference(workload="gpt2-tiny")) < ROUNDING
     three, one = bench.losses(strategy=strategy, gpus=3, global_batch_size=6), bench.losses(global_batch_size=6)
     assert difference(three, one) < ROUNDING
 
 
 @pytest.mark.parametrize("strategy", ["single", *DISTRIBUTED])
-def test_bf16_rounds_and_does_no_other_work(bench, reference, strategy):
+def test_bf16_rounds_and_does_no_other_work(bench, strategy):
     """bf16 keeps 8 bits of a number: one rounding is at most 2**-9 of it, which is 0.011 of the largest loss here (5.4).
     The errors of many products average out below that; 0.0027 was seen. Other data or another batch differ by 0.5 and more.
     """
     ours = bench.losses(strategy=strategy, gpus=1 if strategy == "single" else 2, precision="bf16")
-    assert 1e-5 < difference(ours, reference("gpt2-tiny")) < 0.011  # equal to fp32 would mean that nothing ran in bf16
+    assert (
+        1e-5 < difference(ours, bench.reference(workload="gpt2-tiny")) < 0.011
+    )  # equal to fp32 would mean that nothing ran in bf16
 
 
 @pytest.mark.parametrize("change", [{"seed": 43}, {"global_batch_size": 4}])
-def test_the_comparison_can_fail(bench, reference, change):
-    assert difference(bench.losses(**change), reference("gpt2-tiny")) > 0.1
+def test_the_comparison_can_fail(bench, change):
+    assert difference(bench.losses(**change), bench.reference(workload="gpt2-tiny")) > 0.1
 
 
 def test_torchrun_gives_what_forked_ranks_give(bench):

@@ -133,7 +133,10 @@ def test_every_parameter_of_a_twin_gets_a_gradient_from_one_item(name, task_of):
     outputs = task.outputs(model, batch)
     task.criterion(outputs, batch.targets).backward()
     assert [n for n, p in model.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()] == []
-    assert 0 <= int(task.correct(outputs, batch.targets)) <= batch.targets.numel()
+    likeliest, classes = outputs.argmax(-1), outputs.shape[-1]
+    assert likeliest.shape == batch.targets.shape
+    assert int(task.correct(outputs, likeliest)) == batch.targets.numel()
+    assert int(task.correct(outputs, (likeliest + 1) % classes)) == 0
 
 
 @pytest.mark.parametrize("name", TWINS)

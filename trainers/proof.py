@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from trainers.strategy import Engine
     from trainers.workload import Task
 
-STEPS = 3
+STEPS = 3  # of a strategy that communicates alike in every step; the last of them is counted
+MOST_COUNTED = 64  # steps: the bytes of a strategy whose communication repeats after more of them are not counted
 WITHOUT_EFFECT = (  # keys of a cell that the proof's numbers do not depend on
     "launcher", "nnodes", "steps", "epochs", "warmup_steps", "optimizer", "schedule", "prove", "expect", "time_limit_s",
     "hang_limit_s", "instruments", "memory_limit_gib", "rehearses",
@@ -72,16 +73,20 @@ TOLERANCES = {
 
 
 class Trajectory(msgspec.Struct):
-    """What STEPS steps came to: the global loss and gradient norm of each, the whole parameters before and after."""
+    """What some steps came to: the global loss and gradient norm of each, the whole parameters before and after.
+
+    sent_bytes: by this rank in one step, as counted (the mean over the steps that were counted); None if none was counted.
+    theory_bytes: by this rank in one step, as the strategy states it. normalising: whether the model has BatchNorm.
+    """
 
     losses: list[float]
     norms: list[float]
     before: dict[str, torch.Tensor]
     after: dict[str, torch.Tensor]
-    sent_bytes: float  # by this rank in the last step, as counted
-    theory_bytes: float  # by this rank, as the strategy states it
+    sent_bytes: float | None
+    theory_bytes: float
     textbook_bytes: float | None
-    normalising: bool = False  # whether the model has BatchNorm
+    normalising: bool = False
 
 
 def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | None) -> SameWork:
@@ -131,18 +136,24 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
     if plain.options.get("dropout"):
         plain = msgspec.structs.replace(plain, options={**plain.options, "dropout": False})
         remarks.append("dropout off, which the run has on")
-    if smaller := _smaller(cell, ranks):
+    other_work = strategy.other_work(cell)
+    if smaller := {} if other_work else _smaller(cell, ranks):
         plain = msgspec.structs.replace(plain, options={**plain.options, **smaller})
         remarks.append("at reduced depth (" + ", ".join(f"{name}: {size}" for name, size in smaller.items()) + ")")
     if plain.options != cell.options:
         task = menu.workload(plain.workload).build(plain, data_path)
+    first = Order(task.source.items, cell.global_batch_size, cell.seed).batch(PROOF, 0)[: cell.micro_batch_size]
+    still = frozen_statistics.frozen(task, first, ranks.device)
+    steps = _to_walk(cell, strategy)
+    if other_work is not None:  # there is nothing to hold it against: its bytes are counted
+        counts = _to_count(cell, strategy) > 0
+        sent = _sent(cell, ranks, _walk(plain, still, ranks, strategy, steps)) if counts else None
+        return SameWork(verdict="other work", why=other_work, communication_bytes=sent)
     single = msgspec.structs.replace(
         plain, strategy="single", gpus=1, dp=1, tp=1, pp=1, servers=0, activation_checkpointing="none", compile=False
     )
-    first = Order(task.source.items, cell.global_batch_size, cell.seed).batch(PROOF, 0)[: cell.micro_batch_size]
-    still = frozen_statistics.frozen(task, first, ranks.device)
-    reference = _reference(single, still, ranks) if ranks.rank == 0 else None
-    ours = _walk(plain, still, ranks, strategy)
+    reference = _reference(single, still, ranks, steps) if ranks.rank == 0 else None
+    ours = _walk(plain, still, ranks, strategy, steps)
     if ours.normalising and (cell.dp > 1 or cell.gradient_accumulation_steps > 1):
         part = f"its own {cell.micro_batch_size} of {cell.global_batch_size} items"
         remarks.append(f"BatchNorm frozen, while in the run each rank and pass normalises by {part}")
@@ -157,7 +168,7 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
         why = "one process has not the memory that it takes"
         if held:
             why = (
-                f"one process has gradients that are not finite in its first {STEPS} steps, or none that moves a parameter in "
+                f"one process has gradients that are not finite in its first {steps} steps, or none that moves a parameter in "
                 f"{cell.precision}: two ways that both do nothing would agree"
             )
         return SameWork(verdict="not provable", why=why, communication_bytes=None if smaller else sent)
@@ -165,7 +176,7 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
     with_remarks = "".join(f"; {remark}" for remark in remarks)
     return SameWork(
         verdict="proven" if _within(allowed, loss, norm, parameters) else "different",
-        why=f"against one process, {STEPS} steps with SGD, {cell.precision}: loss differs by {loss:.1e}, gradient norm by "
+        why=f"against one process, {steps} steps with SGD, {cell.precision}: loss differs by {loss:.1e}, gradient norm by "
         f"{norm:.1e}, parameters by {parameters:.1e} of their way (allowed {allowed.loss:.0e}, {allowed.gradient_norm:.0e}, "
         f"{allowed.parameters:.0e}){with_remarks}",
         loss_difference=loss,
@@ -204,12 +215,24 @@ def _holds(parameters: int, device: torch.device) -> bool:
     return computing < free and compared < host
 
 
-def _reference(single: Cell, task: Task, ranks: Ranks) -> Trajectory | None:
-    """The steps of one process, or None where its memory does not hold them."""
+def _to_walk(cell: Cell, strategy: Strategy) -> int:
+    """How many steps the proof makes: after the first two, which may differ from all later ones, a whole period of what the
+    strategy communicates. A period that is not counted is not walked either."""
+    return STEPS - 1 + (_to_count(cell, strategy) or 1)
+
+
+def _to_count(cell: Cell, strategy: Strategy) -> int:
+    """In how many of the last steps the bytes are counted: in a whole period; in none if that is too long, or unknown."""
+    period = strategy.communication_period(cell) or 0
+    return period if period <= MOST_COUNTED else 0
+
+
+def _reference(single: Cell, task: Task, ranks: Ranks, steps: int) -> Trajectory | None:
+    """The steps of one process, or None if its memory does not hold them."""
     import torch
 
     try:
-        return _walk(single, task, ranks.alone(), menu.strategy("single"))
+        return _walk(single, task, ranks.alone(), menu.strategy("single"), steps)
     except torch.OutOfMemoryError:
         gc.collect()
         torch.cuda.empty_cache()
@@ -217,10 +240,13 @@ def _reference(single: Cell, task: Task, ranks: Ranks) -> Trajectory | None:
 
 
 def _sent(cell: Cell, ranks: Ranks, ours: Trajectory) -> dict[str, float]:
-    """Bytes sent in one step by all ranks, servers included."""
-    counted, theory = ranks.gather([ours.sent_bytes, ours.theory_bytes]).sum(axis=0)
-    textbook = {"textbook": ours.textbook_bytes * cell.gpus} if ours.textbook_bytes is not None else {}
-    return {"theory": float(theory), "counted": float(counted), **textbook}
+    """Bytes sent in one step by all ranks, servers included; `counted` is absent if it was not counted."""
+    not_counted = float(ours.sent_bytes is None)
+    counted, theory, missing = ranks.gather([ours.sent_bytes or 0.0, ours.theory_bytes, not_counted]).sum(axis=0)
+    sent = {"theory": float(theory)}
+    if not missing:
+        sent["counted"] = float(counted)
+    return sent if ours.textbook_bytes is None else {**sent, "textbook": ours.textbook_bytes * cell.gpus}
 
 
 def _tells(reference: Trajectory) -> bool:
@@ -239,28 +265,30 @@ def _within(allowed: Tolerance, loss: float, norm: float, parameters: float) -> 
     return loss <= allowed.loss and norm <= allowed.gradient_norm and parameters <= allowed.parameters
 
 
-def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy) -> Trajectory:
-    """Make STEPS steps from the cell's seed with a new engine, and let it go; or serve those who do."""
+def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) -> Trajectory:
+    """Make so many steps from the cell's seed with a new engine, and let the engine go; or serve the ranks that make them."""
     import torch
 
     torch.manual_seed(cell.seed)
     if strategy.server is not None and ranks.rank >= cell.gpus:
-        return _serve(strategy.server(cell, task, ranks))
+        return _serve(strategy.server(cell, task, ranks), steps)
+    to_count = _to_count(cell, strategy)
     engine = strategy.build(cell, task, ranks)
     engine.start_loss_scale(LOSS_SCALE)
     company = engine.company(ranks)
     order, clock = Order(task.source.items, cell.global_batch_size, cell.seed), clock_for(ranks.device)
     before = engine.whole_parameters()
     losses, norms, calls = [], [], list[communication.Call]()
-    for step in range(STEPS):
+    for step in range(steps):
         parts = order.micro_batches(PROOF, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
         batches = [task.fetch(indices, ranks.device) for indices in parts]
         clock.start()
-        # Counting keeps torch.compile from its work: only the last step is counted.
-        with _counted(step == STEPS - 1) as while_computing:
+        # Counting keeps torch.compile from its work: only the last period is counted, which mostly is the last step.
+        counts = step >= steps - to_count
+        with _counted(counts) as while_computing:
             loss = engine.forward_backward(batches, clock)
         norms.append(engine.gradient_norm())
-        with _counted(step == STEPS - 1) as while_updating:
+        with _counted(counts) as while_updating:
             engine.update()
         calls += [*while_computing, *while_updating]
         losses.append(float(company.gather([float(loss)]).mean()))
@@ -269,7 +297,7 @@ def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy) -> Trajector
         norms=norms,
         before=before,
         after=engine.whole_parameters(),
-        sent_bytes=sum(call.sent_bytes for call in calls),
+        sent_bytes=sum(call.sent_bytes for call in calls) / to_count if to_count else None,
         theory_bytes=sum(term.sent_bytes for term in engine.theory()),
         textbook_bytes=engine.textbook_bytes(),
         normalising=bool(frozen_statistics.layers(engine.model)),
@@ -279,11 +307,11 @@ def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy) -> Trajector
     return walked
 
 
-def _serve(server: Server) -> Trajectory:
-    """The part of a parameter server in it: what it sends, as a mean over the steps, since it knows no steps."""
+def _serve(server: Server, steps: int) -> Trajectory:
+    """The part of a parameter server in the steps: what it sends, as a mean over all of them, since it knows no steps."""
     with communication.counting() as calls:
         server.serve()
-    sent_bytes = sum(call.sent_bytes for call in calls) / STEPS
+    sent_bytes = sum(call.sent_bytes for call in calls) / steps
     theory_bytes = sum(term.sent_bytes for term in server.theory())
     return Trajectory([], [], {}, {}, sent_bytes=sent_bytes, theory_bytes=theory_bytes, textbook_bytes=None)
 

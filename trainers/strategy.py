@@ -29,12 +29,19 @@ class Strategy(msgspec.Struct, frozen=True):
     precisions: those that it honours. options: its knobs. refuse: why a cell cannot be had, as a sentence, or None;
     it sees the resolved cell and needs no torch. build: makes the engine on a rank; imports torch itself.
     degrees: the dimensions of its mesh, of dp, tp and pp. switches: which of activation_checkpointing, compile and
-    max_grad_norm it honours. servers: whether it has parameter-server ranks besides those that train. unprovable: why a cell
-    cannot be held against one process, as a sentence, or None. cuts: which of parameter, gradient and optimizer_state
-    textbooks have it cut over the data-parallel ranks of a group, None where it cuts the model in another way. server: makes
-    what a parameter-server rank runs; the last ranks are servers, and `build` is for the others. tolerates_lost_ranks: a run
-    goes on when a rank that trains is killed, rank 0 (which writes the result) and servers apart. reasons: why it leaves a
-    precision out, by precision. no_checkpoints: why a run cannot be saved and gone on with, or nothing.
+    max_grad_norm it honours. servers: whether it has parameter-server ranks besides those that train. cuts: which of
+    parameter, gradient and optimizer_state textbooks have it cut over the data-parallel ranks of a group, None where it cuts
+    the model in another way. server: makes what a parameter-server rank runs; the last ranks are servers, and `build` is for
+    the others. tolerates_lost_ranks: a run goes on when a rank that trains is killed, rank 0 (which writes the result) and
+    servers apart. reasons: why it leaves a precision out, by precision. no_checkpoints: why a run cannot be saved and gone on
+    with, or nothing.
+
+    unprovable: why a cell cannot be held against one process although it is meant to do the same work, as a sentence, or
+    None; such a cell is ranked, with a remark. other_work: why a cell does other work than one process by design (it averages
+    parameters every few steps, it approximates gradients), as a sentence, or None; such a cell is never ranked.
+    communication_period: the optimizer steps after which the communication of a cell repeats; `Engine.theory` states the mean
+    of a step over them, and the proof counts a whole period. None: what it sends cannot be counted, as other threads than the
+    one that trains start its collectives.
     """
 
     name: str
@@ -47,6 +54,8 @@ class Strategy(msgspec.Struct, frozen=True):
     switches: tuple[str, ...] = ()
     servers: bool = False
     unprovable: Callable[[Cell], str | None] = lambda _: None
+    other_work: Callable[[Cell], str | None] = lambda _: None
+    communication_period: Callable[[Cell], int | None] = lambda _: 1
     cuts: tuple[str, ...] | None = None
     server: Callable[[Cell, Task, Ranks], Server] | None = None
     tolerates_lost_ranks: bool = False
@@ -106,7 +115,8 @@ class Engine(ABC):
 
     @abstractmethod
     def theory(self) -> list[Term]:
-        """What this rank has to send in one step by theory, for what the strategy really does, every term of it."""
+        """What this rank has to send in one step by theory, for what the strategy really does, every term of it; the mean
+        over `Strategy.communication_period` steps."""
 
     @abstractmethod
     def textbook_bytes(self) -> float | None:

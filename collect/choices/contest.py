@@ -14,8 +14,9 @@ from collect.choices.standing import Standing
 from collect.columns import distinguishing, telling
 from collect.row import Row, flat
 
-Outcome = Literal["measured", "does not fit", "over the limit", "not ranked", "failed", "not measured"]
+Outcome = Literal["measured", "does not fit", "over the limit", "other work", "not ranked", "failed", "not measured"]
 RESULTS = ("measured", "does not fit", "over the limit")  # ends that say something of a strategy
+UNRANKED = ("other work", "not ranked")  # of cells that were measured
 _GOING = {"planned", "pending", "running", "unknown"}
 _USUAL = (
     "options.data",
@@ -31,7 +32,7 @@ _USUAL = (
 class Contender(msgspec.Struct, omit_defaults=True):
     """A cell of a contest. name: its strategy, and what tells it from others of it. partly: how it ended, where not always so.
 
-    why: the sentence of the proof, where that is why it is not ranked.
+    why: if it ended and is not ranked, the reason in a sentence.
     """
 
     cell: str
@@ -104,13 +105,15 @@ def contenders(rows: Sequence[Row]) -> list[Contender]:
         partly = row.state if len(row.states) > 1 and row.n else ""
         why = row.same_work.why if row.same_work else "no proof was made"
         outcome = _outcome(row)
-        found.append(Contender(row.id, name, outcome, partly, why if outcome == "not ranked" else ""))
+        found.append(Contender(row.id, name, outcome, partly, why if outcome in UNRANKED else ""))
     return sorted(found, key=lambda contender: (natural(contender.name), contender.cell))
 
 
 def _outcome(row: Row) -> Outcome:
     if row.n:
-        return "measured" if row.is_ranked else "not ranked"
+        if row.is_ranked:
+            return "measured"
+        return "other work" if row.same_work and row.same_work.verdict == "other work" else "not ranked"
     if "oom" in row.states:
         return "does not fit"
     if "timeout" in row.states:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from collect.choices.contest import Contender, Contest, contenders, grounds, natural
+from collect.choices.contest import UNRANKED, Contender, Contest, contenders, grounds, natural
 from collect.choices.standing import CRITERIA, SENT, Standing, Word, standings
 from collect.row import Row
 from collect.verdicts.selection import Measurements
@@ -97,7 +97,7 @@ def _sort_in(contender: Contender, fits: list[str], rest: Fit) -> None:
     """A cell of other work fits too; one that was out of memory in some of its repeats does not."""
     if "oom" in contender.partly:
         rest.does_not_fit.append(contender.name)
-    elif contender.outcome in ("measured", "not ranked"):
+    elif contender.outcome in ("measured", *UNRANKED):
         fits.append(contender.name)
     elif contender.outcome == "does not fit":
         rest.does_not_fit.append(contender.name)

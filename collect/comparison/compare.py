@@ -161,7 +161,10 @@ def _different_work(a: _Known, b: _Known) -> str:
 def _remarks(a: _Known, b: _Known) -> list[str]:
     folders = [{run.run_id: run.run.created for run in side[0].runs if run.run} for side in (a, b)]
     found = ["the same runs in both"] if folders[0] and folders[0] == folders[1] else []
-    if not (a[1].same_work and b[1].same_work):
+    proof = a[1].same_work
+    if proof and proof.verdict == "other work":  # in both, or they would not be compared
+        found.append(f"other work than that of one process, by design ({proof.why})")
+    if not (proof and b[1].same_work):
         found.append("without a proof of the same work in both")
     return found
 

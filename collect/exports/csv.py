@@ -12,7 +12,7 @@ from collect.summary import Summary
 
 def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
     for name, frame in tables.frames(loaded, summary).items():
-        frame.write_csv(folder / f"{name}.csv")
+        tables.write_csv(frame, folder / f"{name}.csv")
 
 
 EXPORT = Export(

@@ -12,7 +12,7 @@ from collect.export import Export
 from collect.load import Loaded
 from collect.prose import TextTable
 from collect.summary import Summary
-from shardlab import files
+from shardlab import files, printable
 
 _MARKS = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
@@ -24,7 +24,7 @@ _MARKS = {
 }  # fmt: skip
 _BY_CODE = str.maketrans(_MARKS)
 _LIGATURE = re.compile(r"([-,'])(?=\1)")  # two of these would become one other sign
-_SPACE = re.compile(r"[\s\x00-\x1f\x7f]+")
+_SPACE = re.compile(r" +")
 _HEAD = "% Needs \\usepackage{array, booktabs, longtable}.\n"
 _PAGE = 40  # rows that fit on one
 # In letters: what a line of an article holds in each size; from where on a text is a sentence and gets no more room; the space
@@ -36,7 +36,7 @@ _SENTENCE, _GAP = 60, 2
 @lru_cache(maxsize=4096)  # many cells of a table say the same
 def escape(text: str) -> str:
     """Text that is set as it is, in one line."""
-    return _LIGATURE.sub(r"\1{}", _SPACE.sub(" ", text).strip().translate(_BY_CODE))
+    return _LIGATURE.sub(r"\1{}", _SPACE.sub(" ", printable.one_line(text)).strip().translate(_BY_CODE))
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:

@@ -11,18 +11,18 @@ from collect.export import Export
 from collect.load import Loaded
 from collect.prose import TextTable
 from collect.summary import Summary
-from shardlab import files
+from shardlab import files, printable
 
 # GitHub Flavored Markdown 0.29: section 2.4, a backslash takes the meaning of a punctuation mark away; 5.2, what begins an item
 # of a list. GitHub takes $ for mathematics.
 _MARKS = re.compile(r"([\\`*_\[\]#<>|~$&]|^[-+]|(?<=^\d)[.)])")
-_SPACE = re.compile(r"[\s\x00-\x1f\x7f]+")
+_SPACE = re.compile(r" +")
 
 
 @lru_cache(maxsize=4096)  # many cells of a table say the same
 def escape(text: str) -> str:
     """Text that stands as it is, in one line."""
-    return _MARKS.sub(r"\\\1", _SPACE.sub(" ", text).strip())
+    return _MARKS.sub(r"\\\1", _SPACE.sub(" ", printable.one_line(text)).strip())
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:

@@ -26,7 +26,7 @@ def write(loaded: Loaded, summary: Summary, folder: Path, place: Path) -> None:
     # in the extra. `mlflow migrate-filestore` makes a database of it.
     with environment(MLFLOW_ALLOW_FILE_STORE="true", MLFLOW_DISABLE_TELEMETRY="true"):
         client = package("mlflow.tracking").MlflowClient((folder / FOLDER).as_uri())
-        experiment = client.create_experiment(loaded.expansion.name, artifact_location=(place / FOLDER / "artifacts").as_uri())
+        experiment = client.create_experiment(tracked.name(loaded), artifact_location=(place / FOLDER / "artifacts").as_uri())
         for run in tracked.runs(loaded, summary):
             _run(client, experiment, run)
 

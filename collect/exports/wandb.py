@@ -21,7 +21,7 @@ def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
         wandb = package("wandb")
         try:
             for run in tracked.runs(loaded, summary):
-                _run(wandb, loaded.expansion.name, run, folder)
+                _run(wandb, tracked.name(loaded), run, folder)
         finally:
             wandb.teardown()
     _tidy(folder / FOLDER)

@@ -21,8 +21,8 @@ def draw(group: Group) -> Figure | None:
                 "name": mark.label,
                 "x": [seconds for seconds, _ in points[mark.label]],
                 "y": [accuracy for _, accuracy in points[mark.label]],
-                "line": {"color": mark.look.colour, "dash": mark.look.dash, "width": 2},
-                "marker": {"symbol": mark.look.symbol, "size": 7},
+                "line": mark.look.line,
+                "marker": mark.look.marks(7),
                 "visible": visible,
                 "hovertemplate": "%{y:.3~g} % after %{x:.3~g} s",
             }

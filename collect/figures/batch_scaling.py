@@ -8,6 +8,7 @@ from typing import Any
 from collect import notation
 from collect.figure import MOST_SHOWN, MUTED, Figure, Group, Mark, axis, layout
 from collect.lines import alike, names
+from collect.look import Look, variants
 
 THROUGHPUT, MEMORY = "throughput_per_s", "peak_memory_bytes"
 BATCH = ("global_batch_size", "micro_batch_size")
@@ -26,12 +27,13 @@ def draw(group: Group) -> Figure | None:
     unit = next(mark.row.metrics[THROUGHPUT].unit for mark in of_lines if THROUGHPUT in mark.row.metrics)
     sizes = [mark.row.metrics[MEMORY].value for mark in of_lines if MEMORY in mark.row.metrics]
     memory_unit, size = notation.bytes_unit(sizes)
+    looks = variants([marks[0].strategy for marks in lines])
     data: list[dict[str, Any]] = []
     for index, (name, marks) in enumerate(zip(names([(marks[0], {}) for marks in lines], BATCH), lines, strict=True)):
         visible = True if index < MOST_SHOWN else "legendonly"
         shared = {"name": name, "legendgroup": name, "visible": visible}
-        data.append(shared | _line(marks, THROUGHPUT, 1, unit) | {"yaxis": "y"})
-        data.append(shared | _line(marks, MEMORY, size, memory_unit) | {"yaxis": "y2", "showlegend": False})
+        data.append(shared | _line(marks, looks[index], THROUGHPUT, 1, unit) | {"yaxis": "y"})
+        data.append(shared | _line(marks, looks[index], MEMORY, size, memory_unit) | {"yaxis": "y2", "showlegend": False})
     data.append(_missing(of_lines))
     batches = sorted({mark.cell.cell.global_batch_size for mark in of_lines})
     x = axis("global batch size, log scale", type="log", tickvals=batches, ticktext=list(map(str, batches)), showgrid=False)
@@ -44,10 +46,9 @@ def draw(group: Group) -> Figure | None:
     return Figure("batch_scaling", "Batch sizes", caption, 520, data, shape)
 
 
-def _line(marks: Sequence[Mark], metric: str, size: float, unit: str) -> dict[str, Any]:
+def _line(marks: Sequence[Mark], look: Look, metric: str, size: float, unit: str) -> dict[str, Any]:
     """The means of the cells that have one, with their intervals."""
     known = [(mark, estimate) for mark in marks if (estimate := mark.row.metrics.get(metric))]
-    look = marks[0].look
     above = [None if estimate.high is None else (estimate.high - estimate.value) / size for _, estimate in known]
     below = [None if estimate.low is None else (estimate.value - estimate.low) / size for _, estimate in known]
     spread = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.5, "width": 4}
@@ -57,8 +58,8 @@ def _line(marks: Sequence[Mark], metric: str, size: float, unit: str) -> dict[st
         "x": [mark.cell.cell.global_batch_size for mark, _ in known],
         "y": [estimate.value / size for _, estimate in known],
         "error_y": spread | {"color": look.colour},
-        "line": {"color": look.colour, "dash": look.dash, "width": 2},
-        "marker": {"size": 8, "symbol": look.symbol},
+        "line": look.line,
+        "marker": look.marks(8),
         "hovertemplate": f"%{{y:,.4~g}} {unit} at a batch of %{{x}}",
     }
 

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from collect.figure import DASHES, SERIES, SYMBOLS, Figure, Group, Look, Mark, axis, layout
+from collect.figure import INK, Figure, Group, Mark, axis, layout
+from collect.look import DASHES, look
 from collect.metrics.bubble import theory_pct
 
 NAME = "bubble_pct"
 CURVE_POINTS = 40
-VARIANTS = ("", "-open", "-dot", "-open-dot")  # of a symbol, by strategy
 
 
 def draw(group: Group) -> Figure | None:
-    """A curve per number of ranks, and in its look a mark per cell whose bubble was measured; strategies are filled or open."""
+    """A curve per number of ranks, and a mark per cell whose bubble was measured, filled by that number."""
     marks = [mark for mark in group.marks if NAME in mark.row.metrics]
     if not marks:
         return None
     ranks = sorted({mark.cell.cell.pp for mark in marks})
-    looks = {pp: _look(place) for place, pp in enumerate(ranks)}
     passes = sorted({mark.cell.cell.gradient_accumulation_steps for mark in marks})
     strategies = list(dict.fromkeys(mark.cell.cell.strategy for mark in marks))
-    data = [_curve(pp, passes, looks[pp]) for pp in ranks]
-    for pp in ranks:
-        for place, strategy in enumerate(strategies):
+    data = [_curve(pp, passes, DASHES[place % len(DASHES)]) for place, pp in enumerate(ranks)]
+    for place, pp in enumerate(ranks):
+        for strategy in strategies:
             found = [mark for mark in marks if (mark.cell.cell.strategy, mark.cell.cell.pp) == (strategy, pp)]
             if found:
-                data.append(_measured(f"{strategy}, P = {pp}", found, looks[pp], VARIANTS[place % len(VARIANTS)]))
+                data.append(_measured(f"{strategy}, P = {pp}", found, place))
     caption = (
         "Marks: the share of forward and backward that is waiting, if stages are equally long; what sending takes is in it. "
         "Lines: (P - 1) / (M + P - 1) for P ranks and M micro-batches. Over the busy time, as (P - 1) / M, the same wait is a "
@@ -37,11 +36,7 @@ def draw(group: Group) -> Figure | None:
     return Figure(NAME, "Pipeline bubble", caption, 440, data, shape)
 
 
-def _look(place: int) -> Look:
-    return Look(f"var(--series-{place % SERIES + 1})", SYMBOLS[place % len(SYMBOLS)], DASHES[place % len(DASHES)])
-
-
-def _curve(pp: int, passes: list[int], look: Look) -> dict[str, Any]:
+def _curve(pp: int, passes: list[int], dash: str) -> dict[str, Any]:
     """Over all that was measured, and half as far again on both sides so that a single number has a curve too."""
     first, last = passes[0] / 1.5, passes[-1] * 1.5
     x = [first * (last / first) ** (point / (CURVE_POINTS - 1)) for point in range(CURVE_POINTS)]
@@ -51,12 +46,14 @@ def _curve(pp: int, passes: list[int], look: Look) -> dict[str, Any]:
         "name": f"theory, P = {pp}",
         "x": x,
         "y": [theory_pct(pp, count) for count in x],
-        "line": {"color": look.colour, "dash": look.dash, "width": 1.5},
+        "line": {"color": INK, "dash": dash, "width": 1.5},
         "hovertemplate": "%{y:.3~g} % by theory",
     }
 
 
-def _measured(name: str, marks: list[Mark], look: Look, variant: str) -> dict[str, Any]:
+def _measured(name: str, marks: list[Mark], variant: int) -> dict[str, Any]:
+    """variant: the place of the number of ranks, which fills the shape of the strategy."""
+    own = look(marks[0].strategy, variant)
     found = [mark.row.metrics[NAME] for mark in marks]
     return {
         "type": "scatter",
@@ -70,11 +67,11 @@ def _measured(name: str, marks: list[Mark], look: Look, variant: str) -> dict[st
             "symmetric": False,
             "array": [None if one.high is None else one.high - one.value for one in found],
             "arrayminus": [None if one.low is None else one.value - one.low for one in found],
-            "color": look.colour,
+            "color": own.colour,
             "thickness": 1.5,
             "width": 4,
         },
         "customdata": [mark.label for mark in marks],
-        "marker": {"color": look.colour, "symbol": look.symbol + variant, "size": 10},
+        "marker": own.marks(10),
         "hovertemplate": "%{y:.3~g} % measured at %{x} micro-batches<extra>%{customdata}</extra>",
     }

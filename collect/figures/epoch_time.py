@@ -29,8 +29,8 @@ def draw(group: Group) -> Figure | None:
                     "x": x,
                     "y": y,
                     "showlegend": mode == "lines",
-                    "line": {"color": mark.look.colour, "dash": mark.look.dash, "width": 2},
-                    "marker": {"color": mark.look.colour, "symbol": mark.look.symbol, "size": 4, "opacity": 0.45},
+                    "line": mark.look.line,
+                    "marker": mark.look.marks(4) | {"opacity": 0.45},
                     "hovertemplate": f"%{{y:.4~g}} s, {'epoch' if mode == 'markers' else 'mean of epochs up to'} %{{x}}",
                 }
             )

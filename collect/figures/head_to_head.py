@@ -88,7 +88,7 @@ def _mark(mark: Mark, name: str, unit: str, size_unit: str, size: float) -> dict
         "y": [throughput.value],
         "error_x": _interval(memory, size, mark.look.colour),
         "error_y": _interval(throughput, 1, mark.look.colour),
-        "marker": {"color": mark.look.colour, "symbol": mark.look.symbol, "size": 11},
+        "marker": mark.look.marks(11),
         "hovertemplate": f"%{{y:,.4~g}} {unit}<br>%{{x:.3~g}} {size_unit}, n = {mark.row.n}<extra>{name}</extra>",
     }
 

@@ -17,11 +17,12 @@ def draw(group: Group) -> Figure | None:
         data.append(
             {
                 "type": "scatter",
-                "mode": "lines",
+                "mode": "lines+markers",
                 "name": mark.label,
                 "x": x,
                 "y": y,
-                "line": {"color": mark.look.colour, "dash": mark.look.dash, "width": 2},
+                "line": mark.look.line,
+                "marker": mark.look.some_marks,
                 "visible": visible,
                 "hovertemplate": "%{y:.5~g} at step %{x}",
             }

@@ -31,12 +31,12 @@ def draw(group: Group) -> Figure | None:
         data.append(
             {
                 "type": "scatter",
-                "mode": "lines" if len(x) > FEW else "lines+markers",
+                "mode": "lines+markers",
                 "name": mark.label,
                 "x": [round(moment, 3) for moment in x],
                 "y": [None if value is None else float(f"{value / size:.5g}") for value in y],
-                "line": {"color": mark.look.colour, "dash": mark.look.dash, "width": 2},
-                "marker": {"symbol": mark.look.symbol, "size": 4},
+                "line": mark.look.line,
+                "marker": mark.look.marks(4) if len(x) <= FEW else mark.look.some_marks,
                 "connectgaps": False,
                 "visible": visible,
                 "hovertemplate": f"%{{y:.4~g}} {unit} at %{{x:.4~g}} s<extra>%{{fullData.name}}, {kind}</extra>",

@@ -7,6 +7,7 @@ from typing import Any
 
 from collect.figure import MOST_SHOWN, MUTED, Figure, Group, Mark, axis, layout
 from collect.lines import alike, names
+from collect.look import variants
 
 NAME = "speed_up"
 # What follows from the ranks, or from how they share a batch.
@@ -21,6 +22,7 @@ def draw(group: Group) -> Figure | None:
     lines = _lines([mark for mark in group.marks if NAME in mark.row.metrics], group.baseline)
     if not any(_ranks(marks) > 1 for marks in lines.values()):
         return None
+    looks = variants([marks[0].strategy for marks in lines.values()])
     data: list[dict[str, Any]] = []
     for index, (name, ((_, batch), marks)) in enumerate(zip(_names(lines), lines.items(), strict=True)):
         data.append(
@@ -30,8 +32,8 @@ def draw(group: Group) -> Figure | None:
                 "name": name,
                 "x": [mark.cell.cell.gpus for mark in marks],
                 "y": [mark.row.metrics[NAME].value for mark in marks],
-                "line": {"color": marks[0].look.colour, "dash": marks[0].look.dash, "width": 2},
-                "marker": {"size": 8, "symbol": marks[0].look.symbol},
+                "line": looks[index].line,
+                "marker": looks[index].marks(8),
                 "visible": True if index < MOST_SHOWN else "legendonly",
                 "hovertemplate": f"%{{y:.3~g}}x on %{{x}} ranks, {batch}",
             }

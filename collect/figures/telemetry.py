@@ -119,7 +119,7 @@ def _line(mark: Mark, curve: Curve, number: int, visible: bool | str, named: boo
     """A trace of the number-th panel; `named`: it is the one of its cell that stands in the legend."""
     return {
         "type": "scatter",
-        "mode": "lines" if len(curve.values) > FEW else "lines+markers",
+        "mode": "lines+markers",
         "name": mark.label,
         "legendgroup": mark.label,
         "showlegend": named,
@@ -127,8 +127,8 @@ def _line(mark: Mark, curve: Curve, number: int, visible: bool | str, named: boo
         "dx": round(curve.width_s, 4),
         "y": curve.values,
         "yaxis": _y(number),
-        "line": {"color": mark.look.colour, "dash": mark.look.dash, "width": 1.5},
-        "marker": {"symbol": mark.look.symbol, "size": 4},
+        "line": mark.look.line | {"width": 1.5},
+        "marker": mark.look.marks(4) if len(curve.values) <= FEW else mark.look.some_marks,
         "connectgaps": False,
         "visible": visible,
         "hovertemplate": "%{y:.4~g} at %{x:.1f} s",

@@ -25,7 +25,7 @@ def draw(group: Group) -> Figure | None:
                     "x": [estimate.value],
                     "y": [mark.label],
                     "error_x": interval(estimate, mark.look.colour),
-                    "marker": {"color": mark.look.colour, "symbol": mark.look.symbol, "size": 11},
+                    "marker": mark.look.marks(10),
                     "hovertemplate": f"%{{x:,.4~g}} {unit}, n = {estimate.n}<extra>%{{y}}</extra>",
                 }
             )

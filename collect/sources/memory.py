@@ -6,6 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from shardlab import files
+from shardlab.decoders import decoder
+
 
 class MemoryCurves(msgspec.Struct):
     """Bytes by category at the moments t_ms, milliseconds since the step began. Other fields of the file are read over."""
@@ -17,9 +20,11 @@ class MemoryCurves(msgspec.Struct):
 
 
 def read(path: Path) -> MemoryCurves | None:
-    """The curves of a file, or None where there is none or it cannot be read."""
+    """The curves of a file, or None if there is none or it cannot be read, as when its folder is a symlink."""
+    if path.parent.is_symlink():
+        return None
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=MemoryCurves)
+        found = decoder(MemoryCurves).decode(files.read(path))
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return found if all(len(curve) == len(found.t_ms) for curve in found.points.values()) else None

@@ -32,13 +32,28 @@ class Tally(msgspec.Struct, frozen=True):
         return self.total_ns / self.count
 
 
+class HtaBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """The least and the greatest value that HolisticTraceAnalysis may give for each figure of one rank.
+
+    Its sort is unstable, so the order of kernels that start in the same microsecond depends on the processor (see
+    collect/traces/hta.py). Times in ns. overlap_pct: before HTA rounds it to two decimals; None without communication.
+    """
+
+    span_ns: tuple[int, int]
+    compute_ns: tuple[int, int]
+    non_compute_ns: tuple[int, int]
+    idle_ns: tuple[int, int]
+    overlap_pct: tuple[float, float] | None
+
+
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     """The time of one rank, in ns. Intervals that lie over one another, as on several streams, count once.
 
     source: `gpu` for kernels (categories kernel, gpu_memcpy, gpu_memset) of all devices of the rank together; `gloo` for
     operators of the main thread beside gloo's collectives; `cpu` for operators alone.
     steps: the profiler steps that the figures are of. None: not known, or not to be had from this kind of trace.
-    like_hta: rounded and cut as HolisticTraceAnalysis does it.
+    hta_bounds: None for exact figures. Otherwise the figures are rounded and cut as HolisticTraceAnalysis does it, and its own
+    may differ from them within these bounds.
     """
 
     rank: int | None
@@ -53,7 +68,12 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     overlap_ns: int
     collectives: list[Tally]  # by what they do
     kernels: list[Tally]  # by name, the longest total first; gloo and cpu: of the main thread's operators
-    like_hta: bool = False
+    hta_bounds: HtaBounds | None = None
+
+    @property
+    def like_hta(self) -> bool:
+        """Whether the figures are rounded and cut as HolisticTraceAnalysis does it."""
+        return self.hta_bounds is not None
 
     @property
     def kind(self) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from collect import notation
 from collect.sources import trace as source
 from collect.sources.trace import Trace
-from collect.traces import hta
+from collect.traces import hta, of_run
 from collect.traces.breakdown import Breakdown, Tally, breakdown
 from collect.traces.operators import Difference, differences
 from shardlab.console import Output
@@ -26,8 +26,10 @@ _FIGURES = ("exposed_communication_ns", "overlap_pct")
 
 def files(workspace: Workspace, run: str) -> list[Path]:
     """The traces of a run, or of a folder or file where the name has a slash. Raises InputError where there are none."""
-    folder = Path(run) if "/" in run else workspace.run(run).path / "trace"
-    found = [folder] if folder.is_file() else sorted(path for path in folder.glob("*.json*") if not path.name.startswith("."))
+    named = "/" in run
+    folder = Path(run) if named else workspace.run(run).path / "trace"
+    inside = [path for path in folder.glob("*.json*") if not path.name.startswith(".")]
+    found = [folder] if named and folder.is_file() else sorted(inside) if named else of_run.regular(inside)
     if not found:
         raise InputError(
             f"{folder}: no traces. Allowed: a run whose cell has instruments: {{profile: ...}}, "
@@ -47,6 +49,8 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
     _tables(output, run, told, like_hta=like_hta)
     if against:
         _operators(output, run, against, differ)
+    if sentence := _unstable(told):
+        output.remark(sentence)
     for trace in traces:
         if not len(trace.name):
             output.remark(f"{trace.path}: no events to tell of.", style="yellow")
@@ -55,6 +59,18 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
     document: dict[str, Any] = {"run": run, "like_hta": like_hta, "ranks": [_document(one) for one in told], "damage": damage}
     output.document(document | ({"against": against, "operators": differ} if against else {}))
     return 1 if damage else 0
+
+
+def _unstable(told: Sequence[Breakdown]) -> str:
+    """How far HolisticTraceAnalysis may differ from these figures because its sort is unstable; nothing if it may not."""
+    idle = [one.hta_bounds.idle_ns for one in told if one.hta_bounds is not None]
+    most_us = max((high - low for low, high in idle), default=0) // 1000
+    if not most_us:
+        return ""
+    return (
+        f"HolisticTraceAnalysis itself may give up to {most_us} us more or less idle time for a rank: it sorts kernels with "
+        "equal rounded starts in an order that depends on the processor (`hta_bounds` in --json)."
+    )
 
 
 def damages(trace: Trace) -> list[str]:

@@ -1,6 +1,6 @@
-"""The figures that HolisticTraceAnalysis 0.5 gives for a set of traces, to the microsecond, its ways of rounding included.
+"""The figures that HolisticTraceAnalysis (HTA) 0.5 gives for a set of traces, to the microsecond, its rounding included.
 
-What it does that the exact figures do not:
+What HTA does that the exact figures do not:
 
 - every start is rounded up and every end down to a whole microsecond, after the two were added up as float64; a kernel
   shorter than that may last -1 us and takes that off the busy time (hta/common/trace_parser.py, round_down_time_stamps);
@@ -10,6 +10,12 @@ What it does that the exact figures do not:
 - what a kernel is goes by its name alone, and whatever has a stream and a correlation is one: a `Stream Wait Event` computes
   (hta/utils/utils.py, get_kernel_type);
 - the percentage of overlap is rounded to two decimals (hta/analyzers/communication_analysis.py).
+
+HTA sorts kernels by their rounded start with an unstable sort (pandas' default), so the order of kernels with equal rounded
+starts depends on the processor. Here the order is stated: by rounded start, then as in the file. The order matters only for
+kernels of -1 us. If such a kernel starts when no earlier kernel runs, and another kernel of 0 us or more has the same rounded
+start, then HTA takes 1 us off the busy time if the -1 us kernel comes first, and nothing if it comes later. `HtaBounds` says
+how far HTA's own figures may therefore lie from ours.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from numpy.typing import NDArray
 
 from collect.sources.trace import Trace
 from collect.traces import intervals
-from collect.traces.breakdown import NCCL, Breakdown, Tally, collective_of, renamed, steps, tally
+from collect.traces.breakdown import NCCL, Breakdown, HtaBounds, Tally, collective_of, renamed, steps, tally
 from shardlab.errors import InputError
 
 _MEMORY = re.compile(r"Memcpy|Memset|dma")
@@ -32,15 +38,15 @@ _SYNC = ("Event Sync", "Context Sync")
 _STEP = "ProfilerStep"
 
 
-class _Kernels(NamedTuple):
+class Kernels(NamedTuple):
     """Times in whole us; rows: of the trace, a row as often as HTA keeps it."""
 
     rows: NDArray[np.intp]
     start_us: NDArray[np.int64]
     end_us: NDArray[np.int64]
 
-    def only(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> _Kernels:
-        return _Kernels(*(column[chosen] for column in self))
+    def only(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> Kernels:
+        return Kernels(*(column[chosen] for column in self))
 
 
 def breakdowns(traces: Sequence[Trace]) -> list[Breakdown]:
@@ -55,13 +61,13 @@ def _breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
         without = " before the last profiler step" if leave_out_last else ""
         raise InputError(f"{trace.path}: no kernels of a GPU{without}. Allowed with --like-hta: traces of runs on GPUs.")
     communicating, moving, computing = _kinds(trace, kernels)
-    busy, communication = _merged(kernels), _merged(kernels.only(communicating))
-    memory, overlapping = _merged(kernels.only(moving)), _merged(kernels.only(computing))
-    # HTA has sorted all kernels in place, for the idle time, before it sorts those that compute, for the compute time alone.
-    order = np.argsort(kernels.start_us)
-    compute = _length(_merged(kernels.only(order).only(computing[order])))
+    computing_kernels, communicating_kernels = kernels.only(computing), kernels.only(communicating)
+    busy, communication = _merged(kernels), _merged(communicating_kernels)
+    memory, computation = _merged(kernels.only(moving)), _merged(computing_kernels)
+    compute = _length(computation)
     span = int(busy[1][-1] - busy[0][0])
     idle = span - _length(busy)
+    overlap = intervals.both(intervals.union(*computation), intervals.union(*communication))
     return Breakdown(
         rank=trace.rank,
         source="gpu",
@@ -72,14 +78,57 @@ def _breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
         memory_ns=_length(memory) * 1000,
         non_compute_ns=(span - compute - idle) * 1000,
         idle_ns=idle * 1000,
-        overlap_ns=intervals.both(intervals.union(*overlapping), intervals.union(*communication)) * 1000,
-        collectives=renamed(_tally(trace, kernels.only(communicating)), collective_of),
+        overlap_ns=overlap * 1000,
+        collectives=renamed(_tally(trace, communicating_kernels), collective_of),
         kernels=_tally(trace, kernels),
-        like_hta=True,
+        hta_bounds=_bounds(kernels, computing_kernels, communicating_kernels, overlap_us=overlap),
     )
 
 
-def _kernels(trace: Trace, *, leave_out_last: bool) -> _Kernels:
+def _bounds(kernels: Kernels, computing: Kernels, communicating: Kernels, *, overlap_us: int) -> HtaBounds:
+    busy, compute, communication = (length_bounds(each) for each in (kernels, computing, communicating))
+    span = span_bounds(kernels)
+    bounds = {
+        "span_ns": span,
+        "compute_ns": compute,
+        "non_compute_ns": (busy[0] - compute[1], busy[1] - compute[0]),
+        "idle_ns": (span[0] - busy[1], span[1] - busy[0]),
+    }
+    of_overlap = None
+    if communication[0] > 0:
+        of_overlap = (100 * overlap_us / communication[1], 100 * overlap_us / communication[0])
+    in_ns = {name: (low * 1000, high * 1000) for name, (low, high) in bounds.items()}
+    return HtaBounds(**in_ns, overlap_pct=of_overlap)
+
+
+def _order_matters(kernels: Kernels) -> NDArray[np.bool_]:
+    """The kernels of -1 us that add to the length or not, depending on where HTA's sort puts them."""
+    order = np.argsort(kernels.start_us, kind="stable")
+    start, end = kernels.start_us[order], kernels.end_us[order]
+    first = np.searchsorted(start, start, side="left")  # of the kernels with the same start
+    ended_before = np.r_[np.iinfo(np.int64).min, np.maximum.accumulate(end)][first]
+    longest = np.maximum.reduceat(end, np.unique(first))[np.unique(first, return_inverse=True)[1]] if len(start) else end
+    found = np.zeros(len(start), np.bool_)
+    found[order] = (end < start) & (longest >= start) & (start > ended_before)
+    return found
+
+
+def length_bounds(kernels: Kernels) -> tuple[int, int]:
+    """Of the merged kernels, in us: all of those kernels counted, or none of them."""
+    matters = _order_matters(kernels)
+    high = _length(_merged(kernels.only(~matters)))
+    return high + int(np.sum((kernels.end_us - kernels.start_us)[matters])), high
+
+
+def span_bounds(kernels: Kernels) -> tuple[int, int]:
+    """From the first start to the end of the last group, in us. HTA sorts groups unstably, too: one of -1 us may be last."""
+    matters = _order_matters(kernels)
+    starts, ends = _merged(kernels.only(~matters))
+    low = int(kernels.end_us[matters & (kernels.start_us == starts[-1])].min(initial=ends[-1]))
+    return low - int(starts[0]), int(ends[-1] - starts[0])
+
+
+def _kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:
     """What HTA takes for kernels and analyses, in the order of the file."""
     start, end = _rounded(trace)
     sync = trace.among(trace.name, [label in _SYNC for label in trace.labels])
@@ -94,10 +143,10 @@ def _kernels(trace: Trace, *, leave_out_last: bool) -> _Kernels:
         times = np.searchsorted(launched, wanted, side="right") - np.searchsorted(launched, wanted, side="left")
         rows = np.repeat(rows, times)
     rows = rows[trace.stream[rows] != -1]
-    return _Kernels(rows, start[rows], end[rows])
+    return Kernels(rows, start[rows], end[rows])
 
 
-def _kinds(trace: Trace, kernels: _Kernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+def _kinds(trace: Trace, kernels: Kernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
     """Which kernels communicate, move memory, compute; some do neither."""
     names = trace.name[kernels.rows]
     communicating = trace.among(names, [NCCL.match(label) is not None for label in trace.labels])
@@ -122,9 +171,9 @@ def _float_us(ns: NDArray[np.int64]) -> NDArray[np.float64]:
     return whole + fraction / 1000
 
 
-def _merged(kernels: _Kernels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Groups of kernels that touch, as merge_kernel_intervals makes them: one of -1 us stays a group of its own."""
-    order = np.argsort(kernels.start_us)  # unstable, as pandas sorts: what comes first among equals can matter by a us
+def _merged(kernels: Kernels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Groups of kernels that touch, as merge_kernel_intervals makes them. A kernel of -1 us may be a group of its own."""
+    order = np.argsort(kernels.start_us, kind="stable")
     start, end = kernels.start_us[order], kernels.end_us[order]
     if not len(start):
         return start, end
@@ -136,7 +185,7 @@ def _length(merged: tuple[NDArray[np.int64], NDArray[np.int64]]) -> int:
     return int(np.sum(merged[1] - merged[0]))
 
 
-def _tally(trace: Trace, kernels: _Kernels) -> list[Tally]:
+def _tally(trace: Trace, kernels: Kernels) -> list[Tally]:
     return tally(trace, kernels.rows, (kernels.end_us - kernels.start_us) * 1000)
 
 

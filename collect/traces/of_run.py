@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -30,9 +31,14 @@ class Told(msgspec.Struct, frozen=True):
 
 def read(run: Path, how: Traces) -> Told:
     """Of a run's folder. Half a trace has no figures to rank anything by, and is left out (`collect trace` tells of it)."""
-    paths = sorted((run / "trace").glob("rank-*.json.gz"))
+    paths = regular((run / "trace").glob("rank-*.json.gz"))
     exact = [told for path in paths if (told := kept.figures(path)) is not None]
     return Told(exact, _like_hta(paths) if how == "like-hta" and any(one.source == "gpu" for one in exact) else [])
+
+
+def regular(paths: Iterable[Path]) -> list[Path]:
+    """The regular files among the files of a run, sorted: a symlink could lead anywhere, and a FIFO would block for ever."""
+    return sorted(path for path in paths if path.is_file() and not path.is_symlink() and not path.parent.is_symlink())
 
 
 def _like_hta(paths: list[Path]) -> list[Breakdown]:

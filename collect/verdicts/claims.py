@@ -229,7 +229,8 @@ def _words(test: str) -> str:
 
 
 def _unproven(measurements: Measurements, verdict: Verdict, numbers: list[Number]) -> str:
-    """Why cells that a claim ranks may not be ranked: the proof found other work, or was not made."""
+    """Why cells that a claim ranks may not be ranked: they do other work (as the proof found, or by design), or there is no
+    proof."""
     parts = [part for number in numbers for part in number.found.parts]
     rows = {part.row.id: part.row for part in parts if not part.metric.exact}
     if len(rows) < 2:
@@ -244,4 +245,4 @@ def _unproven(measurements: Measurements, verdict: Verdict, numbers: list[Number
             unprovable.append(said)
     if unprovable:
         verdict.remarks.append(f"compares what is not proven to do the same work: {'; '.join(unprovable)}")
-    return f"not proven to do the same work, and so not ranked: {'; '.join(unproven)}" if unproven else ""
+    return f"not known to do the same work, and so not ranked: {'; '.join(unproven)}" if unproven else ""

@@ -102,7 +102,7 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Mapping[str, Any]
     if number and len({part.row.id for part in number.found.parts if not part.metric.exact}) > 1:
         unproven = [measurements.label(part.row) for part in number.found.parts if not part.row.is_ranked]
         if unproven:
-            found.why = f"not proven to do the same work, and so not compared: {'; '.join(unproven)}"
+            found.why = f"not known to do the same work, and so not compared: {'; '.join(unproven)}"
             return found
     _compare(found, found.reported)
     return found

@@ -134,11 +134,13 @@ class Measurements:
 
     def _compare(self, metric: Metric, row: Row, argument: Argument | None, against: Row | None) -> Found:
         other = against or next((one for one in self.rows if one.id == row.baseline), None)
+        if different := [one for one in (row, other) if one and one.does_other_work]:  # such a cell has no baseline
+            said = "; ".join(
+                f"{self.label(one)}: {one.same_work.verdict} ({one.same_work.why})" for one in different if one.same_work
+            )
+            raise Unanswered("undecided", f"not the same work, and so not compared: {said}")
         if other is None:
             raise self._unmeasured(metric, row, ": no baseline" if row.n else "")
-        if different := [one for one in (row, other) if one.same_work and one.same_work.verdict == "different"]:
-            labels = ", ".join(map(self.label, different))
-            raise Unanswered("undecided", f"{labels}: not the same work, and so not compared")
         of = self.metrics[metric.compares]
         mine, theirs = (self._measured(of, one, argument) for one in (row, other))
         if (mine.unit, mine.kind) != (theirs.unit, theirs.kind):

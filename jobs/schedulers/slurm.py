@@ -10,8 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-import templates
-from jobs import claim
+from jobs import claim, scripts
 from jobs.scheduler import Full, How, Own, Seen
 from jobs.slurm import query, states, submission
 from jobs.slurm.commands import Away, call, number
@@ -206,7 +205,7 @@ def _send(workspace: Workspace, folders: Sequence[RunDir], how: How, before: Seq
             asked = tuple(_TIME.sub(lambda match: f"--time={int(match[1]) * len(folders)}", option) for option in asked)
         files.make_folder(own)
         script = own / f"{kind}.sbatch"
-        text = templates.render(
+        text = scripts.render(
             TOGETHER[kind], workspace.own_templates, options=asked, folders=[str(one.path) for one in folders], script=SCRIPT
         )
         files.write_atomic(script, text.encode(), mode=0o755)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from provision.providers import Answer, Node
+from shardlab.decoders import decoder
 from shardlab.errors import ShardlabError
 from shardlab.remote import Unreachable
 
@@ -20,7 +21,14 @@ _OPEN = object()  # not asked: None may be an answer
 
 
 class Unanswered(ShardlabError):
-    """A node did not answer a question, or not in a way that can be read."""
+    """A node did not answer a question, or not in a way that can be read, or did not do what it was told.
+
+    blames: by name, the nodes at fault and why, where they are known: an operation on one node may ask another one.
+    """
+
+    def __init__(self, message: str, blames: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.blames = dict(blames or {})
 
 
 @dataclass(frozen=True)
@@ -60,19 +68,24 @@ class Facts:
         self.answers.clear()
 
     def _ask(self, fact: Fact[T]) -> T | Unanswered:
+        name = self.node.name
+
+        def unanswered(why: str) -> Unanswered:
+            return Unanswered(why, {name: why})
+
         try:
             answer = self.node.run(fact.command(self.node.python), timeout_s=fact.timeout_s, root=fact.root)
         except Unreachable as error:
-            return Unanswered(str(error))
-        where = f"{self.node.name}: the fact {fact.name!r}"
+            return unanswered(str(error))
+        where = f"{name}: the fact {fact.name!r}"
         if answer.code is None:
-            return Unanswered(f"{where} was not answered within {fact.timeout_s:g} s; is the machine overloaded?")
+            return unanswered(f"{where} was not answered within {fact.timeout_s:g} s; is the machine overloaded?")
         if answer.code != 0:
-            return Unanswered(f"{where} could not be asked: {last_line(answer)}")
+            return unanswered(f"{where} could not be asked: {last_line(answer)}")
         try:
             return fact.parse(answer.stdout)
         except ValueError as error:
-            return Unanswered(f"{where} cannot be read: {error}")
+            return unanswered(f"{where} cannot be read: {error}")
 
 
 def last_line(answer: Answer) -> str:
@@ -87,6 +100,6 @@ def decode(stdout: str, shape: type[T]) -> T:
     if not lines:
         raise ValueError("it printed nothing.")
     try:
-        return msgspec.json.decode(lines[-1], type=shape)
+        return decoder(shape).decode(lines[-1])
     except (msgspec.DecodeError, UnicodeError) as error:
         raise ValueError(f"{error}, in {lines[-1][:80]!r}.") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from provision.facts import Fact
+from shardlab.decoders import decoder
 
 # The interpreter stands at ENVIRONMENT/bin/python.
 PROGRAM = """\
@@ -20,6 +21,9 @@ class Environment(msgspec.Struct, frozen=True):
     packages: str | None = None
     source: str | None = None
     version: str | None = None
+
+
+decoder(Environment)  # `parse` runs in the threads of several nodes
 
 
 def command(python: str) -> list[str]:

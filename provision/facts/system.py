@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from provision.facts import Fact
+from shardlab.decoders import decoder
 
 PROGRAM = """\
 . /etc/os-release
@@ -48,6 +49,9 @@ class System(msgspec.Struct, frozen=True):
     def is_container(self) -> bool:
         """Whether it shares the kernel, the clock and the devices of the machine that carries it."""
         return self.virt in ("systemd-nspawn", "lxc", "lxc-libvirt", "docker", "podman")
+
+
+decoder(System)  # `parse` runs in the threads of several nodes
 
 
 def command(python: str) -> list[str]:

@@ -104,9 +104,9 @@ class Run:
     def make(self, node: Node) -> None:
         answer = node.run(self.argv, timeout_s=self.timeout_s, stdin=self.stdin, root=True)
         if answer.code is None:
-            raise Unanswered(f"{node.name}: {self.says}: it did not end within {self.timeout_s:g} s")
+            raise _failed(node, f"{self.says}: it did not end within {self.timeout_s:g} s")
         if answer.code != 0:
-            raise Unanswered(f"{node.name}: {self.says}: {reason(answer)}")
+            raise _failed(node, f"{self.says}: {reason(answer)}")
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,12 @@ class Write:
     def make(self, node: Node) -> None:
         answer = node.put(self.content, self.path, mode=self.mode, owner=self.owner)
         if answer.code != 0:
-            raise Unanswered(f"{node.name}: {self.says}: {reason(answer)}")
+            raise _failed(node, f"{self.says}: {reason(answer)}")
+
+
+def _failed(node: Node, why: str) -> Unanswered:
+    said = f"{node.name}: {why}"
+    return Unanswered(said, {node.name: said})
 
 
 def reason(answer: Answer) -> str:

@@ -13,7 +13,8 @@ test "$(lsblk --noheadings --list --output PATH,MOUNTPOINTS -- {disk} | wc -w)" 
 signs=$(wipefs --no-act --noheadings -- {disk})
 test -z "$signs"
 cmp -s -n 1048576 -- {disk} /dev/zero"""
-FORMAT = "mkfs.ext4 -q -L {label} -- {disk}"
+# In a session of its own, so that neither Ctrl-C nor a time limit leaves a disk half formatted, which would then be refused.
+FORMAT = "setsid --wait mkfs.ext4 -q -L {label} -- {disk}"
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:

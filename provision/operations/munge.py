@@ -50,7 +50,8 @@ def _copy(controller: Node, node: Node) -> None:
     """Through this program's memory, from one machine's standard output to the other's standard input."""
     key = controller.run(["base64", PATH], timeout_s=30, root=True, secret=True)
     if key.code != 0:
-        raise Unanswered(f"{controller.name}: the munge key cannot be read: {last_line(key)}")
+        said = f"{controller.name}: the munge key cannot be read: {last_line(key)}"
+        raise Unanswered(said, {controller.name: said})
     keep = ["sh", "-euc", f"base64 -d | (set -e; {KEEP})"]
     answer = node.run(keep, timeout_s=30, root=True, stdin=key.stdout.encode())
     if answer.code != 0:

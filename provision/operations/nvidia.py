@@ -29,7 +29,7 @@ PERSISTENCE = "/etc/systemd/system/nvidia-persistenced.service.d/shardlab.conf"
 KEPT = r"^((lib)?nvidia-.*[0-9]{3}(-|$)|linux-(generic|virtual|image|headers)(-|$))"
 LIST = "dpkg-query -W -f '${db:Status-Abbrev} ${Package}\\n' | sed -n 's/^.i  *//p'"
 HOLD = f"{LIST} | grep -E '{KEPT}' | xargs apt-mark hold"
-BUSY = ("alloc", "mix", "comp")
+BUSY = ("alloc", "mix", "comp", "drng")  # drng: drained, and its jobs still run
 _OWN = re.compile(r"^nvidia-(?:headless|headless-no-dkms|driver)-(\d{3})-server(?:-open)?$")
 # What Ubuntu's -server packages must not be mixed with: its desktop drivers, and NVIDIA's own packages.
 _FOREIGN = re.compile(r"^(cuda-drivers|nvidia-open|nvidia-driver$|nvidia-(driver|dkms|headless)-\d{3}(-open)?$)")
@@ -144,8 +144,8 @@ def _reboot(site: Site, name: str, found: Nvidia) -> str:
     if site.cluster.slurm is not None:
         (controller,) = site.with_role("controller")
         states = {} if controller.node.name in site.left else controller.facts[NODES]
-        if states.get(name, "").startswith(BUSY):
-            drain = f"sudo scontrol update NodeName={name} State=DRAIN Reason=driver"
+        if name in states and states[name].state in BUSY:
+            drain = f"sudo scontrol update NodeName={name} State=DRAIN Reason=shardlab:driver"  # by which it is resumed again
             raise Unanswered(f"{name}: its driver needs a reboot, and jobs run on it; let them end: {drain}")
     if found.nouveau:
         return "nouveau has its GPUs"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from provision.facts import Unanswered, last_line
 from provision.facts.files import FILES
-from provision.facts.nodes import NODES
+from provision.facts.nodes import FORMAT, NODES, SlurmNode
+from provision.facts.nodes import parse as parse_nodes
 from provision.facts.services import SERVICES
 from provision.operations import Change, Nothing, On, Operation, Run, Site, Target, Write, shell
 from provision.operations.service import running
 from provision.operations.slurm_files import accounts, files
+from provision.providers import Node
 from templates import render
 
 DATABASE = "slurm_acct_db"
@@ -20,6 +25,12 @@ SQL = (
     f"GRANT ALL ON {DATABASE}.* TO 'slurm'@'localhost';"
 )
 HEALTHY = frozenset({"idle", "alloc", "mix", "comp"})
+DRAINED, DOWN = frozenset({"drain", "drng"}), frozenset({"down", "fail", "failg"})
+READY_S = 60.0
+SLURM = "slurm"  # SlurmUser: in its name Slurm itself drains nodes
+OURS = "shardlab:"  # how the reason begins where this program told to drain a node
+AWAY = ("Not responding", "Node unexpectedly rebooted")  # no longer holds once the node's slurmd runs
+SMALLER = ("Low RealMemory", "Low CPUs", "Low socket*core")  # no longer holds once slurm.conf says what the node is
 
 
 def plan_accounts(site: Site, target: Target) -> list[Change] | Nothing:
@@ -85,27 +96,114 @@ def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
-    """Every worker registered and ready; one that Slurm drained says why, and is left to the person. Raises Unanswered."""
+    """Every worker registered and ready. Raises Unanswered.
+
+    A drained worker is resumed where we drained it, or where Slurm did for a reason that no longer holds; one that a person
+    drained is left so, and fails with the reason and with the command that resumes it.
+    """
     if site.cluster.slurm is None:
         return Nothing("there is no Slurm")
     (controller,) = site.with_role("controller")
     if controller.node.name in site.left:
         return Nothing("the controller cannot be asked")
-    wanted = [one.node.name for one in site.with_role("worker") if one.node.name not in site.left]
+    workers = {one.node.name: one for one in site.with_role("worker") if one.node.name not in site.left}
     states = controller.facts[NODES]
-    bad = [name for name in wanted if states.get(name, "missing").rstrip("*~#!%$@^-+") not in HEALTHY]
+    known = {name: states.get(name, SlurmNode("not registered")) for name in workers}
+    bad = {name: one for name, one in known.items() if one.state not in HEALTHY}
     if not bad:
-        return Nothing(f"{len(wanted)} workers are ready")
-    names = ",".join(wanted)
-    wait = f"""\
-for n in $(seq 120); do
-    test "$(sinfo -hN -n {names} -o '%N %t' | sort -u | grep -cE ' ({"|".join(sorted(HEALTHY))})$')" = {len(wanted)} && exit 0
+        return Nothing(f"{len(workers)} workers are ready")
+    resumed = [name for name, one in bad.items() if one.state in DRAINED and _may_resume(site, workers[name], one)]
+    kept = {name: _unavailable(controller, name, one) for name, one in bad.items() if _is_kept(one) and name not in resumed}
+    if kept:
+        raise Unanswered("; ".join(kept.values()), kept)
+    changes: list[Change] = []
+    for name in resumed:
+        says = f"resume {name}, which Slurm has in the state {bad[name].state} ({bad[name].reason})"
+        changes.append(On(controller.node, Run(says, _resume(name).split())))
+    return [*changes, Registration(controller, tuple(workers), ", ".join(f"{name}: {one.state}" for name, one in bad.items()))]
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A wait until the controller has all workers in a state in which they take jobs. found: the states of those it has not."""
+
+    controller: Target
+    workers: tuple[str, ...]
+    found: str
+
+    @property
+    def says(self) -> str:
+        return f"wait until all workers are ready ({self.found})"
+
+    @property
+    def command(self) -> str:
+        names = ",".join(self.workers)
+        return f"""\
+for n in $(seq {2 * READY_S:.0f}); do
+    ready=$(sinfo -hN -n {names} -o '%N %t' | sort -u | grep -cE ' ({"|".join(sorted(HEALTHY))})$')
+    test "$ready" = {len(self.workers)} && exit 0
     sleep 0.5
 done
-sinfo -hN -n {names} -o '%N is %T: %E' >&2
+sinfo -hN -n {names} -o '{FORMAT}'
 exit 1"""
-    told = ", ".join(f"{name}: {states.get(name, 'not registered')}" for name in bad)
-    return [On(controller.node, shell(f"wait until all workers are ready ({told})", wait, timeout_s=90))]
+
+    def make(self, node: Node) -> None:
+        """Raises Unanswered, which blames the workers that are not ready."""
+        answer = self.controller.node.run(["sh", "-c", self.command], timeout_s=READY_S + 30, root=True)
+        if answer.code == 0:
+            return
+        try:
+            states = parse_nodes(answer.stdout)
+        except ValueError:  # no list of nodes
+            states = {}
+        blames = {
+            name: _unavailable(self.controller, name, one)
+            for name in self.workers
+            if (one := states.get(name, SlurmNode("not registered"))).state not in HEALTHY
+        }
+        if not states:
+            blames = {self.controller.node.name: f"{self.controller.node.name}: Slurm does not answer: {last_line(answer)}"}
+        raise Unanswered("; ".join(blames.values()), blames)
+
+
+def _may_resume(site: Site, worker: Target, found: SlurmNode) -> bool:
+    """Whether a drained worker was drained by us, or by Slurm for a reason of which its facts now say the opposite."""
+    if found.reason.startswith(OURS):
+        return True
+    if found.user != SLURM:
+        return False
+    runs = worker.facts[SERVICES].get("slurmd")
+    if runs is None or runs.state != "active":
+        return False
+    if found.reason.startswith(AWAY):
+        return True
+    # slurm.conf says what the worker is now, and slurmd was started after it was written
+    (controller,) = site.with_role("controller")
+    return (
+        found.reason.startswith(SMALLER)
+        and not site.absent("worker")
+        and not any(_differs(controller, path, content) for path, content in files(site).items())
+    )
+
+
+def _is_kept(found: SlurmNode) -> bool:
+    """Whether waiting for it is in vain: a drained node stays so, and one that a person took down is theirs to return."""
+    return found.state in DRAINED or (found.state in DOWN and found.user not in ("", SLURM))
+
+
+def _unavailable(controller: Target, name: str, found: SlurmNode) -> str:
+    """Why a worker takes no jobs, and the command that has it take them again."""
+    if not found.reason:
+        return f"{name}: Slurm has it in the state {found.state} and says no reason: on {name}, see journalctl -u slurmd"
+    who = "Slurm itself" if found.user == SLURM else f"the user {found.user}"
+    return (
+        f"{name}: Slurm has it in the state {found.state}; the reason, given by {who}, is: {found.reason}. It was left so; "
+        f"once that is over, run on {controller.node.name}: sudo {_resume(name)}"
+    )
+
+
+def _resume(name: str) -> str:
+    return f"scontrol update nodename={name} state=resume"
 
 
 def _is_older(target: Target, moment_s: float) -> bool:

@@ -18,13 +18,13 @@ from shardlab import files
 from shardlab.errors import ShardlabError
 
 USER = "practice"  # may sudo without a password, as the users of CloudLab's images may
-UID = 1000
+UID = 65888  # of no user of this machine: who has a node's number there could change what belongs to its user, and become root
 SYSTEM = (
     "systemd", "systemd-sysv", "dbus", "openssh-server", "sudo", "iproute2", "python3-minimal", "ca-certificates", "procps",
     "ethtool", "udev", "rsync",
 )  # fmt: skip
 NEEDED = ("systemd-nspawn", "debootstrap", "ip", "tc", "ssh-keygen")
-RECIPE = 1  # counts up where this file makes another base of the same words
+RECIPE = 2  # counts up where this file makes another base of the same words
 LIMIT_S = 1800
 SOURCES = ("etc/apt/sources.list", "etc/apt/sources.list.d", "etc/apt/keyrings", "usr/share/keyrings")
 
@@ -72,7 +72,8 @@ def check() -> None:
 
 
 def make(packages: Sequence[str], tell: Callable[[str], None]) -> Path:
-    """The base, made where it is not there. A kill in between leaves none, and the next call starts over.
+    """The base, made where it is not there, under the lock of `alone`. A kill in between leaves none, and the next call starts
+    over.
 
     Raises NoBase.
     """
@@ -81,6 +82,8 @@ def make(packages: Sequence[str], tell: Callable[[str], None]) -> Path:
     if made.is_dir():
         return made
     files.make_folder(made.parent)
+    for left in made.parent.glob(f".{made.name}.*"):  # of a process that was killed: who makes it holds the lock
+        shutil.rmtree(left, ignore_errors=True)
     growing = made.with_name(f".{made.name}.{os.getpid()}")
     try:
         tell(f"making the base of practice nodes, once: {made}")

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from provision.practice import cgroup, network
+from provision.practice import cgroup, network, shared
 from provision.practice.base import UID, USER, NoBase, run
 from templates import render
 
@@ -87,7 +87,7 @@ class Machine:
             run(["mount", "-t", "tmpfs", MARK, str(SCRATCH)])
         binds = [("--bind", str(self._devices()), GPUS)] if self.gpus else []
         if self.shared:
-            self._share(Path(self.shared))
+            shared.protect(STATE / self.cluster, Path(self.shared))
             binds.append(("--bind", self.shared, self.shared))
         if self.wheelhouse:
             binds.append(("--bind-ro", self.wheelhouse, WHEELS))
@@ -154,12 +154,6 @@ class Machine:
         for path, mode in ((home, 0o755), (keys.parent, 0o700), (keys, 0o600)):
             os.chown(path, UID, UID)
             path.chmod(mode)
-
-    def _share(self, folder: Path) -> None:
-        """A folder of this machine for all nodes, which their user may write into."""
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            os.chown(folder, UID, UID)
 
     def _devices(self) -> Path:
         """Character devices that can be opened and do nothing: Slurm wants devices to hand out, and no less."""

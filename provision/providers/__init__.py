@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from shardlab.remote import Answer
 
-__all__ = ["Answer", "Node"]
+__all__ = ["STOPPING", "Answer", "Node"]
+
+STOPPING = threading.Event()  # set once this process was told to end: from then on no node starts a command
 
 
 class Node(Protocol):
@@ -21,6 +24,15 @@ class Node(Protocol):
     identity: Path | None  # the private key's file
     python: str  # the interpreter that has shardlab installed, on that machine
     wheelhouse: str | None  # a folder of wheels on it that pip has to take everything from
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """The commands that run there now, by their first word."""
+        ...
+
+    def end(self, limit_s: float) -> None:
+        """End the commands that run there; those still in `running` after `limit_s` seconds could not be ended."""
+        ...
 
     def run(
         self,

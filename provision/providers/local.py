@@ -7,18 +7,21 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from provision.providers import Answer
+from provision.providers import STOPPING, Answer
 from shardlab.cluster import Cluster
-from shardlab.remote import putting
+from shardlab.remote import Unreachable, putting
 from shardlab.workspace import Workspace
 
 GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
+
+_RUNNING: dict[int, subprocess.Popen[bytes]] = {}  # by process id; this machine is one node, however often it is constructed
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,10 @@ class LocalNode:
         root: bool = False,
         secret: bool = False,
     ) -> Answer:
-        """Run `argv` in a process group of its own. Its descendants end with it, also when we are interrupted."""
+        """Run `argv` in a process group of its own. Its descendants end with it, also when we are interrupted.
+
+        Raises Unreachable once this process was told to end.
+        """
         argv = ["sudo", "-n", "--", *argv] if root and os.geteuid() != 0 else argv
         # C: parsers read untranslated text. Safe path: a folder `jobs` in the current folder is not our package.
         environment = {**os.environ, "LC_ALL": "C", "PYTHONSAFEPATH": "1", **(env or {})}
@@ -58,6 +64,11 @@ class LocalNode:
             )
         except OSError as error:
             return Answer(127, "", f"{argv[0]}: {error.strerror}")
+        _RUNNING[process.pid] = process
+        if STOPPING.is_set():  # looked at after it is listed: whoever ends commands now sees this one
+            _end(process, 0)
+            _RUNNING.pop(process.pid, None)
+            raise Unreachable("this program was told to end.")
         with process:
             try:
                 stdout, stderr = process.communicate(stdin, timeout=timeout_s)
@@ -67,7 +78,33 @@ class LocalNode:
             except BaseException:
                 _end(process)
                 raise
+            finally:
+                _RUNNING.pop(process.pid, None)
         return Answer(process.returncode, _text(stdout), _text(stderr))
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """See Node."""
+        return tuple(Path(str(process.args[0])).name for process in list(_RUNNING.values()))  # type: ignore[index]
+
+    def end(self, limit_s: float) -> None:
+        """See Node. Half of the time is for programs that end their own, as torchrun does; then all are killed."""
+        processes = list(_RUNNING.values())
+        descendants = [one for process in processes for one in _descendants(process)]
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        self._wait(limit_s / 2)
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        _kill_all(descendants)
+        self._wait(limit_s / 2)
+
+    def _wait(self, limit_s: float) -> None:
+        ends = time.monotonic() + limit_s
+        while _RUNNING and time.monotonic() < ends:
+            time.sleep(0.02)
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> Answer:
         """See Node."""
@@ -77,6 +114,11 @@ class LocalNode:
 def nodes(cluster: Cluster, workspace: Workspace) -> list[LocalNode]:
     """The nodes of a cluster whose provider is local: this machine, whatever the file says."""
     return [LocalNode()]
+
+
+def locks(cluster: Cluster) -> list[Path]:
+    """None besides the workspace's: no machine is changed."""
+    return []
 
 
 def warm(cluster: Cluster) -> str:
@@ -98,18 +140,23 @@ def _text(said: bytes) -> str:
     return said.decode("utf-8", "replace")
 
 
-def _end(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+def _descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> tuple[bytes, bytes]:
     """Ask the process to end, then end it with all its descendants; what it had said until then.
 
     torchrun starts every rank in a session of its own, so that killing its process group would leave the ranks behind.
     """
-    descendants: list[psutil.Process] = []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        descendants = psutil.Process(process.pid).children(recursive=True)
+    descendants = _descendants(process)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     try:
-        return process.communicate(timeout=GRACE_S)
+        return process.communicate(timeout=grace_s)
     except subprocess.TimeoutExpired:
         return _kill(process, descendants)
     finally:

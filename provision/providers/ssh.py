@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from provision import software
 from provision.operations import Change, Nothing
-from provision.providers import Answer
+from provision.providers import STOPPING, Answer
 from shardlab import files
 from shardlab.cluster import Cluster, Entry
-from shardlab.remote import Address, Remote
+from shardlab.remote import Address, Remote, Unreachable
 from shardlab.workspace import Workspace
 
 LOCAL_FOLDER = "/opt/shardlab"
@@ -45,15 +46,37 @@ class SshNode:
         secret: bool = False,
     ) -> Answer:
         """See Node. Raises Unreachable."""
-        answer = self.remote.run(argv, timeout_s=timeout_s, env=env, stdin=stdin, root=root)
+        with self._named():
+            answer = self.remote.run(argv, timeout_s=timeout_s, env=env, stdin=stdin, root=root)
         self._note(("sudo " if root else "") + shlex.join(argv), Answer(answer.code, "", "") if secret else answer)
         return answer
 
+    @property
+    def running(self) -> tuple[str, ...]:
+        """See Node."""
+        return self.remote.running
+
+    def end(self, limit_s: float) -> None:
+        """See Node."""
+        self.remote.end(limit_s)
+
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> Answer:
         """See Node. Raises Unreachable."""
-        answer = self.remote.put(content, path, mode=mode, owner=owner)
+        with self._named():
+            answer = self.remote.put(content, path, mode=mode, owner=owner)
         self._note(f"put {path} ({len(content)} bytes, {mode:o}, {owner})", answer)
         return answer
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Around a command: Unreachable gets this node's name, and is raised at once if this process was told to end."""
+        try:
+            if STOPPING.is_set():
+                raise Unreachable(f"{self.name}: this program was told to end.")
+            yield
+        except Unreachable as error:
+            error.node = self.name
+            raise
 
     def _note(self, what: str, answer: Answer) -> None:
         if self.log is None:
@@ -107,6 +130,11 @@ def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Chan
 def request(cluster: Cluster) -> str:
     """Why there is nothing to ask for."""
     return "provider ssh has nothing to request: its machines exist already."
+
+
+def locks(cluster: Cluster) -> list[Path]:
+    """One for the cluster's name, whichever workspace of this user it is provisioned from."""
+    return [Path.home() / ".cache" / "shardlab" / "locks" / f"{cluster.name}.lock"]
 
 
 def down(cluster: Cluster) -> str:

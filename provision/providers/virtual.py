@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from pathlib import Path
 
 from provision.operations import Change, Here, Nothing, packages
-from provision.practice import base, network, wheelhouse
+from provision.practice import base, network, shared, wheelhouse
 from provision.practice.base import USER, NoBase, run
 from provision.practice.machine import STATE, WHEELS, Machine, leave, machines
 from provision.providers import ssh
 from provision.providers.ssh import SshNode
 from shardlab import files
 from shardlab.cluster import Cluster
+from shardlab.console import Output
 from shardlab.remote import Unreachable
 from shardlab.workspace import Workspace
 
 BOOTS_S = 60.0
+LOCKS = Path("/run/shardlab")  # of root alone, and not below STATE, which goes with the last node
 INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")  # of root's, whose systemd runs in all nodes
 EACH, OTHERS = 7, 20  # a node's, as counted with 20 of them up; this machine's own
 
@@ -45,18 +46,24 @@ def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Chan
     _check_owner(cluster, workspace)
     _check_room(cluster)
     machine = _machine(cluster, workspace, node, base.folder(packages.ALL))
+    protections = _protections(cluster)
     if (age_s := machine.age_s()) is not None:
         if age_s < BOOTS_S:  # who was stopped before it answered left it so
             with contextlib.suppress(Unreachable):  # the operations say so
                 _wait(node, BOOTS_S - age_s)
-        return Nothing(f"practice node at {node.host}, running")
+        return protections or Nothing(f"practice node at {node.host}, running")
     what = "boot" if machine.folder.exists() else "make and boot"
-    return [Here(f"{what} the practice node {node.name} at {node.host}", lambda: _boot(cluster, workspace, node))]
+    return [*protections, Here(f"{what} the practice node {node.name} at {node.host}", lambda: _boot(cluster, workspace, node))]
 
 
 def request(cluster: Cluster) -> str:
     """Why there is nothing to ask for."""
     return "provider virtual has nothing to request: it boots its nodes on this machine."
+
+
+def locks(cluster: Cluster) -> list[Path]:
+    """One for the cluster's name on this machine, where a name has one set of practice nodes, whoever asks for it."""
+    return [LOCKS / f"{cluster.name}.lock"]
 
 
 def down(cluster: Cluster) -> str:
@@ -68,6 +75,7 @@ def down(cluster: Cluster) -> str:
     state = STATE / cluster.name
     with base.alone():
         network.down(network.bridge(cluster.name))
+        shared.release(state)
         (state / "workspace").unlink(missing_ok=True)
         if state.is_dir():
             state.rmdir()
@@ -79,7 +87,8 @@ def down(cluster: Cluster) -> str:
 
 def warm(cluster: Cluster) -> str:
     """Make the base ahead of the first use."""
-    return f"ready: {base.make(packages.ALL, _remark)} and {wheelhouse.make(_remark)}"
+    with base.alone():
+        return f"ready: {base.make(packages.ALL, _remark)} and {wheelhouse.make(_remark)}"
 
 
 def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
@@ -89,8 +98,9 @@ def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
         if cluster.environment.wheelhouse is None:
             wheelhouse.make(_remark)
         network.up(network.bridge(cluster.name), cluster.lan.subnet)
+        _close()
         files.make_folder(STATE / cluster.name)
-        files.write_atomic(STATE / cluster.name / "workspace", f"{workspace.path}\n".encode())
+        files.write_atomic(STATE / cluster.name / "workspace", f"{workspace.real_path}\n".encode())
         identity = _identity(workspace)
         if not identity.exists():
             files.make_folder(identity.parent)
@@ -99,6 +109,32 @@ def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
         machine.create()
         _trust(workspace, node.host, machine.host_key.with_suffix(".pub").read_text())
     _wait(node, BOOTS_S)
+
+
+def _protections(cluster: Cluster) -> list[Change]:
+    """What keeps other users of this machine out, where nodes of a former version run without it."""
+    changes: list[Change] = []
+    if STATE.is_dir() and STATE.stat().st_mode & 0o077:
+        changes.append(Here(f"close {STATE} to other users of this machine", _close))
+    folder = cluster.storage.shared
+    if folder is not None and (STATE / cluster.name).is_dir() and not shared.is_protected(Path(folder)):
+        changes.append(Here(f"mount {folder} with nosuid,nodev", lambda: _protect(cluster, Path(folder))))
+    return changes
+
+
+def _close() -> None:
+    """The folder of all nodes, made where it is not there, for root alone. Raises NoBase where it is another user's."""
+    files.make_folder(STATE)
+    if (owner := STATE.stat().st_uid) != 0:
+        raise NoBase(
+            f"{STATE}: it belongs to the user {owner}, who could change what nodes are made of; give it to root: chown."
+        )
+    STATE.chmod(0o700)
+
+
+def _protect(cluster: Cluster, folder: Path) -> None:
+    with base.alone():
+        shared.protect(STATE / cluster.name, folder)
 
 
 def _wait(node: SshNode, limit_s: float) -> None:
@@ -117,7 +153,7 @@ def _wait(node: SshNode, limit_s: float) -> None:
 
 def _remark(sentence: str) -> None:
     """Of what takes minutes, while it does."""
-    sys.stderr.write(f"{sentence}\n")
+    Output().remark(sentence)
 
 
 def _identity(workspace: Workspace) -> Path:
@@ -135,7 +171,7 @@ def _trust(workspace: Workspace, host: str, public: str) -> None:
 def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
     """Raises NoBase where another workspace has practice nodes of this name: there is one set of them a machine."""
     owner = STATE / cluster.name / "workspace"
-    if owner.exists() and (other := owner.read_text().strip()) != str(workspace.path):
+    if owner.exists() and Path(other := owner.read_text().strip()).resolve() != workspace.real_path:
         raise NoBase(
             f"the workspace {other} has practice nodes of the name {cluster.name} on this machine; choose another name."
         )

@@ -1,7 +1,8 @@
-"""Where the warm parent of exactly this code listens, in a folder that nobody else can enter; and how the two ends speak."""
+"""The address at which the warm parent of exactly this code listens, and the messages between it and its clients."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab import host
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError, ShardlabError
 
 SOURCE = Path(__file__).resolve().parents[2]  # the folder that holds trainers/ and shardlab/
 LONGEST_PATH = 107  # bytes in sockaddr_un, one is the final zero
@@ -22,7 +23,7 @@ LONGEST_LINE = 4 * 2**20  # bytes; an environment is at most 2 MiB on Linux
 
 
 def socket_path() -> Path:
-    """The socket of the warm parent for this interpreter, these packages and this source. Raises InputError, WorkspaceError.
+    """The socket of the warm parent for this interpreter, these packages and this source. Raises InputError, ShardlabError.
 
     Whatever changes any of them changes the name, so that no run is made by code that is not the code on disk.
     """
@@ -38,18 +39,42 @@ def socket_path() -> Path:
 
 
 def folder() -> Path:
-    """The user's own folder for sockets, made if it is not there. Raises InputError where it is not ours alone."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    base = Path(runtime) if runtime and Path(runtime).is_dir() else Path(tempfile.gettempdir())
-    path = base / f"shardlab-{os.getuid()}"
+    """The user's own folder for sockets, made if it is not there; nobody else can enter it. Raises ShardlabError.
+
+    Another user may have made a folder of our name in the temporary folder first. Then the folder has a name that nobody can
+    guess, and is found again by its owner and mode.
+    """
+    name, temporary = f"shardlab-{os.getuid()}", Path(tempfile.gettempdir())
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or temporary)
+    bases = [runtime, temporary] if _belongs_to_us(runtime, 0o022) else [temporary]  # no other user can write into the first
+    for base in bases:
+        with contextlib.suppress(OSError):
+            (base / name).mkdir(mode=0o700)
+        if _belongs_to_us(base / name, 0o077):
+            return base / name
     try:
-        path.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise WorkspaceError.from_os_error(error, "create the folder") from error
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise InputError(f"{path}: has to be a folder of user {os.getuid()} that no other can enter (mode 0700).")
-    return path
+        if not (ours := _with_unguessable_names(temporary, name)):
+            tempfile.mkdtemp(prefix=f"{name}-", dir=temporary)
+            ours = _with_unguessable_names(temporary, name)
+        return ours[0]  # of several, made at the same time, all commands choose the same
+    except (OSError, IndexError) as error:
+        raise ShardlabError(
+            f"{temporary}: no folder can be made there that only user {os.getuid()} can enter ({error}), and the launcher fork "
+            "needs such a folder for its socket. Set XDG_RUNTIME_DIR to a folder of your own with mode 0700."
+        ) from error
+
+
+def _with_unguessable_names(temporary: Path, name: str) -> list[Path]:
+    return [path for path in sorted(temporary.glob(f"{name}-*")) if _belongs_to_us(path, 0o077)]
+
+
+def _belongs_to_us(path: Path, forbidden: int) -> bool:
+    """Whether the path is a folder, no link, that this user owns and whose mode has none of the forbidden bits."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & forbidden
 
 
 def same_user(connection: socket.socket) -> bool:

@@ -1,0 +1,87 @@
+"""How often each cell of a matrix runs, and what that comes to in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+
+import msgspec
+
+from shardlab.cell import Cell
+from shardlab.cell_names import ARGUMENTS, matches
+from shardlab.expression import Expression
+from shardlab.matrix import MatrixFile, Repeats
+from shardlab.run import run_id
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """What the runs of a plan take, by what earlier runs of the same cells took in this workspace.
+
+    cells: how many of the planned cells have ended here before; hours: of all planned runs of those cells, one after another;
+    rank_hours: hours times the ranks (on GPUs: GPU-hours) that a run occupies.
+    """
+
+    cells: int
+    hours: float
+    rank_hours: float
+
+
+def of(file: MatrixFile, cells: Sequence[Cell], asked: int | None) -> dict[str, int]:
+    """The number of runs of each cell, by the name of the cell. asked: --repeats, which overrides the file."""
+    if asked is not None or isinstance(file.repeats, int):
+        number = asked or file.repeats
+        assert isinstance(number, int)
+        return dict.fromkeys((cell.name() for cell in cells), number)
+    claimed = named_by_claims(file, cells)
+    return {name: file.repeats.claims if name in claimed else file.repeats.others for name in (cell.name() for cell in cells)}
+
+
+def named_by_claims(file: MatrixFile, cells: Iterable[Cell]) -> set[str]:
+    """The names of the cells that the tests of the claims name."""
+    calls = (call for claim in file.claims for _, call in Expression(claim.test).filters)
+    filters = [{key: value for key, value in call.items() if key not in ARGUMENTS} for call in calls]
+    return {cell.name() for cell in cells if any(matches(msgspec.to_builtins(cell), wanted) for wanted in filters)}
+
+
+def rounds(cells: Sequence[Cell], repeats: Mapping[str, int]) -> list[tuple[Cell, int]]:
+    """Every (cell, repeat): all first repeats, then all second ones. So drift of the machine hits all cells alike."""
+    counts = [(cell, repeats[cell.name()]) for cell in cells]
+    last = max((count for _, count in counts), default=0)
+    return [(cell, repeat) for repeat in range(1, last + 1) for cell, count in counts if repeat <= count]
+
+
+def in_words(repeats: Mapping[str, int], split: int | Repeats) -> str:
+    """`13 cell(s) that claims name x 3 repeat(s) + 46 other(s) x 1 = 85 run(s)`."""
+    total, kinds = sum(repeats.values()), set(repeats.values())
+    if isinstance(split, int) or len(kinds) == 1:
+        return f"{len(repeats)} cell(s) x {max(kinds)} repeat(s) = {total} run(s)"
+    claimed = sum(number == split.claims for number in repeats.values())
+    others = len(repeats) - claimed
+    named = f"{claimed} cell(s) that claims name x {split.claims} repeat(s)"
+    return f"{named} + {others} other(s) x {split.others} = {total} run(s)"
+
+
+def cost(workspace: Workspace, cells: Iterable[Cell], repeats: Mapping[str, int]) -> Cost:
+    """The time of these runs, as far as runs of the same cells that ended in this workspace tell it."""
+    known, hours, rank_hours = 0, 0.0, 0.0
+    for cell in cells:
+        number = repeats[cell.name()]
+        folders = (RunDir(workspace.runs / run_id(cell, repeat)) for repeat in range(1, number + 1))
+        times = [seconds for folder in folders if (seconds := _seconds(folder)) is not None]
+        if times:
+            known += 1
+            hours += number * fmean(times) / 3600
+            rank_hours += number * cell.world_size * fmean(times) / 3600
+    return Cost(known, hours, rank_hours)
+
+
+def _seconds(run: RunDir) -> float | None:
+    """From the start of a run to its end, if it completed in its first attempt."""
+    if not run.result.exists():
+        return None
+    moments = {event.event: event.wall_s for event in run.events()}
+    if not {"started", "exited"} <= moments.keys() or moments["exited"] < moments["started"]:
+        return None
+    return moments["exited"] - moments["started"]

@@ -1,0 +1,91 @@
+"""Ctrl-C or SIGTERM while machines are looked at or changed: what runs on them is ended, one sentence says so, and we end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from provision.providers import STOPPING, Node
+from shardlab import start
+
+LIMIT_S = 1.2  # for what runs to end, so that all is over within two seconds
+CHILDREN_S = 0.7
+AGAIN = "the same command goes on from there"
+
+
+@contextlib.contextmanager
+def handled(nodes: Sequence[Node], changes: Callable[[], int | None]) -> Iterator[None]:
+    """During the block, Ctrl-C and SIGTERM end what runs on the nodes and then this process.
+
+    changes: how many changes were begun so far, None where nobody counts them. No exception is raised in the block: worker
+    threads could not be waited for in time, and what they still do must not be reported as failures.
+    """
+    ender = threading.Thread(target=_end, args=(nodes, changes), name="interruption")
+
+    def act() -> None:
+        start.on_signal(lambda: start.leave("interrupted again: what runs on the nodes was not waited for."))
+        STOPPING.set()
+        ender.start()
+
+    start.on_signal(act)
+    try:
+        yield
+    finally:
+        if STOPPING.is_set():
+            ender.join()  # which ends this process
+        start.on_signal(lambda: start.leave("interrupted while the result was printed; the work itself had ended."))
+
+
+def _end(nodes: Sequence[Node], changes: Callable[[], int | None]) -> None:
+    """End everything in parallel, say what became of it, and end this process."""
+    running = [node for node in nodes if node.running]
+    threads = [threading.Thread(target=node.end, args=(LIMIT_S,), daemon=True) for node in running]
+    threads.append(threading.Thread(target=_end_children, daemon=True))
+    ends = time.monotonic() + LIMIT_S + 0.1
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, ends - time.monotonic()))
+    if os.isatty(2):
+        os.write(2, b"\x1b[?25h\n")  # the table of progress hides the cursor
+    start.leave(sentence(changes(), [node.name for node in running], {node.name: node.running for node in running}))
+
+
+def sentence(changes: int | None, running: Sequence[str], left: dict[str, tuple[str, ...]]) -> str:
+    """What is true after an interruption.
+
+    changes: as in `handled`. running: the nodes on which a command ran when the signal came; left: by node, the commands that
+    had not ended when we left.
+    """
+    begun = {None: f"interrupted; {AGAIN}", 0: "interrupted; nothing was changed"}.get(
+        changes, f"interrupted after {changes} change{'' if changes == 1 else 's'} had begun; {AGAIN}"
+    )
+    ended = [name for name in running if not left.get(name)]
+    parts = [begun]
+    if ended:
+        parts.append(f"what ran on {', '.join(ended)} was ended")
+    parts += [
+        f"on {name} this may still run, until it ends or its time limit ends it: {', '.join(commands)}"
+        for name, commands in left.items()
+        if commands
+    ]
+    return "; ".join(parts) + "."
+
+
+def _end_children() -> None:
+    """End programs that run here for us, such as debootstrap. Practice nodes have sessions of their own, and live on."""
+    import psutil
+
+    ours = os.getsid(0)
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getsid(child.pid) == ours:
+                child.terminate()
+                found.append(child)
+    for child in psutil.wait_procs(found, CHILDREN_S)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()

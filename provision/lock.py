@@ -1,0 +1,110 @@
+"""One command at a time on a cluster: a lock that the kernel releases however its holder ends, and who holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pwd
+import shlex
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from socket import gethostname
+from typing import Annotated
+
+import msgspec
+
+from shardlab import files
+from shardlab.errors import InputError, WorkspaceError
+
+READS_S = 1.0  # a holder writes who it is within milliseconds of taking the lock
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """The content of a lock file: the process that took the lock last. since: its local time, with the zone."""
+
+    pid: Annotated[int, msgspec.Meta(ge=1)]
+    user: Text
+    host: Text
+    since: Text
+    command: Text
+
+
+@contextlib.contextmanager
+def held(paths: Sequence[Path], what: str, argv: Sequence[str]) -> Iterator[None]:
+    """Hold the lock of every path during the block.
+
+    what: the subject of the sentence that says who holds it; argv: the words of this command. Raises InputError at once
+    where another process holds one of the locks, and WorkspaceError where a lock file cannot be opened.
+    """
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            descriptor = _open(path)
+            stack.callback(os.close, descriptor)  # which releases the lock
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(f"{what} {_who(descriptor)}; wait until it has ended. Nothing was changed.") from None
+            _sign(descriptor, argv)
+        yield
+
+
+def _open(path: Path) -> int:
+    """The lock file, made where it is not there; its descriptor is closed in programs that this one starts."""
+    files.make_folder(path.parent)
+    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    with files.as_workspace_error("lock"):
+        try:
+            descriptor = os.open(path, flags | os.O_RDWR, 0o644)
+        except PermissionError:  # of another user, such as root: it locks all the same, and who holds it is not written
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise WorkspaceError(f"cannot lock {path}: it is no regular file; remove it.")
+    return descriptor
+
+
+def _sign(descriptor: int, argv: Sequence[str]) -> None:
+    holder = Holder(
+        os.getpid(), _user(os.geteuid()), gethostname(), time.strftime("%Y-%m-%d %H:%M:%S %z"), shlex.join(argv)[:4096]
+    )
+    with contextlib.suppress(OSError):  # a full disk, or another user's file: the lock holds without it
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, msgspec.json.encode(holder), 0)
+
+
+def _who(descriptor: int) -> str:
+    """The predicate of the sentence: who holds the lock, as far as the file says it."""
+    ends = time.monotonic() + READS_S
+    while True:
+        with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+            holder = msgspec.json.decode(os.pread(descriptor, 1 << 16, 0), type=Holder)
+            if holder.host != gethostname() or _lives(holder.pid):
+                return (
+                    f"is being worked on by process {holder.pid} of the user {holder.user} on {holder.host} since "
+                    f"{holder.since}, with the command: {holder.command}"
+                )
+        if time.monotonic() > ends:
+            return "is being worked on by another process, which did not write who it is"
+        time.sleep(0.02)
+
+
+def _lives(pid: int) -> bool:
+    """Whether the process is there: a holder that was killed leaves its name, and the next one has not written its own yet."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

@@ -1,0 +1,28 @@
+"""JSON decoders that several threads may ask for at the same time.
+
+msgspec builds what it knows of a type when that type is first decoded, and it does so without a lock: two threads that decode
+the same type for the first time crash the interpreter (SIGSEGV). Here each decoder is built once, by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+_LOCK = threading.Lock()
+_BUILT: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def decoder(shape: type[T]) -> msgspec.json.Decoder[T]:
+    """The decoder of a type. Once it is built, `msgspec.convert` to that type is safe in threads as well."""
+    found = _BUILT.get(shape)
+    if found is None:
+        with _LOCK:
+            found = _BUILT.get(shape)
+            if found is None:
+                found = _BUILT[shape] = msgspec.json.Decoder(shape)
+    return found

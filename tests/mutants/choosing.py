@@ -1,0 +1,147 @@
+"""Which tests judge a mutant, and in which order."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from copies import ROOT, WORK, product_digest, sources
+from drawing import Mutant
+from recording import place, test_files
+
+# Tests are chosen, the fastest first, until their recorded times come to this; what was left out is said of a survivor.
+BUDGET_S = 180.0
+# What it takes to start pytest, to which the time of a file's tests is added when files are put in order.
+START_S = 2.0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tests of one file, the fastest first, with what each took."""
+
+    file: str
+    tests: dict[str, float]
+
+    @property
+    def mean_s(self) -> float:
+        return (START_S + sum(self.tests.values())) / len(self.tests)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The tests that judge a mutant.
+
+    batches:  the tests by file, in the order in which they run
+    left_out: number of tests that run the line and do not judge, because the budget was spent
+    how:      line if they run the line, import if the line runs when its file is imported
+    """
+
+    batches: list[Batch]
+    left_out: int
+    how: str
+
+
+class Recordings:
+    """What all recordings say together. A test that fails or is skipped without a mutant judges nothing.
+
+    confirmed:  tests that killed a mutant and passed without one afterwards
+    unreliable: tests that killed a mutant and failed without one, too
+    """
+
+    def __init__(self) -> None:
+        self._kept = WORK / product_digest() / "killers.json"
+        try:
+            killers = json.loads(self._kept.read_text())
+        except FileNotFoundError:
+            killers = {"confirmed": [], "unreliable": []}
+        self.confirmed, self.unreliable = set(killers["confirmed"]), set(killers["unreliable"])
+        self._seconds: dict[str, float] = {}
+        self._lines: dict[str, dict[int, set[str]]] = {}
+        self._imported: set[tuple[str, int]] = set()  # lines that run when a file is imported, before any test
+        for test_file in test_files():
+            kept = place(test_file)
+            if not kept.exists():
+                continue
+            told = json.loads(kept.read_text())
+            names = list(told["tests"])
+            passed = {
+                name: test["seconds"]
+                for name, test in told["tests"].items()
+                if test["outcome"] == "passed" and name not in self.unreliable
+            }
+            self._seconds |= passed
+            for file, lines in told["lines"].items():
+                known = self._lines.setdefault(file, {})
+                for line, numbers in lines.items():
+                    known.setdefault(int(line), set()).update(
+                        names[number] for number in numbers if number >= 0 and names[number] in passed
+                    )
+                    if -1 in numbers:
+                        self._imported.add((file, int(line)))
+
+    def confirm(self, tests: Iterable[str]) -> None:
+        self.confirmed |= set(tests)
+        self._keep()
+
+    def distrust(self, test: str) -> None:
+        self.unreliable.add(test)
+        self._keep()
+
+    def _keep(self) -> None:
+        self._kept.write_text(json.dumps({"confirmed": sorted(self.confirmed), "unreliable": sorted(self.unreliable)}))
+
+    def choose(self, mutant: Mutant) -> Choice:
+        """The tests that run the mutant's line. What runs at import runs for every test, so there it is the tests that run
+        anything else of the file, and those that run files that import it."""
+        lines = self._lines.get(mutant.file, {})
+        span = range(mutant.line, mutant.end + 1)
+        if not any((mutant.file, line) in self._imported for line in (mutant.at, *span)):
+            found = lines.get(mutant.at, set()) or self._union(mutant.file, span)
+            return self._batches([found], "line")
+        own = self._union(mutant.file, lines)
+        theirs: set[str] = set()
+        for file in _importers(mutant.file):
+            theirs |= self._union(file, self._lines.get(file, {}))
+        return self._batches([own, theirs - own], "import")
+
+    def _union(self, file: str, lines: Iterable[int]) -> set[str]:
+        known = self._lines.get(file, {})
+        return set().union(*(known.get(line, set()) for line in lines))
+
+    def _batches(self, tiers: list[set[str]], how: str) -> Choice:
+        batches: list[Batch] = []
+        left_out, spent = 0, 0.0
+        for tier in tiers:
+            chosen: dict[str, dict[str, float]] = {}
+            for name in sorted(tier, key=lambda name: (self._seconds[name], name)):
+                spent += self._seconds[name]
+                if spent > BUDGET_S and batches + list(chosen):
+                    left_out += 1
+                else:
+                    chosen.setdefault(name.split("::")[0], {})[name] = self._seconds[name]
+            batches += sorted((Batch(file, tests) for file, tests in chosen.items()), key=lambda batch: batch.mean_s)
+        return Choice(batches, left_out, how)
+
+
+def _importers(file: str) -> list[str]:
+    """Files of the four packages that import this one by name."""
+    module = ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
+    return [other for other in sources() if other != file and module in _imports(other)]
+
+
+_KNOWN: dict[str, set[str]] = {}
+
+
+def _imports(file: str) -> set[str]:
+    if file not in _KNOWN:
+        found: set[str] = set()
+        for node in ast.walk(ast.parse((ROOT / file).read_text())):
+            if isinstance(node, ast.Import):
+                found |= {name.name for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+        _KNOWN[file] = found
+    return _KNOWN[file]

@@ -1,0 +1,157 @@
+"""Copies of the repository with virtual environments of their own: a mutant stands in a copy, never in the working tree."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / ".mutants"
+PACKAGES = ("shardlab", "jobs", "collect", "provision")
+# What the product is besides the four packages: a change there may change what a test sees.
+PRODUCT = (*PACKAGES, "trainers", "templates", "matrices")
+
+RECORDER = """
+import os
+if "COVERAGE_PROCESS_START" in os.environ:
+    import coverage
+    coverage.process_startup()
+"""
+
+
+def tracked() -> list[str]:
+    """Names of all files of the repository that git does not ignore."""
+    words = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    return sorted(name for name in names if name and (ROOT / name).is_file())
+
+
+def digest(names: Iterable[str]) -> str:
+    """12 characters that change if one of these files changes."""
+    found = hashlib.sha256()
+    for name in names:
+        found.update(f"{name}\n".encode() + hashlib.sha256((ROOT / name).read_bytes()).digest())
+    return found.hexdigest()[:12]
+
+
+def sources() -> list[str]:
+    """The Python files that mutants are drawn from."""
+    return [name for name in tracked() if name.split("/")[0] in PACKAGES and name.endswith(".py")]
+
+
+def product_digest() -> str:
+    """What results of mutants hold for: a change of the product makes them void."""
+    return digest(name for name in tracked() if name.split("/")[0] in PRODUCT)
+
+
+def tests_digest() -> str:
+    """What a survivor survived."""
+    return digest(name for name in tracked() if name.startswith("tests/") and not name.startswith("tests/mutants/"))
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of the repository, and the environment whose `python` imports the product from the copy alone."""
+
+    path: Path
+    scratch: Path
+
+    @staticmethod
+    def make(name: str) -> Copy:
+        """Copies the repository anew; a copy of an earlier run may hold a mutant."""
+        path = WORK / name
+        shutil.rmtree(path, ignore_errors=True)
+        for file in tracked():
+            there = path / file
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / file, there)
+        _environment(path)
+        # Short, because sockets below it have at most 107 characters.
+        return Copy(path, Path(tempfile.mkdtemp(prefix="mutants-")))
+
+    def command(self, plugin: str, *test_files: str) -> list[str]:
+        """Runs the tests of files without the marker `line`, with one of our plugins and with fixed examples of hypothesis."""
+        python = str(self.path / ".venv" / "bin" / "python")
+        words = [
+            "-q",
+            "--no-header",
+            "--tb=no",
+            "-m",
+            "not line",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:anyio",
+            "-p",
+            plugin,
+            "--hypothesis-seed=14",
+        ]
+        return [python, "-m", "pytest", *words, f"--basetemp={self.scratch / 'tests'}", *test_files]
+
+    def variables(self, **more: str) -> dict[str, str]:
+        """The environment variables of a test process. Hypothesis keeps what it found with one mutant apart from the next."""
+        return {**os.environ, "HYPOTHESIS_STORAGE_DIRECTORY": str(self.scratch / "hypothesis"), **more}
+
+    def end_processes(self) -> None:
+        """Ends the processes that tests left behind: those whose command line names this copy, such as its Python."""
+        mark = str(self.path) + "/"
+        for process in psutil.process_iter(["cmdline"]):
+            if process.pid != os.getpid() and any(mark in word for word in process.info["cmdline"] or ()):
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    continue
+
+    def clean(self) -> None:
+        """Removes what tests wrote."""
+        for name in ("tests", "hypothesis"):
+            shutil.rmtree(self.scratch / name, ignore_errors=True)
+
+    def remove(self) -> None:
+        """Removes the copy and its scratch folder."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _environment(path: Path) -> None:
+    """A virtual environment without packages. Its path names the copy, then the packages of the environment that
+    runs this file. Python does not read the `.pth` files of those packages, so it never imports the product from the
+    working tree."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", path / ".venv"], check=True)
+    (packages,) = (path / ".venv" / "lib").glob("python3*/site-packages")
+    (original,) = (Path(sys.prefix) / "lib").glob("python3*/site-packages")
+    one_line = f"exec({RECORDER!r})"
+    lines = [str(path), str(original), str(path / "tests" / "mutants" / "plugins"), f"import sys; {one_line}"]
+    (packages / "copy.pth").write_text("\n".join(lines) + "\n")
+    for script in sorted((Path(sys.prefix) / "bin").iterdir()):
+        there = path / ".venv" / "bin" / script.name
+        if there.exists() or not script.is_file():
+            continue
+        body = script.read_bytes()
+        if body.startswith(b"#!") and b"python" in body.split(b"\n")[0]:
+            there.write_bytes(f"#!{path}/.venv/bin/python\n".encode() + body.split(b"\n", 1)[1])
+            there.chmod(0o755)
+        else:
+            there.symlink_to(script)
+
+
+def end_group(process: subprocess.Popen[bytes], copy: Copy) -> None:
+    """Ends a test process and what it started."""
+    process.kill()
+    copy.end_processes()
+    process.wait()
+
+
+def now() -> str:
+    """The time of day, for progress."""
+    return time.strftime("%H:%M:%S")

@@ -1,0 +1,184 @@
+"""Judges each mutant by the light tests that run its line. Each result is a file of its own, so a run that was cut goes on
+where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Queue
+
+from choosing import START_S, Batch, Recordings
+from copies import WORK, Copy, end_group, now, product_digest, tests_digest
+from drawing import Mutant
+
+KILLED, TIMEOUT, SURVIVED, UNCOVERED = "killed", "timeout", "survived", "uncovered"
+# A test that takes this long, and ten times what it took when it was recorded, hangs. On a machine that is busy with other
+# work it gets as much longer as its share of the processors is smaller.
+HANGS_S = 60.0
+# The first files have a process of their own, since most mutants do not survive them. The rest of the files share one process.
+FIRST_FILES = 2
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a mutant ended.
+
+    outcome:    killed, timeout (killed, too: a test did not end), survived, or uncovered (no light test runs its line)
+    killer:     the test that failed or did not end
+    judges:     number of tests that were chosen
+    left_out:   number of tests that run the line and were not run, because others had spent the budget
+    how:        line, or import for what runs when a file is imported
+    tests:      digest of the tests that judged
+    """
+
+    outcome: str
+    killer: str
+    judges: int
+    left_out: int
+    how: str
+    tests: str
+    seconds: float
+
+    @property
+    def is_killed(self) -> bool:
+        return self.outcome in (KILLED, TIMEOUT)
+
+
+def place(mutant: Mutant) -> Path:
+    """Where the result of a mutant is kept."""
+    return WORK / product_digest() / "results" / f"{mutant.name}.json"
+
+
+def known(mutant: Mutant) -> Result | None:
+    """A result that still holds: a kill as long as the product is the same, a survivor as long as the tests are, too."""
+    try:
+        result = Result(**json.loads(place(mutant).read_text()))
+    except FileNotFoundError:
+        return None
+    return result if result.is_killed or result.tests == tests_digest() else None
+
+
+def judge(mutants: list[Mutant], recordings: Recordings, workers: int, tests: str) -> None:
+    """Judges the mutants of which there is no result that holds."""
+    due = [mutant for mutant in mutants if known(mutant) is None]
+    print(f"{now()} judges {len(due)} of {len(mutants)} mutants", file=sys.stderr)
+    copies: Queue[Copy] = Queue()
+    made = [Copy.make(f"judge-{number}") for number in range(workers)] if due else []
+    for copy in made:
+        copies.put(copy)
+
+    def one(numbered: tuple[int, Mutant]) -> None:
+        number, mutant = numbered
+        copy = copies.get()
+        try:
+            result = _judge(copy, mutant, recordings, number + 1, tests)
+        finally:
+            copies.put(copy)
+        kept = place(mutant)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        beside = kept.with_suffix(".part")
+        beside.write_text(json.dumps(asdict(result), indent=1) + "\n")
+        beside.replace(kept)
+        print(f"{now()} {number + 1}/{len(due)} {mutant.file}:{mutant.at} {result.outcome} {result.killer}", file=sys.stderr)
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(one, enumerate(due)))
+    for copy in made:
+        copy.remove()
+
+
+def _judge(copy: Copy, mutant: Mutant, recordings: Recordings, number: int, tests: str) -> Result:
+    choice = recordings.choose(mutant)
+    judges = sum(len(batch.tests) for batch in choice.batches)
+    begun = time.monotonic()
+    outcome, killer = SURVIVED if judges else UNCOVERED, ""
+    with _InPlace(copy, mutant, number):
+        for batches in (choice.batches[:FIRST_FILES], choice.batches[FIRST_FILES:]):
+            if batches and (ended := _run(copy, batches))[0] != SURVIVED:
+                outcome, killer = ended
+                break
+    return Result(outcome, killer, judges, choice.left_out, choice.how, tests, round(time.monotonic() - begun, 1))
+
+
+def confirm(mutants: list[Mutant], recordings: Recordings) -> bool:
+    """Runs the tests that killed mutants again, without a mutant. A test that fails now as well (because the machine is busy,
+    for example) proves nothing: its kills are void, and it judges no more. Returns whether mutants must be judged again."""
+    kills: dict[str, list[Mutant]] = {}
+    for mutant in mutants:
+        result = known(mutant)
+        if result is not None and result.is_killed and result.killer not in recordings.confirmed:
+            kills.setdefault(result.killer, []).append(mutant)
+    files: dict[str, list[str]] = {}
+    for killer in kills:
+        files.setdefault(killer.split("::")[0], []).append(killer)
+    print(f"{now()} runs the {len(kills)} tests that killed without a mutant", file=sys.stderr)
+    copy = Copy.make("judge-0")
+    for file, killers in files.items():
+        named = {killer: 0.0 for killer in killers if "::" in killer}
+        while named and (ended := _run(copy, [Batch(file, named)]))[0] != SURVIVED:
+            if ended[1] not in named:
+                raise RuntimeError(f"{file} cannot be run without a mutant: {ended[1]}")
+            named.pop(ended[1])
+            recordings.distrust(ended[1])
+            for mutant in kills[ended[1]]:
+                place(mutant).unlink()
+            print(f"{now()} fails without a mutant: {ended[1]}", file=sys.stderr)
+        recordings.confirm(named)
+    copy.remove()
+    return any(known(mutant) is None for mutant in mutants)
+
+
+class _InPlace:
+    """Puts a mutant into the copy and takes it out again. Each mutant gets an mtime of its own: Python takes bytecode from its
+    cache if mtime and size of the source are the same."""
+
+    def __init__(self, copy: Copy, mutant: Mutant, number: int) -> None:
+        self._path = copy.path / mutant.file
+        self._mutant, self._number = mutant, number
+
+    def __enter__(self) -> None:
+        self._before, self._stat = self._path.read_text(), self._path.stat()
+        self._path.write_text(self._mutant.changed())
+        seconds = int(self._stat.st_mtime) + self._number
+        os.utime(self._path, (seconds, seconds))
+
+    def __exit__(self, *_: object) -> None:
+        self._path.write_text(self._before)
+        os.utime(self._path, ns=(self._stat.st_atime_ns, self._stat.st_mtime_ns))
+
+
+def _run(copy: Copy, batches: list[Batch]) -> tuple[str, str]:
+    """Runs tests up to the first that fails. Returns the outcome, and the test that failed or the file that was not imported."""
+    seconds = {name: took for batch in batches for name, took in batch.tests.items()}
+    chosen, running = copy.scratch / "chosen.json", copy.scratch / "running"
+    failed = running.with_suffix(".failed")
+    chosen.write_text(json.dumps(list(seconds)))
+    for path in (running, failed):
+        path.unlink(missing_ok=True)
+    variables = copy.variables(MUTANTS_CHOSEN=str(chosen), MUTANTS_RUNNING=str(running))
+    command = [*copy.command("run_chosen", *(batch.file for batch in batches)), "-x"]
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(
+        command, cwd=copy.path, env=variables, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+    )
+    hangs = False
+    test, since = "", time.monotonic()
+    while process.poll() is None and not hangs:
+        time.sleep(0.05)
+        if running.exists() and (now_runs := running.read_text()) != test:
+            test, since = now_runs, time.monotonic()
+        busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        hangs = time.monotonic() - since > busy * (HANGS_S + 10 * seconds.get(test, START_S))
+    end_group(process, copy)
+    killer = failed.read_text() if failed.exists() else test
+    copy.clean()
+    if hangs:
+        return TIMEOUT, test or batches[0].file
+    # 5: the mutant changed the names of the parametrized tests, so no test ran.
+    return (SURVIVED, "") if process.returncode in (0, 5) else (KILLED, killer or batches[0].file)

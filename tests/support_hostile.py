@@ -1,0 +1,104 @@
+"""Text that steers a terminal, a workspace whose records are full of it, and what a terminal gets of a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import support_collect as support
+
+from shardlab.run import run_id
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+# Sets the title of a window, clears the screen, turns the reading direction, hides a letter, colours by a control character of
+# one byte, rings, deletes, returns to the start of the line, breaks it; and markup of rich.
+STEERING = (
+    "\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\u200b\x9b31m\x07\x7f\rover\x1b[1;1H\n\u2028[bold]b[/bold][link=x]l[/link]:smile:"
+)
+# What records say of nodes, without what is an id, a path of ours or a word with a meaning
+SAID_BY_NODES = {
+    support.HOST, "2.13.0", "Debian GNU/Linux 12", "AMD EPYC 7B13", "NVML: Driver Not Loaded", "eth0", "synthetic-tokens",
+    "tokens", "6.1.0", "3.11.2", "/data", "fb940fb5c0ffee00fb940fb5c0ffee00fb940fb5",
+}  # fmt: skip
+
+
+def matrix(path: Path) -> Workspace:
+    """A workspace in which titles, claims, reasons, names of machines and logs hold STEERING."""
+    workspace = support.matrix(path)
+    single, ddp, odd = support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2, options={STEERING: STEERING})
+    faster = "throughput_per_s(strategy='ddp', launcher='torchrun') / throughput_per_s(strategy='single') >= 1.5"
+    printed = {"where": STEERING, "cell": {"strategy": "single"}, "metric": "step_time_ms", "printed": f"102 ms {STEERING}"}
+    study: dict[str, Any] = {
+        "claims": [{"id": "c1", "says": STEERING, "where": STEERING, "test": faster}],
+        "reported": [printed],
+        "notes": [{"says": STEERING, "where": STEERING}],
+    }
+    support.keep(workspace, [single, ddp, odd], title=STEERING, **study)
+    support.completed(workspace, odd)
+    support.failed(workspace, odd, 2, STEERING)
+    for file in workspace.runs.rglob("*.json*"):
+        _spoil(file)
+    for run in workspace.all_runs():
+        run.log.mkdir(exist_ok=True)
+        for log in (run.job_log, run.rank_log(0)):
+            log.write_bytes(f"{STEERING}\nlast line\n".encode() + b"\x9b31m\xff\n")
+    return workspace
+
+
+def failed_run(workspace: Workspace) -> RunDir:
+    """The run that failed for a reason that holds STEERING."""
+    return workspace.run(run_id(support.cell("fsdp2", 2, options={STEERING: STEERING}), 2))
+
+
+def _spoil(file: Path) -> None:
+    def spoiled(value: Any) -> Any:
+        if isinstance(value, str):
+            return STEERING if value in SAID_BY_NODES else value
+        if isinstance(value, list):
+            return [spoiled(entry) for entry in value]
+        return {key: spoiled(entry) for key, entry in value.items()} if isinstance(value, dict) else value
+
+    text = file.read_text()
+    kept = []
+    for line in text.split("\n") if file.suffix == ".jsonl" else [text]:
+        try:
+            kept.append(json.dumps(spoiled(json.loads(line))))
+        except ValueError:  # the last line, which is empty, or a line that is cut on purpose
+            kept.append(line)
+    file.write_text("\n".join(kept))
+
+
+def steering(text: str, allowed: str = "\n") -> list[str]:
+    """The characters of a text that steer a terminal, turn the reading direction or cannot be seen."""
+    bad = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    return sorted({repr(char) for char in text if char not in allowed and unicodedata.category(char) in bad})
+
+
+def on_terminal(argv: Sequence[str], columns: int = 120, **environment: str) -> str:
+    """All that a command writes to a terminal of that width, whose lines end with a line feed alone."""
+    ours, theirs = pty.openpty()
+    known = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "40", **environment}
+    process = subprocess.Popen(
+        [sys.executable, *argv], stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | known, start_new_session=True
+    )
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # Linux: no process holds the terminal any more
+            part = b""
+        if not part:
+            break
+        said += part
+    os.close(ours)
+    process.wait()
+    return said.decode("utf-8", "surrogateescape").replace("\r\n", "\n")

@@ -1,0 +1,119 @@
+"""Python scripts of tests, forked from one process that imported torch before: the import takes ten times as long as a script.
+
+A script runs as `python -c` would run it: with its own words, environment, standard output and error, and exit code. What it
+changes in a module is gone when it ends, as it changes its own copy.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LIMIT_S = 300.0  # of one script; a loaded machine takes a tenth of it
+
+
+class Scripts:
+    """The process that imported everything, from the side of the tests."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = dict(environment)
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, script: str, *words: str, **more_environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a script to its end, whatever its exit code."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__], env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                text=True, start_new_session=True,
+            )  # fmt: skip
+            assert self._answer() == "ready", "the process that forks scripts could not import what they need"
+        with tempfile.TemporaryDirectory(prefix="script-") as folder:
+            stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
+            environment = {**self._environment, **more_environment}
+            request = {
+                "script": script,
+                "words": words,
+                "environment": environment,
+                "stdout": str(stdout),
+                "stderr": str(stderr),
+            }
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            code = self._answer()
+            if code is None:
+                self.end()
+                raise AssertionError(f"the script has not ended within {LIMIT_S} s\n{stderr.read_text()}")
+            return subprocess.CompletedProcess([script, *words], code, stdout.read_text(), stderr.read_text())
+
+    def _answer(self) -> Any:
+        """The next line, decoded; None if it does not come in time."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], LIMIT_S)
+        return json.loads(self._process.stdout.readline() or "null") if ready else None
+
+    def end(self) -> None:
+        """End the process, and what its scripts left."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
+            self._process = None
+
+
+def _serve() -> None:
+    """Fork a process for each request, a line of JSON on standard input, and answer with its exit code."""
+    from trainers import menu
+    from trainers.forking import warm
+    from trainers.tasks import vision_library
+
+    vision_library.load()
+    menu.strategies(), menu.workloads()
+    for name in ("trainers.proof", "torch.distributed.algorithms", *warm.PRELOADED):
+        importlib.import_module(name)
+    _tell("ready")
+    for line in sys.stdin:
+        request = json.loads(line)
+        if (child := os.fork()) == 0:
+            _become(request)
+        _tell(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def _tell(answer: str | int) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def _become(request: dict[str, Any]) -> None:
+    """In the forked process: run the script and exit with its code."""
+    code: Any = 1
+    try:
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT, 0o600), descriptor)
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        sys.argv = ["-c", *request["words"]]
+        exec(compile(request["script"], "<script>", "exec"), {"__name__": "__main__"})
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - nothing may return into the code of the parent
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,75 @@
+"""A pytest plugin: in CI, a test that is skipped for a reason that is not in the table ALLOWED fails.
+
+CI runs on a machine where `make test` installs all that the tests need. If a test is skipped there, a check is lost, and
+without this plugin nobody notices. Outside CI nothing changes: a test whose tool is absent is skipped and the summary says so.
+
+The plugin changes the report of the test itself. pytest-xdist sends the reports of its workers to its controller, so the
+plugin works with pytest-xdist too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator
+from fnmatch import fnmatchcase
+from typing import NamedTuple, TypeVar
+
+import pytest
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+
+class AllowedSkip(NamedTuple):
+    """A skip that CI accepts.
+
+    test: a pattern of test ids.
+    reason: a regular expression that matches the whole reason of the skip.
+    why: why CI accepts it.
+    """
+
+    test: str
+    reason: str
+    why: str
+
+
+NO_GPU_WANTED = "the test is about machines without a GPU"
+ALLOWED = (
+    AllowedSkip("tests/test_trainers_gpu.py::*", "needs a GPU, .*", "the machines of CI have no GPU"),
+    AllowedSkip("tests/test_benchmarks.py::*", "has a GPU: .*", NO_GPU_WANTED),
+    AllowedSkip("tests/test_collect_sampler.py::*", "this machine has a GPU", NO_GPU_WANTED),
+    AllowedSkip("tests/test_golden.py::*", "argparse lays help out .*", "the recorded help texts are those of Python 3.11"),
+)
+
+
+def is_allowed(test: str, reason: str) -> bool:
+    """Whether the table ALLOWED has this skip."""
+    return any(fnmatchcase(test, entry.test) and re.fullmatch(entry.reason, reason, re.DOTALL) for entry in ALLOWED)
+
+
+def _fail_if_not_allowed(report: Report) -> Report:
+    """Turn a skip that is not in the table into a failure that says why."""
+    if CI and report.skipped and not hasattr(report, "wasxfail"):
+        reason = _reason(report)
+        if not is_allowed(report.nodeid, reason):
+            report.outcome = "failed"
+            allowed = "Allowed in CI: the skips that tests/support_skips.py lists."
+            report.longrepr = f"{report.nodeid} was skipped in CI: {reason}. {allowed}"
+    return report
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """The reason that the test gave, without pytest's prefix."""
+    said = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return said.removeprefix("Skipped: ")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _fail_if_not_allowed((yield))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _fail_if_not_allowed((yield))

@@ -1,0 +1,86 @@
+"""In a run's folder only regular files and folders are read: a link could lead anywhere, and a FIFO would block for ever."""
+
+import os
+import socket
+
+import pytest
+import support_collect as support
+
+from collect import records
+from collect.sources import memory
+from collect.traces import command, of_run
+from shardlab.errors import InputError
+from shardlab.workspace import Workspace
+
+PLACES = ("events.other.jsonl", "result.json", "run.json", "samples/node0.jsonl", "steps/rank-00000.jsonl", "validation.jsonl")
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    made = Workspace(tmp_path / "w")
+    support.completed(made, support.cell())
+    return made
+
+
+@pytest.fixture
+def run(workspace):
+    return workspace.all_runs()[0]
+
+
+def put(kind, path, outside):
+    """Put something that is no regular file in the place of `path`; `outside` gets what was there, for a symlink to lead to."""
+    if path.exists():
+        path.rename(outside)
+    else:
+        outside.write_text("{}\n")
+    if kind == "a symlink":
+        path.symlink_to(outside)
+    elif kind == "a FIFO":
+        os.mkfifo(path)
+    else:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(os.path.relpath(path))
+
+
+@pytest.mark.parametrize("kind", ["a symlink", "a FIFO", "a socket"])
+@pytest.mark.parametrize("place", PLACES)
+def test_what_stands_in_the_place_of_a_record_file_is_named_and_not_read(run, tmp_path, monkeypatch, kind, place):
+    monkeypatch.chdir(tmp_path)  # the path of a socket has at most 108 bytes
+    put(kind, run.path / place, tmp_path / "outside")
+    found = records.read(run)
+    if place in ("run.json", "result.json"):
+        assert found.verdict.state == "unknown"
+        assert f"it is {kind}, and only regular files are read" in found.verdict.why
+    else:
+        assert found.damage.says() == f"{place}: {kind}, which was not read"
+    assert not (found.steps.get(0) and place.startswith("steps"))
+    assert not (found.samples.get("node0") and place.startswith("samples"))
+
+
+@pytest.mark.parametrize("name", ["env", "samples", "steps"])
+def test_a_folder_that_is_a_link_is_named_and_not_entered(run, tmp_path, name):
+    (run.path / name).rename(tmp_path / "outside")
+    (run.path / name).symlink_to(tmp_path / "outside")
+    found = records.read(run)
+    assert found.damage.says() == f"{name}: a symlink, which was not read"
+    assert not {"env": found.hosts, "samples": found.samples, "steps": found.steps}[name]
+
+
+@pytest.mark.parametrize("where", ["the file", "the folder"])
+def test_traces_and_memory_curves_behind_a_link_are_not_read(workspace, run, tmp_path, where):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "rank-00000.json").write_text('{"rank": 0, "step": 1, "t_ms": [], "points": {}}')
+    (outside / "rank-00000.json.gz").write_text("[]")
+    for folder in (run.path / "memory", run.path / "trace"):
+        if where == "the folder":
+            folder.symlink_to(outside)
+        else:
+            folder.mkdir()
+            for file in outside.iterdir():
+                (folder / file.name).symlink_to(file)
+    assert memory.read(run.memory_file(0)) is None
+    assert of_run.read(run.path, "exact").exact == []
+    with pytest.raises(InputError, match="no traces"):
+        command.files(workspace, run.run_id)
+    assert sorted(path.name for path in outside.iterdir()) == ["rank-00000.json", "rank-00000.json.gz"]

@@ -1,0 +1,138 @@
+"""Templates of a workspace: the workspace's are taken, and none of them runs Python or is filled in halfway."""
+
+import json
+
+import jinja2
+import pytest
+from support_golden import run_of
+
+import templates
+from jobs import render
+from jobs.cli import main
+from shardlab.cluster import THIS_MACHINE
+from shardlab.errors import InputError
+
+NAME = "launch/local.sh.j2"
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch):
+    """A workspace that is not the current folder, in which somebody left a template of the same name."""
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "templates" / "launch").mkdir(parents=True)
+    (elsewhere / "templates" / NAME).write_text("of the current folder\n")
+    monkeypatch.chdir(elsewhere)
+    (tmp_path / "workspace" / "templates" / "launch").mkdir(parents=True)
+    return tmp_path / "workspace"
+
+
+def rendered(workspace, text, code):
+    """What `jobs render` makes of a template with this text, and what it says."""
+    if text is not None:
+        (workspace / "templates" / NAME).write_text(text)
+    words = ["render", "--matrix", "quickstart", "--where", "gpus == 1", "--repeats", "1", "--workspace", str(workspace)]
+    assert main(words) == code
+    return sorted((workspace / "runs").glob("*/job.sh"))
+
+
+def test_the_template_of_the_workspace_is_taken_and_said_and_its_digest_is_kept(workspace, capfd):
+    scripts = rendered(
+        workspace, "mine: {{ run.run_id | quote }} {% for word in command %}{{ word | quote }} {% endfor %}\n", 0
+    )
+    assert scripts
+    said = f"note: scripts are rendered from the workspace's own template {workspace}/templates/{NAME}.\n"
+    assert capfd.readouterr().err.count(said) == 1
+    for script in scripts:
+        assert script.read_text().startswith(f"mine: {script.parent.name} ")
+        run = json.loads((script.parent / "run.json").read_text())
+        assert run["templates"] == {NAME: templates.digest(NAME, workspace / "templates")}
+        assert run["templates"] != {NAME: templates.digest(NAME)}
+
+
+def test_without_one_the_shipped_template_is_taken_and_not_that_of_the_current_folder(workspace, capfd):
+    scripts = rendered(workspace, None, 0)
+    assert "own template" not in capfd.readouterr().err
+    assert scripts
+    assert all(script.read_text().startswith("#!/usr/bin/env bash\n# run ") for script in scripts)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("a\n{{ ''.__class__.__mro__ }}", 2, "attribute '__class__' of 'str' object is unsafe"),
+        ("{{ run.__init__.__globals__ }}", 1, "attribute '__init__' of 'Run' object is unsafe"),
+        ("a\n\n{{ folder.write_text('x') }}", 3, "write_text"),
+        ("{{ folder.parent.rmdir() }}", 1, "rmdir"),
+        ("{{ run.cell.hash() }}", 1, "hash"),
+        ("{{ command.append('x') }}", 1, "append"),
+        ("{{ cycler.__init__.__globals__.os.system('x') }}", 1, "__init__"),
+        ("{{ '{0.__class__}'.format(run) }}", 1, "__class__"),
+        ("{{ [run] | map(attribute='__class__') | first }}", 1, "__class__"),
+        ("{{ run | attr('__class__') }}", 1, "__class__"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", 1, "Range too big"),
+        ("a\n{{ missing }}", 2, "'missing' is undefined"),
+        ("a\n{{ run.missing }}", 2, "no attribute 'missing'"),
+        ("a\n{% if %}", 2, "Expected an expression"),
+        ("{% include 'nowhere.j2' %}", 1, "nowhere.j2"),
+        ("{% include '../../../etc/passwd' %}", 1, "etc/passwd"),
+        ("a\n{{ 1 / 0 }}", 2, "division by zero"),
+        ("{{ command + 1 }}", 1, "concatenate"),
+    ],
+)
+def test_a_template_that_cannot_be_filled_in_is_one_sentence_and_changes_nothing(workspace, capfd, text, line, says):
+    assert rendered(workspace, text, 2) == []
+    said = capfd.readouterr().err
+    assert said.startswith(f"error: {workspace}/templates/{NAME}:{line}: the template cannot be filled in: ")
+    assert says in said
+    assert said.count("\n") == 1
+    assert not list((workspace / "runs").iterdir())
+
+
+def test_the_file_is_named_that_holds_the_fault(workspace, capfd):
+    (workspace / "templates" / "part.j2").write_text("one\ntwo\n{{ run.__class__ }}\n")
+    rendered(workspace, "{% include 'part.j2' %}", 2)
+    assert f"error: {workspace}/templates/part.j2:3: " in capfd.readouterr().err
+
+
+def test_bytes_that_are_no_text_are_one_sentence(workspace, capfd):
+    (workspace / "templates" / NAME).write_bytes(b"#!/bin/sh\n\xff\xfe")
+    rendered(workspace, None, 2)
+    assert capfd.readouterr().err.startswith(f"error: {workspace}/templates/{NAME}: the template cannot be filled in: ")
+
+
+def test_plain_values_may_be_asked_and_jinja_helps(tmp_path):
+    (tmp_path / "launch").mkdir()
+    text = (
+        "{% macro shout(word) %}{{ word.upper() }}{% endmacro %}{{ shout(run.run_id) }} {{ range(3) | join(',') }} "
+        "{% set seen = namespace(n=0) %}{% for word in ['x', 'y'] %}{% set seen.n = seen.n + 1 %}{{ loop.cycle('a', 'b') }}"
+        "{% endfor %} {{ seen.n }} {{ {'k': 1}.items() | list | length }} {{ '%s' % folder.name }} {{ '{}'.format(1) }}"
+    )
+    (tmp_path / NAME).write_text(text)
+    run = run_of("torchrun")
+    said = render.script(run, tmp_path / "runs" / run.run_id, THIS_MACHINE, tmp_path)
+    assert said == f"{run.run_id.upper()} 0,1,2 ab 2 1 {run.run_id} 1"
+
+
+def test_the_shipped_templates_are_filled_in_by_the_same_sandbox_and_keep_their_own_exception():
+    with pytest.raises(jinja2.UndefinedError):
+        templates.render(NAME)
+
+
+def test_a_fault_in_a_template_of_several_runs_is_wrong_input(tmp_path):
+    from jobs import scripts
+
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "slurm_array.sbatch.j2").write_text("{{ ''.__class__ }}")
+    with pytest.raises(InputError, match=r"slurm_array\.sbatch\.j2:1: .*Mend the file, or remove it"):
+        scripts.render("launch/slurm_array.sbatch.j2", tmp_path, options=[], folders=[], script="job.sbatch")
+
+
+def test_nothing_of_a_template_ran(workspace, tmp_path):
+    """The proof that a sandbox is there: what a template without one does, this one does not."""
+    mark = tmp_path / "owned"
+    text = f"{{{{ cycler.__init__.__globals__.os.mkdir('{mark}') }}}}"
+    jinja2.Template(text).render()
+    assert mark.exists()
+    mark.rmdir()
+    rendered(workspace, text, 2)
+    assert not mark.exists()

@@ -1,0 +1,76 @@
+"""Text that steers a terminal or hides other text: what is left of it, in each kind of output."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support_hostile import steering
+
+from shardlab import printable
+
+ESCAPES = [
+    ("plain\n two", "plain\n two"),
+    ("a \x1b[1;31mred\x1b[0m b", "a red b"),
+    ("\x9b31mred", "red"),
+    ("\x1b]0;owned\x07", "?]0;owned?"),
+    ("\x1b[2Jclear\x1b[1;1H", "clear"),
+    ("\u202eevil\u2066", "?evil?"),
+    ("hi\u200bd\ufeff\xad", "hi?d??"),
+    ("sur\ud800rogate", "sur?rogate"),
+    ("a\u2028b\u0085c", "a?b?c"),
+    ("progress 1\rprogress 2\r\nend", "progress 1\nprogress 2\nend"),
+    ("a\tb", "a       b"),
+    ("10\u202f000\xa0km", "10 000 km"),
+    ("日本 é ± 😀", "日本 é ± 😀"),
+    ("\x1b", "?"),
+    ("[bold]not markup[/bold]", "[bold]not markup[/bold]"),
+]
+
+
+@pytest.mark.parametrize(("text", "shown"), ESCAPES)
+def test_what_is_left_of_a_text(text, shown):
+    assert printable.clean(text) == shown
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=())))
+def test_nothing_that_steers_is_left_of_any_text(text):
+    assert steering(printable.clean(text)) == []
+    assert steering(printable.one_line(text), allowed="") == []
+    assert printable.clean(printable.clean(text)) == printable.clean(text)
+
+
+def test_a_line_without_end_is_cut_and_the_text_says_so():
+    shown = printable.clean(f"short\n{'x' * 5000}\nshort")
+    assert shown == f"short\n{'x' * 4000} ... (1,000 more characters)\nshort"
+
+
+def test_every_text_of_a_value_is_changed_keys_too():
+    value = {"a\x1b": ["b\x07", {"c": "d\n"}, 1, None, 2.5], "t": ("\u202e",)}
+    assert printable.mapped(value, printable.one_line) == {"a?": ["b?", {"c": "d "}, 1, None, 2.5], "t": ["?"]}
+
+
+@given(st.text() | st.text(alphabet='\x1b\x07\x7f\x9b\u202e\u200b\U000e0041\n"\\é'))
+def test_json_says_the_very_same_and_shows_nothing_that_steers(text):
+    document = printable.json({text: [text]})
+    assert json.loads(document) == {text: [text]}
+    assert steering(document.decode(), allowed="") == []
+
+
+def test_json_of_a_file_name_that_is_no_utf8():
+    assert json.loads(printable.json({"why": "name \udc9b.txt"})) == {"why": "name ?.txt"}
+
+
+@given(st.lists(st.binary(max_size=40)), st.binary(max_size=20))
+def test_a_log_shows_nothing_that_steers_wherever_its_parts_end(parts, last):
+    log = printable.LogText()
+    assert (
+        steering("".join(log.add(part) for part in [*parts, b"\x1b]0;", b"owned\x07\x1b", b"[2J\xc2", b"\x9b31m", last])) == []
+    )
+
+
+def test_a_log_is_decoded_across_parts_and_its_long_lines_are_cut():
+    log = printable.LogText()
+    raw = "é\n".encode() + b"y" * 6000 + b"\nend"
+    shown = "".join(log.add(raw[place : place + 1]) for place in range(len(raw)))
+    assert shown == f"é\n{'y' * 4000} ... (the rest of this line is in the file alone)\nend"

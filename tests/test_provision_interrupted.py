@@ -1,0 +1,127 @@
+"""Ctrl-C and SIGTERM: one true sentence at any moment, exit 130, and nothing that was started is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from support_line import until
+
+from provision.interruption import sentence
+
+ROOT = Path(__file__).parent.parent
+LOCAL = str(ROOT / "examples/local.yaml")
+SIGNALS = [pytest.param(number, id=number.name) for number in (signal.SIGINT, signal.SIGTERM)]
+# A package that every command imports, which says that its import has begun and never ends it.
+SLOW = """
+import os, pathlib, time
+pathlib.Path(os.environ["SEEN"]).write_text("")
+time.sleep(600)
+"""
+# Two commands of a change on this machine, one of them in a thread, as operations run theirs.
+CHANGE = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from shardlab import start
+from provision import interruption
+from provision.practice import base
+import signal
+for number in start.SIGNALS:
+    signal.signal(number, start._handle)
+with interruption.handled([], lambda: 1), ThreadPoolExecutor() as pool:
+    print("ready", flush=True)
+    list(pool.map(lambda seconds: base.run(["sleep", seconds]), ["601", "602"]))
+print("not reached")
+"""
+
+
+def start(*words, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-P", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def interrupted(process, number):
+    """What the process said on standard error; it ended in time, by itself, and said nothing else."""
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    return stderr
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("command", ["provision", "jobs", "collect", "shardlab"])
+def test_while_a_command_still_imports_a_signal_ends_it_with_a_sentence(command, number, tmp_path):
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich/__init__.py").write_text(SLOW)
+    seen = tmp_path / "seen"
+    process = start("-m", command, "--version", PYTHONPATH=str(tmp_path), SEEN=str(seen))
+    until(seen.exists, "it imports")
+    assert interrupted(process, number) == "interrupted before anything was changed.\n"
+
+
+def test_a_signal_that_the_shell_ignores_stays_ignored():
+    """As of a command that a script puts in the background."""
+    script = f"trap '' INT; exec {sys.executable} -P -m provision --version"
+    code = "from shardlab import start; import signal; start.start('shardlab')"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("shardlab ")
+    look = f"trap '' INT; exec {sys.executable} -P -c \"{code}; print(signal.getsignal(2) is signal.SIG_IGN)\" schema cluster"
+    done = subprocess.run(["sh", "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("True\n")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_during_the_checks_of_this_machine_what_runs_is_ended_and_said(number, tmp_path):
+    process = start("-m", "provision", LOCAL, "verify", "--json", "--workspace", str(tmp_path))
+    children = until(lambda: psutil.Process(process.pid).children(recursive=True), "a check runs")
+    said = interrupted(process, number)
+    assert said.splitlines()[-1] == "interrupted; nothing was changed; what ran on localhost was ended."
+    until(lambda: not any(map(lives, children)), "its processes end")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_what_a_change_runs_on_this_machine_is_ended(number):
+    process = start("-c", CHANGE)
+    assert process.stdout.readline() == "ready\n"
+    children = until(lambda: (found := psutil.Process(process.pid).children())[1:] and found, "both run")
+    assert interrupted(process, number) == "interrupted after 1 change had begun; the same command goes on from there.\n"
+    until(lambda: not any(map(lives, children)), "they end")
+
+
+def lives(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((0, [], {}), "interrupted; nothing was changed."),
+        ((None, [], {}), "interrupted; the same command goes on from there."),
+        (
+            (2, ["a", "b"], {"a": (), "b": ()}),
+            "interrupted after 2 changes had begun; the same command goes on from there; what ran on a, b was ended.",
+        ),
+        (
+            (1, ["a", "b"], {"a": ("sh",), "b": ()}),
+            (
+                "interrupted after 1 change had begun; the same command goes on from there; what ran on b was ended; "
+                "on a this may still run, until it ends or its time limit ends it: sh."
+            ),
+        ),
+    ],
+)
+def test_the_sentence_says_what_is_true(arguments, says):
+    assert sentence(*arguments) == says

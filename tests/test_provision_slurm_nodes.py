@@ -1,0 +1,141 @@
+"""Workers that Slurm does not use: which are resumed, which are left to the person who drained them, and what is said."""
+
+import subprocess
+
+import pytest
+from test_provision_operations import RUNNING, site, with_files
+
+from provision.facts import Unanswered
+from provision.facts.nodes import NODES, SlurmNode, parse
+from provision.facts.services import SERVICES
+from provision.operations import Nothing, slurm, slurm_files
+from provision.providers import Answer
+
+LOW = "Low RealMemory (reported:1000 < 100.00% of configured:2000)"
+
+
+def with_worker(line, *, services=RUNNING, conf=True):
+    """A site whose second worker Slurm tells of in this line of sinfo, and whose first one is ready."""
+    one = site()
+    head = one.targets[0]
+    for target in one.targets:
+        target.facts.answers[SERVICES.name] = services
+    if conf:
+        with_files(head, {path: (content, 0o644, "root:root") for path, content in slurm_files.files(one).items()})
+    head.facts.answers[NODES.name] = parse(f"w1|idle|root|none\n{line}\n")
+    return one
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "w2|drain|slurm|Not responding",
+        "w2|drain*|slurm|Node unexpectedly rebooted",
+        f"w2|drain|slurm|{LOW}",
+        "w2|drain|slurm|Low socket*core*thread count, Low CPUs",
+        "w2|drain|root|shardlab:driver",
+        "w2|drng|alice|shardlab:driver",
+    ],
+)
+def test_a_worker_is_resumed_if_we_drained_it_or_if_the_reason_no_longer_holds(line):
+    one = with_worker(line)
+    resume, wait = slurm.plan_nodes(one, one.targets[0])
+    assert resume.command == "scontrol update nodename=w2 state=resume"
+    assert line.rpartition("|")[2] in resume.says
+    assert resume.node is one.targets[0].node
+    assert wait.says.startswith("wait until all workers are ready (w2: dr")
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("w2|drain|alice|fan is loud", {}),
+        ("w2|drain|root|Not responding", {}),  # Slurm's own words, but written by a person
+        ("w2|drng|alice|Low RealMemory", {}),
+        ("w2|down|alice|sold", {}),
+        ("w2|drain|slurm|Kill task failed", {}),  # says something of the machine that no fact answers
+        ("w2|drain|slurm|Not responding", {"services": {}}),  # and its slurmd does not run
+        (f"w2|drain|slurm|{LOW}", {"conf": False}),  # and slurm.conf does not say what the worker is
+    ],
+)
+def test_a_worker_that_is_to_stay_drained_fails_with_the_reason_and_the_command_that_resumes_it(line, options):
+    one = with_worker(line, **options)
+    _, state, user, reason = line.split("|")
+    with pytest.raises(Unanswered) as caught:
+        slurm.plan_nodes(one, one.targets[0])
+    assert list(caught.value.blames) == ["w2"]
+    said = caught.value.blames["w2"]
+    assert f"w2: Slurm has it in the state {state}" in said
+    assert reason in said
+    assert ("Slurm itself" if user == "slurm" else f"the user {user}") in said
+    assert said.endswith("run on head: sudo scontrol update nodename=w2 state=resume")
+
+
+def test_low_memory_is_not_compared_while_another_worker_is_away():
+    one = with_worker(f"w2|drain|slurm|{LOW}")
+    one.left["w1"] = "packages failed"
+    with pytest.raises(Unanswered, match="Low RealMemory"):
+        slurm.plan_nodes(one, one.targets[0])
+
+
+def test_a_worker_that_is_down_is_waited_for():
+    one = with_worker("w2|down*|slurm|Not responding")
+    (wait,) = slurm.plan_nodes(one, one.targets[0])
+    assert wait.says == "wait until all workers are ready (w2: down)"
+
+
+class Controller:
+    """Runs the command on this machine, where `sinfo` is a stand-in, and waits no longer than it has to."""
+
+    name = "head"
+
+    def __init__(self, folder, line):
+        sinfo = folder / "sinfo"
+        sinfo.write_text(
+            f"#!/bin/sh\ncase \"$*\" in *%E*) echo '{line}' ;; *) echo '{line}' | cut -d '|' -f 1,2 | tr '|' ' ' ;; esac\n"
+        )
+        sinfo.chmod(0o755)
+        self.path = f"{folder}:/usr/bin:/bin"
+
+    def run(self, argv, *, timeout_s, root):
+        words = [word.replace("seq 120", "seq 1") for word in argv]
+        done = subprocess.run(words, env={"PATH": self.path}, capture_output=True, text=True, check=False)
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def waited(tmp_path, line):
+    one = with_worker("w2|down*|slurm|Not responding")
+    head = one.targets[0]
+    (wait,) = slurm.plan_nodes(one, head)
+    one.left["w1"] = "away"  # so that one line is all that sinfo has to say
+    (wait,) = slurm.plan_nodes(one, head)
+    object.__setattr__(head, "node", Controller(tmp_path, line))
+    wait.make(head.node)
+
+
+def test_a_worker_that_does_not_get_ready_is_the_one_that_is_blamed(tmp_path):
+    waited(tmp_path, "w2|idle|root|none")
+    with pytest.raises(Unanswered) as caught:
+        waited(tmp_path, "w2|down*|slurm|Not responding")
+    (said,) = caught.value.blames.items()
+    assert said[0] == "w2"
+    assert "w2: Slurm has it in the state down; the reason, given by Slurm itself, is: Not responding" in said[1]
+
+
+def test_a_controller_that_says_nothing_is_blamed_itself(tmp_path):
+    with pytest.raises(Unanswered, match="head: Slurm does not answer") as caught:
+        waited(tmp_path, "slurm_load_partitions: Unable to contact slurm controller")
+    assert list(caught.value.blames) == ["head"]
+
+
+def test_what_slurm_says_is_read_as_text_for_people_alone():
+    found = parse("w1|idle|root|none\nw2|drain$|alice|a|b \x1b[2Jc\n")
+    assert found == {"w1": SlurmNode("idle"), "w2": SlurmNode("drain", "alice", "a|b ?[2Jc")}
+    assert len(parse(f"w1|drain|x|{'y' * 5000}")["w1"].reason) == 200
+    with pytest.raises(ValueError, match="Allowed: %N"):
+        parse("w1 idle\n")
+
+
+def test_all_ready_workers_ask_for_nothing():
+    one = with_worker("w2|mix-|root|none")
+    assert slurm.plan_nodes(one, one.targets[0]) == Nothing("2 workers are ready")

@@ -1,0 +1,99 @@
+"""In CI a skipped test fails unless a table allows it, and a practice cluster that cannot be prepared fails."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import support_skips
+from support_practice import are_archives_away
+
+SKIPPING = """
+import pytest
+def test_that_passes(): pass
+def test_without_a_tool(): pytest.skip("zsh is not installed here")
+@pytest.mark.skipif(True, reason="zsh is not installed here")
+def test_with_a_mark(): pass
+@pytest.fixture
+def cluster(): pytest.skip("no cluster")
+def test_with_a_fixture(cluster): pass
+@pytest.mark.xfail
+def test_that_is_known_to_fail(): raise AssertionError
+"""
+WHOLE_FILE = 'import pytest\npytest.skip("no browser", allow_module_level=True)\n'
+GPU = 'import pytest\n@pytest.mark.skipif(True, reason="needs a GPU, and torch sees none")\ndef test_it(): pass\n'
+
+
+def pytest_on(folder: Path, ci: str) -> tuple[int, str]:
+    """(exit code, output) of pytest with the plugin on the tests in a folder; ci: the variable CI."""
+    command = [sys.executable, "-m", "pytest", "-p", "support_skips", "-p", "no:cacheprovider", "-rA", "--rootdir", folder]
+    environment = {**os.environ, "CI": ci, "PYTHONPATH": str(Path(support_skips.__file__).parent)}
+    done = subprocess.run([*command, folder], capture_output=True, text=True, env=environment, check=False)
+    return done.returncode, done.stdout
+
+
+@pytest.fixture
+def skipping(tmp_path):
+    """A folder with tests that are skipped in each of the ways that pytest has."""
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "test_skipping.py").write_text(SKIPPING)
+    (folder / "test_whole_file.py").write_text(WHOLE_FILE)
+    (folder / "test_trainers_gpu.py").write_text(GPU)
+    return folder
+
+
+def test_in_ci_each_skip_that_the_table_does_not_list_fails_by_name(skipping):
+    code, said = pytest_on(skipping.parent, "true")
+    assert code == 2  # a file that cannot be collected ends the session before its tests run
+    assert "tests/test_whole_file.py was skipped in CI: no browser. Allowed in CI: the skips that" in said
+    (skipping / "test_whole_file.py").unlink()
+    code, said = pytest_on(skipping.parent, "true")
+    assert code == 1
+    assert "1 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors" in said
+    for name, why in [
+        ("test_without_a_tool", "zsh is not installed here"),
+        ("test_with_a_mark", "zsh is not installed here"),
+        ("test_with_a_fixture", "no cluster"),
+    ]:
+        assert f"tests/test_skipping.py::{name} was skipped in CI: {why}." in said
+    assert "test_trainers_gpu.py:2: needs a GPU, and torch sees none" in said
+
+
+@pytest.mark.parametrize("ci", ["", "0", "false"])
+def test_elsewhere_skips_stay_skips(skipping, ci):
+    code, said = pytest_on(skipping.parent, ci)
+    assert (code, "1 passed, 5 skipped, 1 xfailed" in said) == (0, True), said
+
+
+@pytest.mark.parametrize(
+    ("test", "reason", "allowed"),
+    [
+        ("tests/test_trainers_gpu.py::test_a[ddp]", "needs a GPU, and torch sees none", True),
+        ("tests/test_trainers_gpu.py::test_a[ddp]", "nccl is not installed", False),
+        ("tests/test_shell.py::test_a[zsh]", "zsh is not installed here", False),
+        ("tests/test_traces_hta.py::test_a", "no Python with HolisticTraceAnalysis is named in SHARDLAB_HTA", False),
+        ("tests/test_provision_aside.py::test_a", "no loop device: losetup: cannot find an unused loop device", False),
+        ("tests/test_slurm_line.py::test_a", "practice nodes need root on this machine: sudo provision ...", False),
+    ],
+)
+def test_only_what_ci_has_no_machine_for_may_be_skipped(test, reason, allowed):
+    assert support_skips.is_allowed(test, reason) is allowed
+
+
+@pytest.mark.parametrize(
+    ("said", "away"),
+    [
+        # recorded from debootstrap 1.0.128, apt-get 2.6.1 and pip 23.2.1 with archives that do not answer
+        ("error: debootstrap failed: E: Failed getting release file http://127.0.0.1:9/debian/dists/bookworm/Release\n", True),
+        ("note: making the base\nerror: chroot failed: E: Unable to locate package slurmd\n", True),
+        ("error: /usr/bin/python3 failed: ERROR: No matching distribution found for torch==2.13.0\n", True),
+        ("", False),
+        ("error: practice nodes need root on this machine: sudo provision ...\n", False),
+        ("error: chroot failed: useradd: user 'practice' already exists\n", False),
+        ("Traceback (most recent call last):\n  ...\nOSError: E: Failed to fetch\n", False),
+    ],
+)
+def test_only_archives_that_are_away_excuse_a_practice_cluster_that_cannot_be_prepared(said, away):
+    assert are_archives_away(said) is away

@@ -1,0 +1,130 @@
+"""A workspace is one folder, however a person spells its path."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.cli import main
+from provision.providers import virtual
+from provision.providers.virtual import NoBase
+from shardlab import away, cluster
+from shardlab.errors import InputError
+from shardlab.workspace import Workspace
+
+FILE = """\
+schema: 1
+name: far
+provider: ssh
+nodes: [{name: gpu0, host: 10.9.9.1, roles: [controller, worker]}]
+storage: {shared: /mydata}
+slurm: {partition: batch}
+"""
+PRACTICE = """\
+schema: 1
+name: near
+provider: virtual
+nodes: [{name: head, roles: [controller, worker]}]
+"""
+SPELLINGS = {
+    "absolute": "{parent}/ws", "by the parent": "../ws", "a dot": ".", "a slash at the end": "../ws/",
+    "a symlink": "{parent}/link", "through a symlink and back": "{parent}/link/../ws", "twice": "../ws/../ws",
+}  # fmt: skip
+# It answers as a controller does to the delivery of files, and writes down the folder that each command is for.
+SSH = f"""\
+#!{sys.executable}
+import shlex, sys
+if "-G" not in sys.argv:
+    words = shlex.split(sys.argv[-1])
+    with open({{log!r}}, "a") as log:
+        print(words[words.index("--workspace") + 1], file=log)
+    print('{{{{"version": "1"}}}}')
+"""
+
+
+@pytest.fixture
+def ws(tmp_path, monkeypatch):
+    folder = tmp_path / "ws"
+    (folder / ".shardlab").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("ws")
+    (folder / "cluster.yaml").write_text(FILE)
+    node = {"name": "gpu0", "host": "10.9.9.1", "roles": ["controller"], "python": "/opt/bin/python"}
+    (folder / ".shardlab/inventory.json").write_text(json.dumps({"schema": 1, "cluster": "far", "nodes": [node]}))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def spelled(tmp_path, how):
+    return SPELLINGS[how].format(parent=tmp_path)
+
+
+def folder_of(path):
+    found = Workspace(Path(path))
+    return away.of(found, cluster.load(found.path / "cluster.yaml")).workspace
+
+
+def test_runs_are_sent_to_one_folder_of_the_cluster_by_every_spelling(ws, tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/ssh").write_text(SSH.format(log=str(log)))
+    (tmp_path / "bin/ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
+    for how in SPELLINGS:
+        (ws / ".shardlab/away.json").unlink(missing_ok=True)  # as if each were the first
+        assert main(["submit", "--matrix", "quickstart", "--workspace", spelled(tmp_path, how)]) == 0
+    folders = log.read_text().splitlines()
+    assert len(folders) == 2 * len(SPELLINGS)
+    assert len(set(folders)) == 1
+    assert folders[0].startswith("/mydata/workspaces/ws-")
+
+
+@pytest.mark.parametrize("how", SPELLINGS)
+def test_a_workspace_that_was_recorded_by_another_spelling_keeps_its_folder(ws, tmp_path, how):
+    old = recorded_away(ws, f"{tmp_path}/link")
+    assert folder_of(spelled(tmp_path, how)) == old.workspace
+    assert away.of(Workspace(ws), cluster.load(ws / "cluster.yaml")).mark == old.mark
+
+
+def recorded_away(ws, path, shared="/mydata"):
+    """What an older release wrote down for that spelling."""
+    there = away.of(Workspace(ws), cluster.load(ws / "cluster.yaml"))
+    fields = {name: getattr(there, name) for name in there.__struct_fields__}
+    old = away.Away(**fields | {"workspace": f"{shared}/workspaces/link-01234567", "mark": f"host:{path}\n"})
+    away.keep(Workspace(ws), old)
+    return old
+
+
+def test_a_workspace_that_was_moved_keeps_its_folder_and_a_copy_gets_its_own(ws, tmp_path):
+    old = recorded_away(ws, ws)
+    shutil.copytree(ws, tmp_path / "copy")
+    assert folder_of(ws) == old.workspace
+    assert folder_of(tmp_path / "copy") not in (old.workspace, folder_of(tmp_path / "nowhere/../copy/../ws"))
+    ws.rename(tmp_path / "moved")
+    assert folder_of(tmp_path / "moved") == old.workspace
+
+
+def test_another_shared_folder_of_the_cluster_gets_a_folder_of_its_own(ws):
+    recorded_away(ws, ws, shared="/before")
+    assert folder_of(ws).startswith("/mydata/workspaces/ws-")
+
+
+@pytest.mark.parametrize("how", SPELLINGS)
+@pytest.mark.parametrize("recorded", ["absolute", "a symlink", "through a symlink and back"])
+def test_practice_nodes_belong_to_their_workspace_by_every_spelling(ws, tmp_path, monkeypatch, how, recorded):
+    (ws / "near.yaml").write_text(PRACTICE)
+    described = cluster.load(ws / "near.yaml")
+    monkeypatch.setattr(virtual, "STATE", tmp_path / "state")
+    (tmp_path / "state/near").mkdir(parents=True)
+    (tmp_path / "state/near/workspace").write_text(f"{spelled(tmp_path, recorded)}\n")
+    virtual._check_owner(described, Workspace.find(spelled(tmp_path, how)))
+    with pytest.raises(NoBase, match="has practice nodes of the name near"):
+        virtual._check_owner(described, Workspace(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("name", ["a\n", "../a", "", "A", ".a", "a/b", "a" * 65])
+def test_what_is_no_run_id_is_refused(tmp_path, name):
+    with pytest.raises(InputError, match="is no run id"):
+        Workspace(tmp_path).run(name)

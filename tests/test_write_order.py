@@ -1,0 +1,124 @@
+"""The order of writes, syncs and renames: a kill or a power loss at any moment loses nothing that was kept."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardlab import checkpoint, files
+
+KEPT_STEP, NEW_STEP = 4, 8
+# Saves a checkpoint of step 4, then, in a forked child, one of step 8; each time in a new folder. Child N is killed before the
+# Nth change of the file system that its commit makes. Prints after each child what is listed as whole and what is damaged.
+KILLED_AT_EACH_CALL = f"""
+import json, os, shutil, signal, sys
+from pathlib import Path
+from shardlab import checkpoint
+
+def save(run, step, before_commit=lambda: None):
+    growing = checkpoint.begin(run, step)
+    written = checkpoint.Growing(growing / "rank-00000.bin")
+    written.write(b"weights" * 1000)
+    manifest = checkpoint.Manifest(
+        schema=1, step=step, world=1, layout="sharded", strategy="single", tp=1, cell_hash="c", train_time_s=1.0, numbers={{}},
+        files=[written.close()],
+    )
+    before_commit()
+    checkpoint.commit(run, manifest, keep=2)
+
+def killed_at(number):
+    made = iter(range(number))
+    def counting(real):
+        def call(*arguments, **options):
+            if next(made, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+        return call
+    for name in ("open", "write", "fsync", "rename", "rmdir", "unlink"):
+        setattr(os, name, counting(getattr(os, name)))
+
+for number in range(100):
+    run = Path(sys.argv[1]) / str(number)
+    save(run, {KEPT_STEP})
+    child = os.fork()
+    if child == 0:
+        save(run, {NEW_STEP}, lambda: killed_at(number))
+        os._exit(0)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    whole = checkpoint.whole(run)
+    read = [checkpoint.read(path) for path in whole]
+    wrong = [found if isinstance(found, str) else checkpoint.damage(path, found.files) for path, found in zip(whole, read)]
+    print(json.dumps([ended, [checkpoint.step_of(path) for path in whole], wrong]))
+    if ended == 0:
+        break
+"""
+
+
+def test_a_checkpoint_whose_commit_is_killed_at_any_call_is_whole_or_not_listed(tmp_path):
+    command = [sys.executable, "-c", KILLED_AT_EACH_CALL, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    ends = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [ended for ended, _, _ in ends] == [-9] * (len(ends) - 1) + [0]
+    assert len(ends) > 5  # its manifest is opened, written, synced and renamed, and then its folder is renamed
+    listed = [steps for _, steps, _ in ends]
+    first_with_both = listed.index([NEW_STEP, KEPT_STEP])
+    assert listed == [[KEPT_STEP]] * first_with_both + [[NEW_STEP, KEPT_STEP]] * (len(ends) - first_with_both)
+    assert [wrong for _, _, wrong in ends if any(wrong)] == []
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The names of what was synced and renamed, in order."""
+    made = []
+    real_fsync, real_rename = os.fsync, os.rename
+
+    def fsync(descriptor):
+        made.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
+        real_fsync(descriptor)
+
+    def rename(old, new):
+        made.append(("rename", Path(old).name, Path(new).name))
+        real_rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    return made
+
+
+def write_in_pieces(path, content):
+    with files.writing(path) as handle:
+        handle.write(content)
+
+
+@pytest.mark.parametrize("write", [files.write_atomic, write_in_pieces])
+def test_a_file_is_synced_before_its_rename_and_its_folder_after_it(tmp_path, calls, write):
+    """A power loss leaves the old file or the new one: never an empty one, and never the old one after the call returned."""
+    write(tmp_path / "a.json", b"{}")
+    (_, temporary), *_ = calls
+    assert temporary not in ("a.json", tmp_path.name)
+    assert calls == [("sync", temporary), ("rename", temporary, "a.json"), ("sync", tmp_path.name)]
+
+
+def test_a_checkpoint_is_synced_before_its_rename_and_the_folder_of_checkpoints_after_it(tmp_path, calls):
+    growing = checkpoint.begin(tmp_path, NEW_STEP)
+    weights = checkpoint.Growing(growing / "rank-00000.bin")
+    weights.write(b"weights")
+    written = weights.close()
+    manifest = checkpoint.Manifest(
+        schema=1, step=NEW_STEP, world=1, layout="sharded", strategy="single", tp=1, cell_hash="c", train_time_s=1.0,
+        numbers={}, files=[written],
+    )  # fmt: skip
+    checkpoint.commit(tmp_path, manifest, keep=1)
+    (_, temporary) = calls[1]
+    growing_name, final_name = growing.name, checkpoint.path_of(tmp_path, NEW_STEP).name
+    assert calls == [
+        ("sync", "rank-00000.bin"),
+        ("sync", temporary),
+        ("rename", temporary, checkpoint.MANIFEST),
+        ("sync", growing_name),
+        ("rename", growing_name, final_name),
+        ("sync", checkpoint.FOLDER),
+    ]
