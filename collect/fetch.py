@@ -20,7 +20,8 @@ from shardlab.workspace import Workspace, chosen
 
 
 class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One run after fetching. hashed: files that were read for it; problems: why it is not what it was, in clauses."""
+    """One run after fetching. hashed: files that were read for it; problems: why it is not what it was, in clauses.
+    unreadable: why its state cannot be told, or ''."""
 
     run: str
     state: str
@@ -31,6 +32,7 @@ class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
     truncated: int
     corrupt: int
     damage: str = ""
+    unreadable: str = ""
     added: list[str] = []
     problems: list[str] = []
 
@@ -61,6 +63,7 @@ def fetch_run(run: RunDir) -> Fetched:
         truncated=len(damage.truncated),
         corrupt=damage.lines,
         damage=damage.says(),
+        unreadable=found.unreadable,
     )
     try:
         old = manifest.read(run)
