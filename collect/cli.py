@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardlab import console, cycles, registry
 from shardlab.console import Output
 from shardlab.errors import InputError, MissingExtra
+from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
         )
     elif not fetched:
         output.remark(f"{workspace.runs}: no runs yet.")
+    _set_aside(output, [(RunDir(workspace.runs / run.run), run.unreadable) for run in fetched])
     output.document(fetched)
     return 0 if all(run.is_sound for run in fetched) else 1
 
@@ -152,7 +154,7 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
     terminal.show(output, summary)
     output.line(f"report: {folder / report.PAGE}")
     output.document(summary)
-    return 0
+    return _set_aside(output, _of_loaded(loaded))
 
 
 def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
@@ -166,7 +168,23 @@ def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
     terminal.verdicts(output, summary)
     kept = ("matrix", "title", "rehearsal", "illustrative", "remarks", "verdicts", "reported", "assumed", "notes")
     output.document({name: getattr(summary, name) for name in kept})
-    return int(arguments.strict and any(verdict.verdict == "contradicted" for verdict in summary.verdicts))
+    contradicted = arguments.strict and any(verdict.verdict == "contradicted" for verdict in summary.verdicts)
+    return max(int(contradicted), _set_aside(output, _of_loaded(loaded)))
+
+
+def _set_aside(output: Output, runs: Iterable[tuple[RunDir, str]]) -> int:
+    """Name every run whose records cannot be read, with the reason: 1 if there is such a run, else 0."""
+    code = 0
+    for folder, unreadable in runs:
+        if unreadable:
+            way_out = f"restore the file, or move the folder {folder.path} out of runs/, and run the same command again"
+            output.remark(f"{folder.run_id}: set aside: {unreadable.rstrip('.')}; {way_out}.", style="red")
+            code = 1
+    return code
+
+
+def _of_loaded(loaded: Loaded) -> list[tuple[RunDir, str]]:
+    return [(run.folder, run.unreadable) for run in loaded.runs]
 
 
 def _baseline(asked: str | None, loaded: Loaded) -> str:
@@ -207,7 +225,7 @@ def _export(arguments: argparse.Namespace, output: Output) -> int:
     for path in written:
         output.line(str(path))
     output.document({"format": format_.name, "files": [str(path) for path in written]})
-    return 0
+    return _set_aside(output, _of_loaded(loaded))
 
 
 def _sample(arguments: argparse.Namespace, output: Output) -> int:

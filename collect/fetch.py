@@ -25,6 +25,7 @@ class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     hashed: how many files were read for it. problems: why it is not what it was, or not what it is on the cluster, in clauses.
     not_regular: what it has beside files and folders, by name, such as "a symlink"; nothing of it was fetched or read.
+    unreadable: why its state cannot be told, or "".
     """
 
     run: str
@@ -36,13 +37,14 @@ class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
     truncated: int
     corrupt: int
     damage: str = ""
+    unreadable: str = ""
     added: list[str] = []
     problems: list[str] = []
     not_regular: dict[str, str] = {}
 
     @property
     def is_sound(self) -> bool:
-        return not self.problems and not self.not_regular
+        return not self.problems and not self.not_regular and not self.unreadable
 
 
 def fetch(workspace: Workspace, patterns: Sequence[str], say: Callable[[str], None] = lambda _: None) -> list[Fetched]:
@@ -71,6 +73,7 @@ def fetch_run(run: RunDir, downloaded: Downloaded | None = None) -> Fetched:
         truncated=len(damage.truncated),
         corrupt=damage.lines,
         damage=damage.says(),
+        unreadable=found.unreadable,
     )
     if downloaded:
         fetched.problems, fetched.not_regular = downloaded.problems, downloaded.not_regular

@@ -37,9 +37,9 @@ class LoadedRun(msgspec.Struct, dict=True):
     """One run folder. run, result: None where there is none or it is damaged, then the verdict says why.
 
     steps: every recorded step; timed: the timed ones that every rank recorded; world: those, one row per step. All are empty
-    without a run.json, as the size of the world is unknown then. profiled: it has a folder for traces. paused: it stood still
-    between its first timed step and its last. quantities: its metrics, where they were computed as it was read, for the cell
-    that its run.json names (`LoadedCell.quantities` has them of every run).
+    without a run.json, as the size of the world is unknown then. unreadable: why the run is set aside, or ''. profiled: it has
+    a folder for traces. paused: it stood still between its first timed step and its last. quantities: its metrics, where they
+    were computed as it was read, for the cell that its run.json names (`LoadedCell.quantities` has them of every run).
     """
 
     folder: RunDir
@@ -58,6 +58,7 @@ class LoadedRun(msgspec.Struct, dict=True):
     profiled: bool
     paused: bool
     reads_traces: Traces
+    unreadable: str
     quantities: dict[str, Quantity] | None
     coverage: list[Coverage]
 
@@ -181,6 +182,7 @@ def _runs(workspace: Workspace, run_ids: Sequence[str], how: Traces) -> Iterator
             profiled=found.profiled,
             paused=found.paused,
             reads_traces=how,
+            unreadable=found.unreadable,
             quantities=derived.quantities,
             coverage=derived.coverage,
         )

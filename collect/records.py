@@ -17,7 +17,7 @@ from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import NotRegular
 from shardlab.host import Host
 from shardlab.pauses import Pause
-from shardlab.record import Event, Lines, Record, Result, Sample, StepRecord, ValidationRecord, read_lines
+from shardlab.record import Event, Lines, Record, Result, Sample, StepRecord, ValidationRecord, damaged_line, read_lines
 from shardlab.run import Run
 from shardlab.rundir import VALIDATION, RunDir, judged
 from shardlab.state import Verdict
@@ -68,7 +68,8 @@ class Damage(msgspec.Struct):
 
 class Records(msgspec.Struct):
     """run, result: None where there is none or either is damaged, then the verdict says why. steps: by rank; samples: by the
-    host that the file is named after; hosts: those that say what they are."""
+    host that the file is named after; hosts: those that say what they are. unreadable: why the run is set aside, as its state
+    cannot be told: run.json, result.json or an event cannot be read, or a file cannot be opened."""
 
     verdict: Verdict
     run: Run | None
@@ -80,6 +81,7 @@ class Records(msgspec.Struct):
     damage: Damage
     profiled: bool = False  # whether there is a folder for traces
     paused: bool = False  # it stood still: steps that hold that are set aside, and the result has no times that do
+    unreadable: str = ""
 
     @property
     def count(self) -> int:
@@ -88,8 +90,8 @@ class Records(msgspec.Struct):
 
 
 def read(folder: RunDir) -> Records:
-    """All records of a run, judged. Raises WorkspaceError where a file is there and cannot be opened."""
-    damage = Damage()
+    """All records of a run, judged."""
+    damage, unreadable = Damage(), list[str]()
     try:
         top = sorted(os.listdir(folder.path))  # noqa: PTH208 - names; an object for each takes most of the time
     except (FileNotFoundError, NotADirectoryError):
@@ -103,29 +105,32 @@ def read(folder: RunDir) -> Records:
         try:
             return damage.note(name, read_lines(f"{folder.path}/{name}", kind))
         except WorkspaceError as error:
-            if not isinstance(error.__cause__, NotRegular):
-                raise
-            damage.not_followed[name] = error.__cause__.kind
+            if isinstance(error.__cause__, NotRegular):
+                damage.not_followed[name] = error.__cause__.kind
+            if not isinstance(error.__cause__, NotRegular) or _EVENTS.fullmatch(name):
+                unreadable.append(str(error))
             return []
 
     steps = {int(match[1]): noted(name, StepRecord) for name in inside("steps") if (match := _RANK.fullmatch(name))}
     samples = {match[1]: noted(name, Sample) for name in inside("samples") if (match := _HOST.fullmatch(name))}
     validation = noted(VALIDATION, ValidationRecord) if VALIDATION in top else []
     events = [event for name in top if _EVENTS.fullmatch(name) for event in noted(name, Event)]
+    for name in filter(_EVENTS.fullmatch, damage.corrupt):
+        if (line := damaged_line(f"{folder.path}/{name}", Event)) is not None:
+            unreadable.append(f"{folder.path}/{name}:{line[0]}: is not an event of this version: {line[1]}.")
     run: Run | None = None
     result: Result | None = None
     try:
         run = folder.read_run()
         result = folder.read_result()
         verdict = judged(run, result, sorted(events, key=lambda event: event.wall_s), steps)
-    except InputError as error:
-        verdict = Verdict("unknown", str(error))
-    except WorkspaceError as error:
-        if not isinstance(error.__cause__, NotRegular):
-            raise
-        verdict = Verdict("unknown", str(error))
+    except (InputError, WorkspaceError) as error:
+        unreadable.append(str(error))
+    if unreadable:
+        verdict = Verdict("unknown", unreadable[0])
     hosts = [host for name in inside("env") if (host := _host(f"{folder.path}/{name}")) is not None]
     found = Records(verdict, run, result, steps, samples, validation, hosts, damage, "trace" in parts)
+    found.unreadable = verdict.why if unreadable else ""
     return _without(found, pauses.of(events))
 
 

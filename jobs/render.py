@@ -19,7 +19,7 @@ from jobs.slurm import request
 from shardlab import __version__, code, files, host
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
-from shardlab.errors import InputError, ShardlabError
+from shardlab.errors import ShardlabError
 from shardlab.matrix import Matrix
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
@@ -118,10 +118,11 @@ def script(run: Run, folder: Path, where: Cluster, own_templates: Path | None) -
 
 
 def write(run: Run, runs: Path, source: Source) -> RunDir:
-    """Make the run's folder whole or not at all. Raises InputError where one that was sent is in the way."""
+    """Make the run's folder whole or not at all. Raises ShardlabError if a run that was sent is in the way: other runs of the
+    command may be rendered by then, so the input alone is not what is wrong."""
     final = RunDir(runs / run.run_id)
     if final.path.exists() and final.judge().state != "planned":
-        raise InputError(f"{final.path}: this run was sent already; `jobs retry` makes a new attempt.")
+        raise ShardlabError(f"{final.path}: this run was sent already; `jobs retry` makes a new attempt.")
     folder = RunDir(runs / f".{run.run_id}.tmp")
     with files.as_workspace_error("render"):
         shutil.rmtree(folder.path, ignore_errors=True)

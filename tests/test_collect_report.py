@@ -178,7 +178,28 @@ def test_a_damaged_run_folder_is_listed_with_its_reason(tmp_path):
     assert found.states == {"completed": 1, "unknown": 2}
     assert "is not a run of this version" in found.runs[0].why
     assert "is not a result of this version" in found.runs[1].why
-    assert main(["summarize", "--workspace", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("verb", [["summarize"], ["verdicts"], ["export", "--to", "csv"], ["fetch"]])
+@pytest.mark.parametrize("damage", ["run.json", "result.json", "events", "no file"])
+def test_a_run_whose_records_cannot_be_read_is_set_aside_by_name(tmp_path, capsys, verb, damage):
+    workspace = support.matrix(tmp_path)
+    run = workspace.run(run_id(support.cell(), 1))
+    (events,) = run.path.glob("events.*")
+    if damage == "events":
+        events.write_bytes(events.read_bytes() + bytes(20) + b"\n")
+    elif damage == "no file":
+        events.unlink()
+        events.mkdir()
+    else:
+        (run.path / damage).write_text("{")
+    assert main([*verb, "--workspace", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    (line,) = [line for line in said.err.splitlines() if line.startswith(f"{run.run_id}: set aside: ")]
+    assert f"move the folder {run.path} out of runs/" in line
+    assert (damage if damage.endswith(".json") else events.name) in line
+    shutil.move(run.path, tmp_path / "elsewhere")
+    assert main([*verb, "--workspace", str(tmp_path)]) == 0
 
 
 def test_rehearsal_and_synthetic_data_are_said_everywhere(workspace, capsys):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support_line import MATRIX
+from support_queue import CLUSTER, Queue
 
 EXTRA = ("torch", "functorch", "numpy", "transformers", "tokenizers", "deepspeed", "polars", "plotly")
 FAR = """\
@@ -69,6 +70,13 @@ def test_plans_and_dry_runs_go_on(jobs):
     assert "note: torch is not installed here: pip install 'shardlab[trainers]'" in done.stderr
     assert jobs("submit", "--dry-run").returncode == 0
     assert "torch is not" not in jobs("plan", python=sys.executable).stderr
+
+
+def test_a_controller_may_have_none_either(jobs, tmp_path, monkeypatch):
+    Queue(tmp_path / "slurm", monkeypatch)
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w/cluster.yaml").write_text(CLUSTER)
+    assert jobs("submit").returncode == 0
 
 
 def test_a_cluster_has_its_own_torch(jobs, tmp_path):
