@@ -77,7 +77,8 @@ class Away(msgspec.Struct, frozen=True):
         code, document, errors = _answered(argv, given, limit_s)
         if code is None:
             raise ShardlabError(f"{self.host}: {module} did not answer within {limit_s:g} s.")
-        if document and (code == LOST or code < 0):
+        is_too_large = len(document) >= MOST_BYTES
+        if document and not is_too_large and (code == LOST or code < 0):
             raise ShardlabError(f"{self.host}: the connection broke in the middle of an answer; run the same command again.")
         if not document:
             said = "\n".join(errors.decode("utf-8", "replace").strip().splitlines())  # ssh ends its own with \\r\\n
@@ -85,7 +86,7 @@ class Away(msgspec.Struct, frozen=True):
         try:
             return decoder(shape).decode(document)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            why = f"more than {MOST_BYTES >> 20} MiB" if len(document) >= MOST_BYTES else str(error)
+            why = f"more than {MOST_BYTES >> 20} MiB" if is_too_large else str(error)
             command = " ".join([module, *arguments[:1]])
             raise ShardlabError(
                 f"{self.host}: shardlab {__version__} cannot read the answer of `{command}` there ({why}). Is another release "

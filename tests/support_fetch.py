@@ -21,7 +21,9 @@ from shardlab import away
 from shardlab.away import Away
 from shardlab.workspace import Workspace
 
-# The first line of the file `fault` says what happens: which connection, counted from 1, after how many bytes, and what.
+# The first line of the file `fault` says what happens: which connection, counted from 1, after how many bytes, and what. The
+# file `answer` is what the cluster answers instead of its own answer. The script `before` runs before each connection, with its
+# number.
 SSH = """\
 #!/bin/sh
 for word; do test "$word" != -G || exit 0; done
@@ -29,6 +31,8 @@ while :; do case $1 in --) shift; break ;; -o | -i | -p | -l) shift 2 ;; -*) shi
 shift
 cd / && exec 3< "@/fault" && read -r which bytes what <&3 && exec 3<&-
 echo >> "@/connections"
+if test -x "@/before"; then "@/before" "$(wc -l < "@/connections")"; fi
+if test -e "@/answer" && test "$(wc -l < "@/connections")" = 1; then exec cat "@/answer"; fi
 if test "$(wc -l < "@/connections")" != "$which"; then exec sh -c "$*"; fi
 if test "$what" = cut; then sh -c "$*" | { dd bs=64K count="$bytes" iflag=count_bytes status=none; kill -9 $$; }; fi
 sh -c "$*" | { dd bs=64K count="$bytes" iflag=count_bytes status=none; kill -9 "$SHARDLAB_TEST_PID"; cat; }
