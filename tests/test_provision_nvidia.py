@@ -225,7 +225,7 @@ def test_a_library_newer_than_the_module_that_runs_asks_for_a_reboot_alone():
     assert isinstance(reboot, Reboot)
     assert reboot.why.endswith("(loaded 580.95.05, on disk 580.105.08, NVML none)")
     for state in ("mix", "alloc", "comp", "drng"):
-        with pytest.raises(Unanswered, match="let them end: sudo scontrol update NodeName=w1 State=DRAIN Reason=shardlab:driver"):
+        with pytest.raises(Unanswered, match="sudo scontrol update NodeName=w1 State=DRAIN Reason=shardlab:driver"):
             done(half, state=state)
 
 
