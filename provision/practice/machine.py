@@ -137,15 +137,15 @@ class Machine:
         shutil.rmtree(self.folder)
 
     def _check_base(self) -> None:
-        """Raises NoBase where the node was made from another base: its own files would not fit this one, such as /etc/passwd."""
+        """Raises NoBase where the node was made from another base: its own files, such as /etc/passwd, would not fit this one."""
         note = self.folder / "base"
         if not (self.folder / "upper").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             note.write_text(self.base.name, encoding="utf-8")
         elif not note.exists() or note.read_text(encoding="utf-8") != self.base.name:
             raise NoBase(
-                f"{self.name}: this practice node was made by another version of shardlab; remove the nodes of {self.cluster} with "
-                "provision FILE down, and run the same command again."
+                f"{self.name}: this practice node was made by another version of shardlab; remove the nodes of "
+                f"{self.cluster} with provision FILE down, and run the same command again."
             )
 
     def _personalise(self) -> None:
