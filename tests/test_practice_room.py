@@ -1,10 +1,13 @@
 """How many practice nodes a machine carries is asked before any of them is made."""
 
+import dataclasses
+
 import pytest
 from support_practice import FILE
 
 from provision.practice import base
 from provision.practice.base import NoBase
+from provision.practice.machine import Machine
 from provision.providers import virtual
 from shardlab import cluster
 from shardlab.workspace import Workspace
@@ -17,6 +20,7 @@ def three(tmp_path, monkeypatch):
     monkeypatch.setattr("provision.practice.machine.STATE", tmp_path / "state")
     monkeypatch.setattr(base, "check", lambda: None)  # whatever this machine is
     monkeypatch.setattr(base, "folder", lambda _packages: tmp_path / "base")
+    (tmp_path / "state").mkdir(mode=0o700)
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE.replace("SHARED", str(tmp_path / "shared")))
     return cluster.load(file)
@@ -26,6 +30,19 @@ def changes(three, tmp_path):
     """What would be done to bring the first of the three nodes up; nothing is."""
     workspace = Workspace(tmp_path)
     return [change.says for change in virtual.bring_up(three, workspace, virtual.nodes(three, workspace)[0])]
+
+
+def test_a_node_that_was_made_from_another_base_is_refused_before_it_is_booted(three, tmp_path):
+    machine = Machine(three.name, "head", "10.0.0.1", 24, "bridge", tmp_path / "base-1", "")
+    machine._check_base()
+    (machine.folder / "upper").mkdir()
+    machine._check_base()
+    other = dataclasses.replace(machine, base=tmp_path / "base-2")
+    with pytest.raises(NoBase, match="head: this practice node was made by another version of shardlab; remove the nodes"):
+        other._check_base()
+    (machine.folder / "base").unlink()  # as versions left it that did not write it
+    with pytest.raises(NoBase, match="made by another version"):
+        machine._check_base()
 
 
 def test_the_nodes_of_all_clusters_count(three, tmp_path):

@@ -224,8 +224,9 @@ def test_a_library_newer_than_the_module_that_runs_asks_for_a_reboot_alone():
     (reboot,) = done(half)
     assert isinstance(reboot, Reboot)
     assert reboot.why.endswith("(loaded 580.95.05, on disk 580.105.08, NVML none)")
-    with pytest.raises(Unanswered, match="jobs run on it; let them end: sudo scontrol update NodeName=w1 State=DRAIN"):
-        done(half, state="mix")
+    for state in ("mix", "alloc", "comp", "drng"):
+        with pytest.raises(Unanswered, match="sudo scontrol update NodeName=w1 State=DRAIN Reason=shardlab:driver"):
+            done(half, state=state)
 
 
 def test_a_module_that_was_never_built_for_this_kernel_is_built():

@@ -72,6 +72,7 @@ class Machine:
 
         Raises NoBase.
         """
+        self._check_base()
         for name in ("upper", "work", "root"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self._personalise()
@@ -134,6 +135,18 @@ class Machine:
                 raise NoBase(f"{self.root}: {answer.stderr.strip()}")
             time.sleep(0 if answer.returncode == 0 else 0.1)
         shutil.rmtree(self.folder)
+
+    def _check_base(self) -> None:
+        """Raises NoBase if the node was made from another base: its own files, such as /etc/passwd, do not fit this one."""
+        note = self.folder / "base"
+        if not (self.folder / "upper").exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            note.write_text(self.base.name, encoding="utf-8")
+        elif not note.exists() or note.read_text(encoding="utf-8") != self.base.name:
+            raise NoBase(
+                f"{self.name}: this practice node was made by another version of shardlab; remove the nodes of "
+                f"{self.cluster} with provision FILE down, and run the same command again."
+            )
 
     def _personalise(self) -> None:
         upper = self.folder / "upper"
