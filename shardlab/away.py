@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from shardlab import files, inventory
+from shardlab import files, inventory, relay
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, ShardlabError
 from shardlab.remote import Address, HostKeys, ssh_command
@@ -72,7 +72,7 @@ class Away(msgspec.Struct, frozen=True):
     def hand_over(self, module: str, arguments: Sequence[str]) -> int:
         """Run a command of ours there, with this terminal as its own; its exit code. Raises ShardlabError."""
         terminal = sys.stdout.isatty() and sys.stdin.isatty()
-        code = subprocess.run(self.command(module, arguments, terminal=terminal), check=False).returncode
+        code = relay.run(self.command(module, arguments, terminal=terminal), terminal=terminal)
         if code == LOST:
             raise ShardlabError(f"{self.host}: the connection broke or was refused; runs that were sent go on.")
         return code
