@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shardlab import __version__, files, inventory
+from shardlab import __version__, files, inventory, relay
 from shardlab.cluster import Cluster
 from shardlab.decoders import decoder
 from shardlab.errors import InputError, ShardlabError
@@ -96,7 +96,7 @@ class Away(msgspec.Struct, frozen=True):
     def hand_over(self, module: str, arguments: Sequence[str]) -> int:
         """Run a command of ours there, with this terminal as its own; its exit code. Raises ShardlabError."""
         terminal = sys.stdout.isatty() and sys.stdin.isatty()
-        code = subprocess.run(self.command(module, arguments, terminal=terminal), check=False).returncode
+        code = relay.run(self.command(module, arguments, terminal=terminal), terminal=terminal)
         if code == LOST:
             raise ShardlabError(f"{self.host}: the connection broke or was refused; runs that were sent go on.")
         return code

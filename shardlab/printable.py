@@ -29,7 +29,7 @@ def clean(text: str) -> str:
     """
     if len(text) <= LONGEST_LINE and text.isprintable():
         return text
-    return "\n".join(line if len(line) <= LONGEST_LINE else _cut(line) for line in _visible(text).split("\n"))
+    return "\n".join(line if len(line) <= LONGEST_LINE else _cut(line) for line in visible(text).split("\n"))
 
 
 def one_line(text: str) -> str:
@@ -74,7 +74,7 @@ class LogText:
     def add(self, part: bytes) -> str:
         """What to show of the next part. A carriage return begins a new line, so that nothing is written over."""
         shown = []
-        for place, line in enumerate(_visible(self._decoder.decode(part)).split("\n")):
+        for place, line in enumerate(visible(self._decoder.decode(part)).split("\n")):
             if place:
                 shown.append("\n")
                 self._column = 0
@@ -86,7 +86,8 @@ class LogText:
         return "".join(shown)
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
+    """The text as `clean` makes it, with lines of any length."""
     text = _LINE_END.sub("\n", _CSI.sub("", text)).expandtabs()
     if text.replace("\n", "").isprintable():
         return text
