@@ -7,8 +7,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from collect import choice_text, notation, verdict_text
+from collect import choice_text, notation
 from collect.choice_text import Said
+from collect.choices.contest import Contest
+from collect.choices.standing import Standing
 from collect.metric import menu
 from collect.summary import Summary
 from collect.verdicts.claims import Part, Verdict
@@ -92,10 +94,19 @@ def choices(summary: Summary) -> list[Choice]:
             (contest for contest in family.contests if contest.open),
             key=lambda contest: (len(contest.named("measured")), contest.ranks, contest.batch),
         )
-        best = [(choice_text.HEADINGS[one.criterion], choice_text.said(contest, one.criterion)) for one in contest.standings]
+        best = [(choice_text.HEADINGS[one.criterion], _chosen(contest, one)) for one in contest.standings]
         if best:
             found.append(Choice(choice_text.title(family), choice_text.where(contest), best))
     return found
+
+
+def _chosen(contest: Contest, standing: Standing) -> Said:
+    """Who is the best by a criterion; of many that cannot be told apart, their number."""
+    told = choice_text.said(contest, standing.criterion)
+    if standing.word == "not told apart" and len(standing.best) > choice_text.MOST_NAMED:
+        about = f"{len(standing.best)} of {len(standing.placed)} cannot be told apart: {told.value}"
+        return Said([], "no clear winner", about)
+    return told
 
 
 def _deciding(verdict: Verdict) -> Part | None:
@@ -107,20 +118,34 @@ def _deciding(verdict: Verdict) -> Part | None:
 
 def _sides(part: Part) -> tuple[str, str, str]:
     """(measured, its interval, what it is compared with if that was measured too)."""
-    if part.left is None or part.right is None:
-        return "", "", ""
     test = _comparison(part.test)
+    if part.left is None or part.right is None or test is None:
+        return "", "", ""
     left = (part.left, part.left_interval, part.left_unit)
     right = (part.right, part.right_interval, part.right_unit)
-    if test is not None and not _is_measured(test.left):
+    if not _is_measured(test.left):
         left, right = right, left
-    measured = verdict_text.quantity(left[0], left[2])
-    interval = verdict_text.interval(*left[1], left[2]) if left[1] else ""
-    against = ""
-    if test is not None and _is_measured(test.left) and _is_measured(test.comparators[0]):
-        spread = f" ({verdict_text.interval(*right[1], right[2])})" if right[1] else ""
-        against = f"{verdict_text.quantity(right[0], right[2])}{spread}"
-    return measured, interval, against
+    measured, interval = _written(*left)
+    if not (_is_measured(test.left) and _is_measured(test.comparators[0])):
+        return measured, interval, ""
+    other, spread = _written(*right)
+    return measured, interval, f"{other} ({spread})" if spread else other
+
+
+def _written(value: float, interval: tuple[float, float] | None, unit: str) -> tuple[str, str]:
+    """A number in three digits with its unit, and its interval in the same unit."""
+    name, size = {"x": ("×", 1.0)}.get(unit, (unit, 1.0))
+    if unit == "bytes":
+        largest = max(map(abs, (value, *(interval or ()))))
+        name, size = next(
+            ((name, size) for name, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)) if largest >= size), (unit, 1.0)
+        )
+    low_high = " to ".join(_digits(end / size) for end in interval) if interval else ""
+    return f"{_digits(value / size)} {name}".rstrip(), low_high
+
+
+def _digits(value: float) -> str:
+    return notation.number(value, 3).replace("-", "−")
 
 
 def _asked(verdict: Verdict, part: Part) -> str:
@@ -131,14 +156,16 @@ def _asked(verdict: Verdict, part: Part) -> str:
     if _is_measured(test.left) and _is_measured(test.comparators[0]):
         return ""
     wanted, unit = _bound(test)[0], part.left_unit or part.right_unit
+    unit = "×" if unit == "x" else unit
     bounds = {}
     for one in verdict.parts:
         other = _comparison(one.test)
         if other is not None and (found := _bound(other))[0] == wanted and one.left is not None and one.right is not None:
             bounds[found[1]] = one.right if _is_measured(other.left) else one.left
-    if bounds.keys() == {"at least", "at most"}:
-        return verdict_text.interval(bounds["at least"], bounds["at most"], unit)
-    return " and ".join(f"{words} {verdict_text.quantity(value, unit)}" for words, value in bounds.items())
+    shown = {words: f"{value:,g}" for words, value in bounds.items()}
+    if shown.keys() == {"at least", "at most"}:
+        return f"{shown['at least']} to {shown['at most']} {unit}".rstrip()
+    return " and ".join(f"{words} {value} {unit}".rstrip() for words, value in shown.items())
 
 
 def _bound(test: ast.Compare) -> tuple[str, str]:

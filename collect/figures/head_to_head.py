@@ -6,9 +6,13 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from collect import notation
 from collect.choices.contest import contenders, grounds
 from collect.figure import MUTED, Figure, Group, Mark, axis, layout
+from collect.figures.throughput import MOST_INTERVAL
+from collect.look import variants
 from collect.statistics import Estimate
 
 THROUGHPUT, MEMORY = "throughput_per_s", "peak_memory_bytes"
@@ -29,6 +33,8 @@ def draw(group: Group) -> Figure | None:
     size_unit, size = notation.bytes_unit([mark.row.metrics[MEMORY].value for mark in shown])
     names = {one.cell: html.escape(one.name, quote=False) for one in contenders([mark.row for mark in shown])}
     shown = [marks[cell] for cell in names]
+    looks = variants([mark.strategy for mark in shown])  # there are no lines here whose dash tells variants apart
+    shown = [msgspec.structs.replace(mark, look=look) for mark, look in zip(shown, looks, strict=True)]
     ahead = _front(shown, size)
     data = [ahead, *(_mark(mark, names[mark.row.id], unit, size_unit, size) for mark in shown)]
     kind = shown[0].row.metrics[MEMORY].kind
@@ -37,9 +43,12 @@ def draw(group: Group) -> Figure | None:
         if len(ahead["x"]) > 1
         else "One is the front, which nothing beats in either"
     )
+    highest = max(mark.row.metrics[THROUGHPUT].value for mark in shown)
     where = ", ".join(filter(None, [f"on {ranks} rank{'s' if ranks > 1 else ''} with batch {batch}", about]))
     caption = f"All that ran {where}; up and to the left is better. {told}, as measured."
-    shape = layout(axis(f"peak memory a rank{', ' + kind if kind else ''} ({size_unit})"), axis(unit), showlegend=True)
+    top = max(min(mark.row.metrics[THROUGHPUT].high or 0, MOST_INTERVAL * highest) for mark in shown)
+    y = axis(unit, range=[-0.04 * top, 1.04 * max(top, highest)])
+    shape = layout(axis(f"peak memory a rank{', ' + kind if kind else ''} ({size_unit})"), y, showlegend=True)
     return Figure("head_to_head", "Head to head", caption, 420, data, shape)
 
 
