@@ -92,8 +92,8 @@ for limit_s in map(float, sys.argv[1:]):
 
 
 def test_no_group_gives_up_before_the_supervisor_does():
-    """A rank may wait for another one that makes its step when the limit is almost over. The supervisor then counts anew, looks at
-    most half a minute after the limit, ends the run, and says which rank did not get on: a group must wait longer."""
+    """A rank may wait for another one that makes its step when the limit is almost over. The supervisor then counts anew, looks
+    at most half a minute after the limit, ends the run, and says which rank did not get on: a group must wait longer."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-c", TIMEOUTS, *map(str, LIMITS_S)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
