@@ -291,10 +291,10 @@ def _open(address: Address) -> Any:
     for jump in way.jumps if way is not None else ():
         before = connection(jump, before, {})
         through.append(before)
-    host = address.host
+    host, port = address.host, address.port
     try:
         for each in [*through, last := connection(target, before, given)]:
-            host = address.host if each is last else each.host
+            host, port = address.host if each is last else each.host, each.port
             each.client.load_system_host_keys()
             if address.known_hosts is not None and address.known_hosts.exists():
                 each.client.load_host_keys(str(address.known_hosts))
@@ -303,11 +303,12 @@ def _open(address: Address) -> Any:
     except Unreachable:
         raise
     except paramiko.BadHostKeyException as error:
+        file = ["-f", str(address.known_hosts)] if address.known_hosts else []
+        forget = shlex.join(["ssh-keygen", "-R", host if port == 22 else f"[{host}]:{port}", *file])
         raise Unreachable(
             f"{host}: its host key CHANGED: known is {fingerprint(error.expected_key.asbytes())}, it shows "
-            f"{fingerprint(error.key.asbytes())}. Was it installed anew? Then remove the old key: ssh-keygen -R {host}"
-            + (f" -f {address.known_hosts}" if address.known_hosts else "")
-            + ". Else somebody stands between."
+            f"{fingerprint(error.key.asbytes())}. Was it installed anew? Then remove the old key: {forget}. "
+            "Else somebody stands between."
         ) from None
     except paramiko.PasswordRequiredException:
         raise Unreachable(f"{host}: the key needs a passphrase; add it to an agent: ssh-add.") from None
@@ -316,6 +317,11 @@ def _open(address: Address) -> Any:
             raise Unreachable(f"{host}: it hung up during the login: it may be starting, or have too many logins.") from None
         raise Unreachable(f"{host}: it lets nobody in with these keys: {_said(error)}.") from None
     except (OSError, EOFError, paramiko.SSHException) as error:
+        if str(error) == "No authentication methods available":
+            raise Unreachable(
+                f"{host}: there is no key to log in with: no agent has one, and ~/.ssh has none with a usual name. Give one to "
+                "an agent (ssh-add), or name its file as identity under ssh in the cluster file."
+            ) from None
         raise Unreachable(f"{host}: cannot be reached: {_said(error)}.") from None
     return last
 

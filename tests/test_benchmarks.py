@@ -1,4 +1,4 @@
-"""Benchmarks run: what they measure is for people to read, that they still can is not."""
+"""Benchmarks run to their end and print figures. What the figures are is for people to read."""
 
 import os
 import re
@@ -15,23 +15,32 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "figures"),
     [
-        ("loop.py", "--rounds", "1", "--steps", "1", "--n-embd", "16", "--seq-len", "16"),
-        ("instruments.py", "--rounds", "1", "--n-embd", "16", "--seq-len", "16"),
-        ("data.py", "--images", "32", "--rounds", "1"),
-        ("choices.py", "--cells", "40", "--rounds", "2"),
-        ("summarize.py", "--runs", "7", "--steps", "3", "--rounds", "1"),
+        (
+            ("loop.py", "--rounds", "1", "--steps", "1", "--n-embd", "16", "--seq-len", "16"),
+            r"the loop +\d+\.\d{3} ms a step\na bare one +\d+\.\d{3} ms a step\nratio +\d+\.\d{4} ",
+        ),
+        (
+            ("instruments.py", "--rounds", "1", "--n-embd", "16", "--seq-len", "16"),
+            r"^(.+ \d+\.\d\d .*\d+\.\d{3}\n){3,}",
+        ),
+        (("data.py", "--images", "32", "--rounds", "1"), r"^mean absolute difference of normalised pixels: 0\.\d{3}$"),
+        (("choices.py", "--cells", "40", "--rounds", "2"), r"^ +40 +\d+\.\d\d$"),
+        (
+            ("summarize.py", "--runs", "7", "--steps", "3", "--rounds", "1"),
+            r"^collect summarize .* \d+\.\d\d s +\d+\.\d\d CPU s .* \d+\.\d\d times the CPU of reading alone$",
+        ),
     ],
-    ids=lambda words: words[0],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_a_benchmark_comes_to_its_end(words, tmp_path):
+def test_a_benchmark_comes_to_its_end_and_prints_its_figures(words, figures, tmp_path):
     done = subprocess.run(
         [sys.executable, FOLDER / words[0], *words[1:]],
         cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout
+    assert re.search(figures, done.stdout, re.MULTILINE), done.stdout
 
 
 @pytest.mark.skipif(bool(host.observe().gpus), reason="has a GPU: it would begin to measure")

@@ -5,7 +5,10 @@ import sys
 
 import pytest
 
+from collect.sampler.gpu import GpuSource
+from shardlab import nvml
 from shardlab.cell import Instruments
+from shardlab.record import Sample
 
 pytest_plugins = ["support_trainers"]
 
@@ -52,3 +55,56 @@ def test_every_precision_is_proven_on_a_gpu(bench, strategy, precision):
     code, errors = bench.finish(run_dir, "trainers", "run")
     assert code == 0, errors
     assert run_dir.read_result().same_work.verdict == "proven"
+
+
+def by_nvidia_smi(*fields):
+    """What NVIDIA's own tool says of each GPU: its fields as text."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [dict(zip(fields, line.split(", "), strict=True)) for line in said.splitlines()]
+
+
+@GPU
+def test_the_sampler_reads_what_nvidia_smi_reads():
+    """In the units of the records. All of it changes from moment to moment: a thousandth or a thousandfold would be seen."""
+    fields = ("uuid", "memory.used", "power.draw", "temperature.gpu", "clocks.sm")
+    source, sample = GpuSource(), Sample(schema=1, t_s=0, wall_s=0, host="h", boot_id="b")
+    before = by_nvidia_smi(*fields)
+    source.fill(sample)
+    after = by_nvidia_smi(*fields)
+    assert source.failures == {}
+    assert all(0 <= gpu.utilization_pct <= 100 for gpu in sample.gpus)
+    assert [gpu.uuid for gpu in sample.gpus] == [gpu["uuid"] for gpu in before]
+    for gpu, first, second in zip(sample.gpus, before, after, strict=True):
+        for ours, field, unit, slack in (
+            (gpu.memory_used_bytes, "memory.used", 2**20, 1024),
+            (gpu.power_w, "power.draw", 1, 100),
+            (gpu.temperature_c, "temperature.gpu", 1, 5),
+            (gpu.sm_clock_mhz, "clocks.sm", 1, 2000),
+        ):
+            told = [float(one[field]) for one in (first, second)]
+            assert min(told) - slack <= ours / unit <= max(told) + slack, field
+
+
+@GPU
+def test_a_gpu_is_described_as_nvidia_smi_describes_it():
+    fields = (
+        "uuid",
+        "name",
+        "memory.total",
+        "pci.bus_id",
+        "power.limit",
+        "clocks.max.sm",
+        "pcie.link.width.max",
+        "driver_version",
+    )
+    driver, gpus, why = nvml.gpus()
+    assert (why, {driver}) == (None, {one["driver_version"] for one in by_nvidia_smi("driver_version", "uuid")})
+    for gpu, told in zip(gpus, by_nvidia_smi(*fields), strict=True):
+        assert (gpu.uuid, gpu.name) == (told["uuid"], told["name"])
+        assert gpu.memory_bytes // 2**20 == int(told["memory.total"])
+        assert gpu.pci.lower().lstrip("0:") == told["pci.bus_id"].lower().lstrip("0:")
+        assert gpu.power_limit_w == pytest.approx(float(told["power.limit"]), abs=0.01)
+        assert (gpu.sm_clock_max_mhz, gpu.pcie_width_max) == (int(told["clocks.max.sm"]), int(told["pcie.link.width.max"]))
+        others = {other.uuid for other in gpus} - {gpu.uuid}
+        assert set(gpu.paths or {}) == others

@@ -6,7 +6,7 @@ import socket
 
 import psutil
 import pytest
-from support_line import benches, until
+from support_line import HANG_S, benches, until
 
 pytestmark = pytest.mark.line
 
@@ -29,13 +29,14 @@ def sampler_of(folder):
 def test_a_run_whose_sampler_is_killed_goes_on_and_its_report_says_so(bench):
     name = bench.matrix("axes: {strategy: [single], seed: [1, 2]}", steps=1500)
     bench.run("jobs", "submit", "--matrix", name)
-    at_once, midway = bench.folders()
-    host = socket.gethostname()
-    until(lambda: sampler_of(at_once), "the first run has a sampler").kill()
-    sampler = until(lambda: sampler_of(midway), "the second run has a sampler", 240)
-    until(lambda: any(not record.warmup for record in midway.steps(0).records), "the second run is timed", 240)
+    folders, host = bench.folders(), socket.gethostname()
+    at_once = until(lambda: next(filter(sampler_of, folders), None), "a run has a sampler", HANG_S)
+    sampler_of(at_once).kill()
+    (midway,) = (folder for folder in folders if folder is not at_once)
+    sampler = until(lambda: sampler_of(midway), "the other run has a sampler", HANG_S)
+    until(lambda: any(not record.warmup for record in midway.steps(0).records), "the other run is timed", HANG_S)
     sampler.kill()
-    until(lambda: set(bench.states().values()) == {"completed"}, "both runs complete", 240)
+    until(lambda: set(bench.states().values()) == {"completed"}, "both runs complete", HANG_S)
     summary = bench.json("collect", "summarize")
     said = {entry["run"]: entry for entry in summary["telemetry"]}
     assert said[at_once.run_id]["incomplete"] in ("no samples", "one sample")  # it may have been faster than we are

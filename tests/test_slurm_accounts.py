@@ -1,0 +1,91 @@
+"""`jobs submit`, then `jobs status`, where squeue and sacct print lines as a real Slurm does, of the job that sbatch took.
+
+The lines have the form of those in recorded/slurm, which Slurm 22.05 printed on practice nodes.
+"""
+
+import json
+
+import pytest
+from support_queue import Queue
+
+from jobs import cli
+from jobs.schedulers import slurm
+from shardlab.workspace import Workspace
+
+CLUSTER = """\
+schema: 1
+name: c
+provider: virtual
+nodes: [{name: head, roles: [controller]}, {name: work1}]
+slurm: {}
+"""
+MATRIX = """\
+schema: 1
+name: m
+defaults: {workload: gpt2-tiny, strategy: single, gpus: 1, global_batch_size: 4, seq_len: 16, steps: 1, prove: "off"}
+"""
+AT_WORK, ENDED = "1795283038|1795283081|work1|None", "1795283038|1795283081|work1|None"
+DISABLED = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
+
+
+class Sent:
+    """One run that was sent, and what Slurm's commands answer from then on."""
+
+    def __init__(self, tmp_path, monkeypatch, capsys):
+        self.queue, self.workspace, self.capsys = Queue(tmp_path / "slurm", monkeypatch), Workspace(tmp_path / "w"), capsys
+        self.workspace.path.mkdir()
+        (self.workspace.path / "cluster.yaml").write_text(CLUSTER)
+        matrix = self.workspace.path / "m.yaml"
+        matrix.write_text(MATRIX)
+        assert cli.main(["submit", "--matrix", str(matrix), "--workspace", str(self.workspace.path)]) == 0
+        ((_, *words),) = [["sbatch", *words] for words in self.queue.calls("sbatch")]
+        self.name = next(word.removeprefix("--job-name=") for word in words if word.startswith("--job-name="))
+        (self.folder,) = self.workspace.all_runs()
+
+    def answer(self, **scripts):
+        """Have these commands do so from now on; NAME stands for the name that the job was given."""
+        for command, script in scripts.items():
+            (self.queue.folder / command).write_text(f"#!/bin/sh\n{script.replace('NAME', self.name)}\n")
+
+    def wrote(self, *events):
+        for event, data in events:
+            self.folder.write_event("attempt", event, **data)
+
+    def status(self):
+        """(state, why, what Slurm says) by `jobs status --json`."""
+        self.capsys.readouterr()
+        assert cli.main(["status", "--json", "--workspace", str(self.workspace.path)]) == 0
+        (run,) = json.loads(self.capsys.readouterr().out)["runs"]
+        return run["state"], run["why"], run["scheduler"]["raw"]
+
+
+@pytest.fixture
+def sent(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(slurm, "LAG_S", 0.0)  # a job that Slurm does not list is unknown at once
+    return Sent(tmp_path, monkeypatch, capsys)
+
+
+STARTED, WELL = ("started", {}), ("exited", {"code": 0, "reason": None})
+
+
+@pytest.mark.parametrize(
+    ("wrote", "squeue", "sacct", "state", "words"),
+    [
+        ((), f"echo '1|NAME|RUNNING|{AT_WORK}'", DISABLED, "pending", "its job is starting"),
+        ((STARTED,), f"echo '1|NAME|RUNNING|{AT_WORK}'", DISABLED, "running", ""),
+        ((STARTED,), f"echo '1|NAME|COMPLETING|{AT_WORK}'", DISABLED, "running", ""),
+        ((STARTED,), "", f"echo '1|NAME|COMPLETED|{ENDED}'", "unknown", "wrote no end"),
+        ((STARTED, WELL), "", f"echo '1|NAME|COMPLETED|{ENDED}'", "failed", "no result"),
+        ((STARTED,), "", f"echo '1|NAME|OUT_OF_MEMORY|{ENDED}'", "oom", "host memory"),
+        ((STARTED,), "", f"echo '1|NAME|NODE_FAIL|{ENDED}'", "node_fail", "a node of the job failed"),
+        ((), "", f"echo '1|NAME|CANCELLED by 1000|{ENDED}'", "cancelled", "cancelled in Slurm"),
+        # Slurm counts job numbers from 1 again, as after its state was lost: the number is that of somebody else's job.
+        ((STARTED,), "", f"echo '1|rec.ok|COMPLETED|{ENDED}'", "unknown", "Slurm does not know its job 1"),
+        ((STARTED,), f"echo '1|rec.ok|RUNNING|{AT_WORK}'", DISABLED, "unknown", "Slurm does not know its job 1"),
+    ],
+)
+def test_a_status_follows_from_the_records_and_from_what_slurm_prints(sent, wrote, squeue, sacct, state, words):
+    sent.wrote(*wrote)
+    sent.answer(squeue=squeue, sacct=sacct)
+    found = sent.status()
+    assert (found[0], words in found[1]) == (state, True), found
