@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -29,8 +30,9 @@ if "COVERAGE_PROCESS_START" in os.environ:
 """
 
 
+@cache
 def tracked() -> list[str]:
-    """Names of all files of the repository that git does not ignore."""
+    """Names of all files of the repository that git does not ignore. A run holds for the tree at its start."""
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     names = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
     return sorted(name for name in names if name and (ROOT / name).is_file())
@@ -49,11 +51,13 @@ def sources() -> list[str]:
     return [name for name in tracked() if name.split("/")[0] in PACKAGES and name.endswith(".py")]
 
 
+@cache
 def product_digest() -> str:
     """What results of mutants hold for: a change of the product makes them void."""
     return digest(name for name in tracked() if name.split("/")[0] in PRODUCT)
 
 
+@cache
 def tests_digest() -> str:
     """What a survivor survived."""
     return digest(name for name in tracked() if name.startswith("tests/") and not name.startswith("tests/mutants/"))

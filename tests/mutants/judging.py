@@ -154,7 +154,7 @@ class _InPlace:
 
 
 def _run(copy: Copy, batches: list[Batch]) -> tuple[str, str]:
-    """Runs tests up to the first that fails. Returns the outcome, and the failed test or the file that was not imported."""
+    """Runs tests up to the first that fails. Returns the outcome, and what failed: a test, or the import of a file."""
     seconds = {name: took for batch in batches for name, took in batch.tests.items()}
     chosen, running = copy.scratch / "chosen.json", copy.scratch / "running"
     failed = running.with_suffix(".failed")

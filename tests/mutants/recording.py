@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from queue import Queue
 
@@ -32,12 +33,16 @@ def test_files() -> list[str]:
     return sorted(found, key=lambda name: (name.startswith("tests/test_trainers"), name))
 
 
+@cache
+def _shared_digest() -> str:
+    """Changes if what several test files use changes."""
+    shared = ("tests/support_", "tests/conftest", "tests/golden", "tests/recorded")
+    return digest(name for name in tracked() if name.startswith(shared))
+
+
 def place(test_file: str) -> Path:
-    """Where the recording of a test file is kept: it holds for this product and for these tests and their support."""
-    support = [
-        name for name in tracked() if name.startswith(("tests/support_", "tests/conftest", "tests/golden", "tests/recorded"))
-    ]
-    return WORK / product_digest() / "recorded" / f"{Path(test_file).stem}-{digest([test_file, *support])}.json"
+    """Where the recording of a test file is kept. It holds for one product, one test file and one state of what tests share."""
+    return WORK / product_digest() / "recorded" / f"{Path(test_file).stem}-{digest([test_file])}-{_shared_digest()}.json"
 
 
 def record(workers: int) -> None:

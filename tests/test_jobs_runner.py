@@ -1,0 +1,100 @@
+"""The runner of this machine's queue, with scripts of our own in the place of rendered ones."""
+
+import fcntl
+import subprocess
+import sys
+from socket import gethostname
+
+import pytest
+from support_cells import CELL
+
+from jobs import claim
+from shardlab import files
+from shardlab.run import Run, World, run_id
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+LIMIT_S = 120
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return Workspace(tmp_path)
+
+
+def submitted(workspace, repeat) -> RunDir:
+    """A run that was sent, and whose script only says that it ran."""
+    folder = RunDir(workspace.runs / run_id(CELL, repeat))
+    folder.path.mkdir(parents=True)
+    run = Run(
+        schema=1, run_id=folder.run_id, matrix="m", cell=CELL, cell_hash=CELL.hash(), repeat=repeat, attempt=1,
+        launcher="torchrun", rehearsal=False, world=World(1, 2, 2), cluster={}, data_path="", versions={},
+        git_commit=None, templates={}, created="",
+    )  # fmt: skip
+    files.write_json(folder.run_json, run)
+    (folder.path / "job.sh").write_text("echo ran\n")
+    folder.write_event("controller", "submitted")
+    return folder
+
+
+def runner(workspace) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-P", "-m", "jobs.schedulers.local", str(workspace.path)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def output(folder) -> str | None:
+    log = folder.log / "script.log"
+    return log.read_text() if log.exists() else None
+
+
+def test_runs_that_wait_are_started_and_runs_that_somebody_has_are_not(workspace):
+    waiting, claimed = submitted(workspace, 1), submitted(workspace, 2)
+    claimed.claim.mkdir()
+    claimed.write_event("attempt", "started")
+    (started,) = (path for path in claimed.path.glob("events.*") if b'"started"' in path.read_bytes())
+    started.write_bytes(started.read_bytes().replace(gethostname().encode(), b"another-machine"))
+    done = runner(workspace)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (output(waiting), output(claimed)) == ("ran\n", None)
+    assert "exited" in {event.event for event in waiting.events()}
+
+
+def test_beside_another_runner_it_starts_nothing(workspace):
+    waiting = submitted(workspace, 1)
+    lock = workspace.own / "local" / "runner.lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("ab") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        assert runner(workspace).returncode == 0
+    assert output(waiting) is None
+
+
+def test_a_workspace_that_cannot_be_written_stops_it_with_a_sentence(tmp_path):
+    (tmp_path / ".shardlab").write_text("a file in the place of the folder")
+    done = runner(Workspace(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.startswith("the runner stops: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_job_that_slurm_started_again_leaves_a_cancelled_run_alone(workspace, monkeypatch):
+    folder, other = submitted(workspace, 1), submitted(workspace, 2)
+    assert claim.withhold(folder)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert claim.take(other) == "first"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert claim.take(folder) is None
+    assert claim.take(other) == "again"
+    assert claim.take(other) is None
+
+
+def test_records_of_an_earlier_start_are_moved_aside_unless_there_is_a_checkpoint(workspace, monkeypatch):
+    folder = submitted(workspace, 1)
+    folder.steps_file(0).parent.mkdir()
+    folder.steps_file(0).write_bytes(b"steps\n")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    claim.set_aside(folder)
+    assert not folder.steps_file(0).parent.exists()
+    moved = folder.path / "before-restart-1" / "steps" / folder.steps_file(0).name
+    assert moved.read_bytes() == b"steps\n"
+    assert sorted(path.name for path in (folder.path / "before-restart-1").iterdir()) == ["steps"]
