@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from jobs import datasets, differences, forward, plan
@@ -182,10 +183,10 @@ class Far:
         monkeypatch.setattr(away, "known", lambda _workspace: self)
         (workspace / "cluster.yaml").write_text(FAR.replace("SHARED", str(folder)))
 
-    def ask(self, module, arguments, given):
+    def ask(self, module, arguments, shape, *, given):
         self.asked += 1
         words = [sys.executable, "-P", "-m", module, *arguments, "--json", "--workspace", str(self.folder / "workspaces/w")]
-        return json.loads(subprocess.run(words, input=given, capture_output=True, check=True).stdout)
+        return msgspec.json.decode(subprocess.run(words, input=given, capture_output=True, check=True).stdout, type=shape)
 
 
 def test_of_a_cluster_elsewhere_its_controller_is_asked_and_not_this_machine(tmp_path, monkeypatch, capsys):

@@ -52,7 +52,7 @@ def test_cells_that_claims_name_run_more_often(file):
 
 def test_arguments_of_a_metric_choose_no_cell(file):
     """`of` and `accuracy_pct` are given to the metric; `jobs` does not take them for keys of a cell that no cell has."""
-    file.write_text(TEXT.replace("throughput_per_s(strategy='ddp')", "collective_ms(strategy='fsdp2', of='all_gather')"))
+    file.write_text(TEXT.replace("throughput_per_s(strategy='ddp')", "operator_ms(strategy='fsdp2', of='GEMM')"))
     found = matrix.load(file)
     cells = resolve(found)
     counts = repeats.of(found.file, cells, None)
