@@ -199,7 +199,7 @@ def test_of_a_cluster_elsewhere_its_controller_is_asked_and_not_this_machine(tmp
     (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("no data: ")]
     assert f"read cifar10: {there}/workspaces/w/.shardlab/data/cifar-10-batches-bin: not found" in said
     assert far.asked == 1
-    monkeypatch.setattr(far, "ask", lambda *_: (_ for _ in ()).throw(ShardlabError("10.9.9.1: did not answer.")))
+    monkeypatch.setattr(far, "ask", lambda *_, **__: (_ for _ in ()).throw(ShardlabError("10.9.9.1: did not answer.")))
     assert main(["plan", "--matrix", images(tmp_path), "--workspace", str(here)]) == 0
     said = capsys.readouterr()
     unknown = "whether the cluster far has the data sets cifar10, mnist is not known from here: 10.9.9.1: did not answer."
