@@ -65,11 +65,13 @@ class Attempt:
         self.begun = time.time()  # what a person asked before was not asked of this start
         self.look = 0.0  # when the run's folder is to be looked at again
         self.why = ""
+        self.changed = ""  # why the packages or our source are not those that the run was sent with
 
     def main(self) -> int:
-        if (changed := self._changed()) and not self.folder.claim.exists():
-            self._event("refused", why=changed)
-            print(f"{self.folder.run_id}: {changed}.", file=sys.stderr)
+        self.changed = self._changed()
+        if self.changed and not self.folder.claim.exists():
+            self._event("refused", why=self.changed)
+            print(f"{self.folder.run_id}: {self.changed}.", file=sys.stderr)
             return CHANGED
         taken = claim.take(self.folder)
         if taken is None:
@@ -119,8 +121,8 @@ class Attempt:
 
     def _prepared(self) -> dict[str, str]:
         """What the ranks' environment gets on top. Raises ShardlabError where the run may not be made as it was submitted."""
-        if changed := self._changed():
-            raise ShardlabError(f"{changed}.")
+        if self.changed:
+            raise ShardlabError(f"{self.changed}.")
         if claim.restarts() > self.run.requeues:
             raise ShardlabError(f"Slurm has started it again {claim.restarts()} times; allowed: {self.run.requeues}.")
         self._wait_for_slurm()
