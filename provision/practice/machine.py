@@ -137,7 +137,7 @@ class Machine:
         shutil.rmtree(self.folder)
 
     def _check_base(self) -> None:
-        """Raises NoBase where the node was made from another base: its own files, such as /etc/passwd, would not fit this one."""
+        """Raises NoBase where the node was made from another base: its own files, as /etc/passwd, would not fit this one."""
         note = self.folder / "base"
         if not (self.folder / "upper").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
