@@ -101,8 +101,9 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     chosen = _chosen("operation", [operation.name for operation in order], arguments.only, arguments.skip) | {MACHINE}
     if verb == "request":
         raise InputError(f"{file or workspace.path / 'cluster.yaml'}: {provider.request(described)}")
-    locks = [] if verb in UNLOCKED else [workspace.own / "provision.lock", *provider.locks(described)]
-    with lock.held(locks, f"the cluster {described.name}", ["provision", *words]):
+    locks = [(path, f"the cluster {described.name}") for path in provider.locks(described)]
+    locks.append((workspace.own / "provision.lock", f"the workspace {workspace.path}"))
+    with lock.held([] if verb in UNLOCKED else locks, ["provision", *words]):
         if verb in ("down", "warm"):
             with interruption.handled(nodes, lambda: None):
                 said = provider.down(described) if verb == "down" else provider.warm(described)

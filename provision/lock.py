@@ -34,14 +34,15 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def held(paths: Sequence[Path], what: str, argv: Sequence[str]) -> Iterator[None]:
-    """Hold the lock of every path during the block.
+def held(locks: Sequence[tuple[Path, str]], argv: Sequence[str]) -> Iterator[None]:
+    """Hold several locks during the block.
 
-    what: the subject of the sentence that says who holds it; argv: the words of this command. Raises InputError at once
-    where another process holds one of the locks, and WorkspaceError where a lock file cannot be opened.
+    locks: each a file, and what it protects, as the subject of the sentence that says who holds it; argv: the words of this
+    command. Raises InputError at once where another process holds one of the locks, and WorkspaceError where a lock file
+    cannot be opened.
     """
     with contextlib.ExitStack() as stack:
-        for path in paths:
+        for path, what in locks:
             descriptor = _open(path)
             stack.callback(os.close, descriptor)  # which releases the lock
             try:

@@ -97,11 +97,12 @@ def two(plan) -> tuple[Site, Operation]:
 
 
 def test_a_node_on_which_an_operation_failed_is_not_touched_by_those_after_it():
-    asked = []
+    asked, planned = [], []
 
     def fails(site, target):
+        planned.append(target.node.name)
         if target.node.name == "a":
-            raise Unanswered("a: it is broken")
+            raise Unanswered("a: it is broken", {"a": "a: it is broken"})
         return Nothing("fine")
 
     def after(site, target):
@@ -110,6 +111,7 @@ def test_a_node_on_which_an_operation_failed_is_not_touched_by_those_after_it():
 
     one, first = two(fails)
     steps = run(one, first, Operation("after", after))
+    assert sorted(planned) == ["a", "b"]  # once each: nobody else is at fault
     assert asked == ["b", "b changed"]
     assert states(steps)["a", "after"] == "not reached"
     assert [step.says for step in steps if step.node == "a"] == [["a: it is broken"], ["try failed"]]

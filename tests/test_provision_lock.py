@@ -25,7 +25,7 @@ HOLD = """
 import subprocess, sys, time
 from pathlib import Path
 from provision import lock
-with lock.held([Path(sys.argv[1])], "it", ["provision", "my cluster.yaml", "down"]):
+with lock.held([(Path(sys.argv[1]), "it")], ["provision", "my cluster.yaml", "down"]):
     child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
     print(child.pid, flush=True)
     time.sleep(600)
@@ -67,7 +67,8 @@ def test_a_second_command_says_in_one_sentence_who_is_at_work_and_changes_nothin
     assert main([LOCAL, "--workspace", str(workspace)]) == 2
     said = capsys.readouterr().err
     user = pwd.getpwuid(os.geteuid()).pw_name
-    assert f"the cluster this-machine is being worked on by process {holder.pid} of the user {user} on {gethostname()} " in said
+    who = f"is being worked on by process {holder.pid} of the user {user} on {gethostname()} since 2"
+    assert f"error: the workspace {workspace} {who}" in said
     assert "with the command: provision 'my cluster.yaml' down; wait until it has ended. Nothing was changed." in said
     assert said.count("\n") == 1
     assert files_of(workspace) == before
@@ -121,7 +122,7 @@ def test_who_holds_it_is_read_as_text_that_anybody_may_have_written(workspace, h
     hold(path)
     for text in (b"", b"\xff", b"[]", b'{"pid": "1"}', b'{"pid": 1, "user": "' + b"x" * 5000 + b'"}'):
         path.write_bytes(text)
-        with pytest.raises(InputError, match="another process, which did not write who it is"), lock.held([path], "it", []):
+        with pytest.raises(InputError, match="another process, which did not write who it is"), lock.held([(path, "it")], []):
             pass
 
 
@@ -132,10 +133,10 @@ def test_a_process_that_was_killed_is_not_named_for_the_one_that_holds_the_lock(
     written = path.read_text()
     old = {"pid": int(dead.stdout), "user": "old", "host": gethostname(), "since": "", "command": ""}
     path.write_text(json.dumps(old))
-    with pytest.raises(InputError, match="did not write who it is"), lock.held([path], "it", []):
+    with pytest.raises(InputError, match="did not write who it is"), lock.held([(path, "it")], []):
         pass
     path.write_text(written)
-    with pytest.raises(InputError, match="by process"), lock.held([path], "it", []):
+    with pytest.raises(InputError, match="by process"), lock.held([(path, "it")], []):
         pass
 
 
@@ -145,7 +146,7 @@ def test_a_link_or_a_pipe_in_the_place_of_the_lock_is_refused_and_left_alone(wor
     (workspace / "link").symlink_to(victim)
     os.mkfifo(workspace / "pipe")
     for name in ("link", "pipe"):
-        with pytest.raises(WorkspaceError, match="cannot lock"), lock.held([workspace / name], "it", []):
+        with pytest.raises(WorkspaceError, match="cannot lock"), lock.held([(workspace / name, "it")], []):
             pass
     assert victim.read_text() == "theirs"
 
@@ -153,5 +154,5 @@ def test_a_link_or_a_pipe_in_the_place_of_the_lock_is_refused_and_left_alone(wor
 def test_a_lock_is_free_again_after_its_block(workspace):
     path = workspace / "lock"
     for _ in range(2):
-        with lock.held([path], "it", ["provision"]):
+        with lock.held([(path, "it")], ["provision"]):
             pass

@@ -179,10 +179,8 @@ def _may_resume(site: Site, worker: Target, found: SlurmNode) -> bool:
         return True
     # slurm.conf says what the worker is now, and slurmd was started after it was written
     (controller,) = site.with_role("controller")
-    return (
-        found.reason.startswith(SMALLER)
-        and not site.absent("worker")
-        and not any(_differs(controller, path, content) for path, content in files(site).items())
+    return found.reason.startswith(SMALLER) and not any(
+        _differs(controller, path, content) for path, content in files(site).items()
     )
 
 
