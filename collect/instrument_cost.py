@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from statistics import mean, median
 
 import msgspec
 import polars as pl
 
-from collect.load import Loaded, LoadedRun
+from collect.load import Loaded, LoadedCell, LoadedRun
 from collect.sources.steps import of_world, undisturbed
 
 
@@ -49,6 +50,32 @@ def costs(loaded: Loaded) -> list[InstrumentCost]:
                 )
             )
     return found
+
+
+def differences(families: Iterable[Sequence[LoadedCell]]) -> list[str]:
+    """`CELL (profile: steps 3 and 4)` for each cell of a family whose cells do not all have the same instruments."""
+    found = []
+    for family in families:
+        if len({repr(cell.cell.instruments) for cell in family if cell.completed}) < 2:
+            continue
+        for cell in family:
+            watched = {
+                name: steps
+                for run in cell.completed
+                for name in (run.result.instruments if run.result else ())
+                if (steps := _steps(run, name))
+            }
+            if watched:
+                told = "; ".join(f"{name}: {_some_steps(steps)}" for name, steps in watched.items())
+                found.append(f"{cell.id} ({told})")
+    return found
+
+
+def _some_steps(steps: list[int]) -> str:
+    """`step 2`, `steps 3 and 4`, `steps 3 to 7`."""
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    return f"steps {steps[0]} {'and' if len(steps) == 2 else 'to'} {steps[-1]}"
 
 
 def _said(run: LoadedRun, name: str) -> dict[str, object]:

@@ -15,14 +15,16 @@ from shardlab.cell import Cell
 _MEANS = {
     "strategy", "gpus", "nnodes", "dp", "tp", "pp", "servers", "micro_batch_size", "gradient_accumulation_steps",
     "activation_checkpointing", "compile", "options", "prove", "time_limit_s", "hang_limit_s",
-    "expect", "rehearses",
+    "expect", "rehearses", "instruments",
 }  # fmt: skip
 _LENGTH = {"steps", "epochs", "warmup_steps", "global_batch_size", "schedule", "seed"}
 
 
 def same_work(one: Cell, other: Cell) -> bool:
-    """Whether two cells train the same model on the same batches: all that differs is how ranks share the work."""
-    return _without(one, _MEANS) == _without(other, _MEANS) and _options_agree(one, other)
+    """Whether two cells train the same model on the same batches with the same instruments: all that differs is how ranks share
+    the work."""
+    means = _MEANS - {"instruments"}  # else each of a matrix that makes cells with and without them would be paired twice
+    return _without(one, means) == _without(other, means) and _options_agree(one, other)
 
 
 def work(cell: Mapping[str, Any], options: AbstractSet[str]) -> dict[str, Any]:
@@ -44,17 +46,32 @@ def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) ->
     """The completed cell of the baseline strategy that this one's throughput stands against, or None.
 
     It has the same workload, launcher, precision, sequence length and optimizer, and the same global batch or the same batch
-    per rank; of several, one on the fewest ranks, of those one with the same global batch.
+    per rank; of several, one with the same instruments, of those one on the fewest ranks, of those one with the same global
+    batch.
     """
-    found: list[tuple[int, bool, LoadedCell]] = []
+    found: list[tuple[bool, int, bool, LoadedCell]] = []
     for other in cells:
         if other.cell.strategy != strategy or not other.completed:
             continue
         alike = _without(cell.cell, _MEANS | _LENGTH) == _without(other.cell, _MEANS | _LENGTH)
         how = Compared(cell.cell, 1, other.cell, 1).scaling
         if alike and how and _options_agree(cell.cell, other.cell):
-            found.append((other.cell.gpus, how != "strong", other))
-    return min(found, key=lambda entry: entry[:2])[2] if found else None
+            other_instruments = other.cell.instruments != cell.cell.instruments
+            found.append((other_instruments, other.cell.gpus, how != "strong", other))
+    return min(found, key=lambda entry: entry[:3])[3] if found else None
+
+
+def instruments_differ(cells: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether not all of these cells, in their plain form, have the same instruments."""
+    return len({repr(cell["instruments"]) for cell in cells}) > 1
+
+
+def without_instruments(cell: Mapping[str, Any]) -> bytes:
+    """Equal for cells that differ in nothing but instruments, and in what they stand for in nothing else."""
+    told = {key: value for key, value in cell.items() if key not in ("instruments", "rehearses")}
+    if cell.get("rehearses"):
+        told["rehearses"] = {key: value for key, value in cell["rehearses"].items() if key != "instruments"}
+    return msgspec.json.encode(told, order="deterministic")
 
 
 def families(cells: Iterable[LoadedCell]) -> list[list[LoadedCell]]:

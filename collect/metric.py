@@ -107,7 +107,8 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
 
     None is unknown, never 0. compares: the metric of a run that `of_cells` sets side by side. argument: what claims call that
     which `of_run_at`, or the metric that is compared, needs besides; example: one, of its type. exact: counted or computed,
-    so that every repeat gives the same and one of them is enough.
+    so that every repeat gives the same and one of them is enough. of_all_steps: it also holds the steps that an instrument
+    looked into, which are slower, so that no choice is made by it among cells with different instruments.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     argument: str = ""
     example: Argument | None = None
     exact: bool = False
+    of_all_steps: bool = False
 
 
 def quantities(run: Measured) -> dict[str, Quantity]:

@@ -30,6 +30,10 @@ from shardlab.state import STATES
 SCHEMA = 1
 MOST_NAMED = 20  # cells or runs in a remark
 REHEARSAL = "rehearsal on CPU: shows that the line works, not how fast it is"
+INSTRUMENTS_DIFFER = (
+    "instruments differ between cells that stand beside each other; the steps that they looked into count for no throughput, "
+    "step time or memory: {}"
+)
 NO_KERNELS = "the study used HolisticTraceAnalysis, which finds no kernels of a GPU in {}: figures of these traces are exact"
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
 
@@ -127,6 +131,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
             [run.run_id for cell in loaded.cells for run in cell.runs if run.paused],
             [f"{entry.run} on {entry.host} ({entry.incomplete})" for entry in _incomplete_telemetry(loaded)],
             *trace_tables.without_kernels(loaded),
+            instrument_cost.differences(families(loaded.cells)),
         ),
         rows=rows,
         reported=beside(loaded, measurements),
@@ -160,6 +165,7 @@ def _remarks(
     unwatched: list[str],
     exact: list[str],
     profiled: int,
+    looked_into: list[str],
 ) -> list[str]:
     """What every output has to say of all its numbers."""
     remarks = []
@@ -181,6 +187,8 @@ def _remarks(
         remarks.append(f"stood still on the way, suspended or stopped, and no time that holds it is counted: {_some(paused)}")
     if unwatched:
         remarks.append(f"telemetry is not of the whole timed window, so that means of it are of a part: {_some(unwatched)}")
+    if looked_into:
+        remarks.append(INSTRUMENTS_DIFFER.format(_some(looked_into)))
     if exact:
         remarks.append(NO_KERNELS.format("any profiled run" if len(exact) == profiled else _some(exact)))
     return remarks

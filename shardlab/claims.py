@@ -62,13 +62,13 @@ def _check(test: Expression) -> None:
         if metric not in metric_names.KNOWN:
             raise UnknownName("metric", metric, metric_names.KNOWN)
         needs = metric_names.WITH_ARGUMENT.get(metric)
-        if needs and needs not in given:
-            raise ExpressionError(f"{metric} needs {needs}, as in {metric}({needs}=..., strategy='ddp')")
         for key in given:
             if key in cell_names.ARGUMENTS and key != needs:
                 raise ExpressionError(f"{metric} takes no {key}")
             if not cell_names.is_name(key) and key not in cell_names.ARGUMENTS:
                 raise UnknownName("name of a resolved cell", key, cell_names.PLAIN)
+        if needs and needs not in given:
+            raise ExpressionError(f"{metric} needs {needs}, as in {metric}({needs}=..., strategy='ddp')")
 
 
 def _why_none(cells: Sequence[dict[str, Any]], wanted: dict[str, Any]) -> str:

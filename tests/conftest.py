@@ -27,7 +27,8 @@ def pytest_xdist_auto_num_workers():
     return support_lanes.workers()
 
 
-def pytest_collection_modifyitems(config, items):
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the units
+def pytest_collection_modifyitems(items):
     support_lanes.arrange(items, side_by_side=os.environ.get("PYTEST_XDIST_WORKER") is not None)
 
 

@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collect import choice_text, figure, load, summary
+from collect.choices import contest as contests
 from collect.choices import standing
 from collect.choices.family import choose
 from collect.cli import main
 from collect.figures import head_to_head
+from collect.statistics import Estimate
 from collect.verdicts.selection import Measurements
-from shardlab.cell import Instruments
+from shardlab.cell import Instruments, Optimizer, Profile
 from shardlab.record import SameWork
 from shardlab.workspace import Workspace
 
@@ -142,7 +144,7 @@ def test_a_model_that_fits_one_rank_at_one_batch_only_is_a_split(tmp_path):
     "other",
     [
         {"precision": "bf16"}, {"seq_len": 128}, {"steps": 12}, {"workload": "vit-tiny"}, {"launcher": "fork"},
-        {"instruments": Instruments(memory="categories")}, {"global_batch_size": 16}, {"gpus": 4, "dp": 4}, {"nnodes": 2},
+        {"global_batch_size": 16}, {"gpus": 4, "dp": 4}, {"nnodes": 2},
         {"rehearses": support.cell("fsdp2", 2, workload="gpt2")},
     ],
     ids=lambda other: next(iter(other)),
@@ -183,6 +185,74 @@ def test_other_work_by_design_is_not_ranked_and_its_reason_stands_wherever_it_is
     assert f"other work by design, and so not compared ({why}): {rows['fsdp2'].id}" in found.remarks
     column = next(one for one in found.table.columns if one.name == "same_work")
     assert [str(one) for one in column.cells] == ["proven", "proven", "other work", "proven"]
+
+
+LOOKED_INTO = Instruments(memory="categories", profile=Profile())
+PROFILED = {"profile": {"cost_s": 1.5, "watched_steps": [3, 4]}, "memory": {"cost_s": 0.5, "watched_steps": [2]}}
+
+
+def test_cells_that_differ_only_in_instruments_stand_beside_each_other_and_it_is_said(tmp_path):
+    profiled = msgspec.structs.replace(FSDP, instruments=LOOKED_INTO)
+    found = summarized(
+        tmp_path, [(support.cell(), THRICE), (DDP, THRICE), (profiled, THRICE)], found={"fsdp2": {"instruments": PROFILED}}
+    )
+    assert [len(contest.contenders) for contest in found.choices[0].contests] == [1, 2]
+    assert only(found)[2, 8][0] == {"ddp": "measured", "fsdp2": "measured"}
+    rows = {row.cell["strategy"]: row for row in found.rows}
+    assert rows["fsdp2"].baseline == rows["single"].id
+    (remark,) = [one for one in found.remarks if one.startswith("instruments differ")]
+    assert f"{rows['fsdp2'].id} (profile: steps 3 and 4; memory: step 2)" in remark
+    assert rows["ddp"].id not in remark
+
+
+def test_what_also_holds_the_steps_that_were_looked_into_ranks_no_cells_with_other_instruments(tmp_path):
+    profiled = msgspec.structs.replace(FSDP, instruments=LOOKED_INTO)
+    workspace = prepare(tmp_path, [(DDP, THRICE), (ZERO1, THRICE), (profiled, THRICE)])
+    found = summary.summarize(load.load(workspace, None), "single")
+    for row in found.rows:
+        row.metrics["energy_per_unit_j"] = Estimate(1.0, "J/token", 3, 1.0)
+        for run in row.runs:
+            run.metrics["energy_per_unit_j"] = 1.0
+    rows = {row.cell["strategy"]: row for row in found.rows}
+    measurements = Measurements(load.load(workspace, None), found.rows)
+
+    def ranked(*names):
+        return {one.criterion for one in standing.standings(measurements, [rows[name] for name in names])}
+
+    assert {SPEED, "energy_per_unit_j"} <= ranked("ddp", "zero1")
+    assert SPEED in ranked("ddp", "fsdp2")
+    assert "energy_per_unit_j" not in ranked("ddp", "fsdp2")
+
+
+def test_of_a_cell_with_and_without_instruments_the_plainer_one_is_ranked(tmp_path):
+    profiled = [msgspec.structs.replace(cell, instruments=LOOKED_INTO) for cell in (support.cell(), DDP, FSDP)]
+    found = summarized(tmp_path, [(cell, THRICE) for cell in (support.cell(), DDP, FSDP, *profiled)])
+    outcomes, ranked = only(found)[2, 8]
+    assert sorted(outcomes.values()) == ["looked into", "looked into", "measured", "measured"]
+    measured = {name for name, outcome in outcomes.items() if outcome == "measured"}
+    assert {name.partition(",")[0] for name in measured} == {"ddp", "fsdp2"}
+    rows = {row.id: row for row in found.rows}
+    plain = [one for one in found.choices[0].contests[1].contenders if one.outcome == "measured"]
+    assert all(rows[one.cell].cell["instruments"]["profile"] is None for one in plain)
+    assert set(ranked[SPEED][1]) <= measured
+    for row in found.rows:  # each beside the baseline with its own instruments
+        assert rows[row.baseline].cell["instruments"] == row.cell["instruments"]
+
+
+def test_headings_name_their_key_whole(tmp_path):
+    other = Optimizer(name="sgd", lr=0.5)
+    found = summarized(tmp_path, [(DDP, (1,)), (msgspec.structs.replace(DDP, optimizer=other), (1,))])
+    assert [choice_text.title(family) for family in found.choices] == ["gpt2-tiny, optimizer adamw", "gpt2-tiny, optimizer sgd"]
+    said = {
+        ("optimizer.lr", 0.5): "optimizer.lr 0.5",
+        ("instruments.memory", "categories"): "instruments.memory categories",
+        ("schedule.name", "cosine"): "schedule cosine",
+        ("options.bucket_cap_mb", 1): "bucket cap mb 1",
+        ("rehearses.seq_len", 64): "seq len 64",
+        ("compile", True): "compile",
+        ("compile", False): "",
+    }
+    assert {key: contests._said(*key) for key in said} == said
 
 
 def test_bytes_that_were_counted_alike_are_equal(tmp_path):

@@ -12,6 +12,7 @@ from collect import load, summary, verdict_text
 from collect.cli import main
 from collect.verdicts import reasons
 from shardlab import matrix
+from shardlab.cell import Instruments, Profile
 from shardlab.errors import InputError
 from shardlab.nvml import Gpu
 from shardlab.record import SameWork
@@ -168,6 +169,15 @@ def test_a_metric_of_two_cells_gives_the_reason_for_which_it_does_not_compare_th
     found = judged(tmp_path, CLOSE, "speed_up(strategy='ddp') > 1.5", proofs=proofs)
     assert found.verdict == "undecided"
     assert f"ddp ×2: {verdict} (parameters are averaged every 8 steps)" in found.why
+
+
+def test_times_of_whole_runs_with_other_instruments_are_compared_with_a_remark(tmp_path, monkeypatch):
+    said = "instruments differ between its cells, and train_time_s holds the steps that they slowed down"
+    assert said not in judged(tmp_path / "a", CLOSE, f"{T1} > {T2}").remarks
+    profiled = msgspec.structs.replace(CELLS[DDP], instruments=Instruments(profile=Profile()))
+    monkeypatch.setitem(CELLS, DDP, profiled)
+    assert said in judged(tmp_path / "b", CLOSE, f"{T1} > {T2}").remarks
+    assert said not in judged(tmp_path / "c", CLOSE, "parameters(strategy='single') == parameters(strategy='ddp')").remarks
 
 
 def test_speed_up_has_the_interval_of_both_throughputs(tmp_path):

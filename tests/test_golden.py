@@ -21,6 +21,7 @@ from support_golden import GOLDEN, HOSTILE, run_of, same_as_golden
 import jobs.cli
 from collect import load, summary
 from jobs import render
+from jobs.launcher import launchers
 from shardlab.cluster import THIS_MACHINE
 from shardlab.workspace import Workspace
 
@@ -47,7 +48,7 @@ def test_help(command):
     same_as_golden(f"help/{command.replace(' ', '-')}.txt", done.stdout)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "fork", "submitit", "deepspeed"])
+@pytest.mark.parametrize("launcher", sorted(launchers()))
 def test_scripts(launcher, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/opt/my env/bin/python3")
     same_as_golden(f"scripts/{launcher}.sh", render.script(run_of(launcher), Path(HOSTILE), THIS_MACHINE, None))

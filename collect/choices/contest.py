@@ -14,9 +14,12 @@ from collect.choices.standing import Standing
 from collect.columns import distinguishing, telling
 from collect.row import Row, flat
 
-Outcome = Literal["measured", "does not fit", "over the limit", "other work", "not ranked", "failed", "not measured"]
+Outcome = Literal[
+    "measured", "does not fit", "over the limit", "other work", "looked into", "not ranked", "failed", "not measured"
+]
 RESULTS = ("measured", "does not fit", "over the limit")  # ends that say something of a strategy
-UNRANKED = ("other work", "not ranked")  # of cells that were measured
+UNRANKED = ("other work", "looked into", "not ranked")  # of cells that were measured
+PLAINER = "the same cell was measured with fewer instruments, and is ranked by that"
 _GOING = {"planned", "pending", "running", "unknown"}
 _USUAL = (
     "options.data",
@@ -101,12 +104,29 @@ def grounds(rows: Sequence[Row]) -> list[Ground]:
 def contenders(rows: Sequence[Row]) -> list[Contender]:
     """The rows of a contest, by name."""
     found = []
+    plainest = _plainest(rows)
     for name, row in _names(rows):
         partly = row.state if len(row.states) > 1 and row.n else ""
         why = row.same_work.why if row.same_work else "no proof was made"
         outcome = _outcome(row)
+        if outcome == "measured" and row.id not in plainest:
+            outcome, why = "looked into", PLAINER
         found.append(Contender(row.id, name, outcome, partly, why if outcome in UNRANKED else ""))
     return sorted(found, key=lambda contender: (natural(contender.name), contender.cell))
+
+
+def _plainest(rows: Sequence[Row]) -> set[str]:
+    """Of measured cells that differ in nothing but instruments, the one with the fewest; every other measured cell."""
+    alike: dict[bytes, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.n:
+            alike[likeness.without_instruments(row.cell)].append(row)
+    return {min(twins, key=lambda row: (_instruments(row), row.id)).id for twins in alike.values()}
+
+
+def _instruments(row: Row) -> int:
+    asked = row.cell["instruments"]
+    return sum([asked["memory"] != "peak", *(asked[name] is not None for name in ("profile", "validation", "checkpoints"))])
 
 
 def _outcome(row: Row) -> Outcome:
@@ -173,9 +193,10 @@ def _shown(row: Row, options: dict[str, set[str]]) -> dict[str, Any]:
 
 
 def _said(key: str, value: Any) -> str:
-    """`precision bf16`, `launcher fork`, `validation every_steps 100`; nothing for what is not there."""
+    """`precision bf16`, `optimizer adamw`, `optimizer.lr 0.001`, `instruments.memory categories`; nothing for what is not
+    there. An option is known by its own name."""
     key = key.removeprefix("rehearses.")
-    name = key.rpartition(".")[2].replace("_", " ")
+    name = key.removeprefix("options.").removesuffix(".name").replace("_", " ")
     if value is None or value is False or (key.startswith("instruments.") and value == "none"):
         return ""
     if isinstance(value, dict):

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 import polars as pl
 
+from collect import likeness
 from collect.metric import Metric
 from collect.row import Row
 from collect.statistics import standard_error, t_975
@@ -94,6 +95,8 @@ def _standing(measurements: Measurements, name: str, rows: Sequence[Row]) -> Sta
     if len(rows) < 2 or len({(estimate.unit, estimate.kind) for estimate in estimates}) > 1:
         return None
     metric = measurements.metrics[name]
+    if metric.of_all_steps and likeness.instruments_differ(row.cell for row in rows):
+        return None
     higher = metric.direction == "higher is better"
     numbers = [_Mean(measurements, metric, row) for row in rows]
     if metric.exact and not any(number.value for number in numbers):

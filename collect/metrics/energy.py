@@ -62,6 +62,7 @@ _WHILE = (
 METRICS = (
     Metric(
         name="energy_j",
+        of_all_steps=True,
         unit="J",
         direction="lower is better",
         definition=f"Energy of all GPUs {_WHILE}",
@@ -69,6 +70,7 @@ METRICS = (
     ),
     Metric(
         name="energy_per_unit_j",
+        of_all_steps=True,
         unit="J/unit",
         direction="lower is better",
         definition=f"Energy per unit of data (token, image) of the steps in that time: of all GPUs {_WHILE}",

@@ -27,6 +27,7 @@ def epoch_time(average: Callable[[Sequence[float]], float]) -> Callable[[Measure
 METRICS = (
     Metric(
         name="train_time_s",
+        of_all_steps=True,
         unit="s",
         direction="lower is better",
         definition="Wall time of the slowest rank from the start of the first timed step to the end of the last, with what "
@@ -35,6 +36,7 @@ METRICS = (
     ),
     Metric(
         name="epoch_time_s",
+        of_all_steps=True,
         unit="s",
         direction="lower is better",
         definition="Mean over the epochs of the sum of their steps' times, each that of the slowest rank.",
@@ -42,6 +44,7 @@ METRICS = (
     ),
     Metric(
         name="epoch_time_median_s",
+        of_all_steps=True,
         unit="s",
         direction="lower is better",
         definition="Median over the epochs of the sum of their steps' times, each that of the slowest rank.",

@@ -56,6 +56,7 @@ def _mean_of_means(measured: Measured, samples: pl.DataFrame, key: str, value: s
 METRICS = (
     Metric(
         name="cpu_pct",
+        of_all_steps=True,
         unit="%",
         direction="neither",
         definition="Share of all processors of the host that was busy, with anything, between the first and the last timed "
@@ -64,6 +65,7 @@ METRICS = (
     ),
     Metric(
         name="gpu_pct",
+        of_all_steps=True,
         unit="%",
         direction="neither",
         definition="NVML's GPU utilization (share of time with a kernel running) between the first and the last timed step; "

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from collect import notation
+from collect import likeness, notation
 from collect.load import Loaded
 from collect.verdicts import chance, reasons
 from collect.verdicts.chance import Value
@@ -129,6 +129,10 @@ def _judge(loaded: Loaded, measurements: Measurements, claim: Mapping[str, Any],
         _decide(verdict, tree, values)
     except ExpressionError as error:
         verdict.verdict, verdict.why = "undecided", f"{error}"
+    parts = [part for number in numbers for part in number.found.parts if part.metric.of_all_steps]
+    if likeness.instruments_differ(part.row.cell for part in parts):
+        names = ", ".join(dict.fromkeys(part.metric.name for part in parts))
+        verdict.remarks.append(f"instruments differ between its cells, and {names} holds the steps that they slowed down")
     if unproven := _unproven(measurements, verdict, numbers):
         verdict.verdict, verdict.why = "undecided", unproven
     elif verdict.verdict == "undecided" and verdict.parts:
