@@ -405,7 +405,11 @@ def test_the_page_shows_verdicts_and_prints_and_what_the_study_leaves_open(tmp_p
     assert "4 claims: 2 reproduced, 1 contradicted, 1 not run" in shown
     assert "reported numbers: 3 printed, 2 measured here, 2 to compare: 2 differ" in shown
     text = (workspace.report / "index.html").read_text()
-    for said in ('<span class="verdict contradicted">contradicted</span>', "58.3s", "two figures of one thing &lt;b&gt;&amp;"):
+    for said in (
+        '<span class="verdict contradicted"><span aria-hidden="true">✗</span> contradicted</span>',
+        "58.3s",
+        "two figures of one thing &lt;b&gt;&amp;",
+    ):
         assert said in text
     for heading in ("Verdicts", "Reported beside measured", "What the study leaves open"):
         assert f"<h2>{heading}</h2>" in text

@@ -46,9 +46,11 @@ def draw(group: Group) -> Figure | None:
     highest = max(mark.row.metrics[THROUGHPUT].value for mark in shown)
     where = ", ".join(filter(None, [f"on {ranks} rank{'s' if ranks > 1 else ''} with batch {batch}", about]))
     caption = f"All that ran {where}; up and to the left is better. {told}, as measured."
+    if kind:
+        caption += f" Memory: {kind}."
     top = max(min(mark.row.metrics[THROUGHPUT].high or 0, MOST_INTERVAL * highest) for mark in shown)
     y = axis(unit, range=[-0.04 * top, 1.04 * max(top, highest)])
-    shape = layout(axis(f"peak memory a rank{', ' + kind if kind else ''} ({size_unit})"), y, showlegend=True)
+    shape = layout(axis(f"peak memory a rank ({size_unit})"), y, showlegend=True)
     return Figure("head_to_head", "Head to head", caption, 420, data, shape)
 
 
