@@ -1,0 +1,38 @@
+"""A clock that steps back while a run goes on, as when the time of a machine is set: the run completes, no time is negative."""
+
+import itertools
+
+import pytest
+from support_line import HANG_S, benches, until
+
+pytestmark = pytest.mark.line
+# Python reads this file when it starts. The clock of the kernel is that of all processes of the machine (a time namespace has
+# only the clocks that count from the boot), so it is the one of Python that steps back.
+SITE = """
+import os, time
+real = time.time
+time.time = lambda: real() - (3600 if os.path.exists({back!r}) else 0)
+"""
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(SITE.format(back=str(tmp_path / "back")))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # ranks get a parent of their own, which reads the file too
+    yield from benches(tmp_path)
+
+
+def test_a_clock_that_steps_back_an_hour_makes_no_run_red_and_no_time_negative(bench, tmp_path):
+    name = bench.matrix("axes: {strategy: [ddp], gpus: [2]}", steps=400)
+    bench.run("jobs", "submit", "--matrix", name)
+    (folder,) = bench.folders()
+    until(lambda: len([record for record in folder.steps(1).records if not record.warmup]) > 20, "it makes steps", HANG_S)
+    (tmp_path / "back").touch()
+    until(lambda: bench.states() == {folder.run_id: "completed"}, "it completes", HANG_S)
+    walls = [record.wall_s for record in folder.steps(0).records]
+    assert min(after - before for before, after in itertools.pairwise(walls)) < -3000  # the clock did step back
+    (row,) = bench.json("collect", "summarize")["rows"]
+    assert row["states"] == {"completed": 1}
+    assert {name: figure["value"] for name, figure in row["metrics"].items() if figure["value"] < 0} == {}

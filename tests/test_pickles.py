@@ -1,0 +1,63 @@
+"""Nothing of ours reads a pickle, as that runs what its writer wanted. submitit reads the one that our launcher wrote."""
+
+import ast
+import pickle
+from pathlib import Path
+
+import support_collect as support
+from test_house import ROOT, SOURCES
+
+from collect.cli import main
+from jobs.launchers import submitit
+from shardlab.run import run_id
+
+PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+READ_PICKLES = {
+    ("torch", "load"),
+    ("np", "load"),
+    ("numpy", "load"),
+    ("pd", "read_pickle"),
+    ("pickle", "load"),
+    ("pickle", "loads"),
+}
+WRITES_FOR_SUBMITIT = ROOT / "jobs/launchers/submitit.py"
+
+
+def readers_of_pickles(path: Path) -> set[str]:
+    """What a file of source uses that reads pickles."""
+    tree = ast.parse(path.read_text())
+    names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    calls = {f"{node.value.id}.{node.attr}" for node in attributes}
+    return {name for name in names if name.split(".")[0] in PICKLES} | (calls & READ_PICKLES)
+
+
+def test_no_file_of_ours_reads_a_pickle():
+    found = {path: readers for path in SOURCES if (readers := readers_of_pickles(path))}
+    assert found == {WRITES_FOR_SUBMITIT: {"pickle"}}  # it imports the module to write one
+
+
+class Canary:
+    """Makes a file as soon as a pickle of it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_report_of_runs_that_hold_pickles_reads_none(tmp_path):
+    workspace, canary = support.matrix(tmp_path / "w"), tmp_path / "was read"
+    content = pickle.dumps(Canary(canary))
+    run = workspace.run(run_id(support.cell(), 1))
+    for name in (submitit.FOLDER, "trace", "memory", "steps", "log", "env"):
+        folder = run.path / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in ("1_submitted.pkl", "1_0_result.pkl", "snapshot.pickle", "checkpoint.pt"):
+            (folder / file).write_bytes(content)
+    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    assert not canary.exists()
+    pickle.loads(content)
+    assert canary.exists()  # the control: a reader would have made it
