@@ -1,0 +1,115 @@
+"""Single rules of figures, tables and sources: how lines are thinned, which rows are shown, what a counter means."""
+
+import msgspec
+import pytest
+import support_collect as support
+import support_traces
+from test_collect_figures_traces import drawn, piped
+
+from collect import figure, peaks
+from collect.cli import main
+from collect.figures import bubble
+from collect.sampler import host
+from collect.verdicts import printed
+from shardlab.workspace import Workspace
+
+
+def test_a_thinned_line_with_gaps_has_as_many_points_as_are_allowed():
+    """Of each stretch three points are kept: the least, the largest and a gap."""
+    y = [None if place % 10 == 5 else float(place * 7919 % 3000) for place in range(3000)]
+    x, _ = figure.thin(range(3000), y, 100)
+    assert 97 <= len(x) <= 102
+
+
+def test_a_thinned_line_without_gaps_has_as_many_points_as_are_allowed():
+    x, _ = figure.thin(range(3000), [float(place * 7919 % 3000) for place in range(3000)], 100)
+    assert 97 <= len(x) <= 100
+
+
+def test_a_mark_of_the_bubble_stands_under_its_own_strategy_alone(tmp_path):
+    workspace = Workspace(tmp_path)
+    piped(workspace)
+    single, *cells = (run.cell for run in (folder.read_run() for folder in workspace.all_runs()))
+    cells = [cell for cell in (single, *cells) if cell.pp == 2]
+    other = msgspec.structs.replace(cells[0], strategy="pp-1f1b")
+    support.keep(workspace, [support.cell(), *cells, other], 1)
+    folder = support.completed(workspace, other)
+    for rank in (0, 1):
+        like = workspace.runs / next(f.run_id for f in workspace.all_runs() if f.read_run().cell == cells[0])
+        folder.steps_file(rank).write_bytes((like / "steps" / folder.steps_file(rank).name).read_bytes())
+    found, _ = drawn(workspace, bubble.draw)
+    points = {trace["name"]: len(trace["x"]) for trace in found.data}
+    assert (points["pp-gpipe, P = 2"], points["pp-1f1b, P = 2"]) == (2, 1)
+
+
+def test_kernels_are_listed_by_their_time_and_not_by_their_number(tmp_path, capsys):
+    """The largest total comes first; of more than a screen the rest is counted."""
+    rank = support_traces.Rank(0, steps=0)
+    at = begin = support_traces.NEW
+    for number in range(30):
+        for _ in range(30 - number):
+            rank._launch("kernel", f"kernel{number:02d}", 7, at, (number + 1) * 100_000)
+            at += (number + 1) * 100_000
+    rank._add("user_annotation", "ProfilerStep#1", begin, at - begin)
+    rank.write(tmp_path)
+    assert main(["trace", f"{tmp_path}/", "--workspace", str(tmp_path / "w")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heading = next(line for line in lines if line.startswith("kernels, or operators"))
+    shown = [line.split() for line in lines[lines.index(heading) + 2 :] if line.startswith("kernel")]
+    totals = [float(words[2].replace(",", "")) for words in shown]
+    assert totals == sorted(totals, reverse=True)
+    assert shown[0][0] == "kernel15"  # 15 calls of 1.6 ms
+    assert f"; {30 - len(shown)} more in --json" in heading
+
+
+def test_what_differs_between_traces_beyond_a_screen_is_counted(tmp_path, capsys):
+    for name, kernels in (("a", 40), ("b", 3)):
+        rank = support_traces.Rank(0, steps=0)
+        at = begin = support_traces.NEW
+        for number in range(kernels):
+            rank._launch("kernel", f"{name}{number:02d}", 7, at, 100_000)
+            at += 100_000
+        rank._add("user_annotation", "ProfilerStep#1", begin, at - begin)
+        (tmp_path / name).mkdir()
+        rank.write(tmp_path / name)
+    words = ["trace", f"{tmp_path}/a/", "--against", f"{tmp_path}/b/", "--workspace", str(tmp_path / "w")]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    title = next(line for line in lines if "a step and rank: " in line)
+    shown = sum(line.startswith(("new ", "gone ")) for line in lines[lines.index(title) :])
+    new, gone = (int(title.split(f" {word}")[0].split()[-1]) for word in ("new", "gone"))
+    assert (new, gone) == (40, 3)
+    assert shown < 43
+    assert int(title.split("; ")[1].split()[0]) == 43 - shown
+
+
+def test_time_that_a_hypervisor_took_is_busy_time():
+    """user, nice, system, idle, iowait, irq, softirq, steal, guest: see proc(5)."""
+    assert host.processor_ticks(b"cpu  10 1 5 70 4 2 3 5 9 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n") == (26, 100)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "tera"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "fp32", 19.5),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156.0),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
+        ("NVIDIA L40S", "fp32", 91.6),
+        ("NVIDIA L40S", "tf32", 183.0),
+        ("Tesla V100-SXM2-16GB", "fp32", 15.7),
+        ("Tesla V100-SXM2-16GB", "fp16", 125.0),
+        ("Tesla V100-SXM2-16GB", "bf16", None),
+        ("NVIDIA H100 80GB HBM3", "fp32", 67.0),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.5),
+        ("NVIDIA H200", "bf16", 989.5),
+        ("NVIDIA H200 and more", "bf16", None),
+    ],
+)
+def test_peaks_are_those_of_the_data_sheets(gpu, precision, tera):
+    """Without sparsity, as NVIDIA's data sheets print them."""
+    assert peaks.peak_flops(gpu, precision) == (None if tera is None else tera * 1e12)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1.5 billion", 1.5e9), ("2 million", 2e6), ("7 thousand", 7e3)])
+def test_a_printed_number_with_a_word_is_exactly_that_number(text, value):
+    assert printed.parse(text, None, "parameters").value == value

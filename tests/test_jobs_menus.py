@@ -1,0 +1,95 @@
+"""What `jobs strategies` prints, what a plan remarks, the limits of --max-parallel, and which files make up our source."""
+
+import pytest
+
+from jobs import cli
+from jobs.cli import main
+from shardlab import code
+
+
+@pytest.fixture
+def options(capsys):
+    """The lines of the table of options, by the option's name, each with the lines of its other defaults."""
+    assert main(["strategies"]) == 0
+    lines = capsys.readouterr().out.partition("\noptions\n")[2].splitlines()[1:]
+    found = {}
+    for line in lines:
+        if not line.startswith(" "):
+            name = line.split()[0]
+        found.setdefault(name, []).append(line.split())
+    return found
+
+
+def test_an_option_is_named_once_with_each_of_its_defaults(options):
+    named, other = options["overlap_comm"]
+    assert named[:2] == ["overlap_comm", "false"]
+    assert named[-2:] == ["zero1,", "zero2"]
+    assert other == ["true", "zero3"]
+
+
+def test_a_family_is_a_pattern_only_if_it_has_several_members(options):
+    ((*_, first, second, third),) = options["reduce_bucket_size"]
+    assert [first, second, third] == ["zero1,", "zero2,", "zero3"]
+    assert options["bucket_cap_mb"][0][-1] == "ddp*"
+    assert options["comm_hook"][0][-1] == "ddp"
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "100001"])
+def test_too_few_or_too_many_runs_at_a_time_are_refused(count, tmp_path, capsys):
+    assert main(["submit", "--matrix", "quickstart", "--max-parallel", count, "--workspace", str(tmp_path)]) == 2
+    assert f"--max-parallel: found {count}. Allowed: 1 to 100000." in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("count", ["1", "100000"])
+def test_the_least_and_the_largest_number_of_runs_at_a_time_are_accepted(count):
+    arguments = cli.parser().parse_args(["submit", "--matrix", "quickstart", "--max-parallel", count])
+    assert cli._how(arguments).at_once == int(count)
+
+
+CLUSTER = """\
+schema: 1
+name: bench
+provider: PROVIDER
+slurm: {partition: batch}
+nodes: [{name: n1, host: 10.0.0.1, roles: [controller, worker]}]
+gpus: {type: a100, per_node: 4}
+storage: {shared: /shared}
+"""
+
+
+@pytest.mark.parametrize(("provider", "remarks"), [("virtual", True), ("ssh", False)])
+def test_only_of_practice_nodes_a_plan_says_that_their_gpus_do_not_exist(provider, remarks, tmp_path, capsys):
+    file = tmp_path / "cluster.yaml"
+    text = CLUSTER.replace("PROVIDER", provider)
+    if provider == "virtual":
+        text = text.replace(", host: 10.0.0.1", "")
+    file.write_text(text)
+    words = [
+        "plan",
+        "--matrix",
+        "quickstart",
+        "--where",
+        "gpus == 1",
+        "--cluster",
+        str(file),
+        "--workspace",
+        str(tmp_path / "w"),
+    ]
+    assert main(words) == 0
+    told = capsys.readouterr()
+    assert ("practice nodes: their GPUs are known to Slurm alone" in told.out + told.err) is remarks
+
+
+def test_our_source_is_every_file_but_hidden_ones_and_bytecode(tmp_path, monkeypatch):
+    kept = ["jobs/a.py", "jobs/sub/b.j2"]
+    for name in (*kept, "jobs/.hidden", "jobs/sub/.a.py.swp", "jobs/__pycache__/a.cpython-311.pyc"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(code, "ROOT", tmp_path)
+    assert [str(path.relative_to(tmp_path)) for path in code.sources(["jobs"])] == kept
+    before = code.digest()
+    (tmp_path / "jobs" / ".hidden").write_text("changed")
+    assert code.digest() == before
+    (tmp_path / "jobs" / "a.py").write_text("changed")
+    assert code.digest() != before
