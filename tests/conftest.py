@@ -27,9 +27,12 @@ def pytest_xdist_auto_num_workers():
     return support_lanes.workers()
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the units
+def pytest_itemcollected(item):
+    support_lanes.name_unit(item)
+
+
 def pytest_collection_modifyitems(items):
-    support_lanes.arrange(items, side_by_side=os.environ.get("PYTEST_XDIST_WORKER") is not None)
+    support_lanes.sort(items)
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,23 @@ SPREAD = ("test_papers_line", "test_jobs_line", "test_launchers_line", "test_tra
 FIRST = ("practice nodes", "test_papers_line", "test_trainers", "test_jobs", "test_launchers", "test_shell", "test_report")
 
 
-def unit(item: pytest.Item) -> str:
-    """The name of the unit of a test."""
+def name_unit(item: pytest.Item) -> None:
+    """Tell pytest-xdist the unit of a test, while tests are collected: later pytest-xdist has read the units."""
+    if _side_by_side() and (name := _unit(item)) != item.nodeid:
+        item.add_marker(pytest.mark.xdist_group(name))
+
+
+def sort(items: list[pytest.Item]) -> None:
+    """Sort the tests, units that take long first, if pytest-xdist runs them side by side."""
+    if _side_by_side():
+        items.sort(key=lambda item: _place(_unit(item)))
+
+
+def _side_by_side() -> bool:
+    return "PYTEST_XDIST_WORKER" in os.environ
+
+
+def _unit(item: pytest.Item) -> str:
     if set(ON_PRACTICE_NODES) & set(getattr(item, "fixturenames", ())):
         return "practice nodes"
     return item.nodeid if item.path.stem in SPREAD else item.path.stem
@@ -25,17 +40,6 @@ def unit(item: pytest.Item) -> str:
 
 def _place(name: str) -> int:
     return next((place for place, start in enumerate(FIRST) if name.removeprefix("tests/").startswith(start)), len(FIRST))
-
-
-def arrange(items: list[pytest.Item], *, side_by_side: bool) -> None:
-    """Sort the tests, units that take long first. Name their units for pytest-xdist if it runs them side by side."""
-    if not side_by_side:
-        return
-    units = {item: unit(item) for item in items}
-    items.sort(key=lambda item: _place(units[item]))
-    for item, name in units.items():
-        if name != item.nodeid:
-            item.add_marker(pytest.mark.xdist_group(name))
 
 
 def workers() -> int:
