@@ -10,7 +10,7 @@ HTA := .venv-hta
 NEEDS := chromium systemd-nspawn debootstrap ip ssh-keygen rsync pdflatex pdftotext zsh fish g++
 SYSTEM := chromium systemd-container debootstrap iproute2 openssh-client rsync texlive-latex-recommended poppler-utils zsh fish g++
 # One worker a core and one for the tests on practice nodes, which mostly wait (tests/support_lanes.py).
-SIDE_BY_SIDE := --numprocesses auto --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE := --numprocesses auto --dist loadscope --no-loadscope-reorder
 
 .PHONY: quickstart test test-long prepare check mutants system clean
 

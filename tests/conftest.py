@@ -27,12 +27,18 @@ def pytest_xdist_auto_num_workers():
     return support_lanes.workers()
 
 
-def pytest_itemcollected(item):
-    support_lanes.name_unit(item)
+def pytest_xdist_make_scheduler(config, log):
+    return support_lanes.Units(config, log)
 
 
-def pytest_collection_modifyitems(items):
-    support_lanes.sort(items)
+def pytest_collection_modifyitems(config, items):
+    if support_lanes.on_worker(config):
+        items.sort(key=lambda item: support_lanes.place(item.nodeid))
+
+
+def pytest_runtest_setup(item):
+    if {"practice", "slurm"} & set(getattr(item, "fixturenames", ())):
+        support_lanes.must_be_on_practice_nodes(item.nodeid)
 
 
 @pytest.fixture(scope="session")

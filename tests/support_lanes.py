@@ -1,4 +1,4 @@
-"""Which tests run side by side: pytest-xdist gets units of tests, the longest first, so that few workers wait at the end.
+"""Which tests run side by side: pytest-xdist gives its workers units of tests, those that take long first.
 
 - All tests on practice nodes are one unit: they share one cluster. They mostly wait, so the other units run beside them.
 - Each test of a SPREAD file is a unit: such a test takes long and shares no fixture with the others.
@@ -8,40 +8,61 @@
 from __future__ import annotations
 
 import os
+from pathlib import PurePath
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
-ON_PRACTICE_NODES = ("practice", "slurm")  # fixtures
+NODES = "practice nodes"
+ON_PRACTICE_NODES = (
+    "test_practice_line",
+    "test_practice_hindered_line",
+    "test_slurm_line",
+    "test_slurm_launchers",
+    "test_slurm_jump_line",
+)
 SPREAD = ("test_papers_line", "test_jobs_line", "test_launchers_line", "test_trainers_checkpoints", "test_trainers_proof")
-FIRST = ("practice nodes", "test_papers_line", "test_trainers", "test_jobs", "test_launchers", "test_shell", "test_report")
+FIRST = (NODES, "test_papers_line", "test_trainers", "test_jobs", "test_launchers", "test_line", "test_shell", "test_report")
 
 
-def name_unit(item: pytest.Item) -> None:
-    """Tell pytest-xdist the unit of a test, while tests are collected: later pytest-xdist has read the units."""
-    if _side_by_side() and (name := _unit(item)) != item.nodeid:
-        item.add_marker(pytest.mark.xdist_group(name))
+class Units(LoadScopeScheduling):
+    """The scheduler of pytest-xdist that keeps the tests of a unit on one worker, with our units.
+
+    Not its `loadgroup`: xdist 3.8 writes the group into the id of a test, which pytest 9.2 does not take over.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit(nodeid)
 
 
-def sort(items: list[pytest.Item]) -> None:
-    """Sort the tests, units that take long first, if pytest-xdist runs them side by side."""
-    if _side_by_side():
-        items.sort(key=lambda item: _place(_unit(item)))
+def unit(test: str) -> str:
+    """The unit of a test, by its id."""
+    file = _file(test)
+    if file in ON_PRACTICE_NODES:
+        return NODES
+    return test if file in SPREAD else file
 
 
-def _side_by_side() -> bool:
-    return "PYTEST_XDIST_WORKER" in os.environ
+def must_be_on_practice_nodes(test: str) -> None:
+    """A test that uses practice nodes outside their unit would start a second cluster beside the first."""
+    assert unit(test) == NODES, f"{test} uses practice nodes: name its file in ON_PRACTICE_NODES of {__file__}"
 
 
-def _unit(item: pytest.Item) -> str:
-    if set(ON_PRACTICE_NODES) & set(getattr(item, "fixturenames", ())):
-        return "practice nodes"
-    return item.nodeid if item.path.stem in SPREAD else item.path.stem
-
-
-def _place(name: str) -> int:
-    return next((place for place, start in enumerate(FIRST) if name.removeprefix("tests/").startswith(start)), len(FIRST))
+def place(test: str) -> int:
+    """By which tests are sorted: units that take long come first."""
+    name = NODES if unit(test) == NODES else _file(test)
+    return next((index for index, start in enumerate(FIRST) if name.startswith(start)), len(FIRST))
 
 
 def workers() -> int:
     """One for each core, and one for the practice nodes, whose tests mostly wait."""
     return len(os.sched_getaffinity(0)) + 1
+
+
+def _file(test: str) -> str:
+    return PurePath(test.partition("::")[0]).stem
+
+
+def on_worker(config: pytest.Config) -> bool:
+    """Whether this is a process in which pytest-xdist runs tests."""
+    return hasattr(config, "workerinput")
