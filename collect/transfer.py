@@ -60,7 +60,8 @@ class Rsync:
             return Transfer()
         argv = ["rsync", *OPTIONS, *self._shell, *options, f"{self._root}{source}/", f"{target}/"]
         with tempfile.TemporaryFile() as listed, tempfile.TemporaryFile() as errors:
-            listed.write("\0".join(names).encode())
+            # Each name ends with a NUL: rsync 3.5 refuses a last name without one if it lies across a multiple of 4096 bytes.
+            listed.write("".join(f"{name}\0" for name in names).encode())
             listed.seek(0)
             code = subprocess.run(
                 argv, stdin=listed, stdout=subprocess.DEVNULL, stderr=errors, check=False, pass_fds=(self._lock,),

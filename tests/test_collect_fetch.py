@@ -83,6 +83,19 @@ def test_a_run_that_is_here_is_not_transferred_again(cluster, fetch, there, here
     assert connections(cluster) == 3
 
 
+def test_a_list_of_names_of_more_than_a_page_arrives(fetch, there, here):
+    """rsync takes the list in parts of 4096 bytes, and the last name here lies across the end of the first part."""
+    (there / "log").mkdir()
+    for rank in range(65):
+        (there / f"log/rank-{rank:05d}.log").write_text("x")
+    names = [f"{there.name}/{name}\0" for name in sorted(contents(there))]
+    missing = 4096 - len("".join(names)) + 10
+    assert 0 < missing < 200
+    (there / "log/rank-00000.log").rename(there / f"log/rank-00000{'x' * missing}.log")
+    fetch()
+    assert contents(here) == contents(there)
+
+
 def test_storage_that_both_share_needs_no_connection_for_files(cluster, fetch, there, here):
     (cluster.there.path / away.MARK).write_text("far:/ws\n")
     fetch()
