@@ -74,6 +74,7 @@ def of(
     cells = resolve(asked, per_node=machine.gpus if where_runs.slurm else None)
     if scale == "tiny":
         cells = tiny.twins(cells, menu.workloads())
+        tiny.must_train(cells)
     chosen = [cell for cell in cells if where is None or holds(condition(where), cell)]
     if not chosen:
         raise InputError(f"--where {where!r} leaves none of {len(cells)} cells.")

@@ -27,6 +27,7 @@ import msgspec
 
 from shardlab.cell import Cell, Instruments, Schedule
 from shardlab.errors import InputError
+from trainers import menu
 from trainers.workload import Workload
 
 STEPS, EPOCHS, BATCHES_AN_EPOCH, WARMUP_STEPS = 6, 2, 4, 1
@@ -62,6 +63,14 @@ def twins(cells: Sequence[Cell], workloads: Mapping[str, Workload]) -> list[Cell
         )
         for number, cell in enumerate(cells)
     ]
+
+
+def must_train(twins: Sequence[Cell]) -> None:
+    """Raises InputError for a twin that cannot be trained although its cell can: the sizes of a twin are its own."""
+    for twin in twins:
+        if (why := menu.refuse(twin)) is not None:
+            of = twin.rehearses.name() if twin.rehearses else twin.name()
+            raise InputError(f"--scale tiny: the twin of {of} cannot be trained: {why}")
 
 
 def dropped(cells: Sequence[Cell]) -> list[str]:

@@ -232,3 +232,17 @@ def test_a_claim_on_a_cell_that_is_excluded_or_left_out_by_a_selection_is_no_mis
     assert [cell.gpus for cell in resolve(found, CPU)] == [1, 2]
     chosen = plan.of(Workspace(tmp_path), f"{tmp_path}/m.yaml", cluster_file=None, where="gpus == 1", repeats=None)
     assert [cell.gpus for cell in chosen.cells] == [1]
+
+
+def test_a_twin_that_cannot_be_trained_is_refused_when_the_file_is_read(tmp_path):
+    """12 heads divide among 3 ranks; the twin has 4."""
+    base = BASE.replace("gpt2-tiny", "gpt2").replace("strategy: ddp", "strategy: tp, tp: 3, gpus: 3")
+    load(tmp_path, base)
+
+    def planned(scale):
+        file = f"{tmp_path}/m.yaml"
+        return plan.of(Workspace(tmp_path), file, cluster_file=None, where=None, repeats=None, scale=scale)
+
+    assert len(planned("full").cells) == 1
+    with pytest.raises(InputError, match=r"--scale tiny: the twin of tp-gpt2-.* cannot be trained: .*Allowed tp: 1, 2, 4\."):
+        planned("tiny")
