@@ -39,7 +39,7 @@ def test_a_run_whose_sampler_is_killed_goes_on_and_its_report_says_so(bench):
     until(lambda: set(bench.states().values()) == {"completed"}, "both runs complete", HANG_S)
     summary = bench.json("collect", "summarize")
     said = {entry["run"]: entry for entry in summary["telemetry"]}
-    assert said[at_once.run_id]["incomplete"] in ("no samples", "one sample")  # it may have been faster than we are
+    assert said[at_once.run_id]["incomplete"].startswith(("no samples", "one sample"))  # it may have begun before it was killed
     assert re.fullmatch(r"no samples in the last \d+\.\d s", said[midway.run_id]["incomplete"])
     assert said[at_once.run_id]["host"] == said[midway.run_id]["host"] == host
     (remark,) = [remark for remark in summary["remarks"] if "telemetry is not of the whole timed window" in remark]
