@@ -27,7 +27,7 @@ class Slurm:
 
 
 @pytest.fixture
-def slurm(tmp_path, monkeypatch):
+def stand_in(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     return Slurm(tmp_path)
 
@@ -39,53 +39,53 @@ def listed(what, job, state):
     return "|".join(known.get(name, "None") for name in names)
 
 
-def test_of_runs_that_have_all_ended_the_accounts_are_asked(slurm):
-    slurm.says("sacct", *(listed("sacct", f"7_{task}", "COMPLETED") for task in range(1000)))
+def test_of_runs_that_have_all_ended_the_accounts_are_asked(stand_in):
+    stand_in.says("sacct", *(listed("sacct", f"7_{task}", "COMPLETED") for task in range(1000)))
     found = query.of(["7"], 0.0)
-    assert (len(found.jobs), found.complete, slurm.calls()) == (1000, True, ["sacct"])
+    assert (len(found.jobs), found.complete, stand_in.calls()) == (1000, True, ["sacct"])
 
 
-def test_while_some_are_at_work_the_controller_alone_is_asked(slurm):
-    slurm.says("squeue", listed("squeue", "7_998", "RUNNING"), listed("squeue", "7_[999-1000]", "PENDING"))
+def test_while_some_are_at_work_the_controller_alone_is_asked(stand_in):
+    stand_in.says("squeue", listed("squeue", "7_998", "RUNNING"), listed("squeue", "7_[999-1000]", "PENDING"))
     found = query.of(["7"], 0.0, {"7_998", "7_999", "7_1000"})
     assert {job: one.state for job, one in found.jobs.items()} == {
         "7_998": "RUNNING", "7_999": "PENDING", "7_1000": "PENDING",
     }  # fmt: skip
-    assert (found.complete, slurm.calls()) == (True, ["squeue"])
+    assert (found.complete, stand_in.calls()) == (True, ["squeue"])
 
 
-def test_what_the_controller_has_forgotten_the_accounts_tell(slurm):
-    slurm.says("squeue", listed("squeue", "7_1", "RUNNING"))
-    slurm.says("sacct", listed("sacct", "7_0", "NODE_FAIL"), listed("sacct", "7_1", "PENDING"))
+def test_what_the_controller_has_forgotten_the_accounts_tell(stand_in):
+    stand_in.says("squeue", listed("squeue", "7_1", "RUNNING"))
+    stand_in.says("sacct", listed("sacct", "7_0", "NODE_FAIL"), listed("sacct", "7_1", "PENDING"))
     found = query.of(["7"], 0.0, {"7_0", "7_1"})
     assert {job: one.state for job, one in found.jobs.items()} == {"7_0": "NODE_FAIL", "7_1": "RUNNING"}
-    assert (found.complete, slurm.calls()) == (True, ["squeue", "sacct"])
+    assert (found.complete, stand_in.calls()) == (True, ["squeue", "sacct"])
 
 
-def test_accounts_that_end_well_with_an_error_have_not_told_all(slurm):
-    slurm.says("sacct", error="sacct: error: slurm_persist_conn_open: Something happened with the receiving of a response")
+def test_accounts_that_end_well_with_an_error_have_not_told_all(stand_in):
+    stand_in.says("sacct", error="sacct: error: slurm_persist_conn_open: Something happened with the receiving of a response")
     assert query.of(["7"], 0.0).complete is False
-    slurm.says("sacct")
+    stand_in.says("sacct")
     assert query.of(["7"], 0.0).complete is True
 
 
-def test_of_two_arrays_with_one_number_the_later_one_is_meant(slurm):
-    slurm.says("sacct", "7_3|old.1|FAILED|1700000000|0|n|None", "7_[0-9]|new.1|PENDING|1800000000|Unknown||None")
-    slurm.says("squeue", code=1, error=AWAY)
+def test_of_two_arrays_with_one_number_the_later_one_is_meant(stand_in):
+    stand_in.says("sacct", "7_3|old.1|FAILED|1700000000|0|n|None", "7_[0-9]|new.1|PENDING|1800000000|Unknown||None")
+    stand_in.says("squeue", code=1, error=AWAY)
     assert query.of(["7"], 0.0).jobs["7_3"].name == "new.1"
 
 
-def test_of_a_controller_that_is_away_the_accounts_are_asked_and_it_is_said(slurm):
-    slurm.says("squeue", code=1, error=AWAY)
-    slurm.says("sacct", listed("sacct", "7_1", "RUNNING"))
+def test_of_a_controller_that_is_away_the_accounts_are_asked_and_it_is_said(stand_in):
+    stand_in.says("squeue", code=1, error=AWAY)
+    stand_in.says("sacct", listed("sacct", "7_1", "RUNNING"))
     found = query.of(["7"], 0.0, {"7_1"})
-    assert (found.jobs["7_1"].state, found.complete, slurm.calls()) == ("RUNNING", False, ["squeue", "sacct"])
+    assert (found.jobs["7_1"].state, found.complete, stand_in.calls()) == ("RUNNING", False, ["squeue", "sacct"])
     assert "connect failure" in found.why_not
 
 
-def test_of_an_end_after_which_slurm_may_start_it_again_the_controller_is_asked(slurm):
-    slurm.says("sacct", listed("sacct", "7", "PREEMPTED"), listed("sacct", "8", "NODE_FAIL"), listed("sacct", "9", "FAILED"))
-    slurm.says("squeue", listed("squeue", "7", "PENDING"))
+def test_of_an_end_after_which_slurm_may_start_it_again_the_controller_is_asked(stand_in):
+    stand_in.says("sacct", listed("sacct", "7", "PREEMPTED"), listed("sacct", "8", "NODE_FAIL"), listed("sacct", "9", "FAILED"))
+    stand_in.says("squeue", listed("squeue", "7", "PENDING"))
     found = query.of(["7", "8", "9"], 0.0)
     assert {job: one.state for job, one in found.jobs.items()} == {"7": "PENDING", "8": "NODE_FAIL", "9": "FAILED"}
-    assert (found.complete, slurm.calls()) == (True, ["sacct", "squeue"])
+    assert (found.complete, stand_in.calls()) == (True, ["sacct", "squeue"])
