@@ -7,7 +7,7 @@ import sys
 import pytest
 import support_collect as support
 
-from collect import fetch, manifest
+from collect import manifest
 from collect.cli import main
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
@@ -153,11 +153,20 @@ def test_a_damaged_manifest_is_not_trusted(workspace, run, capsys):
     assert "remove it to make a new one" in found["problems"][0]
 
 
-def test_links_out_of_a_run_are_not_followed(workspace, run, tmp_path):
+def test_links_in_a_run_are_named_and_not_followed(workspace, run, capsys):
     (run.path / "env" / "secret").symlink_to("/etc/passwd")
     (run.path / "log").symlink_to("/etc")
-    fetch.fetch_run(run)
+    (found,) = fetched(workspace, capsys, code=1)
+    assert found["not_regular"] == {"env/secret": "a symlink", "log": "a symlink"}
     assert not [name for name in manifest.read(run).files if "secret" in name or name.startswith("log")]
+
+
+def test_hidden_files_and_folders_are_no_part_of_a_run(workspace, run, capsys):
+    (run.path / ".rsync-partial").mkdir()
+    (run.path / ".rsync-partial/steps").write_text("half")
+    (run.path / "steps/.left").write_text("half")
+    fetched(workspace, capsys)
+    assert not [name for name in manifest.read(run).files if "/." in f"/{name}"]
 
 
 def test_only_the_runs_asked_for_are_fetched(workspace, run, capsys):
