@@ -411,7 +411,7 @@ def test_the_page_shows_verdicts_and_prints_and_what_the_study_leaves_open(tmp_p
         "two figures of one thing &lt;b&gt;&amp;",
     ):
         assert said in text
-    for heading in ("Verdicts", "Reported beside measured", "What the study leaves open"):
+    for heading in ("In short", "Reported beside measured", "What the study leaves open"):
         assert f"<h2>{heading}</h2>" in text
     document = json.loads((workspace.report / "summary.json").read_text())
     assert len(document["verdicts"]) == 4

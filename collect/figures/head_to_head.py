@@ -11,7 +11,7 @@ import msgspec
 from collect import notation
 from collect.choices.contest import contenders, grounds
 from collect.figure import MUTED, Figure, Group, Mark, axis, layout
-from collect.figures.throughput import MOST_INTERVAL
+from collect.figures.throughput import CUT, MOST_INTERVAL
 from collect.look import variants
 from collect.statistics import Estimate
 
@@ -49,6 +49,8 @@ def draw(group: Group) -> Figure | None:
     if kind:
         caption += f" Memory: {kind}."
     top = max(min(mark.row.metrics[THROUGHPUT].high or 0, MOST_INTERVAL * highest) for mark in shown)
+    if any((mark.row.metrics[THROUGHPUT].high or 0) > 1.04 * max(top, highest) for mark in shown):
+        caption += f" {CUT}"
     y = axis(unit, range=[-0.04 * top, 1.04 * max(top, highest)])
     shape = layout(axis(f"peak memory a rank ({size_unit})"), y, showlegend=True)
     return Figure("head_to_head", "Head to head", caption, 420, data, shape)

@@ -10,6 +10,7 @@ from collect.statistics import Estimate
 
 NAME = "throughput_per_s"
 PADDING = 0.03  # of the axis, so that no mark is cut at its ends
+CUT = "Wider intervals are cut at the edge."
 MOST_INTERVAL = 1.5  # times the largest mean: a wider interval is cut there
 
 
@@ -37,6 +38,8 @@ def draw(group: Group) -> Figure | None:
     caption = f"Mean over repeats with its 95 % interval. Upright stroke: ideal scaling of {group.baseline} to as many ranks."
     if data[2]["x"]:
         caption += " Arrow at the edge: ideal scaling lies beyond this axis."
+    if any(estimate is not None and (estimate.high or 0) > end for estimate in found):
+        caption += f" {CUT}"
     shape = by_cell(group, unit)
     shape["xaxis"] = axis(unit, range=[-PADDING * end, end], nticks=5, tickangle=0)
     return Figure(NAME, "Throughput", caption, by_cell_height(group), data, shape)
