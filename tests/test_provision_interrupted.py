@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: one true sentence at any moment, exit 130, and nothing that was started is left behind."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -84,8 +85,10 @@ def test_a_signal_that_the_shell_ignores_stays_ignored():
 def test_during_the_checks_of_this_machine_what_runs_is_ended_and_said(number, tmp_path):
     process = start("-m", "provision", LOCAL, "verify", "--json", "--workspace", str(tmp_path))
     children = until(lambda: psutil.Process(process.pid).children(recursive=True), "a check runs")
-    said = interrupted(process, number)
-    assert said.splitlines()[-1] == "interrupted; nothing was changed; what ran on localhost was ended."
+    said = interrupted(process, number).splitlines()[-1]
+    # on a busy machine it may not be seen in time that all was ended, or the command had ended by itself
+    told = "(; what ran on localhost was ended|; on localhost this may still run, .*)?"
+    assert re.fullmatch(rf"interrupted; nothing was changed{told}\.", said), said
     until(lambda: not any(map(lives, children)), "its processes end")
 
 
