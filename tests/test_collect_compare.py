@@ -180,11 +180,12 @@ def test_without_a_cell_in_both_the_keys_that_differ_are_named(tmp_path, capsys)
     assert main(["compare", str(short.path), str(long.path)]) == 0
     assert "no cell is in both: steps is 10 in A and 5 in B." in capsys.readouterr().out
     single, ddp = (msgspec.structs.replace(cell, seed=1) for cell in (SINGLE, DDP))
+    third = msgspec.structs.replace(DDP, seed=3)
     other = workspace(tmp_path / "c", [ddp, single], repeats=1)
     mixed = workspace(tmp_path / "d", [msgspec.structs.replace(DDP, seed=2), SINGLE], repeats=1)
     assert main(["compare", str(other.path), str(mixed.path)]) == 0
     assert "no cell is in both: seed is 1 in A and 2, 42 in B." in capsys.readouterr().out.replace("\n", " ")
-    one, two = workspace(tmp_path / "e", [single, DDP], repeats=1), workspace(tmp_path / "f", [SINGLE, ddp], repeats=1)
+    one, two = workspace(tmp_path / "e", [single, DDP], repeats=1), workspace(tmp_path / "f", [SINGLE, third], repeats=1)
     assert compared(capsys, one, one.path, two.path)["apart"] == []
     assert main(["compare", str(one.path), str(two.path)]) == 0
     assert "no cell is in both: no key alone keeps them apart." in capsys.readouterr().out
