@@ -1,5 +1,6 @@
 """Text that steers a terminal or hides other text: what is left of it, in each kind of output."""
 
+import io
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from support_hostile import steering
 
 from shardlab import printable
+from shardlab.console import CleanConsole, drawn_table
 
 ESCAPES = [
     ("plain\n two", "plain\n two"),
@@ -74,3 +76,11 @@ def test_a_log_is_decoded_across_parts_and_its_long_lines_are_cut():
     raw = "é\n".encode() + b"y" * 6000 + b"\nend"
     shown = "".join(log.add(raw[place : place + 1]) for place in range(len(raw)))
     assert shown == f"é\n{'y' * 4000} ... (the rest of this line is in the file alone)\nend"
+
+
+def test_a_table_stays_aligned_whatever_stands_in_it():
+    drawn = io.StringIO()
+    console = CleanConsole(file=drawn, width=60)
+    console.print(drawn_table(["name", "state"], [["\x1b]0;owned\x07", "x"], ["plain", "x"]]))
+    _, _, steered, plain = drawn.getvalue().splitlines()
+    assert steered.index("x") == plain.index("x")
