@@ -284,4 +284,4 @@ def ten_digits(value: Any) -> Any:
         return float(f"{value:.10g}")
     if isinstance(value, dict):
         return {key: ten_digits(one) for key, one in value.items()}
-    return [ten_digits(one) for one in value] if isinstance(value, list) else value
+    return [ten_digits(one) for one in value] if isinstance(value, list | tuple) else value

@@ -344,7 +344,7 @@ claims: [{id: a, says: a, where: a, test: "time_to_accuracy_s(strategy='single',
     path.write_text(text.replace("ARGUMENT", "accuracy_pct"))
     assert matrix.load(path).file.settings[0].gpu == "H100"
     path.write_text(text.replace("ARGUMENT", "accurracy"))
-    with pytest.raises(InputError, match="time_to_accuracy_s needs accuracy_pct"):
+    with pytest.raises(InputError, match="unknown name of a resolved cell 'accurracy'"):
         matrix.load(path)
 
 
