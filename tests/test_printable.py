@@ -81,6 +81,6 @@ def test_a_log_is_decoded_across_parts_and_its_long_lines_are_cut():
 def test_a_table_stays_aligned_whatever_stands_in_it():
     drawn = io.StringIO()
     console = CleanConsole(file=drawn, width=60)
-    console.print(drawn_table(["name", "state"], [["\x1b]0;owned\x07", "x"], ["plain", "x"]]))
+    console.print(drawn_table(["name", "state"], [["\u200b\u202e\u200b\u200b", "x"], ["plain", "x"]]))
     _, _, steered, plain = drawn.getvalue().splitlines()
     assert steered.index("x") == plain.index("x")
