@@ -43,9 +43,10 @@ def _report(judged: list[tuple[Mutant, Result]], number: int) -> int:
         print("no mutant was judged")
         return 1
     killed = sum(result.is_killed for _, result in judged)
-    share = 100 * killed / len(judged)
+    share = 100 * killed / number  # a mutant that is not judged yet is not killed
     outcomes = Counter(result.outcome for _, result in judged)
-    print(f"{killed} of {len(judged)} mutants are killed: {share:.1f} % (asked: {LEAST_PCT:g} %)")
+    least = "at least " if len(judged) < number else ""
+    print(f"{least}{killed} of {number} mutants are killed: {least}{share:.1f} % (asked: {LEAST_PCT:g} %)")
     print(f"  {outcomes[TIMEOUT]} of the killed: a test did not end")
     print(f"  {outcomes[UNCOVERED]} of the survivors: no light test runs the line")
     if len(judged) < number:
