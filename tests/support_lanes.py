@@ -2,6 +2,7 @@
 
 - All tests on practice nodes are one unit: they share one cluster. They mostly wait, so the other units run beside them.
 - Each test of a SPREAD file is a unit: such a test takes long and shares no fixture with the others.
+- The tests of a file BY_PARAMETER are one unit for each parameter of their common fixture, such as a study.
 - The tests of any other file are one unit: they share the fixtures of their file, and run in its order.
 """
 
@@ -21,7 +22,8 @@ ON_PRACTICE_NODES = (
     "test_slurm_launchers",
     "test_slurm_jump_line",
 )
-SPREAD = ("test_papers_line", "test_jobs_line", "test_launchers_line", "test_trainers_checkpoints", "test_trainers_proof")
+BY_PARAMETER = ("test_papers_line",)
+SPREAD = ("test_jobs_line", "test_launchers_line", "test_trainers_checkpoints", "test_trainers_proof")
 FIRST = (NODES, "test_papers_line", "test_trainers", "test_jobs", "test_launchers", "test_line", "test_shell", "test_report")
 
 
@@ -40,6 +42,8 @@ def unit(test: str) -> str:
     file = _file(test)
     if file in ON_PRACTICE_NODES:
         return NODES
+    if file in BY_PARAMETER:
+        return file + test.partition("[")[2]
     return test if file in SPREAD else file
 
 
