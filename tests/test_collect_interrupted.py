@@ -19,8 +19,8 @@ TURNS = (
 )
 DISK_MIB = 48
 CONNECTIONS = (1, 2, 3, 3, 3, 3, 3, 4)  # the question, the manifests, the files, the notes on matrices
-SMALL = 600  # bytes over a connection that is not for the files of runs, at least
-TOUCHES = 80  # of files, in a fetch of a run or two, at least
+SMALL = 3000  # bytes over a connection that is not for the files of runs, about
+TOUCHES = 150  # of files, in a fetch of a run or two, about
 
 
 def names(folder):
