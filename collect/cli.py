@@ -128,8 +128,8 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
     changed = sum(bool(run.problems) for run in fetched)
     if changed:
         output.remark(
-            f"{changed} of {len(fetched)} runs are not what they were, or not as on the cluster; their manifest.json is "
-            "left as it was. To settle it for a run: remove its manifest.json and run the same command again."
+            f"{changed} of {len(fetched)} runs differ from their manifest.json or from the cluster; their manifest.json was "
+            "not changed. To resolve this for a run, remove its manifest.json and run the same command again."
         )
     elif not fetched:
         output.remark(f"{workspace.runs}: no runs yet.")

@@ -273,7 +273,7 @@ def _why_not(workspace: Workspace, error: Exception) -> str:
 
 def _unlike(name: str, transfer: Transfer) -> str:
     said = f" (rsync: {transfer.said})" if transfer.said else ""
-    return f"{name}: what arrives is not what the cluster's manifest says, {TRIES} times in turn; is it written to there?{said}"
+    return f"{name}: the file did not match the cluster's manifest in {TRIES} tries; it may be changing on the cluster{said}"
 
 
 def _stopped(there: Away, transfer: Transfer, found: dict[str, Downloaded]) -> str:

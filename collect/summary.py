@@ -31,8 +31,8 @@ SCHEMA = 1
 MOST_NAMED = 20  # cells or runs in a remark
 REHEARSAL = "rehearsal on CPU: shows that the line works, not how fast it is"
 INSTRUMENTS_DIFFER = (
-    "instruments differ between cells that stand beside each other; the steps that they looked into count for no throughput, "
-    "step time or memory: {}"
+    "cells that are compared have different instruments; throughput, step time and memory leave out the steps that an "
+    "instrument looked into: {}"
 )
 NO_KERNELS = "the study used HolisticTraceAnalysis, which finds no kernels of a GPU in {}: figures of these traces are exact"
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
@@ -186,7 +186,7 @@ def _remarks(
     if paused:
         remarks.append(f"stood still on the way, suspended or stopped, and no time that holds it is counted: {_some(paused)}")
     if unwatched:
-        remarks.append(f"telemetry is not of the whole timed window, so that means of it are of a part: {_some(unwatched)}")
+        remarks.append(f"telemetry covers only a part of the timed window, and so do its means: {_some(unwatched)}")
     if looked_into:
         remarks.append(INSTRUMENTS_DIFFER.format(_some(looked_into)))
     if exact:

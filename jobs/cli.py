@@ -80,7 +80,7 @@ def parser() -> console.Parser:
 
     _may_share(added)
 
-    added = verb("status", _status, "show the state of runs; cancel jobs that Slurm still has of runs that ended")
+    added = verb("status", _status, "show the state of runs; cancel jobs that Slurm still holds for ended runs")
     _of_runs(added)
     added.add_argument("--watch", action="store_true", help="a live table, until all have ended or Ctrl-C")
 

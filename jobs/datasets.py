@@ -55,7 +55,7 @@ def look(cells: Sequence[Cell], source: Source, workspace: Workspace) -> Found:
         return there.ask("jobs.datasets", [], Found, given=msgspec.json.encode(question))
     except ShardlabError as error:
         why = str(error).rstrip(".")
-        return Found(unknown=f"whether the cluster {where.name} has the data sets {names} is not known from here: {why}.")
+        return Found(unknown=f"cannot check from here whether the cluster {where.name} has the data sets {names}: {why}.")
 
 
 def answer(question: Question, workspace: Workspace) -> Found:
@@ -64,8 +64,8 @@ def answer(question: Question, workspace: Workspace) -> Found:
     if shared is not None and data_path.resolve().is_relative_to(Path(shared).resolve()):
         return Found(_missing(question.options, data_path))
     return Found(
-        unknown=f"whether every node has the data sets {_names(question.options)} is not known from here: {data_path} is not "
-        "on storage that all nodes share. `provision` looks on each node for the sets that data.sets in the cluster file names."
+        unknown=f"cannot check from here whether every node has the data sets {_names(question.options)}: {data_path} is not "
+        "on storage that all nodes share. `provision` checks each node for the data sets in data.sets of the cluster file."
     )
 
 

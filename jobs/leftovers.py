@@ -26,6 +26,6 @@ def cancel(found: Sequence[Status]) -> Cancelled:
         job, raw = one.scheduler["id"], one.scheduler["raw"]
         refused = scheduler(one.scheduler["name"]).cancel_jobs([job])
         all_gone = all_gone and not refused
-        became = f"it could not be cancelled: {refused}" if refused else "it is cancelled"
-        sentences.append(f"{one.id}: the run is {one.state}, but its job {job} was still queued, {raw}; {became}.")
+        became = f"cancelling the job failed: {refused}" if refused else "the job was cancelled"
+        sentences.append(f"{one.id}: the run is {one.state}, but its job {job} was still in the queue ({raw}); {became}.")
     return Cancelled(sentences, all_gone)

@@ -163,7 +163,7 @@ def _remarks(cells: Sequence[Cell], machine: Machine, where: Cluster) -> list[st
     if where.slurm is not None:
         for name in sorted({cell.launcher for cell in cells if launcher(cell.launcher).needs}):
             programs = " and ".join(launcher(name).needs)
-            remarks.append(f"the launcher {name} needs {programs} on each node; nothing here knows whether the nodes have it.")
+            remarks.append(f"the launcher {name} needs {programs} on each node; `jobs plan` cannot check the nodes.")
     if where.provider == "virtual":
         remarks.append("practice nodes: their GPUs are known to Slurm alone; every rank is a process on this machine's CPU.")
     elif where.slurm is None and machine.gpus is None:

@@ -177,9 +177,9 @@ def _progress(run: Run, records: Sequence[StepRecord]) -> tuple[float | None, fl
 
 
 def _unreadable(folder: RunDir, error: ShardlabError) -> Status:
-    way_out = f"restore the file, or move the folder {folder.path} out of runs/, and `jobs submit` makes the run anew"
+    way_out = f"restore the file, or move the folder {folder.path} out of runs/ and run `jobs submit` to create it again"
     if job := _job_of(folder):
-        way_out += f" (its job {job} may wait or be at work: `scancel {job}` ends it)"
+        way_out += f" (its job {job} may be queued or running: `scancel {job}` cancels it)"
     return Status(
         id=folder.run_id,
         cell=None,

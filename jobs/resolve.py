@@ -269,7 +269,7 @@ def _launcher(cell: Cell) -> str | None:
     if not missing:
         return None
     programs = f"{' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed on {gethostname()}"
-    return f"the launcher {cell.launcher} needs {programs}. Allowed: install it, or another launcher."
+    return f"the launcher {cell.launcher} needs {programs}. Install what is missing, or choose another launcher."
 
 
 def _nodes(cell: Cell, machine: Machine) -> str | None:

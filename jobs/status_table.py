@@ -63,7 +63,7 @@ def summary(found: Sequence[Status]) -> str:
     """How many runs are in which state, and the zone of their times."""
     counts = sorted(Counter(run.state for run in found).items(), key=lambda item: (item[0] in FINAL, item[0]))
     rehearsed = sum(bool(run.rehearsal) for run in found)
-    note = f" {rehearsed} of them a rehearsal (on CPU: the line, not the speed)." if rehearsed else ""
+    note = f" {rehearsed} of them a rehearsal (on CPU: it tests that everything works, not the speed)." if rehearsed else ""
     zone = f" Times are {datetime.now().astimezone():%Z}." if any(run.started for run in found) else ""
     return f"{len(found)} run(s): {', '.join(f'{count} {name}' for name, count in counts)}.{note}{zone}"
 

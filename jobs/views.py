@@ -119,8 +119,8 @@ def _cell(cell: Cell) -> list[str]:
 def _hours(cost: repeats.Cost, cells: int) -> str:
     """What all runs of a plan take, or those of the cells of which an earlier run tells it."""
     of = "" if cost.cells == cells else f" for {cost.cells} of {cells} cells"
-    told = ", by the runs that completed in this workspace"
-    return f"about {_duration(cost.hours)} one after another, {_duration(cost.rank_hours)} of ranks (or GPUs){of}{told}"
+    told = ", estimated from the runs that completed in this workspace"
+    return f"about {_duration(cost.hours)} in sequence, {_duration(cost.rank_hours)} summed over ranks (or GPUs){of}{told}"
 
 
 def _duration(hours: float) -> str:

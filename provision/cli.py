@@ -41,10 +41,10 @@ example:
   provision examples/local.yaml          make it so, and show that two ranks can train on it
   provision plan                         what would change on the cluster of ./cluster.yaml
 
-A first word that is a verb is the verb; a cluster file with such a name is written ./down.
+If the first word is a verb, it is read as the verb; write a cluster file with such a name as ./down.
 
-exit code: 0 all good, 1 a node or a check fell short, 2 the input is wrong and nothing was changed,
-130 after Ctrl-C or SIGTERM: what ran on the nodes was ended or is named, and the same command goes on
+exit code: 0 success; 1 a node or a check failed; 2 the input is wrong, and nothing was changed;
+130 after Ctrl-C or SIGTERM: commands on the nodes were ended or are named; the same command continues
 """
 
 
@@ -176,7 +176,7 @@ def _file_and_verb(first: str | None, second: str | None) -> tuple[str | None, s
     """(the cluster file, the verb) of the words that were typed; a first word that is a verb is the verb. Raises InputError."""
     if first in VERBS:
         if second in VERBS:
-            raise InputError(f"found the verbs {first} and {second}. Allowed: one; a file of that name is written ./{first}.")
+            raise InputError(f"found two verbs, {first} and {second}. Allowed: one; write a file of that name as ./{first}.")
         if second is not None:
             raise InputError(f"the cluster file stands first: provision {second} {first}.")
         return None, first
@@ -190,8 +190,8 @@ def _cluster(file: str | None, workspace: Workspace) -> Cluster:
     own = workspace.path / "cluster.yaml"
     if file is None and not own.exists() and not own.is_symlink():
         raise InputError(
-            f"{own}: there is no such file, and no other cluster file was named: write one there (examples/ has some, "
-            "docs/provision.md says what stands in it), or name one: provision FILE."
+            f"{own}: no such file, and the command names no other cluster file. Write this file (see examples/ and "
+            "docs/provision.md), or name a cluster file: provision FILE."
         )
     return cluster.find(Path(file) if file is not None else None, workspace.path)
 

@@ -66,9 +66,9 @@ def sentence(changes: int | None, running: Sequence[str], left: dict[str, tuple[
     ended = [name for name in running if not left.get(name)]
     parts = [begun]
     if ended:
-        parts.append(f"what ran on {', '.join(ended)} was ended")
+        parts.append(f"the commands on {', '.join(ended)} were ended")
     parts += [
-        f"on {name} this may still run, until it ends or its time limit ends it: {', '.join(commands)}"
+        f"on {name} these commands may run until they end or reach their time limit: {', '.join(commands)}"
         for name, commands in left.items()
         if commands
     ]

@@ -85,11 +85,11 @@ def _who(descriptor: int) -> str:
             holder = msgspec.json.decode(os.pread(descriptor, 1 << 16, 0), type=Holder)
             if holder.host != gethostname() or _lives(holder.pid):
                 return (
-                    f"is being worked on by process {holder.pid} of the user {holder.user} on {holder.host} since "
+                    f"is locked by process {holder.pid} of the user {holder.user} on {holder.host} since "
                     f"{holder.since}, with the command: {holder.command}"
                 )
         if time.monotonic() > ends:
-            return "is being worked on by another process, which did not write who it is"
+            return "is locked by another process, which the lock file does not name"
         time.sleep(0.02)
 
 

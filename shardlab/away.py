@@ -89,8 +89,8 @@ class Away(msgspec.Struct, frozen=True):
             why = f"more than {MOST_BYTES >> 20} MiB" if is_too_large else str(error)
             command = " ".join([module, *arguments[:1]])
             raise ShardlabError(
-                f"{self.host}: shardlab {__version__} cannot read the answer of `{command}` there ({why}). Is another release "
-                "installed there? This one is installed there by: provision CLUSTER.yaml"
+                f"{self.host}: shardlab {__version__} cannot read the answer of `{command}` there ({why}). Another release "
+                "may be installed there. To install this release there, run: provision CLUSTER.yaml"
             ) from None
 
     def hand_over(self, module: str, arguments: Sequence[str]) -> int:

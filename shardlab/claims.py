@@ -55,9 +55,9 @@ def _check(test: Expression) -> None:
     if test.names:
         name = min(test.names)
         near = f", as in {name}(strategy='ddp')" if name in metric_names.KNOWN else ""
-        raise ExpressionError(f"{name!r} is no number. Allowed: metrics with the values that choose a cell{near}")
+        raise ExpressionError(f"{name!r} is not a number. Allowed: a metric with the values that select one cell{near}")
     if not test.calls:
-        raise ExpressionError(f"{test.text!r} asks for no metric. Allowed: one or more, as in final_loss(strategy='ddp') < 4")
+        raise ExpressionError(f"{test.text!r} names no metric. Allowed: one or more, as in final_loss(strategy='ddp') < 4")
     for metric, given in test.filters:
         if metric not in metric_names.KNOWN:
             raise UnknownName("metric", metric, metric_names.KNOWN)

@@ -82,7 +82,7 @@ class LogText:
             shown.append(line[:room])
             self._column += len(line)
             if self._column > LONGEST_LINE and self._column - len(line) <= LONGEST_LINE:
-                shown.append(" ... (the rest of this line is in the file alone)")
+                shown.append(" ... (the log file has the rest of this line)")
         return "".join(shown)
 
 

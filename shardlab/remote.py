@@ -307,8 +307,8 @@ def _open(address: Address) -> Any:
         forget = shlex.join(["ssh-keygen", "-R", host if port == 22 else f"[{host}]:{port}", *file])
         raise Unreachable(
             f"{host}: its host key CHANGED: known is {fingerprint(error.expected_key.asbytes())}, it shows "
-            f"{fingerprint(error.key.asbytes())}. Was it installed anew? Then remove the old key: {forget}. "
-            "Else somebody stands between."
+            f"{fingerprint(error.key.asbytes())}. If it was reinstalled, remove the old key: {forget}. "
+            "Otherwise the connection may be intercepted."
         ) from None
     except paramiko.PasswordRequiredException:
         raise Unreachable(f"{host}: the key needs a passphrase; add it to an agent: ssh-add.") from None
@@ -319,8 +319,8 @@ def _open(address: Address) -> Any:
     except (OSError, EOFError, paramiko.SSHException) as error:
         if str(error) == "No authentication methods available":
             raise Unreachable(
-                f"{host}: there is no key to log in with: no agent has one, and ~/.ssh has none with a usual name. Give one to "
-                "an agent (ssh-add), or name its file as identity under ssh in the cluster file."
+                f"{host}: found no SSH key: no SSH agent has a key, and ~/.ssh has no key with a default name. Add a key to "
+                "an agent (ssh-add), or set ssh.identity in the cluster file to the path of a key."
             ) from None
         raise Unreachable(f"{host}: cannot be reached: {_said(error)}.") from None
     return last

@@ -111,7 +111,7 @@ def _place(error: BaseException, own: Path, file: Path) -> str:
 
 def _why(error: BaseException) -> str:
     if isinstance(error, jinja2.exceptions.SecurityError):
-        return f"{str(error).rstrip('.')}; a template may use the values that it is given, and no Python"
+        return f"{str(error).rstrip('.')}; a template may only use the values that it is given; it cannot call Python"
     return str(error).rstrip(".") or type(error).__name__
 
 

@@ -166,7 +166,7 @@ def test_one_repeat_has_no_interval_and_says_why(tmp_path, capsys):
     once, thrice = workspace(tmp_path / "a", repeats=1), workspace(tmp_path / "b")
     found = figures(compared(capsys, once, once.path, thrice.path), DDP)["step_time_ms"]
     assert (found["verdict"], "low" in found) == ("undecided", False)
-    assert found["why"] == "n = 1 in A, and no cell of its matrix was repeated, so that nothing tells how much it scatters"
+    assert found["why"] == "n = 1 in A, and no cell of that matrix was repeated, so the scatter is not known"
     assert main(["compare", str(once.path), str(thrice.path)]) == 0
     said = capsys.readouterr().out
     assert any("step_time_ms" in line and "none: n = 1" in line for line in said.splitlines())
@@ -188,7 +188,7 @@ def test_without_a_cell_in_both_the_keys_that_differ_are_named(tmp_path, capsys)
     one, two = workspace(tmp_path / "e", [single, DDP], repeats=1), workspace(tmp_path / "f", [SINGLE, third], repeats=1)
     assert compared(capsys, one, one.path, two.path)["apart"] == []
     assert main(["compare", str(one.path), str(two.path)]) == 0
-    assert "no cell is in both: no key alone keeps them apart." in capsys.readouterr().out
+    assert "no cell is in both: no single key explains the difference." in capsys.readouterr().out
 
 
 def test_cells_without_a_twin_are_named(before, tmp_path, capsys):

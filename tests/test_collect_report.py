@@ -158,7 +158,7 @@ def test_a_run_whose_sampler_died_is_named(tmp_path):
     assert said.keys() == {died, never_ran, failed}
     assert said[never_ran] == "no samples"
     assert re.fullmatch(r"no samples in the last \d\.\d s", said[died])
-    (remark,) = [remark for remark in found.remarks if remark.startswith("telemetry is not of the whole timed window")]
+    (remark,) = [remark for remark in found.remarks if remark.startswith("telemetry covers only a part of the timed window")]
     assert f"{died} on node0 ({said[died]})" in remark
     assert f"{never_ran} on node0 (no samples)" in remark
     assert failed not in remark  # no means are made of a run that failed

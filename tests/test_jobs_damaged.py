@@ -64,7 +64,7 @@ def damaged(request, tmp_path, queue, capsys):
 def is_named(said, folder, words):
     (line,) = [line for line in said.err.splitlines() if line.startswith(f"{folder.run_id}: set aside: ")]
     assert words in line
-    assert f"move the folder {folder.path} out of runs/, and `jobs submit` makes the run anew" in line
+    assert f"move the folder {folder.path} out of runs/ and run `jobs submit` to create it again" in line
     return line
 
 

@@ -202,7 +202,7 @@ def test_of_a_cluster_elsewhere_its_controller_is_asked_and_not_this_machine(tmp
     monkeypatch.setattr(far, "ask", lambda *_, **__: (_ for _ in ()).throw(ShardlabError("10.9.9.1: did not answer.")))
     assert main(["plan", "--matrix", images(tmp_path), "--workspace", str(here)]) == 0
     said = capsys.readouterr()
-    unknown = "whether the cluster far has the data sets cifar10, mnist is not known from here: 10.9.9.1: did not answer."
+    unknown = "cannot check from here whether the cluster far has the data sets cifar10, mnist: 10.9.9.1: did not answer."
     assert unknown in said.err
     assert "no data" not in said.out
 
@@ -211,7 +211,7 @@ def test_a_cluster_that_was_never_provisioned_leaves_it_open(tmp_path, capsys):
     (tmp_path / "cluster.yaml").write_text(FAR.replace("SHARED", "/mydata"))
     assert main(["plan", "--matrix", images(tmp_path), "--workspace", str(tmp_path)]) == 0
     said = capsys.readouterr()
-    assert "is not known from here" in said.err
+    assert "cannot check from here" in said.err
     assert "inventory.json: there is none" in said.err
     assert "no data" not in said.out
 
@@ -232,5 +232,5 @@ def test_a_controller_knows_shared_storage_and_no_disk_of_another_node(tmp_path,
     own = datasets.Question(str(tmp_path), "/scratch/sets", [{"data": "cifar10"}])
     found = datasets.answer(own, Workspace(tmp_path))
     assert found.missing == []
-    why = "whether every node has the data sets cifar10 is not known from here: /scratch/sets is not on storage that all"
+    why = "cannot check from here whether every node has the data sets cifar10: /scratch/sets is not on storage that all"
     assert found.unknown.startswith(why)

@@ -78,7 +78,7 @@ def test_a_drained_worker_is_told_with_its_reason_or_resumed(practice):
     one = states(practice.provision("plan", code=1))
     assert one["work1", "slurm-nodes"]["state"] == "failed"
     (says,) = one["work1", "slurm-nodes"]["says"]
-    assert "in the state drain; the reason, given by the user root, is: the fan | is loud." in says
+    assert "the state drain; the reason, given by the user root, is: the fan | is loud." in says
     command = says.rpartition("run on head: ")[2]
     practice.run("head", command)
     assert practice.provision("plan")["changes"] == 0

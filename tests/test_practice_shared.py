@@ -106,7 +106,7 @@ def test_the_folder_of_nodes_is_made_for_root_alone_and_an_older_one_is_closed(s
 def test_a_folder_of_nodes_that_is_another_users_is_refused(state):
     state.mkdir()
     os.chown(state, 1000, 1000)
-    with pytest.raises(NoBase, match="it belongs to the user 1000, who could change what nodes are made of; "):
+    with pytest.raises(NoBase, match="owned by the user 1000, who could change the files of practice nodes"):
         virtual._close()
 
 

@@ -75,7 +75,7 @@ def test_a_log_is_decoded_across_parts_and_its_long_lines_are_cut():
     log = printable.LogText()
     raw = "é\n".encode() + b"y" * 6000 + b"\nend"
     shown = "".join(log.add(raw[place : place + 1]) for place in range(len(raw)))
-    assert shown == f"é\n{'y' * 4000} ... (the rest of this line is in the file alone)\nend"
+    assert shown == f"é\n{'y' * 4000} ... (the log file has the rest of this line)\nend"
 
 
 def test_a_table_stays_aligned_whatever_stands_in_it():

@@ -87,7 +87,7 @@ def test_during_the_checks_of_this_machine_what_runs_is_ended_and_said(number, t
     children = until(lambda: psutil.Process(process.pid).children(recursive=True), "a check runs")
     said = interrupted(process, number).splitlines()[-1]
     # on a busy machine it may not be seen in time that all was ended, or the command had ended by itself
-    told = "(; what ran on localhost was ended|; on localhost this may still run, .*)?"
+    told = "(; the commands on localhost were ended|; on localhost these commands may run until .*)?"
     assert re.fullmatch(rf"interrupted; nothing was changed{told}\.", said), said
     until(lambda: not any(map(lives, children)), "its processes end")
 
@@ -115,13 +115,13 @@ def lives(process):
         ((None, [], {}), "interrupted; the same command goes on from there."),
         (
             (2, ["a", "b"], {"a": (), "b": ()}),
-            "interrupted after 2 changes had begun; the same command goes on from there; what ran on a, b was ended.",
+            "interrupted after 2 changes had begun; the same command goes on from there; the commands on a, b were ended.",
         ),
         (
             (1, ["a", "b"], {"a": ("sh",), "b": ()}),
             (
-                "interrupted after 1 change had begun; the same command goes on from there; what ran on b was ended; "
-                "on a this may still run, until it ends or its time limit ends it: sh."
+                "interrupted after 1 change had begun; the same command goes on from there; the commands on b were ended; "
+                "on a these commands may run until they end or reach their time limit: sh."
             ),
         ),
     ],

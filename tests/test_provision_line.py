@@ -152,7 +152,7 @@ def test_the_verb_before_the_file_is_turned_round(capsys):
     assert main(["plan", LOCAL]) == 2
     assert f"provision {LOCAL} plan" in capsys.readouterr().err
     assert main(["plan", "down"]) == 2
-    assert "found the verbs plan and down. Allowed: one; a file of that name is written ./plan." in capsys.readouterr().err
+    assert "found two verbs, plan and down. Allowed: one; write a file of that name as ./plan." in capsys.readouterr().err
 
 
 def test_without_a_file_the_workspaces_own_is_meant(workspace, capsys):
@@ -175,7 +175,7 @@ def test_without_any_file_it_says_which_one_is_expected(workspace, capsys):
         assert main([*words, "--workspace", str(workspace)]) == 2
         said = capsys.readouterr().err
         assert said.startswith(
-            f"error: {workspace / 'cluster.yaml'}: there is no such file, and no other cluster file was named"
+            f"error: {workspace / 'cluster.yaml'}: no such file, and the command names no other cluster file"
         )
         assert "examples/" in said
         assert "docs/provision.md" in said
@@ -190,7 +190,7 @@ def test_a_first_word_that_is_a_verb_is_the_verb_and_a_path_is_a_file(workspace,
     monkeypatch.chdir(workspace)
     (workspace / "down").write_text(Path(LOCAL).read_text().replace("this-machine", "named-down"))
     assert main(["down"]) == 2
-    assert "cluster.yaml: there is no such file" in capsys.readouterr().err
+    assert "cluster.yaml: no such file" in capsys.readouterr().err
     assert main(["./down", "plan", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cluster"] == "named-down"
     assert main(["paln"]) == 2

@@ -67,7 +67,7 @@ def test_a_second_command_says_in_one_sentence_who_is_at_work_and_changes_nothin
     assert main([LOCAL, "--workspace", str(workspace)]) == 2
     said = capsys.readouterr().err
     user = pwd.getpwuid(os.geteuid()).pw_name
-    who = f"is being worked on by process {holder.pid} of the user {user} on {gethostname()} since 2"
+    who = f"is locked by process {holder.pid} of the user {user} on {gethostname()} since 2"
     assert f"error: the workspace {workspace} {who}" in said
     assert "with the command: provision 'my cluster.yaml' down; wait until it has ended. Nothing was changed." in said
     assert said.count("\n") == 1
@@ -94,7 +94,7 @@ def test_no_spelling_of_the_workspace_goes_round_the_lock(workspace, hold, monke
     monkeypatch.chdir(workspace)
     for spelling in (".", "../work space", str(link), str(link / ".." / "link")):
         assert main([LOCAL, "down", "--workspace", spelling]) == 2
-        assert "is being worked on by process" in capsys.readouterr().err
+        assert "is locked by process" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("provider", ["virtual", "ssh"])
@@ -114,7 +114,7 @@ def test_another_workspace_does_not_go_round_the_lock_of_a_cluster(workspace, ho
     hold(path)
     for name in ("one", "two"):
         assert main(["down", "--workspace", str(workspace / name)]) == 2
-        assert "the cluster test-practice is being worked on by process" in capsys.readouterr().err
+        assert "the cluster test-practice is locked by process" in capsys.readouterr().err
 
 
 def test_who_holds_it_is_read_as_text_that_anybody_may_have_written(workspace, hold):
@@ -122,7 +122,10 @@ def test_who_holds_it_is_read_as_text_that_anybody_may_have_written(workspace, h
     hold(path)
     for text in (b"", b"\xff", b"[]", b'{"pid": "1"}', b'{"pid": 1, "user": "' + b"x" * 5000 + b'"}'):
         path.write_bytes(text)
-        with pytest.raises(InputError, match="another process, which did not write who it is"), lock.held([(path, "it")], []):
+        with (
+            pytest.raises(InputError, match="process, which the lock file does not name"),
+            lock.held([(path, "it")], []),
+        ):
             pass
 
 
@@ -133,7 +136,7 @@ def test_a_process_that_was_killed_is_not_named_for_the_one_that_holds_the_lock(
     written = path.read_text()
     old = {"pid": int(dead.stdout), "user": "old", "host": gethostname(), "since": "", "command": ""}
     path.write_text(json.dumps(old))
-    with pytest.raises(InputError, match="did not write who it is"), lock.held([(path, "it")], []):
+    with pytest.raises(InputError, match="which the lock file does not name"), lock.held([(path, "it")], []):
         pass
     path.write_text(written)
     with pytest.raises(InputError, match="by process"), lock.held([(path, "it")], []):

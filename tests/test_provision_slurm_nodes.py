@@ -65,7 +65,7 @@ def test_a_worker_that_is_to_stay_drained_fails_with_the_reason_and_the_command_
         slurm.plan_nodes(one, one.targets[0])
     assert list(caught.value.blames) == ["w2"]
     said = caught.value.blames["w2"]
-    assert f"w2: Slurm has it in the state {state}" in said
+    assert f"w2: Slurm reports the state {state}" in said
     assert reason in said
     assert ("Slurm itself" if user == "slurm" else f"the user {user}") in said
     assert said.endswith("run on head: sudo scontrol update nodename=w2 state=resume")
@@ -119,7 +119,7 @@ def test_a_worker_that_does_not_get_ready_is_the_one_that_is_blamed(tmp_path):
         waited(tmp_path, "w2|down*|slurm|Not responding")
     (said,) = caught.value.blames.items()
     assert said[0] == "w2"
-    assert "w2: Slurm has it in the state down; the reason, given by Slurm itself, is: Not responding" in said[1]
+    assert "w2: Slurm reports the state down; the reason, given by Slurm itself, is: Not responding" in said[1]
 
 
 def test_a_controller_that_says_nothing_is_blamed_itself(tmp_path):

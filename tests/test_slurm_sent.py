@@ -89,7 +89,10 @@ def test_a_cancellation_that_slurm_did_not_hear_says_what_was_changed_and_the_ne
     assert study.states() == ["cancelled"]
     queue.rule(ends=0)
     assert study.jobs("cancel", "--all") == 0
-    assert "the run is cancelled, but its job 1 was still queued, PENDING; it is cancelled." in capsys.readouterr().err
+    assert (
+        "the run is cancelled, but its job 1 was still in the queue (PENDING); the job was cancelled."
+        in capsys.readouterr().err
+    )
     assert queue.state()["tasks"] == []
 
 
@@ -127,8 +130,9 @@ def test_the_leftover_job_of_a_finished_run_is_cancelled_and_said(tmp_path, queu
     (first,) = [run for run in study.workspace.all_runs() if "1_0" in {event.data.get("job") for event in run.events()}]
     assert study.jobs("status", first.run_id) == 0
     reason = "PENDING (launch failed requeued held)"
-    assert f"{first.run_id}: the run is completed, but its job 1_0 was still queued, {reason}; it is cancelled." in (
-        capsys.readouterr().err
+    assert (
+        f"the run is completed, but its job 1_0 was still in the queue ({reason}); the job was cancelled."
+        in capsys.readouterr().err
     )
     assert [task[0] for task in queue.state()["tasks"]] == ["1_1"]
     assert study.jobs("status", first.run_id) == 0
@@ -140,7 +144,7 @@ def test_these_commands_cancel_leftover_jobs_too(tmp_path, queue, capsys, words)
     study = requeued_after_its_end(tmp_path, queue)
     assert study.jobs(*words) == 0
     said = capsys.readouterr()
-    assert said.err.count("was still queued") == 2
+    assert said.err.count("was still in the queue") == 2
     assert "nothing to cancel" not in said.out
     assert queue.state()["tasks"] == []
     assert len(queue.calls("sbatch")) == 1
@@ -149,7 +153,7 @@ def test_these_commands_cancel_leftover_jobs_too(tmp_path, queue, capsys, words)
 def test_a_leftover_job_that_stays_is_an_error(tmp_path, queue, capsys):
     study = requeued_after_its_end(tmp_path, queue, unreachable=["scancel"])
     assert study.jobs("status") == 1
-    assert "it could not be cancelled: Unable to contact slurm controller" in capsys.readouterr().err
+    assert "cancelling the job failed: Unable to contact slurm controller" in capsys.readouterr().err
 
 
 def test_the_job_of_several_runs_is_left_while_one_of_them_has_not_ended(tmp_path, queue, capsys):

@@ -132,7 +132,7 @@ def test_without_an_agent_and_without_a_key_it_says_what_to_give(machine, tmp_pa
     key(machine, tmp_path)
     if socket_of_an_agent:
         monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "an agent that ended"))
-    with pytest.raises(Unreachable, match=r"^127\.0\.0\.1: there is no key to log in with: .* \(ssh-add\), .*\.$") as caught:
+    with pytest.raises(Unreachable, match=r"^127\.0\.0\.1: found no SSH key: .* \(ssh-add\), .*\.$") as caught:
         login(machine, tmp_path, None).run(["true"], timeout_s=30)
     assert "\n" not in str(caught.value)
 
@@ -145,7 +145,7 @@ def test_of_a_machine_that_was_installed_anew_the_advice_removes_the_old_key(mac
     machine.install_anew()
     with pytest.raises(Unreachable, match="its host key CHANGED") as caught:
         login(machine, tmp_path, identity).run(["true"], timeout_s=30)
-    advice = re.search(r"remove the old key: (.*)\. Else somebody", str(caught.value))[1]
+    advice = re.search(r"remove the old key: (.*)\. Otherwise", str(caught.value))[1]
     assert subprocess.run(shlex.split(advice), capture_output=True, check=False).returncode == 0
     after = login(machine, tmp_path, identity)
     assert after.run(["true"], timeout_s=30).code == 0

@@ -230,7 +230,7 @@ def test_a_subset_is_so_many_images(task_of):
         ("vit-b-32", {"n_head": 5}, "n_head: 5 heads do not divide the width of 768 (n_embd)."),
         ("gpt2-tiny", {"n_head": 5}, "n_head: 5 heads do not divide the width of 64 (n_embd)."),
         ("gpt2", {"n_layer": 0}, "n_layer: found 0. Allowed: a whole number from 1."),
-        ("llm-7b-tiny", {"n_embd": 36, "n_head": 4}, "n_embd: 36 gives 4 heads an odd width."),
+        ("llm-7b-tiny", {"n_embd": 36, "n_head": 4}, "n_embd: 36 over n_head 4 is an odd head width."),
         ("llm-7b-tiny", {"data": "tokens"}, "tokens_file: data: tokens needs a path to a file"),
         ("llm-7b-tiny", {"tokens_file": "a.tok"}, "tokens_file: found a.tok with data: synthetic."),
         ("densenet121", {"image_size": 63}, "image_size: found 63 with one image a micro-batch"),

@@ -111,7 +111,7 @@ def _why_none(found: Comparison) -> str:
 
     keys = [f"{one.key} is {said(one.a)} in A and {said(one.b)} in B" for one in found.apart]
     if not keys:
-        return ": no key alone keeps them apart" if found.only_a and found.only_b else ""
+        return ": no single key explains the difference" if found.only_a and found.only_b else ""
     return f": {'; '.join(keys)}"
 
 

@@ -19,9 +19,9 @@ from collect.verdicts.selection import Measurements
 from shardlab.workspace import Workspace
 
 SCHEMA = 1
-ALONE = "n = 1 in {}, and no cell of its matrix was repeated, so that nothing tells how much it scatters"
-NO_RATIO = "a mean that is not above 0 has no ratio"
-MAY_BE_NOTHING = "as far as its repeats tell, a mean may be 0, and a ratio to it anything"
+ALONE = "n = 1 in {}, and no cell of that matrix was repeated, so the scatter is not known"
+NO_RATIO = "a ratio needs means that are greater than 0"
+MAY_BE_NOTHING = "the repeats do not exclude a mean of 0, so the ratio has no bounds"
 CHANCE = 0.05  # of two-sided 95 % intervals
 
 

@@ -66,7 +66,7 @@ def resolve(workspace: Workspace) -> list[str]:
         except submission.NoRoom as none:
             sentences.append(f"{one.token}: had not come to be, and Slurm takes no more for now ({none.why}).")
         except submission.Refused as refused:
-            sentences.append(f"{one.token}: had not come to be. {refused}")
+            sentences.append(f"{one.token}: this job was never created. {refused}")
     return sentences
 
 

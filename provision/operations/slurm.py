@@ -192,11 +192,11 @@ def _is_kept(found: SlurmNode) -> bool:
 def _unavailable(controller: Target, name: str, found: SlurmNode) -> str:
     """Why a worker takes no jobs, and the command that has it take them again."""
     if not found.reason:
-        return f"{name}: Slurm has it in the state {found.state} and says no reason: on {name}, see journalctl -u slurmd"
+        return f"{name}: Slurm reports the state {found.state} and gives no reason; on {name}, run: journalctl -u slurmd"
     who = "Slurm itself" if found.user == SLURM else f"the user {found.user}"
     return (
-        f"{name}: Slurm has it in the state {found.state}; the reason, given by {who}, is: {found.reason}. It was left so; "
-        f"once that is over, run on {controller.node.name}: sudo {_resume(name)}"
+        f"{name}: Slurm reports the state {found.state}; the reason, given by {who}, is: {found.reason}. The state was not "
+        f"changed; when the cause is fixed, run on {controller.node.name}: sudo {_resume(name)}"
     )
 
 

@@ -127,7 +127,7 @@ def _close() -> None:
     files.make_folder(STATE)
     if (owner := STATE.stat().st_uid) != 0:
         raise NoBase(
-            f"{STATE}: it belongs to the user {owner}, who could change what nodes are made of; give it to root: chown."
+            f"{STATE}: owned by the user {owner}, who could change the files of practice nodes. Run: chown root {STATE}"
         )
     STATE.chmod(0o700)
 

@@ -176,7 +176,7 @@ def refuse(cell: Cell) -> str | None:
 
 
 OPTIONS = (
-    Option("prefetch", 0, "blocks gathered ahead of use, forward and backward; 0: torch's own, the next one's gather", least=0),
+    Option("prefetch", 0, "blocks gathered ahead of use, forward and backward; 0: torch's default, the next block", least=0),
     Option("offload", "none", "where shards, their gradients and the optimizer are kept", ("none", "cpu")),
 )
 

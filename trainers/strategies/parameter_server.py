@@ -115,9 +115,9 @@ VARIANTS = (
         servers=True,
         switches=SWITCHES,
         options=(
-            Option("staleness_bound", 4, "no worker begins a step more than so many steps ahead of the slowest", least=0),
+            Option("staleness_bound", 4, "most steps that a worker may be ahead of the slowest worker", least=0),
             Option("staleness_weighted", True, "a gradient counts 1 / (1 + staleness), in updates since it was pulled"),
-            Option("pull_interval", 1, "a worker pulls parameters with every so-manieth push", least=1),
+            Option("pull_interval", 1, "a worker pulls parameters once in this many pushes", least=1),
         ),
         unprovable=lambda _: OWN_ORDER,
         no_checkpoints=NO_COMMON_STEP,

@@ -113,12 +113,12 @@ ALL_CUT = (
     BUCKET,
     Option("overlap_comm", True, "reduce gradients while backward still runs"),
     Option("prefetch_bucket_size", 50_000_000, "elements that are gathered ahead of use", least=0),
-    Option("param_persistence_threshold", 100_000, "parameters of at most so many elements are not cut", least=0),
+    Option("param_persistence_threshold", 100_000, "parameters of at most this many elements are not sharded", least=0),
     Option(
-        "max_reuse_distance", 1_000_000_000, "a parameter needed again within so many elements is kept; 0: none is", least=0
+        "max_reuse_distance", 1_000_000_000, "a parameter needed again within this many elements stays gathered; 0: no", least=0
     ),
     Option(
-        "max_live_parameters", 1_000_000_000, "elements gathered at a time, beyond which nothing is gathered ahead", least=0
+        "max_live_parameters", 1_000_000_000, "most elements gathered at a time; at this limit, none is gathered ahead", least=0
     ),
     Option("offload_optimizer", "none", "where optimizer state is kept; updated on the CPU", ("none", "cpu", "nvme")),
     Option("offload_param", "none", "where cut parameters are kept", ("none", "cpu", "nvme")),
@@ -126,7 +126,7 @@ ALL_CUT = (
     Option(
         "hpz_partition_size",
         1,
-        "ranks that hold a second copy together, for what a step gathers again; 1: none (ZeRO++)",
+        "ranks that share a second sharded copy, for repeated gathers in a step; 1: no copy (ZeRO++)",
         least=1,
     ),
     Option("quantized_weights", False, "parameters travel as 8-bit integers (ZeRO++)"),

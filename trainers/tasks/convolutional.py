@@ -118,7 +118,7 @@ def refuse(cell: Cell, *, smallest_alone: int) -> str | None:
     size = cast("int", cell.options["image_size"])
     if cell.micro_batch_size == 1 and size < smallest_alone:
         return (
-            f"image_size: found {size} with one image a micro-batch, of which BatchNorm sees one number of a channel. "
-            f"Allowed: from {smallest_alone}, or micro_batch_size from 2."
+            f"image_size: found {size} with micro_batch_size 1, which leaves BatchNorm a single value per channel. "
+            f"Allowed: image_size from {smallest_alone}, or micro_batch_size from 2."
         )
     return None

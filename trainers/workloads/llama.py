@@ -83,7 +83,7 @@ def refuse(cell: Cell) -> str | None:
         return why
     shape = transformer_shape.of(cell)
     if shape.width // shape.heads % 2:
-        return f"n_embd: {shape.width} gives {shape.heads} heads an odd width. Allowed: an even one."
+        return f"n_embd: {shape.width} over n_head {shape.heads} is an odd head width. Allowed: an even one."
     if (inner := inner_width(shape.width)) % cell.tp:
         return f"tp: {cell.tp} ranks do not divide the MLP's width, {inner} (43/16 of n_embd)."
     return None
