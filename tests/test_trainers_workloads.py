@@ -233,7 +233,7 @@ def test_a_subset_is_so_many_images(task_of):
         ("llm-7b-tiny", {"n_embd": 36, "n_head": 4}, "n_embd: 36 over n_head 4 is an odd head width."),
         ("llm-7b-tiny", {"data": "tokens"}, "tokens_file: data: tokens needs a path to a file"),
         ("llm-7b-tiny", {"tokens_file": "a.tok"}, "tokens_file: found a.tok with data: synthetic."),
-        ("densenet121", {"image_size": 63}, "image_size: found 63 with one image a micro-batch"),
+        ("densenet121", {"image_size": 63}, "image_size: found 63 with micro_batch_size 1"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_a_sentence(name, options, why):
