@@ -70,7 +70,7 @@ class Attempt:
     def main(self) -> int:
         self.changed = self._changed()
         if self.changed and not self.folder.claim.exists():
-            self._event("refused", why=self.changed)
+            self._event("refused", why=self.changed, **claim.token())
             print(f"{self.folder.run_id}: {self.changed}.", file=sys.stderr)
             return CHANGED
         taken = claim.take(self.folder)

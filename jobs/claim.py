@@ -6,7 +6,7 @@ import os
 from typing import Literal
 
 from shardlab import checkpoint, files
-from shardlab.errors import WorkspaceError
+from shardlab.errors import ShardlabError, WorkspaceError
 from shardlab.rundir import RunDir
 
 OWNER = "job"
@@ -17,6 +17,14 @@ RECORDS = ("steps", "samples", "trace", "memory", "validation.jsonl", "result.js
 def job() -> str:
     """Slurm's number of the job that this process is in; '' outside of Slurm."""
     return os.environ.get("SLURM_JOB_ID", "")
+
+
+def token() -> dict[str, str]:
+    """The token of the submission of which this process is a part, as data of an event; nothing outside of Slurm.
+
+    The token is the job's name (jobs.slurm.submission).
+    """
+    return {"token": os.environ["SLURM_JOB_NAME"]} if job() and "SLURM_JOB_NAME" in os.environ else {}
 
 
 def restarts() -> int:
@@ -44,6 +52,16 @@ def withhold(folder: RunDir) -> bool:
         return False
     folder.write_event("controller", "cancelled")
     return True
+
+
+def is_of_job(folder: RunDir) -> bool:
+    """Whether a job has taken the run. The claim of `jobs cancel` is not one: it names no job, and the run did not start."""
+    if (folder.claim / OWNER).exists():
+        return True
+    try:
+        return any(event.event in ("started", "exited") for event in folder.events())
+    except ShardlabError:  # the run is set aside by itself
+        return False
 
 
 def lost(folder: RunDir) -> bool:

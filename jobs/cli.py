@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from jobs import datasets, forward, leftovers, menus, plan, render, submit, views, watch
 from jobs.left import Left
 from jobs.reconcile import Status
@@ -18,7 +16,6 @@ from shardlab import cluster, console, state
 from shardlab.cell import Cell
 from shardlab.console import Output
 from shardlab.errors import InputError
-from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace, chosen
 
 EXAMPLES = {
@@ -163,11 +160,12 @@ def _render(arguments: argparse.Namespace) -> int:
         with workspace.alone():
             rendered = plan.render_all(planned, folder)
             render.keep(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
-    out.line(f"{len(rendered)} run(s) rendered in {folder}; nothing was sent.")
+    out.line(f"{len(rendered.folders)} run(s) rendered in {folder}; nothing was sent.")
     for remark in planned.remarks:
         out.remark(f"note: {remark}")
-    out.document([{"id": one.run_id, "path": str(one.path)} for one in rendered])
-    return 0
+    named = _named(out, rendered.set_aside)
+    out.document([{"id": one.run_id, "path": str(one.path)} for one in rendered.folders])
+    return int(named > 0)
 
 
 def _submit(arguments: argparse.Namespace) -> int:
@@ -176,15 +174,16 @@ def _submit(arguments: argparse.Namespace) -> int:
     plan.must_fit(planned)
     forward.must_suit(planned.source.where, workspace)
     _data_must_be_there(out, workspace, planned.cells, planned.source)
+    submit.check(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
     if arguments.dry_run:
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
         views.steps(out, steps, sent=False)
+        named = _named(out, [step.now for step in steps if step.now is not None])
         views.scripts(out, steps, workspace, planned.source)
         out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
-        return 0
+        return int(named > 0)
     plan.must_train_here(planned.source)
     how = _how(arguments, tuple(chosen(workspace.run_ids(), [arguments.after])) if arguments.after else ())
-    submit.check(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
     with workspace.alone():
         whole = _resolved(out, workspace, planned.source)
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
@@ -229,11 +228,8 @@ def _retry(arguments: argparse.Namespace) -> int:
     found = select(workspace, arguments.runs, arguments.matrix, arguments.where)
     source = render.source("", cluster.find(None, workspace.path), workspace)
     how = _how(arguments)
-    for one in found:
-        if one.state in only:
-            submit.must_be_of_cluster(RunDir(workspace.runs / one.id), source)
+    cells = [step.run.cell for step in submit.retry(workspace, found, only, source)]
     plan.must_train_here(source)
-    cells = [msgspec.convert(one.cell, Cell) for one in found if one.state in only and one.cell is not None]
     _data_must_be_there(out, workspace, cells, source)
     with workspace.alone():
         whole = _resolved(out, workspace, source)
@@ -275,11 +271,19 @@ def _tidied(out: Output, workspace: Workspace, found: Sequence[Status], *, of_sc
     for sentence in cancelled.sentences:
         out.remark(sentence)
     names = {one.scheduler["name"] for one in found if not one.set_aside} if of_scheduler else set()
-    damaged = [f"{one.id}: {one.why}" for one in found if one.set_aside]
-    damaged += [sentence for name in sorted(names) for sentence in scheduler(name).damaged(workspace)]
+    named = _named(out, found)
+    damaged = [sentence for name in sorted(names) for sentence in scheduler(name).damaged(workspace)]
     for sentence in damaged:
         out.remark(sentence, style="red")
-    return cancelled.all_gone and not damaged
+    return cancelled.all_gone and not named and not damaged
+
+
+def _named(out: Output, found: Sequence[Status]) -> int:
+    """Name every run that is set aside, with the reason; how many there are."""
+    set_aside = [one for one in found if one.set_aside]
+    for one in set_aside:
+        out.remark(f"{one.id}: {one.why}", style="red")
+    return len(set_aside)
 
 
 def _send(

@@ -51,7 +51,9 @@ def look(cells: Sequence[Cell], source: Source, workspace: Workspace) -> Found:
     if forward.is_here(where):
         return answer(question, workspace)
     try:
-        there = away.known(workspace) or away.of(workspace, where)
+        there = away.known(workspace)
+        if there is None or there.cluster != where.name:
+            there = away.of(workspace, where)
         return there.ask("jobs.datasets", [], Found, given=msgspec.json.encode(question))
     except ShardlabError as error:
         why = str(error).rstrip(".")

@@ -14,6 +14,7 @@ import msgspec
 from jobs import render, tiny
 from jobs import repeats as number_of_runs
 from jobs.launcher import launcher
+from jobs.reconcile import Status, not_replaceable
 from jobs.repeats import Cost
 from jobs.resolve import Machine, Misfit, misfits, resolve
 from jobs.select import condition, holds
@@ -145,15 +146,28 @@ def must_train_here(source: render.Source) -> None:
         raise MissingExtra("trainers", "training on this machine", "torch")
 
 
-def render_all(plan: Plan, runs: Path) -> list[RunDir]:
-    """The run folders of every repeat of every cell, below `runs`; what was sent already stays as it is."""
-    folders = []
+class Rendering(msgspec.Struct, frozen=True):
+    """What `jobs render` did. folders: those that were written. set_aside: runs whose folders were left as they are, because
+    their records do not tell whether they were sent."""
+
+    folders: list[RunDir]
+    set_aside: list[Status]
+
+
+def render_all(plan: Plan, runs: Path) -> Rendering:
+    """Write the run folders of every repeat of every cell, below `runs`. The folder of a run that was sent stays as it is."""
+    folders, set_aside = [], []
     for cell, repeat in number_of_runs.rounds(plan.cells, plan.repeats):
         run = render.run_of(cell, repeat, 1, plan.source)
         existing = RunDir(runs / run.run_id)
-        if not existing.path.exists() or existing.judge().state == "planned":
-            folders.append(render.write(run, runs, plan.source))
-    return folders
+        if existing.path.exists():
+            if (kept := not_replaceable(existing)) is not None:
+                set_aside.append(kept)
+                continue
+            if existing.judge().state != "planned":
+                continue
+        folders.append(render.write(run, runs, plan.source))
+    return Rendering(folders, set_aside)
 
 
 def _remarks(cells: Sequence[Cell], machine: Machine, where: Cluster) -> list[str]:

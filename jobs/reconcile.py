@@ -85,6 +85,17 @@ def set_aside(folder: RunDir) -> Status | None:
     return None if isinstance(read, Own) else _unreadable(folder, read)
 
 
+def not_replaceable(folder: RunDir) -> Status | None:
+    """What to say of a run whose folder must not be rendered again, because a job may have the run; None if it may be.
+
+    A folder whose records cannot be read is one, and so is a folder with a claim that its records do not explain.
+    """
+    read = _read(folder)
+    if isinstance(read, Own) and read.verdict.state == "planned" and folder.claim.exists():
+        read = ShardlabError(f"{folder.claim}: somebody has taken the run, but its records do not say that it was sent")
+    return None if isinstance(read, Own) else _unreadable(folder, read)
+
+
 def _read(folder: RunDir) -> Own | ShardlabError:
     try:
         return own(folder)

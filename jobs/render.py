@@ -14,6 +14,7 @@ import msgspec
 import templates
 from jobs import scripts
 from jobs.launcher import launcher
+from jobs.reconcile import not_replaceable
 from jobs.scheduler import scheduler
 from jobs.slurm import request
 from shardlab import __version__, code, files, host
@@ -29,7 +30,8 @@ from shardlab.workspace import Expansion, Workspace
 class Source(msgspec.Struct, frozen=True):
     """What every run of one rendering has in common.
 
-    own_templates: a person's, that stand before ours. digests: of the templates, by name.
+    own_templates: a person's, that stand before ours. digests: of every template from which the scheduler's
+    scripts may be rendered, with the files that they include, by name.
     """
 
     matrix: str
@@ -48,13 +50,13 @@ class Source(msgspec.Struct, frozen=True):
 def source(matrix: str, cluster: Cluster, workspace: Workspace) -> Source:
     """Observed once for a whole matrix."""
     name = "local" if cluster.slurm is None else "slurm"
-    template = scheduler(name).TEMPLATE
+    names = dict.fromkeys(part for one in scheduler(name).TEMPLATES for part in templates.parts(one, workspace.own_templates))
     return Source(
         matrix=matrix,
         where=cluster,
         scheduler=name,
         own_templates=workspace.own_templates,
-        digests={template: templates.digest(template, workspace.own_templates)},
+        digests={one: templates.digest(one, workspace.own_templates) for one in names},
         environment=code.digest(),
         data_path=str(workspace.data(cluster.data.path)),
         proofs_path=str(workspace.own / "proofs"),
@@ -118,11 +120,14 @@ def script(run: Run, folder: Path, where: Cluster, own_templates: Path | None) -
 
 
 def write(run: Run, runs: Path, source: Source) -> RunDir:
-    """Make the run's folder whole or not at all. Raises ShardlabError if a run that was sent is in the way: other runs of the
-    command may be rendered by then, so the input alone is not what is wrong."""
+    """Make the run's folder whole or not at all. Raises ShardlabError if a run that was sent, or that may have been sent, is in
+    the way: other runs of the command may be rendered by then, so the input alone is not what is wrong."""
     final = RunDir(runs / run.run_id)
-    if final.path.exists() and final.judge().state != "planned":
-        raise ShardlabError(f"{final.path}: this run was sent already; `jobs retry` makes a new attempt.")
+    if final.path.exists():
+        if (kept := not_replaceable(final)) is not None:
+            raise ShardlabError(f"{kept.id}: {kept.why}")
+        if final.judge().state != "planned":
+            raise ShardlabError(f"{final.path}: this run was sent already; `jobs retry` makes a new attempt.")
     folder = RunDir(runs / f".{run.run_id}.tmp")
     with files.as_workspace_error("render"):
         shutil.rmtree(folder.path, ignore_errors=True)

@@ -9,6 +9,7 @@ import msgspec
 
 from shardlab.cell import Cell
 from shardlab.cell_names import ARGUMENTS, matches
+from shardlab.errors import ShardlabError
 from shardlab.expression import Expression
 from shardlab.matrix import MatrixFile, Repeats
 from shardlab.run import run_id
@@ -78,10 +79,13 @@ def cost(workspace: Workspace, cells: Iterable[Cell], repeats: Mapping[str, int]
 
 
 def _seconds(run: RunDir) -> float | None:
-    """From the start of a run to its end, if it completed in its first attempt."""
+    """From the start of a run to its end, if it completed in its first attempt; None if its events cannot be read."""
     if not run.result.exists():
         return None
-    moments = {event.event: event.wall_s for event in run.events()}
+    try:
+        moments = {event.event: event.wall_s for event in run.events()}
+    except ShardlabError:
+        return None
     if not {"started", "exited"} <= moments.keys() or moments["exited"] < moments["started"]:
         return None
     return moments["exited"] - moments["started"]

@@ -63,12 +63,13 @@ class Full(ShardlabError):
 class Scheduler(Protocol):
     """A file of jobs/schedulers.
 
-    SCRIPT: the template of a run's script, and the name that the script has in the run's folder. POLL_S: how often it may
-    be asked.
+    TEMPLATE: the template of the script of one run. TEMPLATES: TEMPLATE, and those of every other script that is sent to this
+    scheduler. SCRIPT: the name of the script in the run's folder. POLL_S: the seconds between two questions to the scheduler.
     """
 
     NAME: str
     TEMPLATE: str
+    TEMPLATES: tuple[str, ...]
     SCRIPT: str
     POLL_S: float
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from jobs import lost, render
-from jobs.reconcile import Status, latest, statuses
+from jobs.reconcile import Status, latest, not_replaceable, statuses
 from jobs.repeats import rounds
 from jobs.scheduler import How, scheduler
 from shardlab.cell import Cell
@@ -61,12 +61,14 @@ def decide(
     for cell, repeat in rounds(cells, repeats):
         run = render.run_of(cell, repeat, 1, source, resume)
         now = known.get(run.run_id)
+        if now is not None and now.state == "planned":
+            now = not_replaceable(last[run.run_id]) or now
         if now is None:
             steps.append(Step(run, True, "new"))
         elif now.state == "planned":
             steps.append(Step(_anew(last[run.run_id], run, source), True, "was rendered", now))
         else:
-            steps.append(Step(run, False, now.why if now.set_aside else _why_not(now.state, now.expected), now))
+            steps.append(Step(run, False, now.why if now.set_aside else _why_not(now), now))
     return steps
 
 
@@ -89,7 +91,8 @@ def retry(workspace: Workspace, found: Sequence[Status], only: set[str], source:
     """A new attempt for each run whose last attempt, of those found, ended in one of the states `only`.
 
     It goes on from the newest checkpoint of the earlier attempts, if they left any; the ranks look whether it is sound. What
-    was rendered and not sent, because an earlier retry or a queue gave it back, is sent as it is.
+    was rendered and not sent, because an earlier retry or a queue gave it back, is sent as it is. Nothing is changed here.
+    Raises InputError if one of these runs is of another cluster.
     """
     steps = []
     last_ones = {folder.run_id for folder in latest(RunDir(workspace.runs / one.id) for one in found)}
@@ -98,11 +101,13 @@ def retry(workspace: Workspace, found: Sequence[Status], only: set[str], source:
         unsent = now.state == "planned" and (attempt_of(now.id)[1] > 1 or now.why != "")
         if (now.state not in only and not unsent) or now.set_aside:
             continue
+        must_be_of_cluster(folder, source)
         old = folder.read_run()
         same_matrix = msgspec.structs.replace(source, matrix=old.matrix)
         if unsent:
             again = render.run_of(old.cell, old.repeat, attempt_of(now.id)[1], same_matrix, old.resume, old.avoid)
-            steps.append(Step(again, True, "was rendered", now))
+            kept = not_replaceable(folder)
+            steps.append(Step(again, True, "was rendered", now) if kept is None else Step(again, False, kept.why, kept))
             continue
         last = attempt_of(old.run_id)[1]
         attempts = [workspace.runs / run_id(old.cell, old.repeat, attempt) for attempt in range(last, 0, -1)]
@@ -138,12 +143,14 @@ def _can_go_on(saved: RunDir, cells: Sequence[Cell]) -> None:
             raise InputError(f"--resume-from: {cell.name()} cannot go on from {saved.run_id}: {why}.")
 
 
-def _why_not(state: str, expected: bool) -> str:
-    if state in ("pending", "running"):
-        return f"{state} already"
-    if state == "completed":
-        return "completed already"
-    return f"ended as expected: {state}" if expected else f"ended: {state} (`jobs retry --only {state}` makes a new attempt)"
+def _why_not(now: Status) -> str:
+    if now.state in ("pending", "running", "completed"):
+        return f"{now.state} already"
+    if now.state == "unknown" and now.scheduler["id"] == "-":
+        return f"unknown: {now.why}"
+    if now.expected:
+        return f"ended as expected: {now.state}"
+    return f"ended: {now.state} (`jobs retry --only {now.state}` makes a new attempt)"
 
 
 def must_be_of_cluster(folder: RunDir, source: render.Source) -> None:

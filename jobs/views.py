@@ -120,11 +120,8 @@ def _hours(cost: repeats.Cost, cells: int) -> str:
     """What all runs of a plan take, or those of the cells of which an earlier run tells it."""
     of = "" if cost.cells == cells else f" for {cost.cells} of {cells} cells"
     told = ", estimated from the runs that completed in this workspace"
-    return f"about {_duration(cost.hours)} in sequence, {_duration(cost.rank_hours)} summed over ranks (or GPUs){of}{told}"
-
-
-def _duration(hours: float) -> str:
-    return f"{hours:,.1f} hours" if hours >= 1 else f"{60 * hours:,.1f} minutes"
+    all_runs, all_ranks = (status_table.duration(3600 * hours) for hours in (cost.hours, cost.rank_hours))
+    return f"about {all_runs} in sequence, {all_ranks} summed over ranks (or GPUs){of}{told}"
 
 
 def _varies(planned: Plan, key: str) -> bool:

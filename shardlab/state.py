@@ -50,14 +50,32 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
     if ended is None:
         if "cancelled" in by_name:
             return Verdict("cancelled", "cancelled before it started")
-        last = next((event for event in reversed(ordered) if event.event in SENDING), None)
-        if last is not None and last.event == "refused":
+        last = last_sending(ordered)
+        if last is not None and last.event == "refused" and "started" not in by_name:
             return Verdict("planned", str(last.data.get("why", "")))
         for name, state in (("started", "running"), *((name, "pending") for name in SENDING), ("rendered", "planned")):
             if name in by_name:
                 return Verdict(state)
         return Verdict("unknown", "no event says that it was rendered")
     return _ended(by_name, ended, has_result, steps, steps_asked)
+
+
+def last_sending(ordered: Sequence[Event]) -> Event | None:
+    """The last of the events SENDING. ordered: the events of a run by their clocks.
+
+    A node writes `refused` by its own clock, and may write it before the controller notes `submitted`. So if both name the
+    token of a submission, a refusal counts for its own submission alone, whatever the clocks say.
+    """
+    sending = [event for event in ordered if event.event in SENDING]
+    place, sent = next(((i, e) for i, e in reversed(list(enumerate(sending))) if e.event != "refused"), (-1, None))
+    token = sent.data.get("token") if sent is not None else None
+
+    def is_of_sent(position: int, refused: Event) -> bool:
+        theirs = refused.data.get("token")
+        return theirs == token if theirs and token else position > place
+
+    refusals = [event for i, event in enumerate(sending) if event.event == "refused" and is_of_sent(i, event)]
+    return refusals[-1] if refusals else sent
 
 
 def _ended(by_name: dict[str, Event], ended: Event, has_result: bool, steps: int, asked: int | None) -> Verdict:

@@ -7,6 +7,7 @@ rendered in jinja2's sandbox, so that rendering runs no Python of a template.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import shlex
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2 import meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 FOLDER = Path(__file__).parent
@@ -60,6 +62,28 @@ def render_page(name: str, clean: Callable[[str], str], **values: Any) -> str:
     """The page `name` filled in: every text among the values goes through `clean` and is escaped. It is one of ours, as only we
     pass functions to it. Raises jinja2.TemplateError."""
     return _pages(clean).get_template(name).render(**values)
+
+
+def parts(name: str, own: Path | None = None) -> list[str]:
+    """The template `name` and every template that it includes, imports or extends by a name in quotes, directly or not.
+
+    A template that is missing or that jinja2 cannot parse has no parts: `render` says what is wrong with it.
+    """
+    environment, found, left = _scripts(own), list[str](), [name]
+    while left:
+        one = left.pop(0)
+        try:
+            source = environment.loader.get_source(environment, one)[0] if environment.loader is not None else ""
+        except (jinja2.TemplateNotFound, OSError):
+            continue
+        except UnicodeDecodeError:
+            found.append(one)
+            continue
+        found.append(one)
+        with contextlib.suppress(jinja2.TemplateSyntaxError):
+            names = meta.find_referenced_templates(environment.parse(source))
+            left += [other for other in names if other is not None and other not in (*found, *left)]
+    return found
 
 
 def digest(name: str, own: Path | None = None) -> str:

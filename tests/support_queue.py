@@ -34,7 +34,7 @@ SCRIPT = """\
 #SBATCH {{ option }}
 {% endfor %}
 cd {{ folder | quote }}
-mkdir claim
+mkdir claim 2>/dev/null || exit 0
 echo '{"schema":1,"event":"exited","writer":"attempt","wall_s":'$(date +%s)',"host":"work1",
 "data":{"code":1,"reason":"oom","why":"as asked"}}' | tr -d '\\n' >events.attempt.jsonl
 echo >>events.attempt.jsonl

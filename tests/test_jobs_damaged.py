@@ -203,3 +203,95 @@ def test_the_queue_of_this_machine_goes_on_with_the_others(tmp_path, damage):
     assert not (one.path / "begun").exists()
     assert [now.state for now in study.statuses()] == ["unknown", "failed"]
     assert study.statuses()[0].why.startswith("set aside: ")
+
+
+def test_render_leaves_the_folder_of_a_queued_run_whose_records_are_damaged(tmp_path, queue, capsys):
+    queue.rule(ends=0)
+    study = Study(tmp_path, 2)
+    assert study.jobs("submit") == 0
+    one, other = study.workspace.all_runs()
+    events = one.events_file("controller")
+    events.write_bytes(events.read_bytes().replace(b'"event":"subm', b'"event":1,"subm'))
+    left = one.path / "left"
+    left.touch()
+    capsys.readouterr()
+    assert study.jobs("render", "--matrix", str(study.matrix)) == 1
+    said = capsys.readouterr()
+    assert "0 run(s) rendered" in said.out
+    assert f"{one.run_id}: set aside: {events}:2: is not an event of this version" in said.err
+    assert left.exists()
+    assert other.judge().state == "pending"
+
+
+@pytest.mark.parametrize("verb", ["render", "submit"])
+def test_a_rendered_run_with_a_claim_is_left_as_it_is(tmp_path, queue, capsys, verb):
+    study = Study(tmp_path, 2)
+    assert study.jobs("render", "--matrix", str(study.matrix)) == 0
+    one = study.workspace.all_runs()[0]
+    one.claim.mkdir()
+    more = ["--matrix", str(study.matrix)] if verb == "render" else []
+    assert study.jobs(verb, *more) == 1
+    assert f"{one.run_id}: set aside: {one.claim}: somebody has taken the run" in capsys.readouterr().err
+    assert one.claim.exists()
+    assert "submitted" not in {event.event for event in one.events()}
+
+
+def test_a_dry_run_names_the_runs_that_are_set_aside(tmp_path, queue, capsys):
+    queue.rule(ends=0)
+    study = Study(tmp_path, 2)
+    assert study.jobs("submit") == 0
+    folder = study.workspace.all_runs()[0]
+    words = cut_run(folder)
+    capsys.readouterr()
+    assert study.jobs("submit", "--dry-run") == 1
+    is_named(capsys.readouterr(), folder, words)
+
+
+def test_a_dry_run_refuses_runs_of_another_cluster(tmp_path, capsys):
+    study = Study(tmp_path, 1)
+    cluster_file = study.workspace.path / "cluster.yaml"
+    cluster_file.write_text("schema: 1\nname: c\nprovider: local\n")
+    assert study.jobs("render", "--matrix", str(study.matrix)) == 0
+    cluster_file.write_text("schema: 1\nname: other\nprovider: local\n")
+    assert study.jobs("submit", "--dry-run") == 2
+    assert "was run on cluster 'c', not 'other'" in capsys.readouterr().err
+
+
+def test_retry_refuses_an_unsent_run_of_another_cluster(tmp_path, queue, capsys):
+    study = Study(tmp_path, 1)
+    assert study.jobs("render", "--matrix", str(study.matrix)) == 0
+    (folder,) = study.workspace.all_runs()
+    folder.write_event("controller", "refused", why="Slurm had no room for it")
+    cluster_file = study.workspace.path / "cluster.yaml"
+    cluster_file.write_text(cluster_file.read_text().replace("name: c\n", "name: other\n"))
+    assert study.jobs("retry") == 2
+    assert "was run on cluster 'c', not 'other'" in capsys.readouterr().err
+    assert queue.calls("sbatch") == []
+
+
+def test_a_command_that_waits_does_not_wait_for_runs_whose_submission_file_is_damaged(tmp_path, queue, capsys, monkeypatch):
+    queue.rule(loses_answers=True, unreachable=["squeue"])
+    study = Study(tmp_path, 2)
+    assert study.jobs("submit") == 1
+    (file,) = submission.folder(study.workspace).glob("*.json")
+    file.write_text(file.read_text()[:60])
+    queue.rule(ends=0)
+    monkeypatch.setattr("jobs.watch._rest", lambda *_, **__: pytest.fail("it waits for runs of which nobody hears"))
+    capsys.readouterr()
+    assert study.jobs("submit", "--wait") == 1
+    assert f"unknown: {file}: is not a submission of this version" in capsys.readouterr().out
+    assert study.jobs("cancel", "--all") == 1
+    assert study.states() == ["cancelled", "cancelled"]
+
+
+def test_a_command_with_the_exit_code_of_changed_packages_holds_no_other_run(tmp_path):
+    study = Study(tmp_path, 2)
+    (study.workspace.path / "cluster.yaml").write_text("schema: 1\nname: c\nprovider: local\n")
+    script = study.workspace.own_templates / local.TEMPLATE
+    script.write_text("touch {{ folder | quote }}/begun\nexit 76\n")
+    assert study.jobs("render", "--matrix", str(study.matrix)) == 0
+    for folder in study.workspace.all_runs():
+        folder.write_event("controller", "submitted", scheduler="local")
+    assert local.work(Workspace(study.workspace.path)) == 0
+    assert all((folder.path / "begun").exists() for folder in study.workspace.all_runs())
+    assert study.states() == ["failed", "failed"]

@@ -180,6 +180,7 @@ class Far:
     def __init__(self, folder, workspace, monkeypatch):
         self.folder = folder
         self.asked = 0
+        self.cluster = "far"
         monkeypatch.setattr(away, "known", lambda _workspace: self)
         (workspace / "cluster.yaml").write_text(FAR.replace("SHARED", str(folder)))
 
@@ -205,6 +206,17 @@ def test_of_a_cluster_elsewhere_its_controller_is_asked_and_not_this_machine(tmp
     unknown = "cannot check from here whether the cluster far has the data sets cifar10, mnist: 10.9.9.1: did not answer."
     assert unknown in said.err
     assert "no data" not in said.out
+
+
+def test_the_cluster_of_earlier_runs_is_not_asked_about_another_cluster(tmp_path, monkeypatch, capsys):
+    here = tmp_path / "here"
+    here.mkdir()
+    far = Far(tmp_path / "there", here, monkeypatch)
+    far.cluster = "another"
+    monkeypatch.setattr(away, "of", lambda _workspace, where: (_ for _ in ()).throw(ShardlabError(f"{where.name} was asked.")))
+    assert main(["plan", "--matrix", images(tmp_path), "--workspace", str(here)]) == 0
+    assert "is not known from here: far was asked." in capsys.readouterr().err
+    assert far.asked == 0
 
 
 def test_a_cluster_that_was_never_provisioned_leaves_it_open(tmp_path, capsys):

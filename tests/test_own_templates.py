@@ -5,10 +5,12 @@ import json
 import jinja2
 import pytest
 from support_golden import run_of
+from support_queue import CLUSTER, Queue
 
 import templates
 from jobs import render
 from jobs.cli import main
+from shardlab import files
 from shardlab.cluster import THIS_MACHINE
 from shardlab.errors import InputError
 
@@ -136,3 +138,21 @@ def test_nothing_of_a_template_ran(workspace, tmp_path):
     mark.rmdir()
     rendered(workspace, text, 2)
     assert not mark.exists()
+
+
+def test_every_template_of_slurm_and_what_it_includes_has_a_digest_and_is_said(tmp_path, capfd, monkeypatch):
+    Queue(tmp_path / "slurm", monkeypatch)  # so that this machine is the controller of the cluster
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    own = tmp_path / "templates"
+    (own / "launch").mkdir(parents=True)
+    (own / "launch/slurm_pack.sbatch.j2").write_text("{% include 'part.j2' %}\n")
+    (own / "part.j2").write_text("#!/bin/sh\n")
+    assert main(["render", "--matrix", "quickstart", "--where", "gpus == 1", "--workspace", str(tmp_path)]) == 0
+    (path, *_) = (tmp_path / "runs").glob("*/run.json")
+    shipped = ["launch/slurm.sbatch.j2", "launch/slurm_array.sbatch.j2"]
+    expected = {name: templates.digest(name) for name in shipped}
+    expected |= {name: files.sha256(own / name) for name in ("launch/slurm_pack.sbatch.j2", "part.j2")}
+    assert json.loads(path.read_text())["templates"] == expected
+    said = capfd.readouterr().err
+    for name in ("launch/slurm_pack.sbatch.j2", "part.j2"):
+        assert f"note: scripts are rendered from the workspace's own template {own}/{name}.\n" in said

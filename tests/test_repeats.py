@@ -98,6 +98,16 @@ def test_the_cost_is_that_of_runs_that_completed_here(file, tmp_path):
     assert found.rank_hours == pytest.approx(2 * 3 * 5.2 / 3600)
 
 
+def test_a_run_whose_events_cannot_be_read_has_no_known_time(file, tmp_path):
+    workspace, cell = Workspace(tmp_path), support.cell()
+    folder = support.prepare(workspace, cell, 1)
+    support.event(folder, "started", -2)
+    support.finish(folder, 0.2)
+    assert repeats.cost(workspace, [cell], {cell.name(): 1}).cells == 1
+    folder.events_file("another").symlink_to("/etc/hostname")
+    assert repeats.cost(workspace, [cell], {cell.name(): 1}) == repeats.Cost(0, 0.0, 0.0)
+
+
 def test_rendering_notes_the_runs_of_each_cell(file, tmp_path):
     assert main(["render", "--matrix", str(file), "--workspace", str(tmp_path)]) == 0
     found = {cell["cell"]["strategy"]: len(cell["runs"]) for cell in Workspace(tmp_path).expansion("small").cells}

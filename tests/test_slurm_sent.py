@@ -189,3 +189,40 @@ def end_well(folder):
     folder.write_event("attempt", "started")
     files.write_json(folder.result, RESULT)
     folder.write_event("attempt", "exited", code=0, reason=None, steps=1)
+
+
+@pytest.fixture
+def lost(tmp_path, queue):
+    """Three runs of one submission whose answer was lost; Slurm has no job of it."""
+    queue.rule(unreachable=["sbatch", "squeue", "sacct"])
+    study = Study(tmp_path, 3)
+    assert study.jobs("submit") == 1
+    queue.rule(ends=0)
+    return study
+
+
+def test_a_cancelled_run_of_a_lost_submission_does_not_hold_the_others_back(lost, queue):
+    cancelled, *others = lost.workspace.all_runs()
+    assert lost.jobs("cancel", cancelled.run_id) == 0
+    queue.rule()
+    assert lost.jobs("submit", "--wait") == 1
+    assert [folder.judge().state for folder in (cancelled, *others)] == ["cancelled", "oom", "oom"]
+
+
+def test_a_lost_submission_of_which_all_runs_were_cancelled_is_given_up(lost, queue, capsys):
+    assert lost.jobs("cancel", "--all") == 0
+    assert lost.jobs("submit") == 0
+    assert "was not sent, and none of its runs waits any more; it is given up." in capsys.readouterr().err
+    assert queue.state()["tasks"] == []
+    assert submission.all_of(lost.workspace) == []
+
+
+def test_runs_that_a_forgotten_job_did_not_reach_are_sent_again(lost, queue, capsys):
+    first, *others = lost.workspace.all_runs()
+    first.claim.mkdir()
+    first.write_event("attempt", "started")
+    assert lost.jobs("submit") == 0
+    assert "2 of its runs had not started and are to be sent again." in capsys.readouterr().err
+    assert len(queue.state()["tasks"]) == 2
+    assert first.judge().state == "running"
+    assert [folder.judge().state for folder in others] == ["pending", "pending"]

@@ -50,6 +50,23 @@ def test_states(told, witnesses, state, words):
     assert words in found.why
 
 
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [
+        ((("submitting", "a"), ("submitted", "a"), ("refused", "a")), "planned"),
+        ((("submitting", "a"), ("refused", "a"), ("submitted", "a")), "planned"),  # the node was faster, or its clock is behind
+        ((("submitting", "b"), ("submitted", "b"), ("refused", "a")), "pending"),  # the clock of the node is ahead
+        ((("refused", "a"), ("submitting", "b"), ("submitted", "b")), "pending"),
+        ((("submitted", None), ("refused", None)), "planned"),
+        ((("refused", None), ("submitted", None)), "pending"),
+        ((("submitted", "a"), ("refused", "a"), ("started", None)), "running"),
+    ],
+)
+def test_a_refusal_counts_for_its_own_submission_whatever_the_clocks_say(told, state):
+    with_data = events(("rendered", {}), *((name, {"token": token} if token else {}) for name, token in told))
+    assert judge(with_data, has_result=False, steps=0, steps_asked=5).state == state
+
+
 def test_the_order_of_the_clocks_does_not_hide_an_end():
     told = events(*RUN, ("exited", {"code": 0}))
     assert judge(told[::-1], has_result=True, steps=5, steps_asked=5).state == "completed"

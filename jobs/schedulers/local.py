@@ -33,6 +33,7 @@ from shardlab.workspace import Workspace
 
 NAME = "local"
 TEMPLATE = "launch/local.sh.j2"
+TEMPLATES = (TEMPLATE,)
 SCRIPT = "job.sh"
 POLL_S = 0.5
 TURN_S = 0.2  # how often the runner looks whether it is the next one's turn
@@ -161,7 +162,8 @@ def work(workspace: Workspace) -> int:
             files.write_json(workspace.own / "local" / "runner.json", record)
             while (folder := _next(workspace)) is not None:
                 _wait_for_running(workspace)
-                if _start(folder) == CHANGED:
+                # The state tells this refusal from a command of the run that ended with the same exit code.
+                if _start(folder) == CHANGED and folder.judge().state == "planned":
                     _hold(workspace, folder)
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ from shardlab import files
 from shardlab.errors import ShardlabError
 from shardlab.record import Event
 from shardlab.rundir import RunDir
-from shardlab.state import FINAL, Verdict
+from shardlab.state import FINAL, Verdict, last_sending
 from shardlab.workspace import Workspace
 
 NAME = "slurm"
@@ -28,6 +28,7 @@ TEMPLATE = "launch/slurm.sbatch.j2"
 SCRIPT = "job.sbatch"
 POLL_S = 5.0  # the controller is everybody's
 TOGETHER = {"array": "launch/slurm_array.sbatch.j2", "pack": "launch/slurm_pack.sbatch.j2"}
+TEMPLATES = (TEMPLATE, *TOGETHER.values())
 # A limit counts the tasks of an array: of one that is over it, so small a part is tried next, and in the end a single run.
 CUT = 4
 # The accounts lag behind by so much at most before a job that they do not know is one that is not there.
@@ -80,9 +81,11 @@ def observe(workspace: Workspace, runs: Sequence[Own]) -> list[Seen]:
     since = min((note.wall_s for note in notes if note is not None), default=0.0)
     found = query.of(masters, since, _at_work(runs, notes))
     packs = _packs_at_work(workspace) if any(note is not None and note.data.get("kind") == "pack" for note in notes) else set()
+    is_open = any(note is not None and note.event == "submitting" for note in notes)
+    unreadable = submission.unreadable(workspace) if is_open else {}
     seen = []
     for one, note in zip(runs, notes, strict=True):
-        told = _seen(one, note, found)
+        told = _seen(one, note, found, unreadable)
         seen.append(msgspec.structs.replace(told, leftover=told.id not in packs and _is_leftover(one, found.jobs.get(told.id))))
     return seen
 
@@ -234,14 +237,17 @@ def _literal(path: Path) -> str:
 
 def _note(events: Sequence[Event]) -> Event | None:
     """The last word on which job a run is."""
-    return next((event for event in reversed(events) if event.event in ("submitted", "submitting", "refused")), None)
+    return last_sending(events)
 
 
-def _seen(one: Own, note: Event | None, found: Found) -> Seen:
+def _seen(one: Own, note: Event | None, found: Found, unreadable: Mapping[str, str]) -> Seen:
+    """unreadable: why submission files cannot be read, by token. Nobody finds out whether their jobs exist."""
     if note is None or note.event == "refused":
         return Seen(one.verdict, "-", "-")
     job_id = note.data.get("job")
     if job_id is None:
+        if one.verdict.state == "pending" and (why := unreadable.get(str(note.data.get("token")))):
+            return Seen(Verdict("unknown", f"{why}; `jobs status` says what to do"), "-", "not known to be sent")
         return Seen(one.verdict, "-", "not known to be sent: `jobs submit` finds out")
     job = found.jobs.get(job_id)
     if job is not None and job.name != note.data.get("token"):

@@ -18,12 +18,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from jobs import claim
 from jobs.slurm import query
 from jobs.slurm.commands import Answer, Away, call, number
 from shardlab import files
 from shardlab.errors import ShardlabError
 from shardlab.rundir import RunDir
-from shardlab.state import FINAL, SENDING
+from shardlab.state import FINAL, last_sending
 from shardlab.workspace import Workspace
 
 FAULT = "SHARDLAB_FAULT"  # for tests: the name of the point at which this process is killed
@@ -109,7 +110,12 @@ def all_of(workspace: Workspace) -> list[Submission]:
 
 def damaged(workspace: Workspace) -> list[str]:
     """For each submission file that cannot be read: a sentence with the runs that it sets aside, and what to do."""
-    return [_set_aside(workspace, path.stem, why) for path in _files(workspace) if isinstance(why := _read(path), str)]
+    return [_set_aside(workspace, token, why) for token, why in unreadable(workspace).items()]
+
+
+def unreadable(workspace: Workspace) -> dict[str, str]:
+    """Why each submission file that is damaged cannot be read, by the token of the submission."""
+    return {path.stem: why for path in _files(workspace) if isinstance(why := _read(path), str)}
 
 
 def _files(workspace: Workspace) -> list[Path]:
@@ -140,28 +146,42 @@ def _set_aside(workspace: Workspace, token: str, why: str) -> str:
     )
 
 
-def _is_left_open(run: RunDir, token: str) -> bool:
-    """Whether this run was to be sent with the token, and nothing says what became of that."""
+def _is_left_open(run: RunDir, token: str, *, unreadable: bool = False) -> bool:
+    """Whether this run was to be sent with the token, and nothing says what became of that.
+
+    unreadable: the answer for a run whose records cannot be read; the run is set aside by itself.
+    """
     try:
-        last = next((event for event in reversed(run.events()) if event.event in SENDING), None)
+        last = last_sending(run.events(strict=True))
         is_open = last is not None and last.event == "submitting" and last.data.get("token") == token
         return is_open and run.judge().state not in FINAL
-    except ShardlabError:  # the run is set aside by itself
-        return False
+    except ShardlabError:
+        return unreadable
 
 
 def settle(workspace: Workspace, submission: Submission) -> str:
     """Finish an interrupted submission; a sentence on how. Raises Refused, NoRoom, Away."""
     if _adopt(workspace, submission):
         return f"{submission.token}: job {submission.job} had come to be; adopted."
-    if any(RunDir(workspace.runs / run).claim.exists() for run in submission.runs):
-        # It has been at work and Slurm has forgotten it: its runs' own records tell the rest.
+    folders = [RunDir(workspace.runs / run) for run in submission.runs]
+    there = [folder for folder in folders if folder.path.exists()]
+    waiting = [folder for folder in there if _is_left_open(folder, submission.token, unreadable=True)]
+    if any(claim.is_of_job(folder) for folder in there):
+        # The job was at work and Slurm has forgotten it: the records of the runs that it started tell the rest.
+        unstarted = [folder.run_id for folder in waiting if not folder.claim.exists()]
+        for run in unstarted:
+            why = f"Slurm no longer knows the job {submission.token}, which had not started this run"
+            _note(workspace, run, "refused", sync=True, why=why, token=submission.token)
         submission.state, submission.why = "sent", "Slurm no longer knows its number"
         _keep(workspace, submission)
-        return f"{submission.token}: a job that Slurm no longer knows had taken it; its records stand."
-    if not any((workspace.runs / run).exists() for run in submission.runs):
+        more = f" {len(unstarted)} of its runs had not started and are to be sent again." if unstarted else ""
+        return f"{submission.token}: a job that Slurm no longer knows had taken it; its records stand.{more}"
+    if not there:
         _forget(workspace, submission)
         return f"{submission.token}: was not sent, and the folders of its runs are gone; it is given up."
+    if not waiting:
+        _forget(workspace, submission)
+        return f"{submission.token}: was not sent, and none of its runs waits any more; it is given up."
     send(workspace, submission)
     return f"{submission.token}: had not come to be; sent as job {submission.job}."
 
