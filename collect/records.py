@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from shardlab import files, pauses
-from shardlab.decoders import decoder
+from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import NotRegular
 from shardlab.host import Host
@@ -166,7 +166,7 @@ def _host(path: str) -> Host | None:
     """What a host said it is; a file that is damaged says nothing."""
     try:
         return _decoded(files.read(path)) if path.endswith(".json") else None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, *DECODE_FAULTS):
         return None
 
 

@@ -21,6 +21,7 @@ import msgspec
 from jobs.slurm import query
 from jobs.slurm.commands import Answer, Away, call, number
 from shardlab import files
+from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import ShardlabError
 from shardlab.rundir import RunDir
 from shardlab.state import FINAL, SENDING
@@ -124,7 +125,7 @@ def _read(path: Path) -> Submission | str | None:
         return None
     except OSError as error:
         return f"{path}: cannot be read: {error.strerror}"
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_FAULTS as error:
         return f"{path}: is not a submission of this version: {error}"
 
 
