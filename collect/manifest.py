@@ -83,11 +83,23 @@ def received(content: bytes, run_id: str) -> Manifest:
         raise InputError(f"the cluster's manifest is not of this version ({error})") from None
     if found.schema != SCHEMA or found.run_id != run_id:
         raise InputError(f"the cluster's manifest is of schema {found.schema} and of the run {found.run_id!r}")
+    folders = {name[:end] for name in found.files for end in range(len(name)) if name[end] == "/"}
     for name in found.files:
-        parts = name.split("/")
-        if name == NAME or len(name) > MOST_NAME or not name.isprintable() or {"", ".", ".."} & set(parts):
+        if not _is_name(name) or name in folders:
             raise InputError(f"the cluster's manifest names {name[:100]!r}, which is no file in a run's folder")
     return found
+
+
+def _is_name(name: str) -> bool:
+    """Whether a file of a run may have this name: no file outside of its folder, none of our own manifest, and none that is
+    hidden, as hidden files are temporary and are no part of a run."""
+    parts = name.split("/")
+    return (
+        parts[0] != NAME
+        and len(name) <= MOST_NAME
+        and name.isprintable()
+        and not any(part == "" or part.startswith(".") for part in parts)
+    )
 
 
 def write(run: RunDir, manifest: Manifest) -> None:
