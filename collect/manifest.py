@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from shardlab import files
-from shardlab.decoders import decoder
+from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError
 from shardlab.rundir import RunDir
 
@@ -71,7 +71,7 @@ def read(run: RunDir) -> Manifest | None:
         return decoder(Manifest).decode(files.read(path))
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_FAULTS as error:
         raise InputError(f"{path}: is not a manifest of this version: {error}; remove it to make a new one.") from None
 
 
@@ -79,15 +79,27 @@ def received(content: bytes, run_id: str) -> Manifest:
     """A manifest that another machine made for this run, whose names may become paths here. Raises InputError."""
     try:
         found = decoder(Manifest).decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_FAULTS as error:
         raise InputError(f"the cluster's manifest is not of this version ({error})") from None
     if found.schema != SCHEMA or found.run_id != run_id:
         raise InputError(f"the cluster's manifest is of schema {found.schema} and of the run {found.run_id!r}")
+    folders = {name[:end] for name in found.files for end in range(len(name)) if name[end] == "/"}
     for name in found.files:
-        parts = name.split("/")
-        if name == NAME or len(name) > MOST_NAME or not name.isprintable() or {"", ".", ".."} & set(parts):
+        if not _is_name(name) or name in folders:
             raise InputError(f"the cluster's manifest names {name[:100]!r}, which is no file in a run's folder")
     return found
+
+
+def _is_name(name: str) -> bool:
+    """Whether a file of a run may have this name: no file outside of its folder, none of our own manifest, and none that is
+    hidden, as hidden files are temporary and are no part of a run."""
+    parts = name.split("/")
+    return (
+        parts[0] != NAME
+        and len(name) <= MOST_NAME
+        and name.isprintable()
+        and not any(part == "" or part.startswith(".") for part in parts)
+    )
 
 
 def write(run: RunDir, manifest: Manifest) -> None:

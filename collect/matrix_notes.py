@@ -10,7 +10,7 @@ import msgspec
 from collect.manifest import regular
 from collect.transfer import Rsync
 from shardlab import files
-from shardlab.decoders import decoder
+from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import NotRegular
 from shardlab.workspace import Expansion, Workspace
@@ -43,7 +43,7 @@ def bring(workspace: Workspace, rsync: Rsync, staging: Path) -> None:
             regular(workspace.own.resolve(), name)
         except NotRegular as error:
             raise InputError(f"{error.filename} is {error.kind}, and nothing is written through it; remove it.") from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except DECODE_FAULTS as error:
             raise ShardlabError(f"the cluster's .shardlab/{name} is not of this version: {error}.") from None
     for name, content in contents.items():
         target = workspace.own / name

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from shardlab import files, pauses
-from shardlab.decoders import decoder
+from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import NotRegular
 from shardlab.host import Host
@@ -96,7 +96,16 @@ def read(folder: RunDir) -> Records:
         top = sorted(os.listdir(folder.path))  # noqa: PTH208 - names; an object for each takes most of the time
     except (FileNotFoundError, NotADirectoryError):
         return Records(NO_FOLDER, None, None, {}, {}, [], [], damage)
-    parts = {name: names for name in FOLDERS if name in top and (names := _names(folder.path, name, damage)) is not None}
+    except OSError as error:
+        why = str(WorkspaceError.from_os_error(error, "read"))
+        return Records(Verdict("unknown", why), None, None, {}, {}, [], [], damage, unreadable=why)
+    parts: dict[str, list[str]] = {}
+    for name in FOLDERS:
+        try:
+            if name in top and (names := _names(folder.path, name, damage)) is not None:
+                parts[name] = names
+        except OSError as error:
+            unreadable.append(str(WorkspaceError.from_os_error(error, "read")))
 
     def inside(name: str) -> list[str]:
         return [f"{name}/{entry}" for entry in parts.get(name, ())]
@@ -148,7 +157,7 @@ def _without(found: Records, paused: Sequence[Pause]) -> Records:
 
 
 def _names(run: Path, name: str, damage: Damage) -> list[str] | None:
-    """What is in a folder of a run, by name, or None if it is no folder, which is noted."""
+    """What is in a folder of a run, by name, or None if it is no folder, which is noted. Raises OSError."""
     try:
         descriptor = os.open(f"{run}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError:
@@ -158,6 +167,9 @@ def _names(run: Path, name: str, damage: Damage) -> list[str] | None:
         return None
     try:
         return sorted(os.listdir(descriptor))  # noqa: PTH208 - pathlib lists no descriptor
+    except OSError as error:
+        error.filename = f"{run}/{name}"  # not the number of the descriptor
+        raise
     finally:
         os.close(descriptor)
 
@@ -166,7 +178,7 @@ def _host(path: str) -> Host | None:
     """What a host said it is; a file that is damaged says nothing."""
     try:
         return _decoded(files.read(path)) if path.endswith(".json") else None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, *DECODE_FAULTS):
         return None
 
 

@@ -17,6 +17,7 @@ from typing import Annotated
 import msgspec
 
 from shardlab import files
+from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError, WorkspaceError
 
 READS_S = 1.0  # a holder writes who it is within milliseconds of taking the lock
@@ -81,7 +82,7 @@ def _who(descriptor: int) -> str:
     """The predicate of the sentence: who holds the lock, as far as the file says it."""
     ends = time.monotonic() + READS_S
     while True:
-        with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+        with contextlib.suppress(OSError, *DECODE_FAULTS):
             holder = msgspec.json.decode(os.pread(descriptor, 1 << 16, 0), type=Holder)
             if holder.host != gethostname() or _lives(holder.pid):
                 return (

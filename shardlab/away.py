@@ -23,7 +23,7 @@ import msgspec
 
 from shardlab import __version__, files, inventory, relay
 from shardlab.cluster import Cluster
-from shardlab.decoders import decoder
+from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
 from shardlab.remote import Address, HostKeys, ssh_command
 from shardlab.workspace import Workspace
@@ -85,7 +85,7 @@ class Away(msgspec.Struct, frozen=True):
             raise ShardlabError(f"{self.host}: {said.removeprefix('error: ') or f'exit code {code}, and no answer'}")
         try:
             return decoder(shape).decode(document)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except DECODE_FAULTS as error:
             why = f"more than {MOST_BYTES >> 20} MiB" if is_too_large else str(error)
             command = " ".join([module, *arguments[:1]])
             raise ShardlabError(
@@ -175,7 +175,7 @@ def _is_ours(workspace: Workspace, recorded: Away) -> bool:
         return True
     try:
         return decoder(Away).decode(files.read(path / ".shardlab" / "away.json")).mark != recorded.mark
-    except (OSError, ValueError):
+    except (OSError, *DECODE_FAULTS):
         return True  # nothing is there any more
 
 
@@ -186,7 +186,7 @@ def known(workspace: Workspace) -> Away | None:
         return decoder(Away).decode(files.read(path))
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_FAULTS as error:
         raise InputError(f"{path}: is not of this version: {error}; remove it and submit again.") from None
 
 

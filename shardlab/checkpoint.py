@@ -20,6 +20,7 @@ import msgspec
 
 from shardlab import files
 from shardlab.cell import Cell
+from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import WorkspaceError
 
 FOLDER = "checkpoints"
@@ -118,7 +119,7 @@ def read(path: Path) -> Manifest | str:
         manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
     except OSError as error:
         return f"{path}: its manifest cannot be read: {error.strerror}"
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_FAULTS as error:
         return f"{path}: its manifest is damaged: {error}"
     if manifest.sealed().seal != manifest.seal:
         return f"{path}: its manifest is damaged: the seal does not fit it"

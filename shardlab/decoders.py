@@ -1,4 +1,4 @@
-"""JSON decoders that several threads may ask for at the same time.
+"""JSON decoders that several threads may ask for at the same time, and what they raise.
 
 msgspec builds what it knows of a type when that type is first decoded, and it does so without a lock: two threads that decode
 the same type for the first time crash the interpreter (SIGSEGV). Here each decoder is built once, by one thread at a time.
@@ -12,6 +12,10 @@ from typing import Any, TypeVar
 import msgspec
 
 T = TypeVar("T")
+
+# What decoding raises for a file that is damaged or hostile: text that is no such document, bytes that are no text, and a
+# document that is nested too deeply to be read.
+DECODE_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _LOCK = threading.Lock()
 _BUILT: dict[Any, msgspec.json.Decoder[Any]] = {}

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from shardlab.cluster import Cluster
+from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
 from shardlab.remote import Address
 from shardlab.workspace import Workspace
@@ -45,7 +46,7 @@ def read(workspace: Workspace, cluster: Cluster) -> Inventory:
         found = msgspec.json.decode(path.read_bytes(), type=Inventory)
     except FileNotFoundError:
         raise InputError(f"{path}: there is none, so that the nodes of {cluster.name} are not known. {first}.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_FAULTS as error:
         raise InputError(f"{path}: is not an inventory of this version: {error}. {first}.") from None
     if found.cluster != cluster.name:
         raise InputError(f"{path}: is of the cluster {found.cluster}, not of {cluster.name}. {first}.")

@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from shardlab import files
-from shardlab.decoders import decoder
+from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import WorkspaceError
 
 SCHEMA = 1
@@ -217,7 +217,7 @@ def read_lines(path: Path | str, kind: type[T]) -> Lines[T]:
         records = of_kind.decode_lines(raw)
         if len(records) == raw.count(b"\n") and raw[:1] == b"{" and raw[-2:] == b"}\n" and not _NO_OBJECT.search(raw):
             return Lines(records)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except DECODE_FAULTS:
         pass
     lines = Lines[T]([])
     parts = raw.split(b"\n")
@@ -225,12 +225,12 @@ def read_lines(path: Path | str, kind: type[T]) -> Lines[T]:
     for part in parts:
         try:
             lines.records.append(of_kind.decode(part))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except DECODE_FAULTS:
             lines.corrupt += 1
     if tail:
         try:
             lines.records.append(of_kind.decode(tail))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except DECODE_FAULTS:
             lines.truncated = True
     return lines
 
@@ -244,7 +244,7 @@ def damaged_line(path: Path | str, kind: type[Record]) -> tuple[int, str] | None
     for number, line in enumerate(files.read(path).split(b"\n")[:-1], start=1):
         try:
             decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except DECODE_FAULTS as error:
             if line and not (line.startswith(b"{") and str(error) == _UNFINISHED):
                 return number, str(error)
     return None

@@ -10,7 +10,7 @@ import msgspec
 
 from shardlab import files
 from shardlab.cell import Cell
-from shardlab.decoders import decoder
+from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
 
 SAVE_AT = "SHARDLAB_SAVE_AT"  # set by the supervisor: when ranks that keep checkpoints save and end, seconds since the epoch
@@ -79,5 +79,5 @@ def read(path: Path) -> Run:
         raise InputError(f"{path}: no such run.") from None
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_FAULTS as error:
         raise InputError(f"{path}: is not a run of this version: {error}.") from None

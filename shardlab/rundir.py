@@ -8,11 +8,9 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any
 
-import msgspec
-
 from shardlab import files, state
 from shardlab import run as run_file
-from shardlab.decoders import decoder
+from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.record import SCHEMA, Event, Lines, LineWriter, Result, StepRecord, damaged_line, read_lines
 
@@ -92,7 +90,7 @@ class RunDir:
             return None
         except OSError as error:
             raise WorkspaceError.from_os_error(error, "read") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except DECODE_FAULTS as error:
             raise InputError(f"{self.result}: is not a result of this version: {error}.") from None
 
     def write_event(self, writer: str, event: str, *, sync: bool = True, **data: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from shardlab import files
+from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError, UnknownName, WorkspaceError
 from shardlab.run import RUN_ID
 from shardlab.rundir import RunDir
@@ -145,7 +146,7 @@ class Workspace:
             ) from None
         except OSError as error:
             raise WorkspaceError.from_os_error(error, "read") from error
-        except (msgspec.DecodeError, KeyError, TypeError) as error:
+        except (*DECODE_FAULTS, KeyError, TypeError) as error:
             raise InputError(f"{self.own}: the notes on the matrix cannot be read: {error}.") from None
 
 

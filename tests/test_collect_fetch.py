@@ -290,6 +290,10 @@ NAMES = (
     "a\nb",
     "a\x1b[2Jb",
     "manifest.json",
+    "manifest.json/x",
+    "result.json/x",
+    ".hidden",
+    "steps/.hidden/x",
     "a" * 1001,
 )
 

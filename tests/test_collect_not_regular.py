@@ -1,5 +1,6 @@
 """In a run's folder only regular files and folders are read: a link could lead anywhere, and a FIFO would block for ever."""
 
+import errno
 import os
 import socket
 
@@ -7,6 +8,7 @@ import pytest
 import support_collect as support
 
 from collect import records
+from collect.cli import main
 from collect.sources import memory
 from collect.traces import command, of_run
 from shardlab.errors import InputError
@@ -64,6 +66,27 @@ def test_a_folder_that_is_a_link_is_named_and_not_entered(run, tmp_path, name):
     found = records.read(run)
     assert found.damage.says() == f"{name}: a symlink, which was not read"
     assert not {"env": found.hosts, "samples": found.samples, "steps": found.steps}[name]
+
+
+@pytest.mark.parametrize("name", ["", "env", "steps"])
+def test_a_folder_that_cannot_be_opened_sets_its_run_aside_alone(workspace, run, monkeypatch, capsys, name):
+    support.completed(workspace, support.cell(), repeat=2)
+    refused = str(run.path / name) if name else str(run.path)
+
+    def refusing(function):
+        def called(path=".", *words, **options):
+            if str(path) == refused:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return function(path, *words, **options)
+
+        return called
+
+    for function in ("open", "listdir"):  # the tests may run as root, whom no folder refuses
+        monkeypatch.setattr(os, function, refusing(getattr(os, function)))
+    assert main(["fetch", "--workspace", str(workspace.path)]) == 1
+    said = capsys.readouterr()
+    assert f"{run.run_id}: set aside: cannot read {refused}: permission denied" in said.err
+    assert "completed" in said.out
 
 
 @pytest.mark.parametrize("where", ["the file", "the folder"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardlab import files
 from shardlab.errors import WorkspaceError
-from shardlab.record import Event, LineWriter, StepRecord, read_lines
+from shardlab.record import Event, LineWriter, StepRecord, damaged_line, read_lines
 
 STEP = StepRecord(schema=1, step=1, t_s=1.0, wall_s=2.0, loss=0.5, units=8, step_ms=3.0)
 
@@ -49,6 +49,21 @@ def test_bad_lines_are_counted_and_the_rest_is_read(tmp_path):
     found = read_lines(path, StepRecord)
     assert [record.step for record in found.records] == [1, 2, 3]
     assert (found.corrupt, found.truncated) == (3, False)
+
+
+def test_a_line_that_is_nested_too_deeply_is_a_bad_line_like_any_other(tmp_path):
+    """A hostile node could write one, and one run must not end a command that reads all runs."""
+    path = tmp_path / "events.rank.jsonl"
+    good = b'{"schema":1,"event":"started","writer":"attempt","wall_s":1.0,"host":"h"}\n'
+    deep = good.replace(b'"host":"h"', b'"host":"h","data":{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+    path.write_bytes(good + deep + good)
+    found = read_lines(path, Event)
+    assert (len(found.records), found.corrupt, found.truncated) == (2, 1, False)
+    number, why = damaged_line(path, Event)
+    assert (number, "recursion" in why) == (2, True)
+    path.write_bytes(good + deep.rstrip(b"\n"))
+    found = read_lines(path, Event)
+    assert (len(found.records), found.corrupt, found.truncated) == (1, 0, True)
 
 
 @pytest.mark.parametrize(

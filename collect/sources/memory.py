@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from shardlab import files
-from shardlab.decoders import decoder
+from shardlab.decoders import DECODE_FAULTS, decoder
 
 
 class MemoryCurves(msgspec.Struct):
@@ -25,6 +25,6 @@ def read(path: Path) -> MemoryCurves | None:
         return None
     try:
         found = decoder(MemoryCurves).decode(files.read(path))
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, *DECODE_FAULTS):
         return None
     return found if all(len(curve) == len(found.t_ms) for curve in found.points.values()) else None

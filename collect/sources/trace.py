@@ -17,6 +17,7 @@ from collect.traces.blocks import CutShort, blocks
 from collect.traces.event import Event
 from collect.traces.nanoseconds import UNKNOWN, nanoseconds
 from collect.traces.salvage import salvage
+from shardlab.decoders import DECODE_FAULTS
 
 _LIST = re.compile(rb'\A\s*\[|"traceEvents"\s*:\s*\[')
 _RANKS = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
@@ -129,7 +130,7 @@ def _whole_events(rest: bytes, block: bytes, lost: Counter[str]) -> tuple[list[E
         try:
             # Decoding is what proves the boundary: one inside an event would leave that event open.
             return _decoder.decode(b"".join((b"[", rest, memoryview(block)[:end], b"]"))), block[after:], False
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except DECODE_FAULTS:
             pass
     text = rest + block
     if not end and len(text) < _LONGEST:
@@ -143,7 +144,7 @@ def _last_events(text: bytes, lost: Counter[str]) -> tuple[list[Event], bool]:
     """The events in what is left at the end of the file, and whether the list of events has an end there."""
     try:
         return _decoder.decode(b"[%b]" % text[: text.rindex(b"]")]), True
-    except (ValueError, msgspec.DecodeError):
+    except (ValueError, *DECODE_FAULTS):
         saved = salvage(text, final=True)
         lost["not readable"] += saved.lost
         return saved.events, saved.ended

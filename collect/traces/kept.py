@@ -14,7 +14,7 @@ from collect import traces as traces_
 from collect.sources import trace
 from collect.traces.breakdown import Breakdown, breakdown
 from shardlab import files
-from shardlab.decoders import decoder
+from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import WorkspaceError
 
 
@@ -35,7 +35,7 @@ def figures(path: Path) -> Breakdown | None:
     status = path.stat()
     now = Kept(status.st_size, status.st_mtime_ns, _code(), None)
     place = path.with_name(f".{path.name}.figures.json")  # hidden: no part of the run
-    with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+    with contextlib.suppress(OSError, *DECODE_FAULTS):
         kept = decoder(Kept).decode(files.read(place))
         if msgspec.structs.replace(kept, breakdown=None) == now:
             return kept.breakdown

@@ -25,6 +25,7 @@ from jobs import claim
 from jobs.attempt import CHANGED
 from jobs.scheduler import How, Own, Seen
 from shardlab import files, host
+from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import ShardlabError, WorkspaceError
 from shardlab.record import Event
 from shardlab.rundir import RunDir
@@ -74,7 +75,7 @@ def runner_alive(workspace: Workspace) -> bool:
     """Whether the process that said it works the queue off still does."""
     try:
         runner = msgspec.json.decode((workspace.own / "local" / "runner.json").read_bytes(), type=Runner)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *DECODE_FAULTS):
         return False
     return _alive(runner.pid, runner.created, runner.boot_id)
 

@@ -22,6 +22,7 @@ from jobs import claim
 from jobs.slurm import query
 from jobs.slurm.commands import Answer, Away, call, number
 from shardlab import files
+from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import ShardlabError
 from shardlab.rundir import RunDir
 from shardlab.state import FINAL, last_sending
@@ -130,7 +131,7 @@ def _read(path: Path) -> Submission | str | None:
         return None
     except OSError as error:
         return f"{path}: cannot be read: {error.strerror}"
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_FAULTS as error:
         return f"{path}: is not a submission of this version: {error}"
 
 

@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
 from provision.providers import Answer, Node
-from shardlab.decoders import decoder
+from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import ShardlabError
 from shardlab.remote import Unreachable
 
@@ -101,5 +99,5 @@ def decode(stdout: str, shape: type[T]) -> T:
         raise ValueError("it printed nothing.")
     try:
         return decoder(shape).decode(lines[-1])
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except (*DECODE_FAULTS, UnicodeEncodeError) as error:
         raise ValueError(f"{error}, in {lines[-1][:80]!r}.") from None

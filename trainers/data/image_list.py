@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from shardlab import files
+from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError, WorkspaceError
 from trainers.data.once import make_once
 from trainers.data.subset import draw
@@ -66,7 +67,7 @@ def read(path: Path, split: str, subset: int | None) -> ImageList:
         lines = path.read_bytes().splitlines()
     try:
         head = msgspec.json.decode(lines[0] if lines else b"", type=Head)
-    except msgspec.DecodeError as error:
+    except DECODE_FAULTS as error:
         raise InputError(f"{path}:1: is not the head of a list of images: {error}. Delete it and it is drawn anew.") from None
     if head.schema != SCHEMA or head.split != split or head.images != len(lines) - 1 or head.images != (subset or head.found):
         raise InputError(f"{path}: its first line does not fit what follows or what is asked. Delete it and it is drawn anew.")
@@ -75,7 +76,7 @@ def read(path: Path, split: str, subset: int | None) -> ImageList:
     for number, line in enumerate(lines[1:], start=2):
         try:
             entry = decoder.decode(line)
-        except msgspec.DecodeError as error:
+        except DECODE_FAULTS as error:
             raise InputError(f"{path}:{number}: is no entry of a list of images: {error}.") from None
         parts = entry.path.split("/")
         if (

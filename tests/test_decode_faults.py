@@ -1,0 +1,62 @@
+"""A file that cannot be decoded, however it is damaged, is said in a sentence or counts as absent wherever one is read."""
+
+import pytest
+
+from jobs.schedulers import local
+from jobs.slurm import submission
+from shardlab import away
+from shardlab.errors import InputError
+from shardlab.run import read as read_run
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+CONTENTS = {
+    "nested too deeply": b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "no UTF-8": b'{"x":"\xff","schema":"\xff","name":"\xff"}',
+    "cut": b'{"schema":1,',
+}
+
+
+@pytest.fixture(params=CONTENTS.values(), ids=CONTENTS)
+def damaged(request, tmp_path):
+    """Writes the damaged file."""
+
+    def write(name):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(request.param)
+        return path
+
+    return write
+
+
+def test_the_files_of_a_run(damaged):
+    with pytest.raises(InputError, match="is not a run of this version"):
+        read_run(damaged("run.json"))
+    with pytest.raises(InputError, match="is not a result of this version"):
+        RunDir(damaged("result.json").parent).read_result()
+
+
+@pytest.mark.parametrize("name", ["last-matrix.json", "matrices/one.json"])
+def test_the_notes_on_a_matrix(damaged, tmp_path, name):
+    damaged(f".shardlab/{name}")
+    with pytest.raises(InputError, match="the notes on the matrix cannot be read"):
+        Workspace(tmp_path).expansion(None if name == "last-matrix.json" else "one")
+
+
+def test_the_notes_on_a_submission(damaged, tmp_path):
+    damaged(".shardlab/submissions/x.json")
+    assert submission.all_of(Workspace(tmp_path)) == []
+    (said,) = submission.damaged(Workspace(tmp_path))
+    assert "is not a submission of this version" in said
+
+
+def test_the_note_of_a_runner(damaged, tmp_path):
+    damaged(".shardlab/local/runner.json")
+    assert not local.runner_alive(Workspace(tmp_path))
+
+
+def test_where_the_runs_of_a_workspace_are(damaged, tmp_path):
+    damaged(".shardlab/away.json")
+    with pytest.raises(InputError, match="is not of this version"):
+        away.known(Workspace(tmp_path))
