@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from jobs.reconcile import Status
+from jobs.reconcile import Status, not_replaceable
 from jobs.scheduler import Full, How, scheduler
 from jobs.slurm.commands import Away
 from shardlab.errors import ShardlabError
@@ -65,8 +65,8 @@ class Left:
             self._in_guess.again(in_vain=sent < aim)
 
     def unsent(self) -> list[RunDir]:
-        """Those that neither this nor another command has sent or cancelled by now."""
-        return [folder for folder in self.folders if folder.judge().state == "planned"]
+        """The runs that neither this nor another command has sent or cancelled by now, as far as their records can be read."""
+        return [folder for folder in self.folders if not_replaceable(folder) is None and folder.judge().state == "planned"]
 
     def _try(self, aim: int) -> int:
         """Send so many of the first; how many went."""

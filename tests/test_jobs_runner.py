@@ -5,10 +5,11 @@ import subprocess
 import sys
 from socket import gethostname
 
+import msgspec
 import pytest
 from support_cells import CELL
 
-from jobs import claim
+from jobs import attempt, claim
 from shardlab import files
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
@@ -98,3 +99,22 @@ def test_records_of_an_earlier_start_are_moved_aside_unless_there_is_a_checkpoin
     moved = folder.path / "before-restart-1" / "steps" / folder.steps_file(0).name
     assert moved.read_bytes() == b"steps\n"
     assert sorted(path.name for path in (folder.path / "before-restart-1").iterdir()) == ["steps"]
+
+
+def test_a_refusal_of_a_job_names_the_submission_that_it_refuses(workspace, monkeypatch, capsys):
+    folder = submitted(workspace, 1)
+    files.write_json(folder.run_json, msgspec.structs.replace(folder.read_run(), environment="of other packages"))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NAME", "m.0123456789")
+    assert attempt.main([str(folder.path), "--", "true"]) == attempt.CHANGED
+    (refused,) = [event for event in folder.events() if event.event == "refused"]
+    assert refused.data["token"] == "m.0123456789"
+    assert "packages or shardlab's source changed" in capsys.readouterr().err
+
+
+def test_the_token_of_a_job_is_its_name_and_outside_of_slurm_there_is_none(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("SLURM_JOB_NAME", "m.0123456789")
+    assert claim.token() == {}
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert claim.token() == {"token": "m.0123456789"}
