@@ -106,6 +106,26 @@ def test_a_workspace_that_was_moved_keeps_its_folder_and_a_copy_gets_its_own(ws,
     assert folder_of(tmp_path / "moved") == old.workspace
 
 
+@pytest.mark.parametrize("verb", ["cancel", "retry"])
+def test_a_copy_of_a_workspace_changes_no_runs_of_the_first_one(ws, tmp_path, verb, capsys):
+    recorded_away(ws, ws)
+    shutil.copytree(ws, tmp_path / "copy")
+    asked = main([verb, *(["--all"] if verb == "cancel" else []), "--workspace", str(tmp_path / "copy")])
+    said = capsys.readouterr().err
+    assert (asked, said.count("\n")) == (2, 1)
+    assert f"{tmp_path / 'copy'}: is a copy of {ws}, whose runs on far a command here would change" in said
+    assert away.of_this_workspace(Workspace(ws)) == away.known(Workspace(tmp_path / "copy"))
+
+
+def test_a_matrix_that_was_delivered_is_named_by_its_path_here(ws, tmp_path):
+    there = recorded_away(ws, ws)
+    away.keep_matrix(Workspace(ws), tmp_path / "my study.yaml")
+    delivered = f"{there.workspace}/matrices/my study.yaml"
+    assert away.path_here(Workspace(ws), delivered) == str(tmp_path / "my study.yaml")
+    for other in ("/opt/shardlab/matrices/paper1.yaml", f"{there.workspace}/matrices/unknown.yaml"):
+        assert away.path_here(Workspace(ws), other) == other
+
+
 def test_another_shared_folder_of_the_cluster_gets_a_folder_of_its_own(ws):
     recorded_away(ws, ws, shared="/before")
     assert folder_of(ws).startswith("/mydata/workspaces/ws-")
