@@ -123,3 +123,14 @@ def test_a_run_that_waits_for_another_start_is_not_complete(workspace):
     again.steps_file(0).parent.mkdir(exist_ok=True)
     again.steps_file(0).write_text("")
     assert fetch.fetch_run(again).problems == []
+
+
+def test_a_file_whose_name_is_no_utf_8_is_named_and_not_in_the_manifest(workspace, run, capsys):
+    """A name that stood there in its place would be that of a file that vanished, at each later fetch."""
+    (run.path / os.fsdecode(b"x\xff")).write_text("x")
+    for _ in range(2):
+        assert main(["fetch", "--workspace", str(workspace.path)]) == 1
+        said = capsys.readouterr().err
+        assert "x? is a file whose name is no UTF-8; only files and folders with names in UTF-8 are fetched" in said
+        assert "vanished" not in said
+    assert "x?" not in (run.path / manifest.NAME).read_text()

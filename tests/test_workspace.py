@@ -11,7 +11,7 @@ import pytest
 from jobs.cli import main
 from provision.providers import virtual
 from provision.providers.virtual import NoBase
-from shardlab import away, cluster
+from shardlab import away, cluster, files
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
@@ -148,3 +148,13 @@ def test_practice_nodes_belong_to_their_workspace_by_every_spelling(ws, tmp_path
 def test_what_is_no_run_id_is_refused(tmp_path, name):
     with pytest.raises(InputError, match="is no run id"):
         Workspace(tmp_path).run(name)
+
+
+def test_a_workspace_whose_path_is_no_utf_8_is_refused(tmp_path, capsysbinary):
+    folder = tmp_path / os.fsdecode(b"w\xff")
+    folder.mkdir()
+    assert main(["status", "--workspace", str(folder)]) == 2
+    assert b"holds bytes that are no UTF-8" in capsysbinary.readouterr().err
+    with pytest.raises(InputError, match="no UTF-8, which no file of JSON can hold"):
+        files.write_json(tmp_path / "x.json", {"path": str(folder)})
+    assert not (tmp_path / "x.json").exists()
