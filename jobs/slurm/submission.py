@@ -139,7 +139,7 @@ def _set_aside(workspace: Workspace, token: str, why: str) -> str:
         commands = "".join(f"\n  jobs cancel {' '.join(part)}" for part in parts)
         return (
             f"{why}. It is not known whether Slurm accepted the job {token}, so its {len(waiting):,} runs are set aside: "
-            f"{waiting[0]} and others. Restore the file; or withdraw the runs with the commands below (a job that Slurm has for "
+            f"{waiting[0]} and others. Restore the file; or withdraw the runs with these commands (a job that Slurm has for "
             "them then does nothing), remove the file, and send the runs again with `jobs retry --only cancelled`."
             f"{commands}"
         )
