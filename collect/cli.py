@@ -124,7 +124,7 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
         for problem in run.problems:
             output.remark(f"{run.run}: {problem}", style="red")
         for name, kind in run.not_regular.items():
-            output.remark(f"{run.run}: {name} is {kind}; only files and folders are fetched", style="red")
+            output.remark(f"{run.run}: {name} is {kind}; only files and folders with names in UTF-8 are fetched", style="red")
     changed = sum(bool(run.problems) for run in fetched)
     if changed:
         output.remark(

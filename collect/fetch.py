@@ -66,7 +66,7 @@ def fetch_run(run: RunDir, downloaded: Downloaded | None = None) -> Fetched:
     fetched = Fetched(
         run=run.run_id,
         state=downloaded.state if downloaded and found.verdict == records.NO_FOLDER else state,
-        complete=state in FINAL,
+        complete=state in FINAL and not found.waits,
         files=0,
         bytes=0,
         hashed=downloaded.hashed if downloaded else 0,

@@ -44,7 +44,8 @@ class Manifest(msgspec.Struct):
 
 
 class Listing(msgspec.Struct):
-    """What is in the folder of a run. regular: its files. other: what is neither a file nor a folder, and of which kind."""
+    """What is in the folder of a run. regular: its files. other: what no manifest can hold, and of which kind: what
+    is neither a file nor a folder, and what has a name that is no UTF-8."""
 
     regular: dict[str, os.stat_result] = {}
     other: dict[str, str] = {}
@@ -208,6 +209,14 @@ def only_grew(path: Path, before: File) -> bool:
     return digest(path, before.bytes) == before.sha256
 
 
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _list(folder: Path, prefix: str, found: Listing) -> None:
     try:
         with os.scandir(folder) as scanned:
@@ -222,7 +231,9 @@ def _list(folder: Path, prefix: str, found: Listing) -> None:
             status = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
             continue
-        if stat.S_ISREG(status.st_mode):
+        if not _is_text(entry.name):
+            found.other[name] = f"{files.kind_of(status.st_mode)} whose name is no UTF-8"
+        elif stat.S_ISREG(status.st_mode):
             found.regular[name] = status
         elif stat.S_ISDIR(status.st_mode):
             _list(folder / entry.name, f"{name}/", found)

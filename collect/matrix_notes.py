@@ -9,7 +9,7 @@ import msgspec
 
 from collect.manifest import regular
 from collect.transfer import Rsync
-from shardlab import files
+from shardlab import away, files
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import NotRegular
@@ -39,7 +39,10 @@ def bring(workspace: Workspace, rsync: Rsync, staging: Path) -> None:
             if regular(staging, name) is None:
                 continue
             contents[name] = files.read(staging / name)
-            decoder(LastMatrix if name == LAST else Expansion).decode(contents[name])
+            if name == LAST:
+                decoder(LastMatrix).decode(contents[name])
+            else:
+                contents[name] = _with_path_here(workspace, contents[name])
             regular(workspace.own.resolve(), name)
         except NotRegular as error:
             raise InputError(f"{error.filename} is {error.kind}, and nothing is written through it; remove it.") from None
@@ -50,3 +53,10 @@ def bring(workspace: Workspace, rsync: Rsync, staging: Path) -> None:
         if files.read(target) != content if target.exists() else True:
             files.make_folder(target.parent)
             files.write_atomic(target, content)
+
+
+def _with_path_here(workspace: Workspace, content: bytes) -> bytes:
+    """The notes on a matrix, with the path that its file has on this machine, where that is known."""
+    expansion = decoder(Expansion).decode(content)
+    here = away.path_here(workspace, expansion.path)
+    return content if here == expansion.path else files.as_json(msgspec.structs.replace(expansion, path=here))

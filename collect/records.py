@@ -82,6 +82,7 @@ class Records(msgspec.Struct):
     profiled: bool = False  # whether there is a folder for traces
     paused: bool = False  # it stood still: steps that hold that are set aside, and the result has no times that do
     unreadable: str = ""
+    waits: bool = False  # its supervisor asked for another start after it ended, so that it will go on
 
     @property
     def count(self) -> int:
@@ -140,6 +141,8 @@ def read(folder: RunDir) -> Records:
     hosts = [host for name in inside("env") if (host := _host(f"{folder.path}/{name}")) is not None]
     found = Records(verdict, run, result, steps, samples, validation, hosts, damage, "trace" in parts)
     found.unreadable = verdict.why if unreadable else ""
+    last = max((e for e in events if e.event in ("exited", "requeued", "cancelled")), key=lambda e: e.wall_s, default=None)
+    found.waits = last is not None and last.event == "requeued"
     return _without(found, pauses.of(events))
 
 

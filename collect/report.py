@@ -37,7 +37,7 @@ def write(folder: Path, workspace: Workspace, loaded: Loaded, summary: Summary, 
 
 def _write_data(fresh: Path, loaded: Loaded, summary: Summary) -> None:
     tables.write_parquet(tables.steps(loaded), fresh / "tables" / "steps.parquet")
-    files.write_json(fresh / "summary.json", summary)
+    files.write_document(fresh / "summary.json", summary)
     cells = tables.summary(summary)
     tables.write_csv(cells, fresh / "tables" / "summary.csv")
     tables.write_parquet(cells, fresh / "tables" / "summary.parquet")

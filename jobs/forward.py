@@ -16,12 +16,15 @@ from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
 SENDS = ("submit", "render")  # these name a matrix, which has to be there
-OTHERS = ("status", "cancel", "retry", "logs")
+CHANGES = ("cancel", "retry")
+READS = ("status", "logs")
 
 
 def elsewhere(arguments: argparse.Namespace, workspace: Workspace) -> Away | None:
     """Where the command has to be run, or None for here. Raises InputError."""
-    if arguments.verb in OTHERS:
+    if arguments.verb in CHANGES:
+        return away.of_this_workspace(workspace)
+    if arguments.verb in READS:
         return away.known(workspace)
     if arguments.verb not in SENDS or getattr(arguments, "out", None):
         return None
@@ -49,6 +52,7 @@ def is_here(where: Cluster) -> bool:
 def run(there: Away, arguments: argparse.Namespace, argv: Sequence[str], workspace: Workspace) -> int:
     """Bring what the command reads, then run it there. Raises ShardlabError."""
     words = _without(argv, "--workspace", "--cluster")
+    own_matrix: Path | None = None
     if arguments.verb in SENDS:
         texts = {
             "cluster.yaml": (Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml").read_bytes()
@@ -57,12 +61,15 @@ def run(there: Away, arguments: argparse.Namespace, argv: Sequence[str], workspa
             texts[str(path.relative_to(workspace.path))] = path.read_bytes()
         file = matrix.find(arguments.matrix)
         if file not in matrix.shipped().values():
+            own_matrix = file
             matrix.load(file)  # what is wrong with it is said with its own name and place
             texts[f"matrices/{file.name}"] = file.read_bytes()
             words = [*_without(words, "--matrix"), "--matrix", f"{there.workspace}/matrices/{file.name}"]
         Output.of(arguments).detail(f"on {there.host}: {there.workspace}")
         away.deliver(there, texts)
         away.keep(workspace, there)
+        if own_matrix is not None:
+            away.keep_matrix(workspace, own_matrix)
     return there.hand_over("jobs", words)
 
 

@@ -15,6 +15,7 @@ from socket import gethostname
 from typing import Annotated
 
 import msgspec
+import psutil
 
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS
@@ -32,6 +33,7 @@ class Holder(msgspec.Struct, frozen=True):
     host: Text
     since: Text
     command: Text
+    created: float | None = None  # when the process began, in seconds since the epoch: a number is given again
 
 
 @contextlib.contextmanager
@@ -60,7 +62,8 @@ def _open(path: Path) -> int:
     flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     with files.as_workspace_error("lock"):
         try:
-            descriptor = os.open(path, flags | os.O_RDWR, 0o644)
+            mode = 0o600 | (path.parent.stat().st_mode & 0o044)  # a lock can be taken by whoever can open its file to read
+            descriptor = os.open(path, flags | os.O_RDWR, mode)
         except PermissionError:  # of another user, such as root: it locks all the same, and who holds it is not written
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -70,9 +73,8 @@ def _open(path: Path) -> int:
 
 
 def _sign(descriptor: int, argv: Sequence[str]) -> None:
-    holder = Holder(
-        os.getpid(), _user(os.geteuid()), gethostname(), time.strftime("%Y-%m-%d %H:%M:%S %z"), shlex.join(argv)[:4096]
-    )
+    since, created = time.strftime("%Y-%m-%d %H:%M:%S %z"), psutil.Process().create_time()
+    holder = Holder(os.getpid(), _user(os.geteuid()), gethostname(), since, shlex.join(argv)[:4096], created)
     with contextlib.suppress(OSError):  # a full disk, or another user's file: the lock holds without it
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, msgspec.json.encode(holder), 0)
@@ -84,7 +86,7 @@ def _who(descriptor: int) -> str:
     while True:
         with contextlib.suppress(OSError, *DECODE_FAULTS):
             holder = msgspec.json.decode(os.pread(descriptor, 1 << 16, 0), type=Holder)
-            if holder.host != gethostname() or _lives(holder.pid):
+            if holder.host != gethostname() or _lives(holder):
                 return (
                     f"is locked by process {holder.pid} of the user {holder.user} on {holder.host} since "
                     f"{holder.since}, with the command: {holder.command}"
@@ -94,15 +96,18 @@ def _who(descriptor: int) -> str:
         time.sleep(0.02)
 
 
-def _lives(pid: int) -> bool:
-    """Whether the process is there: a holder that was killed leaves its name, and the next one has not written its own yet."""
+def _lives(holder: Holder) -> bool:
+    """Whether the process is there: a holder that was killed leaves its name, and the next one has not written its own yet.
+
+    A process that began at another time than the holder only has its number.
+    """
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
+        created = psutil.Process(holder.pid).create_time()
+    except psutil.AccessDenied:
         return True
-    return True
+    except (psutil.NoSuchProcess, OverflowError):
+        return False
+    return holder.created is None or abs(created - holder.created) < 1.0
 
 
 def _user(number: int) -> str:

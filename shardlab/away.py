@@ -31,6 +31,7 @@ from shardlab.workspace import Workspace
 LIMIT_S = 120.0
 MOST_BYTES = 1 << 26  # of an answer: 64 MiB are those of a hundred thousand runs
 MARK = ".away"  # a file of the workspace there: by what it says this side knows that it sees the very same folder
+MATRICES = "away-matrices.json"  # in .shardlab: the path here of each matrix that was delivered, by its file's name
 LOST = 255  # ssh's own exit code where there is no connection
 
 T = TypeVar("T")
@@ -190,9 +191,41 @@ def known(workspace: Workspace) -> Away | None:
         raise InputError(f"{path}: is not of this version: {error}; remove it and submit again.") from None
 
 
+def of_this_workspace(workspace: Workspace) -> Away | None:
+    """As `known`, for a command that changes runs. Raises InputError also where they are the runs of another workspace."""
+    found = known(workspace)
+    if found is not None and not _is_ours(workspace, found):
+        original = found.mark.partition(":")[2].removesuffix("\n")
+        raise InputError(
+            f"{workspace.path}: is a copy of {original}, whose runs on {found.cluster} a command here would change. Allowed: "
+            f"--workspace {shlex.quote(original)} for those runs; `jobs submit` here for runs of this workspace's own."
+        )
+    return found
+
+
 def keep(workspace: Workspace, away: Away) -> None:
     files.make_folder(workspace.own)
     files.write_json(workspace.own / "away.json", away)
+
+
+def keep_matrix(workspace: Workspace, file: Path) -> None:
+    """Remember which file here a matrix was that is delivered under its name alone. Raises WorkspaceError."""
+    files.make_folder(workspace.own)
+    files.write_json(workspace.own / MATRICES, {**_matrices(workspace), file.name: str(file.absolute())})
+
+
+def path_here(workspace: Workspace, path: str) -> str:
+    """The path here of a matrix that has this path on the cluster; the same path where it is not known."""
+    there = known(workspace)
+    delivered = there is not None and str(PurePosixPath(path).parent) == f"{there.workspace}/matrices"
+    return _matrices(workspace).get(PurePosixPath(path).name, path) if delivered else path
+
+
+def _matrices(workspace: Workspace) -> dict[str, str]:
+    try:
+        return decoder(dict[str, str]).decode(files.read(workspace.own / MATRICES))
+    except (OSError, *DECODE_FAULTS):
+        return {}
 
 
 def deliver(away: Away, texts: Mapping[str, bytes]) -> None:

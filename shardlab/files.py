@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from shardlab import printable
-from shardlab.errors import WorkspaceError
+from shardlab.errors import InputError, WorkspaceError
 
 
 class NotRegular(OSError):
@@ -124,8 +124,27 @@ def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
 
 
 def as_json(value: Any) -> bytes:
-    """`value` as a file of indented JSON."""
-    return msgspec.json.format(printable.json(value), indent=2) + b"\n"
+    """`value` as a file of indented JSON.
+
+    Raises InputError for a text that is no UTF-8, as the name of a file can be: any other text in its place would name another
+    file to those who read it.
+    """
+    try:
+        document = msgspec.json.encode(value)
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{error.object[:200]!r}: holds bytes that are no UTF-8, which no file of JSON can hold. Allowed: names in UTF-8."
+        ) from None
+    return _indented(printable.escaped(document))
+
+
+def write_document(path: Path, value: Any) -> None:
+    """`value` as indented JSON for people, atomically, with "?" for what is no UTF-8. Raises WorkspaceError."""
+    write_atomic(path, _indented(printable.json(value)))
+
+
+def _indented(document: bytes) -> bytes:
+    return msgspec.json.format(document, indent=2) + b"\n"
 
 
 def make_folder(path: Path) -> None:

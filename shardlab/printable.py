@@ -59,6 +59,11 @@ def json(value: Any) -> bytes:
     except UnicodeEncodeError:
         without = mapped(msgspec.to_builtins(value), lambda text: text.encode("utf-8", "replace").decode())
         document = msgspec.json.encode(without)
+    return escaped(document)
+
+
+def escaped(document: bytes) -> bytes:
+    """A text of JSON with an escape in the place of every character that `clean` would not show."""
     if document.isascii() and b"\x7f" not in document:  # JSON itself escapes the other control characters of ASCII
         return document
     return "".join(char if char.isprintable() else _json_escape(char) for char in document.decode()).encode()

@@ -58,11 +58,21 @@ class Workspace:
 
     @classmethod
     def find(cls, given: str | None) -> Workspace:
-        """--workspace, else $SHARDLAB_WORKSPACE, else the current folder. Raises InputError for a file."""
+        """--workspace, else $SHARDLAB_WORKSPACE, else the current folder.
+
+        Raises InputError for a file, and for a path that is no UTF-8, which no file of a run could name.
+        """
         path = Path(given or os.environ.get("SHARDLAB_WORKSPACE") or ".")
         if path.exists() and not path.is_dir():
             raise InputError(f"{path}: the workspace has to be a folder.")
-        return cls(path)
+        found = cls(path)
+        try:
+            f"{found.path}\n{found.real_path}".encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f"{str(found.path)!r}: holds bytes that are no UTF-8. Allowed: a workspace in a folder with a name in UTF-8."
+            ) from None
+        return found
 
     def exposed(self) -> list[str]:
         """Why other users of this machine could change what lies here, a sentence for each folder; none where they cannot.

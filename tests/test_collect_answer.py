@@ -1,6 +1,7 @@
 """The start of a report: one line a claim, one figure, what to choose; before any table, and without a script."""
 
 import re
+import shlex
 from html.parser import HTMLParser
 
 import pytest
@@ -9,6 +10,7 @@ import support_collect as support
 from collect import answer, load, page, summary
 from collect.cli import main
 from collect.verdicts import claims
+from jobs import select
 from shardlab.record import SameWork
 from shardlab.workspace import Workspace
 
@@ -102,7 +104,13 @@ def test_the_number_that_the_study_prints_of_the_same_cell_in_the_same_place_sta
 def test_a_single_run_is_undecided_and_names_the_command_that_helps(tmp_path):
     workspace = study(tmp_path, {"faster": CLAIMS["faster"]}, repeats=1)
     (verdict,) = (found := summary.summarize(load.load(workspace, None), "single")).verdicts
-    assert (verdict.verdict, verdict.helps) == ("undecided", "jobs submit --matrix quickstart --repeats 3")
+    command = "jobs submit --matrix quickstart --repeats 3"
+    assert (verdict.verdict, verdict.helps.partition(" --where ")[0]) == ("undecided", command)
+    *_, where = shlex.split(verdict.helps)
+    known = {cell.id: cell.cell for cell in load.load(workspace, None).cells}
+    assert {name for name, cell in known.items() if select.holds(select.condition(where), cell)} == {
+        entered.cell for entered in verdict.numbers
+    }
     assert line(found, "faster").reason == "n = 1, so no interval; as measured it holds"
     assert answer.helps(found) == [verdict.helps]
 
@@ -116,7 +124,7 @@ def test_a_single_run_is_undecided_and_names_the_command_that_helps(tmp_path):
 )
 def test_the_command_names_the_matrix_as_it_was_asked_for(name, path, scale, n, command):
     expansion = load.Expansion(schema=1, name=name, title="", path=path, cells=[], excluded=[], scale=scale)
-    assert claims.more_repeats(expansion, n) == command
+    assert claims.more_repeats(expansion, n, []) == command
 
 
 def test_what_was_compared_is_said_in_words(summarized):

@@ -221,7 +221,7 @@ def test_what_is_no_file_on_the_cluster_is_named_and_does_not_arrive(cluster, fe
         os.mknod(path, 0o666 | 0o020000, os.makedev(1, 5))
     said, (found,) = fetch(code=1)
     assert found["not_regular"]["validation.jsonl"] == kind
-    assert f"{there.name}: validation.jsonl is {kind}; only files and folders are fetched" in said
+    assert f"{there.name}: validation.jsonl is {kind}; only files and folders with names in UTF-8 are fetched" in said
     assert not os.path.lexists(here / "validation.jsonl")
     assert not os.path.lexists(here / "log")
     assert set(contents(here)) == {name for name in contents(there) if name.startswith(("env", "ev", "r", "s"))}

@@ -7,7 +7,7 @@ import socket
 import pytest
 import support_collect as support
 
-from collect import records
+from collect import fetch, manifest, records
 from collect.cli import main
 from collect.sources import memory
 from collect.traces import command, of_run
@@ -107,3 +107,30 @@ def test_traces_and_memory_curves_behind_a_link_are_not_read(workspace, run, tmp
     with pytest.raises(InputError, match="no traces"):
         command.files(workspace, run.run_id)
     assert sorted(path.name for path in outside.iterdir()) == ["rank-00000.json", "rank-00000.json.gz"]
+
+
+def test_a_run_that_waits_for_another_start_is_not_complete(workspace):
+    """Its records say that it ended at its time limit until it starts again, and then its files change."""
+    again = support.prepare(workspace, support.cell(), repeat=3)
+    support.event(again, "started", 0)
+    support.event(again, "exited", 5, code=1, reason="timeout")
+    assert fetch.fetch_run(again).complete
+    (again.path / manifest.NAME).unlink()
+    support.event(again, "requeued", 6)
+    found = fetch.fetch_run(again)
+    assert (found.state, found.complete, found.problems) == ("timeout", False, [])
+    support.event(again, "started", 7)
+    again.steps_file(0).parent.mkdir(exist_ok=True)
+    again.steps_file(0).write_text("")
+    assert fetch.fetch_run(again).problems == []
+
+
+def test_a_file_whose_name_is_no_utf_8_is_named_and_not_in_the_manifest(workspace, run, capsys):
+    """A name that stood there in its place would be that of a file that vanished, at each later fetch."""
+    (run.path / os.fsdecode(b"x\xff")).write_text("x")
+    for _ in range(2):
+        assert main(["fetch", "--workspace", str(workspace.path)]) == 1
+        said = capsys.readouterr().err
+        assert "x? is a file whose name is no UTF-8; only files and folders with names in UTF-8 are fetched" in said
+        assert "vanished" not in said
+    assert "x?" not in (run.path / manifest.NAME).read_text()

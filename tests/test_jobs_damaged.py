@@ -7,6 +7,8 @@ from support_queue import Queue, Study
 
 from jobs.schedulers import local, slurm
 from jobs.slurm import submission
+from shardlab import printable
+from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
 
@@ -295,3 +297,19 @@ def test_a_command_with_the_exit_code_of_changed_packages_holds_no_other_run(tmp
     assert local.work(Workspace(study.workspace.path)) == 0
     assert all((folder.path / "begun").exists() for folder in study.workspace.all_runs())
     assert study.states() == ["failed", "failed"]
+
+
+def test_the_runs_of_a_large_damaged_submission_are_named_in_lines_that_are_shown_whole(tmp_path, monkeypatch):
+    """Every line of output is cut at LONGEST_LINE characters, and a command that is cut is no way out."""
+    workspace = Workspace(tmp_path)
+    runs = [f"gpt2-tiny-ddp-2gpus-batch8-seed{number}-0123456789abcdef-r1" for number in range(130)]
+    for run in runs:
+        (workspace.runs / run).mkdir(parents=True)
+        RunDir(workspace.runs / run).write_event("controller", "submitting", sync=False, token="big")
+    submission.folder(workspace).mkdir(parents=True)
+    (submission.folder(workspace) / "big.json").write_text("{")
+    (said,) = submission.damaged(workspace)
+    assert printable.clean(said) == said
+    first, *commands = said.splitlines()
+    assert f"so its 130 runs are set aside: {min(runs)} and others." in first
+    assert [name for line in commands for name in line.removeprefix("  jobs cancel ").split()] == sorted(runs)

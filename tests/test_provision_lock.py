@@ -135,9 +135,10 @@ def test_a_process_that_was_killed_is_not_named_for_the_one_that_holds_the_lock(
     hold(path)
     written = path.read_text()
     old = {"pid": int(dead.stdout), "user": "old", "host": gethostname(), "since": "", "command": ""}
-    path.write_text(json.dumps(old))
-    with pytest.raises(InputError, match="which the lock file does not name"), lock.held([(path, "it")], []):
-        pass
+    for entry in (old, old | {"pid": os.getpid(), "created": 1.0}):  # whose number another process has by now
+        path.write_text(json.dumps(entry))
+        with pytest.raises(InputError, match="which the lock file does not name"), lock.held([(path, "it")], []):
+            pass
     path.write_text(written)
     with pytest.raises(InputError, match="by process"), lock.held([(path, "it")], []):
         pass
@@ -159,3 +160,14 @@ def test_a_lock_is_free_again_after_its_block(workspace):
     for _ in range(2):
         with lock.held([(path, "it")], ["provision"]):
             pass
+
+
+def test_no_other_user_can_open_the_lock_of_a_practice_cluster_and_hold_it(workspace, monkeypatch):
+    folder = workspace / "locks"
+    folder.mkdir(mode=0o755)
+    (folder / "older.lock").touch(mode=0o644)
+    monkeypatch.setattr(virtual, "LOCKS", folder)
+    (workspace / "cluster.yaml").write_text(FILE.replace("SHARED", "/srv/x"))
+    (path,) = virtual.locks(cluster.load(workspace / "cluster.yaml"))
+    with lock.held([(path, "it")], []):
+        assert [one.stat().st_mode & 0o777 for one in (folder, path, folder / "older.lock")] == [0o700, 0o600, 0o600]

@@ -11,7 +11,7 @@ import pytest
 from jobs.cli import main
 from provision.providers import virtual
 from provision.providers.virtual import NoBase
-from shardlab import away, cluster
+from shardlab import away, cluster, files
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
@@ -106,6 +106,26 @@ def test_a_workspace_that_was_moved_keeps_its_folder_and_a_copy_gets_its_own(ws,
     assert folder_of(tmp_path / "moved") == old.workspace
 
 
+@pytest.mark.parametrize("verb", ["cancel", "retry"])
+def test_a_copy_of_a_workspace_changes_no_runs_of_the_first_one(ws, tmp_path, verb, capsys):
+    recorded_away(ws, ws)
+    shutil.copytree(ws, tmp_path / "copy")
+    asked = main([verb, *(["--all"] if verb == "cancel" else []), "--workspace", str(tmp_path / "copy")])
+    said = capsys.readouterr().err
+    assert (asked, said.count("\n")) == (2, 1)
+    assert f"{tmp_path / 'copy'}: is a copy of {ws}, whose runs on far a command here would change" in said
+    assert away.of_this_workspace(Workspace(ws)) == away.known(Workspace(tmp_path / "copy"))
+
+
+def test_a_matrix_that_was_delivered_is_named_by_its_path_here(ws, tmp_path):
+    there = recorded_away(ws, ws)
+    away.keep_matrix(Workspace(ws), tmp_path / "my study.yaml")
+    delivered = f"{there.workspace}/matrices/my study.yaml"
+    assert away.path_here(Workspace(ws), delivered) == str(tmp_path / "my study.yaml")
+    for other in ("/opt/shardlab/matrices/paper1.yaml", f"{there.workspace}/matrices/unknown.yaml"):
+        assert away.path_here(Workspace(ws), other) == other
+
+
 def test_another_shared_folder_of_the_cluster_gets_a_folder_of_its_own(ws):
     recorded_away(ws, ws, shared="/before")
     assert folder_of(ws).startswith("/mydata/workspaces/ws-")
@@ -128,3 +148,13 @@ def test_practice_nodes_belong_to_their_workspace_by_every_spelling(ws, tmp_path
 def test_what_is_no_run_id_is_refused(tmp_path, name):
     with pytest.raises(InputError, match="is no run id"):
         Workspace(tmp_path).run(name)
+
+
+def test_a_workspace_whose_path_is_no_utf_8_is_refused(tmp_path, capsysbinary):
+    folder = tmp_path / os.fsdecode(b"w\xff")
+    folder.mkdir()
+    assert main(["status", "--workspace", str(folder)]) == 2
+    assert b"holds bytes that are no UTF-8" in capsysbinary.readouterr().err
+    with pytest.raises(InputError, match="no UTF-8, which no file of JSON can hold"):
+        files.write_json(tmp_path / "x.json", {"path": str(folder)})
+    assert not (tmp_path / "x.json").exists()

@@ -11,7 +11,7 @@ from shardlab import files
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
-    files.write_json(folder / "summary.json", summary)
+    files.write_document(folder / "summary.json", summary)
 
 
 EXPORT = Export(

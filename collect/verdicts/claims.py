@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +16,8 @@ from collect.verdicts import chance, reasons
 from collect.verdicts.chance import Value
 from collect.verdicts.number import ALONE, Number
 from collect.verdicts.selection import STATE, Measurements, Unanswered
-from shardlab import matrix
-from shardlab.expression import Expression, ExpressionError
+from shardlab import cell_names, matrix
+from shardlab.expression import MAX_LENGTH, Expression, ExpressionError
 from shardlab.workspace import Expansion
 
 Word = Literal["reproduced", "contradicted", "undecided", "ambiguous", "not run"]
@@ -136,7 +136,8 @@ def _judge(loaded: Loaded, measurements: Measurements, claim: Mapping[str, Any],
     if unproven := _unproven(measurements, verdict, numbers):
         verdict.verdict, verdict.why = "undecided", unproven
     elif verdict.verdict == "undecided" and verdict.parts:
-        verdict.helps = more_repeats(loaded.expansion, max(entered.n for entered in verdict.numbers))
+        wanted = {cell for entered in verdict.numbers for cell in (entered.cell, entered.against) if cell}
+        verdict.helps = more_repeats(loaded.expansion, max(entered.n for entered in verdict.numbers), wanted)
     if verdict.verdict == "contradicted":
         metrics = {number.found.metric.name for number in numbers}
         lists = [reasons.likely(loaded, measurements.cell(row), row, metrics) for row in cells]
@@ -229,13 +230,50 @@ def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]
         verdict.why = f"{ALONE}; {once}" if unknown else "; ".join(_overlaps(part) for part in open_)
 
 
-def more_repeats(expansion: Expansion, n: int) -> str:
-    """The command that runs the cells of a matrix more often. n: how often they ran."""
+def more_repeats(expansion: Expansion, n: int, cells: Collection[str]) -> str:
+    """The command that runs some cells of a matrix more often. n: how often they ran; cells: their ids.
+
+    It names these cells by --where, as --repeats is of every cell that is chosen, also of those that no claim names.
+    """
     shipped = matrix.shipped()
     name = expansion.name.removesuffix("-tiny") if expansion.scale == "tiny" else expansion.name
     given = name if name in shipped and shipped[name].name == Path(expansion.path).name else shlex.quote(expansion.path)
     scale = " --scale tiny" if expansion.scale == "tiny" else ""
-    return f"jobs submit --matrix {given}{scale} --repeats {max(LEAST_REPEATS, 2 * n)}"
+    chosen = _where(expansion, cells)
+    where = f" --where {shlex.quote(chosen)}" if chosen else ""
+    return f"jobs submit --matrix {given}{scale} --repeats {max(LEAST_REPEATS, 2 * n)}{where}"
+
+
+def _where(expansion: Expansion, cells: Collection[str]) -> str:
+    """An expression that holds for these cells of the matrix and for as few others as possible; "" where all are meant.
+
+    Only names that every cell has are in it: an expression that names an option which a cell lacks is refused.
+    """
+    named = {entry["id"]: cell_names.names(entry["cell"].get("rehearses") or entry["cell"]) for entry in expansion.cells}
+    others = [names for cell, names in named.items() if cell not in cells]
+    if not others:
+        return ""
+    common = set.intersection(*(set(names) for names in named.values()))
+    parts: dict[str, None] = {}
+    for cell in named:
+        if cell in cells:
+            parts[_apart(named[cell], others, sorted(common))] = None
+    text = " or ".join(parts)
+    return text if len(text) <= MAX_LENGTH and "" not in parts else ""
+
+
+def _apart(names: Mapping[str, Any], others: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> str:
+    """A conjunction that is true of `names`, and of as few of the others as these keys can tell apart."""
+    kept: list[str] = []
+    left = list(others)
+    while left:
+        best = min(keys, key=lambda key: sum(other[key] == names[key] for other in left))
+        still = [other for other in left if other[best] == names[best]]
+        if len(still) == len(left):
+            break
+        kept.append(best)
+        left = still
+    return " and ".join(f"{key} == {names[key]!r}" for key in kept)
 
 
 def _sides(test: ast.expr) -> list[ast.expr]:

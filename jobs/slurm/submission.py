@@ -31,6 +31,7 @@ from shardlab.workspace import Workspace
 FAULT = "SHARDLAB_FAULT"  # for tests: the name of the point at which this process is killed
 LOOK_S = 1.0
 MESSAGES = 3  # so many of Slurm's message timeouts an answer may still be under way
+NAMED = 20  # runs that one line names: a longer line would be cut before its end is shown
 Kind = Literal["one", "array", "pack"]
 _ID = re.compile(r"^(\d+)(?:;[A-Za-z0-9_-]+)?$")
 # sbatch goes on trying by itself for two minutes; by then an array may be cut smaller.
@@ -139,6 +140,15 @@ def _set_aside(workspace: Workspace, token: str, why: str) -> str:
     waiting = [run.run_id for run in workspace.all_runs() if _is_left_open(run, token)]
     if not waiting:
         return f"{why}. No run waits for it: remove the file."
+    if len(waiting) > NAMED:
+        parts = (waiting[start : start + NAMED] for start in range(0, len(waiting), NAMED))
+        commands = "".join(f"\n  jobs cancel {' '.join(part)}" for part in parts)
+        return (
+            f"{why}. It is not known whether Slurm accepted the job {token}, so its {len(waiting):,} runs are set aside: "
+            f"{waiting[0]} and others. Restore the file; or withdraw the runs with these commands (a job that Slurm has for "
+            "them then does nothing), remove the file, and send the runs again with `jobs retry --only cancelled`."
+            f"{commands}"
+        )
     names = " ".join(waiting)
     return (
         f"{why}. It is not known whether Slurm accepted the job {token}, so these runs are set aside: {names}. Restore the "

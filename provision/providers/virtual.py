@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -62,7 +63,17 @@ def request(cluster: Cluster) -> str:
 
 
 def locks(cluster: Cluster) -> list[Path]:
-    """One for the cluster's name on this machine, where a name has one set of practice nodes, whoever asks for it."""
+    """One for the cluster's name on this machine, where a name has one set of practice nodes, whoever asks for it.
+
+    Their folder is closed to other users, as whoever can read a lock file can hold its lock. Raises WorkspaceError.
+    """
+    files.make_folder(LOCKS)
+    if LOCKS.stat().st_uid == os.geteuid():
+        with files.as_workspace_error("close to other users"):
+            LOCKS.chmod(0o700)
+            for path in LOCKS.glob("*.lock"):
+                if not path.is_symlink():
+                    path.chmod(0o600)
     return [LOCKS / f"{cluster.name}.lock"]
 
 
