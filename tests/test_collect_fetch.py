@@ -142,7 +142,7 @@ def test_a_result_that_was_changed_here_is_told_and_stays(fetch, there, here):
     for _ in range(2):
         said, (found,) = fetch(code=1)
         assert found["problems"] == [f"{SUBJECT}: its content changed"]
-        assert "To settle it for a run: remove its manifest.json" in said
+        assert "To resolve this for a run, remove its manifest.json" in said
         assert (here / SUBJECT).read_text() == "{}"
     (here / "manifest.json").unlink()
     fetch()

@@ -215,7 +215,7 @@ def test_the_cluster_of_earlier_runs_is_not_asked_about_another_cluster(tmp_path
     far.cluster = "another"
     monkeypatch.setattr(away, "of", lambda _workspace, where: (_ for _ in ()).throw(ShardlabError(f"{where.name} was asked.")))
     assert main(["plan", "--matrix", images(tmp_path), "--workspace", str(here)]) == 0
-    assert "is not known from here: far was asked." in capsys.readouterr().err
+    assert "mnist: far was asked." in capsys.readouterr().err
     assert far.asked == 0
 
 
