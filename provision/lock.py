@@ -15,7 +15,6 @@ from socket import gethostname
 from typing import Annotated
 
 import msgspec
-import psutil
 
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS
@@ -73,6 +72,8 @@ def _open(path: Path) -> int:
 
 
 def _sign(descriptor: int, argv: Sequence[str]) -> None:
+    import psutil  # not at the top: `--help` and a wrong command line do without it
+
     since, created = time.strftime("%Y-%m-%d %H:%M:%S %z"), psutil.Process().create_time()
     holder = Holder(os.getpid(), _user(os.geteuid()), gethostname(), since, shlex.join(argv)[:4096], created)
     with contextlib.suppress(OSError):  # a full disk, or another user's file: the lock holds without it
@@ -101,6 +102,8 @@ def _lives(holder: Holder) -> bool:
 
     A process that began at another time than the holder only has its number.
     """
+    import psutil
+
     try:
         created = psutil.Process(holder.pid).create_time()
     except psutil.AccessDenied:

@@ -30,12 +30,12 @@ def ssh(tmp_path, monkeypatch):
 def test_a_document_is_an_answer_whatever_the_exit_code_is(ssh):
     """Commands end with 1 where a run failed, and say which in their document."""
     ssh("""echo '{"failed": 2}'; exit 1""")
-    assert THERE.ask("jobs", ["status"]) == {"failed": 2}
+    assert THERE.ask("jobs", ["status"], dict[str, int]) == {"failed": 2}
 
 
 def test_what_is_given_arrives_as_standard_input(ssh):
     ssh("cat")
-    assert THERE.ask("shardlab.receive", [], json.dumps({"a": "b"}).encode()) == {"a": "b"}
+    assert THERE.ask("shardlab.receive", [], dict[str, str], given=json.dumps({"a": "b"}).encode()) == {"a": "b"}
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_what_is_given_arrives_as_standard_input(ssh):
     [
         ("echo 'error: no such matrix' >&2; exit 2", "gpu0: no such matrix"),
         ("printf 'Connection refused\\r\\n' >&2; exit 255", "gpu0: Connection refused"),
-        ("exit 137", "gpu0: exit code 137"),
+        ("exit 137", "gpu0: exit code 137, and no answer"),
     ],
 )
 def test_without_a_document_the_error_says_what_the_command_said(ssh, script, says):
     ssh(script)
     with pytest.raises(ShardlabError) as caught:
-        THERE.ask("jobs", ["status"])
+        THERE.ask("jobs", ["status"], dict[str, int])
     assert str(caught.value) == says
 
 

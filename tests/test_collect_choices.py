@@ -200,7 +200,7 @@ def test_cells_that_differ_only_in_instruments_stand_beside_each_other_and_it_is
     assert only(found)[2, 8][0] == {"ddp": "measured", "fsdp2": "measured"}
     rows = {row.cell["strategy"]: row for row in found.rows}
     assert rows["fsdp2"].baseline == rows["single"].id
-    (remark,) = [one for one in found.remarks if one.startswith("instruments differ")]
+    (remark,) = [one for one in found.remarks if one.startswith("cells that are compared have different instruments")]
     assert f"{rows['fsdp2'].id} (profile: steps 3 and 4; memory: step 2)" in remark
     assert rows["ddp"].id not in remark
 
