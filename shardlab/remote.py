@@ -35,14 +35,16 @@ HostKeys = Literal["strict", "accept-new"]
 PUT = """\
 set -eu
 umask 077
-new=
-trap 'test -z "$new" || rm -f -- "$new"' EXIT
+new=$1.$3
+trap 'rm -f -- "$new"' EXIT
 trap 'exit 1' HUP INT TERM
-new=$(mktemp -- "$1.XXXXXX")
+set -C
+: > "$new"
+set +C
 cat > "$new"
 test "$(sha256sum < "$new" | cut -d ' ' -f 1)" = "$2"
-chown -- "$3" "$new"
-chmod -- "$4" "$new"
+chown -- "$4" "$new"
+chmod -- "$5" "$new"
 sync -- "$new"
 mv -fT -- "$new" "$1"
 """
@@ -206,7 +208,7 @@ def _literal(path: Path, *, quotes: bool = False) -> str:
 
 def putting(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
     """The command that makes `path` hold what stands on its standard input, if that is `content`."""
-    return ["sh", "-c", PUT, "put", path, hashlib.sha256(content).hexdigest(), owner, f"{mode:o}"]
+    return ["sh", "-c", PUT, "put", path, hashlib.sha256(content).hexdigest(), secrets.token_hex(4), owner, f"{mode:o}"]
 
 
 def in_short(argv: Sequence[str]) -> str:

@@ -161,7 +161,6 @@ def test_torchrun_gives_what_forked_ranks_give(bench, strategy, gpus, keys):
         ("tp", 4, {"tp": 4, "options": SLICES, "seq_len": 66}, "66 positions (seq_len) do not divide among tp: 4 ranks."),
         ("pp-gpipe", 5, {"pp": 5}, "gpt2-tiny has 4 blocks (n_layer) for 5 stages, found pp: 5. Allowed pp: up to 4."),
         ("pp-interleaved", 4, {"pp": 4, "accumulation": 4}, "8 stages, found pp: 4 with 2 stages each. Allowed pp: up to 2."),
-        ("pp-interleaved", 2, {"pp": 2, "options": {"stages_per_rank": 1}}, "stages_per_rank: found 1"),
         ("pp-interleaved", 2, {"pp": 2, "accumulation": 5, "global_batch_size": 5}, "do not fill 2 rounds of 2 ranks evenly"),
         ("pp-1f1b", 2, {"pp": 2}, "a micro-batch for each of 2 stages, found 1 a step. Allowed: microbatches from 2."),
         ("pp-fsdp2", 4, {"pp": 2}, "Allowed: microbatches from 2."),

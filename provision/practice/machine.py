@@ -189,11 +189,20 @@ class Machine:
 
 
 def _lives(group: int | None) -> bool:
+    """Whether a process of the group lives. A process that ended stays in the group until its parent has asked for its end."""
+    if group is None:
+        return False
     try:
-        if group is not None:
-            os.killpg(group, 0)
-        return group is not None
+        os.killpg(group, 0)
     except ProcessLookupError:
+        return False
+    return any(_is_of(process, group) for process in psutil.process_iter())
+
+
+def _is_of(process: psutil.Process, group: int) -> bool:
+    try:
+        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
         return False
 
 
