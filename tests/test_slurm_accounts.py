@@ -6,19 +6,12 @@ The lines have the form of those in recorded/slurm, which Slurm 22.05 printed on
 import json
 
 import pytest
-from support_queue import Queue
+from support_queue import CLUSTER, Queue
 
 from jobs import cli
 from jobs.schedulers import slurm
 from shardlab.workspace import Workspace
 
-CLUSTER = """\
-schema: 1
-name: c
-provider: virtual
-nodes: [{name: head, roles: [controller]}, {name: work1}]
-slurm: {}
-"""
 MATRIX = """\
 schema: 1
 name: m
