@@ -64,7 +64,8 @@ def run(there: Away, arguments: argparse.Namespace, argv: Sequence[str], workspa
             own_matrix = file
             matrix.load(file)  # what is wrong with it is said with its own name and place
             texts[f"matrices/{file.name}"] = file.read_bytes()
-            words = [*_without(words, "--matrix"), "--matrix", f"{there.workspace}/matrices/{file.name}"]
+            verb, *others = _without(words, "--matrix")
+            words = [verb, "--matrix", f"{there.workspace}/matrices/{file.name}", *others]
         Output.of(arguments).detail(f"on {there.host}: {there.workspace}")
         away.deliver(there, texts)
         away.keep(workspace, there)
@@ -74,10 +75,12 @@ def run(there: Away, arguments: argparse.Namespace, argv: Sequence[str], workspa
 
 
 def _without(argv: Sequence[str], *names: str) -> list[str]:
-    """The words of a command line without these options and their values."""
+    """The words of a command line without these options and their values; what follows `--` are no options."""
     found: list[str] = []
     words = iter(argv)
     for word in words:
+        if word == "--":
+            return [*found, word, *words]
         if word in names:
             next(words, None)
         elif word.partition("=")[0] not in names:

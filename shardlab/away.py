@@ -66,7 +66,8 @@ class Away(msgspec.Struct, frozen=True):
 
     def command(self, module: str, arguments: Sequence[str], *, terminal: bool = False) -> list[str]:
         """argv that runs a command of ours there on that workspace."""
-        words = [self.python, "-P", "-m", module, *arguments, "--workspace", self.workspace]
+        verb = arguments[:1]  # before the other words, of which a `--` may say that no option follows
+        words = [self.python, "-P", "-m", module, *verb, "--workspace", self.workspace, *arguments[1:]]
         return [*ssh_command(self.address, terminal=terminal), f"exec {shlex.join(words)}"]
 
     def ask(self, module: str, arguments: Sequence[str], shape: type[T], *, given: bytes = b"", limit_s: float = LIMIT_S) -> T:

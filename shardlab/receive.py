@@ -1,5 +1,8 @@
 """The other side of shardlab.away: takes files for a workspace on standard input, as one JSON object of paths and texts.
 
+The templates of a workspace arrive all together. A template that does not arrive was removed on the user's machine, so it is
+removed here.
+
 python -m shardlab.receive --workspace DIR --json
 """
 
@@ -17,7 +20,8 @@ from shardlab.workspace import Workspace
 def main() -> int:
     arguments = console.Parser(prog="python -m shardlab.receive", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    for name, text in json.load(sys.stdin).items():
+    received: dict[str, str] = json.load(sys.stdin)
+    for name, text in received.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or path.parts[0] in ("runs", ".shardlab"):
             raise InputError(f"{name!r} is no place for a file from elsewhere.")
@@ -26,6 +30,9 @@ def main() -> int:
         if not target.is_file() or target.read_bytes() != content:
             files.make_folder(target.parent)
             files.write_atomic(target, content)
+    for template in workspace.own_templates.rglob("*.j2"):
+        if str(template.relative_to(workspace.path)) not in received:
+            template.unlink()
     console.Output.of(arguments).document({"version": __version__})
     return 0
 

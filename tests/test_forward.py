@@ -97,6 +97,18 @@ def test_words_with_spaces_and_quotes_arrive_as_they_are(tmp_path):
     assert (folder / "matrices/a b.yaml").read_text() == "text"
 
 
+def test_a_template_that_was_removed_here_is_removed_there(tmp_path):
+    for texts in ({"templates/launch/a.j2": "old", "templates/b.j2": "old"}, {"templates/b.j2": "new", "cluster.yaml": "c"}):
+        subprocess.run(
+            [sys.executable, "-P", "-m", "shardlab.receive", "--workspace", str(tmp_path)],
+            input=json.dumps(texts).encode(), capture_output=True, check=True,
+        )  # fmt: skip
+        (tmp_path / "templates/notes.txt").write_text("not a template")
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {"templates/b.j2", "templates/notes.txt", "cluster.yaml"}
+    assert (tmp_path / "templates/b.j2").read_text() == "new"
+
+
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "runs/a/run.json", ".shardlab/away.json", "a/../../x"])
 def test_what_is_brought_stays_in_its_place(tmp_path, name):
     done = subprocess.run(
@@ -173,5 +185,13 @@ def test_what_names_a_file_of_this_machine_is_not_handed_over(workspace, monkeyp
     words = ["submit", *(word for option in ours for word in form.format(*option).split(" ")), "--wait", "--where", "gpus > 1"]
     there = Controller(monkeypatch)
     assert forward.run(there, arguments(*words), words, workspace) == 0
-    assert there.handed == ("jobs", ["submit", "--wait", "--where", "gpus > 1", "--matrix", "/mydata/w/matrices/m.yaml"])
+    assert there.handed == ("jobs", ["submit", "--matrix", "/mydata/w/matrices/m.yaml", "--wait", "--where", "gpus > 1"])
     assert there.brought == {"cluster.yaml": file.read_bytes(), "matrices/m.yaml": matrix.read_bytes()}
+
+
+def test_words_behind_two_hyphens_are_no_options(workspace, monkeypatch):
+    there = Controller(monkeypatch)
+    words = ["logs", "--workspace", "here", "--", "--workspace"]
+    assert forward.run(there, arguments(*words), words, workspace) == 0
+    assert there.handed == ("jobs", ["logs", "--", "--workspace"])
+    assert THERE.command("jobs", ["logs", "--", "run"])[-1].endswith(""" logs --workspace '/shared/it'"'"'s' -- run""")
