@@ -13,10 +13,9 @@ import subprocess
 import pytest
 import support_collect as support
 from support_fetch import Cluster, contents, tree
+from support_long import LONG
 
-TURNS = (
-    {"cut": 67, "full": 66, "killed": 67} if os.environ.get("SHARDLAB_TESTS") == "long" else {"cut": 7, "full": 6, "killed": 7}
-)
+TURNS = {"cut": 67, "full": 66, "killed": 67} if LONG else {"cut": 7, "full": 6, "killed": 7}
 DISK_MIB = 48
 CONNECTIONS = (1, 2, 3, 3, 3, 3, 3, 4)  # the question, the manifests, the files, the notes on matrices
 SMALL = 3000  # bytes over a connection that is not for the files of runs, about

@@ -91,7 +91,7 @@ def test_two_strategies_on_one_and_two_nodes_from_a_desk_to_the_report_with_slur
     again = json.loads(desk.run("collect", "fetch", "--json").stdout)
     assert [run["files"] for run in again] == [run["files"] for run in fetched]
     assert not any(run.get("problems") for run in again)
-    (run,) = [path for path in (tmp_path / "runs").iterdir() if path.name.startswith("ddp-gpt2-tiny-g4")]
+    (run,) = [path for path in (tmp_path / "runs").iterdir() if path.name.startswith("ddp-vgg16-tiny-g4")]
     (run / "result.json").write_text("{}")
     assert "its content changed" in desk.run("collect", "fetch", code=1).stderr
 
@@ -227,7 +227,7 @@ def test_a_run_past_its_time_goes_on_from_its_checkpoint(study):
     start = next(event.wall_s for event in first.events() if event.event == "started")
     limit = clock(round(10 + 3 * (first.steps(0).records[0].wall_s - start)))  # as busy as the machine is now
     limits = f'  instruments: {{checkpoints: {{every_steps: 1000000}}}}\n  time_limit: "{limit}"\n'
-    name = one.write("limited.yaml", text.replace("  seq_len", f"{limits}  seq_len"))
+    name = one.write("limited.yaml", text.replace("  steps", f"{limits}  steps"))
     one.jobs("submit", "--matrix", name)
     one.until(lambda: one.events("requeued"), "its time is up and Slurm has it again")
     (folder,) = one.folders()
