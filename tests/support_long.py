@@ -3,3 +3,8 @@
 import os
 
 LONG = os.environ.get("SHARDLAB_TESTS") == "long"
+
+
+def only_long(*cases: object) -> tuple[object, ...]:
+    """Further cases of a parametrized test, which run in its long form alone."""
+    return cases if LONG else ()

@@ -90,9 +90,10 @@ def test_a_study_is_rehearsed_from_end_to_end(rehearsed):
         assert "rehearsal on CPU" in text
         assert "synthetic data in" in text
     assert summary["rehearsal"]
-    assert len(summary["rows"]) == CELLS[study]
-    assert {state for row in summary["rows"] for state in row["states"]} == {"completed"}
-    assert sum(row["n"] for row in summary["rows"]) == RUNS[study]
+    rows = [row for row in summary["rows"] if row["n"]]  # cells that were not sent have rows too
+    assert len(rows) == CELLS[study]
+    assert {state for row in rows for state in row["states"]} == {"completed"}
+    assert sum(row["n"] for row in rows) == RUNS[study]
     assert not summary["failures"]
     assert not summary["damage"]
     judged(study, bench.json("collect", "verdicts"), summary)

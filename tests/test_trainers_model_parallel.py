@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from support_long import only_long
 
 from trainers import menu
 
@@ -139,10 +140,10 @@ def test_effective_is_read_from_what_runs(bench):
 @pytest.mark.parametrize(
     ("strategy", "gpus", "keys"),
     [
-        ("tp", 2, {"tp": 2}), ("pp-1f1b", 2, {"pp": 2, "accumulation": 2}),
         ("tp-pp", 4, {"tp": 2, "pp": 2, "accumulation": 2}),
+        *only_long(("tp", 2, {"tp": 2}), ("pp-1f1b", 2, {"pp": 2, "accumulation": 2})),
     ],
-)  # fmt: skip
+)
 def test_torchrun_gives_what_forked_ranks_give(bench, strategy, gpus, keys):
     keys = {"strategy": strategy, "gpus": gpus, "steps": 3, **keys}
     forked, launched = bench.complete(**keys), bench.run_dir(**keys)

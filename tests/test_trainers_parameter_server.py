@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support_line import HANG_S, until
+from support_long import only_long
 
 from jobs.resolve import Machine, resolve
 from shardlab import matrix
@@ -138,7 +139,7 @@ def test_asynchronous_servers_learn_and_count_every_push(bench, strategy, option
     assert run.read_result().state == "completed"
 
 
-@pytest.mark.parametrize(("strategy", "bound"), [("ps-ssp", 4), ("ps-ssp", 1), ("ps-async", None)])
+@pytest.mark.parametrize(("strategy", "bound"), [("ps-ssp", 4), ("ps-async", None), *only_long(("ps-ssp", 1))])
 def test_a_stopped_worker_holds_the_others_up_at_the_bound_and_nowhere_else(started, strategy, bound):
     options = {} if bound is None else {"staleness_bound": bound}
     run_dir, client = started(strategy=strategy, options=options, steps=MANY)
@@ -168,7 +169,7 @@ def test_a_stopped_worker_holds_the_others_up_at_the_bound_and_nowhere_else(star
     assert run_dir.timed_steps(2) == MANY
 
 
-@pytest.mark.parametrize(("strategy", "servers"), [("ps-async", 1), ("ps-async", 2), ("ps-ssp", 1)])
+@pytest.mark.parametrize(("strategy", "servers"), [("ps-async", 2), *only_long(("ps-async", 1), ("ps-ssp", 1))])
 def test_a_killed_worker_ends_nothing_and_is_on_record(started, strategy, servers):
     run_dir, client = started(strategy=strategy, servers=servers, gpus=3, global_batch_size=12, steps=MANY)
     process(run_dir, 1).send_signal(signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from support_long import only_long
 
 from trainers import menu
 
@@ -174,7 +175,7 @@ def test_integers_of_zero_plus_plus_need_a_gpu_and_are_not_provable(bench):
     assert "quantized_weights: DeepSpeed's quantiser needs a GPU, and this rank has none. Allowed: false." in errors
 
 
-@pytest.mark.parametrize("strategy", ["zero3", "fsdp1-full-shard"])
+@pytest.mark.parametrize("strategy", ["zero3", *only_long("fsdp1-full-shard")])
 def test_torchrun_gives_what_forked_ranks_give(bench, strategy):
     keys = {"strategy": strategy, "gpus": 2, "steps": 3}
     forked, launched = bench.complete(**keys), bench.run_dir(**keys)
