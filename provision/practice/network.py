@@ -15,6 +15,15 @@ def label(what: str) -> str:
     return f"sl-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
 
 
+def hardware_address(name: str) -> str:
+    """The MAC address of a bridge, a locally administered one.
+
+    A bridge without one of its own takes that of one of its ports. It changes when that port goes, and then the other nodes do
+    not reach this machine until they ask for its address again.
+    """
+    return ":".join(["02", *(f"{byte:02x}" for byte in hashlib.sha256(name.encode()).digest()[:5])])
+
+
 def bridge(cluster: str) -> str:
     """The bridge's name."""
     return label(cluster)
@@ -47,7 +56,7 @@ def up(name: str, subnet: str) -> None:
                     f"{link['ifname']} has {entry['local']} of the subnet {subnet} already; write another one under lan.subnet."
                 )
     if not is_up(name):
-        run(["ip", "link", "add", name, "type", "bridge"])
+        run(["ip", "link", "add", name, "address", hardware_address(name), "type", "bridge"])
     run(["ip", "address", "replace", f"{gateway(subnet)}/{network.prefixlen}", "dev", name])
     run(["ip", "link", "set", name, "up"])
 

@@ -1,0 +1,39 @@
+"""The bridge of practice nodes, a real one in a network namespace of its own."""
+
+import subprocess
+import sys
+
+import pytest
+from support_aside import why_not
+
+WHY = why_not()
+pytestmark = pytest.mark.skipif(WHY is not None, reason=WHY or "")
+
+# Prints the bridge's MAC address as two nodes come and the first of them goes.
+STEPS = """
+import json
+from provision.practice import network
+from provision.practice.base import run
+
+def tell():
+    (link,) = json.loads(run(["ip", "-json", "link", "show", "sl-test"]))
+    print(link["address"], flush=True)
+
+network.up("sl-test", "10.99.0.0/24")
+tell()
+for number in (1, 2):
+    run(["ip", "link", "add", f"node{number}", "type", "veth", "peer", "name", f"eth{number}"])
+    run(["ip", "link", "set", f"node{number}", "address", f"02:00:00:00:00:0{number}", "master", "sl-test", "up"])
+    tell()
+run(["ip", "link", "delete", "node1"])
+tell()
+"""
+
+
+def test_a_node_that_goes_does_not_change_the_address_by_which_the_others_reach_this_machine():
+    words = ["unshare", "--net", sys.executable, "-P", "-c", STEPS]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    addresses = done.stdout.split()
+    assert len(addresses) == 4
+    assert len(set(addresses)) == 1
