@@ -128,7 +128,9 @@ def test_the_only_one_that_fits_is_called_so(tmp_path):
     assert [(answer.contests, answer.word, answer.best) for answer in question.answers] == [
         ([0], "best", ["ddp"]), ([1], "only one fits", ["fsdp2"]),
     ]  # fmt: skip
-    assert [when for when, _, _ in choice_text.nodes(found.choices[0])[2].answers] == ["2 ranks", "4 ranks"]
+    assert [(when, str(said)) for when, said, _ in choice_text.nodes(found.choices[0])[2].answers] == [
+        ("2 ranks", "ddp"), ("4 ranks", "fsdp2 (the only one that fits)"),
+    ]  # fmt: skip
 
 
 def test_a_model_that_fits_one_rank_at_one_batch_only_is_a_split(tmp_path):

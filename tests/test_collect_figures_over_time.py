@@ -42,6 +42,10 @@ def frames(*recorded):
     return samples.frames({"hosts": list(recorded)})
 
 
+def test_a_finger_that_is_dragged_over_a_figure_scrolls_the_page():
+    assert figure.layout({}, {}, showlegend=True)["dragmode"] is False
+
+
 def test_a_curve_of_rates_holds_the_bytes_that_the_metric_counts():
     sent = [(t / 2, 1000 * (t + 10 * math.sin(t))) for t in range(2000)]
     sent = [(t, max(value for other, value in sent[: place + 1])) for place, (t, value) in enumerate(sent)]  # it only grows

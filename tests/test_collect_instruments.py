@@ -5,11 +5,14 @@ import json
 import pytest
 import support_collect as support
 
-from collect import figure, load, summary
+from collect import figure, instrument_cost, load, metric, summary
 from collect.cli import main
 from collect.figures import memory_timeline
 from collect.sources import memory
 from shardlab import files
+from shardlab.cell import Instruments, Profile
+from shardlab.run import run_id
+from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
 
@@ -42,6 +45,35 @@ def test_what_looking_cost_is_said(tmp_path, capsys):
     assert "times as long as the others): ddp ×2" in said
     assert "instrument checkpoints: 0.50 s between steps: ddp ×2" in said
     assert "What looking cost" in (workspace.report / "index.html").read_text()
+
+
+def test_cells_that_were_looked_into_are_named_whatever_the_cells_before_them_are(tmp_path):
+    """The cells of the first family have the same instruments, those of the second have not."""
+    workspace = Workspace(tmp_path)
+    families = [
+        [support.cell(), support.cell("ddp", 2)],
+        [support.cell(seq_len=128), support.cell("ddp", 2, seq_len=128, instruments=Instruments(profile=Profile()))],
+    ]
+    cells = [cell for family in families for cell in family]
+    support.keep(workspace, cells, repeats=1)
+    for cell in cells:
+        support.completed(workspace, cell)
+    looked = RunDir(workspace.runs / run_id(cells[-1], 1, 1))
+    result = json.loads(looked.result.read_text())
+    result["instruments"] = {"profile": {"cost_s": 1.0, "watched_steps": [3, 4]}}
+    looked.result.write_text(json.dumps(result))
+    found = {cell.id: cell for cell in load.load(workspace, None).cells}
+    loaded = [[found[cell.name()] for cell in family] for family in families]
+    assert instrument_cost.differences(loaded) == [f"{cells[-1].name()} (profile: steps 3 and 4)"]
+
+
+def test_metrics_that_hold_all_steps_say_so():
+    """Other times leave out the steps that an instrument slowed down."""
+    whole = {
+        "train_time_s", "epoch_time_s", "epoch_time_median_s", "time_to_accuracy_s", "cpu_pct", "gpu_pct", "energy_j",
+        "energy_per_unit_j",
+    }  # fmt: skip
+    assert {one.name for one in metric.menu() if one.of_all_steps} == whole
 
 
 def test_memory_over_a_step_is_drawn_by_category_and_adds_up(tmp_path):

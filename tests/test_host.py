@@ -1,5 +1,8 @@
 """A host says what it is; what one part of it does not answer is absent and hides nothing else."""
 
+import re
+from pathlib import Path
+
 import pynvml
 import pytest
 
@@ -29,6 +32,12 @@ def test_an_interface_has_its_driver_and_mtu(tmp_path):
     assert (found.kind, found.driver, found.mtu, found.speed_mbps, found.pci) == (
         "physical", "mlx5_core", 9000, 100_000, "0000:c5:00.0",
     )  # fmt: skip
+
+
+def test_the_processor_is_called_what_the_kernel_calls_it():
+    """Some processors have no name there, such as ARM's."""
+    named = re.findall(r"^model name\s*: (.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    assert host.observe().cpu_model == (named[0] if named else None)
 
 
 def test_gpus_say_how_they_are_connected_and_leave_out_what_they_do_not_answer(monkeypatch):

@@ -229,10 +229,12 @@ def test_render_leaves_the_folder_of_a_queued_run_whose_records_are_damaged(tmp_
 def test_a_rendered_run_with_a_claim_is_left_as_it_is(tmp_path, queue, capsys, verb):
     study = Study(tmp_path, 2)
     assert study.jobs("render", "--matrix", str(study.matrix)) == 0
-    one = study.workspace.all_runs()[0]
+    one, other = study.workspace.all_runs()
     one.claim.mkdir()
+    shutil.rmtree(other.path)
     more = ["--matrix", str(study.matrix)] if verb == "render" else []
     assert study.jobs(verb, *more) == 1
+    assert other.path.exists()  # the runs behind it are rendered all the same
     assert f"{one.run_id}: set aside: {one.claim}: somebody has taken the run" in capsys.readouterr().err
     assert one.claim.exists()
     assert "submitted" not in {event.event for event in one.events()}

@@ -100,6 +100,18 @@ def test_a_plan_shows_them_in_a_column(tmp_path, capsys):
     assert [row.split()[-1] for row in rows] == ["seed=7", "seed=8"]
 
 
+@pytest.mark.parametrize(("gpus", "nodes"), [("", 1), ("gpus: {per_node: 2}\n", 2), ("gpus: {per_node: 8}\n", 1)])
+def test_ranks_take_as_many_nodes_as_their_gpus_need(tmp_path, capsys, gpus, nodes):
+    two = "[{name: gpu0, host: 10.9.9.1, roles: [controller, worker]}, {name: gpu1, host: 10.9.9.2, roles: [worker]}]"
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"schema: 1\nname: far\nprovider: ssh\nnodes: {two}\nslurm: {{}}\n{gpus}")
+    words = ["--matrix", written(tmp_path, "include: [{strategy: ddp, gpus: 4}]\n"), "--cluster", str(file)]
+    assert main(["plan", *words, "--json", "--workspace", str(tmp_path)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (cell,) = document["cells"]
+    assert (cell["cell"]["nnodes"], document["misfits"]) == (nodes, [])
+
+
 @pytest.mark.parametrize(
     ("axes", "machine", "where", "says"),
     [

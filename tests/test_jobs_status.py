@@ -60,12 +60,13 @@ def test_start_end_and_duration_of_a_run(folder, capsys, said, expected):
     assert (run["started"], run["ended"], run["duration_s"]) == expected
 
 
-def test_a_run_whose_supervisor_was_lost_has_a_start_and_no_end(folder, capsys):
+@pytest.mark.parametrize("state", ["node_fail", "timeout"])
+def test_a_run_whose_supervisor_was_lost_has_a_start_and_no_end(folder, capsys, state):
     events(folder, STARTED)
     # what the queue writes when it finds out, some time later, that nobody watches the run any more
-    events(folder, ("exited", 5000, {"code": None, "reason": "node_fail", "why": "the machine rebooted"}), writer="queue")
+    events(folder, ("exited", 5000, {"code": None, "reason": state, "why": "the machine rebooted"}), writer="queue")
     run = status_of(Workspace(folder.path.parent.parent), capsys)
-    assert (run["state"], run["started"], run["ended"], run["duration_s"]) == ("node_fail", START, None, None)
+    assert (run["state"], run["started"], run["ended"], run["duration_s"]) == (state, START, None, None)
 
 
 @pytest.mark.parametrize(("state", "has_end"), [("timeout", True), ("completed", True), ("pending", False), ("unknown", False)])

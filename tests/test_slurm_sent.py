@@ -67,6 +67,14 @@ def test_a_lost_answer_of_a_slurm_that_stays_silent_is_said_to_be_unknown(tmp_pa
     assert len(queue.calls("sbatch")) == 1
 
 
+def test_of_many_runs_whose_job_is_not_known_the_first_three_are_named(tmp_path, queue, capsys):
+    queue.rule(loses_answers=True, unreachable=["squeue", "sacct"])
+    study = Study(tmp_path, 4)
+    assert study.jobs("submit") == 1
+    (one,) = submission.all_of(study.workspace)
+    assert f"{NOT_KNOWN}{one.token} (4 runs: {', '.join(one.runs[:3])}, ...)" in capsys.readouterr().err
+
+
 def test_what_an_earlier_command_left_open_is_unknown_while_slurm_is_away(tmp_path, queue, capsys):
     queue.rule(loses_answers=True, unreachable=["squeue"])
     study = Study(tmp_path, 1)

@@ -33,6 +33,7 @@ METRICS = (
     ),
     Metric(
         name="time_to_accuracy_s",
+        of_all_steps=True,
         unit="s",
         direction="lower is better",
         definition="Seconds of training (step times of the slowest rank) up to the first validation at which accuracy_pct of "
