@@ -22,6 +22,7 @@ import support_traces as support
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collect.cli import main
 from collect.sources import trace
 from collect.traces import hta
 from collect.traces.breakdown import breakdown
@@ -114,6 +115,18 @@ def test_every_processor_gives_the_same_figures(tmp_path):
     assert told["without AVX-512"] == told["without AVX2 and AVX-512"] == told["this one"]
     here = hta.breakdowns([trace.read(path) for path in paths])
     assert [one["idle_ns"] for one in told["this one"]] == [one.idle_ns for one in here]
+
+
+def test_how_much_idle_time_hta_may_give_otherwise_is_said_in_microseconds(tmp_path, capsys):
+    write(tmp_path, **CASES["since the epoch"])
+    command = ["trace", f"{tmp_path}/", "--like-hta"]
+    assert main([*command, "--json"]) == 0
+    bounds = [rank["hta_bounds"]["idle_ns"] for rank in json.loads(capsys.readouterr().out)["ranks"]]
+    widest_us = max(high - low for low, high in bounds) / 1000
+    assert widest_us == int(widest_us) > 0  # HTA counts in whole microseconds
+    assert main(command) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"HolisticTraceAnalysis itself may give up to {int(widest_us)} us more or less idle time for a rank" in said
 
 
 def merged_in_this_order(kernels):
