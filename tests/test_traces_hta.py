@@ -125,7 +125,7 @@ def test_how_much_idle_time_hta_may_give_otherwise_is_said_in_microseconds(tmp_p
     widest_us = max(high - low for low, high in bounds) / 1000
     assert widest_us == int(widest_us) > 0  # HTA counts in whole microseconds
     assert main(command) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().err.split())
     assert f"HolisticTraceAnalysis itself may give up to {int(widest_us)} us more or less idle time for a rank" in said
 
 
