@@ -121,6 +121,13 @@ def test_memory_and_time_that_ran_out_are_results_and_the_rest_is_said(tmp_path)
     assert "fsdp2: out of memory; zero1: over the time limit" in str(second.answers[0][1])
 
 
+def test_where_none_fits_the_question_says_so(tmp_path):
+    found = summarized(tmp_path, [(support.cell("ddp", 4), THRICE), (support.cell("fsdp2", 4), THRICE)],
+                       failures=[(DDP, OOM, {}), (FSDP, OOM, {})])  # fmt: skip
+    answers = found.choices[0].questions[0].answers
+    assert [(answer.contests, answer.word, answer.best) for answer in answers][-1] == ([0], "none fits", [])
+
+
 def test_the_only_one_that_fits_is_called_so(tmp_path):
     runs = [(DDP, THRICE), (FSDP, THRICE), (support.cell("fsdp2", 4), THRICE)]
     found = summarized(tmp_path, runs, failures=[(support.cell("ddp", 4), OOM, {})])

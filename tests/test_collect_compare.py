@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import statistics
 
@@ -124,6 +125,18 @@ def test_one_repeat_takes_the_noise_of_others_or_tells_nothing(tmp_path, capsys)
     found = figures(compared(capsys, a, a.path, b.path), SINGLE)
     assert found["step_time_ms"]["verdict"] == "not to be told apart"
     assert found["step_time_ms"]["low"] < 1 < found["step_time_ms"]["high"]
+
+
+def test_cells_behind_one_of_different_work_are_compared(tmp_path, capsys):
+    places = tmp_path / "a", tmp_path / "b"
+    for place, verdict in zip(places, ("proven", "different"), strict=True):
+        made = workspace(place, [SINGLE], found={"same_work": SameWork(verdict=verdict, why="because")})
+        support.keep(made, [SINGLE, DDP], repeats=1)
+        support.completed(made, DDP, found={"same_work": SameWork(verdict="proven", why="")})
+    assert main(["compare", *map(str, places)]) == 0
+    table = capsys.readouterr().out
+    assert "different work" in table
+    assert re.search(r"ddp ×2 +throughput_per_s", table)
 
 
 def test_other_work_is_never_compared(tmp_path, capsys):

@@ -254,6 +254,18 @@ def test_several_rank_counts_and_gpus_have_their_figures_and_columns(tmp_path):
     assert lines["ddp"][1][0] == 1
 
 
+def test_beside_a_throughput_stands_half_of_its_interval(tmp_path):
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, [support.cell()], repeats=3)
+    for repeat in (1, 2, 3):
+        support.completed(workspace, support.cell(), repeat)
+    (row,) = summary.summarize(load.load(workspace, None), "single").rows
+    estimate = row.metrics["throughput_per_s"]
+    (column,) = [one for one in columns.table([row]).columns if one.name == "throughput_per_s"]
+    half = float(column.cells[0].spread.replace(",", ""))
+    assert half == pytest.approx((estimate.high - estimate.low) / 2, rel=0.05)  # it has two digits
+
+
 def test_units_that_differ_stand_beside_each_number(tmp_path):
     workspace = Workspace(tmp_path)
     image = support.cell(workload="vit-tiny", seq_len=None)
