@@ -254,6 +254,23 @@ def test_several_rank_counts_and_gpus_have_their_figures_and_columns(tmp_path):
     assert lines["ddp"][1][0] == 1
 
 
+def test_the_axes_of_the_throughput_figure_hold_every_cell_and_interval(tmp_path):
+    workspace = Workspace(tmp_path)
+    cells = [support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2)]
+    support.keep(workspace, cells, repeats=3)
+    for what in cells:
+        for repeat in (1, 2, 3):
+            support.completed(workspace, what, repeat)
+    found = load.load(workspace, None)
+    summarized = summary.summarize(found, "single")
+    (group,) = figure.groups(found, summarized)
+    drawn = throughput.draw(group)
+    widest = max(row.metrics["throughput_per_s"].high for row in summarized.rows)
+    assert widest < drawn.layout["xaxis"]["range"][1] < 1.2 * widest
+    # A place on the axis of cells is its number, from 0: each has more than half a place on both sides.
+    assert drawn.layout["yaxis"]["range"] == pytest.approx([-0.6, 2.6])
+
+
 def test_beside_a_throughput_stands_half_of_its_interval(tmp_path):
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell()], repeats=3)

@@ -112,6 +112,18 @@ def test_ranks_take_as_many_nodes_as_their_gpus_need(tmp_path, capsys, gpus, nod
     assert (cell["cell"]["nnodes"], document["misfits"]) == (nodes, [])
 
 
+@pytest.mark.parametrize(("section", "said"), [("", True), ("slurm: {}\n", False)])
+def test_torch_is_missed_where_this_machine_trains(tmp_path, capsys, monkeypatch, section, said):
+    monkeypatch.setattr(plan, "find_spec", lambda name: None)
+    file = tmp_path / "cluster.yaml"
+    nodes = "nodes: [{name: gpu0, host: 10.9.9.1, roles: [controller, worker]}]\n" if section else ""
+    file.write_text(f"schema: 1\nname: one\nprovider: {'ssh' if section else 'local'}\n{nodes}{section}")
+    words = ["--matrix", written(tmp_path, "include: [{strategy: ddp, gpus: 2}]\n"), "--cluster", str(file)]
+    assert main(["plan", *words, "--workspace", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert ("torch is not installed here" in printed.out + printed.err) is said
+
+
 @pytest.mark.parametrize(
     ("axes", "machine", "where", "says"),
     [
