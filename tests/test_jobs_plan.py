@@ -112,6 +112,13 @@ def test_ranks_take_as_many_nodes_as_their_gpus_need(tmp_path, capsys, gpus, nod
     assert (cell["cell"]["nnodes"], document["misfits"]) == (nodes, [])
 
 
+@pytest.mark.parametrize(("scale", "said"), [([], False), (["--scale", "tiny"], True)])
+def test_a_plan_says_whether_its_cells_are_tiny_twins(tmp_path, capsys, scale, said):
+    assert main(["plan", "--matrix", "paper5", *scale, "--workspace", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert ("every cell is a rehearsal at scale tiny" in printed.out + printed.err) is said
+
+
 @pytest.mark.parametrize(("section", "said"), [("", True), ("slurm: {}\n", False)])
 def test_torch_is_missed_where_this_machine_trains(tmp_path, capsys, monkeypatch, section, said):
     monkeypatch.setattr(plan, "find_spec", lambda name: None)
