@@ -225,6 +225,15 @@ def test_render_leaves_the_folder_of_a_queued_run_whose_records_are_damaged(tmp_
     assert other.judge().state == "pending"
 
 
+def test_a_run_behind_one_that_was_sent_is_rendered(tmp_path, queue):
+    study = Study(tmp_path, 2)
+    assert study.jobs("submit") == 0
+    _, other = study.workspace.all_runs()
+    shutil.rmtree(other.path)
+    assert study.jobs("render", "--matrix", str(study.matrix)) == 0
+    assert other.path.exists()
+
+
 @pytest.mark.parametrize("verb", ["render", "submit"])
 def test_a_rendered_run_with_a_claim_is_left_as_it_is(tmp_path, queue, capsys, verb):
     study = Study(tmp_path, 2)
