@@ -228,7 +228,7 @@ def test_render_leaves_the_folder_of_a_queued_run_whose_records_are_damaged(tmp_
 def test_a_run_behind_one_that_was_sent_is_rendered(tmp_path, queue):
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 0
-    _, other = study.workspace.all_runs()
+    _, other = sorted(study.workspace.all_runs(), key=lambda run: run.read_run().cell.seed)
     shutil.rmtree(other.path)
     assert study.jobs("render", "--matrix", str(study.matrix)) == 0
     assert other.path.exists()
@@ -238,7 +238,7 @@ def test_a_run_behind_one_that_was_sent_is_rendered(tmp_path, queue):
 def test_a_rendered_run_with_a_claim_is_left_as_it_is(tmp_path, queue, capsys, verb):
     study = Study(tmp_path, 2)
     assert study.jobs("render", "--matrix", str(study.matrix)) == 0
-    one, other = study.workspace.all_runs()
+    one, other = sorted(study.workspace.all_runs(), key=lambda run: run.read_run().cell.seed)
     one.claim.mkdir()
     shutil.rmtree(other.path)
     more = ["--matrix", str(study.matrix)] if verb == "render" else []
