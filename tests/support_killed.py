@@ -1,8 +1,8 @@
-"""`provision`, killed by itself right after a change that it was not yet killed after: support_killed.py SEEN CLUSTER.yaml ...
+"""`provision` that kills itself after a change, once for each change: support_killed.py SEEN CLUSTER.yaml ...
 
 SEEN is a file of those changes, a line each. Not every change leaves what a later run can see that it was made, such as asking
-an archive for its lists: killed after it each time, no run would come further. It is killed after every change if
-SHARDLAB_TESTS=long, else after about every third.
+an archive for its lists: if it were killed after such a change each time, no run would come further. With SHARDLAB_TESTS=long
+it is killed after every change, else after about every third.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from provision import plan
 from provision.cli import main
 
 _make, _lock, _file = plan._make, threading.Lock(), Path(sys.argv[1])
-_every = os.environ.get("SHARDLAB_TESTS") == "long"  # as support_long.LONG, which is not to be imported from here
+_every = os.environ.get("SHARDLAB_TESTS") == "long"  # -P keeps this script from importing support_long
 _seen = set(_file.read_text().splitlines()) if _file.exists() else set()
 
 

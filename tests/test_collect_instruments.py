@@ -68,7 +68,7 @@ def test_cells_that_were_looked_into_are_named_whatever_the_cells_before_them_ar
 
 
 def test_metrics_that_hold_all_steps_say_so():
-    """Other times leave out the steps that an instrument slowed down."""
+    """All other metrics of time leave out the steps that an instrument slowed down."""
     whole = {
         "train_time_s", "epoch_time_s", "epoch_time_median_s", "time_to_accuracy_s", "cpu_pct", "gpu_pct", "energy_j",
         "energy_per_unit_j",

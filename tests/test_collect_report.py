@@ -267,7 +267,7 @@ def test_the_axes_of_the_throughput_figure_hold_every_cell_and_interval(tmp_path
     drawn = throughput.draw(group)
     widest = max(row.metrics["throughput_per_s"].high for row in summarized.rows)
     assert widest < drawn.layout["xaxis"]["range"][1] < 1.2 * widest
-    # A place on the axis of cells is its number, from 0: each has more than half a place on both sides.
+    # The three cells lie at 0, 1 and 2 of this axis, and the first and the last one have room for their marks.
     assert drawn.layout["yaxis"]["range"] == pytest.approx([-0.6, 2.6])
 
 

@@ -221,9 +221,9 @@ def test_a_disk_that_fills_on_the_way_is_said_so_and_goes_on_once_there_is_room(
 
 
 def test_killed_after_every_change_it_goes_on_each_time_and_nothing_is_doubled(practice):
-    """The controller and a worker are made again by runs of which each is killed after a change that none was killed after.
+    """`provision` makes the controller and a worker again. It is killed after a change and started again, until all is made.
 
-    `make test-long` has a run for every change, `make test` for every third.
+    It is killed once for each change in `make test-long`, and once for about every third change in `make test`.
     """
     for name in ("head", "work2"):
         practice.take_back_disk(name)

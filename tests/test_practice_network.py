@@ -9,7 +9,7 @@ from support_aside import why_not
 WHY = why_not()
 pytestmark = pytest.mark.skipif(WHY is not None, reason=WHY or "")
 
-# Prints the bridge's MAC address as two nodes come and the first of them goes.
+# Prints the bridge's MAC address at first, after each of two nodes was added, and after the first node was removed.
 STEPS = """
 import json
 from provision.practice import network
