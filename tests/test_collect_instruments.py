@@ -94,6 +94,22 @@ def test_memory_over_a_step_is_drawn_by_category_and_adds_up(tmp_path):
     assert len(drawn.data[1]["y"]) == memory_timeline.MOST_POINTS
 
 
+def test_a_category_that_only_one_cell_has_is_drawn_for_that_cell(tmp_path):
+    workspace = Workspace(tmp_path)
+    cells = [support.cell(), support.cell("ddp", 2)]
+    support.keep(workspace, cells, repeats=1)
+    for cell, category in zip(cells, ("activation", "gathered"), strict=True):
+        folder = support.completed(workspace, cell)
+        points = {"parameter": [support.MIB] * 3, category: [support.MIB] * 3}
+        files.make_folder(folder.memory_file(0).parent)
+        files.write_json(folder.memory_file(0), {"schema": 1, "rank": 0, "step": 2, "t_ms": [0, 1, 2], "points": points})
+    found = load.load(workspace, None)
+    (drawn,) = [memory_timeline.draw(group) for group in figure.groups(found, summary.summarize(found, "single"))]
+    shown = {(trace["name"], trace["yaxis"]) for trace in drawn.data}
+    assert {name for name, axis in shown if axis == "y"} == {"parameter", "activation"}
+    assert {name for name, axis in shown if axis == "y2"} == {"parameter", "gathered"}
+
+
 @pytest.mark.parametrize("damage", ['{"rank": 0', '{"rank": 0, "step": 2, "t_ms": [0.0], "points": {"parameter": [1, 2]}}'])
 def test_damaged_curves_are_no_curves(tmp_path, damage):
     path = tmp_path / "rank-00000.json"

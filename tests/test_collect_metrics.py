@@ -9,6 +9,7 @@ import pytest
 import support_collect as support
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support_long import LONG
 
 from collect import notation, statistics, telemetry
 from collect.figure import thin
@@ -433,7 +434,7 @@ def ranks_of(times, scale=1.0):
     return {r: [step(n, ms[r] * scale, loss=ms[r]) for n, ms in enumerate(times, 1)] for r in range(world)}
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=100 if LONG else 20)  # each computes every metric twice
 @given(RANKS, st.randoms())
 def test_the_order_of_records_changes_nothing(times, random):
     ranks = ranks_of(times)

@@ -15,6 +15,7 @@ from support_line import until
 from support_long import LONG
 from support_practice import NAME, WHY, states
 
+from provision.checks.clock import CLOCK
 from provision.facts import Facts
 from provision.facts.services import SERVICES
 from provision.facts.system import SYSTEM
@@ -43,6 +44,9 @@ made = cluster.load(file)
 virtual._machine(made, workspace, virtual.nodes(made, workspace)[2], base.folder(packages.ALL)).create()
 """
 
+# To a node that the system's own file knows, without a question.
+STRICT = "ssh -o BatchMode=yes -o StrictHostKeyChecking=yes -o UserKnownHostsFile=/dev/null"
+
 pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
 
 
@@ -56,20 +60,16 @@ def proven_without(said: dict, name: str, why: str) -> None:
     assert slurm["says"].endswith(f"; without {name}")
 
 
-def test_every_check_passed_that_applies(practice):
-    said = practice.provision("verify")
+def test_a_second_time_changes_nothing_and_passes_every_check_that_applies(practice):
+    said = practice.provision()
+    assert (said["changes"], said["verified"]) == (0, True)
+    assert {one["state"] for one in states(said).values()} == {"nothing to do"}
     outcomes = {(one["node"], one["check"]): one for one in said["checks"]}
     assert {check for (_, check), one in outcomes.items() if one["passed"] is None} == {"driver", "rdma", "gpus"}
     assert all(one["passed"] for (_, check), one in outcomes.items() if check not in ("driver", "rdma", "gpus"))
     assert outcomes["head", "network"]["measured"]["ranks"] == 3
     # the link was asked to carry 1 Gbit/s, and tc's bucket lets a little more through at first
     assert outcomes["head", "network"]["measured"]["bus_bandwidth_gb_per_s"] < 0.2
-
-
-def test_a_second_time_changes_nothing(practice):
-    said = practice.provision()
-    assert (said["changes"], said["verified"]) == (0, True)
-    assert {one["state"] for one in states(said).values()} == {"nothing to do", "changed"} - {"changed"}
 
 
 def test_a_crashed_node_is_booted_again_and_works_again(practice):
@@ -112,7 +112,6 @@ def test_a_node_that_is_still_starting_is_waited_for_and_not_started_twice(pract
     said = practice.provision("plan")
     assert states(said)["work2", "machine"]["state"] == "nothing to do"
     practice.run("work2", f"rm -r {slow} {go}; systemctl daemon-reload")
-    assert practice.provision()["verified"] is True
     script = str(practice.machine("work2").folder / "boot.sh")
     assert sum(script in (one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])) == 1
 
@@ -144,16 +143,7 @@ def test_services_of_two_nodes_start_and_end_at_once_without_harm(practice):
         list(pool.map(lambda name: practice.run(name, script), ("work1", "work2")))
 
 
-def test_a_reboot_gives_a_new_boot_and_the_services_come_back(practice):
-    before = boot_of(practice.nodes["work1"])
-    assert before is not None
-    practice.nodes["work1"].run(["systemctl", "reboot"], timeout_s=10, root=True)
-    until(lambda: boot_of(practice.nodes["work1"]) not in (None, before), "it has booted anew")
-    said = practice.provision()
-    assert said["verified"] is True
-
-
-def test_an_operation_that_reboots_sees_the_new_boot_and_reboots_once(practice):
+def test_an_operation_that_reboots_sees_the_new_boot_and_reboots_once_and_the_services_come_back(practice):
     node = practice.nodes["work1"]
     target = Target(node, Facts(node))
     before = target.facts[SYSTEM].boot_id
@@ -164,38 +154,48 @@ def test_an_operation_that_reboots_sees_the_new_boot_and_reboots_once(practice):
     site = Site(practice.cluster, Workspace(practice.folder), [target])
     (step,) = converge(site, [Operation("reboot", plan)], targets=[target], chosen={"reboot"}, dry=False)
     assert (step.state, step.changes) == ("changed", 1), step.says
-    assert target.facts[SYSTEM].boot_id != before
+    assert target.facts[SYSTEM].boot_id == boot_of(node) != before
     assert practice.provision()["verified"] is True
 
 
-def test_a_wrong_munge_key_is_replaced_and_is_in_no_log(practice):
+def test_what_was_damaged_on_each_node_is_mended_by_one_command(practice):
+    """A wrong munge key and an unknown host on work1, where slurmd is off; an interrupted installation on work2, which Slurm
+    drained because it did not answer; and on head, a file that slurmctld has not read since it changed, as when provisioning
+    was killed between the file and the start that has it read."""
     key = practice.run("head", "base64 -w0 /etc/munge/munge.key")
-    practice.run("work1", "head -c 128 /dev/urandom > /etc/munge/munge.key; systemctl restart munge")
-    for log in (practice.folder / ".shardlab" / "log").iterdir():
+    drain = "scontrol update nodename=work2 state=drain reason='Not responding'"
+    practice.run("head", f"runuser -u slurm -- {drain}; touch /etc/slurm/slurm.conf")
+    wrong = "head -c 128 /dev/urandom > /etc/munge/munge.key; systemctl restart munge"
+    practice.run("work1", f"{wrong}; sed -i '/^work2,/d' /etc/ssh/ssh_known_hosts; systemctl disable -q --now slurmd")
+    practice.run("work2", "dpkg --unpack --force-all /var/cache/apt/archives/munge_*.deb")
+    answer = practice.nodes["work1"].run(["sh", "-c", f"{STRICT} work2 true"], timeout_s=30)
+    assert answer.code != 0
+    assert "Host key verification failed" in answer.stderr
+    logs = practice.folder / ".shardlab" / "log"
+    for log in logs.iterdir():
         log.unlink()
     said = practice.provision()
-    assert states(said)["work1", "munge"]["says"][0] == "copy the munge key from head"
-    assert (said["changes"], said["verified"]) == (2, True)
-    logs = "".join(path.read_text() for path in (practice.folder / ".shardlab" / "log").iterdir())
-    assert "base64 /etc/munge/munge.key" in logs
-    assert key[:24] not in logs
-    assert practice.run("work1", "base64 -w0 /etc/munge/munge.key; stat -c '%a %U' /etc/munge/munge.key") == f"{key}400 munge\n"
-
-
-def test_a_service_that_missed_its_start_gets_it(practice):
-    """As when provisioning was killed between a file and the start that has it read."""
-    practice.run("head", "touch /etc/slurm/slurm.conf")
-    said = practice.provision("plan")
-    assert states(said)["head", "slurm-controller"]["says"] == ["start slurmctld anew, as what it reads has changed"]
-    practice.provision()
-    assert practice.provision("plan")["changes"] == 0
-
-
-def test_an_interrupted_installation_is_finished(practice):
-    practice.run("work1", "dpkg --unpack --force-all /var/cache/apt/archives/munge_*.deb")
-    said = practice.provision()
-    assert states(said)["work1", "packages"]["says"][0] == "finish the installation that was interrupted"
+    logged = "".join(path.read_text() for path in logs.iterdir())
+    told = {step: one["says"] for step, one in states(said).items() if one["state"] == "changed"}
+    assert told.keys() == {
+        ("head", "slurm-controller"), ("head", "slurm-nodes"),
+        ("work2", "packages"), ("work2", "slurm-workers"),  # slurmd ends with the munge that was unpacked
+        ("work1", "munge"), ("work1", "slurm-workers"), ("work1", "trust"),
+    }  # fmt: skip
+    assert told["head", "slurm-controller"] == ["start slurmctld anew, as what it reads has changed"]
+    assert told["head", "slurm-nodes"][0] == "resume work2, which Slurm has in the state drain (Not responding)"
+    assert told["work1", "munge"][0] == "copy the munge key from head"
+    assert told["work1", "slurm-workers"] == ["have slurmd start at every boot", "start slurmd"]
+    assert told["work1", "trust"] == ["write the keys of 3 nodes into /etc/ssh/ssh_known_hosts"]
+    assert told["work2", "packages"][0] == "finish the installation that was interrupted"
     assert said["verified"] is True
+    assert practice.provision("plan")["changes"] == 0
+    assert practice.run("work1", "base64 -w0 /etc/munge/munge.key; stat -c '%a %U' /etc/munge/munge.key") == f"{key}400 munge\n"
+    assert Facts(practice.nodes["work1"])[SERVICES]["slurmd"].state == "active"
+    private = (practice.machine("work1").root / f"home/{base.USER}/.ssh/id_ed25519").read_text().splitlines()[2]
+    assert "base64 /etc/munge/munge.key" in logged
+    assert key[:24] not in logged
+    assert private not in logged
 
 
 def test_a_disk_that_fills_on_the_way_is_said_so_and_goes_on_once_there_is_room(practice):
@@ -288,23 +288,33 @@ def test_a_full_disk_says_so_and_the_old_file_stands(practice):
     assert practice.run("work1", "cat /mnt/small/file; ls -A /mnt/small; umount /mnt/small") == "old\nfile\n"
 
 
-def test_a_skewed_clock_stops_the_node_and_is_told_with_its_offset(practice):
+def test_a_skewed_clock_and_a_sudo_with_a_password_stop_their_nodes_and_no_other(practice):
     """Practice nodes share this machine's clock: the one of work1 is skewed by a date that lies."""
     date = practice.machine("work1").root / "usr/local/bin/date"
-    date.write_text("#!/bin/sh\nexec /usr/bin/date -d '+5 seconds' \"$@\"\n")
-    date.chmod(0o755)
+    rule = practice.machine("work2").root / f"etc/sudoers.d/{base.USER}"
+    before = rule.read_text()
     try:
-        one = states(practice.provision(code=1))
-        checks = practice.provision("verify", code=1)["checks"]
+        rule.write_text(f"{base.USER} ALL=(ALL) ALL\n")
+        date.write_text("#!/bin/sh\nexec /usr/bin/date -d '+5 seconds' \"$@\"\n")
+        date.chmod(0o755)
+        said = practice.provision(code=1)
+        node = practice.nodes["work1"]
+        outcome = CLOCK.run(Site(practice.cluster, Workspace(practice.folder), []), Target(node, Facts(node)))
     finally:
-        date.unlink()
+        date.unlink(missing_ok=True)
+        rule.write_text(before)
+    one = states(said)
     assert one["work1", "clock"]["state"] == "failed"
     assert re.search(r"work1: its clock is \+[45]\.\d+ s from this machine's clock", one["work1", "clock"]["says"][0])
     assert one["work1", "slurm-workers"]["state"] == "not reached"
-    assert one["work2", "slurm-workers"]["state"] == "nothing to do"
-    (failed,) = [check for check in checks if check["passed"] is False]
-    assert (failed["node"], failed["check"]) == ("work1", "clock")
-    assert re.match(r"\+[45]\.\d+ s from this machine's clock", failed["says"])
+    assert (one["work2", "space"]["state"], one["work2", "space"]["changes"]) == ("failed", 0)
+    assert "a password is required" in one["work2", "space"]["says"][0]
+    assert one["work2", "packages"]["state"] == "not reached"
+    assert one["head", "slurm-controller"]["state"] == one["work1", "packages"]["state"] == "nothing to do"
+    failed = {(check["node"], check["says"]) for check in said["checks"] if check["passed"] is False}
+    assert failed == {("work1", "clock failed"), ("work2", "space failed")}
+    assert outcome.passed is False
+    assert re.match(r"\+[45]\.\d+ s from this machine's clock", outcome.says)
     assert practice.provision("plan")["changes"] == 0
 
 
@@ -353,22 +363,6 @@ def test_an_unknown_host_key_stops_with_its_fingerprint_unless_new_ones_are_acce
     assert strict.run(["true"], timeout_s=30).code == 0
 
 
-def test_sudo_with_a_password_stops_before_any_change(practice):
-    rule = f"/etc/sudoers.d/{base.USER}"
-    upper = practice.machine("work1").root / rule.lstrip("/")
-    before = upper.read_text()
-    try:
-        upper.write_text(f"{base.USER} ALL=(ALL) ALL\n")
-        said = practice.provision(code=1)
-        one = states(said)["work1", "space"]
-        assert (one["state"], one["changes"]) == ("failed", 0)
-        assert states(said)["work1", "packages"]["state"] == "not reached"
-        assert "a password is required" in one["says"][0]
-        assert states(said)["work2", "packages"]["state"] == "nothing to do"
-    finally:
-        upper.write_text(before)
-
-
 def test_a_command_past_its_limit_does_not_live_on(practice):
     node = practice.nodes["work1"]
     answer = node.run(["sh", "-c", "exec sleep 4321"], timeout_s=1, root=True)
@@ -382,31 +376,11 @@ def test_words_cross_the_shells_as_they_are(practice):
     assert answer.stdout.split("\0")[:-1] == words
 
 
-def test_a_service_that_is_off_is_started(practice):
-    practice.run("work1", "systemctl disable -q --now slurmd")
-    said = practice.provision()
-    assert states(said)["work1", "slurm-workers"]["says"] == ["have slurmd start at every boot", "start slurmd"]
-    assert said["verified"] is True
-    assert Facts(practice.nodes["work1"])[SERVICES]["slurmd"].state == "active"
-
-
-def test_the_user_goes_from_node_to_node_without_a_question_and_knows_whom_it_meets(practice):
-    strict = "ssh -o BatchMode=yes -o StrictHostKeyChecking=yes -o UserKnownHostsFile=/dev/null"
+def test_the_user_goes_from_node_to_node_without_a_question(practice):
     for name in ("work2", "10.89.77.3", "head"):  # by name and by address
-        said = practice.run("work1", f"{strict} {name} 'id -un; hostname'", root=False)
+        said = practice.run("work1", f"{STRICT} {name} 'id -un; hostname'", root=False)
         assert said.split() == [base.USER, "work2" if name == "10.89.77.3" else name]
-    practice.run("work1", "sed -i '/^work2,/d' /etc/ssh/ssh_known_hosts")
-    try:
-        node = practice.nodes["work1"]
-        answer = node.run(["sh", "-c", f"{strict} work2 true"], timeout_s=30)
-        assert answer.code != 0
-        assert "Host key verification failed" in answer.stderr
-    finally:
-        said = practice.provision()
-    assert states(said)["work1", "trust"]["says"] == ["write the keys of 3 nodes into /etc/ssh/ssh_known_hosts"]
-    assert (said["changes"], said["verified"]) == (1, True)
     private = (practice.machine("work1").root / f"home/{base.USER}/.ssh/id_ed25519").read_text().splitlines()[2]
-    assert private not in "".join(path.read_text() for path in (practice.folder / ".shardlab" / "log").iterdir())
     for other in ("head", "work2"):
         ssh = practice.machine(other).root / f"home/{base.USER}/.ssh"
         assert private not in "".join(path.read_text() for path in ssh.iterdir() if path.is_file())

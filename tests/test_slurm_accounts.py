@@ -10,6 +10,7 @@ from support_queue import CLUSTER, Queue
 
 from jobs import cli
 from jobs.schedulers import slurm
+from jobs.slurm import query
 from shardlab.workspace import Workspace
 
 MATRIX = """\
@@ -56,6 +57,13 @@ class Sent:
 def sent(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(slurm, "LAG_S", 0.0)  # a job that Slurm does not list is unknown at once
     return Sent(tmp_path, monkeypatch, capsys)
+
+
+def test_the_controller_is_asked_for_a_job_that_the_accounts_do_not_list_yet(sent):
+    sent.answer(squeue=f"echo '7|NAME|RUNNING|{AT_WORK}'", sacct=f"echo '5|NAME|COMPLETED|{ENDED}'")
+    found = query.of(["5", "7"], 0.0)
+    assert {number: job.state for number, job in found.jobs.items()} == {"5": "COMPLETED", "7": "RUNNING"}
+    assert found.complete
 
 
 STARTED, WELL = ("started", {}), ("exited", {"code": 0, "reason": None})

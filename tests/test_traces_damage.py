@@ -141,6 +141,18 @@ def _touched(content: bytes, name: str, begin: int, end: int) -> bool:
     return begin < last + 8 and end > start - 8
 
 
+def test_threads_of_a_damaged_trace_have_the_names_that_a_whole_one_gives_them(tmp_path):
+    """A thread is a number or a text, such as "stream 7", in what Kineto writes."""
+    events = [event | {"tid": tid} for event, tid in zip(complete(4), (7, "stream 7", "7b", 8), strict=True)]
+    whole = support.text(events)
+    for number, content in enumerate((whole, whole.replace(b'"op 2"', b'"op "2"'), whole[: whole.index(b'"op 3"')])):
+        found = read(tmp_path / f"{number}.json", content)
+        threads = dict(zip(names(found), (found.labels[label] for label in found.thread), strict=True))
+        expected = {"op 0": "7", "op 1": "stream 7", "op 2": "7b", "op 3": "8"}
+        assert threads == {name: expected[name] for name in threads}
+        assert len(threads) == (4 if number == 0 else 3)
+
+
 def test_a_cut_gzip_stream_gives_what_it_holds(tmp_path):
     content = support.text(complete(4000))
     packed = gzip.compress(content, 6)

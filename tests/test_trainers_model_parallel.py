@@ -35,31 +35,33 @@ def losses_of(run_dir):
     ("strategy", "gpus", "keys"),
     [
         ("tp", 2, {}),
-        ("tp", 4, {"accumulation": 2}),
-        ("tp", 2, {"workload": "vit-tiny", "accumulation": 2}),
         ("tp", 2, {"options": SLICES}),
         ("tp", 4, {"options": SLICES, "accumulation": 2, "activation_checkpointing": "every-2"}),
         ("pp-gpipe", 2, {}),
         ("pp-gpipe", 3, {"accumulation": 2, "workload": "vit-tiny"}),
         ("pp-1f1b", 2, {"accumulation": 2}),
-        ("pp-1f1b", 4, {"accumulation": 4}),
         ("pp-1f1b", 3, {"accumulation": 4}),  # 4 blocks over 3 stages: one has two of them
         ("pp-1f1b", 1, {}),  # both ends of the tied weight on one rank
         ("pp-1f1b", 2, {"accumulation": 2, "workload": "vit-tiny", "activation_checkpointing": "full"}),
         ("pp-interleaved", 2, {"accumulation": 4}),
         ("pp-interleaved", 2, {"accumulation": 2, "workload": "vit-tiny"}),
-        ("tp-fsdp2", 4, {"tp": 2, "accumulation": 2}),
         ("tp-fsdp2", 4, {"tp": 2, "options": SLICES}),
         ("tp-fsdp2", 4, {"tp": 2, "workload": "vit-tiny", "activation_checkpointing": "full"}),
         ("tp-pp", 4, {"tp": 2, "pp": 2, "accumulation": 2}),
         ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),
-        ("pp-fsdp2", 4, {"pp": 2, "accumulation": 4, "workload": "vit-tiny"}),
         ("tp-pp-fsdp2", 8, {"tp": 2, "pp": 2, "accumulation": 2}),
-        ("tp", 2, {"workload": "llm-1.3b-tiny", "accumulation": 2, "activation_checkpointing": "every-2"}),
         ("tp", 2, {"workload": "llm-1.3b-tiny", "options": SLICES, "accumulation": 2, "activation_checkpointing": "full"}),
         ("pp-1f1b", 2, {"workload": "llm-1.3b-tiny", "accumulation": 2, "activation_checkpointing": "full"}),
-        ("tp-fsdp2", 4, {"workload": "llm-1.3b-tiny", "tp": 2, "options": SLICES}),
-        ("tp-pp-fsdp2", 8, {"workload": "llm-1.3b-tiny", "tp": 2, "pp": 2, "accumulation": 2}),
+        *only_long(
+            ("tp", 4, {"accumulation": 2}),
+            ("tp", 2, {"workload": "vit-tiny", "accumulation": 2}),
+            ("pp-1f1b", 4, {"accumulation": 4}),
+            ("tp-fsdp2", 4, {"tp": 2, "accumulation": 2}),
+            ("pp-fsdp2", 4, {"pp": 2, "accumulation": 4, "workload": "vit-tiny"}),
+            ("tp", 2, {"workload": "llm-1.3b-tiny", "accumulation": 2, "activation_checkpointing": "every-2"}),
+            ("tp-fsdp2", 4, {"workload": "llm-1.3b-tiny", "tp": 2, "options": SLICES}),
+            ("tp-pp-fsdp2", 8, {"workload": "llm-1.3b-tiny", "tp": 2, "pp": 2, "accumulation": 2}),
+        ),
     ],
 )
 def test_the_work_of_one_process_and_the_bytes_of_theory(bench, strategy, gpus, keys):
@@ -80,11 +82,13 @@ def test_the_work_of_one_process_and_the_bytes_of_theory(bench, strategy, gpus, 
     [
         ("tp", 2, {"tp": 2}),
         ("pp-1f1b", 2, {"pp": 2, "accumulation": 2}),
-        ("tp-fsdp2", 4, {"tp": 2}),
         ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),
-        ("tp", 2, {"workload": "llm-1.3b-tiny", "tp": 2}),
         ("tp-fsdp2", 4, {"workload": "llm-1.3b-tiny", "tp": 2, "options": SLICES}),
-        ("pp-fsdp2", 4, {"workload": "llm-1.3b-tiny", "pp": 2, "accumulation": 2}),
+        *only_long(
+            ("tp-fsdp2", 4, {"tp": 2}),
+            ("tp", 2, {"workload": "llm-1.3b-tiny", "tp": 2}),
+            ("pp-fsdp2", 4, {"workload": "llm-1.3b-tiny", "pp": 2, "accumulation": 2}),
+        ),
     ],
 )
 def test_bf16_rounds_and_does_no_other_work(bench, strategy, gpus, keys):
