@@ -25,7 +25,7 @@ def bench(tmp_path, monkeypatch):
 
 
 def test_a_clock_that_steps_back_an_hour_makes_no_run_red_and_no_time_negative(bench, tmp_path):
-    name = bench.matrix("axes: {strategy: [ddp], gpus: [2]}", steps=400)
+    name = bench.matrix("axes: {strategy: [ddp], gpus: [2]}", steps=150)
     bench.run("jobs", "submit", "--matrix", name)
     (folder,) = bench.folders()
     until(lambda: len([record for record in folder.steps(1).records if not record.warmup]) > 20, "it makes steps", HANG_S)

@@ -70,7 +70,7 @@ def test_runs_go_one_at_a_time_in_their_order(bench):
 
 
 def test_a_closed_terminal_ends_no_run(bench):
-    words = shlex.join(bench.command("jobs", "submit", "--matrix", bench.matrix(LONG, steps=400)))
+    words = shlex.join(bench.command("jobs", "submit", "--matrix", bench.matrix(LONG, steps=150)))
     child, terminal = pty.fork()
     if child == 0:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests by nohup has it ignored
@@ -84,7 +84,7 @@ def test_a_closed_terminal_ends_no_run(bench):
 
 def test_ctrl_c_leaves_the_runs_and_exits_130(bench):
     waiting = subprocess.Popen(
-        bench.command("jobs", "submit", "--matrix", bench.matrix(LONG, steps=400), "--wait"),
+        bench.command("jobs", "submit", "--matrix", bench.matrix(LONG, steps=150), "--wait"),
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -98,7 +98,7 @@ def test_ctrl_c_leaves_the_runs_and_exits_130(bench):
 
 
 def test_a_killed_runner_loses_nothing(bench):
-    name = bench.matrix(TWO, steps=300)
+    name = bench.matrix(TWO, steps=200)
     bench.run("jobs", "submit", "--matrix", name)
     at_work = running(bench)
     (runner,) = [p for p in processes_of(bench.path) if "jobs.schedulers.local" in p.cmdline()]
@@ -113,7 +113,7 @@ def test_a_killed_runner_loses_nothing(bench):
 
 
 def test_a_new_runner_waits_for_the_run_of_a_killed_one(bench):
-    name = bench.matrix(TWO, steps=600)
+    name = bench.matrix(TWO, steps=300)
     bench.run("jobs", "submit", "--matrix", name)
     running(bench)
     (runner,) = [p for p in processes_of(bench.path) if "jobs.schedulers.local" in p.cmdline()]
@@ -135,7 +135,7 @@ def test_two_submitters_at_once_send_each_run_once(bench):
 
 
 def test_a_killed_supervisor_is_a_failure_and_leaves_nothing_behind(bench):
-    name = bench.matrix("axes: {seed: [1, 2]}\ninclude: [{strategy: ddp, gpus: 2}]", steps=300)
+    name = bench.matrix("axes: {seed: [1, 2]}\ninclude: [{strategy: ddp, gpus: 2}]", steps=150)
     bench.run("jobs", "submit", "--matrix", name)
     at_work = running(bench)
     pid = started(at_work)["pid"]

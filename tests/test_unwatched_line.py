@@ -31,7 +31,7 @@ def sampler_of(folder):
 
 
 def test_a_run_whose_sampler_is_killed_goes_on_and_its_report_says_so(bench):
-    name = bench.matrix("axes: {strategy: [single], seed: [1, 2]}", steps=1500)
+    name = bench.matrix("axes: {strategy: [single], workload: [gpt2-tiny], seq_len: [16], seed: [1, 2]}", steps=1500)
     bench.run("jobs", "submit", "--matrix", name)
     folders, host = bench.folders(), socket.gethostname()
     at_once = until(lambda: next(filter(sampler_of, folders), None), "a run has a sampler", HANG_S)
