@@ -4,6 +4,7 @@ import msgspec
 import pytest
 import torch
 from support_fork import FORK_RANKS
+from support_long import LONG
 from test_trainers_proof import BROKEN, prove
 
 from trainers import loss_scaling, menu
@@ -26,6 +27,7 @@ FAMILIES = (
     ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),
     ("ps-sync", 2, {"servers": 1}),
 )
+SELDOM = ("fsdp1-hybrid-shard-zero2", "fsdp2-hsdp", "pp-interleaved", "pp-fsdp2")  # in `make test-long` alone
 PURE_ONLY = (("zero1", 2, {}), ("zero2", 2, {"accumulation": 2}), ("zero3", 2, {}), ("fsdp1-no-shard", 2, {"accumulation": 2}))
 # Forks ranks that make three steps: with a scale that overflows everywhere, with a gradient that overflows on rank 1 alone,
 # and a sound one. Prints, for each rank, after each step: the scale, the steps skipped, and whether its weights moved.
@@ -106,7 +108,8 @@ def difference(one, other):
 
 @pytest.mark.parametrize(
     ("precision", "strategy", "gpus", "keys"),
-    [(precision, *family) for precision in IN_PURE for family in FAMILIES] + [("bf16-pure", *family) for family in PURE_ONLY],
+    [(precision, *family) for precision in IN_PURE for family in FAMILIES if LONG or family[0] not in SELDOM]
+    + [("bf16-pure", *family) for family in PURE_ONLY],
 )
 def test_the_work_of_one_process_in_the_dtypes_of_its_name(bench, precision, strategy, gpus, keys):
     result = bench.complete(strategy=strategy, gpus=gpus, precision=precision, prove="auto", steps=2, **keys).read_result()
