@@ -108,12 +108,12 @@ def holds_pause(record: StepRecord, stood_still: Event) -> bool:
 
 
 def until(true: Callable[[], Any], what: str, limit_s: float = PATIENCE_S) -> Any:
-    """Look again until it is true; what it gave."""
+    """Look again until it is true; what it gave. A look that starts a process has a pause that leaves others the processor."""
     deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
+    while (begun := time.monotonic()) < deadline:
         if found := true():
             return found
-        time.sleep(0.05)
+        time.sleep(max(0.05, 2 * (time.monotonic() - begun)))
     raise AssertionError(f"{what}: not within {limit_s} s")
 
 

@@ -191,10 +191,10 @@ class Study:
 
     def until(self, true: Callable[[], Any], what: str, limit_s: float = 240.0) -> Any:
         ends = time.monotonic() + limit_s
-        while time.monotonic() < ends:
+        while (begun := time.monotonic()) < ends:
             if found := true():
                 return found
-            time.sleep(1.0)
+            time.sleep(max(1.0, 2 * (time.monotonic() - begun)))
         raise AssertionError(f"{what}: not within {limit_s} s\n{self.start('status').stdout}\n{self.logs()}")
 
     def end(self) -> None:
