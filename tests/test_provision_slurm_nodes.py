@@ -40,10 +40,33 @@ def with_worker(line, *, services=RUNNING, conf=True):
 def test_a_worker_is_resumed_if_we_drained_it_or_if_the_reason_no_longer_holds(line):
     one = with_worker(line)
     resume, wait = slurm.plan_nodes(one, one.targets[0])
-    assert resume.command == "scontrol update nodename=w2 state=resume"
+    assert "scontrol update nodename=w2 state=resume" in resume.command
     assert line.rpartition("|")[2] in resume.says
     assert resume.node is one.targets[0].node
     assert wait.says.startswith("wait until all workers are ready (w2: dr")
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "sinfo", "code"),
+    [
+        ("true", "echo drain", 0),
+        ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo idle; echo idle", 0),  # in two partitions
+        ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo mix", 0),
+        ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo drain", 1),
+        ("echo 'slurm_update error: Unable to contact slurm controller' >&2; exit 1", "exit 1", 1),
+        ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo 'idle*'", 1),  # does not respond
+    ],
+)
+def test_a_worker_that_slurm_resumed_meanwhile_is_no_failure(tmp_path, scontrol, sinfo, code):
+    for name, script in (("scontrol", scontrol), ("sinfo", sinfo)):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    resume, _ = slurm.plan_nodes(one := with_worker("w2|drain|slurm|Not responding"), one.targets[0])
+    done = subprocess.run(
+        resume.change.argv, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert ("slurm_update error" in done.stderr) == bool(code)
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
     changes: list[Change] = []
     for name in resumed:
         says = f"resume {name}, which Slurm has in the state {bad[name].state} ({bad[name].reason})"
-        changes.append(On(controller.node, Run(says, _resume(name).split())))
+        changes.append(On(controller.node, shell(says, _resumed(name))))
     return [*changes, Registration(controller, tuple(workers), ", ".join(f"{name}: {one.state}" for name, one in bad.items()))]
 
 
@@ -202,6 +202,20 @@ def _unavailable(controller: Target, name: str, found: SlurmNode) -> str:
 
 def _resume(name: str) -> str:
     return f"scontrol update nodename={name} state=resume"
+
+
+def _resumed(name: str) -> str:
+    """A script that resumes a worker.
+
+    Slurm resumes a worker by itself when the worker's slurmd registers, which may be after its state was read; Slurm then
+    refuses to resume it. That is no failure if the worker is ready.
+    """
+    ready = "|".join(sorted(HEALTHY))
+    return f"""\
+said=$({_resume(name)} 2>&1) && exit 0
+case "$(sinfo -h -N -n {name} -o %t | sort -u)" in {ready}) exit 0 ;; esac
+echo "$said" >&2
+exit 1"""
 
 
 def _is_older(target: Target, moment_s: float) -> bool:
