@@ -72,7 +72,7 @@ def test_an_apt_lock_is_waited_for_and_ctrl_c_ends_who_waits(practice, held_lock
     assert said["verified"] is True
 
 
-def test_a_drained_worker_is_told_with_its_reason(practice):
+def test_a_drained_worker_is_told_with_its_reason_or_resumed(practice):
     practice.run("head", "scontrol update nodename=work1 state=drain reason='the fan | is loud'")
     one = states(practice.provision("plan", code=1))
     assert one["work1", "slurm-nodes"]["state"] == "failed"
@@ -81,6 +81,10 @@ def test_a_drained_worker_is_told_with_its_reason(practice):
     command = says.rpartition("run on head: ")[2]
     practice.run("head", command)
     assert practice.provision("plan")["changes"] == 0
+    practice.run("head", "runuser -u slurm -- scontrol update nodename=work1 state=drain reason='Not responding'")
+    said = practice.provision()
+    assert states(said)["head", "slurm-nodes"]["says"][0] == "resume work1, which Slurm has in the state drain (Not responding)"
+    assert said["verified"] is True
 
 
 @pytest.mark.parametrize("user", [1000, 65534])

@@ -54,7 +54,8 @@ def test_a_worker_is_resumed_if_we_drained_it_or_if_the_reason_no_longer_holds(l
         ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo mix", 0),
         ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo drain", 1),
         ("echo 'slurm_update error: Unable to contact slurm controller' >&2; exit 1", "exit 1", 1),
-        ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo 'idle*'", 1),  # does not respond
+        ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo 'unk*'", 0),  # the controller started anew
+        ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo 'drain*'", 1),
     ],
 )
 def test_a_worker_that_slurm_resumed_meanwhile_is_no_failure(tmp_path, scontrol, sinfo, code):

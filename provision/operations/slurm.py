@@ -207,13 +207,14 @@ def _resume(name: str) -> str:
 def _resumed(name: str) -> str:
     """A script that resumes a worker.
 
-    Slurm resumes a worker by itself when the worker's slurmd registers, which may be after its state was read; Slurm then
-    refuses to resume it. That is no failure if the worker is ready.
+    Slurm refuses to resume a worker that is not drained any more: it may have resumed it by itself, when the worker's slurmd
+    registered, or its controller may have started anew since the state was read. That is no failure: whether the worker gets
+    ready is seen after it.
     """
-    ready = "|".join(sorted(HEALTHY))
+    drained = " | ".join(f"{state}*" for state in sorted(DRAINED))
     return f"""\
 said=$({_resume(name)} 2>&1) && exit 0
-case "$(sinfo -h -N -n {name} -o %t | sort -u)" in {ready}) exit 0 ;; esac
+case "$(sinfo -h -N -n {name} -o %t | sort -u)" in '' | {drained}) ;; *) exit 0 ;; esac
 echo "$said" >&2
 exit 1"""
 
