@@ -23,8 +23,9 @@ SOME = {
 }
 ALL = {"paper1": 59, "paper4": 37, "paper3": 45}
 CELLS = {"paper5": 10, "paper2": 24, **(ALL if LONG else {"paper1": 30, "paper4": 24, "paper3": 39})}
-# In `make test-long` one study runs with the repeats of its file: 9 cells that claims name twice and one other. All others run
-# once, or CI would take twice as long; that their files ask for repeats is tested without running them (test_repeats.py).
+# In `make test-long`, one study runs with the repeats that its file asks for: each of the 9 cells that claims name runs twice,
+# the tenth cell once. Every other study runs each cell once, or CI would take twice as long. test_repeats.py tests, without
+# running anything, that the files ask for repeats.
 REPEATED = "paper5" if LONG else None
 RUNS = CELLS | ({REPEATED: 9 * 2 + 1} if REPEATED else {})
 ARRIVAL = "each worker's gradient is an update by itself, in the order of arrival: no two runs do the same work"

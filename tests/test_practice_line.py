@@ -44,7 +44,7 @@ made = cluster.load(file)
 virtual._machine(made, workspace, virtual.nodes(made, workspace)[2], base.folder(packages.ALL)).create()
 """
 
-# To a node that the system's own file knows, without a question.
+# ssh that asks no question: the key of the other node has to stand in /etc/ssh/ssh_known_hosts.
 STRICT = "ssh -o BatchMode=yes -o StrictHostKeyChecking=yes -o UserKnownHostsFile=/dev/null"
 
 pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
@@ -184,8 +184,10 @@ def test_what_was_damaged_on_each_node_is_mended_by_one_command(practice):
     }  # fmt: skip
     assert told["head", "slurm-controller"] == ["start slurmctld anew, as what it reads has changed"]
     assert told["work1", "munge"][0] == "copy the munge key from head"
+    assert states(said)["work1", "munge"]["changes"] == 2
     assert told["work1", "slurm-workers"] == ["have slurmd start at every boot", "start slurmd"]
     assert told["work1", "trust"] == ["write the keys of 3 nodes into /etc/ssh/ssh_known_hosts"]
+    assert states(said)["work1", "trust"]["changes"] == 1
     assert told["work2", "packages"][0] == "finish the installation that was interrupted"
     assert said["verified"] is True
     assert practice.provision("plan")["changes"] == 0

@@ -60,7 +60,7 @@ def test_a_norm_above_the_gradients_changes_nothing(bench):
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs g++, which is not installed")
 def test_compiled_blocks_compute_the_same(bench):
-    """The losses of a compiled run equal those of a run without compilation, and so does its same-work proof say."""
+    """The losses of a compiled run equal those of a run without compilation, and its same-work proof holds."""
     one_block = {"options": {"n_layer": 1}, "steps": 2}  # to compile a block takes half a minute of a processor
     run_dir = bench.complete(strategy="single", compile=True, prove="auto", **one_block)
     result = run_dir.read_result()

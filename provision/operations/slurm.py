@@ -119,7 +119,7 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
     changes: list[Change] = []
     for name in resumed:
         says = f"resume {name}, which Slurm has in the state {bad[name].state} ({bad[name].reason})"
-        changes.append(On(controller.node, shell(says, _resumed(name))))
+        changes.append(On(controller.node, shell(says, _resume_script(name))))
     return [*changes, Registration(controller, tuple(workers), ", ".join(f"{name}: {one.state}" for name, one in bad.items()))]
 
 
@@ -204,8 +204,8 @@ def _resume(name: str) -> str:
     return f"scontrol update nodename={name} state=resume"
 
 
-def _resumed(name: str) -> str:
-    """A script that resumes a worker.
+def _resume_script(name: str) -> str:
+    """A shell script that has Slurm use a drained worker again; it fails if the worker stays drained.
 
     Slurm refuses to resume a worker that is not drained any more: it may have resumed it by itself, when the worker's slurmd
     registered, or its controller may have started anew since the state was read. That is no failure: whether the worker gets
