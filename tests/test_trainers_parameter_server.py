@@ -139,7 +139,7 @@ def test_asynchronous_servers_learn_and_count_every_push(bench, strategy, option
     assert run.read_result().state == "completed"
 
 
-@pytest.mark.parametrize(("strategy", "bound"), [("ps-ssp", 4), ("ps-async", None), *only_long(("ps-ssp", 1))])
+@pytest.mark.parametrize(("strategy", "bound"), [("ps-ssp", 4), *only_long(("ps-async", None), ("ps-ssp", 1))])
 def test_a_stopped_worker_holds_the_others_up_at_the_bound_and_nowhere_else(started, strategy, bound):
     options = {} if bound is None else {"staleness_bound": bound}
     run_dir, client = started(strategy=strategy, options=options, steps=MANY)

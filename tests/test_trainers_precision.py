@@ -27,7 +27,9 @@ FAMILIES = (
     ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),
     ("ps-sync", 2, {"servers": 1}),
 )
-SELDOM = ("fsdp1-hybrid-shard-zero2", "fsdp2-hsdp", "pp-interleaved", "pp-fsdp2")  # in `make test-long` alone
+SELDOM = (  # in `make test-long` alone
+    "fsdp1-no-shard", "fsdp1-hybrid-shard-zero2", "fsdp2-hsdp", "pp-interleaved", "pp-fsdp2", "tp-pp",
+)  # fmt: skip
 PURE_ONLY = (("zero1", 2, {}), ("zero2", 2, {"accumulation": 2}), ("zero3", 2, {}), ("fsdp1-no-shard", 2, {"accumulation": 2}))
 # Forks ranks that make three steps: with a scale that overflows everywhere, with a gradient that overflows on rank 1 alone,
 # and a sound one. Prints, for each rank, after each step: the scale, the steps skipped, and whether its weights moved.
