@@ -44,7 +44,7 @@ made = cluster.load(file)
 virtual._machine(made, workspace, virtual.nodes(made, workspace)[2], base.folder(packages.ALL)).create()
 """
 
-# ssh that asks no question: the key of the other node has to stand in /etc/ssh/ssh_known_hosts.
+# An ssh command that fails unless /etc/ssh/ssh_known_hosts has the key of the other node.
 STRICT = "ssh -o BatchMode=yes -o StrictHostKeyChecking=yes -o UserKnownHostsFile=/dev/null"
 
 pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
@@ -222,10 +222,10 @@ def test_a_disk_that_fills_on_the_way_is_said_so_and_goes_on_once_there_is_room(
 
 
 def test_killed_after_every_change_it_goes_on_each_time_and_nothing_is_doubled(practice):
-    """`provision` makes nodes again. It is killed after a change and started again, until all is made.
+    """Nodes are removed. `provision` creates them again, is killed after a change, and is restarted until it completes.
 
-    In `make test-long` it makes the controller and a worker, and is killed once for each change. In `make test` it makes a
-    worker, and is killed once for about every third change.
+    `make test-long` removes the controller and a worker, and kills `provision` once after each change. `make test` removes a
+    worker, and kills `provision` after about every third change.
     """
     for name in ("head", "work2") if LONG else ("work2",):
         practice.take_back_disk(name)

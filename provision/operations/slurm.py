@@ -205,11 +205,11 @@ def _resume(name: str) -> str:
 
 
 def _resume_script(name: str) -> str:
-    """A shell script that has Slurm use a drained worker again; it fails if the worker stays drained.
+    """A shell script that resumes a drained worker in Slurm. It fails if the worker is still drained after that.
 
-    Slurm refuses to resume a worker that is not drained any more: it may have resumed it by itself, when the worker's slurmd
-    registered, or its controller may have started anew since the state was read. That is no failure: whether the worker gets
-    ready is seen after it.
+    Slurm refuses to resume a worker that is no longer drained: Slurm may have resumed the worker itself when slurmd registered,
+    or slurmctld may have restarted after the state was read. Then the script succeeds, and `Registration`, the next change,
+    checks whether the worker becomes ready.
     """
     drained = " | ".join(f"{state}*" for state in sorted(DRAINED))
     return f"""\
