@@ -116,7 +116,9 @@ class Remote:
         # `timeout` ends what it started also when this side is gone; sudo stands before it, or it could not end root's.
         words = [*(["sudo", "-n", "--"] if root else []), "timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", *words]
         mark = secrets.token_hex(8)  # a .bashrc may print before the command does
-        script = f"echo {mark}; echo {mark} >&2; {shlex.join(words)}; exit $?"  # 128 + signal
+        # The session ends only after it has read the end of its input: a server disconnects a client that says this end of a
+        # session that is over, and all other commands would break with it. The exit status of a signal is 128 + signal.
+        script = f"echo {mark}; echo {mark} >&2; {shlex.join(words)}; code=$?; cat > /dev/null; exit $code"
         begin = time.monotonic()
         try:
             transport = self._transport()

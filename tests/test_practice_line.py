@@ -9,8 +9,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import paramiko
 import psutil
 import pytest
+from paramiko.common import cMSG_CHANNEL_EOF
 from support_line import until
 from support_long import LONG
 from support_practice import NAME, WHY, states
@@ -34,7 +36,6 @@ from pathlib import Path
 
 from provision.operations import packages
 from provision.practice import base
-from provision.providers import virtual
 from provision.providers import virtual
 from shardlab import cluster
 from shardlab.workspace import Workspace
@@ -370,6 +371,22 @@ def test_a_command_past_its_limit_does_not_live_on(practice):
     answer = node.run(["sh", "-c", "exec sleep 4321"], timeout_s=1, root=True)
     assert answer.code is None
     until(lambda: node.run(["pgrep", "-f", "[s]leep 4321"], timeout_s=10).stdout == "", "the command ends")
+
+
+def test_a_late_end_of_the_input_breaks_no_other_command(practice, monkeypatch):
+    """OpenSSH's server disconnects a client that sends something to a session which is over."""
+    send = paramiko.Transport._send_user_message
+
+    def late(transport, message):
+        if message.asbytes()[:1] == cMSG_CHANNEL_EOF:
+            time.sleep(0.5)
+        send(transport, message)
+
+    monkeypatch.setattr(paramiko.Transport, "_send_user_message", late)
+    node = practice.nodes["work1"]
+    with ThreadPoolExecutor() as pool:
+        answers = pool.map(lambda words: node.run(words, timeout_s=20), [["true"], ["sleep", "1"], ["false"]])
+        assert [answer.code for answer in answers] == [0, 0, 1]
 
 
 def test_words_cross_the_shells_as_they_are(practice):
