@@ -12,7 +12,7 @@ SYSTEM := chromium systemd-container debootstrap iproute2 openssh-client rsync t
 # One worker a core and one for the tests on practice nodes, which mostly wait (tests/support_lanes.py).
 SIDE_BY_SIDE := --numprocesses auto --dist loadscope --no-loadscope-reorder
 
-.PHONY: quickstart test test-long prepare check mutants system clean
+.PHONY: quickstart test test-long prepare check mutants gpu-proof system clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/provision examples/local.yaml --workspace "$(WORKSPACE)"
@@ -36,6 +36,10 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Tests shardlab on the GPUs of this machine; results go to docs/results. More arguments of prove.py: PROOF='--only A'
+gpu-proof:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu/prove.py --out docs/results $(PROOF)
 
 # Breaks lines of the product and says whether tests notice; docs/design/mutants.md. More words for it: MUTANTS='--seed 15'
 mutants: $(VENV)/installed-mutants

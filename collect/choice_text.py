@@ -204,6 +204,7 @@ def _out(contest: Contest) -> list[tuple[str, list[Link]]]:
         "does not fit": "out of memory",
         "over the limit": "over the time limit",
         "other work": "other work by design",
+        "gpu trouble": "its GPUs were shared or throttled",
         "looked into": "measured with fewer instruments too",
         "not ranked": "not proven to do the same work",
         "failed": "failed",

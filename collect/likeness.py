@@ -38,6 +38,12 @@ def work(cell: Mapping[str, Any], options: AbstractSet[str]) -> dict[str, Any]:
     return found
 
 
+def different_computation(cells: Iterable[Cell]) -> str | None:
+    """The remark on a ratio between these cells if their precisions differ; None if all have the same precision."""
+    precisions = list(dict.fromkeys(cell.precision for cell in cells))
+    return f"different computation: precision {' and '.join(precisions)}" if len(precisions) > 1 else None
+
+
 def differ_only_in_launcher(one: Cell, other: Cell) -> bool:
     return one.launcher != other.launcher and _without(one, {"launcher"}) == _without(other, {"launcher"})
 

@@ -60,6 +60,13 @@ class Measured(msgspec.Struct, frozen=True, dict=True):
         return window(self.steps)
 
     @cached_property
+    def gpus(self) -> pl.DataFrame:
+        """The samples of the GPUs that the ranks trained on. If the result is of an older release and does not name these GPUs:
+        the samples of all GPUs of the hosts."""
+        used = self.result.gpus if self.result else None
+        return self.samples.gpus if used is None else self.samples.gpus.filter(pl.col("uuid").is_in(used))
+
+    @cached_property
     def interfaces(self) -> dict[Interface, list[Seen]]:
         """The samples of each network interface."""
         return of_interfaces(self.samples.nics)

@@ -20,6 +20,7 @@ class RunRow(msgspec.Struct):
     state: str
     why: str
     metrics: dict[str, float]
+    gpu_trouble: str = ""  # which of its GPUs were shared or throttled; '' if none
 
 
 def flat(cell: dict[str, Any]) -> dict[str, Any]:
@@ -50,9 +51,14 @@ class Row(msgspec.Struct, dict=True):
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it may be ranked among other cells: it is proven to do the work of one process, or it is meant to do that
-        work and no proof can be had."""
-        return self.same_work is not None and self.same_work.verdict in ("proven", "not provable")
+        """Whether the cell may be ranked among other cells: its GPUs were neither shared nor throttled, and it is proven to do
+        the work of one process, or it is meant to do this work and cannot be proven."""
+        return not self.gpu_trouble and self.same_work is not None and self.same_work.verdict in ("proven", "not provable")
+
+    @cached_property
+    def gpu_trouble(self) -> str:
+        """The runs whose GPUs were shared or throttled, each with its GPUs and the reason; '' if there are none."""
+        return "; ".join(f"{run.run_id}: {run.gpu_trouble}" for run in self.runs if run.gpu_trouble)
 
     @property
     def does_other_work(self) -> bool:

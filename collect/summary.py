@@ -13,6 +13,7 @@ from collect import columns, equal_losses, instrument_cost, trace_tables
 from collect.choices.family import Family, choose
 from collect.columns import Table
 from collect.equal_losses import LossComparison
+from collect.gpu_trouble import gpu_trouble
 from collect.instrument_cost import InstrumentCost
 from collect.likeness import baseline_of, families
 from collect.load import Loaded, LoadedCell
@@ -127,6 +128,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
             rehearsals,
             synthetic,
             [row for row in rows if row.does_other_work],
+            [row.gpu_trouble for row in rows if row.gpu_trouble],
             [run.run_id for cell in loaded.cells for run in cell.runs if run.resumed],
             [run.run_id for cell in loaded.cells for run in cell.runs if run.paused],
             [f"{entry.run} on {entry.host} ({entry.incomplete})" for entry in _incomplete_telemetry(loaded)],
@@ -160,6 +162,7 @@ def _remarks(
     rehearsals: list[bool],
     synthetic: list[str],
     other_work: list[Row],
+    trouble: list[str],
     resumed: list[str],
     paused: list[str],
     unwatched: list[str],
@@ -181,6 +184,8 @@ def _remarks(
         if row.same_work and row.same_work.verdict == "other work":
             by_design.setdefault(row.same_work.why, []).append(row.id)
     remarks += [f"other work by design, and so not compared ({why}): {_some(ids)}" for why, ids in by_design.items()]
+    if trouble:
+        remarks.append(f"not compared, because GPUs were shared or throttled while steps were timed: {_some(trouble)}")
     if resumed:
         remarks.append(f"went on from a checkpoint, so that telemetry says nothing of the whole run: {_some(resumed)}")
     if paused:
@@ -213,7 +218,8 @@ def _row(cell: LoadedCell) -> Row:
         for name, quantity in quantities.items():
             measured.setdefault(name, []).append(quantity)
         values = {name: quantity.value for name, quantity in quantities.items()}
-        runs.append(RunRow(run.run_id, run.repeat, run.attempt, run.verdict.state, run.verdict.why, values))
+        trouble = gpu_trouble(run) if run.completed else ""
+        runs.append(RunRow(run.run_id, run.repeat, run.attempt, run.verdict.state, run.verdict.why, values, trouble))
     order = list(STATES)
     states = Counter(sorted((run.verdict.state for run in cell.runs), key=order.index))
     return Row(
@@ -242,7 +248,7 @@ def _compare(cells: list[LoadedCell], rows: list[Row], baseline: str) -> None:
     compared = [metric for metric in menu() if metric.of_cells is not None]
     for cell, family in ((cell, alike) for alike in families(cells) for cell in alike):
         row, against = row_of[cell.id], baseline_of(cell, family, baseline)
-        if against is None or row.does_other_work or row_of[against.id].does_other_work:
+        if against is None or not all(_has_a_ratio(one) for one in (row, row_of[against.id])):
             continue
         for metric in compared:
             mine, theirs = (one.metrics.get(metric.compares) for one in (row, row_of[against.id]))
@@ -254,6 +260,11 @@ def _compare(cells: list[LoadedCell], rows: list[Row], baseline: str) -> None:
                 value = quantity.value
                 row.baseline = against.id
                 row.metrics[metric.name] = Estimate(value, quantity.unit, row.n, value, kind=quantity.kind)
+
+
+def _has_a_ratio(row: Row) -> bool:
+    """Whether ratios between the speed of this cell and of another cell are allowed."""
+    return not (row.does_other_work or row.gpu_trouble)
 
 
 def _outliers(row: Row) -> list[Outlier]:

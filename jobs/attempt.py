@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from jobs import claim, meeting, on_node
+from jobs import claim, gpu_users, meeting, on_node
 from jobs.launcher import launcher
 from jobs.progress import Progress
 from jobs.slurm import query, states
@@ -126,6 +126,8 @@ class Attempt:
         if claim.restarts() > self.run.requeues:
             raise ShardlabError(f"Slurm has started it again {claim.restarts()} times; allowed: {self.run.requeues}.")
         self._wait_for_slurm()
+        if not self.in_slurm:  # in Slurm, one task on each node waits (jobs/node.py)
+            gpu_users.wait(self.folder, self.run, os.environ, lambda: self.told or self._asked_to_end())
         place = meeting.call_together(self.run.world.nnodes)
         return place | launcher(self.run.launcher).prepare(self.folder, self.run)
 

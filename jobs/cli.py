@@ -39,6 +39,7 @@ A shell answers a bare `jobs` itself, as it is a builtin there. These reach this
   eval "$(shardlab shell-init)"     and from then on  jobs status
 """
 INTERRUPTED = "interrupted; runs that were started go on, their state is saved."
+LONGEST_WAIT_S = 7 * 24 * 3600
 RETRIED = "failed,node_fail,preempted,hung"
 
 
@@ -124,6 +125,8 @@ def _may_wait(added: argparse.ArgumentParser) -> None:
 
 
 def _may_share(added: argparse.ArgumentParser) -> None:
+    gpus_help = "how long a run waits if other processes use its GPUs, before it fails (default: 0)"
+    added.add_argument("--wait-gpus", type=int, default=0, metavar="SECONDS", help=gpus_help)
     added.add_argument("--max-parallel", type=int, metavar="N", help="on Slurm: at most N runs at a time")
     added.add_argument("--pack", action="store_true", help="on Slurm: one allocation for runs that ask for the same, in turn")
 
@@ -226,7 +229,7 @@ def _retry(arguments: argparse.Namespace) -> int:
         allowed = ", ".join(sorted(state.FINAL - {"completed"}))
         raise InputError(f"--only: {unknown[0]!r} is no state that a run ends in. Allowed: {allowed}.")
     found = select(workspace, arguments.runs, arguments.matrix, arguments.where)
-    source = render.source("", cluster.find(None, workspace.path), workspace)
+    source = render.source("", cluster.find(None, workspace.path), workspace, wait_gpus_s=_wait_gpus_s(arguments))
     how = _how(arguments)
     cells = [step.run.cell for step in submit.retry(workspace, found, only, source)]
     plan.must_train_here(source)
@@ -344,7 +347,16 @@ def _planned(arguments: argparse.Namespace, workspace: Workspace) -> plan.Plan:
         where=arguments.where,
         repeats=arguments.repeats,
         scale=arguments.scale,
+        wait_gpus_s=_wait_gpus_s(arguments),
     )
+
+
+def _wait_gpus_s(arguments: argparse.Namespace) -> int:
+    """The value of --wait-gpus; 0 if the command has no such option. Raises InputError."""
+    seconds: int = getattr(arguments, "wait_gpus", 0)
+    if not 0 <= seconds <= LONGEST_WAIT_S:
+        raise InputError(f"--wait-gpus: found {seconds}. Allowed: 0 to {LONGEST_WAIT_S} seconds.")
+    return seconds
 
 
 def _workspace(arguments: argparse.Namespace) -> Workspace:

@@ -18,11 +18,11 @@ from socket import gethostname
 from string import Template
 from types import FrameType
 
-from jobs import on_node
+from jobs import gpu_users, on_node
 from jobs.meeting import RENDEZVOUS, way_to
 from jobs.slurm.commands import call
 from shardlab import console
-from shardlab.errors import InputError
+from shardlab.errors import InputError, ShardlabError
 from shardlab.rundir import RunDir
 
 
@@ -49,6 +49,8 @@ def main(argv: list[str]) -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         # Slurm sends it to every process of the step. What is started here ignores it, but for ranks that save on it.
         signal.signal(number, signal.SIG_IGN)
+    if first_here:
+        _wait_for_gpus(folder)
     sampler = on_node.start_sampler(folder) if first_here else None
     kills_before = on_node.oom_kills()
     try:
@@ -68,6 +70,14 @@ def main(argv: list[str]) -> int:
         why = f"out of host memory: the kernel's OOM killer ended a process on {gethostname()} during the run"
         folder.write_event(f"node-{gethostname()}", "oom", why=why)
     return 128 - code if code < 0 else code
+
+
+def _wait_for_gpus(folder: RunDir) -> None:
+    try:
+        gpu_users.wait(folder, folder.read_run(), os.environ, lambda: False)
+    except ShardlabError as error:
+        folder.write_event(f"node-{gethostname()}", "failed", why=str(error))
+        raise
 
 
 def _forward(ranks: subprocess.Popen[bytes]) -> list[float]:

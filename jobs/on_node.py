@@ -75,6 +75,14 @@ def end_strays(mark: str) -> None:
         psutil.wait_procs(strays, timeout=1)
 
 
+def is_of(pid: int, folder: RunDir) -> bool:
+    """Whether a process belongs to the run in this folder. False if its environment cannot be read."""
+    try:
+        return psutil.Process(pid).environ().get(MARK, "").partition("#")[0] == str(folder.path)
+    except (psutil.Error, OSError):
+        return False
+
+
 def oom_kills() -> int:
     """Processes that the kernel has killed for want of memory: of this job where its cgroup counts them, else on this machine
     since it booted, whosever they were; 0 where it does not count them."""

@@ -57,8 +57,10 @@ def of(
     where: str | None,
     repeats: int | None,
     scale: str = "full",
+    wait_gpus_s: int = 0,
 ) -> Plan:
-    """Read, check and resolve. --where is about the cells of the file, also where a tiny twin is what runs.
+    """Read, check and resolve. --where is about the cells of the file, also where a tiny twin is what runs. wait_gpus_s: as in
+    `Run`.
 
     Raises InputError; nothing is written.
     """
@@ -81,7 +83,7 @@ def of(
         raise InputError(f"--where {where!r} leaves none of {len(cells)} cells.")
     unheld = misfits(asked, cells, machine, chosen)
     runs_as = asked.name if scale == "full" else f"{asked.name}-{scale}"
-    source = render.source(runs_as, where_runs, workspace)
+    source = render.source(runs_as, where_runs, workspace, wait_gpus_s=wait_gpus_s)
     counts = number_of_runs.of(asked.file, cells, repeats)
     return Plan(
         matrix=asked,

@@ -31,7 +31,7 @@ class Source(msgspec.Struct, frozen=True):
     """What every run of one rendering has in common.
 
     own_templates: a person's, that stand before ours. digests: of every template from which the scheduler's
-    scripts may be rendered, with the files that they include, by name.
+    scripts may be rendered, with the files that they include, by name. wait_gpus_s: as in `Run`.
     """
 
     matrix: str
@@ -45,9 +45,10 @@ class Source(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     git_commit: str | None
     created: str
+    wait_gpus_s: int = 0
 
 
-def source(matrix: str, cluster: Cluster, workspace: Workspace) -> Source:
+def source(matrix: str, cluster: Cluster, workspace: Workspace, *, wait_gpus_s: int = 0) -> Source:
     """Observed once for a whole matrix."""
     name = "local" if cluster.slurm is None else "slurm"
     names = dict.fromkeys(part for one in scheduler(name).TEMPLATES for part in templates.parts(one, workspace.own_templates))
@@ -63,6 +64,7 @@ def source(matrix: str, cluster: Cluster, workspace: Workspace) -> Source:
         versions={**host.packages(), "shardlab": __version__, "python": sys.version.split()[0]},
         git_commit=host.git_commit(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
+        wait_gpus_s=wait_gpus_s,
     )
 
 
@@ -105,6 +107,7 @@ def run_of(cell: Cell, repeat: int, attempt: int, source: Source, resume: Sequen
         limit_s=cell.time_limit_s or (slurm.time_s if slurm is not None else None),
         requeues=slurm.requeue if slurm is not None else 0,
         avoid=list(avoid),
+        wait_gpus_s=source.wait_gpus_s,
     )
 
 

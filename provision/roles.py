@@ -7,6 +7,7 @@ from typing import Any
 from provision.checks import Check
 from provision.checks.all_reduce import ALL_REDUCE
 from provision.checks.clock import CLOCK
+from provision.checks.compiled import COMPILES
 from provision.checks.driver import DRIVER_WORKS
 from provision.checks.environments import ENVIRONMENTS
 from provision.checks.gpus import GPUS
@@ -87,6 +88,7 @@ CHECKS: list[Check] = [  # of torch on each node: one start of it answers all
     TORCH_IMPORTS,
     GPUS,
     ALL_REDUCE,
+    COMPILES,
 ]
 
 

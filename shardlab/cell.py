@@ -12,14 +12,18 @@ import msgspec
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 Checkpointing = Annotated[str, msgspec.Meta(pattern=r"^(none|full|every-[1-9][0-9]{0,3}|segments-[1-9][0-9]{0,3})$")]
-Precision = Literal["fp32", "tf32", "bf16", "fp16", "bf16-pure"]
+Precision = Literal["fp32", "tf32", "bf16", "bf16-autocast", "fp16", "fp16-autocast", "bf16-pure"]
 State = Literal[
     "completed", "oom", "timeout", "failed", "cancelled", "node_fail", "preempted", "hung"
 ]  # states in which a run can end
 
 
 class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """The update rule; `momentum` is for sgd, `beta1`, `beta2` and `eps` are for adam and adamw."""
+    """The update rule; `momentum` is for sgd, `beta1`, `beta2`, `eps` and `fused` are for adam and adamw.
+
+    fused: one operator updates all parameters. If false, torch chooses: foreach operators on a GPU, a loop on a CPU. It has
+    no effect on sgd, because torch has no fused sgd for sharded parameters.
+    """
 
     name: Literal["sgd", "adam", "adamw"]
     lr: Annotated[float, msgspec.Meta(gt=0)]
@@ -28,6 +32,7 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     beta1: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.999
     eps: Annotated[float, msgspec.Meta(gt=0)] = 1e-8
+    fused: bool = True
 
 
 class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):

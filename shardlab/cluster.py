@@ -148,6 +148,7 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     gpu_request: which of sbatch's options asks for GPUs; sites allow one or the other. time: of jobs whose cells have no time
     limit. exclusive: whole nodes, so that no other job disturbs what is measured; else each rank gets cpus_per_rank.
+    Its default is 8 for a rank with a GPU, whose threads (autograd, NCCL, data) should not share one processor, else 1.
     requeue: how often a job may be started again after its node failed, it was preempted, or its time was up and it left
     checkpoints. extra: further options of sbatch by their long names, null for one without a value.
     """
@@ -159,7 +160,7 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu_request: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     time: str = "01:00:00"
     exclusive: bool = True
-    cpus_per_rank: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    cpus_per_rank: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     requeue: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
     extra: dict[SbatchOption, SbatchWord | None] = {}
 

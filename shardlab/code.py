@@ -32,5 +32,6 @@ def sources(packages: Iterable[str]) -> Iterator[Path]:
 
 def _installed() -> set[str]:
     """Names and versions, by the folders that pip leaves: reading what is in them would take seconds on slow storage."""
-    folders = (Path(entry) for entry in sys.path if entry)
+    # setuptools adds a folder `_vendor` with its own copies of packages to sys.path when a process imports it.
+    folders = (Path(entry) for entry in sys.path if entry and Path(entry).name != "_vendor")
     return {found.name for folder in folders if folder.is_dir() for found in folder.glob("*.dist-info")}

@@ -108,8 +108,9 @@ def packages() -> dict[str, str]:
 
 
 def nics(root: Path = Path("/sys/class/net")) -> list[Nic]:
-    """The network interfaces that the kernel shows, by name."""
-    return [_nic(folder) for folder in sorted(root.iterdir()) if (folder / "statistics").is_dir()]
+    """The network interfaces that the kernel shows, by name; none in a sandbox whose sysfs has no network (gVisor)."""
+    folders = sorted(root.iterdir()) if root.is_dir() else []
+    return [_nic(folder) for folder in folders if (folder / "statistics").is_dir()]
 
 
 def _nic(folder: Path) -> Nic:

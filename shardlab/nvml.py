@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
 # By NVML's levels of the nearest common ancestor; the words of `nvidia-smi topo`.
 ANCESTORS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+# Reasons why a GPU lowers its clocks, by NVML's bits (nvmlClocksEventReasons). The other bits are user settings and idle.
+POWER_CAP = "power cap"
+THROTTLES = {
+    0x04: POWER_CAP,
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
 
 
 class Gpu(msgspec.Struct, omit_defaults=True):
@@ -58,6 +68,63 @@ def gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
         return None, None, f"NVML: {error}"
     finally:
         pynvml.nvmlShutdown()
+
+
+class Process(NamedTuple):
+    """A process that computes on a GPU. name: '' if the process is not visible here, as in another container."""
+
+    pid: int
+    name: str
+
+
+def users() -> dict[str, list[Process]] | None:
+    """The processes that compute on each GPU, by the GPU's UUID, in NVML's order; None if NVML is absent or fails."""
+    import pynvml as nvml
+
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    try:
+        handles = [_asked(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(nvml.nvmlDeviceGetCount())]
+        found = {}
+        for handle in filter(None, handles):  # this process may not ask about every GPU
+            entries = _asked(compute_processes, handle) or []
+            found[nvml.nvmlDeviceGetUUID(handle)] = [Process(entry.pid, _name(entry.pid)) for entry in entries]
+        return found
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+
+
+def compute_processes(handle: Any) -> list[Any]:
+    """NVML's entries of the processes that compute on this GPU. Raises NVMLError."""
+    import pynvml as nvml
+
+    try:
+        entries: list[Any] = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLLibraryMismatchError:  # no NVMLError; drivers before 510 have only version 2 of this function
+        entries = nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)
+    return entries
+
+
+def throttles(handle: Any) -> list[str]:
+    """The reasons why the clocks of this GPU are lowered now, as values of THROTTLES. Raises NVMLError."""
+    import pynvml as nvml
+
+    try:
+        bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    except nvml.NVMLError_FunctionNotFound:  # drivers before 535 have only the old name of this function
+        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return [name for bit, name in THROTTLES.items() if bits & bit]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _gpu(handle: Any, uuid: str) -> Gpu:

@@ -82,6 +82,9 @@ class GpuSample(Record, kw_only=True):
     power_w: float | None = None
     temperature_c: float | None = None
     sm_clock_mhz: float | None = None
+    energy_j: float | None = None  # energy that the GPU has used since its driver was loaded
+    processes: int | None = None  # number of processes of all users that compute on the GPU
+    throttled: list[str] | None = None  # reasons why its clocks are lowered: values of `shardlab.nvml.THROTTLES`
 
 
 class NicSample(Record, kw_only=True):
@@ -182,6 +185,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     instruments: dict[str, dict[str, Any]] = {}  # by name: what it found, cost_s between steps, watched_steps
     knobs: dict[str, dict[str, Any]] = {}  # asked, effective
     versions: dict[str, str] = {}
+    gpus: list[str] | None = None  # UUIDs of the GPUs that ranks trained on, as NVML prints them; None: an older result
 
     @property
     def resumed(self) -> bool:

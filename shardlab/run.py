@@ -57,6 +57,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: int | None = None  # after which its supervisor ends it: the cell's time limit, or what the scheduler allots
     requeues: int = 0  # how often the scheduler may start it again
     avoid: list[str] = []  # nodes that failed under earlier attempts
+    wait_gpus_s: int = 0  # how long the run waits before its ranks start, if other processes use its GPUs
 
 
 def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:

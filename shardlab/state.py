@@ -55,7 +55,8 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
             return Verdict("planned", str(last.data.get("why", "")))
         for name, state in (("started", "running"), *((name, "pending") for name in SENDING), ("rendered", "planned")):
             if name in by_name:
-                return Verdict(state)
+                waits = by_name.get("waiting") if name == "started" and "met" not in by_name else None
+                return Verdict(state, f"waits: {waits.data.get('why', '')}" if waits else "")
         return Verdict("unknown", "no event says that it was rendered")
     return _ended(by_name, ended, has_result, steps, steps_asked)
 

@@ -104,7 +104,7 @@ def event(folder: RunDir, name: str, after_s: float, **data: Any) -> None:
         lines.write(Event(schema=SCHEMA, event=name, writer="attempt", wall_s=START_S + after_s, host=HOST, data=data))
 
 
-def train(folder: RunDir, steps: int | None = None, gpu: bool = False, loss_shift: float = 0.0) -> float:
+def train(folder: RunDir, steps: int | None = None, gpu: bool | dict[str, Any] = False, loss_shift: float = 0.0) -> float:
     """Write the records of every rank and the telemetry; returns when the last step ended, in seconds after START_S.
 
     Warm-up steps are ten times slower than timed ones.
@@ -140,11 +140,17 @@ def train(folder: RunDir, steps: int | None = None, gpu: bool = False, loss_shif
     return ended
 
 
-def sample(folder: RunDir, ended: float, gpu: bool = False, hz: float = 20) -> None:
-    """Telemetry from one second before the first step to one after the last: 50 % CPU, 1 MiB/s on eth0, 8 MiB/s on lo."""
+def sample(folder: RunDir, ended: float, gpu: bool | dict[str, Any] = False, hz: float = 20) -> None:
+    """Telemetry from one second before the first step to one after the last: 50 % CPU, 1 MiB/s on eth0, 8 MiB/s on lo.
+
+    gpu: whether there is one, or what its samples say besides; "every" among it: only every so many samples say so.
+    """
+    more = dict(gpu) if isinstance(gpu, dict) else {}
+    every = more.pop("every", 1)
     with LineWriter(folder.samples_file(HOST)) as lines:
         for tick in range(int((ended + 2) * hz)):
             t = tick / hz - 1
+            also = {} if tick % every else more
             lines.write(
                 Sample(
                     schema=SCHEMA,
@@ -155,7 +161,7 @@ def sample(folder: RunDir, ended: float, gpu: bool = False, hz: float = 20) -> N
                     cpu_pct=None if tick == 0 else 50 + 10 * math.sin(tick / 3) * (0 < t < ended),
                     memory_used_bytes=int((4 + min(t, 1)) * 1024) * MIB,
                     memory_total_bytes=16 * 1024 * MIB,
-                    gpus=[GpuSample(uuid="GPU-0", utilization_pct=80.0 + tick % 3)] if gpu else None,
+                    gpus=[GpuSample(uuid="GPU-0", utilization_pct=80.0 + tick % 3, **also)] if gpu else None,
                     nics=[
                         NicSample(name="eth0", kind="virtual", tx_bytes=5000 + int((t + 1) * MIB), rx_bytes=0),
                         NicSample(name="lo", kind="loopback", tx_bytes=int((t + 1) * 8 * MIB), rx_bytes=0),

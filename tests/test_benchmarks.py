@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from support_line import HANG_S
 
-from shardlab import host
-
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -41,15 +39,6 @@ def test_a_benchmark_comes_to_its_end_and_prints_its_figures(words, figures, tmp
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.search(figures, done.stdout, re.MULTILINE), done.stdout
-
-
-@pytest.mark.skipif(bool(host.observe().gpus), reason="has a GPU: it would begin to measure")
-def test_what_needs_a_gpu_says_so(tmp_path):
-    done = subprocess.run(
-        [sys.executable, FOLDER / "gpu" / "run.py", "--workspace", tmp_path], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "there is no GPU here" in done.stderr
 
 
 def test_a_sweep_is_sent_as_arrays_and_asked_for_once(tmp_path):

@@ -12,6 +12,7 @@ import support_collect as support
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collect import likeness
 from collect.cli import main
 from collect.comparison import ratio
 from collect.comparison.match import match
@@ -261,9 +262,18 @@ def test_the_time_limit_and_the_proof_make_no_other_cell():
 
 
 def test_what_is_trained_never_differs():
-    for changed in ({"seq_len": 128}, {"precision": "bf16"}, {"global_batch_size": 16}, {"seed": 7}, {"steps": 11}):
+    for changed in ({"seq_len": 128}, {"global_batch_size": 16}, {"seed": 7}, {"steps": 11}):
         found = match(loaded(SINGLE), loaded(support.cell(**changed)))
         assert (found.pairs, found.differs, len(found.only_a), len(found.only_b)) == ([], [], 1, 1)
+
+
+def test_a_precision_that_differs_throughout_is_another_computation():
+    cast, autocast = support.cell(precision="bf16"), support.cell(precision="bf16-autocast")
+    found = match(loaded(cast), loaded(autocast))
+    assert paired(found) == [(cast.name(), autocast.name())]
+    assert [(one.key, one.a, one.b) for one in found.differs] == [("precision", "bf16", "bf16-autocast")]
+    assert likeness.different_computation([cast, autocast]) == "different computation: precision bf16 and bf16-autocast"
+    assert likeness.different_computation([cast, support.cell("ddp", 2, precision="bf16")]) is None
 
 
 def test_a_key_that_differs_in_some_cells_only_pairs_none():

@@ -6,7 +6,7 @@ import support_collect as support
 import support_traces
 from test_collect_figures_traces import drawn, piped
 
-from collect import figure, peaks
+from collect import figure
 from collect.cli import main
 from collect.figures import bubble
 from collect.sampler import host
@@ -86,28 +86,6 @@ def test_what_differs_between_traces_beyond_a_screen_is_counted(tmp_path, capsys
 def test_time_that_a_hypervisor_took_is_busy_time():
     """user, nice, system, idle, iowait, irq, softirq, steal, guest: see proc(5)."""
     assert host.processor_ticks(b"cpu  10 1 5 70 4 2 3 5 9 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n") == (26, 100)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "precision", "tera"),
-    [
-        ("NVIDIA A100-SXM4-80GB", "fp32", 19.5),
-        ("NVIDIA A100-SXM4-80GB", "tf32", 156.0),
-        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
-        ("NVIDIA L40S", "fp32", 91.6),
-        ("NVIDIA L40S", "tf32", 183.0),
-        ("Tesla V100-SXM2-16GB", "fp32", 15.7),
-        ("Tesla V100-SXM2-16GB", "fp16", 125.0),
-        ("Tesla V100-SXM2-16GB", "bf16", None),
-        ("NVIDIA H100 80GB HBM3", "fp32", 67.0),
-        ("NVIDIA H100 80GB HBM3", "bf16", 989.5),
-        ("NVIDIA H200", "bf16", 989.5),
-        ("NVIDIA H200 and more", "bf16", None),
-    ],
-)
-def test_peaks_are_those_of_the_data_sheets(gpu, precision, tera):
-    """Without sparsity, as NVIDIA's data sheets print them."""
-    assert peaks.peak_flops(gpu, precision) == (None if tera is None else tera * 1e12)
 
 
 @pytest.mark.parametrize(("text", "value"), [("1.5 billion", 1.5e9), ("2 million", 2e6), ("7 thousand", 7e3)])

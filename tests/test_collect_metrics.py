@@ -173,6 +173,27 @@ def test_energy_is_the_trapezoids_between_power_samples():
     assert (each.value, each.unit) == (pytest.approx(1500 / 8), "J/token")
 
 
+def counter(wall_s, *joules, watts=5.0):
+    """A sample of GPUs with an energy counter."""
+    gpus = [GpuSample(uuid=str(number), energy_j=one, power_w=watts) for number, one in enumerate(joules)]
+    return sample(wall_s, gpus=gpus)
+
+
+def test_energy_is_what_the_counters_grew_by():
+    seen = [counter(9, 1000.0, 0.0), counter(12, 1300.0, 3.0), counter(18, 2500.0, 9.0), counter(21, 2800.0, 12.0)]
+    found = energy.energy(measured(WINDOW, seen))  # 1100 J at 10 s, 2700 J at 20 s; 1 J and 11 J
+    assert (found.value, found.kind) == (pytest.approx(1610), "counter")
+
+
+def test_a_counter_that_does_not_reach_over_the_window_or_began_anew_leaves_the_power():
+    short = [counter(t, 100.0 * t) for t in (9, 12, 15, 18)]
+    anew = [counter(t, value) for t, value in ((9, 900.0), (12, 1200.0), (15, 10.0), (18, 310.0), (21, 610.0))]
+    one_without = [counter(t, 100.0 * t, None) for t in (9, 12, 15, 18, 21)]
+    for seen, watts in ((short, 5.0), (anew, 5.0), (one_without, 10.0)):
+        found = energy.energy(measured(WINDOW, seen))
+        assert (found.value, found.kind) == (pytest.approx(10 * watts), "power samples")
+
+
 @pytest.mark.parametrize(
     "seen",
     [[], [sample(12)], [power(12, None), power(14, None)], [power(9, 100.0, None), power(21, 100.0, None)], [power(12, 90.0)],

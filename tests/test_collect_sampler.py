@@ -1,5 +1,7 @@
 """The sampler for real on this machine, and its parsers on what kernels write."""
 
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -8,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
-import pynvml
 import pytest
 from support_line import until
 
@@ -18,6 +19,7 @@ from collect.sampler.host import HostSource
 from collect.sampler.nic import NicSource
 from shardlab.record import Sample, read_lines
 
+pytest_plugins = ["support_nvml"]
 STAT = b"cpu  100 10 50 800 40 0 0 0 7 0\ncpu0 1 2 3\n"
 MEMINFO = b"MemTotal:       2000 kB\nMemFree:  1 kB\nMemAvailable:   500 kB\n"
 DISKSTATS = b" 8 0 sda 9 0 100 0 9 0 50 0 0 0 0\n 8 1 sda1 9 0 100 0 9 0 50 0 0 0 0\n 7 0 loop0 9 0 8 0 9 0 8 0 0 0 0\n"
@@ -27,9 +29,10 @@ def blank():
     return Sample(schema=1, t_s=0, wall_s=0, host="h", boot_id="b")
 
 
-def sampler(out, *options):
+def sampler(out, *options, **environment):
     command = [sys.executable, "-m", "collect", "sample", "--out", str(out), *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    given = os.environ | environment
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=given)
 
 
 def test_telemetry_of_this_machine_is_true_and_no_more_than_asked_for(tmp_path):
@@ -92,29 +95,21 @@ def test_a_machine_without_a_gpu_has_no_gpu_field():
     assert "NVML" in source.why_absent
 
 
-def test_a_gpu_that_does_not_answer_one_question_answers_the_others(monkeypatch):
-    def refuse(*_):
-        raise pynvml.NVMLError_NotSupported()
-
-    answers = {
-        "nvmlInit": lambda: None,
-        "nvmlDeviceGetCount": lambda: 1,
-        "nvmlDeviceGetHandleByIndex": lambda index: index,
-        "nvmlDeviceGetUUID": lambda _: "GPU-1",
-        "nvmlDeviceGetUtilizationRates": lambda _: type("U", (), {"gpu": 70}),
-        "nvmlDeviceGetMemoryInfo": lambda _: type("M", (), {"used": 5}),
-        "nvmlDeviceGetPowerUsage": lambda _: 250_500,
-        "nvmlDeviceGetTemperature": refuse,
-        "nvmlDeviceGetClockInfo": lambda *_: 1980,
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(pynvml, name, answer)
-    source, sample = GpuSource(), blank()
-    source.fill(sample)
-    (gpu,) = sample.gpus
-    assert (gpu.uuid, gpu.utilization_pct, gpu.memory_used_bytes, gpu.power_w) == ("GPU-1", 70, 5, 250.5)
-    assert (gpu.temperature_c, gpu.sm_clock_mhz) == (None, 1980)
-    assert source.failures == {"gpu temperature": 1}
+def test_a_gpu_that_does_not_answer_one_question_answers_the_others(tmp_path, nvml):
+    """The stub has no function for utilization, memory, temperature and clock."""
+    nvml.say(["GPU-1", "GPU-2"], power_w=250.5, energy_j=1234.5, reasons=0x04 | 0x40 | 0x01, processes={1: [7, 8]})
+    out = tmp_path / "node.jsonl"
+    process = sampler(out, "--hz", "10", "--json", **nvml.environment)
+    until(lambda: out.exists() and read_lines(out, Sample).records, "it writes a sample")
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    records = read_lines(out, Sample).records
+    one, two = records[0].gpus
+    assert (one.uuid, one.power_w, one.energy_j, one.processes) == ("GPU-1", 250.5, 1234.5, 0)
+    assert (two.uuid, two.processes, two.throttled) == ("GPU-2", 2, ["power cap", "hardware thermal slowdown"])
+    assert (one.utilization_pct, one.memory_used_bytes, one.temperature_c, one.sm_clock_mhz) == (None, None, None, None)
+    failures = json.loads(said)["failures"]
+    assert failures == dict.fromkeys(("gpu utilization", "gpu memory", "gpu temperature", "gpu clock"), 2 * len(records))
 
 
 @pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "zombie"])

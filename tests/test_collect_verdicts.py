@@ -180,6 +180,13 @@ def test_times_of_whole_runs_with_other_instruments_are_compared_with_a_remark(t
     assert said not in judged(tmp_path / "c", CLOSE, "parameters(strategy='single') == parameters(strategy='ddp')").remarks
 
 
+def test_cells_of_two_precisions_are_compared_as_different_computations(tmp_path, monkeypatch):
+    said = "different computation: precision fp32 and bf16"
+    assert said not in judged(tmp_path / "a", CLOSE, f"{T1} > {T2}").remarks
+    monkeypatch.setitem(CELLS, DDP, msgspec.structs.replace(CELLS[DDP], precision="bf16"))
+    assert said in judged(tmp_path / "b", CLOSE, f"{T1} > {T2}").remarks
+
+
 def test_speed_up_has_the_interval_of_both_throughputs(tmp_path):
     found = judged(tmp_path, CLOSE, "speed_up(strategy='ddp') > 1.5 and speed_up(strategy='single') == 1")
     ddp, single = found.numbers

@@ -34,6 +34,10 @@ def test_an_interface_has_its_driver_and_mtu(tmp_path):
     )  # fmt: skip
 
 
+def test_a_machine_that_shows_no_interfaces_has_none(tmp_path):
+    assert host.nics(tmp_path / "net") == []
+
+
 def test_the_processor_is_called_what_the_kernel_calls_it():
     """Some processors have no name there, such as ARM's."""
     named = re.findall(r"^model name\s*: (.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)

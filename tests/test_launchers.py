@@ -6,9 +6,11 @@ import subprocess
 import sys
 from socket import gethostname
 
+import msgspec
 import pytest
 from support_golden import run_of
 from support_line import benches
+from test_jobs_attempt import write_run
 
 from jobs import plan
 from jobs.launcher import Launcher, launchers
@@ -45,6 +47,15 @@ def launched(tmp_path, monkeypatch):
         return matrix.load(path)
 
     return make
+
+
+def test_torchrun_waits_for_nodes_that_wait_for_their_gpus():
+    usual, patient = (
+        launchers()["torchrun"].task(msgspec.structs.replace(run_of("torchrun"), wait_gpus_s=wait), "python")
+        for wait in (0, 900)
+    )
+    assert "--rdzv-conf=is_host=$SHARDLAB_IS_FIRST" in usual
+    assert "--rdzv-conf=is_host=$SHARDLAB_IS_FIRST,join_timeout=1500,read_timeout=1500" in patient
 
 
 def test_submitits_pickle_holds_the_runs_path_and_nothing_else(tmp_path):
@@ -100,9 +111,12 @@ def test_a_supervisor_whose_program_is_missing_says_so_as_the_runs_end(bench):
 
 
 def test_a_task_whose_program_is_missing_says_so_as_the_runs_reason(tmp_path):
+    folder = RunDir(tmp_path)
+    write_run(folder)
+    before = len(folder.events())
     environment = {**os.environ, "SHARDLAB_RENDEZVOUS": "127.0.0.1:1"}
     words = [sys.executable, "-P", "-m", "jobs.node", tmp_path, "--", MISSING]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     why = f"{MISSING} is not installed on {gethostname()}."
     assert (done.returncode, why in done.stderr) == (1, True)
-    assert [(event.event, event.data["why"]) for event in RunDir(tmp_path).events()] == [("failed", why)]
+    assert [(event.event, event.data["why"]) for event in folder.events()[before:]] == [("failed", why)]

@@ -91,7 +91,11 @@ def claim(test):
         ("axes: {gpus: 2}", "3:14: axes.gpus", "found the number 2"),
         ("axes: {gpus: [0]}", "3:15: axes.gpus[0]", ">= 1"),
         ("axes: {gpus: ['2']}", "3:15: axes.gpus[0]", "found the text '2'"),
-        ("axes: {precision: [fp8]}", "3:20: axes.precision[0]", "Allowed: fp32, tf32, bf16, fp16, bf16-pure."),
+        (
+            "axes: {precision: [fp8]}",
+            "3:20: axes.precision[0]",
+            "Allowed: fp32, tf32, bf16, bf16-autocast, fp16, fp16-autocast, bf16-pure.",
+        ),
         ("axes: {gpus: [1]}\nzip: [{gpus: [1]}]", "4:14: zip[0].gpus", "varies already at axes.gpus"),
         ("zip: [{gpus: [1, 2], seed: [1]}]", "3:7: zip[0]", "gpus: 2, seed: 1"),
         ("exclude: [{gpus: 2}]", "3:11: exclude[0]", "the key 'why' is missing"),

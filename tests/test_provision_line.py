@@ -63,7 +63,7 @@ def test_apply_makes_it_so_and_a_second_time_finds_nothing_to_do(workspace):
         ("inventory", "changed"),
     ]
     checks = {check["check"]: check for check in first["checks"]}
-    assert list(checks) == ["torch", "gpus", "all_reduce"]
+    assert list(checks) == ["torch", "gpus", "all_reduce", "compile"]
     measured = checks["all_reduce"]["measured"]
     expected = 2 * (2 - 1) / 2 * measured["bytes"] / measured["time_s"] / 1e9
     assert measured["bus_bandwidth_gb_per_s"] == pytest.approx(expected)
@@ -230,7 +230,12 @@ def test_without_torch_verify_says_how_to_install_it(workspace, tmp_path):
     assert done.returncode == 1
     said = json.loads(done.stdout)
     assert (said["verified"], said["changes"]) == (False, 0)
-    assert {check["check"]: check["passed"] for check in said["checks"]} == {"torch": False, "gpus": None, "all_reduce": None}
+    assert {check["check"]: check["passed"] for check in said["checks"]} == {
+        "torch": False,
+        "gpus": None,
+        "all_reduce": None,
+        "compile": None,
+    }
     assert "No module named 'torch'" in said["checks"][0]["says"]
     assert "pip install 'shardlab[trainers]'" in done.stderr
     assert "Traceback" not in done.stderr

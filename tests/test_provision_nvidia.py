@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from provision import generations
-from provision.checks import _matmul
+from provision.checks import _compiled, _matmul
+from provision.checks import compiled as compiled_check
 from provision.checks import driver as driver_check
 from provision.checks import rdma as rdma_check
 from provision.facts import Facts, Unanswered, wheels
@@ -348,6 +349,33 @@ def test_the_driver_check():
         outcome = driver_check.judge_product(answer, working(A100_SXM, 4))
         assert outcome.passed is False
         assert says in outcome.says
+
+
+def test_the_compile_check():
+    right = compiled_check.judge(Answer(0, '{"difference": 2.4e-07}\n', ""))
+    assert right.passed
+    assert right.measured == {"largest_difference": 2.4e-07}
+    for answer, says in [
+        (Answer(0, '{"difference": 0.5}\n', ""), "differs from the plain one by 0.5"),
+        (Answer(0, '{"difference": NaN}\n', ""), "cannot be read"),
+        (
+            Answer(1, "", "torch._inductor.exc.InductorError: RuntimeError: Failed to find C compiler.\n"),
+            "Failed to find C compiler",
+        ),
+        (Answer(None, "", ""), "did not end within 120 s"),
+    ]:
+        outcome = compiled_check.judge(answer)
+        assert outcome.passed is False
+        assert says in outcome.says
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch itself, when it loads its compiler
+def test_a_compiled_function_that_gives_something_else_shows(monkeypatch):
+    """The processor stands for a GPU."""
+    cpu = _compiled.torch.device("cpu")
+    assert _compiled.difference(cpu) <= compiled_check.LARGEST
+    monkeypatch.setattr(_compiled.torch, "compile", lambda function, **_: lambda numbers: function(numbers) + 1e-3)
+    assert _compiled.difference(cpu) > compiled_check.LARGEST
 
 
 def test_a_device_that_multiplies_right_has_no_wrong_element_and_one_that_does_not_has_as_many(monkeypatch, capsys):

@@ -7,7 +7,7 @@ import psutil
 import pytest
 from support_line import until
 
-from trainers.process import is_out_of_memory
+from trainers.out_of_memory import is_out_of_memory
 
 pytest_plugins = ["support_trainers"]
 HUGE = 2**40  # a table of 256 x 2**40 weights is 2**50 bytes, beyond what an address of this processor can name
@@ -47,6 +47,7 @@ def test_out_of_memory_is_an_event_of_its_own_and_eats_none(bench):
     assert code == 1
     assert {e.event for e in run_dir.events()} == {"met", "oom"}
     assert f"can't allocate memory: you tried to allocate {HUGE * 256 * 4} bytes" in event(run_dir, "oom")
+    assert event(run_dir, "oom").endswith(" (while building)")
     assert errors.count("RuntimeError") in (1, 2)  # one sentence a rank, unless the other was ended before it spoke
     assert "Traceback" in "".join(log.read_text() for log in run_dir.log.glob("*"))
     assert not run_dir.result.exists()

@@ -92,12 +92,12 @@ def test_the_work_of_one_process_and_the_bytes_of_theory(bench, strategy, gpus, 
     ],
 )
 def test_bf16_rounds_and_does_no_other_work(bench, strategy, gpus, keys):
-    """The tolerance of test_trainers_same_work.py, for its reason: a rounding of bf16 is at most 2**-9 of a number, 0.011
+    """The tolerance of test_trainers_same_work.py, for its reason: two roundings of bf16 are at most 2**-8 of a number, 0.022
     of the largest loss; 0.0051 was seen. The bytes are those of 2-byte numbers where numbers go out in bf16."""
     run_dir = bench.complete(strategy=strategy, gpus=gpus, precision="bf16", prove="auto", **keys)
     workload = keys.get("workload", "gpt2-tiny")
     assert (
-        1e-5 < difference(losses_of(run_dir), bench.reference(workload=workload)) < 0.011
+        1e-5 < difference(losses_of(run_dir), bench.reference(workload=workload)) < 0.022
     )  # equal would mean: nothing ran in bf16
     result = run_dir.read_result()
     assert result.same_work.verdict == "proven", result.same_work.why

@@ -215,7 +215,8 @@ def test_clipping_by_a_shards_own_norm_is_called_different(bench):
 def test_bf16_is_held_against_bf16(bench):
     found = prove(bench, cell_of(bench, strategy="fsdp2", precision="bf16"))
     assert found.verdict == "proven", found.why
-    assert found.parameter_difference > 1e-6  # autocast and fully_shard do round differently
+    assert "bf16" in found.why
+    assert found.parameter_difference < 1e-3  # against fp32 it is 0.02: fully_shard casts as the reference does
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

@@ -37,12 +37,12 @@ def test_one_rank_is_enough_and_three_agree(bench, strategy):
 
 @pytest.mark.parametrize("strategy", ["single", *DISTRIBUTED])
 def test_bf16_rounds_and_does_no_other_work(bench, strategy):
-    """bf16 keeps 8 bits of a number: one rounding is at most 2**-9 of it, which is 0.011 of the largest loss here (5.4).
+    """bf16 keeps 8 bits of a number: two roundings are at most 2**-8 of it, which is 0.022 of the largest loss here (5.4).
     The errors of many products average out below that; 0.0027 was seen. Other data or another batch differ by 0.5 and more.
     """
     ours = bench.losses(strategy=strategy, gpus=1 if strategy == "single" else 2, precision="bf16")
     assert (
-        1e-5 < difference(ours, bench.reference(workload="gpt2-tiny")) < 0.011
+        1e-5 < difference(ours, bench.reference(workload="gpt2-tiny")) < 0.022
     )  # equal to fp32 would mean that nothing ran in bf16
 
 

@@ -3,8 +3,10 @@
 import msgspec
 import pytest
 from support_long import only_long
+from torch.utils import cpp_extension
 
 from trainers import menu
+from trainers.strategies import zero
 
 pytest_plugins = ["support_trainers"]
 ROUNDING = 1e-4  # sums in another order; at most 2e-6 was seen
@@ -78,10 +80,10 @@ def test_options_change_how_and_not_what(bench, strategy, options):
      ("ddp", {"comm_hook": "bf16"}), ("fsdp2", {"prefetch": 1})],
 )  # fmt: skip
 def test_bf16_rounds_and_does_no_other_work(bench, strategy, options):
-    """One rounding is at most 2**-9 of a number, 0.011 of the largest loss here (5.5); other data differ by 0.5 and more.
+    """Two roundings are at most 2**-8 of a number, 0.022 of the largest loss here (5.5); other data differ by 0.5 and more.
     Five steps: each carries on what those before it rounded."""
     ours = bench.losses(strategy=strategy, gpus=2, precision="bf16", options=options, steps=5)
-    assert 1e-5 < difference(ours, bench.reference()[:5]) < 0.011
+    assert 1e-5 < difference(ours, bench.reference()[:5]) < 0.022
 
 
 def test_a_block_that_is_computed_again_is_gathered_again(bench):
@@ -174,6 +176,16 @@ def test_integers_of_zero_plus_plus_need_a_gpu_and_are_not_provable(bench):
     code, errors = bench.finish(run_dir)
     assert code == 1
     assert "quantized_weights: DeepSpeed's quantiser needs a GPU, and this rank has none. Allowed: false." in errors
+
+
+def test_the_quantiser_of_zero_plus_plus_needs_the_compiler_of_cuda(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    assert not zero.has_quantiser()
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path))
+    assert not zero.has_quantiser()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").touch()
+    assert zero.has_quantiser()
 
 
 @pytest.mark.parametrize("strategy", ["zero3", *only_long("fsdp1-full-shard")])

@@ -4,6 +4,7 @@ import shutil
 from functools import cache
 
 import pytest
+from support_long import only_long
 
 pytest_plugins = ["support_trainers"]
 STRATEGIES = [("single", 1), ("ddp", 2), ("fsdp2", 2)]
@@ -58,16 +59,18 @@ def test_a_norm_above_the_gradients_changes_nothing(bench):
     assert difference(bench.losses(max_grad_norm=1e6), bench.reference()) == 0
 
 
+@pytest.mark.parametrize(("precision", "allowed"), [("fp32", ROUNDING), *only_long(("bf16", 1e-2))])
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs g++, which is not installed")
-def test_compiled_blocks_compute_the_same(bench):
+def test_compiled_blocks_compute_the_same(bench, precision, allowed):
     """The losses of a compiled run equal those of a run without compilation, and its same-work proof holds."""
-    one_block = {"options": {"n_layer": 1}, "steps": 2}  # to compile a block takes half a minute of a processor
+    # To compile a block takes half a minute of a processor. A compiled block rounds to bf16 less often.
+    one_block = {"options": {"n_layer": 1}, "steps": 2, "precision": precision}
     run_dir = bench.complete(strategy="single", compile=True, prove="auto", **one_block)
     result = run_dir.read_result()
     assert result.knobs["effective"]["compiled_blocks"] == 1
     assert result.same_work.verdict == "proven", result.same_work.why
     ours = [record.loss for record in run_dir.steps(0).records]
-    assert difference(ours, bench.losses(**one_block)) < ROUNDING
+    assert difference(ours, bench.losses(**one_block)) < allowed
 
 
 def test_the_learning_rate_is_scaled_by_the_ranks(bench):

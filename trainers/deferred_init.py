@@ -1,51 +1,82 @@
-"""Weights that one rank draws for all: the model begins without memory, and each unit gets what is sent to it when it is cut.
+"""Deferred initialization: the model is built on the meta device, and rank 0 broadcasts the weights block by block.
 
-FSDP1 has this as `sync_module_states`, which torch 2.13 refuses on a CPU; so the sending is done here, alike on all devices.
+Each block is sharded before the next block is sent. A rank therefore never holds more than its shards plus one whole block, or
+plus the weights outside the blocks. FSDP1's `sync_module_states` does the same, but torch 2.13 refuses it on a CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+import torch
+import torch.distributed as dist
+from torch import nn
 
+if TYPE_CHECKING:
     from trainers.ranks import Ranks
     from trainers.workload import Task
 
 
-def model(task: Task, ranks: Ranks) -> tuple[nn.Module, Callable[[nn.Module], None]]:
-    """(the task's model on torch's meta device; what gives one of its modules memory and content, for `param_init_fn`).
+class Deferred:
+    """A task's model on torch's meta device (`model`). `fill` allocates its modules and broadcasts their weights.
 
-    Rank 0 draws the weights into host memory, and keeps them as long as the second is there. That is a collective: all ranks
-    call it for the same modules in the same order.
+    Rank 0 initializes the weights in host memory and frees each weight after it has been sent.
     """
-    import torch
-    import torch.distributed as dist
-    from torch import nn
 
-    with torch.device("meta"):
-        shapes = task.model()
-    drawn = dict(zip(shapes.modules(), task.model().modules(), strict=True)) if ranks.rank == 0 else {}
-    made: dict[torch.Tensor, torch.Tensor] = {}  # tied weights stay one: `Module.to_empty` would part them
+    def __init__(self, task: Task, ranks: Ranks, dtype: torch.dtype) -> None:
+        """dtype: of the weights; rank 0 draws them in fp32 and rounds them."""
+        with torch.device("meta"):
+            self.model = task.model().to(dtype)
+        self._device = ranks.device
+        # The keys are meta tensors, not modules: a module that sharding replaces would keep its whole weights alive here.
+        self._drawn: dict[torch.Tensor, torch.Tensor] = {}
+        if ranks.rank == 0:
+            for bare, drawn in zip(self.model.modules(), task.model().modules(), strict=True):
+                self._drawn |= {tensor: getattr(drawn, name).detach() for name, tensor in _own(bare)}
+        holders = Counter(tensor for module in self.model.modules() for _, tensor in _own(module))
+        # Only tied weights are kept here, so that they stay tied (`Module.to_empty` would untie them). Other weights are not
+        # kept: after sharding, whole weights would stay in memory.
+        self._tied = {tensor: torch.empty(0) for tensor, count in holders.items() if count > 1}
+        self._sent: set[torch.Tensor] = set()
 
-    def content(tensor: torch.Tensor, module: nn.Module, name: str) -> torch.Tensor:
-        here = torch.empty_like(tensor, device=ranks.device, requires_grad=False)
-        if drawn:
-            here.copy_(getattr(drawn[module], name).detach())
-        dist.broadcast(here, src=0)
-        return here
+    def fill(self, outer: nn.Module, *, keep: bool = True) -> None:
+        """Allocate and fill the weights of a module and of its submodules; tensors that have memory are not changed.
 
-    def fill(module: nn.Module) -> None:
-        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
-            if buffer not in made:
-                made[buffer] = content(buffer, module, name)
-            setattr(module, name, made[buffer])
-        for name, weight in module.named_parameters(recurse=False, remove_duplicate=False):
-            if weight not in made:
-                made[weight] = nn.Parameter(content(weight, module, name), requires_grad=weight.requires_grad)
-            setattr(module, name, made[weight])
+        A collective: all ranks call it for the same modules in the same order. A rank that does not need the module, because
+        another pipeline stage has it, calls it with `keep` false; the module then stays on the meta device.
+        """
+        for module in outer.modules():
+            self.fill_own(module, keep=keep)
 
-    return shapes, fill
+    def fill_own(self, module: nn.Module, *, keep: bool = True) -> None:
+        """As `fill`, but only for the module's own tensors, not for those of its submodules. A collective as well."""
+        for name, tensor in _own(module):
+            if tensor.is_meta:
+                self._fill(module, name, tensor, keep)
+
+    def _fill(self, module: nn.Module, name: str, tensor: torch.Tensor, keep: bool) -> None:
+        first = tensor not in self._sent
+        if not first and tensor not in self._tied:
+            return  # sent earlier and not kept, because another pipeline stage has it
+        if first:
+            self._sent.add(tensor)
+            here = torch.empty_like(tensor, device=self._device, requires_grad=False)
+            if tensor in self._drawn:
+                here.copy_(self._drawn.pop(tensor))
+            dist.broadcast(here, src=0)
+            if isinstance(tensor, nn.Parameter):
+                here = nn.Parameter(here, requires_grad=tensor.requires_grad)
+            if tensor in self._tied:
+                self._tied[tensor] = here
+        else:
+            here = self._tied[tensor]
+        if keep:
+            setattr(module, name, here)
+
+
+def _own(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """A module's own parameters and buffers, without those of modules inside it."""
+    yield from module.named_buffers(recurse=False, remove_duplicate=False)
+    yield from module.named_parameters(recurse=False, remove_duplicate=False)

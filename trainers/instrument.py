@@ -54,6 +54,10 @@ class Watch:
                 self._watched[instrument.name].append(step)
                 self._timed(instrument, instrument.before, step)
 
+    def due(self, step: int) -> bool:
+        """Whether any instrument has something to do after this step."""
+        return any(instrument.due(step) for instrument in self._instruments)
+
     def after(self, step: int) -> None:
         for instrument in self._instruments:
             if instrument.due(step):

@@ -28,8 +28,11 @@ from trainers.instruments import environment
 from trainers.instruments.checkpoints import Checkpoints, Resumed
 from trainers.instruments.memory import MemoryMeter
 from trainers.instruments.timing import DATA, OPTIMIZER, Reading, clock_for
+from trainers.late_loss import LateLoss
 from trainers.ranks import Company, Ranks
+from trainers.stage import stage
 from trainers.strategy import Engine
+from trainers.tasks.transfer import SideStream
 from trainers.workload import Batch, Task
 
 
@@ -49,31 +52,33 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
         raise InputError(f"{cell.strategy} keeps no checkpoints: {strategy.no_checkpoints}.")
     if ranks.local_rank == 0:
         environment.write(run_dir.environment(gethostname()), ranks)
-    precision.set_tf32(cell.precision)
+    precision.set_tf32(cell.precision, ranks.device)
     task = workload.build(cell, Path(run.data_path))
     order = Order(task.source.items, cell.global_batch_size, cell.seed)
     proofs = Path(run.proofs_path) if run.proofs_path else None
-    same_work = proof.prove(cell, task, Path(run.data_path), ranks, proofs)
+    with stage("proving"):
+        same_work = proof.prove(cell, task, Path(run.data_path), ranks, proofs)
     torch.manual_seed(cell.seed)
     if strategy.server is not None and ranks.rank >= cell.gpus:
         strategy.server(cell, task, ranks).serve()
         return
-    if cell.memory_limit_gib is not None:
-        memory_limit.hold(cell.memory_limit_gib, ranks.device)
-    engine = strategy.build(cell, task, ranks)
-    if engine.joins:
-        order = order.with_rest(cell.gpu_batch_size)
-    torch.manual_seed(cell.seed + 1 + engine.data_rank)  # dropout: apart where the data is, alike on ranks that share a model
-    company = engine.company(ranks)
-    meets = not strategy.tolerates_lost_ranks
-    chosen = instruments.chosen(cell, task, engine, run_dir, ranks, company, order, meets=meets)
-    checkpoints, resumed = None, None
-    if (asked := cell.instruments.checkpoints) is not None:
-        checkpoints = Checkpoints(asked, engine, run, run_dir, ranks, company, order.steps_per_epoch)
-        resumed = checkpoints.resume()
-        chosen.append(checkpoints)  # last: what it saves is what the others left
+    with stage("building"):
+        if cell.memory_limit_gib is not None:
+            memory_limit.hold(cell.memory_limit_gib, ranks.device)
+        engine = strategy.build(cell, task, ranks)
+        if engine.joins:
+            order = order.with_rest(cell.gpu_batch_size)
+        torch.manual_seed(cell.seed + 1 + engine.data_rank)  # dropout: apart where the data is, alike on ranks of one model
+        company = engine.company(ranks)
+        meets = not strategy.tolerates_lost_ranks
+        chosen = instruments.chosen(cell, task, engine, run_dir, ranks, company, order, meets=meets)
+        checkpoints, resumed = None, None
+        if (asked := cell.instruments.checkpoints) is not None:
+            checkpoints = Checkpoints(asked, engine, run, run_dir, ranks, company, order.steps_per_epoch)
+            resumed = checkpoints.resume()
+            chosen.append(checkpoints)  # last: what it saves is what the others left
     watch = Watch(chosen, ranks.device)
-    with LineWriter(run_dir.steps_file(ranks.rank)) as lines:
+    with stage("training"), LineWriter(run_dir.steps_file(ranks.rank)) as lines:
         recorder = Recorder(lines, resumed.records if resumed else ())
         train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder, watch, checkpoints, resumed)
     first = resumed.step if resumed and not resumed.records else 0  # steps of another cell's checkpoint have no records here
@@ -111,22 +116,25 @@ def _steps(
     A resumed run has had its warm-up steps; of the timed ones as many as these are marked as not to be timed, in which
     what is new in this process settles. Raises OutOfTime where the run is to end early, saved.
     """
-    clock, memory = clock_for(device), MemoryMeter(device)
+    clock, memory, late, side = clock_for(device), MemoryMeter(device), LateLoss(device), SideStream(device)
     timed = order.timed_steps(cell)
     done = resumed.step if resumed else 0
     warmup = (WARMUP, range(0 if resumed else cell.warmup_steps), 0)
     phases = (warmup, (TIMED, range(done, timed), cell.warmup_steps))
     settled = done + cell.warmup_steps if resumed else 0
 
-    def fetch(phase: int, step: int) -> tuple[int, list[Batch]]:
+    def fetch(phase: int, step: int) -> tuple[int, list[Batch], torch.cuda.Event | None]:
         parts = order.micro_batches(phase, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
-        return sum(map(len, parts)) * task.units_per_item, [task.fetch(indices, device) for indices in parts]
+        with side.copying():
+            batches = [task.fetch(indices, device) for indices in parts]
+        return sum(map(len, parts)) * task.units_per_item, batches, side.copied()
 
     coming = prefetched(partial(fetch, phase, step) for phase, steps, _ in phases for step in steps)
     before_s, started = resumed.train_time_s if resumed else 0.0, 0.0
     for phase, steps, before in phases:
         company.barrier()  # no rank's timed steps start while another still sets up
         started = time.perf_counter()
+        goes_on = False  # whether this step is timed from the end of the step before: no instrument ran between them
         for step in steps:
             watched = phase == TIMED and watch.watches(step + 1)
             if watched:
@@ -136,12 +144,13 @@ def _steps(
             )
             optimization.set_learning_rate(engine.optimizer, rate)
             memory.start()
-            clock.start()
-            units, batches = next(coming)
+            clock.start(goes_on=goes_on and not watched)
+            units, batches, copied = next(coming)
+            side.take((tensor for batch in batches for tensor in (batch.inputs, batch.targets)), copied)
             clock.mark(DATA)
             whole = order.items_in(phase, step) == cell.global_batch_size
             with nullcontext() if whole else engine.join():
-                loss = engine.forward_backward(batches, clock) if batches else None
+                loss = late.of(engine.forward_backward(batches, clock)) if batches else None
                 if batches:
                     engine.update()
             clock.mark(OPTIMIZER)
@@ -161,6 +170,7 @@ def _steps(
             if phase == TIMED and checkpoints is not None and checkpoints.due(step + 1):
                 recorder.settle()  # no checkpoint of a step that is not on record
                 checkpoints.train_time_s = before_s + time.perf_counter() - started - watch.between_s()
+            goes_on = phase == WARMUP or not watch.due(step + 1)
             if phase == TIMED:
                 watch.after(step + 1)
             if phase == TIMED and checkpoints is not None and checkpoints.ends(step + 1):
@@ -189,7 +199,7 @@ class Passed(msgspec.Struct):
 
 
 class Recorder:
-    """Writes step records as soon as their times are there, at most one step late, so that no step waits for its record."""
+    """Writes step records as soon as their times and losses are there, at most one step late: no step waits for its record."""
 
     def __init__(self, lines: LineWriter, earlier: Sequence[StepRecord] = ()) -> None:
         """earlier: what stands in the file already, of the start that this one goes on from."""

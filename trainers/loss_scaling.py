@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from trainers.communication import Term
+from trainers.precision import scales_loss
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +87,7 @@ class LossScaler:
 
 
 def sign(precision: str, ranks: int) -> list[Term]:
-    """What the ranks that hold different gradients send to skip a step together; nothing but in fp16."""
-    if precision != "fp16":
+    """What the ranks that hold different gradients send to skip a step together; nothing if the loss is not scaled."""
+    if not scales_loss(precision):
         return []
     return [Term("the sign that a gradient overflowed, once a step", "all_reduce", SIGN_BYTES, ranks)]

@@ -20,7 +20,8 @@ def make(rule: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Opt
     if rule.name == "sgd":
         return torch.optim.SGD(parameters, lr=rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay)
     kind = torch.optim.Adam if rule.name == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=rule.lr, betas=(rule.beta1, rule.beta2), eps=rule.eps, weight_decay=rule.weight_decay)
+    betas = rule.beta1, rule.beta2
+    return kind(parameters, lr=rule.lr, betas=betas, eps=rule.eps, weight_decay=rule.weight_decay, fused=rule.fused or None)
 
 
 def learning_rate(rule: Optimizer, schedule: Schedule, step: int, steps: int, data_ranks: int) -> float:

@@ -10,7 +10,7 @@ from shardlab import files, host
 from shardlab.record import SCHEMA, Result, SameWork, Spread
 from shardlab.run import Run
 from shardlab.rundir import RunDir
-from trainers import menu
+from trainers import gpu_identity, menu
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,8 +61,9 @@ def write(
 
     kinds = sorted(mine.peak_bytes)
     everyone = company.gather([mine.train_time_s, mine.loss, *(mine.peak_bytes[kind] for kind in kinds), *mine.step_ms])
+    gpus = gpu_identity.names(company.gather(gpu_identity.numbers(ranks.device)))
     knobs = {"asked": _asked(run), "effective": engine.effective()}  # on every rank: reading them may need all
-    parameters = engine.parameters()
+    parameters = engine.parameters() - task.padding
     sent = same_work.communication_bytes or _by_theory(run, company, engine)
     company.barrier()
     if ranks.rank == 0:
@@ -98,6 +99,7 @@ def write(
             instruments=instruments,
             knobs=knobs,
             versions=host.packages(),
+            gpus=gpus,
         )
         files.write_json(run_dir.result, result)
     company.barrier()

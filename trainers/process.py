@@ -12,14 +12,9 @@ from shardlab import checkpoint, files
 from shardlab.errors import InputError, ShardlabError
 from shardlab.run import Run
 from shardlab.rundir import RunDir
-from trainers import met, stacks
+from trainers import met, stacks, stage
+from trainers.out_of_memory import is_out_of_memory
 from trainers.ranks import Place, Ranks
-
-# How torch says on a CPU, and how libraries below it say on a GPU, what has no exception type of its own.
-OUT_OF_MEMORY = (
-    "can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
-    "Cuda failure 2 'out of memory'",  # NCCL, which takes its buffers beside torch's allocator
-)  # fmt: skip
 
 
 def run(path: Path) -> None:
@@ -38,7 +33,8 @@ def run(path: Path) -> None:
         _refuse(frozen, run_dir, place)
         from trainers import loop  # torch from here on
 
-        ranks = Ranks(place, frozen.cell.servers, frozen.cell.hang_limit_s)
+        # A rank may come early: each node of the run waits for its own GPUs before it starts its ranks.
+        ranks = Ranks(place, frozen.cell.servers, frozen.cell.hang_limit_s + frozen.wait_gpus_s)
         met.check(frozen, run_dir, ranks)
         loop.train(frozen, run_dir, ranks)
         ranks.leave()
@@ -55,14 +51,6 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, ShardlabError):
         return first
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on a GPU or on the host."""
-    torch = sys.modules.get("torch")
-    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def _event(error: BaseException) -> str:
@@ -104,8 +92,10 @@ def _end(error: BaseException, run_dir: RunDir, place: Place, launcher_stderr: i
     try:
         traceback.print_exception(error)
         sys.stderr.flush()
-        why = sentence(error)
+        event, during, why = _event(error), stage.of(error), sentence(error)
+        if event == "oom" and during is not None:
+            why = f"{why} (while {during})"
         os.write(launcher_stderr, f"rank {place.rank}: {why}\n".encode())
-        run_dir.write_event(f"rank-{place.rank:05d}", _event(error), why=why)
+        run_dir.write_event(f"rank-{place.rank:05d}", event, why=why, stage=during)
     finally:
         os._exit(1)

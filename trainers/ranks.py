@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -27,6 +28,8 @@ class Place(msgspec.Struct, frozen=True):
     local_rank: int = 0
     world_size: int = 1
     store: str | None = None
+    is_slurm_task: bool = False  # whether Slurm itself started this process as one of its tasks
+    local_world_size: int = 1
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place:
@@ -41,16 +44,26 @@ class Place(msgspec.Struct, frozen=True):
         rank, local_rank, world_size = (_number(environment, name) for name in names)
         if not (rank < world_size and local_rank < world_size):
             raise InputError(f"RANK={rank} and LOCAL_RANK={local_rank} do not fit WORLD_SIZE={world_size}.")
-        return cls(rank, local_rank, world_size, environment.get(STORE))
+        is_slurm_task = environment.get("SLURM_LOCALID") == str(local_rank)
+        local = _number(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else world_size
+        return cls(rank, local_rank, world_size, environment.get(STORE), is_slurm_task, max(1, local))
 
 
-def devices(place: Place, servers: int, *, cuda: bool) -> tuple[str, str]:
+def devices(place: Place, servers: int, *, gpus: int) -> tuple[str, str]:
     """(this rank's device, the backend of all ranks): GPU number LOCAL_RANK and NCCL where there are GPUs, else CPU and gloo.
 
-    The last `servers` ranks compute on the CPU and have no GPU, which NCCL needs of every rank: with them all talk over gloo.
+    gpus: the number of GPUs that this process sees. The last `servers` ranks compute on the CPU. NCCL needs a GPU for every
+    rank; therefore, if there are servers, all ranks use gloo. Raises InputError if there is no GPU for this rank.
     """
-    serves = place.rank >= place.world_size - servers
-    return f"cuda:{place.local_rank}" if cuda and not serves else "cpu", "nccl" if cuda and not servers else "gloo"
+    if not gpus or place.rank >= place.world_size - servers:
+        return "cpu", "nccl" if gpus and not servers else "gloo"
+    index = 0 if gpus == 1 and place.is_slurm_task else place.local_rank  # at some sites, each Slurm task sees only its own GPU
+    if index >= gpus:
+        raise InputError(
+            f"LOCAL_RANK={place.local_rank}, but the process sees {gpus} GPU{'s' * (gpus > 1)}. Each rank of a node needs "
+            "its own GPU."
+        )
+    return f"cuda:{index}", "gloo" if servers else "nccl"
 
 
 class Company(Protocol):
@@ -77,13 +90,13 @@ class Ranks:
         self.rank, self.local_rank, self.world_size = place.rank, place.local_rank, place.world_size
         self.forked = place.store is not None
         cuda = torch.cuda.is_available()
-        self.trains_on = "cuda" if cuda else "cpu"  # the type of the devices of those that train; of servers as well
-        device, self.backend = devices(place, servers, cuda=cuda)
+        device, self.backend = devices(place, servers, gpus=torch.cuda.device_count() if cuda else 0)
         self.device = torch.device(device)
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        if (threads := _threads(place.world_size, cuda=cuda)) is not None:
-            torch.set_num_threads(threads)
+            torch.cuda.set_device(self.device)  # before any other question to CUDA, which may take memory of the current GPU
+        # The device that the training ranks compute on: a GPU's name, or cpu. The same on parameter servers.
+        self.trains_on = torch.cuda.get_device_name() if cuda else "cpu"
+        torch.set_num_threads(threads(place, os.environ, usable_processors(), gpus=cuda))
         # torch's own 10 or 30 minutes would end a rank that may yet wait for another, or forestall the supervisor, which has
         # every rank say where it is. Groups that strategies make on their own take the defaults, not those of the first group.
         waits = timedelta(seconds=WAITS * hang_limit_s + MARGIN_S)
@@ -137,17 +150,35 @@ class Ranks:
         dist.destroy_process_group()
 
 
-def _threads(world_size: int, *, cuda: bool) -> int | None:
-    """Threads per rank: OMP_NUM_THREADS, else 1 among several ranks and on a CPU, else torch's own choice (None).
+def usable_processors(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Processors that this process may use. quota: the file in which version 2 of cgroups says how many a container may use."""
+    bound = len(os.sched_getaffinity(0))
+    try:
+        allowed_us, period_us = quota.read_text().split()
+    except OSError:  # no container, or version 1 of cgroups
+        return bound
+    return bound if allowed_us == "max" else max(1, min(bound, int(allowed_us) // int(period_us)))
 
-    On a CPU also where a rank is alone: what one rank takes is held against what several take, each on one thread.
+
+def threads(place: Place, environment: Mapping[str, str], usable: int, *, gpus: bool) -> int:
+    """Number of threads of a rank.
+
+    On a node with GPUs: the rank's share of the node's processors. OMP_NUM_THREADS is ignored there: launchers set it to 1, and
+    one thread is too slow for a parameter server or for offloading. On a CPU: OMP_NUM_THREADS, or 1, also if there is only one
+    rank, because its time is compared with that of several ranks with one thread each.
+
+    usable: processors that this process may use. Raises InputError if a variable is not a number.
     """
-    if "OMP_NUM_THREADS" not in os.environ:
-        return 1 if world_size > 1 or not cuda else None
-    threads = _number(os.environ, "OMP_NUM_THREADS")
-    if threads == 0:
+    if gpus:
+        # Slurm may bind each rank to processors of its own; SLURM_CPUS_ON_NODE counts those of all ranks of the node.
+        node = _number(environment, "SLURM_CPUS_ON_NODE") if "SLURM_CPUS_ON_NODE" in environment else usable
+        return max(1, min(usable, node // place.local_world_size))
+    if "OMP_NUM_THREADS" not in environment:
+        return 1
+    asked = _number(environment, "OMP_NUM_THREADS")
+    if asked == 0:
         raise InputError("OMP_NUM_THREADS: found 0. Allowed: a number from 1.")
-    return threads
+    return asked
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -10,6 +10,7 @@ import msgspec
 
 from shardlab.cell import Cell
 from trainers import optimization, precision, switches
+from trainers.cast_weights import cast_weights
 from trainers.instruments.timing import BACKWARD, FORWARD
 from trainers.loss_scaling import LossScaler
 from trainers.strategy import Engine
@@ -27,21 +28,27 @@ if TYPE_CHECKING:
 class ReplicatedEngine(Engine):
     """Accumulates over micro-batches; a strategy says how one pass is wrapped and when ranks exchange gradients."""
 
+    casts_itself = False  # whether a library casts the weights that the model computes with
+
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module) -> None:
         self.cell, self.task = cell, task
         self.device = ranks.device
         self.data_rank, self.data_ranks = ranks.rank, ranks.world_size
         self.model = model
         self.optimizer = optimization.make(cell.optimizer, model.parameters())
-        self.scaler = LossScaler(ranks.device) if cell.precision == "fp16" else None
+        self.scaler = LossScaler(ranks.device) if precision.scales_loss(cell.precision) else None
         self._output_dtype: torch.dtype | None = None
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         """The context of one forward and backward; ranks exchange gradients in the last one of a step."""
         raise NotImplementedError
 
+    def weights(self) -> AbstractContextManager[object]:
+        """The context of forward and backward passes in which the model computes with weights in the cell's precision."""
+        return cast_weights(self.model, None if self.casts_itself else precision.cast_dtype(self.cell.precision))
+
     def computing(self) -> AbstractContextManager[object]:
-        """The context of a forward pass that gives the cell's precision."""
+        """The context of a forward pass in which operators compute in the cell's precision."""
         return precision.autocast(self.cell.precision, self.device)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -67,7 +74,7 @@ class ReplicatedEngine(Engine):
         total = torch.zeros((), device=self.device)
         for index, given in enumerate(micro_batches, start=1):
             batch = self._cast(given)
-            with self.one_pass(last=index == len(micro_batches)):
+            with self.one_pass(last=index == len(micro_batches)), self.weights():
                 with self.computing():
                     outputs = self.task.outputs(self.model, batch)
                     loss = self.task.criterion(outputs, batch.targets) / len(micro_batches)
@@ -80,12 +87,12 @@ class ReplicatedEngine(Engine):
         return total
 
     def _cast(self, batch: Batch) -> Batch:
-        return msgspec.structs.replace(batch, inputs=precision.as_weights(batch.inputs, self.cell.precision))
+        return msgspec.structs.replace(batch, inputs=precision.as_inputs(batch.inputs, self.cell.precision))
 
     def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
-        with torch.no_grad(), self.computing():
+        with torch.no_grad(), self.weights(), self.computing():
             outputs = self.task.outputs(self.model, self._cast(batch))
             found = self.task.criterion(outputs, batch.targets), self.task.correct(outputs, batch.targets)
         switches.free_gathered(self.model)

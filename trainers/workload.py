@@ -70,10 +70,16 @@ class DataSource(msgspec.Struct, frozen=True):
 
 
 class Task(ABC):
-    """Model, data and loss of one run on one rank. units_per_item: units of data in one item (tokens in a sequence)."""
+    """Model, data and loss of one run on one rank.
+
+    units_per_item: units of data in one item (tokens in a sequence). padding: number of padding parameters, which are
+    not counted as parameters of the model. counted_classes: number of real classes, if outputs are padded; None if not.
+    """
 
     source: DataSource
     units_per_item: int
+    padding: int = 0
+    counted_classes: int | None = None
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -107,10 +113,10 @@ class Task(ABC):
 
     def criterion(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean loss (0-dim, computed in fp32) of outputs (..., classes) for targets (...): the cross-entropy."""
-        from torch.nn.functional import cross_entropy
+        from trainers.tasks.cross_entropy import cross_entropy
 
-        return cross_entropy(outputs.float().flatten(0, -2), targets.flatten())
+        return cross_entropy(outputs.flatten(0, -2), targets.flatten(), self.counted_classes)
 
     def correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """How many of the targets (...) are the likeliest class in outputs (..., classes), 0-dim in int64."""
-        return (outputs.argmax(-1) == targets).sum()
+        return (outputs[..., : self.counted_classes].argmax(-1) == targets).sum()

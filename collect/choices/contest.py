@@ -15,10 +15,18 @@ from collect.columns import distinguishing, telling
 from collect.row import Row, flat
 
 Outcome = Literal[
-    "measured", "does not fit", "over the limit", "other work", "looked into", "not ranked", "failed", "not measured"
+    "measured",
+    "does not fit",
+    "over the limit",
+    "other work",
+    "gpu trouble",
+    "looked into",
+    "not ranked",
+    "failed",
+    "not measured",
 ]
 RESULTS = ("measured", "does not fit", "over the limit")  # ends that say something of a strategy
-UNRANKED = ("other work", "looked into", "not ranked")  # of cells that were measured
+UNRANKED = ("other work", "gpu trouble", "looked into", "not ranked")  # of cells that were measured
 PLAINER = "the same cell was measured with fewer instruments, and is ranked by that"
 _GOING = {"planned", "pending", "running", "unknown"}
 _USUAL = (
@@ -111,6 +119,8 @@ def contenders(rows: Sequence[Row]) -> list[Contender]:
         outcome = _outcome(row)
         if outcome == "measured" and row.id not in plainest:
             outcome, why = "looked into", PLAINER
+        if outcome == "gpu trouble":
+            why = row.gpu_trouble
         found.append(Contender(row.id, name, outcome, partly, why if outcome in UNRANKED else ""))
     return sorted(found, key=lambda contender: (natural(contender.name), contender.cell))
 
@@ -133,6 +143,8 @@ def _outcome(row: Row) -> Outcome:
     if row.n:
         if row.is_ranked:
             return "measured"
+        if row.gpu_trouble:
+            return "gpu trouble"
         return "other work" if row.same_work and row.same_work.verdict == "other work" else "not ranked"
     if "oom" in row.states:
         return "does not fit"

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from collect import likeness
 from collect.comparison import environment, ratio
 from collect.comparison.environment import Difference
 from collect.comparison.match import Apart, Differs, Matches, apart, match
@@ -159,6 +160,8 @@ def _different_work(a: _Known, b: _Known) -> str:
     rehearsed = [any(run.run and run.run.rehearsal for run in side[0].completed) for side in (a, b)]
     if a[1].n and b[1].n and rehearsed[0] != rehearsed[1]:
         return f"{'AB'[rehearsed[1]]} is a rehearsal on CPU"
+    if trouble := "; ".join(side[1].gpu_trouble for side in (a, b) if side[1].gpu_trouble):
+        return f"other processes used the GPUs, or the GPUs were throttled, while steps were timed ({trouble})"
     return ""
 
 
@@ -168,6 +171,8 @@ def _remarks(a: _Known, b: _Known) -> list[str]:
     proof = a[1].same_work
     if proof and proof.verdict == "other work":  # in both, or they would not be compared
         found.append(f"other work than that of one process, by design ({proof.why})")
+    if (said := likeness.different_computation([a[0].cell, b[0].cell])) is not None:
+        found.append(said)
     if not (proof and b[1].same_work):
         found.append("without a proof of the same work in both")
     return found

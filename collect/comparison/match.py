@@ -15,7 +15,7 @@ from shardlab import cell_names
 # are not among it: some are a workload's, and make other work.
 _MAY_DIFFER = {
     "nnodes", "launcher", "micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing", "compile",
-    "instruments", "memory_limit_gib",
+    "instruments", "memory_limit_gib", "precision",
 }  # fmt: skip
 # What follows from other keys, and what changes no work.
 _LEFT_OUT = ("gpu_batch_size", "time_limit_s", "hang_limit_s", "expect", "prove")

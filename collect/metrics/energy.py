@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import polars as pl
 
 from collect.metric import Measured, Metric, Quantity
@@ -12,17 +13,23 @@ from collect.telemetry import covered
 
 
 def energy(measured: Measured) -> Quantity | None:
-    """Joules of all GPUs of the hosts between the ends of the first and the last timed step.
+    """Joules of the GPUs that were trained on between the ends of the first and the last timed step.
 
-    None without power samples, where those of any GPU cover less than 80 % of that time, or where the run stood still in it.
+    From the energy counters if each of these GPUs has a counter, else from power samples. None if a GPU has neither, if its
+    samples cover less than 80 % of that time, or if the run was suspended during that time.
     """
-    if measured.paused or measured.samples.gpus.is_empty() or (span := measured.window) is None:
+    if measured.paused or measured.gpus.is_empty() or (span := measured.window) is None:
         return None
-    gpus = measured.samples.gpus.drop_nulls("power_w").sort("wall_s")
-    known = [_joules(rows, span) for _, rows in gpus.group_by("host", "uuid", maintain_order=True)]
-    if not known or len(known) < measured.samples.gpus.select(pl.struct("host", "uuid").n_unique()).item() or None in known:
-        return None
-    return Quantity(sum(joules for joules in known if joules is not None), "J")
+    used = measured.result.gpus if measured.result else None
+    sampled = measured.gpus.select(pl.struct("host", "uuid").n_unique()).item()
+    if used is not None and sampled != len(used):
+        return None  # some GPUs have no telemetry
+    for column, of_gpu, kind in (("energy_j", _from_counter, "counter"), ("power_w", _from_power, "power samples")):
+        gpus = measured.gpus.drop_nulls(column).sort("wall_s")
+        known = [of_gpu(rows, span) for _, rows in gpus.group_by("host", "uuid", maintain_order=True)]
+        if len(known) == sampled and None not in known:
+            return Quantity(sum(joules for joules in known if joules is not None), "J", kind)
+    return None
 
 
 def energy_per_unit(measured: Measured) -> Quantity | None:
@@ -34,10 +41,24 @@ def energy_per_unit(measured: Measured) -> Quantity | None:
     if units <= 0:
         return None
     unit = measured.result.unit.removesuffix("s") if measured.result else "unit"
-    return Quantity(total.value / units, f"J/{unit}")
+    return Quantity(total.value / units, f"J/{unit}", total.kind)
 
 
-def _joules(rows: pl.DataFrame, span: tuple[float, float]) -> float | None:
+def _from_counter(rows: pl.DataFrame, span: tuple[float, float]) -> float | None:
+    """The growth of one GPU's energy counter in the span in joules, interpolated at both ends.
+
+    None if the samples do not extend beyond both ends of the span, if they cover less than 80 % of it, or after a reset.
+    """
+    times, counter = rows["wall_s"].to_list(), rows["energy_j"].to_list()
+    if not times or times[0] > span[0] or times[-1] < span[1] or any(b < a for a, b in itertools.pairwise(counter)):
+        return None
+    if covered(times, span)[0] < 100 * LEAST_COVERAGE:
+        return None
+    first, last = np.interp(span, times, counter)
+    return float(last - first)
+
+
+def _from_power(rows: pl.DataFrame, span: tuple[float, float]) -> float | None:
     """The trapezoids between one GPU's samples, cut to the span; their mean power holds for what they do not cover."""
     times, power = rows["wall_s"].to_list(), rows["power_w"].to_list()
     start, end = span
@@ -55,9 +76,9 @@ def _joules(rows: pl.DataFrame, span: tuple[float, float]) -> float | None:
 
 
 _WHILE = (
-    "between the ends of the first and the last timed step, by NVML's power samples (trapezoids between them), idle GPUs of "
-    "the hosts included; processors, memory and network are not in it. Blank without such samples, or where they cover less "
-    "than 80 % of that time."
+    "that the run trained on, between the ends of the first and the last timed step, by NVML's energy counters, or, if a GPU "
+    "has no counter, by NVML's power samples (trapezoids between them). The energy of other GPUs, processors, memory and "
+    "network is not included. Blank if there are no such samples, or if they cover less than 80 % of that time."
 )
 METRICS = (
     Metric(
@@ -65,7 +86,7 @@ METRICS = (
         of_all_steps=True,
         unit="J",
         direction="lower is better",
-        definition=f"Energy of all GPUs {_WHILE}",
+        definition=f"Energy of the GPUs {_WHILE}",
         of_run=energy,
     ),
     Metric(
@@ -73,7 +94,7 @@ METRICS = (
         of_all_steps=True,
         unit="J/unit",
         direction="lower is better",
-        definition=f"Energy per unit of data (token, image) of the steps in that time: of all GPUs {_WHILE}",
+        definition=f"Energy per unit of data (token, image) of the steps in that time: of the GPUs {_WHILE}",
         of_run=energy_per_unit,
     ),
 )

@@ -10,7 +10,7 @@ from collect.metric import Measured, Metric, Quantity
 # The words of docs/instruments.md, which says how a storage gets its category.
 CATEGORIES = {
     "parameter": "what a rank keeps of the weights from step to step",
-    "gathered": "weights that other ranks keep, here for use",
+    "gathered": "weights for use: gathered from the ranks that keep them, or copied in 16 bits",
     "gradient": "gradients as the optimizer takes them",
     "optimizer_state": "what the optimizer remembers of earlier steps",
     "master_parameter": "the optimizer's own copy of the weights",

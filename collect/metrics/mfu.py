@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collect.metric import Measured, Metric, Quantity
 from collect.metrics.throughput import throughput
-from collect.peaks import peak_flops
+from shardlab.gpu_models import peak_flops
 
 
 def mfu(measured: Measured) -> Quantity | None:

@@ -18,7 +18,7 @@ def cpu(measured: Measured) -> Quantity | None:
 
 def gpu(measured: Measured) -> Quantity | None:
     """Mean over GPUs of the mean utilization_pct of the samples within the timed window, 0 to 100."""
-    return _mean_of_means(measured, measured.samples.gpus, "uuid", "utilization_pct")
+    return _mean_of_means(measured, measured.gpus, "uuid", "utilization_pct")
 
 
 def gpu_memory(measured: Measured) -> Quantity | None:
@@ -26,9 +26,9 @@ def gpu_memory(measured: Measured) -> Quantity | None:
 
     None where the size of any of these GPUs is not known.
     """
-    if measured.samples.gpus.is_empty() or (span := measured.window) is None:
+    if measured.gpus.is_empty() or (span := measured.window) is None:
         return None
-    shares = memory_shares(within(measured.samples.gpus, span), measured.hosts)["memory_pct"]
+    shares = memory_shares(within(measured.gpus, span), measured.hosts)["memory_pct"]
     return Quantity(float(shares.sort()[-1]), "%") if shares.len() else None
 
 
@@ -69,7 +69,7 @@ METRICS = (
         unit="%",
         direction="neither",
         definition="NVML's GPU utilization (share of time with a kernel running) between the first and the last timed step; "
-        "mean over the GPUs that the hosts have.",
+        "mean over the GPUs that the run trained on.",
         of_run=gpu,
     ),
     Metric(

@@ -1,4 +1,4 @@
-"""GPUs through NVML, in process: a poll of nvidia-smi costs a process start at every tick."""
+"""GPUs through NVML, in this process: each call of nvidia-smi would start a process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from collect.sampler.source import Source
+from shardlab.nvml import compute_processes, throttles
 from shardlab.record import GpuSample, Sample
 
 
 class GpuSource(Source):
-    """Utilization, memory, power, temperature and clock of every GPU; `why_absent` says why there is none."""
+    """Fills a `GpuSample` for every GPU; `why_absent` says why there is no GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,6 +42,9 @@ class GpuSource(Source):
             "temperature", lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
         )
         gpu.sm_clock_mhz = self._ask("clock", lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
+        gpu.energy_j = self._ask("energy", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)  # from millijoules
+        gpu.processes = self._ask("processes", lambda: len(compute_processes(handle)))
+        gpu.throttled = self._ask("throttling", lambda: throttles(handle))
         return gpu
 
     def _ask(self, what: str, question: Callable[[], Any]) -> Any:

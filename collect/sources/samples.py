@@ -41,6 +41,9 @@ GPUS = {
     "power_w": pl.Float64,
     "temperature_c": pl.Float64,
     "sm_clock_mhz": pl.Float64,
+    "energy_j": pl.Float64,
+    "processes": pl.Int64,
+    "throttled": pl.List(pl.String),
 }
 _MOMENT = ("host", "boot_id", "wall_s")  # what devices have of the sample that they are in
 

@@ -133,6 +133,8 @@ def _judge(loaded: Loaded, measurements: Measurements, claim: Mapping[str, Any],
     if likeness.instruments_differ(part.row.cell for part in parts):
         names = ", ".join(dict.fromkeys(part.metric.name for part in parts))
         verdict.remarks.append(f"instruments differ between its cells, and {names} holds the steps that they slowed down")
+    if (said := likeness.different_computation([measurements.cell(row).cell for row in cells])) is not None:
+        verdict.remarks.append(said)
     if unproven := _unproven(measurements, verdict, numbers):
         verdict.verdict, verdict.why = "undecided", unproven
     elif verdict.verdict == "undecided" and verdict.parts:
@@ -338,6 +340,8 @@ def _unproven(measurements: Measurements, verdict: Verdict, numbers: list[Number
     for row in rows.values():
         proof = row.same_work
         said = f"{measurements.label(row)}: {proof.verdict} ({proof.why})" if proof else f"{measurements.label(row)}: no proof"
+        if row.gpu_trouble:
+            return f"not ranked, because GPUs were shared or throttled while steps were timed ({row.gpu_trouble})"
         if not row.is_ranked:
             unproven.append(said)
         elif proof and proof.verdict != "proven":

@@ -6,6 +6,7 @@ from jobs.launcher import Launcher
 from shardlab.run import Run
 
 _RANK = ("-m", "trainers", "run", ".")
+JOIN_S = 600  # torchrun's own limit for all nodes to come to the rendezvous
 
 
 def command(run: Run, python: str) -> list[str]:
@@ -22,11 +23,20 @@ def task(run: Run, python: str) -> list[str]:
     return [
         *_torchrun(run, python),
         "--rdzv-endpoint=$SHARDLAB_RENDEZVOUS",  # on the job's first node, at a port that was free there
-        "--rdzv-conf=is_host=$SHARDLAB_IS_FIRST",  # names of nodes are matched with care elsewhere, and wrongly
+        # Names of nodes are matched with care elsewhere, and wrongly.
+        f"--rdzv-conf=is_host=$SHARDLAB_IS_FIRST{_patience(run)}",
         "--local-addr=$SHARDLAB_ADDRESS",  # on the network between the nodes; a node's own name may lead to another
         "--rdzv-id=$SHARDLAB_MEETING",  # the job's and this start's own: late ranks of an earlier start are not let in
         *_RANK,
     ]
+
+
+def _patience(run: Run) -> str:
+    """The timeouts of a rendezvous whose nodes may wait for their GPUs, each for its own."""
+    if not run.wait_gpus_s:
+        return ""
+    limit = run.wait_gpus_s + JOIN_S
+    return f",join_timeout={limit},read_timeout={limit}"
 
 
 def _torchrun(run: Run, python: str) -> list[str]:

@@ -8,6 +8,7 @@ from jobs.launcher import launcher
 from shardlab.cluster import Cluster, Slurm
 from shardlab.run import Run
 
+CPUS_PER_GPU = 8  # default of `cpus_per_rank` for ranks with a GPU
 # From the end of a run's own limit to Slurm's: for saving, closing records and the ends of processes; so long a start may take.
 MARGIN_S = 180
 
@@ -25,7 +26,7 @@ def options(run: Run, cluster: Cluster) -> tuple[str, ...]:
     if gpus := gpus_per_node(run, cluster):
         kind = f"{cluster.gpus.type}:" if cluster.gpus and cluster.gpus.type else ""
         found.append(f"gpus-per-node={kind}{gpus}" if asked.gpu_request == "gpus-per-node" else f"gres=gpu:{kind}{gpus}")
-    found += ["exclusive", "mem=0"] if asked.exclusive else [f"cpus-per-task={cpus_per_task(run, asked, tasks)}"]
+    found += ["exclusive", "mem=0"] if asked.exclusive else [f"cpus-per-task={cpus_per_task(run, cluster, asked, tasks)}"]
     found.append(f"time={minutes(run)}")
     found.append("requeue" if run.requeues else "no-requeue")
     found += [f"exclude={','.join(run.avoid)}"] if run.avoid else []
@@ -42,8 +43,9 @@ def gpus_per_node(run: Run, cluster: Cluster) -> int:
     return math.ceil(run.cell.gpus / run.world.nnodes)
 
 
-def cpus_per_task(run: Run, asked: Slurm, tasks: int) -> int:
-    return math.ceil(run.world.nproc_per_node / tasks) * asked.cpus_per_rank
+def cpus_per_task(run: Run, cluster: Cluster, asked: Slurm, tasks: int) -> int:
+    cpus_per_rank = asked.cpus_per_rank or (CPUS_PER_GPU if gpus_per_node(run, cluster) else 1)
+    return math.ceil(run.world.nproc_per_node / tasks) * cpus_per_rank
 
 
 def minutes(run: Run) -> int:

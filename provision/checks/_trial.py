@@ -19,7 +19,7 @@ from typing import IO
 
 import msgspec
 
-from provision.checks.trial import LOOK_S, PRODUCT_S, RANKS, RANKS_S, Trial
+from provision.checks.trial import COMPILED_S, LOOK_S, PRODUCT_S, RANKS, RANKS_S, Trial
 from provision.facts import _torch, last_line
 from provision.facts.torch import Torch, parse
 from provision.providers import Answer
@@ -48,7 +48,9 @@ def attempt() -> Trial:
         store = f"file://{folder}/store"
         ranks = [functools.partial(_rank, backend, place, store) for place in range(RANKS)]
         summed = together(ranks, RANKS_S)
-    return Trial(found, summed, together([_product], PRODUCT_S) if found.gpus else None)
+    if not found.gpus:
+        return Trial(found, summed)
+    return Trial(found, summed, together([_product], PRODUCT_S), together([_compiled], COMPILED_S))
 
 
 def _rank(backend: str, place: int, store: str) -> None:
@@ -61,6 +63,15 @@ def _product() -> None:
     from provision.checks import _matmul
 
     _matmul.main()
+
+
+def _compiled() -> None:
+    from provision.checks import _compiled
+
+    # Empty caches: with the results of an earlier check, the check would pass although the compiler was removed since.
+    with tempfile.TemporaryDirectory(prefix="shardlab-") as folder:
+        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
+        _compiled.main()
 
 
 def together(works: Sequence[Callable[[], None]], limit_s: float) -> Answer:

@@ -13,17 +13,19 @@ RANKS = 2
 LOOK_S = 60.0
 RANKS_S = 75.0  # the ranks themselves give up waiting for one another after 60 s
 PRODUCT_S = 90.0  # the first kernel of each GPU loads libraries, from a network folder perhaps
-LIMIT_S = 300.0  # all of it, and an import from a cold network folder
+COMPILED_S = 120.0  # Triton first compiles its own launcher in C
+LIMIT_S = 420.0  # all of it, and an import from a cold network folder
 # Loopback for Gloo, which would otherwise resolve the host's name; NCCL finds its own way between GPUs.
 ENVIRONMENT = ("OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo", "NCCL_SOCKET_IFNAME=lo")
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """all_reduce: of the ranks, product: of the GPUs; None where torch does not import, or sees no GPU."""
+    """all_reduce: of the ranks; product and compiled: of the GPUs. None where torch does not import, or sees no GPU."""
 
     torch: Torch
     all_reduce: Answer | None = None
     product: Answer | None = None
+    compiled: Answer | None = None
 
 
 def command(python: str) -> list[str]:

@@ -13,6 +13,7 @@ MUNGE = ("munge",)
 CONTROLLER = ("slurmctld", "slurmdbd", "slurm-client", "mariadb-server")
 WORKER = ("slurmd", "slurm-client")
 CLOCK = ("chrony",)
+COMPILER = ("gcc", "libc6-dev", "python3-dev")  # Triton compiles kernel launchers for torch.compile with it
 NFS_SERVER, NFS_CLIENT = ("nfs-kernel-server",), ("nfs-common",)
 ALL = tuple(sorted({*BASE, *MUNGE, *CONTROLLER, *WORKER, *CLOCK}))
 LOCK_S = 600  # others who install, such as unattended-upgrades after a first boot, are waited for so long
@@ -35,6 +36,9 @@ def wanted(site: Site, target: Target) -> list[str]:
         names += [*MUNGE, *(CONTROLLER if target.has("controller") else ()), *(WORKER if target.has("worker") else ())]
     if not target.facts[SYSTEM].is_container:
         names += CLOCK
+    has_gpus = site.cluster.gpus is not None and site.cluster.gpus.per_node > 0 and site.cluster.provider != "virtual"
+    if has_gpus and target.has("worker"):
+        names += COMPILER
     if server := nfs_server(site):
         names += NFS_SERVER if server is target else NFS_CLIENT
     return sorted(set(names))

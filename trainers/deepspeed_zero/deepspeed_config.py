@@ -8,7 +8,9 @@ from typing import Any
 from shardlab.cell import Cell
 from trainers import loss_scaling
 
-OWN = 500_000_000  # elements of a bucket in DeepSpeed's own configuration; it allocates one whole, however small the model
+# Default bucket size in elements (100 MB in 16 bits). With DeepSpeed's default of 500 million, a model with less than a billion
+# parameters would start its first reduction only when most of backward is over. DeepSpeed allocates whole buckets.
+BUCKET = 50_000_000
 NEVER = 10**9  # steps
 
 
@@ -65,7 +67,7 @@ def _zero(cell: Cell, stage: int, elements: int, pin_memory: bool) -> dict[str, 
     """What is cut, and in which buckets; sizes are in elements."""
     if stage == 0:
         return {}
-    options, every = cell.options, min(elements, OWN)
+    options, every = cell.options, min(elements, BUCKET)
     zero: dict[str, Any] = {
         "reduce_bucket_size": options["reduce_bucket_size"] or every,
         "overlap_comm": options["overlap_comm"],

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from shardlab.cell import Cell
-from trainers import precision, switches
+from trainers import activation_checkpointing, precision, switches
 from trainers.communication import Term
-from trainers.deepspeed_zero import deepspeed_config
+from trainers.deepspeed_zero import deepspeed_config, sharded_build
 from trainers.deepspeed_zero.order_of_use import order_of_use
 from trainers.precision import dtype_name
 from trainers.replicated import ReplicatedEngine
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from trainers.deferred_init import Deferred
     from trainers.ranks import Ranks
     from trainers.saving.state_parts import State
     from trainers.workload import Task
@@ -29,38 +30,51 @@ FLAGS = 8  # bytes of the gradient's norm and of the sign that a number overflow
 class ZeroEngine(ReplicatedEngine):
     """DeepSpeed's own engine, driven pass by pass; its bf16 and fp16 keep fp32 weights in the optimizer and cast the model."""
 
+    casts_itself = True
     model: Any  # deepspeed.DeepSpeedEngine
 
-    def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, stage: int) -> None:
+    def __init__(
+        self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, stage: int, deferred: Deferred | None = None
+    ) -> None:
+        """deferred: fills the model, which is on the meta device then; only for stage 3. Else the model is in host memory."""
         deepspeed = _deepspeed(ranks)
+        self.stage = stage
+        divisible = 2 * ranks.world_size  # ZeRO++ does not quantise parameters whose size this number does not divide
+        self._matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1 and p.numel() % divisible == 0)
+        elements = [p.numel() for p in model.parameters() if p.requires_grad]
+        self.config = deepspeed_config.make(cell, stage, elements=sum(elements), pin_memory=ranks.device.type == "cuda")
+        low = precision.cast_dtype(cell.precision)
+        if deferred is not None:
+            blocks = activation_checkpointing.units(task, model)
+            drawn = sharded_build.shard(model, deferred, blocks, ranks, self.config, low)
+        else:
+            # DeepSpeed moves its part of the model to the device, in stage 3 one parameter at a time. `drawn` keeps the fp32
+            # weights without a copy, because casting the model allocates new memory for each parameter.
+            drawn = {name: p.detach() for name, p in model.named_parameters()} if low else {}
+            model.to(low or precision.weight_dtype(cell.precision))
         super().__init__(cell, task, ranks, model)
         self.scaler = None  # DeepSpeed has its own
-        self.stage = stage
-        # Before they are cut: each parameter's elements, and which parameter a pass needs when.
-        self._sizes = {id(p): p.numel() for p in model.parameters() if p.requires_grad}
+        # Each parameter's elements, and which parameter a pass needs when. Parameters that are sharded have no size themselves.
+        self._sizes = dict(zip((id(p) for p in model.parameters() if p.requires_grad), elements, strict=True))
         self._uses = order_of_use(model)
-        divisible = 2 * ranks.world_size  # what DeepSpeed cannot cut so travels unquantised
-        self._matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1 and p.numel() % divisible == 0)
-        self.config = deepspeed_config.make(cell, stage, elements=self.parameters(), pin_memory=ranks.device.type == "cuda")
-        low = precision.low_dtype(cell.precision)
-        drawn = {name: p.detach().clone() for name, p in model.named_parameters()} if low else {}
         self.model, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=self.config)
-        self._start_from(drawn)
+        self._start_from(drawn, whole=deferred is None)
 
-    def _start_from(self, drawn: dict[str, torch.Tensor]) -> None:
-        """Give the optimizer the weights as they were drawn: DeepSpeed's fp32 weights are those it had rounded before."""
+    def _start_from(self, drawn: dict[str, torch.Tensor], *, whole: bool) -> None:
+        """Give the optimizer the weights as they were initialized: DeepSpeed's fp32 weights are those rounded to 16 bits.
+
+        whole: whether `drawn` has whole parameters, else this rank's parts of them.
+        """
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
-        from torch.nn.functional import pad
 
         own = self._own_weights()
         for name, parameter in self.model.module.named_parameters():
             if name in drawn and self.stage == 3:
-                # Its own way to set a whole parameter fails where one does not divide among the ranks.
-                whole = drawn[name].flatten()
-                parts = pad(whole, (0, -whole.numel() % self.data_ranks)).chunk(self.data_ranks)
-                safe_set_local_fp32_param(parameter, parts[self.data_rank])
+                # DeepSpeed's function that sets a whole parameter fails if its size is not divisible by the number of ranks.
+                part = sharded_build.part_of(drawn[name], self.data_rank, self.data_ranks) if whole else drawn[name]
+                safe_set_local_fp32_param(parameter, part.to(self.device))
             elif name in drawn and self.stage:
-                safe_set_full_fp32_param(parameter, drawn[name])
+                safe_set_full_fp32_param(parameter, drawn[name].to(self.device))
             elif name in drawn:
                 own[parameter].detach().copy_(drawn[name])
 
@@ -73,9 +87,6 @@ class ZeroEngine(ReplicatedEngine):
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         self.model.set_gradient_accumulation_boundary(last)
         return nullcontext()
-
-    def computing(self) -> AbstractContextManager[object]:
-        return nullcontext()  # DeepSpeed has cast the model itself
 
     def backward(self, loss: torch.Tensor) -> None:
         if self.stage == 0 and self.cell.precision == "fp16":
@@ -253,9 +264,15 @@ class ZeroEngine(ReplicatedEngine):
 def _deepspeed(ranks: Ranks) -> Any:
     """DeepSpeed on this rank's device, over the process group that the rank has joined already."""
     os.environ["DS_ACCELERATOR"] = ranks.device.type  # it would guess, aloud
-    os.environ.setdefault("LOCAL_RANK", str(ranks.local_rank))  # it insists on it, one process or many
+    # DeepSpeed requires LOCAL_RANK even for one process, and uses it as the index of the GPU.
+    os.environ["LOCAL_RANK"] = str(ranks.local_rank if ranks.device.index is None else ranks.device.index)
     import deepspeed
 
+    if ranks.device.type == "cuda":
+        from deepspeed.accelerator import cuda_accelerator
+
+        # With NVML, DeepSpeed asks for free memory by numbers in CUDA_VISIBLE_DEVICES, and fails if it has UUIDs.
+        cuda_accelerator.pynvml = None
     if ranks.device.type == "cpu":
         # It would compile an operation that only inference uses, for a minute, on the first start.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -102,6 +102,6 @@ class MemoryCategories(Instrument):
     def _category(self, storage: Storage) -> str:
         if (name := self._named.get(storage.number)) is not None:
             return name
-        if storage.as_parameter:
+        if storage.as_weight:
             return "gathered"
         return "buffer" if storage.stays else "activation" if storage.saved else "temporary"

@@ -12,22 +12,24 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainers import cast_weights
+
 FORWARD, BACKWARD, OUTSIDE = PHASES = ("forward", "backward", "outside")
 
 
 class Storage:
     """A piece of memory that one or more tensors share.
 
-    nbytes: now. as_parameter: an operator took it as an nn.Parameter. saved: made by forward (or by its recomputation) and
-    still there when backward went on. stays: it is there when the step is over.
+    nbytes: now. as_weight: an operator used it as an nn.Parameter or as a 16-bit copy of a weight. saved: made by
+    forward (or by its recomputation) and still there when backward went on. stays: it is there when the step is over.
     """
 
-    __slots__ = ("as_parameter", "first", "nbytes", "number", "saved", "stays")
+    __slots__ = ("as_weight", "first", "nbytes", "number", "saved", "stays")
 
     def __init__(self, number: int, nbytes: int, first: int | None) -> None:
         self.number, self.nbytes = number, nbytes
         self.first = first  # the change with which an operator took it, where nobody was seen to make it
-        self.as_parameter = self.saved = self.stays = False
+        self.as_weight = self.saved = self.stays = False
 
 
 class Change(NamedTuple):
@@ -90,8 +92,8 @@ class StorageLog(TorchDispatchMode):
         self._turn(_phase())
         for tensor in taken:
             storage = self._seen(tensor.untyped_storage())
-            if storage is not None and isinstance(tensor, torch.nn.Parameter):
-                storage.as_parameter = True
+            if storage is not None and (isinstance(tensor, torch.nn.Parameter) or cast_weights.is_copy(tensor)):
+                storage.as_weight = True
         given = operator(*args, **(kwargs or {}))
         for tensor in _plain(pytree.tree_leaves(given)):
             self._seen(tensor.untyped_storage(), made=True)

@@ -30,8 +30,9 @@ class Clock(ABC):
     """Start it, mark the end of each part as it passes (a part may come often), stop it. One clock serves all steps."""
 
     @abstractmethod
-    def start(self) -> None:
-        """A step begins."""
+    def start(self, *, goes_on: bool = False) -> None:
+        """Begin a step now, or, with goes_on, at the end of the step before. The time between the two steps then counts to the
+        first part of this step, so that the step times add up to the whole time."""
 
     @abstractmethod
     def mark(self, part: str) -> None:
@@ -45,8 +46,11 @@ class Clock(ABC):
 class HostClock(Clock):
     """`time.perf_counter`: right where the host itself computes, as on a CPU."""
 
-    def start(self) -> None:
-        self._marks = [("", time.perf_counter())]
+    def __init__(self) -> None:
+        self._marks: list[tuple[str, float]] = []
+
+    def start(self, *, goes_on: bool = False) -> None:
+        self._marks = [self._marks[-1] if goes_on else ("", time.perf_counter())]
 
     def mark(self, part: str) -> None:
         self._marks.append((part, time.perf_counter()))
@@ -69,8 +73,11 @@ class HostReading(Reading):
 class CudaClock(Clock):
     """Events in the GPU's own stream: nothing waits inside a timed step, and host and GPU stay as far apart as they run."""
 
-    def start(self) -> None:
-        self._marks = [("", _event())]
+    def __init__(self) -> None:
+        self._marks: list[tuple[str, torch.cuda.Event]] = []
+
+    def start(self, *, goes_on: bool = False) -> None:
+        self._marks = [self._marks[-1] if goes_on else ("", _event())]
 
     def mark(self, part: str) -> None:
         self._marks.append((part, _event()))

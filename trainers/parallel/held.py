@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from shardlab.cell import Cell
 from trainers import precision, switches
+from trainers.deferred_init import Deferred
 
 if TYPE_CHECKING:
     from trainers.ranks import Ranks
@@ -40,13 +41,23 @@ class Held:
     """
 
     def __init__(
-        self, cell: Cell, task: Task, ranks: Ranks, *, stages: int = 0, split: bool = False, sequence: bool = False
+        self,
+        cell: Cell,
+        task: Task,
+        ranks: Ranks,
+        *,
+        stages: int = 0,
+        split: bool = False,
+        sequence: bool = False,
+        reshard_after_forward: bool | None = None,
     ) -> None:
         """stages: of the whole pipeline, dealt out to its ranks in turn; 0 where the model is not cut into any.
-        split: whether blocks are cut over the mesh's tp ranks; sequence: positions between their layers as well."""
+        split: whether blocks are cut over the mesh's tp ranks; sequence: positions between their layers as well.
+        reshard_after_forward: for blocks, if the model is also sharded over the mesh's dp ranks; None if it is not."""
         self.mesh = mesh = mesh_of(cell, ranks)
         self.stages, self._plan, self._split, self.sequence = stages, task.plan(), split, sequence
-        model = task.model()
+        deferred = Deferred(task, ranks, precision.weight_dtype(cell.precision))
+        model = deferred.model
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -65,34 +76,40 @@ class Held:
         self._holders = {name: sorted(found) for name, found in holders.items()}
         self._tied_groups = self._meet({tuple(found) for found in self._holders.values() if len(found) > 1})
         self.padded = {True: 0, False: 0}
-        self.module.to(ranks.device, precision.weight_dtype(cell.precision))
         mine = {id(module) for module in self.module.modules()}
         self.blocks = [block for block in wrapped if id(block) in mine]
-        partial: set[int] = set()
-        if split:
-            for block in bare:
-                if id(block) in mine:
-                    partial.update(map(id, self._plan.split(block, mesh["tp"], sequence=sequence)))
-        self._partial = {name for name, p in self.named() if id(p) in partial}
+        self._partial: set[str] = set()
+        # One block at a time, so that a rank never holds two whole blocks.
+        for block, outer in zip(bare, wrapped, strict=True):
+            deferred.fill(block, keep=id(outer) in mine)
+            if id(outer) not in mine:
+                continue
+            if split:
+                partial = set(map(id, self._plan.split(block, mesh["tp"], sequence=sequence)))
+                self._partial |= {name for name, p in self.named() if id(p) in partial}
+            if reshard_after_forward is not None:
+                self._shard(outer, cell.precision, list(outer.parameters()), inside=True, again=reshard_after_forward)
+        for module in model.modules():
+            deferred.fill_own(module, keep=id(module) in mine)
+        if reshard_after_forward is not None:
+            for part in self.parts.values():
+                rest = [p for p in part.parameters() if not isinstance(p, DTensor) or "dp" not in _dimensions(p)]
+                self._shard(part, cell.precision, rest, inside=False, again=False)
 
-    def shard(self, which: str, *, reshard_after_forward: bool) -> None:
-        """Cut each block, and what is left of each part, over the mesh's dp ranks as well; after all else that wraps them.
+    def _shard(self, module: nn.Module, which: str, parameters: list[nn.Parameter], *, inside: bool, again: bool) -> None:
+        """Shard a block, or the rest of a part, over the mesh's dp ranks. Must be the last wrapper of the module.
 
-        What no block holds is needed at once by backward: it is never freed after forward.
+        inside: whether it is a block. again: reshard_after_forward. The rest (parameters outside blocks) is not resharded after
+        forward, because backward needs it at once.
         """
-        low = precision.low_dtype(which)
+        low = precision.cast_dtype(which)
         policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32) if low else MixedPrecisionPolicy()
         mesh = self.mesh["dp"]
-        inside = {id(p) for block in self.blocks for p in block.parameters()}
-        for parameter in self.module.parameters():
+        for parameter in parameters:
             here = local(parameter)
             rows = here.shape[0] if here.dim() else 1
-            padded = here.numel() // rows * -(-rows // mesh.size()) * mesh.size()
-            self.padded[id(parameter) in inside] += padded
-        for block in self.blocks:
-            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
-        for part in self.parts.values():
-            fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+            self.padded[inside] += here.numel() // rows * -(-rows // mesh.size()) * mesh.size()
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
 
     def _meet(self, sets: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], dist.ProcessGroup]:
         """The groups of stages that hold a weight in common, of this rank's pipeline; all ranks make all of them together."""
@@ -190,6 +207,10 @@ class Held:
         numbers = torch.arange(shape.numel()).view(shape)
         restored = self._plan.restored(name, numbers, self.mesh["tp"].size())
         return None if restored is numbers else restored
+
+
+def _dimensions(cut: DTensor) -> tuple[str, ...]:
+    return cut.device_mesh.mesh_dim_names or ()
 
 
 def _gathered(cut: DTensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from shardlab.cell import Cell
 from trainers import precision, switches
+from trainers.cast_weights import cast_weights
 from trainers.communication import Term
 from trainers.instruments.timing import BACKWARD, FORWARD
 
@@ -28,7 +29,7 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": Schedu
 class Pipeline:
     """The stages that this rank holds, and how a step goes through them and their neighbours on other ranks.
 
-    sharded: the stages are under fully_shard, which itself casts what they compute with and pass on.
+    sharded: the stages are under fully_shard, which itself casts the weights that they compute with.
     """
 
     def __init__(
@@ -57,9 +58,13 @@ class Pipeline:
     def group(self) -> dist.ProcessGroup:
         return self._group
 
+    def weights(self) -> AbstractContextManager[object]:
+        """The context of forward and backward passes in which stages compute with weights in the cell's precision."""
+        return cast_weights(self._held.module, None if self._sharded else precision.cast_dtype(self._cell.precision))
+
     def computing(self) -> AbstractContextManager[object]:
-        """The context of a forward pass that gives the cell's precision."""
-        return nullcontext() if self._sharded else precision.autocast(self._cell.precision, self._device)
+        """The context of a forward pass in which operators compute in the cell's precision."""
+        return precision.autocast(self._cell.precision, self._device)
 
     def _loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         self._output_dtype = outputs.dtype
@@ -72,15 +77,16 @@ class Pipeline:
             stage.clock = clock
         # The schedule takes a whole batch and cuts it again, into as many equal pieces.
         whole = torch.cat([batch.inputs for batch in micro_batches])
-        inputs = precision.as_weights(whole, self._cell.precision)
+        inputs = precision.as_inputs(whole, self._cell.precision)
         targets = torch.cat([batch.targets for batch in micro_batches])
         losses: list[torch.Tensor] = []
-        self._schedule.step(
-            *((inputs,) if self._stages[0].is_first else ()),
-            target=targets if self._stages[-1].is_last else None,
-            losses=losses,
-            return_outputs=False,
-        )
+        with self.weights():
+            self._schedule.step(
+                *((inputs,) if self._stages[0].is_first else ()),
+                target=targets if self._stages[-1].is_last else None,
+                losses=losses,
+                return_outputs=False,
+            )
         loss = torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self._device)
         if self.scaler is not None:
             loss /= self.scaler.scale
@@ -94,9 +100,9 @@ class Pipeline:
 
         Stage by stage and not through the schedule, which would find out all shapes anew for the next step that is timed.
         """
-        here, hidden = self._held.mesh["pp"].get_local_rank(), precision.as_weights(batch.inputs, self._cell.precision)
+        here, hidden = self._held.mesh["pp"].get_local_rank(), precision.as_inputs(batch.inputs, self._cell.precision)
         found = torch.zeros(2, dtype=torch.float64, device=self._device)
-        with torch.no_grad(), self.computing():
+        with torch.no_grad(), self.weights(), self.computing():
             for index in range(self.stages):
                 owner, before, after = (number % self._pp for number in (index, index - 1, index + 1))
                 if owner != here:
@@ -116,9 +122,8 @@ class Pipeline:
 
     @property
     def _between(self) -> torch.dtype:
-        """Of hidden states: blocks add to a stream that autocast leaves alone; fully_shard hands on what it computes with."""
-        low = precision.low_dtype(self._cell.precision) if self._sharded else None
-        return low or precision.weight_dtype(self._cell.precision)
+        """Of hidden states."""
+        return precision.stream_dtype(self._cell.precision)
 
     def rehearse(self, clock: Clock) -> None:
         """A step on some item, whose gradients are to be thrown away: the first finds out shapes and opens connections."""

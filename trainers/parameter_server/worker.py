@@ -65,6 +65,8 @@ class WorkerEngine(ReplicatedEngine):
         # What is pulled arrives here: on a CPU the parameters themselves.
         on_gpu = self.device.type == "cuda"
         self._pulled = torch.empty_like(self._parameters, device="cpu", pin_memory=True) if on_gpu else self._parameters
+        # Gradients to push are copied here first: copies from a GPU are faster into pinned memory than into new memory.
+        self._pushed = torch.empty_like(self._gradients, device="cpu", pin_memory=True) if on_gpu else self._gradients
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext()
@@ -84,12 +86,18 @@ class WorkerEngine(ReplicatedEngine):
         self._steps += 1
         pulls = self._steps % self._mode.pull_interval == 0
         rate = self.optimizer.param_groups[0]["lr"]
-        gradients = self._gradients.cpu()
+        gradients = self._on_host(self._gradients)
         for server, part in self._slices.items():
             header = (Kind.PUSH, self._versions[server], rate, float(pulls))
             self._link.send(server, header, gradients[part])
         self._await_parameters(pulls=pulls)
         self._gradients.zero_()
+
+    def _on_host(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Copy the gradients to host memory. The next call overwrites the result."""
+        if self._pushed is gradients:
+            return gradients
+        return self._pushed.copy_(gradients)
 
     def _await_parameters(self, *, pulls: bool) -> None:
         """The servers' answers to a push or a pull: with them the next step may begin, on the new parameters if any."""

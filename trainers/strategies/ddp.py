@@ -11,7 +11,7 @@ from shardlab.errors import InputError
 from shardlab.registry import Option
 from trainers import switches
 from trainers.communication import Term, bytes_of
-from trainers.precision import ALL, weight_dtype
+from trainers.precision import ALL, scales_loss, weight_dtype
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
 
@@ -141,7 +141,7 @@ def _powersgd(model: nn.Module) -> tuple[int, int]:
 
 
 def refuse(cell: Cell) -> str | None:
-    if cell.options.get("comm_hook", "none") == "bf16" and cell.precision != "bf16":
+    if cell.options.get("comm_hook", "none") == "bf16" and cell.precision not in ("bf16", "bf16-autocast"):
         return f"comm_hook: found bf16 in an {cell.precision} run; it is for the fp32 gradients of a bf16 run. Allowed: none."
     if cell.options["sync_batch_norm"] is True and cell.launcher == "fork":
         return f"sync_batch_norm: {WITHOUT_GPU}"
@@ -228,7 +228,7 @@ OPTIONS = (
     Option("bucket_cap_mb", 25, "gradients are exchanged in buckets of about so many MiB", least=1, most=MOST_MIB),
     Option("static_graph", False, "promise that every step uses the same parameters in the same order"),
     Option("sync_batch_norm", False, "BatchNorm over the parts of all ranks, as one process that takes them in one pass"),
-    Option("gradient_as_bucket_view", False, "gradients lie in the buckets instead of being copied there and back"),
+    Option("gradient_as_bucket_view", True, "gradients lie in the buckets instead of being copied there and back"),
 )
 VARIANTS = (
     Strategy(
@@ -248,8 +248,10 @@ VARIANTS = (
     Strategy(
         name="ddp-powersgd",
         summary=f"DDP whose gradients travel as matrices of rank {RANK} with error feedback (PowerSGD)",
-        precisions=tuple(name for name in ALL if name != "fp16"),
-        reasons={"fp16": "what one step's gradient loses is added to the next one's, also where it overflowed"},
+        precisions=tuple(name for name in ALL if not scales_loss(name)),
+        reasons=dict.fromkeys(
+            filter(scales_loss, ALL), "what one step's gradient loses is added to the next one's, also where it overflowed"
+        ),
         refuse=refuse,
         build=build_powersgd,
         switches=switches.ALL,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 from shardlab.cell import Cell
 from shardlab.errors import InputError
 from shardlab.registry import Option
-from trainers import deferred_init, loss_scaling, switches
+from trainers import loss_scaling, switches
 from trainers.communication import Term
 from trainers.parallel.hybrid_mesh import REPLICAS, refuse_replicas, replicas_mesh
-from trainers.precision import ALL, COMPUTED_IN, MIXED, computed_bytes, dtype_name, low_dtype, weight_bytes, weight_dtype
+from trainers.precision import CAST, REASONS, SHARDED, cast_dtype, computed_bytes, dtype_name, weight_bytes, weight_dtype
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
 
@@ -32,11 +32,10 @@ FREES = ("FULL_SHARD", "HYBRID_SHARD")  # blocks after forward, so that backward
 
 
 class Fsdp1Engine(ReplicatedEngine):
-    on_meta = False  # whether the parameters were made without memory
+    casts_itself = True
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, sizes: tuple[int, int], sharding: str) -> None:
         super().__init__(cell, task, ranks, model)
-        self._ranks = ranks
         self._blocks, self._rest = sizes  # elements wrapped block by block, and those of the outermost unit
         self._sharding = sharding
         self._replicas = cast("int", cell.options["replicas"]) if sharding in HYBRID else 1
@@ -47,9 +46,6 @@ class Fsdp1Engine(ReplicatedEngine):
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last else self._wrapped.no_sync()
-
-    def computing(self) -> AbstractContextManager[object]:
-        return nullcontext()  # FSDP itself casts what it gathers
 
     def clip(self, max_norm: float) -> None:
         self._wrapped.clip_grad_norm_(max_norm)
@@ -132,7 +128,6 @@ class Fsdp1Engine(ReplicatedEngine):
             "sharding": ", ".join(sorted({unit.sharding_strategy.name for unit in units})),
             "units": len(units),
             "shard_parameters": sum(p.numel() for p in self.model.parameters()),
-            "ranks_made_on_meta": int(self._ranks.gather([self.on_meta]).sum()),
             "ranks_of_a_shard_group": cast("ProcessGroup", root.process_group).size(),
             "backward_prefetch": prefetch.name if prefetch else None,
             "forward_prefetch": root.forward_prefetch,
@@ -146,11 +141,11 @@ def refuser(sharding: str) -> Callable[[Cell], str | None]:
     """What says why a cell cannot be had with a sharding."""
 
     def refuse(cell: Cell) -> str | None:
-        cast_down = cell.precision in MIXED and cell.precision in COMPUTED_IN
-        if sharding == "NO_SHARD" and cast_down and cell.gradient_accumulation_steps > 1:
+        # With one rank torch turns every sharding into NO_SHARD.
+        if (sharding == "NO_SHARD" or cell.gpus == 1) and cell.precision in CAST and cell.gradient_accumulation_steps > 1:
             return (
-                f"fsdp1-no-shard leaves {cell.precision} gradients between passes where torch 2.13 wants fp32 ones, and fails. "
-                "Allowed: gradient_accumulation_steps of 1, or ddp."
+                f"FSDP1 without shards keeps {cell.precision} gradients between micro-batches; torch 2.13 needs fp32 there and "
+                "fails. Allowed: gradient_accumulation_steps of 1, or another strategy."
             )
         if cell.options["offload"] == "cpu" and cell.launcher == "fork":
             return f"offload: {WITHOUT_GPU}"
@@ -174,24 +169,19 @@ def builder(sharding: str) -> Callable[[Cell, Task, Ranks], Fsdp1Engine]:
         from torch.distributed.fsdp.wrap import CustomPolicy
 
         from trainers import activation_checkpointing
+        from trainers.deferred_init import Deferred
 
         options = cell.options
         if options["offload"] == "cpu" and ranks.device.type == "cpu":
             raise InputError(f"offload: {WITHOUT_GPU}")
         mesh = replicas_mesh(cell, ranks) if sharding in HYBRID else None
-        weights = weight_dtype(cell.precision)
-        if options["deferred_init"]:
-            bare, fill = deferred_init.model(task, ranks)
-            bare = bare.to(weights)
-        else:
-            bare, fill = task.model().to(ranks.device, weights), None
-        on_meta = all(p.is_meta for p in bare.parameters())
-        model = switches.checkpoint_and_compile(cell, task, bare)
+        deferred = Deferred(task, ranks, weight_dtype(cell.precision))
+        model = switches.checkpoint_and_compile(cell, task, deferred.model)
         blocks = activation_checkpointing.units(task, model) if options["wrap"] == "block" else []
         chosen = {id(block) for block in blocks}
         inside = sum(p.numel() for block in blocks for p in block.parameters())
         sizes = inside, sum(p.numel() for p in model.parameters()) - inside
-        low = low_dtype(cell.precision)
+        low = cast_dtype(cell.precision)
         mixed = MixedPrecision(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=True)
         prefetch = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
         wrapped = FullyShardedDataParallel(
@@ -205,13 +195,11 @@ def builder(sharding: str) -> Callable[[Cell, Task, Ranks], Fsdp1Engine]:
             forward_prefetch=cast("bool", options["forward_prefetch"]),
             limit_all_gathers=cast("bool", options["limit_all_gathers"]),
             use_orig_params=True,
-            param_init_fn=fill,
-            sync_module_states=False,  # every rank draws the same weights, or `fill` sends them
+            param_init_fn=deferred.fill,
+            sync_module_states=False,  # `fill` sends the weights
             device_id=ranks.device,  # on a CPU as well: without it FSDP looks for an accelerator
         )
-        engine = Fsdp1Engine(cell, task, ranks, wrapped, sizes, sharding)
-        engine.on_meta = on_meta
-        return engine
+        return Fsdp1Engine(cell, task, ranks, wrapped, sizes, sharding)
 
     return build
 
@@ -222,7 +210,6 @@ OPTIONS = (
     Option("forward_prefetch", False, "gather the next unit while this one computes"),
     Option("limit_all_gathers", True, "hold the CPU back so that at most two gathered units wait"),
     Option("offload", "none", "where shards, their gradients and the optimizer are kept", ("none", "cpu")),
-    Option("deferred_init", False, "only rank 0 draws the weights and holds them all; it sends them unit by unit"),
 )
 
 
@@ -230,7 +217,8 @@ def _variant(name: str, sharding: str, summary: str) -> Strategy:
     return Strategy(
         name=f"fsdp1-{name}",
         summary=summary,
-        precisions=ALL,
+        precisions=SHARDED,
+        reasons=REASONS,
         refuse=refuser(sharding),
         build=builder(sharding),
         options=(*OPTIONS, REPLICAS) if sharding in HYBRID else OPTIONS,

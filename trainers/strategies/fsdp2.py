@@ -10,8 +10,9 @@ from shardlab.cell import Cell
 from shardlab.registry import Option
 from trainers import loss_scaling, switches
 from trainers.communication import Term
+from trainers.parallel import sharded_groups
 from trainers.parallel.hybrid_mesh import REPLICAS, refuse_replicas, replicas_mesh
-from trainers.precision import ALL, computed_bytes, dtype_name, low_dtype, weight_bytes, weight_dtype
+from trainers.precision import REASONS, SHARDED, cast_dtype, computed_bytes, weight_bytes, weight_dtype
 from trainers.replicated import ReplicatedEngine
 from trainers.strategy import Strategy
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 
 class Fsdp2Engine(ReplicatedEngine):
+    casts_itself = True
+
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, *, reshards: bool) -> None:
         super().__init__(cell, task, ranks, model)
         self._reshards = reshards  # after forward, so that backward gathers again
@@ -36,9 +39,6 @@ class Fsdp2Engine(ReplicatedEngine):
         # Until the last pass gradients stay whole on every rank: no communication, at the price of their memory.
         cast("FSDPModule", self.model).set_requires_gradient_sync(last)
         return nullcontext()
-
-    def computing(self) -> AbstractContextManager[object]:
-        return nullcontext()  # fully_shard itself casts what it gathers
 
     def theory(self) -> list[Term]:
         blocks, rest = self._padded_elements()
@@ -107,23 +107,14 @@ class Fsdp2Engine(ReplicatedEngine):
 
         from trainers import activation_checkpointing
 
-        blocks = list(map(id, activation_checkpointing.units(self.task, self.model)))
         wrapped = [m for m in self.model.modules() if isinstance(m, FSDPModule)]
-        # The public interface tells none of this; torch is pinned, and a test reads these fields.
-        groups = {id(m): group for m in wrapped for group in m._get_fsdp_state()._fsdp_param_groups}
-        policies = {group.mp_policy for group in groups.values()}
-        assert len(policies) == 1, f"one policy was given to all groups, found {policies}"
-        policy, weights = policies.pop(), next(self.model.parameters()).dtype
         return {
             **super().effective(),
-            "reshard_after_forward": all(groups[key].post_forward_mesh_info is not None for key in blocks),
-            "sharded_groups": len(groups),
+            **sharded_groups.effective(self.model, activation_checkpointing.units(self.task, self.model)),
             "mesh": list(next(self.model.parameters()).device_mesh.shape),  # type: ignore[attr-defined]
             "prefetch": max(len(m._get_fsdp_state()._states_to_forward_prefetch) for m in wrapped),
             "parameters_on": str(next(self.model.parameters()).device),
             "shard_parameters": sum(p.to_local().numel() for p in self.model.parameters()),  # type: ignore[attr-defined]
-            "parameters_gathered_as": dtype_name(policy.param_dtype or weights),
-            "gradients_reduced_as": dtype_name(policy.reduce_dtype or weights),
         }
 
 
@@ -139,9 +130,10 @@ def builder(*, reshard_after_forward: bool, replicated: bool = False) -> Callabl
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
         from trainers import activation_checkpointing
+        from trainers.deferred_init import Deferred
 
         mesh = replicas_mesh(cell, ranks) if replicated else init_device_mesh(ranks.device.type, (ranks.world_size,))
-        low = low_dtype(cell.precision)
+        low = cast_dtype(cell.precision)
         mixed = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
         pinned = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
         given: dict[str, Any] = {
@@ -149,11 +141,14 @@ def builder(*, reshard_after_forward: bool, replicated: bool = False) -> Callabl
             "mp_policy": mixed if low else MixedPrecisionPolicy(),
             "offload_policy": pinned if cell.options["offload"] == "cpu" else OffloadPolicy(),
         }
-        model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weight_dtype(cell.precision)))
+        deferred = Deferred(task, ranks, weight_dtype(cell.precision))
+        model = switches.checkpoint_and_compile(cell, task, deferred.model)
         blocks = activation_checkpointing.units(task, model)
         for block in blocks:
+            deferred.fill(block)
             fully_shard(block, reshard_after_forward=reshard_after_forward, **given)
         # What no block holds (embeddings, head) is needed at once by backward: it is never freed after forward.
+        deferred.fill(model)
         fully_shard(model, reshard_after_forward=False, **given)
         _prefetch(cast("list[FSDPModule]", blocks), cast("int", cell.options["prefetch"]))
         return Fsdp2Engine(cell, task, ranks, model, reshards=reshard_after_forward)
@@ -185,7 +180,8 @@ def _variant(name: str, summary: str, *, reshard_after_forward: bool, replicated
     return Strategy(
         name=name,
         summary=summary,
-        precisions=ALL,
+        precisions=SHARDED,
+        reasons=REASONS,
         refuse=refuse,
         switches=switches.ALL,
         cuts=("parameter", "gradient", "optimizer_state"),

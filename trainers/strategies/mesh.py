@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 from shardlab.cell import Cell
 from shardlab.registry import Option
 from trainers.communication import Term
-from trainers.precision import ALL, computed_bytes, dtype_name, weight_bytes
+from trainers.parallel import sharded_groups
+from trainers.precision import ALL, REASONS, SHARDED, computed_bytes, weight_bytes
 from trainers.strategies.pipeline import PipelineEngine, why_not_1f1b, why_not_staged
 from trainers.strategies.tensor import SEQUENCE_PARALLEL, TensorEngine, activations, split_layers, why_not_split
 from trainers.strategies.tensor import refuse as refuse_split
@@ -29,21 +30,20 @@ Build = Callable[[Cell, "Task", "Ranks"], TensorEngine | PipelineEngine]
 class ShardedTensorEngine(TensorEngine):
     """Blocks are split over tp, and what each rank is left with is sharded over dp."""
 
+    casts_itself = True
+
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         # Until the last pass gradients stay as they are on every rank: no communication, at the price of their memory.
         cast("FSDPModule", self.model).set_requires_gradient_sync(last)
         return nullcontext()
 
-    def computing(self) -> AbstractContextManager[object]:
-        return nullcontext()  # fully_shard itself casts what it gathers
-
     def theory(self) -> list[Term]:
         passes = self.cell.gradient_accumulation_steps
-        split = activations(self.cell, self.task, self.held, sharded=True)
+        split = activations(self.cell, self.task, self.held)
         return [*split, *shards(self.cell, self.held, block_gathers=2 * passes, other_gathers=passes), *self.agreeing()]
 
     def effective(self) -> dict[str, Any]:
-        return {**super().effective(), **sharding(self.held)}
+        return {**super().effective(), **sharded_groups.effective(self.held.module, self.held.blocks)}
 
 
 class MeshPipelineEngine(PipelineEngine):
@@ -52,7 +52,7 @@ class MeshPipelineEngine(PipelineEngine):
     def theory(self) -> list[Term]:
         found, degrees = super().theory(), _degrees(self.cell)
         if "tp" in degrees:
-            found += activations(self.cell, self.task, self.held, sharded="dp" in degrees)
+            found += activations(self.cell, self.task, self.held)
         if "dp" in degrees:
             # Gathered by a step's first micro-batch and kept to its last: to gather for each would cost more than it frees.
             found += shards(self.cell, self.held, block_gathers=1, other_gathers=1)
@@ -62,7 +62,7 @@ class MeshPipelineEngine(PipelineEngine):
         found, degrees = super().effective(), _degrees(self.cell)
         if "tp" in degrees:
             found["split_layers"] = split_layers(self.held)
-        return {**found, **sharding(self.held)} if "dp" in degrees else found
+        return {**found, **sharded_groups.effective(self.held.module, self.held.blocks)} if "dp" in degrees else found
 
 
 def shards(cell: Cell, held: Held, *, block_gathers: int, other_gathers: int) -> list[Term]:
@@ -76,28 +76,6 @@ def shards(cell: Cell, held: Held, *, block_gathers: int, other_gathers: int) ->
     ]
 
 
-def sharding(held: Held) -> dict[str, Any]:
-    """How this rank's blocks are sharded."""
-    from torch.distributed.fsdp import FSDPModule
-
-    # The public interface tells none of this; torch is pinned, and a test reads these fields.
-    groups = {
-        id(module): group
-        for module in held.module.modules()
-        if isinstance(module, FSDPModule)
-        for group in module._get_fsdp_state()._fsdp_param_groups
-    }
-    policies = {group.mp_policy for group in groups.values()}
-    assert len(policies) == 1, f"one policy was given to all groups, found {policies}"
-    policy, weights = policies.pop(), next(held.module.parameters()).dtype
-    return {
-        "reshard_after_forward": all(groups[id(block)].post_forward_mesh_info is not None for block in held.blocks),
-        "sharded_groups": len(groups),
-        "parameters_gathered_as": dtype_name(policy.param_dtype or weights),
-        "gradients_reduced_as": dtype_name(policy.reduce_dtype or weights),
-    }
-
-
 def _degrees(cell: Cell) -> tuple[str, ...]:
     return next(variant.degrees for variant in VARIANTS if variant.name == cell.strategy)
 
@@ -105,8 +83,8 @@ def _degrees(cell: Cell) -> tuple[str, ...]:
 def build_sharded_tensor(cell: Cell, task: Task, ranks: Ranks) -> ShardedTensorEngine:
     from trainers.parallel.held import Held
 
-    held = Held(cell, task, ranks, split=True, sequence=bool(cell.options["sequence_parallel"]))
-    held.shard(cell.precision, reshard_after_forward=True)
+    sequence = bool(cell.options["sequence_parallel"])
+    held = Held(cell, task, ranks, split=True, sequence=sequence, reshard_after_forward=True)
     return ShardedTensorEngine(cell, task, ranks, held)
 
 
@@ -115,9 +93,8 @@ def build_pipeline(cell: Cell, task: Task, ranks: Ranks) -> MeshPipelineEngine:
     from trainers.parallel.schedule import Pipeline
 
     sharded = "dp" in _degrees(cell)
-    held = Held(cell, task, ranks, stages=cell.pp, split="tp" in _degrees(cell))
-    if sharded:
-        held.shard(cell.precision, reshard_after_forward=False)
+    reshard_after_forward = False if sharded else None
+    held = Held(cell, task, ranks, stages=cell.pp, split="tp" in _degrees(cell), reshard_after_forward=reshard_after_forward)
     pipeline = Pipeline(cell, task, held, ranks.device, "1f1b", sharded=sharded)
     return MeshPipelineEngine(cell, task, ranks, held, pipeline)
 
@@ -134,7 +111,8 @@ def _variant(name: str, degrees: tuple[str, ...], summary: str, refuse: Refuse, 
     return Strategy(
         name=name,
         summary=summary,
-        precisions=ALL,
+        precisions=SHARDED if "dp" in degrees else ALL,
+        reasons=REASONS if "dp" in degrees else {},
         refuse=refuse,
         build=build,
         degrees=degrees,

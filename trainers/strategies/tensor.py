@@ -12,7 +12,7 @@ from trainers import menu, switches
 from trainers.communication import Term
 from trainers.instruments.timing import BACKWARD
 from trainers.parallel.engine import HeldEngine
-from trainers.precision import ALL, computed_bytes, weight_bytes
+from trainers.precision import ALL, computed_bytes, stream_bytes, weight_bytes
 from trainers.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -49,15 +49,15 @@ class TensorEngine(HeldEngine):
         return {**super().effective(), "split_layers": split_layers(self.held), "sequence_parallel": self.held.partial() > 0}
 
 
-def activations(cell: Cell, task: Task, held: Held, *, sharded: bool = False) -> list[Term]:
-    """What the split blocks of a rank exchange in a step; sharded: under fully_shard, which casts what the blocks read."""
+def activations(cell: Cell, task: Task, held: Held) -> list[Term]:
+    """What the split blocks of a rank exchange in a step."""
     from trainers.plans.plan import FORWARD_REDUCTIONS
 
-    plan, low, whole = task.plan(), computed_bytes(cell.precision), weight_bytes(cell.precision)
+    plan = task.plan()
     positions, width = plan.hidden
     elements, n = cell.micro_batch_size * positions * width, held.mesh["tp"].size()
-    # autocast computes a linear layer in 16 bits but casts inside it: what it reads, and the gradient of that, is fp32.
-    written, read = elements * low, elements * (low if sharded else whole)
+    # Autocast computes a linear layer in 16 bits but casts inside it: what it reads, and the gradient of that, is fp32.
+    written, read = elements * computed_bytes(cell.precision), elements * stream_bytes(cell.precision)
     blocks = len(held.blocks) * cell.gradient_accumulation_steps
     again = switches.effective(held.module)["checkpointed_blocks"] * cell.gradient_accumulation_steps
     if held.sequence:

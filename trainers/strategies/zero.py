@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardlab.cell import Cell
 from shardlab.errors import InputError
 from shardlab.registry import Option
 from trainers import precision, switches
-from trainers.precision import ALL
 from trainers.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -32,6 +32,11 @@ def refuser(stage: int) -> Callable[[Cell], str | None]:
             return (
                 "stage 1 in bf16 that adds gradients up in fp32 is done by DeepSpeed's BF16_Optimizer, which honours neither "
                 "reduce_bucket_size nor overlap_comm. Allowed: leave both out, or zero2."
+            )
+        if stage == 0 and cell.precision in precision.CAST and cell.gradient_accumulation_steps > 1:
+            return (
+                f"zero0 adds the gradients of several micro-batches in 16 bits in an {cell.precision} run; every other "
+                "strategy adds them in fp32. Allowed: gradient_accumulation_steps of 1, or zero1 to zero3."
             )
         return _zeropp(cell) or _offload(cell)
 
@@ -75,6 +80,14 @@ def _offload(cell: Cell) -> str | None:
     return None
 
 
+def has_quantiser() -> bool:
+    """Whether DeepSpeed was installed with its compiled quantiser, or can compile it at first use (needs nvcc)."""
+    from deepspeed.git_version_info import installed_ops
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    return bool(installed_ops.get("quantizer")) or (CUDA_HOME is not None and (Path(CUDA_HOME) / "bin" / "nvcc").exists())
+
+
 def builder(stage: int) -> Callable[[Cell, Task, Ranks], ZeroEngine]:
     """What builds the engine of a stage."""
 
@@ -87,9 +100,20 @@ def builder(stage: int) -> Callable[[Cell, Task, Ranks], ZeroEngine]:
             raise InputError("DeepSpeed's fp16 needs a GPU, and this rank has none. Allowed: bf16.")
         if ranks.device.type == "cpu" and (found := _quantized(cell)):
             raise InputError(f"{found}: DeepSpeed's quantiser needs a GPU, and this rank has none. Allowed: false.")
-        weights = precision.weight_dtype(cell.precision)
-        model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weights))
-        return ZeroEngine(cell, task, ranks, model, stage)
+        if (found := _quantized(cell)) and not has_quantiser():
+            raise InputError(
+                f"{found}: DeepSpeed must compile its quantiser, but there is no nvcc on this node (CUDA_HOME, PATH). "
+                "Allowed: false, or install the CUDA toolkit of the CUDA version that torch uses."
+            )
+        # DeepSpeed shards stages 1 and 2 from a whole model in host memory. With hpz (ZeRO++), zero.Init fails the second time
+        # in a process, and the proof and the run each call it.
+        if stage < 3 or cell.options["hpz_partition_size"] != 1:
+            return ZeroEngine(cell, task, ranks, switches.checkpoint_and_compile(cell, task, task.model()), stage)
+        from trainers.deferred_init import Deferred
+
+        deferred = Deferred(task, ranks, precision.weight_dtype(cell.precision))
+        model = switches.checkpoint_and_compile(cell, task, deferred.model)
+        return ZeroEngine(cell, task, ranks, model, stage, deferred)
 
     return build
 
@@ -98,20 +122,27 @@ COMMUNICATION = Option(
     "communication_dtype", "fp32", "how gradients travel in a bf16 run; DeepSpeed's own choice is bf16", ("fp32", "bf16")
 )
 BUCKET = Option(
-    "reduce_bucket_size", None, "elements; null: the model's, at most DeepSpeed's own 500 million",
+    "reduce_bucket_size", None, "elements; null: those of the model, at most 50 million (DeepSpeed's default: 500 million)",
     kind="int", least=1, nullable=True,
 )  # fmt: skip
-CUT = (
-    COMMUNICATION,
-    BUCKET,
-    Option("allgather_bucket_size", None, "elements; null as above", kind="int", least=1, nullable=True),
-    Option("overlap_comm", False, "reduce gradients while backward still runs"),
-    Option("offload_optimizer", "none", "where optimizer state is kept and updated", ("none", "cpu")),
-)
+OVERLAP = "reduce gradients while backward still runs"
+
+
+def _cut(*, overlaps: bool) -> tuple[Option, ...]:
+    """The options of stages 1 and 2. overlaps: the default of overlap_comm; DeepSpeed has no overlap for stage 1 in bf16."""
+    return (
+        COMMUNICATION,
+        BUCKET,
+        Option("allgather_bucket_size", None, "elements; null as above", kind="int", least=1, nullable=True),
+        Option("overlap_comm", overlaps, OVERLAP),
+        Option("offload_optimizer", "none", "where optimizer state is kept and updated", ("none", "cpu")),
+    )
+
+
 ALL_CUT = (
     COMMUNICATION,
     BUCKET,
-    Option("overlap_comm", True, "reduce gradients while backward still runs"),
+    Option("overlap_comm", True, OVERLAP),
     Option("prefetch_bucket_size", 50_000_000, "elements that are gathered ahead of use", least=0),
     Option("param_persistence_threshold", 100_000, "parameters of at most this many elements are not sharded", least=0),
     Option(
@@ -132,6 +163,7 @@ ALL_CUT = (
     Option("quantized_weights", False, "parameters travel as 8-bit integers (ZeRO++)"),
     Option("quantized_gradients", False, "gradients travel as 4-bit integers (ZeRO++)"),
 )
+NO_PURE = "without ZeRO, DeepSpeed keeps fp32 weights behind those in bf16"
 CUTS = ("", "parameter", "gradient", "optimizer_state")  # the last so many as the stage says
 HONOURED = ("activation_checkpointing", "max_grad_norm")
 
@@ -140,8 +172,8 @@ def _variant(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
     return Strategy(
         name=f"zero{stage}",
         summary=summary,
-        precisions=ALL if stage else precision.MIXED,
-        reasons={} if stage else {"bf16-pure": "without ZeRO, DeepSpeed keeps fp32 weights behind those in bf16"},
+        precisions=precision.SHARDED if stage else precision.MIXED,
+        reasons=precision.REASONS if stage else {**precision.REASONS, "bf16-pure": NO_PURE},
         refuse=refuser(stage),
         build=builder(stage),
         options=options,
@@ -153,7 +185,7 @@ def _variant(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
 
 VARIANTS = (
     _variant(0, "a whole model on every rank, driven by DeepSpeed: what its ZeRO stages are compared with", (COMMUNICATION,)),
-    _variant(1, "optimizer state cut over the ranks (DeepSpeed ZeRO stage 1)", CUT),
-    _variant(2, "optimizer state and gradients cut over the ranks (DeepSpeed ZeRO stage 2)", CUT),
+    _variant(1, "optimizer state cut over the ranks (DeepSpeed ZeRO stage 1)", _cut(overlaps=False)),
+    _variant(2, "optimizer state and gradients cut over the ranks (DeepSpeed ZeRO stage 2)", _cut(overlaps=True)),
     _variant(3, "optimizer state, gradients and parameters cut over the ranks (DeepSpeed ZeRO stage 3)", ALL_CUT),
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell, Optimizer
+from shardlab.registry import Option
 from trainers.tasks import image_task, vision_library
 from trainers.tasks.image_task import ImageTask
 from trainers.workload import Batch, Workload
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+OPTIONS = (
+    Option("channels_last", True, "on a GPU, images are in channels-last memory format (NHWC), which suits tensor cores"),
+    Option("cudnn_benchmark", True, "on a GPU, cuDNN tries its algorithms on the first batch and keeps the fastest"),
+)
 SMALLEST = 32  # pixels a side: the networks halve an image five times
 FLOPS_SOURCE = (
     "per image 6*M - 2*M0: M multiply-adds of all convolutions and linear layers, as 2 operations, once forward and twice "
@@ -42,17 +47,26 @@ class ConvolutionalTask(ImageTask):
         self._architecture, self._blocks = architecture, blocks
 
     def model(self) -> nn.Module:
+        import torch
+
         vision_library.load()
         from trainers.tasks.batch_norm import mix
 
+        torch.backends.cudnn.benchmark = bool(self._cell.options["cudnn_benchmark"])
         return mix(self._architecture(self.classes, self.dropout))
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         return self._blocks(model)
 
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        import torch
+
         # Where a strategy keeps the weights themselves in bf16, images have to be that too, as transformers' models have it.
-        return cast("torch.Tensor", model(batch.inputs.to(next(model.parameters()).dtype)))
+        images = batch.inputs.to(next(model.parameters()).dtype)
+        if self._cell.options["channels_last"] and images.is_cuda:
+            # Only the images: FSDP needs contiguous weights, and a convolution takes the memory format of its input.
+            images = images.contiguous(memory_format=torch.channels_last)
+        return cast("torch.Tensor", model(images))
 
     def flops_per_unit(self) -> float:
         """By FLOPS_SOURCE, counted on a copy without memory that one image without pixels goes through."""
@@ -109,7 +123,7 @@ def variant(
         flops_source=FLOPS_SOURCE,
         optimizer=optimizer,
         build=partial(ConvolutionalTask, classes=classes, architecture=architecture, blocks=blocks),
-        options=image_task.options(image_size, dropout, SMALLEST),
+        options=(*image_task.options(image_size, dropout, SMALLEST), *OPTIONS),
         refuse=partial(refuse, smallest_alone=smallest_alone),
     )
 

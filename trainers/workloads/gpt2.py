@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell, Optimizer
-from trainers.tasks import token_task, transformer_shape, vision_library
+from shardlab.registry import Option
+from trainers.tasks import causal_attention, token_task, transformer_shape, vision_library
 from trainers.tasks.token_task import TokenTask
 from trainers.tasks.transformer_shape import Shape
 from trainers.workload import Workload
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
     from trainers.plans.plan import Plan
 
 VOCABULARY = 50_257  # of the published byte-pair encoding
+# The same formula, with the tanh approximation (Hendrycks and Gimpel, 2016), by transformers' names.
+GELU = {"fused": "gelu_pytorch_tanh", "unfused": "gelu_new"}
+GELU_OPTION = Option("gelu", "fused", "GELU as one operator, or as the eight operators of transformers' GPT-2", tuple(GELU))
+PAD_OPTION = Option(
+    "pad_vocabulary", 1,
+    "pad the rows of the token embedding to a multiple of this (64 suits tensor cores); padding is not counted",
+    least=1,
+)  # fmt: skip
 FLOPS_SOURCE = (
     "per token 6N + 12*L*d*T (Chowdhery et al., PaLM, 2022, appendix B): N parameters, L layers, width d, sequence length T"
 )
@@ -45,6 +54,10 @@ class Gpt2Task(TokenTask):
     def __init__(self, cell: Cell, data_path: Path, *, vocabulary: int, positions: int) -> None:
         self._shape = transformer_shape.of(cell)
         super().__init__(cell, data_path, vocabulary)
+        multiple = cast("int", cell.options["pad_vocabulary"])
+        self._rows = -(-vocabulary // multiple) * multiple
+        if self._rows > vocabulary:
+            self.padding, self.counted_classes = (self._rows - vocabulary) * self._shape.width, vocabulary
         self._positions = max(positions, self.seq_len)
 
     def model(self) -> nn.Module:
@@ -52,7 +65,7 @@ class Gpt2Task(TokenTask):
         from transformers import GPT2Config, GPT2LMHeadModel
 
         return cast("nn.Module", GPT2LMHeadModel(GPT2Config(
-            vocab_size=self.vocabulary,
+            vocab_size=self._rows,
             n_positions=self._positions,
             n_layer=self._shape.layers,
             n_embd=self._shape.width,
@@ -61,6 +74,8 @@ class Gpt2Task(TokenTask):
             embd_pdrop=0.0,
             attn_pdrop=0.0,
             use_cache=False,
+            activation_function=GELU[cast("str", self._cell.options["gelu"])],
+            attn_implementation=causal_attention.register(),
             bos_token_id=0,
             eos_token_id=0,
         )))  # fmt: skip
@@ -95,7 +110,7 @@ def _variant(
         build=partial(Gpt2Task, vocabulary=vocabulary, positions=seq_len),
         refuse=refuse,
         seq_len=seq_len,
-        options=(*shape.options(), *token_task.options(data)),
+        options=(*shape.options(), GELU_OPTION, PAD_OPTION, *token_task.options(data)),
         heads="n_head",
         blocks="n_layer",
     )

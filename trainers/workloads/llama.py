@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from shardlab.cell import Cell, Optimizer
-from trainers.tasks import token_task, transformer_shape, vision_library
+from trainers.tasks import causal_attention, token_task, transformer_shape, vision_library
 from trainers.tasks.token_task import TokenTask
 from trainers.tasks.transformer_shape import Shape
 from trainers.workload import Workload
@@ -62,6 +62,7 @@ class LlamaTask(TokenTask):
             attention_dropout=0.0,
             tie_word_embeddings=False,
             use_cache=False,
+            attn_implementation=causal_attention.register(),
             bos_token_id=0,
             eos_token_id=0,
         )))  # fmt: skip

@@ -13,6 +13,7 @@ export PYTHONSAFEPATH=1            # a file called jobs.py in this folder must n
 export PYTHONUNBUFFERED=1
 export OMP_NUM_THREADS=1           # one rank, one processor: ranks are compared with ranks, not with thread pools
 export GLOO_SOCKET_IFNAME=lo       # one machine: the name of the machine need not resolve
+export CUDA_DEVICE_ORDER=PCI_BUS_ID  # as NVML and nvidia-smi count GPUs
 export HF_HUB_OFFLINE=1            # nothing is downloaded during a measured run
 export TOKENIZERS_PARALLELISM=false
 export MLFLOW_DISABLE_TELEMETRY=true  # DeepSpeed imports mlflow where it is installed

@@ -1,0 +1,172 @@
+"""Checks that measurements on a GPU are correct. Each check runs in its own process; its finding says whether it holds."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from one_rank_cell import small
+from records import Finding
+
+from shardlab.record import LineWriter
+from trainers import loop, menu, precision
+from trainers.data.order import Order
+from trainers.instrument import Watch
+from trainers.ranks import Place, Ranks
+
+STRATEGIES = ("single", "ddp", "fsdp1-full-shard", "fsdp2", "tp")
+FLASH = ("flash", "cudnn", "fmha", "sdpa")
+TF32 = ("tf32", "s1688", "tensorop_s")  # in names of kernels: cuBLAS' and CUTLASS' products of fp32 numbers on tensor cores
+
+
+def steps(strategy: str = "single", at_first: Callable[[], object] | None = None, **keys: Any) -> tuple[float, list[float]]:
+    """Train a cell with one rank. Returns (seconds of all timed steps by the host's clock, their step_ms).
+
+    at_first: called when the first timed step begins.
+    """
+    ranks = Ranks(Place())
+    cell = small(strategy=strategy, **keys)
+    precision.set_tf32(cell.precision, ranks.device)
+    with tempfile.TemporaryDirectory() as folder:
+        task = menu.workload(cell.workload).build(cell, Path(folder))
+        order = Order(task.source.items, cell.global_batch_size, cell.seed)
+        torch.manual_seed(cell.seed)
+        engine = menu.strategy(strategy).build(cell, task, ranks)
+        step, passed = engine.forward_backward, 0
+
+        def noticed(*args: Any) -> torch.Tensor:
+            nonlocal passed
+            passed += 1
+            if at_first is not None and passed == cell.warmup_steps + 1:
+                at_first()
+            return step(*args)
+
+        engine.forward_backward = noticed  # type: ignore[method-assign]
+        with LineWriter(Path(folder) / "steps.jsonl") as lines:
+            recorder = loop.Recorder(lines)
+            took_s = loop._steps(cell, task, order, engine, ranks.device, ranks, recorder, Watch([], ranks.device))
+        torch.cuda.set_sync_debug_mode("default")
+        engine.close()
+    ranks.leave()
+    return took_s, recorder.step_ms
+
+
+def no_step_waits_for_the_gpu(strategy: str) -> Finding:
+    """From the first timed step on, torch raises an error if an operator makes the host wait for the GPU.
+
+    torch sees operators that wait for a stream and copies that block. It does not see waits for an event or for the device, nor
+    waits of collectives and of FSDP1's rate limiter, which one rank does not have.
+    """
+    try:
+        steps(strategy, lambda: torch.cuda.set_sync_debug_mode("error"), precision="bf16", steps=5, warmup_steps=2)
+    except RuntimeError as error:
+        return {"holds": False, "why": str(error).splitlines()[0]}
+    return {"holds": True}
+
+
+def steps_add_up_to_the_wall_clock() -> Finding:
+    """The sum of step_ms equals the time by the host's clock over the same steps, within 1 %."""
+    took_s, step_ms = steps(precision="bf16", steps=50, warmup_steps=10, options={"n_embd": 1024}, seq_len=256)
+    share = sum(step_ms) / 1000 / took_s
+    return {"holds": abs(share - 1) < 0.01, "sum_ms": sum(step_ms), "wall_ms": 1000 * took_s, "share": share}
+
+
+def kernels_are_those_of_the_precision() -> Finding:
+    """In bf16, attention runs a fused kernel; in fp32, no kernel uses tensor cores."""
+    from torch.profiler import ProfilerActivity, profile
+
+    def names(which: str) -> list[str]:
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            steps(precision=which, steps=3, options={"n_embd": 256}, seq_len=128)
+        return sorted({event.key for event in seen.key_averages()})
+
+    low, full = names("bf16"), names("fp32")
+    fused = [name for name in low if any(word in name.lower() for word in FLASH)]
+    tensor_cores = [name for name in full if any(word in name.lower() for word in TF32)]
+    return {"holds": bool(fused) and not tensor_cores, "attention in bf16": fused[:5], "tensor cores in fp32": tensor_cores[:5]}
+
+
+def tf32_rounds_and_fp32_does_not() -> Finding:
+    """The largest error of a matrix product against fp64. Expected: 2**-11 for tf32, 2**-24 for fp32, times sqrt(1024)."""
+    torch.manual_seed(1)
+    one, other = (torch.randn(1024, 1024, device="cuda", dtype=torch.float64) for _ in range(2))
+    exact = one @ other
+    errors = {}
+    for which in ("fp32", "tf32"):
+        precision.set_tf32(which, torch.device("cuda"))
+        found = (one.float() @ other.float()).double()
+        errors[which] = float((found - exact).abs().max() / exact.abs().max())
+    has_tf32 = torch.cuda.get_device_capability() >= (8, 0)
+    holds = errors["fp32"] < 3e-6 and (3e-5 < errors["tf32"] < 3e-3) == has_tf32
+    return {"holds": holds, "has_tf32": has_tf32, **errors}
+
+
+def the_allocator_counts_no_more_than_the_driver() -> Finding:
+    """allocated <= reserved <= what NVML says is used on the GPU, in bytes."""
+    import pynvml
+
+    handle = _handle()
+    held = [torch.empty(2**28, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    holds = len(held) * 2**28 <= allocated <= reserved <= used
+    return {"holds": holds, "allocated": allocated, "reserved": reserved, "used": used}
+
+
+def _if_nvml_answers(check: Callable[[], Finding]) -> Callable[[], Finding]:
+    """The check, which is dropped if NVML does not answer its questions for this GPU (virtual GPUs, sandboxes, MIG)."""
+
+    def checked() -> Finding:
+        import pynvml
+
+        try:
+            return check()
+        except pynvml.NVMLError as error:
+            return {"dropped": f"NVML: {error}"}
+
+    return checked
+
+
+def _handle() -> Any:
+    """NVML's handle of the GPU that torch calls 0."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+
+
+def energy_is_power_over_time(seconds: float = 8.0) -> Finding:
+    """NVML's energy counter equals the integral of its power samples (10 a second, GPU under load), within 15 %."""
+    import pynvml
+
+    handle = _handle()
+    one = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    powers: list[float] = []
+    for _ in range(20):
+        one @ one
+    torch.cuda.synchronize()
+    before, began = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle), time.monotonic()
+    while time.monotonic() - began < seconds:
+        ends = time.monotonic() + 0.1
+        while time.monotonic() < ends:
+            one @ one
+            torch.cuda.synchronize()
+        powers.append(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+    took_s = time.monotonic() - began
+    counted_j = (pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) - before) / 1000
+    integrated_j = sum(powers) / len(powers) * took_s
+    return {"holds": abs(counted_j / integrated_j - 1) < 0.15, "counted_j": counted_j, "integrated_j": integrated_j}
+
+
+CHECKS: dict[str, Callable[[], Finding]] = {
+    **{f"no step waits for the GPU: {name}": (lambda name=name: no_step_waits_for_the_gpu(name)) for name in STRATEGIES},
+    "steps add up to the wall clock": steps_add_up_to_the_wall_clock,
+    "kernels are those of the precision": kernels_are_those_of_the_precision,
+    "tf32 rounds, fp32 does not": tf32_rounds_and_fp32_does_not,
+    "the allocator counts no more than the driver": _if_nvml_answers(the_allocator_counts_no_more_than_the_driver),
+    "energy is power over time": _if_nvml_answers(energy_is_power_over_time),
+}

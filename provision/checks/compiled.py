@@ -1,0 +1,46 @@
+"""Checks that torch.compile works on the GPU. Without a C compiler on the node, every run with `compile: true` would fail."""
+
+from __future__ import annotations
+
+import msgspec
+
+from provision.checks import Check, Outcome, trial
+from provision.checks.all_reduce import why_not
+from provision.checks.trial import COMPILED_S
+from provision.facts import decode
+from provision.operations import Site, Target
+from provision.providers import Answer
+
+LARGEST = 1e-5  # allowed difference of fp32 results up to 3; the two implementations of sin may differ in the last bits
+ADVICE = "install a C compiler and Python's headers (gcc, libc6-dev, python3-dev), or train without compile: true"
+
+
+class Report(msgspec.Struct, frozen=True):
+    """difference: the largest one between the compiled function and the plain one."""
+
+    difference: float
+
+
+def run(site: Site, target: Target) -> Outcome:
+    shown = trial.of(target)
+    if shown.compiled is None:
+        return Outcome(None, "torch sees no GPU to compile for")
+    return judge(shown.compiled)
+
+
+def judge(answer: Answer) -> Outcome:
+    """Passed if the results of the compiled function and of the plain function agree."""
+    if answer.code != 0:
+        says = f"torch.compile does not work on the GPU: {why_not(answer, COMPILED_S)}"
+        return Outcome(False, says, ADVICE, transcript=answer.stderr)
+    try:
+        difference = decode(answer.stdout, Report).difference
+    except ValueError as error:
+        return Outcome(False, f"what torch.compile gave cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
+    if not difference <= LARGEST:
+        says = f"a compiled function differs from the plain one by {difference:g}"
+        return Outcome(False, says, "do not train with compile: true here: is Triton the version that torch was built with?")
+    return Outcome(True, "torch.compile makes kernels for the GPU", measured={"largest_difference": difference})
+
+
+COMPILES = Check("compile", run)

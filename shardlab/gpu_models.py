@@ -1,0 +1,55 @@
+"""Peak performance of GPU models by NVIDIA's data sheets: reads gpu_models.yaml."""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib import resources
+
+import msgspec
+
+
+class GpuModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One GPU model.
+
+    name: a regular expression that matches the whole NVML name. fp32, tf32, bf16, fp16: peak in TFLOP/s without sparsity; None
+    if the GPU does not support the precision. memory_gb: 1e9 bytes. memory_gb_per_s: 1e9 bytes/s. link: the interconnect
+    between GPUs of one machine. link_gb_per_s: 1e9 bytes/s, sum of both directions. source: the data sheet.
+    """
+
+    name: str
+    fp32: float
+    tf32: float | None = None
+    bf16: float | None = None
+    fp16: float | None = None
+    memory_gb: float
+    memory_gb_per_s: float
+    link: str
+    link_gb_per_s: float
+    source: str
+
+
+@functools.cache
+def all_models() -> tuple[GpuModel, ...]:
+    """All GPU models of the file, in its order."""
+    content = resources.files("shardlab").joinpath("gpu_models.yaml").read_bytes()
+    return msgspec.yaml.decode(content, type=tuple[GpuModel, ...])
+
+
+def model(gpu: str) -> GpuModel | None:
+    """The GPU model with this NVML name, or None if the file does not list it."""
+    return next((one for one in all_models() if fits(one, gpu)), None)
+
+
+def fits(model: GpuModel, gpu: str) -> bool:
+    """Whether a GPU with this NVML name is of this model."""
+    return re.fullmatch(model.name, gpu) is not None
+
+
+def peak_flops(gpu: str, precision: str) -> float | None:
+    """Peak FLOP/s of a GPU with this NVML name in a cell's precision, or None if the peak is not known."""
+    found = model(gpu)
+    if found is None:
+        return None
+    tera = {"fp32": found.fp32, "tf32": found.tf32, "bf16": found.bf16, "fp16": found.fp16}[precision.partition("-")[0]]
+    return None if tera is None else tera * 1e12

@@ -1,0 +1,43 @@
+"""Compiles the C++ part, once for each version of torch and of the C++ source."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).parent
+BUILT = HERE.parents[1] / ".pytest_cache" / "fake_cuda"
+
+
+def why_not() -> str | None:
+    """Why it cannot be built here, or None."""
+    return None if shutil.which("g++") else "g++ is not installed"
+
+
+def library() -> Path:
+    """The built library; it takes about 15 s of a processor the first time. Raises CalledProcessError with what g++ said."""
+    sources = sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")])
+    digest = hashlib.sha256(importlib.metadata.version("torch").encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    made = BUILT / f"fake_cuda-{digest.hexdigest()[:16]}.so"
+    if not made.exists():
+        spec = importlib.util.find_spec("torch")
+        assert spec is not None
+        assert spec.submodule_search_locations is not None
+        torch = Path(spec.submodule_search_locations[0])
+        BUILT.mkdir(parents=True, exist_ok=True)
+        unfinished = made.with_suffix(f".{os.getpid()}")
+        command = [
+            "g++", "-std=c++20", "-O1", "-w", "-fPIC", "-shared", f"-I{torch}/include",
+            f"-I{torch}/include/torch/csrc/api/include", HERE / "fake_cuda.cpp", "-o", unfinished, f"-L{torch}/lib", "-lc10",
+            "-ltorch_cpu", "-ltorch", f"-Wl,-rpath,{torch}/lib",
+        ]  # fmt: skip
+        subprocess.run(command, check=True)
+        unfinished.replace(made)  # another worker may have built the same
+    return made

@@ -1,0 +1,111 @@
+"""Checks that run inside a process with fake GPUs, without a launcher."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from fake_cuda.waits import Waits
+from shardlab.cell import Cell
+from shardlab.record import LineWriter
+from trainers import loop, menu, precision
+from trainers.data.order import Order
+from trainers.instrument import Watch
+from trainers.instruments.timing import clock_for
+from trainers.parallel.held import Held
+from trainers.ranks import Place, Ranks
+from trainers.workload import Task
+
+
+def waits(cell: dict[str, Any], data: str) -> dict[str, int]:
+    """How often rank 0's host waits for its GPU in the timed steps, by the source line that waits."""
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
+    asked = msgspec.convert(cell, Cell)
+    ranks = Ranks(Place()) if asked.gpus == 1 else _rank_0_of(asked.gpus)
+    precision.set_tf32(asked.precision, ranks.device)
+    task = menu.workload(asked.workload).build(asked, Path(data))
+    order = Order(task.source.items, asked.global_batch_size, asked.seed)
+    torch.manual_seed(asked.seed)
+    engine = menu.strategy(asked.strategy).build(asked, task, ranks)
+    step, passed = engine.forward_backward, 0
+    with tempfile.TemporaryDirectory() as folder, LineWriter(Path(folder) / "steps.jsonl") as lines:
+        recorder, watch, found = loop.Recorder(lines, ()), Watch([], ranks.device), Waits(counting=False)
+
+        def counted(*args: Any) -> torch.Tensor:
+            nonlocal passed
+            passed += 1
+            found.counting = passed > asked.warmup_steps
+            return step(*args)
+
+        settle = recorder.settle
+
+        def settled() -> None:  # after the last step, where it waits for what the GPU still does
+            found.counting = False
+            settle()
+
+        engine.forward_backward, recorder.settle = counted, settled
+        with found:
+            loop._steps(asked, task, order, engine, ranks.device, engine.company(ranks), recorder, watch)
+    engine.close()
+    ranks.leave()
+    return dict(found.lines)
+
+
+def _rank_0_of(world: int) -> Ranks:
+    """Rank 0 of a world whose other ranks do not exist: torch's fake process group returns at once with undefined values."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+    ranks = Ranks.__new__(Ranks)
+    ranks.rank = ranks.local_rank = 0
+    ranks.world_size, ranks.forked, ranks.trains_on, ranks.backend = world, False, "cuda", "nccl"
+    ranks.device = torch.device("cuda:0")
+    ranks.gather = lambda numbers: np.tile(np.array(numbers, dtype=float), (world, 1))
+    ranks.leave = lambda: None
+    return ranks
+
+
+def one_rank_of(world: int, cell: dict[str, Any], data: str) -> dict[str, float]:
+    """GPU memory of rank 0 in bytes: peak while building, after building, and peak in two steps. Other ranks do not exist."""
+    asked, ranks, task, found = _before_building(world, cell, data)
+    engine = menu.strategy(asked.strategy).build(asked, task, ranks)
+    found |= _built()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(2):
+        clock = clock_for(ranks.device)
+        clock.start()
+        engine.forward_backward([task.fetch(np.zeros(asked.micro_batch_size, np.int64), ranks.device)], clock)
+        engine.update()
+    return {**found, "stepping": torch.cuda.max_memory_allocated()}
+
+
+def one_stage_of(world: int, cell: dict[str, Any], data: str) -> dict[str, float]:
+    """The same for the first stage of a pipeline, which makes no step: it would wait for the second stage."""
+    asked, ranks, task, found = _before_building(world, cell, data)
+    stage = Held(asked, task, ranks, stages=world)
+    return {**found, **_built(), "stages": len(stage.parts)}
+
+
+def _before_building(world: int, cell: dict[str, Any], data: str) -> tuple[Cell, Ranks, Task, dict[str, float]]:
+    asked, ranks = msgspec.convert(cell, Cell), _rank_0_of(world)
+    task = menu.workload(asked.workload).build(asked, Path(data))
+    weights = sum(p.numel() * 4 for p in task.model().parameters())
+    block = max(sum(p.numel() * 4 for p in one.parameters()) for one in task.blocks(task.model()))
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats()
+    torch.manual_seed(asked.seed)
+    return asked, ranks, task, {"weights": weights, "block": block}
+
+
+def _built() -> dict[str, float]:
+    building = torch.cuda.max_memory_allocated()
+    gc.collect()
+    return {"building": building, "built": torch.cuda.memory_allocated()}

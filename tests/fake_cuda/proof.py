@@ -1,0 +1,24 @@
+"""`benchmarks/gpu/prove.py` on one fake GPU: `python -m fake_cuda.proof LIBRARY WORDS...`, with the words of that command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import fake_cuda
+
+
+def main() -> int:
+    fake_cuda.install(Path(sys.argv[1]))
+    import msgspec
+    import prove
+
+    from shardlab import host
+    from shardlab.nvml import Gpu
+
+    machine = msgspec.structs.replace(host.observe(), gpus=[Gpu(uuid="GPU-0", name=fake_cuda.NAME)])
+    return prove.main(sys.argv[2:], lambda: machine, today="2026-01-01")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Checks the result folder of `make gpu-proof`; needs no GPU."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from collect.sources import trace
+from collect.traces.breakdown import breakdown
+from shardlab.host import Host
+
+VERDICTS = {"holds", "fails", "dropped"}
+
+
+def problems(folder: Path) -> list[str]:
+    """The problems of a result folder; an empty list if its files are complete and no check failed."""
+    found = []
+    host = msgspec.json.decode((folder / "HOST.json").read_bytes(), type=Host)
+    if not host.gpus:
+        found.append("HOST.json names no GPU")
+    records = [json.loads(line) for line in (folder / "proof.jsonl").read_text().splitlines()]
+    found += [f"{record['name']}: {record.get('why', '')}" for record in records if record["verdict"] == "fails"]
+    found += [f"{record['name']}: {record['verdict']}" for record in records if record["verdict"] not in VERDICTS]
+    held = {record["stage"] for record in records if record["verdict"] == "holds"}
+    found += [f"nothing of stage {stage} holds" for stage in ("A", "C", "D") if stage not in held]
+    counts = {verdict: sum(record["verdict"] == verdict for record in records) for verdict in ("holds", "fails", "dropped")}
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    if (folder / "table.txt").read_text().splitlines()[-1] != said:
+        found.append(f"table.txt does not end with: {said}")
+    for record in records:
+        found += [f"{record['name']}: {why}" for name in record.get("files", []) if (why := _unread(folder / name))]
+    return found
+
+
+def _unread(file: Path) -> str:
+    """Why a trace has no GPU kernels, or a snapshot has no memory segments; '' if the file is good."""
+    if not file.exists():
+        return f"{file.name} is not there"
+    if file.name.endswith("-trace.json.gz"):
+        told = breakdown(trace.read(file))
+        return "" if told is not None and told.source == "gpu" and told.kernels else f"{file.name} has no kernels of a GPU"
+    with gzip.open(file) as opened:
+        snapshot: dict[str, Any] = json.load(opened)
+    return "" if snapshot.get("segments") else f"{file.name} has no segments"

@@ -1,0 +1,60 @@
+"""NVML without a GPU: a stub of its library, compiled here, that the real binding loads in the processes that a test starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent / "stub_nvml" / "nvml.cpp"
+
+
+class StubNvml:
+    """The compiled stub; the last call of `say` defines its GPUs."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        """flags: of g++, such as -DOLD_DRIVER."""
+        self._state = folder / "gpus.txt"
+        subprocess.run(
+            ["g++", "-std=c++20", "-shared", "-fPIC", *flags, SOURCE, "-o", folder / "libnvidia-ml.so.1"], check=True
+        )
+        path = os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")]))
+        self.environment = {"LD_LIBRARY_PATH": path, "STUB_NVML": str(self._state)}
+        self.say([])
+
+    def say(
+        self,
+        uuids: Sequence[str],
+        *,
+        power_w: float = 100.0,
+        energy_j: float = 0.0,
+        reasons: int = 0,
+        processes: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        """GPUs with these UUIDs, alike in the rest. reasons: NVML's bits; processes: process numbers by the place of a GPU."""
+        lines = [f"gpu {uuid} {1000 * power_w:.0f} {1000 * energy_j:.0f} {reasons}" for uuid in uuids]
+        lines += [f"process {place} {pid}" for place, pids in (processes or {}).items() for pid in pids]
+        unfinished = self._state.with_suffix(".new")
+        unfinished.write_text("\n".join(lines))
+        unfinished.replace(self._state)
+
+
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> StubNvml:
+    return _compiled(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def old_nvml(tmp_path_factory: pytest.TempPathFactory) -> StubNvml:
+    """NVML of a driver before version 510."""
+    return _compiled(tmp_path_factory, "-DOLD_DRIVER")
+
+
+def _compiled(folders: pytest.TempPathFactory, *flags: str) -> StubNvml:
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    return StubNvml(folders.mktemp("nvml"), *flags)

@@ -1,0 +1,88 @@
+"""16-bit copies of weights: that they are what is computed with, and that gradients come back to the fp32 weights."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from trainers.cast_weights import cast_weights, is_copy
+
+BF16 = torch.bfloat16
+
+
+class Tied(nn.Module):
+    """Two layers of one weight, with a layer between that is computed again in backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        self.last.weight = self.first.weight
+        self.register_buffer("scale", torch.ones(8))
+        self.seen = []
+
+    def between(self, inputs):
+        self.seen.append(self.middle.weight.dtype)
+        return torch.relu(self.middle(inputs))
+
+    def forward(self, inputs):
+        hidden = checkpoint(self.between, self.first(inputs), use_reentrant=False)
+        return self.last(hidden * self.scale.to(hidden.dtype))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Tied()
+
+
+def batches(count):
+    return torch.randn(count, 4, 8, generator=torch.Generator().manual_seed(1)).to(BF16)
+
+
+def test_gradients_are_those_of_a_model_in_bf16_added_up_in_fp32(model):
+    """The oracle is a second model, cast as a whole, whose gradients are added up by hand."""
+    weights, twin = dict(model.named_parameters()), copy.deepcopy(model).to(BF16)
+    sums = {name: torch.zeros(p.shape) for name, p in weights.items()}
+    for batch in batches(3):
+        with cast_weights(model, BF16):
+            model(batch).float().square().sum().backward()
+        twin.zero_grad()
+        twin(batch).float().square().sum().backward()
+        for name, p in twin.named_parameters():
+            sums[name] += p.grad.float()
+    assert set(weights) == {"first.weight", "first.bias", "middle.weight", "middle.bias"}
+    for name, weight in weights.items():
+        assert weight.grad.dtype == torch.float32
+        assert torch.equal(weight.grad, sums[name]), name
+
+
+def test_what_backward_computes_again_is_computed_in_bf16(model):
+    with cast_weights(model, BF16):
+        model(batches(1)[0]).float().sum().backward()
+    assert model.seen == [BF16, BF16]
+
+
+def test_in_the_block_there_is_one_copy_of_a_weight_and_none_of_a_buffer(model):
+    before = dict(model.named_parameters())
+    with cast_weights(model, BF16):
+        assert model.first.weight is model.last.weight
+        assert (model.first.weight.dtype, model.scale.dtype) == (BF16, torch.float32)
+        assert is_copy(model.middle.bias)
+    after = dict(model.named_parameters())
+    assert list(after) == list(before)
+    assert all(after[name] is p and not is_copy(p) for name, p in before.items())
+
+
+def test_after_a_failure_the_model_has_its_weights(model):
+    before = dict(model.named_parameters())
+    with pytest.raises(ZeroDivisionError), cast_weights(model, BF16):
+        raise ZeroDivisionError
+    assert all(p is before[name] for name, p in model.named_parameters())
+
+
+def test_without_a_dtype_the_weights_themselves_are_used(model):
+    before = dict(model.named_parameters())
+    with cast_weights(model, None):
+        assert all(p is before[name] for name, p in model.named_parameters())

@@ -1,0 +1,79 @@
+"""A run whose GPUs were shared or throttled while steps were timed is marked, and its cell is neither ranked nor compared."""
+
+import pytest
+import support_collect as support
+from test_collect_choices import PROVEN
+
+from collect import load, summary
+from collect.comparison.compare import Half, compare
+from shardlab.workspace import Workspace
+
+OWN = ["GPU-0", "GPU-1"]
+ALONE = {"processes": 1, "throttled": ["power cap"]}
+DDP, FSDP2, ZERO2 = (support.cell(name, 2) for name in ("ddp", "fsdp2", "zero2"))
+
+
+def summarized(path, gpu, uuids):
+    """The summary of three cells with equal work. gpu: fields of GPU-0's samples in the second cell; the others share none."""
+    workspace = Workspace(path)
+    support.keep(workspace, [DDP, FSDP2, ZERO2], repeats=0)
+    for what, says in ((DDP, ALONE), (FSDP2, gpu), (ZERO2, ALONE)):
+        support.completed(workspace, what, rehearsal=False, gpu=says, found={"gpus": uuids, "same_work": PROVEN})
+    return summary.summarize(load.load(workspace, None), "ddp")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said"),
+    [
+        ({"processes": 2}, "other processes computed on GPU-0"),
+        ({"processes": 2, "every": 10}, "other processes computed on GPU-0"),
+        ({"throttled": ["hardware thermal slowdown"]}, "GPU-0 had lowered clocks (hardware thermal slowdown)"),
+    ],
+)
+def test_a_cell_whose_gpus_were_shared_or_throttled_is_marked_and_neither_ranked_nor_compared(tmp_path, gpu, said):
+    found = summarized(tmp_path, gpu, OWN)
+    rows = {row.cell["strategy"]: row for row in found.rows}
+    (run,) = rows["fsdp2"].runs
+    assert run.gpu_trouble == said
+    assert any(f"{run.run_id}: {said}" in remark for remark in found.remarks)
+    (contest,) = found.choices[0].contests
+    assert {one.name: one.outcome for one in contest.contenders} == {
+        "ddp": "measured",
+        "fsdp2": "gpu trouble",
+        "zero2": "measured",
+    }
+    placed = {one.cell for standing in contest.standings for one in standing.placed}
+    assert placed == {rows["ddp"].id, rows["zero2"].id}
+    assert "speed_up" in rows["zero2"].metrics
+    assert "speed_up" not in rows["fsdp2"].metrics
+
+
+def test_a_run_on_a_shared_gpu_has_no_ratio_in_a_comparison(tmp_path):
+    sides = []
+    for name, says in (("a", ALONE), ("b", {"processes": 2})):
+        workspace = Workspace(tmp_path / name)
+        support.keep(workspace, [DDP], repeats=0)
+        support.completed(workspace, DDP, rehearsal=False, gpu=says, found={"gpus": ["GPU-0", "GPU-1"], "same_work": PROVEN})
+        loaded = load.load(workspace, None)
+        sides.append(Half(name, workspace, loaded, summary.summarize(loaded, "ddp")))
+    (pair,) = compare(*sides).pairs
+    assert "other processes used the GPUs" in pair.different_work
+    assert pair.metrics == []
+
+
+@pytest.mark.parametrize(
+    ("gpu", "uuids"),
+    [
+        (ALONE, OWN),
+        ({"throttled": ["hardware slowdown"], "every": 40}, OWN),  # 2.5 % of the samples
+        ({"processes": 2}, ["GPU-0"]),  # both of its ranks
+        ({"processes": 2}, ["GPU-5", "GPU-6"]),  # not on its GPUs
+        ({"processes": 2}, []),  # ranks on the CPU
+        ({"processes": 2}, None),  # an older result, which does not say which GPUs it had
+        (True, OWN),  # older telemetry, which does not say who else computed
+    ],
+)
+def test_a_gpu_of_its_own_at_its_power_limit_is_no_trouble(tmp_path, gpu, uuids):
+    found = summarized(tmp_path, gpu, uuids)
+    assert all(row.gpu_trouble == "" for row in found.rows)
+    assert not any("shared or throttled" in remark for remark in found.remarks)

@@ -1,0 +1,55 @@
+"""The chunked cross-entropy, held against torch's own in twice the precision."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from trainers.tasks import cross_entropy
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 3e-5), (torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_loss_and_gradient_are_torchs(monkeypatch, dtype, within, rows):
+    monkeypatch.setattr(cross_entropy, "CHUNK", 33 * 3)  # three rows at a time
+    generator = torch.Generator().manual_seed(rows)
+    logits = (8 * torch.randn(rows, 33, generator=generator)).to(dtype).requires_grad_()
+    targets = torch.randint(33, (rows,), generator=generator)
+    exact = logits.detach().double().requires_grad_()
+    expected = functional.cross_entropy(exact, targets)
+    found = cross_entropy.cross_entropy(logits, targets)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    (3 * expected).backward()
+    (3 * found).backward()
+    assert logits.grad.dtype == dtype
+    torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=within, atol=within / rows / 10)
+
+
+def test_what_fills_the_rows_up_has_no_part_in_it():
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(6, 8, generator=generator, requires_grad=True)
+    targets = torch.randint(5, (6,), generator=generator)
+    expected = functional.cross_entropy(logits[:, :5], targets)
+    (wanted,) = torch.autograd.grad(expected, logits)
+    found = cross_entropy.cross_entropy(logits, targets, 5)
+    (gradient,) = torch.autograd.grad(found, logits)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradient, wanted)
+    assert not gradient[:, 5:].any()
+
+
+def test_logits_far_apart_give_no_infinite_loss():
+    logits = torch.tensor([[-1e4, 1e4], [1e4, -1e4]], dtype=torch.bfloat16, requires_grad=True)
+    loss = cross_entropy.cross_entropy(logits, torch.tensor([0, 0]))
+    loss.backward()
+    assert loss.item() == pytest.approx(1e4, rel=1e-2)
+    assert logits.grad.tolist() == [[-0.5, 0.5], [0.0, 0.0]]
+
+
+def test_what_is_kept_for_backward_is_the_logits_and_a_number_a_row():
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        logits = torch.randn(6, 5, dtype=torch.bfloat16, requires_grad=True)
+        cross_entropy.cross_entropy(logits, torch.zeros(6, dtype=torch.int64))
+    sizes = sorted(tensor.numel() * tensor.itemsize for tensor in kept)
+    assert sizes == [6 * 4, 6 * 8, 6 * 5 * 2]  # sums in fp32, targets in int64, logits in bf16

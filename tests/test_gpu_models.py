@@ -1,0 +1,59 @@
+"""The data file of GPUs."""
+
+import pytest
+
+from shardlab import gpu_models
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "tera"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "fp32", 19.5),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156.0),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
+        ("NVIDIA L40S", "fp32", 91.6),
+        ("NVIDIA L40S", "tf32", 183.0),
+        ("Tesla V100-SXM2-16GB", "fp32", 15.7),
+        ("Tesla V100-SXM2-16GB", "fp16", 125.0),
+        ("Tesla V100-SXM2-16GB", "bf16", None),
+        ("NVIDIA H100 80GB HBM3", "fp32", 67.0),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.5),
+        ("NVIDIA H200", "bf16", 989.5),
+        ("NVIDIA A10G", "bf16-autocast", 70.0),
+        ("Tesla V100-SXM3-32GB-H", "fp16-autocast", 125.0),
+        ("NVIDIA GH200 480GB", "bf16-pure", 989.5),
+        ("NVIDIA B200", "bf16", 2250.0),
+        ("NVIDIA H200 and more", "bf16", None),
+    ],
+)
+def test_peaks_are_those_of_the_data_sheets(gpu, precision, tera):
+    """Without sparsity, as NVIDIA's data sheets print them."""
+    assert gpu_models.peak_flops(gpu, precision) == (None if tera is None else tera * 1e12)
+
+
+# Names as NVML gives them, of the GPUs that CloudLab, the studies and common clouds have.
+NAMES = (
+    "Tesla P100-PCIE-12GB", "Tesla P100-PCIE-16GB", "Tesla P100-SXM2-16GB", "Tesla V100-PCIE-16GB", "Tesla V100-PCIE-32GB",
+    "Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB", "Tesla V100-DGXS-32GB", "Tesla V100-SXM3-32GB", "Tesla V100S-PCIE-32GB",
+    "Tesla T4", "NVIDIA A10", "NVIDIA A10G", "NVIDIA A30", "NVIDIA A40", "NVIDIA RTX A6000", "NVIDIA A100-SXM4-40GB",
+    "NVIDIA A100-SXM4-80GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA L4", "NVIDIA L40S",
+    "NVIDIA RTX 6000 Ada Generation", "NVIDIA GeForce RTX 3090", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe",
+    "NVIDIA H100 NVL", "NVIDIA H800", "NVIDIA H20", "NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA GH200 480GB",
+    "NVIDIA GH200 144G HBM3e", "NVIDIA B200",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_belongs_to_one_product(name):
+    assert len([one for one in gpu_models.all_models() if gpu_models.fits(one, name)]) == 1
+
+
+def test_each_product_is_plausible_and_says_where_its_figures_are_from():
+    for one in gpu_models.all_models():
+        assert len(one.source) > 10
+        assert one.fp16 is None or one.fp16 >= 1.9 * one.fp32
+        assert one.tf32 is None or one.tf32 <= (one.bf16 or 0)
+        assert 10 < one.memory_gb < 300
+        assert 250 < one.memory_gb_per_s < 10_000
+        assert 30 < one.link_gb_per_s < 2_000
+        assert any(gpu_models.fits(one, name) for name in NAMES)

@@ -1,0 +1,203 @@
+"""`make gpu-proof` on a fake GPU: its cells, what it keeps, and what it says of a machine without a GPU."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_cuda import build
+from support_gpu_results import problems
+
+from jobs import plan
+from shardlab import host
+from shardlab.workspace import Workspace
+
+ROOT = Path(__file__).parents[1]
+GPU = ROOT / "benchmarks" / "gpu"
+pytestmark = pytest.mark.skipif(build.why_not() is not None, reason=f"no fake GPUs: {build.why_not()}")
+ENVIRONMENT = {
+    **os.environ, "PYTHONPATH": f"{ROOT / 'tests'}:{GPU}:{ROOT}", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+    "PYTHONWARNINGS": "ignore",
+}  # fmt: skip
+
+
+def prove(folder, *words):
+    """(the command's result, its records)."""
+    command = [sys.executable, "-m", "fake_cuda.proof", build.library(), "--out", folder, *words]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    kept = list(folder.glob("*/proof.jsonl"))
+    assert len(kept) == 1, done.stderr
+    return done, [json.loads(line) for line in kept[0].read_text().splitlines()]
+
+
+def test_cells_are_proven_and_a_record_of_each_is_kept(tmp_path):
+    where = "strategy in ['single', 'fsdp2'] and precision == 'fp16' or memory_limit_gib != None or seq_len == 40"
+    done, records = prove(tmp_path, "--only", "A", "--where", where)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(record["strategy"], record["state"], record["verdict"]) for record in records] == [
+        ("single", "completed", "holds"), ("fsdp2", "completed", "holds"),
+        ("fsdp2", "completed", "holds"), ("fsdp2", "completed", "holds"), ("single", "oom", "holds"),
+    ]  # fmt: skip
+    assert records[3]["why"] == "resumed from step 2; losses equal"
+    assert all(record["over"] == "NCCL" for record in records)
+    assert "5 holds, 0 fails, 0 dropped" in done.stdout
+    (folder,) = tmp_path.iterdir()
+    assert {path.name for path in folder.iterdir()} == {"HOST.json", "proof.jsonl", "table.txt"}
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "cells"),
+    [
+        ("one-rank", 1, 42),
+        ("shared-gpu", 1, 11),
+        *(("every-gpu", gpus, 19) for gpus in (2, 3, 8)),
+        ("meshes", 4, 4),
+        ("meshes", 6, 4),
+    ],
+)
+def test_each_matrix_of_the_proof_can_be_planned_for_any_number_of_gpus(tmp_path, monkeypatch, name, gpus, cells):
+    monkeypatch.syspath_prepend(GPU)
+    import cells as of_proof
+
+    (tmp_path / "proof.yaml").write_text(of_proof.sized((GPU / f"{name}.yaml").read_text(), gpus))
+    planned = plan.of(Workspace(tmp_path), str(tmp_path / "proof.yaml"), cluster_file=None, where=None, repeats=None)
+    assert len(planned.cells) == cells
+    if name in ("every-gpu", "meshes"):
+        assert {cell.gpus for cell in planned.cells} == {gpus}
+
+
+def test_a_dropped_check_does_not_replace_one_that_was_made(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(GPU)
+    import records
+
+    for verdict in ("holds", "dropped", "fails", "dropped"):
+        kept = records.Records(tmp_path)
+        kept.add({"stage": "A", "name": "x", "verdict": verdict, "why": verdict})
+        if verdict == "holds":
+            kept.add({"stage": "A", "name": "y", "verdict": "dropped", "why": "the time was over"})
+    found = [json.loads(line) for line in (tmp_path / "proof.jsonl").read_text().splitlines()]
+    assert [(record["name"], record["verdict"]) for record in found] == [("x", "fails"), ("y", "dropped")]
+    assert (tmp_path / "table.txt").read_text().splitlines()[-1] == "0 holds, 1 fails, 1 dropped"
+
+
+OPERATOR = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1, "dur": 2, "pid": 1, "tid": 1}
+KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 2, "dur": 5, "pid": 0, "tid": 7, "args": {"device": 0, "stream": 7}}
+
+
+def test_what_is_wrong_with_results_is_told_without_a_gpu(tmp_path):
+    """A fake GPU makes a snapshot, but has no CUPTI: the trace is written here."""
+    done, records = prove(tmp_path, "--only", "A", "--where", "seq_len == 32")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = tmp_path.iterdir()
+    assert problems(folder) == ["nothing of stage C holds", "nothing of stage D holds"]
+    (snapshot,) = records[0]["files"]
+    with gzip.open(folder / snapshot, "wt") as file:
+        file.write("{}")
+    assert "has no segments" in " ".join(problems(folder))
+
+    records[0]["files"] = ["x-trace.json.gz"]
+    (folder / "proof.jsonl").write_text(json.dumps(records[0]))
+    for events, wrong in (([OPERATOR], ["x-trace.json.gz has no kernels of a GPU"]), ([OPERATOR, KERNEL], [])):
+        with gzip.open(folder / "x-trace.json.gz", "wt") as file:
+            json.dump({"traceEvents": events}, file)
+        assert problems(folder)[2:] == [f"{records[0]['name']}: {why}" for why in wrong]
+
+    (folder / "proof.jsonl").write_text(json.dumps({**records[0], "verdict": "fails"}))
+    assert {"nothing of stage A holds", "table.txt does not end with: 0 holds, 1 fails, 0 dropped"} <= set(problems(folder))
+
+
+RESULTS = sorted(path.parent for path in (ROOT / "docs" / "results").glob("*/proof.jsonl"))
+
+
+def test_results_that_are_kept_hold_and_docs_say_whether_there_are_any():
+    assert {str(folder): problems(folder) for folder in RESULTS} == {str(folder): [] for folder in RESULTS}
+    said = "Nothing of this project has run on a GPU yet" in (ROOT / "docs" / "gpus.md").read_text()
+    assert said == (not RESULTS)
+
+
+def test_ranks_that_share_a_gpu_are_proven_over_the_host(tmp_path):
+    done, records = prove(tmp_path, "--only", "B", "--where", "strategy in ['ddp', 'pp-1f1b']")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(record["strategy"], record["ranks"], record["over"]) for record in records] == [
+        ("ddp", 2, "gloo over the host"), ("pp-1f1b", 2, "gloo over the host"),
+    ]  # fmt: skip
+
+
+CHECKS = """
+import json, pathlib, sys, time
+import fake_cuda
+fake_cuda.install(pathlib.Path(sys.argv[1]))
+import prove, truth
+checks = {
+    "energy": truth.CHECKS["energy is power over time"],
+    "broken": lambda: 1 / 0,
+    "another": lambda: {"holds": True, "share": 0.5},
+}
+proof = prove.Proof(pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[2]), 1, "", time.monotonic() + 300)
+for record in prove._checks(checks, proof):
+    print(json.dumps(record))
+"""
+
+
+def test_what_does_not_hold_is_told_and_the_rest_goes_on(tmp_path):
+    """A fake GPU has no NVML: a check that asks NVML is dropped, with the reason."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHECKS, build.library(), tmp_path], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    energy, broken, another = map(json.loads, done.stdout.splitlines())
+    assert energy["verdict"] == "dropped"
+    assert energy["why"].startswith("NVML: ")
+    assert broken["verdict"] == "fails"
+    assert "ZeroDivisionError" in broken["log"]
+    assert (another["verdict"], another["share"]) == ("holds", 0.5)
+
+
+def test_what_there_was_no_time_for_is_named_and_an_earlier_call_is_kept(tmp_path):
+    where = ("--where", "strategy == 'single' and precision == 'fp32'")
+    assert prove(tmp_path, "--only", "A", *where)[0].returncode == 0
+    done, records = prove(tmp_path, "--minutes", "0", "--only", "C")
+    assert done.returncode == 1  # nothing was looked at
+    assert [record["verdict"] for record in records][:2] == ["holds", "dropped"]
+    assert all(record["why"] == "the time was over" for record in records[1:])
+
+
+SPEED = """
+import json, pathlib, sys
+import fake_cuda
+fake_cuda.install(pathlib.Path(sys.argv[1]))
+import forked, speed
+from shardlab.cell import Optimizer
+speed.LARGE = {"workload": "gpt2-tiny", "seq_len": 16, "optimizer": Optimizer(name="adamw", lr=3e-4, fused=True)}
+log = pathlib.Path(sys.argv[2])
+checks = (lambda: speed.row(2, 3), *(lambda plain=plain: speed.beside_a_plain_loop(2, 2, 2, plain) for plain in
+          (speed.PlainLoop, speed.PlainCastLoop)))
+for check in checks:
+    print(json.dumps(forked.answer(check, 100, log)))
+"""
+
+
+def test_the_loops_whose_speed_is_compared_run(tmp_path):
+    """How fast they are says nothing on a fake GPU."""
+    log = tmp_path / "log"
+    done = subprocess.run(
+        [sys.executable, "-c", SPEED, build.library(), log], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [code for code, _ in answers] == [0, 0, 0], done.stderr + log.read_text()
+    row, *besides = (found for _, found in answers)
+    assert row["step_ms"] > 0
+    assert row["mfu_pct"] > 0
+    assert all(found["ratio"] > 0 and found["plain_step_ms"] > 0 for found in besides)
+
+
+@pytest.mark.skipif(bool(host.observe().gpus), reason="has a GPU: it would begin to measure")
+def test_a_machine_without_a_gpu_is_told_so(tmp_path):
+    done = subprocess.run(
+        [sys.executable, GPU / "prove.py", "--out", tmp_path], capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "there is no GPU here" in done.stderr
+    assert list(tmp_path.iterdir()) == []

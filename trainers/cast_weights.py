@@ -1,0 +1,54 @@
+"""Casts a model's fp32 weights to 16-bit copies for forward and backward.
+
+`fully_shard` with a MixedPrecisionPolicy and DeepSpeed do the same with gathered weights; this module does it for models
+that are not sharded. Every operator computes in 16 bits. Gradients are cast to fp32 before they are accumulated over
+micro-batches or reduced over ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@contextmanager
+def cast_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+    """Have the model compute with copies of its floating-point weights in `dtype` during the block. If dtype is None, nothing
+    changes.
+
+    The backward passes must be inside the `with` block too, because activation checkpointing recomputes forward in them. A
+    weight that several modules share has one copy. Buffers are not cast. An optimizer or DDP that received the parameters
+    before the `with` block keeps the fp32 weights.
+    """
+    if dtype is None:
+        yield
+        return
+    places = [(module, name, p) for module in model.modules() for name, p in module._parameters.items() if p is not None]
+    copies: dict[int, torch.Tensor] = {}
+    try:
+        for module, name, weight in places:
+            if weight.is_floating_point():
+                if id(weight) not in copies:
+                    copies[id(weight)] = _marked(weight.to(dtype))
+                module._parameters[name] = copies[id(weight)]  # type: ignore[assignment]
+        yield
+    finally:
+        for module, name, weight in places:
+            module._parameters[name] = weight
+
+
+def is_copy(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is such a copy, or this rank's part of one."""
+    return getattr(tensor, "_is_copy_of_weight", False)
+
+
+def _marked(copy: Any) -> torch.Tensor:
+    copy._is_copy_of_weight = True
+    if (local := getattr(copy, "_local_tensor", None)) is not None:  # of a DTensor, which operators see
+        local._is_copy_of_weight = True
+    return copy  # type: ignore[no-any-return]

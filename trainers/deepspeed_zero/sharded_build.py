@@ -1,0 +1,52 @@
+"""Builds a model for ZeRO-3 block by block, so that no rank ever holds more than its shards and one whole block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from trainers.deferred_init import Deferred
+    from trainers.ranks import Ranks
+
+
+def shard(
+    model: nn.Module,
+    deferred: Deferred,
+    blocks: Iterable[nn.Module],
+    ranks: Ranks,
+    config: dict[str, Any],
+    computed: torch.dtype | None,
+) -> dict[str, torch.Tensor]:
+    """Fill and shard the blocks of a model on the meta device, then the rest of the model.
+
+    computed: the dtype to which the weights are cast, or None. Returns this rank's parts of the fp32 weights by name, in host
+    memory; none if `computed` is None. A collective: all ranks call it.
+    """
+    import deepspeed
+
+    parts: dict[str, torch.Tensor] = {}
+    init: Any = None
+    for module in (*blocks, model):
+        deferred.fill(module)
+        if computed is not None:
+            for name, parameter in model.named_parameters():
+                if not parameter.is_meta and name not in parts:
+                    parts[name] = part_of(parameter.detach(), ranks.rank, ranks.world_size).cpu()
+            module.to(computed)
+        if init is None:  # one for all blocks: each of them allocates buffers of its own if parameters are offloaded to NVMe
+            init = deepspeed.zero.Init(module=module, config_dict_or_path=config)
+        else:
+            init._convert_to_zero_parameters(module.parameters())
+    return parts
+
+
+def part_of(whole: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+    """The elements of a parameter that ZeRO-3 gives to a rank, 1-dim; DeepSpeed pads parameters to a multiple of the ranks."""
+    from torch.nn.functional import pad
+
+    flat = whole.flatten()
+    return pad(flat, (0, -flat.numel() % ranks)).chunk(ranks)[rank]
