@@ -271,8 +271,9 @@ def test_a_killed_slurmd_leaves_one_copy_of_its_run(study):
         one.until(lambda: one.states() == ["pending"], "Slurm gives the node up and the run waits again")
     finally:
         one.slurm.run("work2", "systemctl start slurmd", root=True)
-    # Slurm takes a node of the second start for idle if the first step there ends after it, and starts no step there again.
-    one.until(lambda: not one.slurm.run("work2", "pidof slurmstepd || true"), "the step of the first start has ended")
+    # If a step of the first start ends on a node after the second start has begun, Slurm starts no step on this node again.
+    for node in ("work1", "work2"):
+        one.until(lambda node=node: not one.slurm.run(node, "pidof slurmstepd || true"), f"the first start has left {node}")
     one.until(one.slurm.idle, "the node is back", 180)
     job = one.events("submitted")[0].data["job"]
     one.slurm.run("head", f"scontrol update JobId={job} StartTime=now")

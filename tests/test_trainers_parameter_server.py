@@ -1,5 +1,6 @@
 """Parameter servers: the synchronous one does the work of one process; the others keep their bounds and outlive a worker."""
 
+import contextlib
 import json
 import signal
 import time
@@ -39,14 +40,16 @@ def effective(run_dir):
 
 
 def process(run_dir, rank):
-    """The process of a rank: the one whose output is the rank's log."""
-    for output in Path("/proc").glob("[0-9]*/fd/1"):
-        try:
-            if output.readlink() == run_dir.rank_log(rank):
-                return psutil.Process(int(output.parts[2]))
-        except OSError:
-            continue
-    raise AssertionError(f"rank {rank} does not live")
+    """The process of a rank: its output is the rank's log, which exists a moment before the process writes to it."""
+
+    def find():
+        for output in Path("/proc").glob("[0-9]*/fd/1"):
+            with contextlib.suppress(OSError):
+                if output.readlink() == run_dir.rank_log(rank):
+                    return psutil.Process(int(output.parts[2]))
+        return None
+
+    return until(find, f"there is a process of rank {rank}")
 
 
 def nothing_moves(processes):
