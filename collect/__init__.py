@@ -1,1 +1,1 @@
-"""From the records of all nodes to tables, figures and a report."""
+"""Makes tables, figures, verdicts and a report from the records of all nodes."""

@@ -1,4 +1,4 @@
-"""The start of a report, as text, for a reader with ten seconds: what became of each claim, and which strategy to choose."""
+"""The text at the start of a report, for a reader with ten seconds: the verdict on each claim, and which strategy to choose."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _TURNED = {ast.GtE: ast.LtE, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.Lt: ast.Gt, a
 class ClaimLine(msgspec.Struct, frozen=True):
     """A claim in one line.
 
-    mark: a symbol for its verdict. printed: the number that the study prints; asked: what the test asks of ours. measured,
-    interval: ours; against: what it is compared with, if that was measured too. reason: of the verdict, in few words.
+    mark: a symbol for its verdict. printed: the number that the study prints; asked: the bounds that the test sets for the
+    measured number. measured, interval: the measured number; against: the number that it is compared with, if that was measured
+    too. reason: the reason for the verdict, in few words.
     """
 
     mark: str
@@ -74,11 +75,11 @@ def compared(summary: Summary) -> str:
 
 
 def same_work(summary: Summary) -> str:
-    """`8 of 8 cells are proven to do the same work`; nothing if no cell was proven or refuted."""
+    """`8 of 8 cells are proven to do the same work as one process`; nothing if no cell was proven or refuted."""
     proofs = [row.same_work.verdict for row in summary.rows if row.same_work]
     if not proofs:
         return ""
-    return f"{proofs.count('proven')} of {len(summary.rows)} cells are proven to do the work of one process"
+    return f"{proofs.count('proven')} of {len(summary.rows)} cells are proven to do the same work as one process"
 
 
 def helps(summary: Summary) -> list[str]:
@@ -104,7 +105,7 @@ def _chosen(contest: Contest, standing: Standing) -> Said:
     """Who is the best by a criterion; of many that cannot be told apart, their number."""
     told = choice_text.said(contest, standing.criterion)
     if standing.word == "not told apart" and len(standing.best) > choice_text.MOST_NAMED:
-        about = f"{len(standing.best)} of {len(standing.placed)} cannot be told apart: {told.value}"
+        about = f"{len(standing.best)} of {len(standing.placed)} cannot be distinguished: {told.value}"
         return Said([], "no clear winner", about)
     return told
 
@@ -211,7 +212,7 @@ def _reason(verdict: Verdict, part: Part | None) -> str:
     )
     if verdict.verdict == "reproduced" and part is not None:
         return (
-            "no scatter"
+            "the same in every repeat"
             if "do not scatter" in verdict.why
             else f"holds in {notation.number(part.holds_pct or 100, 3)} % of draws"
         )

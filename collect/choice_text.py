@@ -12,22 +12,22 @@ from collect.choices.family import Answer, Family, Fit
 from collect.choices.standing import CRITERIA, Standing
 from collect.summary import Summary
 
-CAUTION = "choices of a rehearsal show that a choice can be derived, not what to choose"
+CAUTION = "choices of a rehearsal show that a choice can be computed, not which strategy to choose"
 AS_MEASURED = "as measured"
-ONCE = "as measured: n = 1 and no repeats to tell scatter by, so that the order is that of one look"
+ONCE = "as measured: n = 1 and no cell was repeated, so the scatter is not known; another measurement may have another order"
 HEADINGS = {
     "throughput_per_s": "Fastest",
-    "peak_memory_bytes": "Least memory a rank",
-    "sent_counted_bytes": "Fewest bytes a step",
+    "peak_memory_bytes": "Least memory per rank",
+    "sent_counted_bytes": "Fewest bytes per step",
     "final_accuracy_pct": "Most accurate",
     "energy_per_unit_j": "Least energy",
 }
 QUESTIONS = {
     "throughput_per_s": "Which is the fastest?",
-    "peak_memory_bytes": "Which needs the least memory a rank?",
-    "sent_counted_bytes": "Which sends the fewest bytes a step?",
+    "peak_memory_bytes": "Which needs the least memory per rank?",
+    "sent_counted_bytes": "Which sends the fewest bytes per step?",
     "final_accuracy_pct": "Which is the most accurate?",
-    "energy_per_unit_j": "Which needs the least energy a unit?",
+    "energy_per_unit_j": "Which needs the least energy per unit?",
 }
 MOST_SHOWN = 24  # families, and contests of each
 MOST_CITED = 100  # cells under one answer
@@ -42,9 +42,10 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Said(msgspec.Struct, frozen=True):
-    """A choice. names: those that it is among; value: of the first; more: how sure that is; margin: to the next.
+    """The text of a choice. names: the best cells; value: the value of the first; more: how certain the choice is; margin: the
+    distance to the next cell.
 
-    sure: whether one was told apart from all others, or some are known to be equal.
+    sure: whether one cell is significantly better than all others, or the best cells are known to be equal.
     """
 
     names: list[Link]
@@ -59,7 +60,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A contest as a line of the table of choices. said: by each criterion of its table; out: who is not ranked, and why."""
+    """A contest as a row of the table of choices. said: the choice by each criterion; out: (reason, cells not ranked)."""
 
     heading: str
     about: str
@@ -68,7 +69,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A question and its answers, as they stand in a list. when: the contests that an answer is of."""
+    """A question of the decision tree. answers: (the contests of the answer, the answer, the cells that it rests on)."""
 
     asks: str
     answers: list[tuple[str, Said, list[Link]]]
@@ -83,7 +84,7 @@ def hidden(summary: Summary) -> str:
     """How many choices are not shown, in a sentence; nothing where all are."""
     every = [sum(contest.open for contest in family.contests) for family in summary.choices if family.open]
     left = sum(every) - sum(min(one, MOST_SHOWN) for one in every[:MOST_SHOWN])
-    return f"{left:,} more are in summary.json" if left else ""
+    return f"{left:,} more comparisons are in summary.json" if left else ""
 
 
 def criteria(families: Sequence[Family]) -> list[str]:
@@ -110,7 +111,7 @@ def cautions(summary: Summary) -> list[str]:
 
 
 def uncompared(summary: Summary) -> list[tuple[str, list[Link]]]:
-    """(where, who) of cells that are alone with their batch, while others ran on as many ranks with another."""
+    """(where, cells) for cells whose batch size no other cell has, if other cells ran on the same ranks with another batch."""
     found = []
     for family in summary.choices:
         by_ranks: dict[tuple[int, int], list[Contest]] = {}
@@ -142,8 +143,8 @@ def nodes(family: Family) -> list[Node]:
         for fit in family.one_rank
     ]
     shared = [(_when(family, fit.contests), _on_more(fit), _cites(family, fit.contests, _of(fit))) for fit in family.more_ranks]
-    asked = [Node("Does it fit one rank?", alone or [("", Said([], more="not measured on one rank"), [])])]
-    asked.append(Node("What fits more ranks?", shared or [("", Said([], more="not measured on more than one"), [])]))
+    asked = [Node("Does it fit on one rank?", alone or [("", Said([], more="not measured on one rank"), [])])]
+    asked.append(Node("What fits on more ranks?", shared or [("", Said([], more="not measured on more than one rank"), [])]))
     for question in family.questions:
         told = [(_when(family, one.contests), *_answer(family, one, question.criterion)) for one in question.answers]
         asked.append(Node(QUESTIONS[question.criterion], told))
@@ -160,10 +161,10 @@ def said(contest: Contest, criterion: str) -> Said:
     best = sorted((Link(names[cell], cell) for cell in standing.best), key=lambda link: natural(link.text))
     few = best if len(best) <= MOST_NAMED else [Link(_joined([link.text for link in best]), best[0].cell)]
     if standing.word == "same work":
-        return Said([], more="alike: the same work")
+        return Said([], more="equal: the same work")
     if standing.word == "not told apart":
         values = [placed.value for placed in standing.placed if placed.cell in standing.best]
-        return Said(few, _range(min(values), max(values), standing.unit), "cannot be told apart")
+        return Said(few, _range(min(values), max(values), standing.unit), "cannot be distinguished")
     more = {"as measured": AS_MEASURED, "equal": "equal", "best": ""}[standing.word]
     value = _quantity(standing.placed[0].value, standing.unit)
     return Said(few, value, more, _margin(standing, names), sure=standing.word != "as measured")
@@ -205,7 +206,7 @@ def _out(contest: Contest) -> list[tuple[str, list[Link]]]:
         "over the limit": "over the time limit",
         "other work": "other work by design",
         "gpu trouble": "its GPUs were shared or throttled",
-        "looked into": "measured with fewer instruments too",
+        "looked into": "also measured with fewer instruments",
         "not ranked": "not proven to do the same work",
         "failed": "failed",
         "not measured": "not measured",
@@ -248,12 +249,12 @@ def _answer(family: Family, answer: Answer, criterion: str) -> tuple[Said, list[
     more = {
         "best": "",
         "equal": "equal",
-        "not told apart": "cannot be told apart",
-        "same work": "alike: proven to do the same work, so that accuracy is no reason to choose",
+        "not told apart": "cannot be distinguished",
+        "same work": "equal: proven to do the same work, so accuracy is no reason to choose",
         "as measured": AS_MEASURED,
         "only one fits": "the only one that fits",
         "only one": "nothing to compare",
-        "none fits": "none that ran fits",
+        "none fits": "none of the cells that ran fits",
         "not measured": "not measured",
     }[answer.word]
     if answer.word == "same work":

@@ -1,4 +1,4 @@
-"""The command `collect`: from records to tables, figures and a report."""
+"""The command `collect`: makes tables, figures, verdicts and a report from the records of runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parser() -> console.Parser:
     common = console.common_options()
     top = console.Parser(
         prog="collect",
-        description="From the records of runs to tables, figures and a report.",
+        description="Make tables, figures, verdicts and a report from the records of runs.",
         epilog="example:\n  collect fetch && collect summarize",
         parents=[common],
     )
@@ -40,60 +40,82 @@ def parser() -> console.Parser:
     def verb(name: str, summary: str, example: str) -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=summary, description=summary, epilog=f"example:\n  {example}", parents=[common])
 
-    fetch = verb("fetch", "bring runs together and checksum them; say what changed since", "collect fetch --run 'ddp-*'")
-    fetch.add_argument("--run", action="append", default=[], metavar="GLOB", help="only these runs; may be given again")
+    fetch = verb(
+        "fetch",
+        "copy runs from the cluster if they are there, write checksums of their files, and report files that changed",
+        "collect fetch --run 'ddp-*'",
+    )
+    fetch.add_argument(
+        "--run", action="append", default=[], metavar="GLOB", help="only runs whose id matches; may be given several times"
+    )
     fetch.set_defaults(command=_fetch)
 
-    summarize = verb("summarize", "tables on the terminal, the report on disk", "collect summarize --matrix quickstart")
+    summarize = verb("summarize", "print tables and write the report", "collect summarize --matrix quickstart")
     _add_matrix(summarize)
-    summarize.add_argument("--out", metavar="DIR", help="the report's folder (default: report/ in the workspace)")
-    summarize.add_argument("--baseline", metavar="STRATEGY", help="speed-up is against this strategy (default: the matrix's)")
-    summarize.add_argument("--images", metavar="FORMATS", help="every figure as a file too: svg, png or svg,png")
+    summarize.add_argument("--out", metavar="DIR", help="write the report to this folder (default: report/ in the workspace)")
+    _add_baseline(summarize)
+    summarize.add_argument("--images", metavar="FORMATS", help="also write every figure as a file: svg, png or svg,png")
     summarize.set_defaults(command=_summarize)
 
-    verdicts = verb("verdicts", "a study's claims and printed numbers, against what was measured", "collect verdicts --strict")
+    verdicts = verb(
+        "verdicts", "compare the claims and printed numbers of a study with the measured values", "collect verdicts --strict"
+    )
     _add_matrix(verdicts)
-    verdicts.add_argument("--baseline", metavar="STRATEGY", help="speed-up is against this strategy (default: the matrix's)")
-    verdicts.add_argument("--strict", action="store_true", help="exit with 1 where a claim is contradicted")
+    _add_baseline(verdicts)
+    verdicts.add_argument("--strict", action="store_true", help="exit with code 1 if a claim is contradicted")
     verdicts.set_defaults(command=_verdicts)
 
     trace = verb(
-        "trace", "where the time of profiled steps went, and which operators differ", "collect trace RUN --against OTHER"
+        "trace",
+        "show how profiled steps spend their time, and which operators differ between two runs",
+        "collect trace RUN --against OTHER",
     )
-    trace.add_argument("run", metavar="RUN", help="a run, or a folder or file of Chrome traces (with a slash in its name)")
-    trace.add_argument("--against", metavar="RUN", help="say which operators are new, gone or changed against this one")
-    trace.add_argument("--like-hta", action="store_true", help="round and leave out as HolisticTraceAnalysis does")
+    trace.add_argument("run", metavar="RUN", help="a run id, or a path (with a slash) to a folder or file of Chrome traces")
+    trace.add_argument("--against", metavar="OTHER", help="list operators that are new, gone or changed compared with OTHER")
+    trace.add_argument(
+        "--like-hta", action="store_true", help="round times and leave out the last step, as HolisticTraceAnalysis does"
+    )
     trace.set_defaults(command=_trace)
 
-    compare = verb("compare", "the same cells in two workspaces or matrices, side by side", "collect compare ../before .")
-    compare.add_argument("a", metavar="A", help="a matrix of this workspace, or the folder of a workspace")
-    compare.add_argument("b", metavar="B", help="the same; what is said is of B beside A")
-    compare.add_argument("--matrix", metavar="NAME", help="of both workspaces (default: the last one of each)")
+    compare = verb("compare", "compare the same cells of two workspaces or two matrices", "collect compare ../before .")
+    compare.add_argument("a", metavar="A", help="the name of a matrix of this workspace, or the folder of a workspace")
+    compare.add_argument("b", metavar="B", help="the same kinds of values as A; the output says how B differs from A")
+    compare.add_argument(
+        "--matrix", metavar="NAME", help="if A and B are workspaces: the matrix to compare (default: the last matrix of each)"
+    )
     compare.set_defaults(command=_compare)
 
-    export = verb("export", "tables for papers and programs, runs for trackers", "collect export --to latex --out tables/")
+    export = verb("export", "write tables for papers or programs, or runs for experiment trackers", "collect export --to latex")
     _add_matrix(export)
     export.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(registry.modules("collect.exports")))
-    export.add_argument("--out", metavar="DIR", help="the folder to write (default: export/FORMAT in the workspace)")
+    export.add_argument("--out", metavar="DIR", help="write to this folder (default: export/FORMAT in the workspace)")
     export.set_defaults(command=_export)
 
-    sample = verb("sample", "write telemetry of this machine until told to end", "collect sample --out node0.jsonl --hz 2")
-    sample.add_argument("--out", required=True, metavar="FILE", help="the file to append samples to")
-    sample.add_argument("--hz", type=float, default=2.0, metavar="N", help=f"per second, at most {FASTEST_HZ:g} (default: 2)")
-    sample.add_argument("--parent", type=int, metavar="PID", help="end when this process is gone")
+    sample = verb("sample", "write telemetry of this machine until a signal arrives", "collect sample --out node0.jsonl --hz 2")
+    sample.add_argument("--out", required=True, metavar="FILE", help="append the samples to this file")
+    sample.add_argument(
+        "--hz", type=float, default=2.0, metavar="N", help=f"samples per second, at most {FASTEST_HZ:g} (default: 2)"
+    )
+    sample.add_argument("--parent", type=int, metavar="PID", help="also stop when the process with this id has ended")
     sample.set_defaults(command=_sample)
 
-    metrics = verb("metrics", "list the figures of merit with unit, direction and definition", "collect metrics")
+    metrics = verb("metrics", "list all metrics with unit, direction and definition", "collect metrics")
     metrics.set_defaults(command=_metrics)
     return top
 
 
 def _add_matrix(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--matrix", metavar="NAME", help="a matrix of this workspace (default: the last one)")
+    verb.add_argument("--matrix", metavar="NAME", help="a matrix of this workspace (default: the last matrix)")
+
+
+def _add_baseline(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--baseline", metavar="STRATEGY", help="compute speed-up relative to this strategy (default: the matrix's baseline)"
+    )
 
 
 def _need_report(command: str, *packages: str) -> None:
-    """Raises MissingExtra where these packages of the report are left out."""
+    """Raises MissingExtra if one of these packages of the extra `report` is not installed."""
     for package in packages:
         try:
             importlib.import_module(package)
@@ -110,7 +132,7 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
 
     workspace = _workspace(arguments)
     fetched = fetch.fetch(workspace, arguments.run, output.remark)
-    columns = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Cut files (n)", "Corrupt lines (n)"]
+    columns = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Truncated files (n)", "Corrupt lines (n)"]
     rows = [
         [run.run, run.state, *(f"{n:,}" for n in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt))]
         for run in fetched
@@ -120,11 +142,13 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
         if run.damage:
             output.remark(f"{run.run}: damaged records: {run.damage}", style="yellow")
         for name in run.added:
-            output.detail(f"{run.run}: {name}: new since it was fetched")
+            output.detail(f"{run.run}: {name}: the file is new since the run was fetched")
         for problem in run.problems:
             output.remark(f"{run.run}: {problem}", style="red")
         for name, kind in run.not_regular.items():
-            output.remark(f"{run.run}: {name} is {kind}; only files and folders with names in UTF-8 are fetched", style="red")
+            output.remark(
+                f"{run.run}: {name} is {kind}; only regular files and folders with names in UTF-8 are fetched", style="red"
+            )
     changed = sum(bool(run.problems) for run in fetched)
     if changed:
         output.remark(
@@ -173,7 +197,7 @@ def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _set_aside(output: Output, runs: Iterable[tuple[RunDir, str]]) -> int:
-    """Name every run whose records cannot be read, with the reason: 1 if there is such a run, else 0."""
+    """Print every run whose records cannot be read, with the reason; returns the exit code: 1 if there is such a run."""
     code = 0
     for folder, unreadable in runs:
         if unreadable:
@@ -188,7 +212,7 @@ def _of_loaded(loaded: Loaded) -> list[tuple[RunDir, str]]:
 
 
 def _baseline(asked: str | None, loaded: Loaded) -> str:
-    """The strategy that speed-up is against. Raises UnknownName for one that the matrix does not have."""
+    """The strategy that speed-up is relative to. Raises UnknownName if no cell of the matrix has the strategy."""
     from shardlab.errors import UnknownName
 
     strategies = {cell.cell.strategy for cell in loaded.cells}
@@ -240,8 +264,8 @@ def _sample(arguments: argparse.Namespace, output: Output) -> int:
     if gpus.why_absent:
         output.detail(f"no GPU telemetry: {gpus.why_absent}")
     tally = loop.run(Path(arguments.out), arguments.hz, arguments.parent, [HostSource(), NicSource(), gpus])
-    failures = ", ".join(f"{what} unread {count} times" for what, count in tally.failures.items())
-    output.remark(f"{tally.samples} samples, {tally.missed} ticks missed{'; ' + failures if failures else ''}")
+    failures = ", ".join(f"{what} could not be read {count} times" for what, count in tally.failures.items())
+    output.remark(f"{tally.samples} samples written, {tally.missed} samples missed{'; ' + failures if failures else ''}")
     output.document(tally)
     return 0
 

@@ -1,4 +1,4 @@
-"""The columns of the summary table, chosen once for the terminal and the page: what is equal in all rows is said above it."""
+"""The columns of the summary table, the same for terminal and page. Values that all rows share are listed above the table."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ _Build = Callable[[Sequence[Row]], Column]
 
 
 class Further(msgspec.Struct, frozen=True):
-    """A table beside the summary. columns: the first names each row, the others say anything of at least one.
+    """A table besides the summary. columns: the first names the rows; every other column has a value in at least one row.
 
-    rows: the places of those of which any column says anything. name: fit for a file.
+    rows: the indexes of the rows in which any column has a value. name: can be used as a file name.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Further(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """common: what all rows share, as (what, value). further: what else was measured, by what it is of."""
+    """common: (name, value) of what all rows share. further: tables of the other metrics, one for each subject."""
 
     common: list[tuple[str, str]]
     columns: list[Column]
@@ -80,7 +80,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def table(every: Sequence[Row], shown: Sequence[Row] | None = None) -> Table:
-    """The summary's rows, or those that are shown, as text; what tells rows apart and what all share is of every one."""
+    """The rows as text: `shown`, or all. Which keys identify a row and which all rows share is decided on all rows."""
     rows = every if shown is None else shown
     cells = [row.flat for row in every]
     keys = distinguishing(cells)
@@ -117,7 +117,7 @@ def _known(columns: Iterable[Column]) -> list[Column]:
 def labels(rows: Sequence[Row]) -> list[str]:
     """A short and unique name for each row, such as `ddp ×2, fork`: its strategy, its ranks, and what is unusual about it.
 
-    Of the other keys that tell rows apart, a value is named where it is not the one that most rows have.
+    Of the other keys in which rows differ, a value is named only if most rows have another value.
     """
     cells = [row.flat for row in rows]
     others = [key for key in distinguishing(cells) if key not in _ALWAYS]
@@ -135,12 +135,12 @@ def label_of(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def distinguishing(cells: Sequence[dict[str, Any]]) -> list[str]:
-    """The cell keys that tell the rows apart: strategy and ranks, then others as far as they are needed, usual ones first."""
+    """The cell keys that identify the rows: strategy and ranks, then other keys if needed, the usual ones first."""
     return telling(cells, _ALWAYS, _USUAL)
 
 
 def telling(cells: Sequence[Mapping[str, Any]], always: Sequence[str], usual: Sequence[str]) -> list[str]:
-    """The fewest keys that tell cells apart: first those that are told always, then usual ones as far as they are needed."""
+    """As few keys as identify the cells: first the keys `always`, then other keys if needed, those of `usual` first."""
     keys: list[str] = []
     kinds = [0] * len(cells)  # of the cells as far as the keys tell them apart
     for key in (*always, *usual, *sorted(set().union(*cells) - {*always, *usual})):
@@ -257,9 +257,9 @@ _TIMES = (
     _of("bubble_pct", "Bubble", 3),
     _of("bubble_theory_pct", "Bubble, theory", 3),
     _of("staleness_mean", "Staleness, mean", 3),
-    _of("staleness_max", "Staleness, most", 3),
+    _of("staleness_max", "Staleness, max", 3),
     _of("energy_j", "Energy"),
-    _of("energy_per_unit_j", "Energy a unit", 3),
+    _of("energy_per_unit_j", "Energy per unit", 3),
 )
 _CATEGORIES = (
     _of_bytes("memory_parameter_bytes", "Parameters"),
@@ -270,21 +270,24 @@ _CATEGORIES = (
     _of_bytes("memory_activation_bytes", "Activations"),
     _of_bytes("memory_buffer_bytes", "Buffers"),
     _of_bytes("memory_temporary_bytes", "Temporary"),
-    _of("memory_over_estimate", "Over estimate", 3),
+    _of("memory_over_estimate", "Peak / estimate", 3),
     _of_bytes("reserved_memory_bytes", "Reserved"),
     _of("gpu_memory_pct", "GPU memory", 3),
 )
 _SENT = (
-    _of_bytes("sent_counted_bytes", "A step, counted"),
-    _of_bytes("sent_theory_bytes", "A step, by theory"),
-    _of_bytes("sent_textbook_bytes", "A step, by textbook"),
+    _of_bytes("sent_counted_bytes", "Per step, counted"),
+    _of_bytes("sent_theory_bytes", "Per step, theory"),
+    _of_bytes("sent_textbook_bytes", "Per step, textbook"),
     _of_bytes("network_bytes", "All timed steps, network"),
     _of_bytes("loopback_bytes", "All timed steps, loopback"),
 )
-_OF_MEMORY = "Each category's own largest in the step that was looked into: they need not add up to the peak."
+_OF_MEMORY = (
+    "The largest size of each category during the observed step. Categories reach it at different moments, so the sizes need "
+    "not add up to the peak."
+)
 _OF_SENT = (
-    "A step: counted in the same-work proof as its collectives ran; by the strategy's own theory of what it does; and as "
-    "textbooks have it. All timed steps: what the hosts' interfaces sent meanwhile, other traffic included."
+    "Per step: counted from the collectives that ran in the same-work proof; computed with the strategy's own formula; and as "
+    "in textbooks. All timed steps: everything that the hosts' network interfaces sent in this time, other traffic included."
 )
 _FURTHER = (
     ("times", "Times and energy", "", _TIMES),

@@ -1,8 +1,8 @@
-"""Telemetry -> curves: what the devices of a run did, stretch by stretch of it, and nothing where nobody looked.
+"""Turns telemetry into curves: the time of a run is divided into stretches, and each stretch gets one value.
 
-All devices of all hosts have the same stretches, so that what they did can be added up although no two hosts sample at the
-same moment. A stretch that samples of any of its devices do not cover is blank: a line over time has a gap there. Samples are
-those of many runs, told apart by their column `run`: a hundred small frames cost a hundred times as much as one.
+All devices of all hosts have the same stretches, so their values can be added up although no two hosts sample at the same
+moment. If the samples of any device do not cover a stretch, the stretch has no value, and a line over time has a gap there. One
+frame holds the samples of many runs, in the column `run`, because a hundred small frames cost a hundred times as much as one.
 """
 
 from __future__ import annotations

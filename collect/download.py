@@ -1,8 +1,8 @@
-"""Download the runs of a workspace that lies on a cluster.
+"""Download the runs of a workspace on a remote cluster.
 
-The cluster makes the manifest of each run. Its files arrive in a staging folder, each is checked against the manifest, and
-only then do they take their place, the manifest last. So a run that has a manifest here was checked, and a download that was
-cut goes on when the same command runs again.
+The cluster makes the manifest of each run. The files of a run are transferred into a staging folder, each file is checked
+against the manifest, and only then are the files moved to their place, the manifest last. So every run with a manifest on this
+machine was checked, and an interrupted download is resumed when the same command runs again.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ Say = Callable[[str], None]
 
 
 class RemoteRun(msgspec.Struct):
-    """What `collect fetch --json` on the cluster says of a run, as far as it is needed here.
+    """The part of the output of `collect fetch --json` on the cluster that is needed here, for one run.
 
-    problems: why the run is not what its manifest says. not_regular: what it has beside files and folders.
+    problems: how the run differs from its manifest. not_regular: its entries that are neither regular files nor folders.
     """
 
     run: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]
@@ -54,8 +54,8 @@ class RemoteRun(msgspec.Struct):
 class Downloaded(msgspec.Struct):
     """A run after its download.
 
-    hashed: how many files were read to check them. problems: why the run is not here as it is on the cluster. changed: the
-    files that did not arrive as the manifest has them.
+    hashed: how many files were hashed to check them. problems: how the run on this machine differs from the run on the cluster.
+    changed: the files that did not match the manifest after their transfer.
     """
 
     state: str
@@ -66,9 +66,10 @@ class Downloaded(msgspec.Struct):
 
 
 class Missing(msgspec.Struct):
-    """What is to be done for a run to be here. names: the files that are not; hashed: how many files were read to know.
+    """What has to be transferred of a run. names: the files that are missing or differ on this machine; hashed: how many files
+    were hashed to find out.
 
-    is_here: there is nothing to be done, not even for its manifest.
+    is_here: the run is complete on this machine, its manifest included.
     """
 
     manifest: Manifest
@@ -78,9 +79,9 @@ class Missing(msgspec.Struct):
 
 
 def download(workspace: Workspace, patterns: Sequence[str], say: Say) -> dict[str, Downloaded]:
-    """Bring every run whose id matches, or every run, from the cluster; by run id. Nothing if the runs are here anyway.
+    """Download every run whose id matches a pattern, or every run; returns {run id: result}, empty for a local cluster.
 
-    A run that is here as it is there is not transferred again. Raises ShardlabError.
+    A run that is the same on this machine and on the cluster is not transferred again. Raises ShardlabError.
     """
     there = away.known(workspace)
     if there is None:
@@ -116,7 +117,7 @@ def _ask(there: Away, patterns: Sequence[str]) -> list[RemoteRun]:
     found = there.ask("collect", ["fetch", *words], list[RemoteRun], limit_s=ASK_S)
     for run in found:
         if not RUN_ID.fullmatch(run.run):  # a pattern of msgspec lets a newline stand at the end
-            raise ShardlabError(f"{there.host}: {run.run!r} is no run id. Allowed: {RUN_ID.pattern}.")
+            raise ShardlabError(f"{there.host}: {run.run!r} is not a run id. Allowed: {RUN_ID.pattern}.")
     return list({run.run: run for run in found}.values())
 
 
@@ -135,7 +136,7 @@ def _alone(workspace: Workspace, say: Say) -> Iterator[int]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another collect fetch transfers files into this workspace; waiting until it has ended.")
+            say("another collect fetch is transferring files to this workspace; waiting until that command has ended.")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield handle.fileno()
 
@@ -147,7 +148,7 @@ def _staging(workspace: Workspace) -> Path:
         with contextlib.suppress(FileExistsError):
             staging.mkdir(mode=0o700)
         if staging.is_symlink() or not staging.is_dir():
-            raise InputError(f"{staging}: is no folder; remove it and run the same command again.")
+            raise InputError(f"{staging}: is not a folder; remove it and run the same command again.")
         for name in ("manifests", "whole", "notes"):
             shutil.rmtree(staging / name, ignore_errors=True)
     return staging
@@ -198,7 +199,7 @@ def _missing(workspace: Workspace, staging: Path, remote: RemoteRun) -> Missing:
     try:
         theirs = manifest.received(files.read(staging / "manifests" / remote.run / manifest.NAME), remote.run)
     except FileNotFoundError:
-        raise InputError("the cluster has no manifest of it") from None
+        raise InputError("the cluster has no manifest of this run") from None
     mine = None
     with contextlib.suppress(InputError, FileNotFoundError):  # a damaged manifest says nothing
         mine = manifest.read(run) if manifest.regular(run.path, manifest.NAME) else None
@@ -268,7 +269,10 @@ def _why_not(workspace: Workspace, error: Exception) -> str:
     if not isinstance(error, NotRegular):
         return str(error)
     place = Path(error.filename).relative_to(workspace.runs)
-    return f"{place} is {error.kind} here, and nothing is written through it; remove it and run the same command again"
+    return (
+        f"{place} is {error.kind} on this machine, and collect fetch writes only to regular files and folders; "
+        "remove it and run the same command again"
+    )
 
 
 def _unlike(name: str, transfer: Transfer) -> str:
@@ -278,5 +282,5 @@ def _unlike(name: str, transfer: Transfer) -> str:
 
 def _stopped(there: Away, transfer: Transfer, found: dict[str, Downloaded]) -> str:
     done = sum(not (run.changed or run.problems) for run in found.values())
-    so_far = f"{done} of {len(found)} runs are here and were checked; the" if found else "The"
-    return f"{there.host}: the transfer stopped (rsync: {transfer.said}). {so_far} same command goes on from there."
+    so_far = f"{done} of {len(found)} runs are on this machine and were checked; run" if found else "Run"
+    return f"{there.host}: the transfer stopped (rsync: {transfer.said}). {so_far} the same command again to continue."

@@ -1,4 +1,4 @@
-"""Do two ways of running the same work see the same losses: if not, their speeds are those of different work."""
+"""Compares the losses of cells that should do the same work: if the losses differ, the cells did different work."""
 
 from __future__ import annotations
 

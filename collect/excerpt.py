@@ -1,4 +1,4 @@
-"""What a page or a terminal shows of a summary: of thousands of cells nobody reads all, and no browser draws them."""
+"""The part of a summary that a page or a terminal shows: thousands of cells are too many for a reader and for a browser."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from collect.summary import Summary
 
 MOST = 200  # cells, and entries of every other list
-_LISTS = {"losses": "comparisons of losses", "instruments": "costs of instruments", "failures": "runs that did not complete"}
+_LISTS = {"losses": "loss comparisons", "instruments": "instrument costs", "failures": "runs that did not complete"}
 _LISTS |= {"damage": "damaged runs", "outliers": "outliers"}
 
 
@@ -28,5 +28,5 @@ def of(summary: Summary) -> Summary:
     }
     said = [f"{shown:,} of {there:,} {what}" for what, (shown, there) in counts.items() if shown < there]
     if said:
-        cut.remarks = [*cut.remarks, f"shown here: {', '.join(said)}; summary.json and the tables have all"]
+        cut.remarks = [*cut.remarks, f"shown here: {', '.join(said)}; summary.json and the tables contain all"]
     return cut

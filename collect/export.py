@@ -1,4 +1,4 @@
-"""What a format says of itself, and how its folder is written: whole or not at all, over an earlier export and nothing else."""
+"""The description of an export format, and writing its folder: completely or not at all. Only an earlier export is replaced."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from shardlab.errors import MissingExtra, UnknownName
 class Export(msgspec.Struct, frozen=True, kw_only=True):
     """A format on the menu.
 
-    holds: every name that may stand in its folder. write: fills a new, empty folder; the second path is the one that the folder
-    will have, for formats that write paths down. extra: of the package that it needs besides the report's, where it does.
+    holds: every name that its folder may contain. write: fills a new, empty folder; the second path is the final path of this
+    folder, for formats that write paths into files. extra: the optional set of packages that the format needs, or None;
+    package: the package of this set that is imported.
     """
 
     name: str
@@ -39,7 +40,7 @@ def exports() -> dict[str, Export]:
 
 
 def export(name: str) -> Export:
-    """The format with this name. Raises UnknownName with the menu, MissingExtra where what it needs is not installed."""
+    """The format with this name. Raises UnknownName with the menu, MissingExtra if a package that it needs is not installed."""
     menu = exports()
     if name not in menu:
         raise UnknownName("export format", name, menu, summaries={name: format_.summary for name, format_ in menu.items()})
@@ -56,7 +57,7 @@ def package(name: str) -> ModuleType:
 
 @contextlib.contextmanager
 def environment(**values: str) -> Iterator[None]:
-    """With these variables, for libraries that are told some things in no other way; afterwards as it was."""
+    """Set environment variables, for libraries that have no other way to set an option; restore them after the block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -70,9 +71,9 @@ def environment(**values: str) -> Iterator[None]:
 
 
 def write(format_: Export, loaded: Loaded, summary: Summary, folder: Path) -> list[Path]:
-    """The format's folder, in the place of an earlier one; returns what stands in it now.
+    """Write the folder of a format, in place of an earlier export; returns the paths in it.
 
-    Raises InputError where the folder holds what is not of this format, WorkspaceError where it cannot be written.
+    Raises InputError if the folder contains anything that is not of this format, WorkspaceError if it cannot be written.
     """
     with swap.replacing(folder, format_.holds, f"a {format_.name} export") as fresh:
         format_.write(loaded, summary, fresh, folder)

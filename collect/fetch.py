@@ -1,7 +1,7 @@
-"""Bring the files of runs together and compare them with what was brought before.
+"""Fetch the files of runs, write their manifests, and compare them with the manifests of an earlier fetch.
 
-The runs of a local cluster lie in the workspace already: what is left to do is to write down what they consist of. Those
-of a cluster elsewhere are downloaded first.
+The runs of a local cluster are in the workspace already, so only their manifests are written. The runs of a remote cluster are
+downloaded first.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from shardlab.workspace import Workspace, chosen
 class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One run after fetching.
 
-    hashed: how many files were read for it. problems: why it is not what it was, or not what it is on the cluster, in clauses.
-    not_regular: what it has beside files and folders, by name, such as "a symlink"; nothing of it was fetched or read.
-    unreadable: why its state cannot be told, or "".
+    hashed: how many files were hashed. problems: how the run differs from its manifest or from the run on the cluster, one
+    clause for each difference. not_regular: maps the name of each entry that is neither a regular file nor a folder to its
+    kind, such as "a symlink"; such entries are neither fetched nor read. unreadable: why the run's state is not known, or "".
     """
 
     run: str
@@ -48,7 +48,7 @@ class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def fetch(workspace: Workspace, patterns: Sequence[str], say: Callable[[str], None] = lambda _: None) -> list[Fetched]:
-    """Every run whose id matches, or every run. Raises InputError for a pattern that matches none."""
+    """Fetch every run whose id matches a pattern, or every run. Raises InputError for a pattern that matches no run."""
     downloaded = download.download(workspace, patterns, say)
     known = sorted({*workspace.run_ids(), *downloaded})
     ids = chosen(known, patterns) if patterns else known
@@ -57,9 +57,9 @@ def fetch(workspace: Workspace, patterns: Sequence[str], say: Callable[[str], No
 
 
 def fetch_run(run: RunDir, downloaded: Downloaded | None = None) -> Fetched:
-    """Make or check the manifest of one run. What is wrong with it is told in `problems`.
+    """Make or check the manifest of one run. `problems` of the result lists the differences.
 
-    A manifest that its run no longer agrees with is left as it is: it is the evidence.
+    If a run no longer agrees with its manifest, the manifest is not changed, because it is the evidence.
     """
     found = records.read(run)
     state, damage = found.verdict.state, found.damage

@@ -1,4 +1,4 @@
-"""What all figures share: their layout, the look of every cell, and few enough points to open at once.
+"""What all figures share: the layout, the look of each cell, and a limit on points so that the page opens fast.
 
 Colours are the page's CSS variables, such as ``var(--series-1)``; the page resolves them for light, dark and print.
 """
@@ -172,7 +172,7 @@ def by_cell_height(group: Group) -> int:
 
 
 def states(group: Group, drawn: Sequence[bool]) -> dict[str, Any]:
-    """In place of a mark, the state of the cells that have no number: the result of those is that they have none."""
+    """The state of each cell without a number, as text in place of its mark."""
     missing = [(mark.label, mark.row.state) for mark, has in zip(group.marks, drawn, strict=True) if not has]
     return {
         "type": "scatter",

@@ -1,4 +1,4 @@
-"""What looking cost: each instrument's time between steps, and how much longer the steps took that it looked into."""
+"""The cost of each instrument: its time between steps, and how much longer the steps took that it observed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from collect.sources.steps import of_world, undisturbed
 class InstrumentCost(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One instrument in one cell. n: completed runs that it is the mean of.
 
-    cost_s: what it took between steps, by rank 0's clock. watched_steps: those that it looked into; they count for no
-    figure of time or memory. step_ratio: their median time over that of the steps that nothing looked into, absent where
-    either has none.
+    cost_s: its time between steps, by rank 0's clock. watched_steps: the number of steps that it observed; they are not used
+    for metrics of time or memory. step_ratio: the median time of these steps divided by that of the steps that no instrument
+    observed; absent if there are no such steps.
     """
 
     cell: str

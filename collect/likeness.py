@@ -10,14 +10,11 @@ import msgspec
 
 from collect.load import LoadedCell
 from collect.metric import Compared
-from shardlab.cell import Cell
+from shardlab.cell import Cell, Role, keys_of
 
-_MEANS = {
-    "strategy", "gpus", "nnodes", "dp", "tp", "pp", "servers", "micro_batch_size", "gradient_accumulation_steps",
-    "activation_checkpointing", "compile", "options", "prove", "time_limit_s", "hang_limit_s",
-    "expect", "rehearses", "instruments",
-}  # fmt: skip
-_LENGTH = {"steps", "epochs", "warmup_steps", "global_batch_size", "schedule", "seed"}
+# Keys that may differ between cells that do the same work by other means. Options of the workload are compared by themselves.
+_MEANS = keys_of(Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES, Role.INSTRUMENTS, Role.BOOKKEEPING)
+_LENGTH = keys_of(Role.LENGTH, Role.DATA)
 
 
 def same_work(one: Cell, other: Cell) -> bool:
@@ -90,7 +87,7 @@ def families(cells: Iterable[LoadedCell]) -> list[list[LoadedCell]]:
     return list(found.values())
 
 
-def _without(cell: Cell, keys: set[str]) -> dict[str, Any]:
+def _without(cell: Cell, keys: AbstractSet[str]) -> dict[str, Any]:
     return {key: value for key, value in msgspec.to_builtins(cell).items() if key not in keys}
 
 

@@ -1,4 +1,4 @@
-"""Cells in lines: those that are alike in everything but what runs along an axis, and what such a line is called."""
+"""Groups cells into the lines of a figure: cells of a line differ only in the keys along its axis. Also names the lines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import msgspec
 
 from collect import columns
 from collect.figure import Mark
-
-_NOT_THE_WORK = ("rehearses", "expect", "time_limit_s", "hang_limit_s", "prove")
+from shardlab.cell import Role, keys_of
 
 
 def alike(marks: Sequence[Mark], but: Collection[str]) -> list[list[Mark]]:
@@ -31,4 +30,4 @@ def names(lines: Sequence[tuple[Mark, Mapping[str, Any]]], but: Collection[str])
 
 
 def _without(cell: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    return {key: value for key, value in cell.items() if key not in keys and key not in _NOT_THE_WORK}
+    return {key: value for key, value in cell.items() if key not in keys and key not in keys_of(Role.BOOKKEEPING)}

@@ -1,4 +1,4 @@
-"""A matrix and its run folders -> typed values and frames; what is damaged is listed with its reason and stops nothing."""
+"""Loads a matrix and its run folders as typed values and frames. Damaged files are listed with the reason and stop nothing."""
 
 from __future__ import annotations
 
@@ -22,24 +22,26 @@ from collect.traces.breakdown import Breakdown
 from collect.traces.of_run import Told
 from shardlab import cycles
 from shardlab.cell import Cell
-from shardlab.errors import InputError
+from shardlab.expansion import Expansion
 from shardlab.host import Host
 from shardlab.record import Result, ValidationRecord
 from shardlab.run import Run
 from shardlab.rundir import RunDir
 from shardlab.state import Verdict
-from shardlab.workspace import Expansion, Traces, Workspace
+from shardlab.study import Traces
+from shardlab.workspace import Workspace
 
 _ATTEMPT = re.compile(r"(?P<cell>.+)-r(?P<repeat>\d+)(?:-a(?P<attempt>\d+))?")
 
 
 class LoadedRun(msgspec.Struct, dict=True):
-    """One run folder. run, result: None where there is none or it is damaged, then the verdict says why.
+    """One run folder. run, result: run.json and result.json; None if the file is missing or damaged, then `verdict` says why.
 
-    steps: every recorded step; timed: the timed ones that every rank recorded; world: those, one row per step. All are empty
-    without a run.json, as the size of the world is unknown then. unreadable: why the run is set aside, or ''. profiled: it has
-    a folder for traces. paused: it stood still between its first timed step and its last. quantities: its metrics, where they
-    were computed as it was read, for the cell that its run.json names (`LoadedCell.quantities` has them of every run).
+    steps: every recorded step; timed: the timed steps that every rank recorded; world: the same steps, one row per step. All
+    three are empty without a run.json, because the number of ranks is not known then. unreadable: why the run is set aside, or
+    ''. profiled: the run has a folder for traces. paused: the run was suspended between its first and its last timed step.
+    quantities: the metrics of the run if they were computed while it was read, for the cell in its run.json, else None
+    (`LoadedCell.quantities` has the metrics of every run).
     """
 
     folder: RunDir
@@ -129,7 +131,7 @@ class Loaded(msgspec.Struct):
 
 
 def load(workspace: Workspace, matrix: str | None) -> Loaded:
-    """The named matrix, or the last one. Raises InputError where there is none or its notes are not readable."""
+    """The named matrix, or the last one. Raises InputError if there is no matrix or its expansion cannot be read."""
     expansion = workspace.expansion(matrix)
     attempts: dict[str, list[str]] = {}
     for run_id in workspace.run_ids():
@@ -137,12 +139,8 @@ def load(workspace: Workspace, matrix: str | None) -> Loaded:
             attempts.setdefault(match["cell"], []).append(run_id)
     cells: list[tuple[str, Cell, set[str]]] = []
     for entry in expansion.cells:
-        try:
-            cell_id, first = str(entry["id"]), msgspec.convert(entry["runs"], list[str])
-            ids = {run_id for run_id in (*first, *attempts.get(cell_id, ())) if _ATTEMPT.fullmatch(run_id)}
-            cells.append((cell_id, msgspec.convert(entry["cell"], Cell), ids))
-        except (KeyError, msgspec.ValidationError) as error:
-            raise InputError(f"{expansion.path}: its expansion in this workspace is not of this version: {error}.") from None
+        ids = {run_id for run_id in (*entry.runs, *attempts.get(entry.id, ())) if _ATTEMPT.fullmatch(run_id)}
+        cells.append((entry.id, entry.cell, ids))
     ids_of = sorted({run_id for _, _, ids in cells for run_id in ids})
     with cycles.not_searched():
         runs = {run.run_id: run for run in _runs(workspace, ids_of, expansion.traces)}

@@ -1,4 +1,4 @@
-"""What files a run consists of, with their SHA-256: so that a result that changed afterwards cannot pass unnoticed."""
+"""The manifest of a run: its files with their SHA-256. It shows whether a result was changed later."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Manifest(msgspec.Struct):
 
 
 class Listing(msgspec.Struct):
-    """What is in the folder of a run. regular: its files. other: what no manifest can hold, and of which kind: what
-    is neither a file nor a folder, and what has a name that is no UTF-8."""
+    """What is in the folder of a run. regular: its files. other: maps the names of entries that a manifest cannot contain to
+    their kinds: entries that are neither regular files nor folders, and entries whose names are not valid UTF-8."""
 
     regular: dict[str, os.stat_result] = {}
     other: dict[str, str] = {}
@@ -61,8 +61,9 @@ class Difference(msgspec.Struct):
 
     @property
     def problems(self) -> list[str]:
-        """One clause for each file that is not what it was."""
-        return [f"{name}: its content changed" for name in self.changed] + [f"{name}: it vanished" for name in self.vanished]
+        """One clause for each file that changed or is missing."""
+        changed = [f"{name}: its content changed" for name in self.changed]
+        return changed + [f"{name}: the file is missing" for name in self.vanished]
 
 
 def read(run: RunDir) -> Manifest | None:
@@ -83,17 +84,19 @@ def received(content: bytes, run_id: str) -> Manifest:
     except DECODE_FAULTS as error:
         raise InputError(f"the cluster's manifest is not of this version ({error})") from None
     if found.schema != SCHEMA or found.run_id != run_id:
-        raise InputError(f"the cluster's manifest is of schema {found.schema} and of the run {found.run_id!r}")
+        raise InputError(
+            f"the cluster's manifest has schema {found.schema} and run id {found.run_id!r}. Expected: {SCHEMA} and {run_id!r}"
+        )
     folders = {name[:end] for name in found.files for end in range(len(name)) if name[end] == "/"}
     for name in found.files:
         if not _is_name(name) or name in folders:
-            raise InputError(f"the cluster's manifest names {name[:100]!r}, which is no file in a run's folder")
+            raise InputError(f"the cluster's manifest names {name[:100]!r}, which is not a valid file name in a run")
     return found
 
 
 def _is_name(name: str) -> bool:
-    """Whether a file of a run may have this name: no file outside of its folder, none of our own manifest, and none that is
-    hidden, as hidden files are temporary and are no part of a run."""
+    """Whether a file of a run may have this name. Not allowed are names outside of the run's folder, the name of the manifest,
+    and hidden names, because hidden files are temporary and not part of a run."""
     parts = name.split("/")
     return (
         parts[0] != NAME
@@ -232,7 +235,7 @@ def _list(folder: Path, prefix: str, found: Listing) -> None:
         except FileNotFoundError:
             continue
         if not _is_text(entry.name):
-            found.other[name] = f"{files.kind_of(status.st_mode)} whose name is no UTF-8"
+            found.other[name] = f"{files.kind_of(status.st_mode)} whose name is not valid UTF-8"
         elif stat.S_ISREG(status.st_mode):
             found.regular[name] = status
         elif stat.S_ISDIR(status.st_mode):

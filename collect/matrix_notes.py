@@ -1,4 +1,4 @@
-"""Bring what the matrices of a cluster's workspace came to, which `collect summarize` starts from."""
+"""Fetch the files in which a cluster's workspace describes its matrices; `collect summarize` needs them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from collect.transfer import Rsync
 from shardlab import away, files
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
+from shardlab.expansion import Expansion
 from shardlab.files import NotRegular
-from shardlab.workspace import Expansion, Workspace
+from shardlab.workspace import Workspace
 
 LAST = "last-matrix.json"
 FOLDER = "matrices"
@@ -28,10 +29,10 @@ class LastMatrix(msgspec.Struct):
 
 
 def bring(workspace: Workspace, rsync: Rsync, staging: Path) -> None:
-    """Raises ShardlabError if a file did not arrive, or is not what it has to be; the notes here are then as they were."""
+    """Raises ShardlabError if a file did not arrive or is not valid; then the files on this machine are not changed."""
     transfer = rsync.bring(".shardlab", staging, [FOLDER, LAST], "--recursive", "--max-size=64m")
     if transfer.stopped:
-        raise ShardlabError(f"the notes on the matrices did not arrive (rsync: {transfer.said}); the same command goes on.")
+        raise ShardlabError(f"the notes on the matrices did not arrive (rsync: {transfer.said}); run the same command again.")
     arrived = [f"{FOLDER}/{name}" for name in files.names(staging / FOLDER) if _NAME.fullmatch(name)]
     contents: dict[str, bytes] = {}
     for name in [*arrived, LAST]:
@@ -45,7 +46,10 @@ def bring(workspace: Workspace, rsync: Rsync, staging: Path) -> None:
                 contents[name] = _with_path_here(workspace, contents[name])
             regular(workspace.own.resolve(), name)
         except NotRegular as error:
-            raise InputError(f"{error.filename} is {error.kind}, and nothing is written through it; remove it.") from None
+            raise InputError(
+                f"{error.filename} is {error.kind}, and collect fetch writes only to regular files and folders; "
+                "remove it and run the same command again."
+            ) from None
         except DECODE_FAULTS as error:
             raise ShardlabError(f"the cluster's .shardlab/{name} is not of this version: {error}.") from None
     for name, content in contents.items():

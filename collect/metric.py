@@ -1,4 +1,4 @@
-"""What a figure of merit is: a pure function with a name, a unit, a direction and a sentence that defines it."""
+"""Defines a metric: a pure function with a name, a unit, a direction and a sentence that defines it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Argument = float | str
 
 
 class Quantity(msgspec.Struct, frozen=True):
-    """A number with its unit. kind: which of the things that a metric may mean this one is, such as `rss`."""
+    """A number with its unit. kind: what was measured, if a metric can be measured in several ways, such as `counter`."""
 
     value: float
     unit: str
@@ -33,15 +33,15 @@ class Quantity(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True, dict=True):
-    """What a metric sees of a run.
+    """The input of a metric: one run.
 
-    steps: the timed steps that every rank recorded, one row per step and rank; warm-up is not in it.
-    world: the same, one row per step (`steps.of_world`).
-    samples: the telemetry, whole: a metric cuts it to the timed window itself, as counters need their neighbours.
-    result: None where the run wrote none. hosts: those that it ran on, as they describe themselves.
-    breakdowns: of the ranks that were profiled, where the trace is whole.
-    validation: what the model knew after some of the steps, in their order.
-    paused: it stood still on the way, so that nothing is said of the time from one step to a later one.
+    steps: the timed steps that every rank recorded, one row per step and rank, without warm-up.
+    world: the same steps, one row per step (`steps.of_world`).
+    samples: the complete telemetry. A metric selects the timed window itself, because counters need the samples around it.
+    result: None if the run wrote no result. hosts: the descriptions of the hosts that the run was on.
+    breakdowns: of the profiled ranks whose trace is complete.
+    validation: the validation records, in the order of their steps.
+    paused: the run was suspended between its timed steps, so the time from one step to a later step is not meaningful.
     """
 
     cell: Cell
@@ -88,13 +88,13 @@ def measured(
     *,
     paused: bool,
 ) -> Measured:
-    """What a metric sees of a run of this cell: no telemetry of a resumed one, which covers only a part of it."""
+    """The input of a metric for a run of this cell. A resumed run gets no telemetry, because its telemetry is not complete."""
     seen = samples.frames({}) if result is not None and result.resumed else sampled
     return Measured(cell, steps.timed, steps.world, seen, result, hosts, breakdowns, validation, paused)
 
 
 class Compared(NamedTuple):
-    """What a metric sees of a cell beside another, its baseline: of both the metric that it compares, as means over repeats."""
+    """The input of a metric that compares a cell with its baseline: for both the mean of the compared metric over repeats."""
 
     cell: Cell
     value: float
@@ -110,12 +110,12 @@ class Compared(NamedTuple):
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of merit of a run (`of_run`), of a run and an argument (`of_run_at`), or of a cell beside another (`of_cells`).
+    """A metric of a run (`of_run`), of a run and an argument (`of_run_at`), or of two cells (`of_cells`).
 
-    None is unknown, never 0. compares: the metric of a run that `of_cells` sets side by side. argument: what claims call that
-    which `of_run_at`, or the metric that is compared, needs besides; example: one, of its type. exact: counted or computed,
-    so that every repeat gives the same and one of them is enough. of_all_steps: it also holds the steps that an instrument
-    looked into, which are slower, so that no choice is made by it among cells with different instruments.
+    A result of None means unknown, never 0. compares: the metric of a run that `of_cells` compares. argument: the name by which
+    claims give the additional argument of `of_run_at` or of the compared metric; example: a value of the right type. exact:
+    counted or computed, so every repeat gives the same value and one repeat is enough. of_all_steps: includes the slower steps
+    that an instrument observed, so the metric does not decide a choice among cells with different instruments.
     """
 
     name: str

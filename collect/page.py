@@ -73,20 +73,20 @@ FIGURES: tuple[ModuleType, ...] = (
 # in the order of a reader's questions; each is a file of templates/report
 SECTIONS = {
     "answer": "In short",
-    "choices": "Which to choose",
+    "choices": "Which strategy to choose",
     "figures": "Figures",
     "summary": "All cells",
-    "reported": "Reported beside measured",
+    "reported": "Reported and measured numbers",
     "study": "What the study leaves open",
-    "also": "Also measured",
+    "also": "Other measurements",
     "traces": "Traces",
     "failures": "What did not complete",
-    "losses": "Same losses?",
-    "instruments": "What looking cost",
-    "records": "How good the records are",
+    "losses": "Are the losses the same?",
+    "instruments": "Cost of the instruments",
+    "records": "Quality of the records",
     "runs": "Runs",
-    "where": "What ran where",
-    "reading": "How to read it",
+    "where": "Hosts and software",
+    "reading": "Definitions of the metrics",
 }
 
 
@@ -202,7 +202,8 @@ def drawings(loaded: Loaded, summary: Summary) -> list[Drawn]:
     for group in groups:
         drawn = [one for module in FIGURES if (one := module.draw(group)) is not None]
         of = f", {group.workload}" if len(groups) > 1 else ""
-        more = f" Of {len(group.marks) + group.left_out:,} cells the first {len(group.marks)}." if group.left_out else ""
+        cells = len(group.marks)
+        more = f" Shown are the first {cells} of {cells + group.left_out:,} cells." if group.left_out else ""
         found += [_drawn(one, of, more, wide) for one, wide in in_rows(drawn)]
     return found
 

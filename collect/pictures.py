@@ -1,4 +1,4 @@
-"""The report's figures as files, each by itself: drawn by plotly in a browser that nobody sees, through kaleido."""
+"""Writes each figure of the report as a file: plotly draws it in a headless browser, through kaleido."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FORMATS = ("svg", "png")
 FOLDER = "figures"
 SCALE = {"svg": 1, "png": 2}  # pixels of a picture for each of the page
 BROWSER = (
-    "{} needs Chrome or Chromium, which was not found; install one (on Debian: apt install chromium), or name it in "
-    "BROWSER_PATH. The report's own buttons save the same pictures in any browser."
+    "{} needs Chrome or Chromium, which was not found; install one (on Debian: apt install chromium), or set "
+    "BROWSER_PATH to its path. The buttons in the report save the same images in any browser."
 )
 
 

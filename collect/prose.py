@@ -1,4 +1,4 @@
-"""The summary as tables of text, for papers and pages that are not ours: chosen and rounded as on the terminal."""
+"""The summary as tables of text, for the exports; columns and rounding are those of the terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def title(summary: Summary) -> str:
 def about(summary: Summary) -> list[str]:
     """What a reader has to know of every number: what all cells share, how spread is told, whether it is a rehearsal."""
     shared = ", ".join(f"{what.lower()} {value}" for what, value in summary.table.common)
-    spread = f"± is half the 95 % interval of the mean over n repeats; speed-up is against {summary.baseline}"
+    spread = f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}"
     return [*([f"all cells: {shared}"] if shared else []), spread, *summary.remarks]
 
 
@@ -67,7 +67,7 @@ def _claims(summary: Summary) -> TextTable:
 def _reported(summary: Summary) -> TextTable:
     lines: list[ReportedLine] = verdict_text.reported(summary, summary.label_of)
     shared = verdict_text.grouped(verdict_text.common_reasons(summary))
-    told = ". ".join([verdict_text.told(summary), *(f"Of all of them: {reason}" for reason in shared)])
+    told = ". ".join([verdict_text.told(summary), *(f"For all of them: {reason}" for reason in shared)])
     rows = [[str(getattr(line, field)) for field in _REPORTED] for line in lines]
     places = {field: place for place, field in enumerate(_REPORTED)}
     numbers = frozenset(places[field] for field in ("printed", "measured", "n", "ratio"))

@@ -1,6 +1,6 @@
-"""The records of many runs: to read thousands is most of a report's time, so that other processes read a part of them.
+"""Reads the records of many runs in several processes: reading thousands of runs takes most of the time of a report.
 
-What another process read comes through a file that has no name: JSON, and frames as Arrow has them.
+A process hands its part over in a temporary file without a name: JSON, MessagePack, and frames as Arrow streams.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ R = TypeVar("R", bound=Record)
 class Damage(msgspec.Struct):
     """What could not be read. Paths are the run's.
 
-    truncated: files whose last line is cut. corrupt: the number of bad lines of a file. not_followed: what stands in the place
-    of a regular file or a folder, such as "a symlink"; nothing of it was read.
+    truncated: files whose last line is incomplete. corrupt: the number of corrupt lines of a file. not_followed: maps the name
+    of an entry that is not a regular file or folder to its kind, such as "a symlink"; such entries are not read.
     """
 
     truncated: list[str] = []
@@ -60,16 +60,16 @@ class Damage(msgspec.Struct):
 
     def says(self) -> str:
         """One clause per damaged file."""
-        parts = [f"{name}: the last line is cut" for name in self.truncated]
+        parts = [f"{name}: the last line is incomplete" for name in self.truncated]
         parts += [f"{name}: {count} corrupt line{'s' * (count != 1)}" for name, count in self.corrupt.items()]
         parts += [f"{name}: {kind}, which was not read" for name, kind in self.not_followed.items()]
         return "; ".join(parts)
 
 
 class Records(msgspec.Struct):
-    """run, result: None where there is none or either is damaged, then the verdict says why. steps: by rank; samples: by the
-    host that the file is named after; hosts: those that say what they are. unreadable: why the run is set aside, as its state
-    cannot be told: run.json, result.json or an event cannot be read, or a file cannot be opened."""
+    """run, result: None if the file is missing or either is damaged, then `verdict` says why. steps: by rank; samples: by the
+    host that the file is named after; hosts: the descriptions of hosts that could be read. unreadable: why the run is set aside
+    (its state is not known, because run.json, result.json or an event cannot be read, or a file cannot be opened), or ''."""
 
     verdict: Verdict
     run: Run | None

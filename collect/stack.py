@@ -1,4 +1,4 @@
-"""Bars made of parts, one bar a cell, for the cells that have it: how breakdowns of time and of memory are drawn."""
+"""Draws stacked bars, one bar per cell: used for the parts of a step's time and of memory."""
 
 from __future__ import annotations
 

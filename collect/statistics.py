@@ -1,13 +1,10 @@
-"""What repeats tell: a mean, a median, how well both are known, and how much the same work scatters; one tells no interval."""
+"""Estimates from the repeats of a cell: mean, median, the interval of the mean, and how much repeats scatter."""
 
 from __future__ import annotations
 
 import math
-import random
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cache
 
 import msgspec
 
@@ -18,11 +15,6 @@ T_975 = (
     2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 Z_975 = 1.959963984540054
-
-
-FEW = 5  # repeats whose median can be any of them
-RESAMPLES = 10_000
-SEED = 20_260_101  # of every resampling and every draw: the same records always give the same intervals
 FAR = 3.5  # modified z-scores beyond it are outliers: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993
 FEWEST_FOR_OUTLIERS = 5  # of fewer, two that happen to lie close make an outlier of any third
 
@@ -30,9 +22,8 @@ FEWEST_FOR_OUTLIERS = 5  # of fewer, two that happen to lie close make an outlie
 class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
     """A metric of a cell over its repeats. value: their mean; low, high: its 95 % interval by Student's t.
 
-    median_low, median_high: the 95 % interval of the median by the percentile bootstrap. noise_pct: standard deviation of the
-    repeats over the size of their mean: repeats of a cell are A/A runs, the same work twice. All absent for n = 1, which
-    tells no interval.
+    noise_pct: standard deviation of the repeats over the size of their mean: repeats of a cell are A/A runs, the same work
+    twice. low, high and noise_pct are absent for n = 1.
     """
 
     value: float
@@ -42,8 +33,6 @@ class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
     low: float | None = None
     high: float | None = None
     kind: str = ""
-    median_low: float | None = None
-    median_high: float | None = None
     noise_pct: float | None = None
 
 
@@ -84,42 +73,8 @@ def estimate(values: Sequence[float], unit: str, kind: str = "") -> Estimate:
         return Estimate(mean, unit, 1, mean, kind=kind)
     spread = deviation(values, mean)
     half = t_975(n - 1) * spread / math.sqrt(n)
-    median_low, median_high = median_interval(values)
     noise_pct = 100 * spread / abs(mean) if mean else None
-    return Estimate(
-        mean, unit, n, statistics.median(values), mean - half, mean + half, kind, median_low, median_high, noise_pct
-    )
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the median by the percentile bootstrap (Efron and Tibshirani, 1993, chapter 13), seeded.
-
-    Of up to five values it is the smallest and the largest, and holds the true median in 1 - 2 / 2^n of all cases (75 % of
-    those of three): it is told beside the mean's interval and decides nothing.
-    """
-    ordered = sorted(values)
-    if len(ordered) <= FEW:  # as most cells have: in more than one resample of forty the middle is the smallest of all
-        return float(ordered[0]), float(ordered[-1])
-    weighed = sorted(((ordered[one] + ordered[other]) / 2, count) for (one, other), count in _median_places(len(values)))
-    edges, passed = [], 0
-    wanted = [0.025 * RESAMPLES, 0.975 * RESAMPLES]
-    for value, count in weighed:
-        passed += count
-        while wanted and passed >= wanted[0]:
-            edges.append(value)
-            wanted.pop(0)
-    return edges[0], edges[1]
-
-
-@cache
-def _median_places(n: int) -> list[tuple[tuple[int, int], int]]:
-    """How often which two of n ordered values are the middle ones of a resample: the same for every metric, so drawn once."""
-    chance = random.Random(SEED)
-    found: Counter[tuple[int, int]] = Counter()
-    for _ in range(RESAMPLES):
-        drawn = sorted(chance.choices(range(n), k=n))
-        found[drawn[(n - 1) // 2], drawn[n // 2]] += 1
-    return sorted(found.items())
+    return Estimate(mean, unit, n, statistics.median(values), mean - half, mean + half, kind, noise_pct)
 
 
 def noise(repeats: Iterable[Sequence[float]]) -> Noise | None:
@@ -134,10 +89,10 @@ def noise(repeats: Iterable[Sequence[float]]) -> Noise | None:
 
 
 def standard_error(values: Sequence[float], pooled: Noise | None) -> tuple[float, int] | None:
-    """(standard error of the mean, degrees of freedom), or None where nothing tells it.
+    """(standard error of the mean, degrees of freedom), or None if the scatter is not known.
 
-    By the repeats' own scatter from three on; one or two take the pooled scatter of all repeated cells, in percent, where
-    there is one and percent of their mean say anything.
+    Three or more values: from their own scatter. One or two values: from the pooled relative scatter of all repeated cells, if
+    there is one and the mean is not 0; else two values use their own scatter.
     """
     n, mean = len(values), statistics.fmean(values)
     if n < 3 and pooled and mean:

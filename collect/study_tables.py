@@ -1,4 +1,4 @@
-"""A study's printed numbers as the tables that they stood in: rows are what was run, columns what was measured."""
+"""Redraws the tables of a study from its printed numbers: rows are cells, columns are metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OF = "of"
 
 
 class Head(msgspec.Struct, frozen=True):
-    """A column's heading. over: what stands small above the text, unit: small below it; metric: its name, if it is one's."""
+    """A column's heading. over: small text above it; unit: small text below it; metric: the metric of the column, or ""."""
 
     text: str
     unit: str = ""
@@ -26,14 +26,14 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class StudyRow(msgspec.Struct, frozen=True):
-    """names: one for each of the table's keys; fields: one for each of its heads, the place of an entry or None."""
+    """names: one for each key of the table; fields: one for each heading, the index of an entry or None."""
 
     names: list[str]
     fields: list[int | None]
 
 
 class StudyTable(msgspec.Struct, frozen=True):
-    """One place of a study. common: what all its numbers share, as (what, value); places: its entries, in their order."""
+    """The numbers of one place of a study. common: (name, value) of what all share; places: the indexes of its entries."""
 
     where: str
     common: list[tuple[str, str]]
@@ -44,16 +44,17 @@ class StudyTable(msgspec.Struct, frozen=True):
 
 
 class Redrawn(msgspec.Struct, frozen=True):
-    """tables: by their numbers; single: the places of the entries that stand in none of them, in their order."""
+    """tables: in the order of their numbers; single: the indexes of the entries that are in no table."""
 
     tables: list[StudyTable]
     single: list[int]
 
 
 class Remarks(msgspec.Struct, frozen=True):
-    """numbers: of an entry's place, the number of its text, from 1; common: what is said of all of several entries.
+    """numbers: maps an entry's index to the number of its footnote, from 1; texts: the footnotes; common: texts that hold for
+    all entries.
 
-    doubts: where the study contradicts itself there.
+    doubts: notes on contradictions of the study at the places of these entries.
     """
 
     numbers: dict[int, int]

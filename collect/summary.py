@@ -1,11 +1,10 @@
-"""All that a matrix came to, as one typed value: the table, the page, the files and --json show nothing else."""
+"""The results of a matrix as one typed value. The tables, the page, the files and --json show only this value."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from functools import cached_property
-from typing import Any
 
 import msgspec
 
@@ -27,15 +26,16 @@ from collect.verdicts.claims import Verdict, is_illustrative, judge
 from collect.verdicts.reported import Beside, beside
 from collect.verdicts.selection import Measurements
 from shardlab.state import STATES
+from shardlab.study import Assumed, Note
 
 SCHEMA = 1
 MOST_NAMED = 20  # cells or runs in a remark
-REHEARSAL = "rehearsal on CPU: shows that the line works, not how fast it is"
+REHEARSAL = "rehearsal on CPU: tests that everything works, not the speed"
 INSTRUMENTS_DIFFER = (
-    "cells that are compared have different instruments; throughput, step time and memory leave out the steps that an "
-    "instrument looked into: {}"
+    "compared cells have different instruments; throughput, step time and memory do not include the steps that an instrument "
+    "observed: {}"
 )
-NO_KERNELS = "the study used HolisticTraceAnalysis, which finds no kernels of a GPU in {}: figures of these traces are exact"
+NO_KERNELS = "the study used HolisticTraceAnalysis, which finds no GPU kernels in {}; metrics of these traces are exact instead"
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
 
 
@@ -84,8 +84,8 @@ class Summary(msgspec.Struct, dict=True):
     verdicts: list[Verdict]
     choices: list[Family]
     illustrative: bool  # the study ran nothing itself
-    assumed: list[dict[str, Any]]
-    notes: list[dict[str, Any]]
+    assumed: list[Assumed]
+    notes: list[Note]
     outliers: list[Outlier]
     failures: list[Failure]
     telemetry: list[Coverage]
@@ -108,7 +108,7 @@ class Summary(msgspec.Struct, dict=True):
 
 
 def summarize(loaded: Loaded, baseline: str) -> Summary:
-    """Every metric of every cell, over the completed latest attempts of its repeats."""
+    """Compute every metric of every cell over its repeats: of each repeat, the latest attempt if it completed."""
     rows = [_row(cell) for cell in loaded.cells]
     _compare(loaded.cells, rows, baseline)
     measurements = Measurements(loaded, rows)
@@ -178,18 +178,18 @@ def _remarks(
     if synthetic:
         remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic))))
     if different := [row.id for row in other_work if row.same_work and row.same_work.verdict == "different"]:
-        remarks.append(f"not the same work, and so not compared: {_some(different)}")
+        remarks.append(f"not compared, because the same-work proof found different work: {_some(different)}")
     by_design: dict[str, list[str]] = {}  # why -> cells
     for row in other_work:
         if row.same_work and row.same_work.verdict == "other work":
             by_design.setdefault(row.same_work.why, []).append(row.id)
-    remarks += [f"other work by design, and so not compared ({why}): {_some(ids)}" for why, ids in by_design.items()]
+    remarks += [f"not compared, because they do other work by design ({why}): {_some(ids)}" for why, ids in by_design.items()]
     if trouble:
         remarks.append(f"not compared, because GPUs were shared or throttled while steps were timed: {_some(trouble)}")
     if resumed:
-        remarks.append(f"went on from a checkpoint, so that telemetry says nothing of the whole run: {_some(resumed)}")
+        remarks.append(f"resumed from a checkpoint, so telemetry does not cover the whole run: {_some(resumed)}")
     if paused:
-        remarks.append(f"stood still on the way, suspended or stopped, and no time that holds it is counted: {_some(paused)}")
+        remarks.append(f"suspended or stopped during timed steps; times that include the pause do not count: {_some(paused)}")
     if unwatched:
         remarks.append(f"telemetry covers only a part of the timed window, and so do its means: {_some(unwatched)}")
     if looked_into:

@@ -1,4 +1,4 @@
-"""Put a new folder in the place of an old one at once: a reader, or a kill, finds the old one or the new one."""
+"""Replace a folder by a new one in one step: after a kill, and for every reader, there is the old or the new folder."""
 
 from __future__ import annotations
 

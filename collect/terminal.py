@@ -24,7 +24,7 @@ def show(output: Output, summary: Summary) -> None:
     _table(output, f"{title} ({about})" if about else title, table.columns, styles, range(len(styles)))
     for further in table.further:
         _table(output, further.title.lower(), further.columns, styles, further.rows)
-    output.line(f"± is half the 95 % interval of the mean over n repeats; speed-up is against {summary.baseline}.")
+    output.line(f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}.")
     for remark in summary.remarks:
         output.line(remark, style="yellow")
     choices(output, summary)
@@ -40,13 +40,13 @@ def show(output: Output, summary: Summary) -> None:
         output.line(f"{failure.state}: {said}", STYLES.get(failure.state))
     for outlier in summary.outliers:
         value, median = (notation.number(number) for number in (outlier.value, outlier.median))
-        output.line(f"outlier, kept in every figure: {outlier.run}: {outlier.metric} {value}, the median is {median}", "yellow")
+        output.line(f"outlier, not removed: {outlier.run}: {outlier.metric} {value}, the median is {median}", "yellow")
     for damage in summary.damage:
         output.line(f"damaged records: {damage.run}: {damage.says}", style="yellow")
 
 
 def choices(output: Output, summary: Summary) -> None:
-    """What to choose, where there is a choice: a line for as many ranks with one batch."""
+    """Print the choices, if there are any: one row for each number of ranks and batch."""
     families = choice_text.opened(summary)
     if not families:
         return
@@ -56,7 +56,7 @@ def choices(output: Output, summary: Summary) -> None:
         for family in families
         for line in choice_text.lines(family, shown)
     ]
-    output.table("which to choose", ["Workload", "Ranks", *(choice_text.HEADINGS[name] for name in shown)], rows)
+    output.table("which strategy to choose", ["Workload", "Ranks", *(choice_text.HEADINGS[name] for name in shown)], rows)
     if hidden := choice_text.hidden(summary):
         output.line(hidden)
     for caution in choice_text.cautions(summary):
@@ -75,7 +75,7 @@ def claims(output: Output, summary: Summary) -> None:
 
 
 def verdicts(output: Output, summary: Summary) -> None:
-    """All that was found of a study: each claim with its numbers, each reported number beside the measured one."""
+    """Print each claim of a study with its numbers, and each reported number with the measured number."""
     for remark in summary.remarks:
         output.line(remark, style="yellow")
     if not summary.verdicts and not summary.reported:
@@ -88,7 +88,7 @@ def verdicts(output: Output, summary: Summary) -> None:
         for reason in verdict_text.grouped(verdict.reasons):
             output.line(f"  likely: {reason}")
         for note in verdict.notes if verdict.verdict == "contradicted" else ():
-            output.line(f"  noted of the same place: {note}")
+            output.line(f"  note on the same place in the study: {note}")
     if summary.reported:
         lines = verdict_text.reported(summary, summary.label_of)
         fields = ("where", "cell", "metric", "printed", "measured", "spread", "n", "ratio", "agrees", "says")
@@ -96,9 +96,9 @@ def verdicts(output: Output, summary: Summary) -> None:
         heads = ["Where", "Cell", "Metric", "Reported", "Measured", "95 % interval", "n", "Ratio", "", "Why"]
         output.table(verdict_text.told(summary), heads, shown)
         if verdict_text.pooled(summary):
-            output.line("intervals of fewer than three repeats are by the noise of all repeated cells of this matrix")
+            output.line("intervals of fewer than three repeats are from the noise of all repeated cells of this matrix")
         for reason in verdict_text.grouped(verdict_text.common_reasons(summary)):
-            output.line(f"of all of them: {reason}")
+            output.line(f"for all of them: {reason}")
 
 
 def _table(output: Output, title: str, shown: Sequence[columns.Column], styles: Sequence[str], places: Iterable[int]) -> None:
@@ -114,19 +114,19 @@ def losses(comparison: LossComparison, labels: Mapping[str, str]) -> str:
     what = "both launchers" if comparison.differ == "launcher" else "both strategies"
     pair = f"{labels[comparison.one]} and {labels[comparison.other]}"
     if comparison.max_difference is None:
-        return f"losses through {what}: no step in common: {pair}"
+        return f"losses of {what}: no step in common: {pair}"
     if comparison.max_difference == 0:
-        return f"same losses through {what}: no difference in {comparison.steps} steps: {pair}"
+        return f"same losses with {what}: no difference in {comparison.steps} steps: {pair}"
     difference = notation.number(comparison.max_difference, 2)
     relative = f" ({notation.number(100 * comparison.relative, 2)} % of the loss)" if comparison.relative else ""
-    return f"losses through {what}: max difference {difference}{relative} in {comparison.steps} steps: {pair}"
+    return f"losses of {what}: max difference {difference}{relative} in {comparison.steps} steps: {pair}"
 
 
 def instrument(cost: InstrumentCost, labels: Mapping[str, str]) -> str:
     """One sentence on what an instrument cost a cell."""
     said = f"instrument {cost.instrument}: {notation.number(cost.cost_s, 2)} s between steps"
     if cost.watched_steps:
-        said += f", {cost.watched_steps} step{'s' if cost.watched_steps > 1 else ''} looked into and not counted"
+        said += f", {cost.watched_steps} step{'s' if cost.watched_steps > 1 else ''} observed and not counted"
     if cost.step_ratio is not None:
         said += f" ({notation.number(cost.step_ratio, 3)} times as long as the others)"
     return f"{said}: {labels[cost.cell]}"

@@ -1,4 +1,4 @@
-"""What profiled cells call, what else than their baseline, and what rounding as a study's tool does makes of their figures."""
+"""Tables of profiled cells: their collectives, their operators compared with the baseline, and the effect of HTA's rounding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDED = ("idle_pct", "overlap_pct", "exposed_communication_ms")  # where round
 
 
 class Rounding(msgspec.Struct, frozen=True):
-    """A figure of a cell's traces to the nanosecond, and as HolisticTraceAnalysis has it; means over n repeats."""
+    """A trace metric of a cell, exact and as HolisticTraceAnalysis rounds it; means over n repeats."""
 
     cell: str
     metric: str
@@ -44,7 +44,7 @@ class Collective(msgspec.Struct, frozen=True):
 
 
 class OperatorDifferences(msgspec.Struct, frozen=True):
-    """What a cell calls beside its baseline, that whose time differs most first. of: `kernels`, or `operators` without a GPU.
+    """The calls of a cell compared with its baseline, largest difference in time first. of: `kernels`, or `operators` on CPU.
 
     changes: how many are new, gone, changed, same. Means over profiled ranks and repeats.
     """
@@ -117,8 +117,8 @@ def _rounding(cell: LoadedCell, metric: Metric) -> Rounding | None:
 
 
 def _profiled(cell: LoadedCell) -> list[list[Breakdown]]:
-    """The exact breakdowns by steps of each run: HTA counts kernels more than once. None where runs have figures of different
-    kinds, which have no common mean."""
+    """The exact breakdowns by steps of each run (HTA counts some kernels more than once). Empty if the runs have figures of
+    different kinds, which have no common mean."""
     runs = [known for run in cell.completed if (known := [one for one in run.traces.exact if one.steps])]
     return runs if len(_kinds(runs)) == 1 else []
 

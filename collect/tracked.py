@@ -1,4 +1,4 @@
-"""A run as trackers of experiments see one: what it was made of, what it did step by step, what it came to."""
+"""A run for experiment trackers: its configuration, its values step by step, and its final metrics."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ MOST_TEXT = 2000  # bytes of what rsync says
 
 
 class Transfer(msgspec.Struct):
-    """How a transfer ended. stopped: before rsync went through all files; said: the first thing that rsync complained of."""
+    """How a transfer ended. stopped: rsync ended before it had tried all files; said: the first error message of rsync."""
 
     stopped: bool = False
     said: str = ""
@@ -46,7 +46,7 @@ class Rsync:
     def __init__(self, there: Away, lock: int) -> None:
         """lock: the descriptor of a lock that rsync holds too, until it ends. Raises ShardlabError if there is no rsync."""
         if shutil.which("rsync") is None:
-            raise ShardlabError("rsync transfers the runs, and it is not installed on this machine: apt install rsync.")
+            raise ShardlabError("collect fetch needs rsync, which is not installed on this machine: apt install rsync.")
         self._lock = lock
         self._root, self._shell = f"{there.workspace}/", []
         if not _sees(there):

@@ -21,9 +21,9 @@ ILLUSTRATIVE = "illustrative: the study ran nothing itself, its numbers are assu
 
 
 class ReportedLine(msgspec.Struct, frozen=True):
-    """One reported number as text. row: the id of the cell that it leads to, where there is one.
+    """One reported number as text. row: the id of its cell, or None.
 
-    own: what `says` has besides that the cell was rehearsed, which the page says where it tells of the cell.
+    own: `says` without the clause on a rehearsal, because the page has this clause beside the cell.
     """
 
     where: str
@@ -42,7 +42,7 @@ class ReportedLine(msgspec.Struct, frozen=True):
 
 
 def word(verdict: Verdict) -> str:
-    """The verdict, with what it must not be taken for."""
+    """The verdict, marked if it is that of a rehearsal."""
     return f"{verdict.verdict} (rehearsal)" if verdict.rehearsal else verdict.verdict
 
 

@@ -1,1 +1,1 @@
-"""From a matrix to rendered, submitted and tracked runs."""
+"""Plans, renders, submits and tracks the runs of a matrix."""

@@ -4,7 +4,7 @@
 
 In a Slurm job COMMAND is a job step over all nodes, and telemetry is started there (jobs.node).
 Exit codes: the command's own; 75 if the run is claimed already; 76 if the packages or our source changed since the run was
-sent, which is then given back to be sent again; 124 at the time limit and after a hang; 127 if the command is not installed;
+sent, after which the run is `planned` again; 124 at the time limit and after a hang; 127 if the command is not installed;
 143 if the run was told to end.
 """
 
@@ -35,22 +35,22 @@ from shardlab.rundir import RunDir
 CLAIMED, OUT_OF_TIME, NOT_FOUND, TOLD = 75, 124, 127, 143
 CHANGED = 76  # the queue holds the other runs of the same environment
 CHANGED_WHY = (
-    "the packages or shardlab's source changed since it was submitted ({then}, now {now}); `jobs submit` or `jobs retry` sends "
-    "it with what is installed now"
+    "the packages or shardlab's source changed since the run was submitted ({then}, now {now}); `jobs submit` or `jobs retry` "
+    "submits it with the packages and the source that are installed now"
 )
-# So long before the time limit, or this share of a short limit, ranks that keep checkpoints save.
+# Ranks that keep checkpoints save so many seconds before the time limit; of a short limit, this share before its end.
 SAVE_S, SAVE_SHARE = 60.0, 0.2
 CANCELLED = "cancelled while it ran"
-# Its own time limit, another job's turn, a failing node, a person: the batch step is told of all of them alike, and only Slurm
-# can say which it was; until it does, this is a failure.
-TOLD_WHY = "Slurm told it to end (SIGTERM)"
+# At its time limit, for a preemption, after a node's failure and for a person, Slurm signals the batch step in the same way.
+# Only Slurm can say which it was; until then, the run counts as failed.
+TOLD_WHY = "Slurm told the run to end (SIGTERM)"
 AGAIN = {  # the ends after which Slurm is asked to start a run again, and why
-    "timeout": "its time was up, and it left a checkpoint to go on from",
-    "preempted": "it had to make way for another job",
+    "timeout": "it reached its time limit, and left a checkpoint to resume from",
+    "preempted": "Slurm preempted it in favour of another job",
 }
-SLURM_S = 5.0  # how often a controller that is away is looked for, by each run that waits for it
-LOOK_S = 1.0  # how often the run's folder is looked at for what others wrote there
-OVERLAP_S = 3 * LOOK_S  # so long a start after a requeue lets an earlier one on a lost node find out that it is over
+SLURM_S = 5.0  # seconds between two checks whether the controller answers again
+LOOK_S = 1.0  # seconds between two checks of the run's folder for what others wrote there
+OVERLAP_S = 3 * LOOK_S  # a start after a requeue waits so long, until an earlier start on a lost node has noticed it
 
 
 class Attempt:
@@ -62,8 +62,8 @@ class Attempt:
         self.run = folder.read_run()
         self.in_slurm = self.run.scheduler == "slurm"
         self.told = False  # to end, by SIGTERM
-        self.begun = time.time()  # what a person asked before was not asked of this start
-        self.look = 0.0  # when the run's folder is to be looked at again
+        self.begun = time.time()  # earlier requests to cancel do not apply to this start
+        self.look = 0.0  # when to check the run's folder again
         self.why = ""
         self.changed = ""  # why the packages or our source are not those that the run was sent with
 
@@ -120,11 +120,11 @@ class Attempt:
         return {"timeout": OUT_OF_TIME, "hung": OUT_OF_TIME, "cancelled": TOLD}.get(reason or "", code)
 
     def _prepared(self) -> dict[str, str]:
-        """What the ranks' environment gets on top. Raises ShardlabError where the run may not be made as it was submitted."""
+        """Additional variables for the ranks' environment. Raises ShardlabError if the run must not start."""
         if self.changed:
             raise ShardlabError(f"{self.changed}.")
         if claim.restarts() > self.run.requeues:
-            raise ShardlabError(f"Slurm has started it again {claim.restarts()} times; allowed: {self.run.requeues}.")
+            raise ShardlabError(f"Slurm has restarted the run {claim.restarts()} times; allowed: {self.run.requeues}.")
         self._wait_for_slurm()
         if not self.in_slurm:  # in Slurm, one task on each node waits (jobs/node.py)
             gpu_users.wait(self.folder, self.run, os.environ, lambda: self.told or self._asked_to_end())
@@ -132,13 +132,13 @@ class Attempt:
         return place | launcher(self.run.launcher).prepare(self.folder, self.run)
 
     def _changed(self) -> str:
-        """In a clause, that the packages or our source are not those that the run was sent with; '' if they are."""
+        """A clause if the packages or our source changed since the run was submitted; '' if they did not."""
         then, now = self.run.environment, code.digest()
         return CHANGED_WHY.format(then=then, now=now) if then not in (None, now) else ""
 
     def _wait_for_slurm(self) -> None:
-        """Without its controller no step starts and no job is requeued: this run would fail, and with it each one behind it in
-        the same allocation. What the run is to end for meanwhile is seen to when it goes on."""
+        """Wait until Slurm's controller answers. Without it no step starts and no job is requeued: this run would fail, and so
+        would each later run of the same allocation. A request to end the run ends the wait too, and is handled after it."""
         said = False
         while self.in_slurm and is_down() and not (self.told or self._asked_to_end() or claim.lost(self.folder)):
             if not said:
@@ -186,12 +186,12 @@ class Attempt:
         return "hung" if progress.is_over() else None
 
     def _asked_to_end(self) -> bool:
-        """Whether a person said so, from whatever machine, since this start."""
+        """Whether a person cancelled the run since this start, from any machine."""
         return any(event.event == "cancel_requested" and event.wall_s > self.begun for event in self.folder.events())
 
     def _goes_on(self, saved: int) -> bool:
-        """Whether Slurm is to start it again: another job came first, or its time was up and it came further than where it
-        began."""
+        """Whether Slurm should start the run again: it was preempted, or it reached its time limit and saved a later checkpoint
+        than the one that it started from."""
         ended = self.folder.judge().state
         return (
             self.in_slurm
@@ -202,7 +202,7 @@ class Attempt:
         )
 
     def _counted(self, code: int, reason: str | None) -> int | None:
-        """The steps that all ranks recorded, once here: to know that a run is complete nobody has to read them all again."""
+        """The number of steps that all ranks recorded, counted here once, so that no reader has to count them again."""
         if code != 0 or reason is not None:
             return None
         with contextlib.suppress(WorkspaceError):
@@ -222,8 +222,8 @@ def _saved_step(folder: RunDir) -> int:
 
 
 def _save_at(limit_s: int | None) -> dict[str, str]:
-    """When ranks are to save and end by themselves, for their environment. By the clock rather than by a signal: not every
-    launcher hands a signal on to its ranks."""
+    """A variable with the time at which ranks save and end by themselves. It is a time and no signal, because not every
+    launcher forwards signals to its ranks."""
     return {SAVE_AT: f"{time.time() + limit_s - min(SAVE_S, SAVE_SHARE * limit_s):.3f}"} if limit_s else {}
 
 

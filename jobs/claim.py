@@ -1,4 +1,4 @@
-"""Who may work on a run: one start of one job, and after a requeue the next start of the same job, never two at a time."""
+"""The claim of a run: one start of one job has the run, after a requeue the next start of the same job, never two at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardlab.errors import ShardlabError, WorkspaceError
 from shardlab.rundir import RunDir
 
 OWNER = "job"
-# What an earlier start recorded, which would be mixed with what this one records.
+# Records of an earlier start, which must not be mixed with the records of this start.
 RECORDS = ("steps", "samples", "trace", "memory", "validation.jsonl", "result.json")
 
 
@@ -33,7 +33,7 @@ def restarts() -> int:
 
 
 def take(folder: RunDir) -> Literal["first", "again"] | None:
-    """Take the run; None where it is not for us. Raises WorkspaceError."""
+    """Claim the run for this start of the job; None if the run belongs to another start. Raises WorkspaceError."""
     try:
         folder.claim.mkdir()
     except FileExistsError:
@@ -45,7 +45,7 @@ def take(folder: RunDir) -> Literal["first", "again"] | None:
 
 
 def withhold(folder: RunDir) -> bool:
-    """Take a run so that nobody will make it, and say that it was cancelled; False where somebody has it."""
+    """Claim a run so that nothing starts it, and record that it was cancelled; False if it is claimed already."""
     try:
         folder.claim.mkdir()
     except FileExistsError:
@@ -65,12 +65,12 @@ def is_of_job(folder: RunDir) -> bool:
 
 
 def lost(folder: RunDir) -> bool:
-    """Whether a later start of the job has taken the run: a node that Slurm gave up may still be at work on it."""
+    """Whether a later start of the job has the run: Slurm may have given up this node, although it still runs the ranks."""
     return (folder.claim / _start(restarts() + 1)).exists()
 
 
 def set_aside(folder: RunDir) -> None:
-    """Put what an earlier start recorded out of the way, unless it left a checkpoint to go on from. Raises WorkspaceError."""
+    """Move the records of an earlier start away, unless it left a checkpoint to resume from. Raises WorkspaceError."""
     if checkpoint.whole(folder.path):
         return
     aside = folder.path / f"before-{_start(restarts())}"

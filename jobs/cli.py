@@ -1,4 +1,4 @@
-"""The command `jobs`: from a matrix to rendered, submitted and tracked runs."""
+"""The command `jobs`: plans, renders, submits and tracks the runs of a matrix."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ EXAMPLES = {
 EPILOG = """example:
   jobs submit --matrix quickstart --wait
 
-A shell answers a bare `jobs` itself, as it is a builtin there. These reach this program:
+`jobs` is also a builtin command of your shell. Each of these lines runs this program instead:
   env jobs status        shardlab jobs status
-  eval "$(shardlab shell-init)"     and from then on  jobs status
+  eval "$(shardlab shell-init)"     after this line, `jobs status` runs this program too
 """
-INTERRUPTED = "interrupted; runs that were started go on, their state is saved."
+INTERRUPTED = "interrupted; runs that were started continue, and their state is saved."
 LONGEST_WAIT_S = 7 * 24 * 3600
 RETRIED = "failed,node_fail,preempted,hung"
 
@@ -47,7 +47,7 @@ def parser() -> console.Parser:
     common = console.common_options()
     top = console.Parser(
         prog="jobs",
-        description="From a matrix of strategies and GPU counts to rendered, submitted and tracked runs.",
+        description="Plan, render, submit and track the runs of a matrix of strategies and GPU counts.",
         epilog=EPILOG,
         parents=[common],
     )
@@ -62,77 +62,87 @@ def parser() -> console.Parser:
         added.set_defaults(run=run)
         return added
 
-    _of_a_matrix(verb("plan", _plan, "print the cells of a matrix, and what it excludes and why"))
+    _of_a_matrix(verb("plan", _plan, "print the cells of a matrix, and which cells it excludes and why"))
 
-    added = verb("render", _render, "write the run folders with their scripts; send nothing")
+    added = verb("render", _render, "write the run folders with their scripts, but submit nothing")
     _of_a_matrix(added)
-    added.add_argument("--out", metavar="DIR", help="where the run folders go (default: runs/ of the workspace)")
+    added.add_argument("--out", metavar="DIR", help="folder for the run folders (default: runs/ of the workspace)")
 
-    added = verb("submit", _submit, "render what is new and send it; what has run is not run again")
+    added = verb("submit", _submit, "render and submit the runs of a matrix that were not submitted before")
     _of_a_matrix(added)
     _may_wait(added)
-    added.add_argument("--after", metavar="RUN", help="on Slurm: start when these have ended (a run id or shell pattern)")
-    added.add_argument("--dry-run", action="store_true", help="print what would be sent, with -v the scripts too")
-    resume_help = "go on from the checkpoint of a run that differs in nothing but its ranks (gathered ones: or its strategy)"
+    added.add_argument("--after", metavar="RUN", help="on Slurm: start after these runs have ended (run id or shell pattern)")
+    dry_run_help = "print what would be submitted, and submit nothing; with -v also print the scripts"
+    added.add_argument("--dry-run", action="store_true", help=dry_run_help)
+    resume_help = (
+        "resume from a checkpoint of this run; cells may differ from it only in their ranks and how the ranks share the batch "
+        "(if the checkpoint has the layout `whole`, also in their strategy)"
+    )
     added.add_argument("--resume-from", metavar="RUN", help=resume_help)
 
     _may_share(added)
 
-    added = verb("status", _status, "show the state of runs; cancel jobs that Slurm still holds for ended runs")
+    added = verb("status", _status, "show the state of runs; cancel queued Slurm jobs whose runs have ended")
     _of_runs(added)
-    added.add_argument("--watch", action="store_true", help="a live table, until all have ended or Ctrl-C")
+    added.add_argument("--watch", action="store_true", help="show a live table until all runs have ended or you press Ctrl-C")
 
-    added = verb("cancel", _cancel, "end runs that wait or run")
+    added = verb("cancel", _cancel, "cancel runs that are pending or running")
     _of_runs(added)
-    added.add_argument("--all", action="store_true", help="every run of the workspace that has not ended")
+    added.add_argument("--all", action="store_true", help="cancel every run of the workspace that has not ended")
 
-    added = verb("retry", _retry, "send a new attempt of runs that did not end well")
+    added = verb("retry", _retry, "submit a new attempt of runs that failed (see --only)")
     _of_runs(added)
     _may_wait(added)
     _may_share(added)
-    added.add_argument("--only", default=RETRIED, metavar="STATE,...", help=f"states to try again (default: {RETRIED})")
+    only_help = f"retry runs that ended in one of these states (default: {RETRIED})"
+    added.add_argument("--only", default=RETRIED, metavar="STATE,...", help=only_help)
 
-    added = verb("logs", _logs, "print what the ranks of a run printed")
-    added.add_argument("run_id", metavar="RUN", help="a run id, or a shell pattern that fits one run")
-    added.add_argument("--rank", type=int, metavar="N", help="this rank (default: the launcher's output, then rank 0)")
-    added.add_argument("--follow", action="store_true", help="go on as more is printed, until the run has ended")
+    added = verb("logs", _logs, "print the logs of a run")
+    added.add_argument("run_id", metavar="RUN", help="a run id, or a shell pattern that matches exactly one run")
+    rank_help = "print the log of rank N (default: the log of the launcher, then the log of rank 0)"
+    added.add_argument("--rank", type=int, metavar="N", help=rank_help)
+    added.add_argument("--follow", action="store_true", help="keep printing new output until the run has ended")
 
     verb("matrices", _menu(menus.matrices), "list the matrices that ship with shardlab")
     verb("strategies", _menu(menus.strategies), "list the strategies and their options")
     verb("workloads", _menu(menus.workloads), "list the workloads and their options")
-    verb("launchers", _menu(menus.launchers), "list the launchers: how the ranks of a run are started")
+    verb("launchers", _menu(menus.launchers), "list the launchers, which start the ranks of a run")
     return top
 
 
 def _of_a_matrix(added: argparse.ArgumentParser) -> None:
-    added.add_argument("--matrix", required=True, metavar="NAME|FILE", help="a shipped matrix, or a file (with / or .yaml)")
+    matrix_help = "name of a shipped matrix, or path of a matrix file (a path contains / or ends in .yaml)"
+    added.add_argument("--matrix", required=True, metavar="NAME|FILE", help=matrix_help)
     cluster_help = "cluster file (default: cluster.yaml of the workspace, else this machine)"
     added.add_argument("--cluster", metavar="FILE", help=cluster_help)
-    added.add_argument("--where", metavar="EXPR", help='only cells for which this holds, as in "gpus > 1"')
-    added.add_argument("--repeats", type=int, metavar="N", help="runs of each cell (default: as the matrix says)")
-    scale_help = "tiny: a rehearsal, each cell's tiny twin with ranks forked on this machine's CPU"
+    added.add_argument("--where", metavar="EXPR", help='only cells for which this expression is true, such as "gpus > 1"')
+    added.add_argument("--repeats", type=int, metavar="N", help="number of runs of each cell (default: as set in the matrix)")
+    scale_help = "tiny: rehearse every cell at a tiny size (its tiny twin), with all ranks on the CPU of one machine"
     added.add_argument("--scale", choices=plan.SCALES, default="full", help=scale_help)
 
 
 def _of_runs(added: argparse.ArgumentParser) -> None:
     added.add_argument("runs", nargs="*", metavar="RUN", help="run ids or shell patterns (quote them)")
     added.add_argument("--matrix", metavar="NAME", help="only runs of this matrix")
-    added.add_argument("--where", metavar="EXPR", help="only runs for which this holds, as in \"state == 'failed'\"")
+    where_help = "only runs for which this expression is true, such as \"state == 'failed'\""
+    added.add_argument("--where", metavar="EXPR", help=where_help)
 
 
 def _may_wait(added: argparse.ArgumentParser) -> None:
-    added.add_argument("--wait", action="store_true", help="stay until all have ended; exit 1 if one did not end well")
+    wait_help = "wait until all runs have ended; exit code 1 if a run did not end as expected"
+    added.add_argument("--wait", action="store_true", help=wait_help)
 
 
 def _may_share(added: argparse.ArgumentParser) -> None:
     gpus_help = "how long a run waits if other processes use its GPUs, before it fails (default: 0)"
     added.add_argument("--wait-gpus", type=int, default=0, metavar="SECONDS", help=gpus_help)
     added.add_argument("--max-parallel", type=int, metavar="N", help="on Slurm: at most N runs at a time")
-    added.add_argument("--pack", action="store_true", help="on Slurm: one allocation for runs that ask for the same, in turn")
+    pack_help = "on Slurm: one allocation for all runs with the same sbatch options; they run one after another"
+    added.add_argument("--pack", action="store_true", help=pack_help)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command, here or where its cluster is; its exit code."""
+    """Run the command on this machine or on the controller of its cluster; return its exit code."""
     words = sys.argv[1:] if argv is None else argv
     arguments = parser().parse_args(words)
 
@@ -163,7 +173,7 @@ def _render(arguments: argparse.Namespace) -> int:
         with workspace.alone():
             rendered = plan.render_all(planned, folder)
             render.keep(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
-    out.line(f"{len(rendered.folders)} run(s) rendered in {folder}; nothing was sent.")
+    out.line(f"{len(rendered.folders)} run(s) rendered in {folder}; nothing was submitted.")
     for remark in planned.remarks:
         out.remark(f"note: {remark}")
     named = _named(out, rendered.set_aside)
@@ -216,7 +226,7 @@ def _cancel(arguments: argparse.Namespace) -> int:
     ended = watch.cancel(workspace, [one for one in found if one.state not in state.FINAL and not one.set_aside])
     leftover = sum(one.leftover for one in found)
     if ended or not leftover:
-        out.line(f"{len(ended)} run(s) cancelled." if ended else "nothing to cancel: every run chosen has ended.")
+        out.line(f"{len(ended)} run(s) cancelled." if ended else "nothing to cancel: all selected runs have ended.")
     out.document({"runs": ended})
     tidied = _tidied(out, workspace, found)
     return 0 if tidied and all(one.state in state.FINAL for one in ended) else 1
@@ -227,7 +237,7 @@ def _retry(arguments: argparse.Namespace) -> int:
     only = {name.strip() for name in arguments.only.split(",") if name.strip()}
     if unknown := sorted(only - state.FINAL - {"unknown"}):
         allowed = ", ".join(sorted(state.FINAL - {"completed"}))
-        raise InputError(f"--only: {unknown[0]!r} is no state that a run ends in. Allowed: {allowed}.")
+        raise InputError(f"--only: {unknown[0]!r} is not a state in which a run ends. Allowed: {allowed}.")
     found = select(workspace, arguments.runs, arguments.matrix, arguments.where)
     source = render.source("", cluster.find(None, workspace.path), workspace, wait_gpus_s=_wait_gpus_s(arguments))
     how = _how(arguments)
@@ -248,7 +258,7 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 
 def _data_must_be_there(out: Output, workspace: Workspace, cells: Sequence[Cell], source: render.Source) -> None:
-    """Say so if it is not known whether the nodes have the data sets of these cells. Raises InputError if one is missing."""
+    """Raises InputError if a data set of these cells is missing; prints a note if it is not known whether nodes have them."""
     found = datasets.look(cells, source, workspace)
     if found.unknown:
         out.remark(f"note: {found.unknown}")
@@ -256,7 +266,10 @@ def _data_must_be_there(out: Output, workspace: Workspace, cells: Sequence[Cell]
 
 
 def _resolved(out: Output, workspace: Workspace, source: render.Source) -> bool:
-    """Finish what an earlier command left open and say so; whether every record of the scheduler can be read."""
+    """Finish interrupted submissions of earlier commands and print what was done.
+
+    Returns whether every record of the scheduler can be read.
+    """
     for sentence in scheduler(source.scheduler).resolve(workspace):
         out.remark(sentence)
     damaged = scheduler(source.scheduler).damaged(workspace)
@@ -266,9 +279,9 @@ def _resolved(out: Output, workspace: Workspace, source: render.Source) -> bool:
 
 
 def _tidied(out: Output, workspace: Workspace, found: Sequence[Status], *, of_scheduler: bool = True) -> bool:
-    """Cancel leftover jobs and say so, and name every record that is set aside; whether there is nothing left to mend.
+    """Cancel leftover jobs and name every record that is set aside; return whether no damaged record is left.
 
-    of_scheduler: whether to look at the schedulers' own records as well.
+    of_scheduler: whether to check the schedulers' own records as well.
     """
     cancelled = leftovers.cancel(found)
     for sentence in cancelled.sentences:
@@ -282,7 +295,7 @@ def _tidied(out: Output, workspace: Workspace, found: Sequence[Status], *, of_sc
 
 
 def _named(out: Output, found: Sequence[Status]) -> int:
-    """Name every run that is set aside, with the reason; how many there are."""
+    """Name every run that is set aside, with the reason; return their number."""
     set_aside = [one for one in found if one.set_aside]
     for one in set_aside:
         out.remark(f"{one.id}: {one.why}", style="red")
@@ -296,7 +309,7 @@ def _send(
     source: render.Source,
     how: How,
 ) -> Left | None:
-    """Send what is to be sent; for a command that waits, what there was no room for. Raises ShardlabError."""
+    """Submit the runs. If the scheduler is full and the command waits, return the runs that are left. Raises ShardlabError."""
     try:
         submit.send(workspace, steps, source, how)
     except Full as full:
@@ -313,13 +326,13 @@ def _sent(
     left: Left | None,
     remarks: Sequence[str] = (),
 ) -> int:
-    """Say what was sent, and stay if asked to; the exit code."""
+    """Print what was submitted, and wait for the runs if --wait is given; return the exit code."""
     out = Output.of(arguments)
     views.steps(out, steps, sent=True, waiting={folder.run_id for folder in left.folders} if left else ())
     for remark in remarks:
         out.remark(f"note: {remark}")
     if left:
-        out.remark(f"note: Slurm takes no more for now ({left.problem}); the rest is sent as there is room.")
+        out.remark(f"note: Slurm accepts no more jobs for now ({left.problem}); the rest is submitted when there is room.")
     tidied = _tidied(out, workspace, [step.now for step in steps if step.now is not None and not step.send], of_scheduler=False)
     code = watch.finish(out, workspace, [step.run.run_id for step in steps], wait=arguments.wait, left=left)
     return code if tidied else max(code, 1)

@@ -1,8 +1,8 @@
-"""Whether the data sets that cells read are where their runs will look for them, before anything is queued.
+"""Checks, before anything is queued, that the data sets of the cells are where their runs will read them.
 
     python -m jobs.datasets --json --workspace DIR
 
-On a cluster's controller: reads from standard input what to look for, and prints what is missing (asked by `jobs plan`).
+`jobs plan` runs this command on a cluster's controller. It reads a Question from standard input and prints what is missing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from trainers.data import places
 
 
 class Found(msgspec.Struct, frozen=True):
-    """missing: a sentence for each data set that is not there. unknown: why that cannot be told of any of them, or ''."""
+    """missing: a sentence for each missing data set. unknown: why it is not known which data sets are missing, or ''."""
 
     missing: list[str] = []
     unknown: str = ""
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What is looked for. shared, data_path: as the cluster file gives them. options: those of each cell."""
+    """Asks for data sets. shared, data_path: as in the cluster file. options: the options of each cell."""
 
     shared: str | None
     data_path: str | None
@@ -40,7 +40,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 def look(cells: Sequence[Cell], source: Source, workspace: Workspace) -> Found:
-    """What is missing for these cells. The nodes of a cluster are never judged by the files of another machine."""
+    """Which data sets of these cells are missing. Files of another machine say nothing about the nodes of a cluster."""
     where, options = source.where, [cell.options for cell in cells]
     names = _names(options)
     if not names:
@@ -61,7 +61,7 @@ def look(cells: Sequence[Cell], source: Source, workspace: Workspace) -> Found:
 
 
 def answer(question: Question, workspace: Workspace) -> Found:
-    """On a cluster's controller: of storage that all nodes share its own look is true, of other disks it knows nothing."""
+    """Answer on a cluster's controller, which sees the storage that all nodes share, but not the nodes' own disks."""
     data_path, shared = workspace.data(question.data_path), question.shared
     if shared is not None and data_path.resolve().is_relative_to(Path(shared).resolve()):
         return Found(_missing(question.options, data_path))
@@ -95,7 +95,7 @@ def main() -> int:
     try:
         question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
     except msgspec.DecodeError as error:
-        raise InputError(f"standard input: is not a question of this version: {error}.") from None
+        raise InputError(f"standard input: is not a question from this version of shardlab: {error}.") from None
     found = answer(question, Workspace.find(getattr(arguments, "workspace", None)))
     console.Output.of(arguments).document(found)
     return 0

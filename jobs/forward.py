@@ -1,4 +1,4 @@
-"""Commands about a cluster that is elsewhere are run on its controller, on the workspace that lies on its shared storage."""
+"""Runs commands about a remote cluster on its controller, in the workspace on the cluster's shared storage."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
-SENDS = ("submit", "render")  # these name a matrix, which has to be there
+SENDS = ("submit", "render")  # these name a matrix, which is uploaded
 CHANGES = ("cancel", "retry")
 READS = ("status", "logs")
 
 
 def elsewhere(arguments: argparse.Namespace, workspace: Workspace) -> Away | None:
-    """Where the command has to be run, or None for here. Raises InputError."""
+    """The remote workspace in which the command has to run, or None if it runs here. Raises InputError."""
     if arguments.verb in CHANGES:
         return away.of_this_workspace(workspace)
     if arguments.verb in READS:
@@ -41,7 +41,7 @@ def elsewhere(arguments: argparse.Namespace, workspace: Workspace) -> Away | Non
 
 
 def is_here(where: Cluster) -> bool:
-    """Whether this machine is one whose Slurm commands reach that cluster; a controller that is down is no reason to ask it."""
+    """Whether Slurm's commands on this machine reach the cluster. A node of the cluster knows that without the controller."""
     if not commands.here():
         return False
     if gethostname().partition(".")[0] in {entry.name for entry in where.nodes}:
@@ -50,7 +50,7 @@ def is_here(where: Cluster) -> bool:
 
 
 def run(there: Away, arguments: argparse.Namespace, argv: Sequence[str], workspace: Workspace) -> int:
-    """Bring what the command reads, then run it there. Raises ShardlabError."""
+    """Upload the files that the command reads, then run it on the cluster. Raises ShardlabError."""
     words = _without(argv, "--workspace", "--cluster")
     own_matrix: Path | None = None
     if arguments.verb in SENDS:
@@ -62,7 +62,7 @@ def run(there: Away, arguments: argparse.Namespace, argv: Sequence[str], workspa
         file = matrix.find(arguments.matrix)
         if file not in matrix.shipped().values():
             own_matrix = file
-            matrix.load(file)  # what is wrong with it is said with its own name and place
+            matrix.load(file)  # so that errors name this file, not its copy
             texts[f"matrices/{file.name}"] = file.read_bytes()
             verb, *others = _without(words, "--matrix")
             words = [verb, "--matrix", f"{there.workspace}/matrices/{file.name}", *others]
@@ -89,12 +89,12 @@ def _without(argv: Sequence[str], *names: str) -> list[str]:
 
 
 def must_suit(where: Cluster, workspace: Workspace) -> None:
-    """Raises InputError where the nodes would not find the runs of this workspace, or Slurm the folders of their output."""
+    """Raises InputError if the nodes would not find the runs of this workspace, or Slurm the folders of their output."""
     if where.slurm is not None and "\\" in str(workspace.path):
-        raise InputError(f"{workspace.path}: Slurm drops backslashes from the names of output files. Allowed: a path without.")
+        raise InputError(f"{workspace.path}: Slurm drops backslashes from names of output files. Allowed: no backslashes.")
     shared = where.storage.shared
     if where.slurm is not None and shared is not None and not workspace.path.resolve().is_relative_to(Path(shared).resolve()):
         raise InputError(
-            f"{workspace.path}: lies outside of {shared}, which the nodes of {where.name} share; they would not find its runs. "
-            f"Allowed: --workspace with a folder in {shared}."
+            f"{workspace.path}: lies outside of {shared}, which the nodes of {where.name} share; the nodes would not find its "
+            f"runs. Allowed: --workspace with a folder in {shared}."
         )

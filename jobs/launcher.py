@@ -1,4 +1,4 @@
-"""What a launcher says of itself and the command line that it makes of a run."""
+"""The interface of a launcher: what it is, and the command lines that it builds for a run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ def _nothing(_folder: RunDir, _run: Run) -> dict[str, str]:
 class Launcher(msgspec.Struct, frozen=True):
     """A launcher on the menu.
 
-    rehearsal: what it starts shows that the line works, not how fast it is. several_nodes: whether it can start ranks on more
-    than one. command: argv that starts all ranks of a run on this node, to be run in the run's folder, for a path of the
-    Python interpreter. task: the same for one task of a job step, of which each node has one (per_rank: one a rank); words
-    may hold what jobs.node knows there, as $SHARDLAB_ADDRESS. prepare: what a start of the run needs written into its folder
-    first, on the job's first node; gives what all of it gets into its environment. sbatch: what its script asks of Slurm on
-    top, in long form without the dashes. needs: the programs that have to be on the PATH of each node, Python and Slurm apart.
+    rehearsal: whether its runs only test that everything works, and not the speed.
+    several_nodes: whether it can start ranks on more than one node.
+    command: builds the argv that starts all ranks of a run on this node, from the run and the path of the Python interpreter.
+        It is run in the run's folder.
+    task: the same for one task of a job step. Each node has one task (per_rank: each rank has one). Words may contain variables
+        that jobs.node replaces there, such as $SHARDLAB_ADDRESS.
+    prepare: writes the files that a start of the run needs into the run's folder, on the job's first node. Returns variables
+        for the environment of the whole start.
+    sbatch: additional options for the run's sbatch script, in long form without the dashes.
+    needs: the programs that must be on the PATH of each node, besides Python and Slurm.
     """
 
     name: str

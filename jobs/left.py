@@ -1,4 +1,4 @@
-"""Runs that a scheduler had no room for, sent as it has: no more often than it may be asked, and ever less often in vain."""
+"""Submits the runs that a full scheduler did not accept, when it has room. After each failed try it waits twice as long."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shardlab.rundir import RunDir
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
 
-MOST_S = 600.0  # between two tries in vain
+MOST_S = 600.0  # the longest wait after a failed try
 
 
 class Left:
-    """What a command that waits has still to send. problem: why the last try did not send it all."""
+    """The runs that a waiting command still has to submit. problem: why the last try did not submit all of them."""
 
     def __init__(self, workspace: Workspace, name: str, how: How, full: Full) -> None:
-        """name: the scheduler's, which has just said that it is full."""
+        """name: the name of the scheduler, which has just raised `full`."""
         self.folders = full.left
         self.problem = full.why
         self._workspace = workspace
@@ -30,18 +30,18 @@ class Left:
         self._how = how
         self.unanswered: Away | None = None  # what to say of a submission whose outcome is not known
         self._given_up = False
-        self._ended: int | None = None  # runs of this command, when they were last looked at
-        self._room = 0  # that our own runs left since
-        self._guess = 1  # that others may have left
+        self._ended: int | None = None  # how many runs of this command had ended at the last call of `attend`
+        self._room = 0  # how many of our own runs have ended since and left room
+        self._guess = 1  # for how many runs jobs of others may have left room
         self._in_room, self._in_guess = _Pause(self._scheduler.POLL_S), _Pause(self._scheduler.POLL_S)
 
     def __bool__(self) -> bool:
         return (bool(self.folders) or self.unanswered is not None) and not self._given_up
 
     def attend(self, found: Sequence[Status]) -> None:
-        """Send as many as have ended meanwhile, and now and then more, for room that others left; where only so many may run
-        at a time, no more than that leaves. found: all runs of this command."""
-        planned = {one.id for one in found if one.state == "planned"}  # others may have been sent or cancelled by others
+        """Submit as many runs as have ended since the last call, and from time to time more: others may have left room. With
+        `at_once`, never more than may run at a time. found: the status of all runs of this command."""
+        planned = {one.id for one in found if one.state == "planned"}  # another command may have sent or cancelled the rest
         self.folders = [folder for folder in self.folders if folder.run_id in planned]
         ended = sum(one.state in FINAL for one in found)
         self._room += ended - (ended if self._ended is None else self._ended)
@@ -65,11 +65,11 @@ class Left:
             self._in_guess.again(in_vain=sent < aim)
 
     def unsent(self) -> list[RunDir]:
-        """The runs that neither this nor another command has sent or cancelled by now, as far as their records can be read."""
+        """The runs that no command has submitted or cancelled so far, as far as their records can be read."""
         return [folder for folder in self.folders if not_replaceable(folder) is None and folder.judge().state == "planned"]
 
     def _try(self, aim: int) -> int:
-        """Send so many of the first; how many went."""
+        """Submit the first `aim` runs; return how many of them the scheduler accepted."""
         try:
             with self._workspace.alone():
                 self._scheduler.resolve(self._workspace)
@@ -91,7 +91,7 @@ class Left:
 
 
 class _Pause:
-    """Between two tries: as short as may be after one that went well, after others each time twice as long."""
+    """The wait between two tries: least_s after a successful try, twice the last wait after a failed try."""
 
     def __init__(self, least_s: float) -> None:
         self._least_s = self._s = least_s

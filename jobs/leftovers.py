@@ -1,4 +1,4 @@
-"""Jobs that a scheduler still has to start although their runs have ended: they would wait for ever, and are cancelled."""
+"""Cancels jobs that wait in a scheduler's queue although their runs have ended: they might wait there for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which node of a run was lost: the one whose telemetry fell silent while that of the others went on."""
+"""Finds the node that a run lost: its telemetry stopped while the telemetry of the other nodes continued."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SILENT_S = 10.0  # telemetry is sampled twice a second; what ends with the run e
 
 
 def nodes(folder: RunDir, hosts: Sequence[str]) -> list[str]:
-    """Of the machines where a run was at work those that were lost; the only one it had, or none where it cannot be told."""
+    """The lost ones of the machines on which a run was running. A run on one machine lost this machine; [] if not known."""
     if len(hosts) == 1:
         return list(hosts)
     last = {

@@ -1,4 +1,4 @@
-"""Where the ranks of a job meet, and over which interface: that which leads to the other nodes, never a loopback."""
+"""The rendezvous of a job's ranks: its address, and the interface to it (between nodes never a loopback)."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ class Way(msgspec.Struct, frozen=True):
 
 
 def call_together(nnodes: int) -> dict[str, str]:
-    """For the environment of all ranks, on the job's first node: where they meet, and the name of this meeting.
+    """Choose the rendezvous, on the job's first node. Returns its address and its name as variables for the ranks.
 
-    The port is one that is free now; between now and the ranks' start another program may take it, and the run fails with
-    that reason. Raises NoMeeting.
+    The port is free now. If another program takes it before the ranks start, the run fails with that reason. Raises NoMeeting.
     """
     node = os.environ.get("SLURMD_NODENAME", socket.gethostname())
     address = "127.0.0.1" if nnodes == 1 else _address(node)
@@ -44,13 +43,13 @@ def call_together(nnodes: int) -> dict[str, str]:
 
 
 def master() -> dict[str, str]:
-    """The meeting in the words of torch's env://, for ranks whose launcher does not say them."""
+    """The rendezvous as variables for torch's env://, for ranks whose launcher does not set them."""
     host, _, port = os.environ[RENDEZVOUS].rpartition(":")
     return {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port}
 
 
 def way_to(rendezvous: str, others: Sequence[str]) -> Way:
-    """How this node reaches the meeting; where the meeting is here, how it reaches another node. Raises NoMeeting."""
+    """How this node reaches the rendezvous or, on the rendezvous' own node, another node. Raises NoMeeting."""
     host = rendezvous.rpartition(":")[0].strip("[]")
     if ipaddress.ip_address(host).is_loopback:
         return Way("lo", host)
@@ -62,19 +61,20 @@ def way_to(rendezvous: str, others: Sequence[str]) -> Way:
         looking.connect((far, 9))  # sends nothing: it asks the kernel for the route
         own = looking.getsockname()[0]
     if own not in here or ipaddress.ip_address(own).is_loopback:
-        raise NoMeeting(f"{socket.gethostname()}: the way to {far} leads over {own}, which no other node can reach.")
+        raise NoMeeting(f"{socket.gethostname()}: the route to {far} uses the address {own}, which no other node can reach.")
     return Way(here[own], own)
 
 
 def _address(node: str) -> str:
-    """The first node's address for the others: by its name, or as Slurm has it where the name leads to the node itself."""
+    """The first node's address for the other nodes: by its name, or Slurm's NodeAddr if the name resolves to a loopback."""
     found = _resolved(node)
     if found is None or ipaddress.ip_address(found).is_loopback:
         said = call(["scontrol", "show", "node", node]).stdout.split()
         stated = next((word.partition("=")[2] for word in said if word.startswith("NodeAddr=")), node)
         found = _resolved(stated)
     if found is None or ipaddress.ip_address(found).is_loopback:
-        raise NoMeeting(f"{node}: its name leads to {found or 'no address'}, where no other node can reach it; see /etc/hosts.")
+        where = found or "no address"
+        raise NoMeeting(f"{node}: its name resolves to {where}, so other nodes cannot reach it. Check /etc/hosts on {node}.")
     return found
 
 

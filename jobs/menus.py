@@ -1,4 +1,4 @@
-"""The menus: what a matrix may name, with one line each."""
+"""Prints the menus (strategies, workloads, launchers, matrices): one line for each name that a matrix may use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def strategies(out: Output) -> None:
 def workloads(out: Output) -> None:
     found = list(menu.workloads().values())
     rows = [[w.name, w.summary, f"{w.parameters:,}", w.unit, f"{w.flops_per_unit / 1e6:,.1f}"] for w in found]
-    out.table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP a unit"], rows)
+    out.table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit"], rows)
     _options(out, found)
     out.document(
         [
@@ -81,7 +81,7 @@ def matrices(out: Output) -> None:
 
 
 def _options(out: Output, found: Sequence[Strategy | Workload]) -> None:
-    """Each option once, with those that have it and its default there."""
+    """Print each option once, with its defaults and the strategies or workloads that have it."""
     having: dict[tuple[str, str], dict[str, list[str]]] = {}
     for entry in found:
         for option in entry.options:
@@ -92,11 +92,11 @@ def _options(out: Output, found: Sequence[Strategy | Workload]) -> None:
         for (name, summary), defaults in having.items()
         for first, (default, names) in zip([True, *[False] * len(defaults)], defaults.items())
     ]
-    out.table("options", ["option", "default", "what it is", "of"], rows)
+    out.table("options", ["option", "default", "what it is", "available for"], rows)
 
 
 def _shorter(names: Sequence[str], every: Sequence[str]) -> str:
-    """The names, with one pattern for a family that is there as a whole."""
+    """The names; if all members of a family are among them, the family is shown as one pattern."""
     shown: list[str] = []
     for name in names:
         families = [found[0] for pattern in ("[a-z]+", "[a-z]+[0-9](?=-|$)") if (found := re.match(pattern, name))]

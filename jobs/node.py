@@ -1,9 +1,9 @@
-"""One task of a run's job step: sees to its node, and starts there what the launcher has for it.
+"""One task of a run's job step: starts the telemetry sampler on its node, and the launcher's command.
 
     python -m jobs.node RUN_DIR -- COMMAND...
 
 Words of COMMAND may hold $SHARDLAB_RENDEZVOUS, $SHARDLAB_MEETING, $SHARDLAB_ADDRESS, $SHARDLAB_INTERFACE, $SHARDLAB_IS_FIRST
-and what Slurm sets, which are filled in here as no shell reads them. The exit code is the command's.
+and variables that Slurm sets; they are replaced here, because no shell reads COMMAND. The exit code is that of COMMAND.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     command = [Template(word).safe_substitute(environment) for word in argv[2:]]
     folder.log.mkdir(exist_ok=True)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        # Slurm sends it to every process of the step. What is started here ignores it, but for ranks that save on it.
+        # Slurm sends these signals to every process of the step. All that is started here ignores them, except ranks that save.
         signal.signal(number, signal.SIG_IGN)
     if first_here:
         _wait_for_gpus(folder)
@@ -81,7 +81,7 @@ def _wait_for_gpus(folder: RunDir) -> None:
 
 
 def _forward(ranks: subprocess.Popen[bytes]) -> list[float]:
-    """Hand SIGTERM and SIGUSR1 on; when the first SIGTERM came, as the one element of a list that is empty before."""
+    """Forward SIGTERM and SIGUSR1 to the ranks. Returns a list, which gets the time of the first SIGTERM."""
     asked: list[float] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:

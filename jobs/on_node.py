@@ -1,4 +1,4 @@
-"""What a run needs on each of its nodes beside its ranks: the telemetry sampler, and nothing left behind."""
+"""Starts the telemetry sampler and the ranks on a node, and ends every process that a run leaves behind there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardlab.rundir import RunDir
 
 SAMPLES_PER_S = 2
 GRACE_S = 10.0  # from SIGTERM to SIGKILL, so that ranks can close their records
-MARK = "SHARDLAB_RUN"  # in the environment of every process of a run, by which one that got away is found
+MARK = "SHARDLAB_RUN"  # variable of every process of a run, by which leftover processes are found
 _PR_SET_PDEATHSIG = 1
 _OF_JOB = re.compile(r".*/job_\d+(?=/|$)")  # as Slurm names it
 
@@ -55,7 +55,7 @@ def start(command: list[str], log: int | None, environment: dict[str, str]) -> s
 
 
 def end(process: subprocess.Popen[bytes], first: signal.Signals, grace_s: float) -> int:
-    """Ask a process to end, then make it; its exit code."""
+    """Send the signal `first` to a process, kill it after grace_s, and return its exit code."""
     try:
         os.kill(process.pid, first)
         return process.wait(grace_s)
@@ -67,7 +67,7 @@ def end(process: subprocess.Popen[bytes], first: signal.Signals, grace_s: float)
 
 
 def end_strays(mark: str) -> None:
-    """Kill what was left behind with this mark, in whatever session: launchers give each rank a session of its own."""
+    """Kill every process with this mark, in any session: launchers give each rank a session of its own."""
     while strays := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
         for process in strays:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -84,8 +84,8 @@ def is_of(pid: int, folder: RunDir) -> bool:
 
 
 def oom_kills() -> int:
-    """Processes that the kernel has killed for want of memory: of this job where its cgroup counts them, else on this machine
-    since it booted, whosever they were; 0 where it does not count them."""
+    """Number of processes that the kernel killed because memory ran out: in this job if the job's cgroup counts them, otherwise
+    on this machine since its boot, whoever owned them. 0 if the kernel does not count them."""
     for line in oom_counter(Path("/proc/self/cgroup").read_text()).read_text().splitlines():
         if line.startswith("oom_kill "):
             return int(line.split()[1])
@@ -93,8 +93,10 @@ def oom_kills() -> int:
 
 
 def oom_counter(cgroups: str, tree: Path = Path("/sys/fs/cgroup")) -> Path:
-    """The file with the counter, for what /proc/self/cgroup says. A job's own cgroup (version 2, which counts what lies below
-    as well) has no part in what happens to others on the machine."""
+    """The file with the counter. cgroups: the text of /proc/self/cgroup.
+
+    A job's own cgroup (version 2, which includes the cgroups below it) counts no processes of other jobs.
+    """
     own = next((line.removeprefix("0::") for line in cgroups.splitlines() if line.startswith("0::")), "")
     if match := _OF_JOB.match(own):
         events = tree / match[0].lstrip("/") / "memory.events"

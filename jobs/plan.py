@@ -1,4 +1,4 @@
-"""What a matrix comes to on a cluster, before anything is written: cells, exclusions, and what to keep in mind."""
+"""Plans a matrix on a cluster, before anything is written: its cells, its runs, the cells that do not fit, and remarks."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SCALES = ("full", "tiny")
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A matrix resolved on a cluster: `cells` are those that --where leaves, `all_cells` every one.
+    """A matrix resolved on a cluster: `cells` are the cells that --where selects, `all_cells` all cells of the matrix.
 
     repeats: the number of runs of each of `all_cells`, by its name. cost: the time of `cells`, as far as it is known.
-    misfits: which of `cells` the cluster has not the machines for, and where in the file that was asked for. advice: sentences
-    that name the options with which all cells fit.
+    misfits: the `cells` that do not fit the machines of the cluster, each with its place in the file. advice: sentences that
+    name the options with which all cells fit.
     """
 
     matrix: Matrix
@@ -59,7 +59,7 @@ def of(
     scale: str = "full",
     wait_gpus_s: int = 0,
 ) -> Plan:
-    """Read, check and resolve. --where is about the cells of the file, also where a tiny twin is what runs. wait_gpus_s: as in
+    """Read, check and resolve a matrix. --where tests the cells of the file, even if their tiny twins run. wait_gpus_s: as in
     `Run`.
 
     Raises InputError; nothing is written.
@@ -70,8 +70,8 @@ def of(
     where_runs = cluster.find(Path(cluster_file) if cluster_file else None, workspace.path)
     if where_runs.provider != "local" and where_runs.slurm is None:
         raise InputError(
-            f"the cluster {where_runs.name}: it has no Slurm to send runs to. "
-            "Allowed: a cluster file with slurm, --cluster with another file, or none."
+            f"the cluster {where_runs.name}: the cluster file has no `slurm`; without Slurm, runs start only on this machine. "
+            "Allowed: a cluster file with `slurm`, a cluster file with `provider: local`, or no cluster file."
         )
     machine = _machine(where_runs)
     cells = resolve(asked, per_node=machine.gpus if where_runs.slurm else None)
@@ -80,7 +80,7 @@ def of(
         tiny.must_train(cells)
     chosen = [cell for cell in cells if where is None or holds(condition(where), cell)]
     if not chosen:
-        raise InputError(f"--where {where!r} leaves none of {len(cells)} cells.")
+        raise InputError(f"--where {where!r} selects none of the {len(cells)} cells.")
     unheld = misfits(asked, cells, machine, chosen)
     runs_as = asked.name if scale == "full" else f"{asked.name}-{scale}"
     source = render.source(runs_as, where_runs, workspace, wait_gpus_s=wait_gpus_s)
@@ -106,16 +106,16 @@ def _machine(where: Cluster) -> Machine:
 
 
 def must_fit(plan: Plan) -> None:
-    """Raises InputError that lists every chosen cell that the cluster has not the machines for, and what leaves them out."""
+    """Raises InputError that lists every selected cell that does not fit the cluster, and the options that leave them out."""
     if plan.misfits:
         problems = plan.matrix.document.errors([one.problem for one in plan.misfits])
         raise InputError("\n".join([str(problems), *plan.advice]))
 
 
 def advice(asked: Matrix, cells: Sequence[Cell], chosen: Sequence[Cell], machine: Machine, where: str | None) -> list[str]:
-    """Which options make a matrix fit: an expression for --where that leaves just the cells that fit, and --scale tiny.
+    """Options with which all cells fit: an expression for --where that selects exactly the cells that fit, and --scale tiny.
 
-    cells: all of the matrix, chosen: those that `where` leaves.
+    cells: all cells of the matrix. chosen: the cells that `where` selects.
     """
     unheld = {one.cell for one in misfits(asked, cells, machine, chosen)}
     fitting = [cell for cell in chosen if cell.name() not in unheld]
@@ -133,7 +133,7 @@ def advice(asked: Matrix, cells: Sequence[Cell], chosen: Sequence[Cell], machine
 
 
 def _limits(machine: Machine) -> list[str]:
-    """Expressions that hold for cells that the machines can have, the simplest first."""
+    """Expressions that are true for cells that fit the machines, the simplest first."""
     nodes = "nnodes == 1" if machine.nodes == 1 else f"nnodes <= {machine.nodes}"
     if machine.gpus is None:
         return [nodes]
@@ -143,7 +143,7 @@ def _limits(machine: Machine) -> list[str]:
 
 
 def must_train_here(source: render.Source) -> None:
-    """Raises MissingExtra if the runs are for this machine and its installation has no torch to make them with."""
+    """Raises MissingExtra if the runs are to start on this machine and torch is not installed on it."""
     if source.scheduler == "local" and find_spec("torch") is None:
         raise MissingExtra("trainers", "training on this machine", "torch")
 
@@ -181,15 +181,15 @@ def _remarks(cells: Sequence[Cell], machine: Machine, where: Cluster) -> list[st
             programs = " and ".join(launcher(name).needs)
             remarks.append(f"the launcher {name} needs {programs} on each node; `jobs plan` cannot check the nodes.")
     if where.provider == "virtual":
-        remarks.append("practice nodes: their GPUs are known to Slurm alone; every rank is a process on this machine's CPU.")
+        remarks.append("practice nodes: their GPUs exist only in Slurm; every rank is a process on this machine's CPU.")
     elif where.slurm is None and machine.gpus is None:
         remarks.append("no GPU here: every rank is a process on the CPU.")
         if most > processors:
-            remarks.append(f"up to {most} ranks share {processors} processors: their timings say little.")
+            remarks.append(f"up to {most} ranks share {processors} processors: the measured times say little.")
     if where.slurm is None and find_spec("torch") is None:
         remarks.append("torch is not installed here: pip install 'shardlab[trainers]' before `jobs submit` on this machine.")
     if any(cell.rehearses for cell in cells):
-        remarks.append("every cell is a rehearsal at scale tiny: it shows that the line works, not how fast it is.")
+        remarks.append("every cell is a rehearsal at scale tiny: it tests that everything works, not the speed.")
     elif any(cell.launcher == "fork" for cell in cells):
-        remarks.append("cells with the launcher fork are a rehearsal: they show that the line works, not how fast it is.")
+        remarks.append("cells with the launcher fork are a rehearsal: they test that everything works, not the speed.")
     return remarks

@@ -1,4 +1,4 @@
-"""Whether a run gets on: its ranks make steps, or write something else than logs, within a bound; or else they hang."""
+"""Detects that the ranks of a run hang: for the hang limit, no file of the run has changed except logs and telemetry."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from shardlab.record import StepRecord
 from shardlab.rundir import RunDir
 
-# What grows without progress: the stacks of ranks that hang are in their logs, and telemetry goes on whatever they do.
+# Files that change without progress: logs, which get the stacks of ranks that hang, and telemetry.
 NO_PROGRESS = ("log", "samples", "claim")
-SHARE, LEAST_S, MOST_S = 1 / 60, 1.0, 30.0  # of the bound between two looks, of which each asks a shared disk for every file
+SHARE, LEAST_S, MOST_S = 1 / 60, 1.0, 30.0  # of limit_s between two checks; each reads the attributes of every file
 SHOWN = 8  # ranks that a sentence names
 
 
 class Progress:
-    """The files of a run and when they last changed, as far as this process was at work itself."""
+    """Watches when a file of a run last changed. Times in which this process itself was stopped do not count."""
 
     def __init__(self, folder: RunDir, limit_s: float) -> None:
-        """From now on a run may be still for so long. A start is progress: what a rank does first may take as long."""
+        """limit_s: how long no file may change. The time starts now: what a rank does first may take as long."""
         self._folder, self._limit_s = folder, limit_s
         self._every_s = max(LEAST_S, min(MOST_S, SHARE * limit_s))
         self._looked = time.monotonic()
@@ -30,7 +30,7 @@ class Progress:
         self._still_s = 0.0
 
     def is_over(self) -> bool:
-        """Whether nothing changed for as long as the bound. To be asked often: it looks when it is time to."""
+        """Whether no file changed for limit_s. To be called often: the files are checked only when a check is due."""
         since_s = time.monotonic() - self._looked
         if since_s < self._every_s:
             return False
@@ -39,14 +39,15 @@ class Progress:
             return False
         # While this process stood still itself (a job that was suspended, a machine that slept), the ranks could not move.
         self._still_s += min(since_s, 2 * self._every_s)
-        # A shared disk may tell for a minute what a file was; whoever opens it is told what it is.
+        # A shared disk may report old attributes of a file for a minute. Opening the file gets the current ones.
         return self._still_s >= self._limit_s and not self._moved(ask=True)
 
     def why(self) -> str:
         """In a sentence, with the ranks that are behind."""
         ranks = range(self._folder.read_run().cell.gpus)
         last = {rank: records[-1] for rank in ranks if (records := self._folder.steps(rank).records)}
-        return f"no progress for {self._limit_s:g} s (hang_limit): {_behind(last, ranks)}; log/rank-*.log has their stacks"
+        stacks = "the stacks of the ranks are in log/rank-*.log"
+        return f"no progress for {self._limit_s:g} s (hang_limit): {_behind(last, ranks)}; {stacks}"
 
     def _moved(self, *, ask: bool) -> bool:
         now = frozenset(_files(self._folder.path, ask=ask))
@@ -77,14 +78,14 @@ def _behind(last: dict[int, StepRecord], ranks: Sequence[int]) -> str:
     if not last:
         return "no rank has made a step"
     if missing := [rank for rank in ranks if rank not in last]:
-        return f"{_named(missing)} made no step, the others came to {_step(max(last.values(), key=_order))}"
+        return f"{_named(missing)} made no step, the others reached {_step(max(last.values(), key=_order))}"
     first = min(_order(record) for record in last.values())
     late = [rank for rank, record in last.items() if _order(record) == first]
     at = datetime.fromtimestamp(max(last[rank].wall_s for rank in late), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    said = f"{_named(late)} came to {_step(last[late[0]])}, at {at}"
-    if len(late) < len(last):
-        said += f", the others to {_step(max(last.values(), key=_order))}"
-    return said
+    if len(late) == len(last):
+        return f"{_named(late)} reached {_step(last[late[0]])}, at {at}"
+    said = f"{_named(late)} reached only {_step(last[late[0]])}, at {at}"
+    return f"{said}; the others reached {_step(max(last.values(), key=_order))}"
 
 
 def _order(record: StepRecord) -> tuple[bool, int]:

@@ -1,4 +1,4 @@
-"""What is true of each run: its own records and the scheduler's word, held together."""
+"""Combines each run's own records with the scheduler's state into one status."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from shardlab.workspace import Workspace
 class Status(msgspec.Struct, kw_only=True):
     """One run as `jobs status` shows it.
 
-    throughput: units per second over the timed steps so far, from rank 0; None for one that completed and stood still on the
+    throughput: units per second over the timed steps so far, from rank 0; None for a completed run that was suspended on the
     way. started: when its supervisor first started it; ended: when its supervisor saw the ranks end, None if no supervisor
-    did; duration_s: from the start to the end, or so far, with what it waited after a requeue or while suspended.
+    did; duration_s: from the start to the end, or so far, including waits after a requeue or while suspended.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Status(msgspec.Struct, kw_only=True):
 
 
 def statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
-    """The status of each run, of one question to its scheduler; a folder that cannot be read is `unknown`, with the reason."""
+    """The status of each run, with one query per scheduler; a folder that cannot be read is `unknown`, with the reason."""
     with cycles.not_searched():
         return _statuses(workspace, folders)
 
@@ -80,19 +80,19 @@ def own(folder: RunDir) -> Own:
 
 
 def set_aside(folder: RunDir) -> Status | None:
-    """What to say of a run whose records cannot be read; None if they can."""
+    """The status of a run whose records cannot be read; None if they can be read."""
     read = _read(folder)
     return None if isinstance(read, Own) else _unreadable(folder, read)
 
 
 def not_replaceable(folder: RunDir) -> Status | None:
-    """What to say of a run whose folder must not be rendered again, because a job may have the run; None if it may be.
+    """The status of a run whose folder must not be rendered again, because a job may have the run; None if it may be rendered.
 
-    A folder whose records cannot be read is one, and so is a folder with a claim that its records do not explain.
+    Such a folder has records that cannot be read, or a claim that its records do not explain.
     """
     read = _read(folder)
     if isinstance(read, Own) and read.verdict.state == "planned" and folder.claim.exists():
-        read = ShardlabError(f"{folder.claim}: somebody has taken the run, but its records do not say that it was sent")
+        read = ShardlabError(f"{folder.claim}: the run is claimed, but its records do not say that it was submitted")
     return None if isinstance(read, Own) else _unreadable(folder, read)
 
 
@@ -121,7 +121,7 @@ def _status(one: Own, seen: Seen) -> Status:
         scheduler={"name": run.scheduler, "id": seen.id, "raw": seen.raw},
         step=result.steps if result else rank0[-1].step if rank0 else None,
         steps=result.steps if result else run.cell.steps,
-        throughput=rate if result is None else None if paused else result.throughput_per_s,  # in which the pauses are
+        throughput=rate if result is None else None if paused else result.throughput_per_s,  # which would include the pauses
         unit=result.unit if result else None,
         eta_s=eta_s if verdict.state == "running" else None,
         started=started,
@@ -157,7 +157,7 @@ def _hosts(one: Own) -> list[str]:
 
 
 def latest(folders: Iterable[RunDir]) -> list[RunDir]:
-    """Of several attempts at one repeat only the last, in the order in which the first ones came."""
+    """The last attempt of each repeat only, in the order of the first attempts."""
     last: dict[str, RunDir] = {}
     for folder in folders:
         first, attempt = attempt_of(folder.run_id)

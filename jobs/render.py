@@ -1,4 +1,4 @@
-"""Make the run folders of a matrix: run.json, frozen, and the script that a person reads and the scheduler runs."""
+"""Writes the run folders of a matrix: run.json, which never changes, and the script that the scheduler runs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from shardlab import __version__, code, files, host
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import ShardlabError
+from shardlab.expansion import ExpandedCell, Expansion
 from shardlab.matrix import Matrix
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
-from shardlab.workspace import Expansion, Workspace
+from shardlab.workspace import Workspace
 
 
 class Source(msgspec.Struct, frozen=True):
-    """What every run of one rendering has in common.
+    """What all runs that are rendered together have in common.
 
-    own_templates: a person's, that stand before ours. digests: of every template from which the scheduler's
-    scripts may be rendered, with the files that they include, by name. wait_gpus_s: as in `Run`.
+    own_templates: the workspace's folder of templates, which take precedence over the shipped ones. digests: SHA-256 of every
+    template from which the scheduler's scripts may be rendered, and of the files that these templates include, by name.
+    wait_gpus_s: as in `Run`.
     """
 
     matrix: str
@@ -49,7 +51,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 def source(matrix: str, cluster: Cluster, workspace: Workspace, *, wait_gpus_s: int = 0) -> Source:
-    """Observed once for a whole matrix."""
+    """Collect the Source, once for a whole matrix."""
     name = "local" if cluster.slurm is None else "slurm"
     names = dict.fromkeys(part for one in scheduler(name).TEMPLATES for part in templates.parts(one, workspace.own_templates))
     return Source(
@@ -69,7 +71,7 @@ def source(matrix: str, cluster: Cluster, workspace: Workspace, *, wait_gpus_s: 
 
 
 def remarks(source: Source) -> list[str]:
-    """What a person should know who did not write the workspace's templates."""
+    """A remark for each template of the workspace itself, which somebody else may have written."""
     own = [source.own_templates / name for name in source.digests if (source.own_templates / name).exists()]
     return [f"scripts are rendered from the workspace's own template {path}." for path in own]
 
@@ -80,7 +82,7 @@ def cluster_of(source: Source) -> dict[str, str]:
 
 
 def run_of(cell: Cell, repeat: int, attempt: int, source: Source, resume: Sequence[str] = (), avoid: Sequence[str] = ()) -> Run:
-    """The frozen run of one attempt at one repeat of a cell. resume: runs to go on from, in order; avoid: nodes not to use."""
+    """The frozen run of one attempt at one repeat of a cell. resume: runs to resume from, in order; avoid: nodes not to use."""
     slurm = source.where.slurm
     return Run(
         schema=1,
@@ -112,7 +114,7 @@ def run_of(cell: Cell, repeat: int, attempt: int, source: Source, resume: Sequen
 
 
 def script(run: Run, folder: Path, where: Cluster, own_templates: Path | None) -> str:
-    """The run's script: what is shown by a dry run is what is written."""
+    """The run's script. A dry run shows the same text that `write` writes."""
     python, started = sys.executable, launcher(run.launcher)
     values = {"run": run, "folder": folder, "python": python}
     if run.scheduler == "local":
@@ -123,21 +125,21 @@ def script(run: Run, folder: Path, where: Cluster, own_templates: Path | None) -
 
 
 def write(run: Run, runs: Path, source: Source) -> RunDir:
-    """Make the run's folder whole or not at all. Raises ShardlabError if a run that was sent, or that may have been sent, is in
-    the way: other runs of the command may be rendered by then, so the input alone is not what is wrong."""
+    """Create the complete run folder, or nothing. Raises ShardlabError if the folder exists and its run was or may have been
+    submitted. This is no InputError, because the command may have rendered other runs by then."""
     final = RunDir(runs / run.run_id)
     if final.path.exists():
         if (kept := not_replaceable(final)) is not None:
             raise ShardlabError(f"{kept.id}: {kept.why}")
         if final.judge().state != "planned":
-            raise ShardlabError(f"{final.path}: this run was sent already; `jobs retry` makes a new attempt.")
+            raise ShardlabError(f"{final.path}: this run was submitted already; `jobs retry` makes a new attempt.")
     folder = RunDir(runs / f".{run.run_id}.tmp")
     with files.as_workspace_error("render"):
         shutil.rmtree(folder.path, ignore_errors=True)
         folder.path.mkdir(parents=True)
     try:
         files.write_new(folder.run_json, files.as_json(run))
-        folder.log.mkdir()  # Slurm ends a job without a word that cannot open its output
+        folder.log.mkdir()  # Slurm ends a job without a message if it cannot open its output
         rendered = script(run, final.path, source.where, source.own_templates).encode()
         files.write_new(folder.path / scheduler(run.scheduler).SCRIPT, rendered, mode=0o755)
         folder.write_event("controller", "rendered", sync=False)
@@ -153,7 +155,7 @@ def write(run: Run, runs: Path, source: Source) -> RunDir:
 
 
 def keep(workspace: Workspace, source: Source, matrix: Matrix, cells: Sequence[Cell], repeats: Mapping[str, int]) -> None:
-    """Note in the workspace what the matrix came to, for those who only read runs. repeats: by the name of the cell."""
+    """Save the expanded matrix in the workspace, for commands that only read runs. repeats: by the name of the cell."""
     tiny = any(cell.rehearses for cell in cells)
     workspace.keep_expansion(
         Expansion(
@@ -162,21 +164,17 @@ def keep(workspace: Workspace, source: Source, matrix: Matrix, cells: Sequence[C
             title=f"{matrix.file.title} (rehearsal at scale tiny)" if tiny else matrix.file.title,
             path=str(Path(matrix.path).absolute()),
             cells=[
-                {
-                    "id": cell.name(),
-                    "cell": msgspec.to_builtins(cell),
-                    "runs": [run_id(cell, repeat) for repeat in range(1, repeats[cell.name()] + 1)],
-                }
+                ExpandedCell(cell.name(), cell, [run_id(cell, repeat) for repeat in range(1, repeats[cell.name()] + 1)])
                 for cell in cells
             ],
-            excluded=[{"cell": one.keys, "why": one.why} for one in matrix.excluded],
-            settings=[msgspec.to_builtins(one) for one in matrix.file.settings],
+            excluded=matrix.excluded,
+            settings=matrix.file.settings,
             baseline=matrix.file.baseline,
             traces=matrix.file.traces,
-            assumed=[msgspec.to_builtins(one) for one in matrix.file.assumed],
-            notes=[msgspec.to_builtins(one) for one in matrix.file.notes],
+            assumed=matrix.file.assumed,
+            notes=matrix.file.notes,
             scale="tiny" if tiny else "full",
-            reported=[msgspec.to_builtins(one) for one in matrix.file.reported],
-            claims=[msgspec.to_builtins(one) for one in matrix.file.claims],
+            reported=matrix.file.reported,
+            claims=matrix.file.claims,
         )
     )

@@ -1,4 +1,4 @@
-"""How often each cell of a matrix runs, and what that comes to in time."""
+"""The number of runs of each cell of a matrix, and the estimated time of all runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from shardlab.workspace import Workspace
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What the runs of a plan take, by what earlier runs of the same cells took in this workspace.
+    """The estimated time of the runs of a plan, from earlier runs of the same cells in this workspace.
 
-    cells: how many of the planned cells have ended here before; hours: of all planned runs of those cells, one after another;
+    cells: how many of the planned cells completed here before; hours: of all planned runs of those cells, one after another;
     rank_hours: hours times the ranks (on GPUs: GPU-hours) that a run occupies.
     """
 
@@ -65,7 +65,7 @@ def in_words(repeats: Mapping[str, int], split: int | Repeats) -> str:
 
 
 def cost(workspace: Workspace, cells: Iterable[Cell], repeats: Mapping[str, int]) -> Cost:
-    """The time of these runs, as far as runs of the same cells that ended in this workspace tell it."""
+    """The estimated time of these runs, from runs of the same cells that completed in this workspace."""
     known, hours, rank_hours = 0, 0.0, 0.0
     for cell in cells:
         number = repeats[cell.name()]

@@ -1,4 +1,4 @@
-"""Turn the points of a matrix into resolved cells, or say at file:line:column why one cannot be had."""
+"""Resolves the points of a matrix into cells. A point that is not possible is reported as file:line:column with the reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Misfit(msgspec.Struct, frozen=True):
-    """A cell that the machines cannot hold: its name, why, and the place in the file that asks for it."""
+    """A cell that does not fit the machine: its name, the reason, and the place of the cell in the file."""
 
     cell: str
     why: str
@@ -49,9 +49,10 @@ class Menus(msgspec.Struct, frozen=True):
 
 
 def resolve(matrix: Matrix, machine: Machine | None = None, per_node: int | None = None) -> list[Cell]:
-    """The cells of a matrix in its order, one a point; where a machine is given, it has to hold them.
+    """The cells of a matrix in its order, one for each point.
 
-    per_node: the GPUs of a node, of which a cell that does not say how many nodes it takes gets the fewest.
+    machine: if given, all cells must fit on it. per_node: the GPUs of a node; a cell without nnodes gets the fewest nodes that
+    hold its GPUs.
 
     Raises InputError that lists every problem with its place.
     """
@@ -72,7 +73,7 @@ def resolve(matrix: Matrix, machine: Machine | None = None, per_node: int | None
         first.setdefault(cell.hash(), number)
         found.append(cell)
     if not problems:
-        excluded = [entry.keys for entry in matrix.excluded]
+        excluded = [entry.cell for entry in matrix.excluded]
         problems = claims.without_cells(matrix.document, matrix.file.tests, found, excluded)
     if problems:
         raise matrix.document.errors(problems)
@@ -82,7 +83,7 @@ def resolve(matrix: Matrix, machine: Machine | None = None, per_node: int | None
 
 
 def misfits(matrix: Matrix, cells: Sequence[Cell], machine: Machine, chosen: Sequence[Cell]) -> list[Misfit]:
-    """What of `chosen` the machines cannot hold; `cells` are the matrix's, in its order."""
+    """The cells of `chosen` that do not fit the machine. cells: all cells of the matrix, in its order."""
     found = []
     names = {cell.name() for cell in chosen}
     for point, cell in zip(matrix.points, cells, strict=True):
@@ -179,7 +180,7 @@ def _options(draft: Draft, strategy: Strategy, workload: Workload, problem: Any)
 
 
 def _degrees(draft: Draft, strategy: Strategy, problem: Any) -> dict[str, int]:
-    """dp, tp and pp: those given, the one that is left, and 1 for what the strategy does not have."""
+    """dp, tp and pp: the given values, the missing one by division, and 1 for a dimension that the strategy does not have."""
     given = {"dp": draft.dp, "tp": draft.tp, "pp": draft.pp}
     for name, size in given.items():
         if name not in strategy.degrees and size not in (None, 1):
@@ -189,31 +190,32 @@ def _degrees(draft: Draft, strategy: Strategy, problem: Any) -> dict[str, int]:
     left = [name for name, size in known.items() if size is None]
     product = math.prod(size for size in known.values() if size is not None)
     if len(left) > 1:
-        problem("strategy", f"{strategy.name} on {draft.gpus} ranks needs {' or '.join(left[::-1])} to be given.")
+        problem("strategy", f"{strategy.name} on {draft.gpus} ranks needs a value for {' or '.join(left[::-1])}.")
     elif draft.gpus % product or (not left and product != draft.gpus):
         sizes = " x ".join(f"{name}: {size}" for name, size in known.items() if size is not None)
-        problem(next(n for n, size in known.items() if size is not None), f"{sizes} does not make {draft.gpus} ranks.")
+        problem(next(n for n, size in known.items() if size is not None), f"{sizes} does not match {draft.gpus} ranks.")
     else:
         known |= dict.fromkeys(left, draft.gpus // product)
     return {name: known.get(name) or 1 for name in given}
 
 
 def _switches(draft: Draft, strategy: Strategy, problem: Any) -> None:
-    """Refuse what the strategy cannot honour: a knob that is asked for and ignored makes a comparison unequal."""
+    """Refuse switches that the strategy does not support: a switch that is ignored would make a comparison unequal."""
     asked = {
         "activation_checkpointing": draft.activation_checkpointing != "none",
         "compile": draft.compile,
         "max_grad_norm": draft.max_grad_norm is not None,
     }
     for name in (name for name, on in asked.items() if on and name not in strategy.switches):
-        problem(name, f"{strategy.name} cannot honour it. Allowed: leave {name} out.")
+        problem(name, f"{strategy.name} does not support {name}. Allowed: leave {name} out.")
     if draft.activation_checkpointing.startswith("segments-") and strategy.degrees != ("dp",):
         problem(
             "activation_checkpointing",
-            f"{strategy.name} splits what a segment would hold together. Allowed: none, full, every-K.",
+            f"{strategy.name} splits the model over ranks, so segments are not possible. Allowed: none, full, every-K.",
         )
     if draft.instruments.checkpoints is not None and strategy.no_checkpoints:
-        problem("instruments.checkpoints", f"{strategy.name} keeps none: {strategy.no_checkpoints}. Allowed: leave it out.")
+        why = f"{strategy.name} keeps no checkpoints: {strategy.no_checkpoints}"
+        problem("instruments.checkpoints", f"{why}. Allowed: leave instruments.checkpoints out.")
     if draft.servers is not None and not strategy.servers:
         problem("servers", f"{strategy.name} has no parameter servers. Allowed: leave servers out.")
 
@@ -257,10 +259,10 @@ def _fewest(draft: Draft, launcher: Launcher, per_node: int | None) -> int:
 
 def _uneven(cell: Cell, launcher: Launcher) -> str | None:
     if cell.nnodes > 1 and not launcher.several_nodes:
-        return f"{launcher.name} starts ranks on one node. Allowed: 1, or another launcher."
+        return f"{launcher.name} starts ranks on one node only. Allowed: nnodes: 1, or another launcher."
     if cell.world_size % cell.nnodes:
         servers = f" and {cell.servers} parameter server(s)" if cell.servers else ""
-        return f"{cell.gpus} ranks{servers} do not divide among {cell.nnodes} nodes."
+        return f"{cell.gpus} ranks{servers} cannot be divided evenly among {cell.nnodes} nodes."
     return None
 
 
@@ -278,5 +280,5 @@ def _nodes(cell: Cell, machine: Machine) -> str | None:
 
 def _gpus(cell: Cell, machine: Machine) -> str | None:
     if machine.gpus is not None and cell.launcher != "fork" and cell.gpus > machine.gpus * cell.nnodes:
-        return f"needs {cell.gpus} GPUs, the cluster has {machine.gpus} a node."
+        return f"needs {cell.gpus} GPUs, the cluster has {machine.gpus} per node."
     return None

@@ -1,4 +1,4 @@
-"""What a scheduler does for the commands: take runs, tell what became of them, end them."""
+"""The interface of a scheduler: it accepts runs, reports their states and cancels them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardlab.workspace import Workspace
 
 
 class Own(msgspec.Struct, frozen=True):
-    """A run as its own folder tells it. result: of a run that has ended."""
+    """A run as read from its own folder. result: the result of a run that has ended."""
 
     folder: RunDir
     run: Run
@@ -27,7 +27,7 @@ class Own(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A run as its folder and its scheduler tell it together.
+    """The state of a run, from its folder and its scheduler together.
 
     id, raw: the scheduler's own number and words for the run's job. leftover: whether the scheduler still has the job to
     start although the run has ended.
@@ -40,8 +40,11 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class How(msgspec.Struct, frozen=True):
-    """How runs are to be sent. at_once: at most so many at a time. pack: one allocation for all that ask for the same. after:
-    runs that have to end before, in whatever way."""
+    """How runs are submitted.
+
+    at_once: the largest number of runs at a time. pack: one allocation for all runs with the same sbatch options. after: runs
+    that must have ended before, in any state.
+    """
 
     at_once: int | None = None
     pack: bool = False
@@ -49,12 +52,12 @@ class How(msgspec.Struct, frozen=True):
 
 
 class Full(ShardlabError):
-    """A scheduler takes no more for now. left: the runs that it has not taken, in order; why: in its words."""
+    """A scheduler accepts no more jobs for now. left: the runs that it did not accept, in order. why: the scheduler's words."""
 
     def __init__(self, scheduler: str, why: str, left: Sequence[RunDir]) -> None:
         super().__init__(
-            f"{scheduler} takes no more for now ({why}): {len(left)} run(s) are not sent. The same command sends them later; "
-            "with --wait it does so by itself, as there is room."
+            f"{scheduler} accepts no more jobs for now ({why}): {len(left)} run(s) are not submitted. Run the command again "
+            "later; with --wait, the command itself submits them when there is room."
         )
         self.left = list(left)
         self.why = why
@@ -74,17 +77,17 @@ class Scheduler(Protocol):
     POLL_S: float
 
     def submit(self, workspace: Workspace, folders: Sequence[RunDir], how: How) -> None:
-        """Send rendered runs, in order. Raises Full where it has room for some of them only, ShardlabError where it takes
-        one not."""
+        """Submit rendered runs, in order. Raises Full if the scheduler accepts only some of them for now, ShardlabError if it
+        rejects a run."""
 
     def resolve(self, workspace: Workspace) -> list[str]:
-        """Finish what an earlier command began and did not end; sentences on what was found. Raises ShardlabError."""
+        """Finish interrupted submissions of earlier commands; return a sentence on each. Raises ShardlabError."""
 
     def observe(self, workspace: Workspace, runs: Sequence[Own]) -> list[Seen]:
-        """What is true of each run; asks the scheduler once, whatever their number."""
+        """The state of each run; asks the scheduler once for all runs."""
 
     def cancel(self, workspace: Workspace, runs: Sequence[Own]) -> None:
-        """End runs that wait or run; those that ended are left alone."""
+        """Cancel runs that wait or run; runs that have ended stay as they are."""
 
     def cancel_jobs(self, jobs: Sequence[str]) -> str:
         """Cancel jobs by the scheduler's numbers; the scheduler's words if it did not, or ''."""
@@ -93,7 +96,7 @@ class Scheduler(Protocol):
         """A sentence for each record of this scheduler that cannot be read, with the runs that it sets aside."""
 
     def attend(self, workspace: Workspace) -> None:
-        """Called now and then while somebody waits for runs."""
+        """Called from time to time while a command waits for runs."""
 
 
 def scheduler(name: str) -> Scheduler:

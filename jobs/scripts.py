@@ -14,4 +14,4 @@ def render(template: str, own: Path | None, **values: Any) -> str:
     try:
         return templates.render(template, own, **values)
     except templates.TemplateFault as fault:
-        raise InputError(f"{fault} Mend the file, or remove it to use the shipped template.") from None
+        raise InputError(f"{fault} Correct the file, or remove it to use the shipped template.") from None

@@ -1,4 +1,4 @@
-"""Which runs or cells a person means: ids, shell patterns, a matrix, an expression over cell keys and state."""
+"""Selects runs or cells by ids, shell patterns, a matrix, or an expression over cell keys and state."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from shardlab.workspace import Workspace, chosen
 
 
 def select(workspace: Workspace, patterns: Sequence[str], matrix: str | None, where: str | None) -> list[Status]:
-    """The status of the last attempt of each run that is meant; earlier attempts only where a pattern names them.
+    """The status of the last attempt of each selected run; earlier attempts only if a pattern names them.
 
-    A run that is set aside is always among them, as nobody can tell whether `where` means it.
+    A run that is set aside is always included, because `where` cannot be evaluated for it.
     """
     ids = workspace.run_ids()
     if matrix is not None:
-        of_matrix = {run_id for cell in workspace.expansion(matrix).cells for run_id in cell["runs"]}
+        of_matrix = {run_id for cell in workspace.expansion(matrix).cells for run_id in cell.runs}
         ids = [run_id for run_id in ids if attempt_of(run_id)[0] in of_matrix]
     if patterns:
         folders = [RunDir(workspace.runs / run_id) for run_id in chosen(ids, patterns)]

@@ -1,4 +1,4 @@
-"""For how long this process was to run and did not: its job was suspended, or somebody stopped it, and the ranks with it."""
+"""Measures how long this process was suspended: its job was suspended, or somebody stopped it, and the ranks with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOOK_S = 0.5
 
 
 class Standstill:
-    """Looks at the clock all the time, in a thread: whoever waits for a slow disk does not stand still."""
+    """Reads the clock twice a second in a thread of its own, so that waiting for a slow disk does not count as a suspension."""
 
     def __init__(self) -> None:
         self._lock, self._over = threading.Lock(), threading.Event()
@@ -26,7 +26,7 @@ class Standstill:
         self._over.set()
 
     def take_s(self) -> float:
-        """Seconds since this was asked last, one that has just ended included."""
+        """Seconds of suspension since the last call, including a suspension that has just ended."""
         self._look()
         with self._lock:
             found, self._found_s = self._found_s, 0.0

@@ -93,7 +93,7 @@ def _moment(moment: datetime, beside: datetime) -> str:
 
 
 def _fitting(runs: Sequence[Status], rows: Sequence[dict[str, str]], width: int) -> list[str]:
-    """The columns that say something and fit in a line without being folded; `why` may be folded, or has no room at all."""
+    """The columns that are not empty and fit into one line without folding. `why` may be folded, or is left out."""
     wide = {name: max([cell_len(name), *(cell_len(row[name]) for row in rows)]) for name in COLUMNS}
     shown = [name for name in COLUMNS if name in (RUN, STATE) or any(row[name] for row in rows)]
     for dropped in ("", *(WHILE_RUNNING if any(run.state == "running" for run in runs) else WHEN_ENDED)):
@@ -107,7 +107,7 @@ def _fitting(runs: Sequence[Status], rows: Sequence[dict[str, str]], width: int)
 
 
 def _most_telling(found: Sequence[Status], most: int) -> list[Status]:
-    """At most so many runs: those that run, then those that did not end well, that wait, and that did; in their own order."""
+    """At most `most` runs: first running runs, then unexpected ends, waiting runs, expected ends; in their original order."""
 
     def rank(run: Status) -> int:
         if run.state == "running":

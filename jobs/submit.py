@@ -52,7 +52,7 @@ def decide(
 ) -> list[Step]:
     """A step for every repeat of every cell. repeats: the number of runs of each cell, by its name.
 
-    resume_from: a run of another cell from whose checkpoint new runs go on.
+    resume_from: a run of another cell, from whose checkpoint new runs resume.
     """
     resume = [resume_from] if resume_from else []
     last = _there(workspace, cells, repeats)
@@ -80,7 +80,7 @@ def _there(workspace: Workspace, cells: Sequence[Cell], repeats: Mapping[str, in
 
 
 def send(workspace: Workspace, steps: Iterable[Step], source: render.Source, how: How) -> list[RunDir]:
-    """Render what is to be sent, then send it all in order. Raises ShardlabError where the scheduler takes it not."""
+    """Render the runs that are to be sent, then send them in order. Raises ShardlabError if the scheduler rejects a run."""
     folders = [render.write(step.run, workspace.runs, source) for step in steps if step.send]
     if folders:
         scheduler(source.scheduler).submit(workspace, folders, how)
@@ -90,9 +90,9 @@ def send(workspace: Workspace, steps: Iterable[Step], source: render.Source, how
 def retry(workspace: Workspace, found: Sequence[Status], only: set[str], source: render.Source) -> list[Step]:
     """A new attempt for each run whose last attempt, of those found, ended in one of the states `only`.
 
-    It goes on from the newest checkpoint of the earlier attempts, if they left any; the ranks look whether it is sound. What
-    was rendered and not sent, because an earlier retry or a queue gave it back, is sent as it is. Nothing is changed here.
-    Raises InputError if one of these runs is of another cluster.
+    It resumes from the newest checkpoint of the earlier attempts, if there is one; the ranks check whether it is intact. A run
+    that is rendered but not sent, because an earlier retry or a queue returned it, is sent as it is. Changes nothing. Raises
+    InputError if one of these runs is of another cluster.
     """
     steps = []
     last_ones = {folder.run_id for folder in latest(RunDir(workspace.runs / one.id) for one in found)}
@@ -115,13 +115,13 @@ def retry(workspace: Workspace, found: Sequence[Status], only: set[str], source:
         saved.sort(key=lambda entry: entry[1], reverse=True)
         avoid = dict.fromkeys([*old.avoid, *(lost.nodes(folder, now.hosts) if now.state == "node_fail" else [])])
         run = render.run_of(old.cell, old.repeat, last + 1, same_matrix, [name for name, _ in saved], list(avoid))
-        goes_on = f", from its checkpoint at step {saved[0][1]}" if saved else ""
-        steps.append(Step(run, True, f"attempt {run.attempt} after {now.state}{goes_on}", now))
+        resumes = f", resumes from its checkpoint at step {saved[0][1]}" if saved else ""
+        steps.append(Step(run, True, f"attempt {run.attempt} after {now.state}{resumes}", now))
     return steps
 
 
 def _anew(folder: RunDir, run: Run, source: render.Source) -> Run:
-    """A run that was rendered and not sent, as it is to be sent now; a later attempt goes on from what it was to go on from."""
+    """A run that is rendered but not sent, as it is sent now. A later attempt keeps the runs that it resumes from."""
     attempt = attempt_of(folder.run_id)[1]
     if attempt == 1:
         return run
@@ -138,9 +138,9 @@ def _can_go_on(saved: RunDir, cells: Sequence[Cell]) -> None:
         options = [option.name for option in menu.workload(cell.workload).options]
         why = why_not(theirs, cell, manifest.layout, options)
         if cell.instruments.checkpoints is None:
-            why = "it keeps no checkpoints itself (instruments.checkpoints)"
+            why = "the cell keeps no checkpoints itself (instruments.checkpoints)"
         if why is not None:
-            raise InputError(f"--resume-from: {cell.name()} cannot go on from {saved.run_id}: {why}.")
+            raise InputError(f"--resume-from: {cell.name()} cannot resume from {saved.run_id}: {why}.")
 
 
 def _why_not(now: Status) -> str:

@@ -1,20 +1,20 @@
-"""A whole matrix as a rehearsal of minutes: one rule that makes of every cell its tiny twin, which knows what it stands for.
+"""Makes of every cell of a matrix a small version, its tiny twin, so that the whole matrix can be rehearsed in minutes.
 
 The rule (`--scale tiny`), the same for every cell of a matrix:
 
-- workload: NAME becomes NAME-tiny at the twin's own sizes, with as many blocks and heads as pp and tp cut it into; data
+- workload: NAME becomes NAME-tiny at the twin's own sizes, with at least as many blocks and heads as pp and tp need; data
   is synthetic; sequences have at most 32 tokens. A workload that is tiny already stays.
 - ranks: strategy, gpus, dp, tp, pp, servers and the strategy's options stay. nnodes is 1: all ranks share this machine.
 - batch: passes a step (accumulation, a pipeline's microbatches) stay. The micro-batches of all cells with one workload are
-  divided by one number, the largest that leaves them whole and, where it can be, not below 2: what was a strong or
-  weak scaling, or a sweep, still is.
+  divided by one number, the largest that leaves them whole and, if possible, not below 2. So a strong or weak scaling, or
+  a sweep, stays one.
 - length: steps are at most 6, epochs at most 2. An epoch is 4 batches of the largest global batch of the workload's cells,
-  so that every cell has epochs of the same images; where the data has no epochs, steps stand for them. One warm-up step.
-- launcher: fork, but for one cell that goes through torchrun: the last of those with the fewest ranks above one.
+  so that every cell has epochs of the same images; if the data has no epochs, the twin has steps instead. One warm-up step.
+- launcher: fork. One cell uses torchrun: the last of the cells with the fewest ranks above one.
 - precision, optimizer, schedule, checkpointing, clipping, seed and expected ends stay. A run may take 5 minutes.
 - instruments stay, on windows that fit; a validation looks at as many items as an epoch has, at most 64 where that
   is a batch of every cell: on small batches it would take many times as long as the training.
-- what only a GPU has, and what takes longer than the rest, is dropped (see `dropped`).
+- settings that need a GPU, and those that take longer than all the rest, are dropped (see `dropped`).
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def must_train(twins: Sequence[Cell]) -> None:
 def dropped(cells: Sequence[Cell]) -> list[str]:
     """What the twins of these cells leave out, with the reason and how many cells had it."""
     reasons = (
-        ("memory: snapshot", "it is of the CUDA allocator, which a CPU lacks", lambda c: c.instruments.memory == "snapshot"),
+        ("memory: snapshot", "it records the CUDA allocator, which a CPU lacks", lambda c: c.instruments.memory == "snapshot"),
         ("compile", "compiling a model takes longer on two processors than all its tiny steps", lambda c: c.compile),
-        ("memory_limit_gib", "it is of the model at its size", lambda c: c.memory_limit_gib is not None),
+        ("memory_limit_gib", "the limit is meant for the model at full size", lambda c: c.memory_limit_gib is not None),
         ("nnodes", "all ranks share this machine", lambda c: c.nnodes > 1),
     )
     counted = [(what, why, sum(map(had, cells))) for what, why, had in reasons]

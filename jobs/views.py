@@ -1,4 +1,4 @@
-"""What a person sees of plans and runs: tables on a terminal, plain lines in a pipe, one document with --json."""
+"""Prints plans and runs: tables on a terminal, plain lines in a pipe, one JSON document with --json."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plan(out: Output, planned: Plan, data: datasets.Found) -> None:
     if planned.cost.cells:
         out.line(f"{_hours(planned.cost, len(counts))}.")
     for one in planned.matrix.excluded:
-        keys = ", ".join(f"{key}={value}" for key, value in one.keys.items() if _varies(planned, key))
+        keys = ", ".join(f"{key}={value}" for key, value in one.cell.items() if _varies(planned, key))
         out.line(f"excluded: {keys}: {one.why}")
     for why, count in Counter(misfit.why for misfit in planned.misfits).items():
         out.line(f"not on this cluster: {count} cell(s): {why}")
@@ -57,7 +57,7 @@ def plan(out: Output, planned: Plan, data: datasets.Found) -> None:
             "runs": sum(counts.values()),
             "cost": planned.cost,
             "cells": [{"id": cell.name(), "repeats": counts[cell.name()], "cell": cell} for cell in planned.cells],
-            "excluded": [{"cell": one.keys, "why": one.why} for one in planned.matrix.excluded],
+            "excluded": planned.matrix.excluded,
             "misfits": [{"id": one.cell, "why": one.why} for one in planned.misfits],
             "missing_data": data.missing,
         }
@@ -65,18 +65,18 @@ def plan(out: Output, planned: Plan, data: datasets.Found) -> None:
 
 
 def steps(out: Output, decided: Sequence[Step], *, sent: bool, waiting: Collection[str] = ()) -> None:
-    """One line a run: what is done with it and why. waiting: the runs that there was no room for."""
-    verb = "sent" if sent else "would be sent"
+    """One line per run: what is done with it and why. waiting: ids of runs that the scheduler has no room for."""
+    verb = "submitted" if sent else "would be submitted"
     for step in decided:
         if step.now is not None and step.now.set_aside:
             continue  # which is said apart, with its reason
-        what = f"left alone: {step.why}"
+        what = f"skipped: {step.why}"
         if step.send:
-            what = f"{'waits to be sent' if step.run.run_id in waiting else verb} ({step.why})"
+            what = f"{'waits to be submitted' if step.run.run_id in waiting else verb} ({step.why})"
         out.line(f"{step.run.run_id}: {what}", style=None if step.send else "dim")
     counts = Counter(step.send for step in decided)
     wait = f", {len(waiting)} wait for room" if waiting else ""
-    out.line(f"{counts[True] - len(waiting)} run(s) {verb}{wait}, {counts[False]} left alone.")
+    out.line(f"{counts[True] - len(waiting)} run(s) {verb}{wait}, {counts[False]} skipped.")
 
 
 def scripts(out: Output, decided: Sequence[Step], workspace: Workspace, source: render.Source) -> None:

@@ -1,4 +1,4 @@
-"""Staying with runs: until they end, as a live table, as their logs, or to see a cancellation through."""
+"""Follows runs: waits for their end (submit --wait, cancel), shows a live table (status --watch), prints their logs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ CANCEL_S = 60.0  # longer than a supervisor's grace before it kills, and Slurm's
 
 
 def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: bool, left: Left | None = None) -> int:
-    """The end of submit and retry: with `wait` stay until all runs have ended, and send those that are left as there is room;
-    exit code 1 where one did not end well."""
+    """The last part of submit and retry; returns the exit code, which is 1 if a run did not end as expected.
+
+    wait: wait until all runs have ended. left: runs that the scheduler had no room for, which are submitted when it has room.
+    """
 
     if not wait and not out.json:
         return 0
@@ -46,7 +48,8 @@ def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: b
     finally:
         if left is not None and (unsent := left.unsent()):
             names = ", ".join(folder.run_id for folder in unsent[:3]) + (", ..." if len(unsent) > 3 else "")
-            out.remark(f"{len(unsent)} run(s) are not sent ({left.problem}): {names}. The same command sends them.")
+            again = "Run the same command again to submit them."
+            out.remark(f"{len(unsent)} run(s) are not submitted ({left.problem}): {names}. {again}")
         if left is not None and left.unanswered is not None:
             out.remark(str(left.unanswered))
     out.line(status_table.summary(found))
@@ -74,7 +77,7 @@ def status(out: Output, workspace: Workspace, look: Callable[[], list[Status]]) 
 
 
 def cancel(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
-    """Cancel runs, those that wait first so that none starts meanwhile, and see them end; what they came to."""
+    """Cancel runs and wait until they have ended, at most CANCEL_S; return their statuses."""
     folders = [RunDir(workspace.runs / one.id) for one in runs]
     for name, known in apart(own(folder) for folder in folders).items():
         scheduler(name).cancel(workspace, known)
@@ -91,7 +94,7 @@ def logs(out: Output, workspace: Workspace, pattern: str, rank: int | None, *, f
     as they are, and the exit code is 1."""
     matches = chosen(workspace.run_ids(), [pattern])
     if len(matches) > 1:
-        raise InputError(f"{pattern!r} fits {len(matches)} runs: {', '.join(matches[:5])}. Allowed: one run.")
+        raise InputError(f"{pattern!r} matches {len(matches)} runs: {', '.join(matches[:5])}. Allowed: one run.")
     folder = RunDir(workspace.runs / matches[0])
     damaged = set_aside(folder)
     if damaged is not None:
@@ -113,7 +116,7 @@ def logs(out: Output, workspace: Workspace, pattern: str, rank: int | None, *, f
 def _until_ended(
     out: Output, workspace: Workspace, look: Callable[[], list[Status]], *, restart: bool = True, left: Left | None = None
 ) -> list[Status]:
-    """Look again and again; a table that renews itself on a terminal, a line a change elsewhere."""
+    """Poll until all runs have ended. Show a live table on a terminal, elsewhere print a line for each change."""
     found, sent = look(), False
     if out.results.is_terminal and not out.json:
 
@@ -140,7 +143,7 @@ def _until_ended(
 
 
 def _looked(look: Callable[[], list[Status]], left: Left | None) -> tuple[list[Status], bool]:
-    """What was found, and whether some of those have been sent since: then it is not yet how they end."""
+    """The statuses, and whether runs were submitted after the statuses were read: then these are not final."""
     found = look()
     if not left:
         return found, False

@@ -1,4 +1,4 @@
-"""The command `provision`: what a person types, checked before anything is looked at or changed."""
+"""The command `provision`: its command line, which is checked before any machine is inspected or changed."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ from shardlab.errors import InputError, UnknownName
 from shardlab.workspace import Workspace
 
 VERBS = {
-    "apply": "observe, plan, change what differs, and verify (without a verb: this)",
-    "plan": "what apply would change; changes nothing",
-    "facts": "what each node is",
-    "verify": "the acceptance checks alone",
-    "request": "what to ask the provider for",
-    "warm": "prepare what the provider can prepare ahead",
-    "down": "undo what the provider created",
+    "apply": "inspect the nodes, change what differs from the cluster file, and verify (the default verb)",
+    "plan": "show what apply would change; change nothing",
+    "facts": "show hardware and software of each node",
+    "verify": "run only the acceptance checks",
+    "request": "show what to request from the provider",
+    "warm": "prepare in advance what takes long (practice nodes: base system and wheels)",
+    "down": "remove what provision created (practice nodes and their network)",
 }
 
-UNLOCKED = ("plan", "facts", "request")  # they change nothing, and their questions disturb nobody
-AGAIN = "mend what it names and run the same command again: it goes on from there"
+UNLOCKED = ("plan", "facts", "request")  # they change nothing, and do not disturb other commands
+AGAIN = "fix the problem that this operation reports and run the same command again; it continues from there"
 
 EXAMPLE = """\
 example:
   provision examples/local.yaml plan     what would change on this machine
-  provision examples/local.yaml          make it so, and show that two ranks can train on it
+  provision examples/local.yaml          make these changes, and verify that two ranks can train
   provision plan                         what would change on the cluster of ./cluster.yaml
 
 If the first word is a verb, it is read as the verb; write a cluster file with such a name as ./down.
 
 exit code: 0 success; 1 a node or a check failed; 2 the input is wrong, and nothing was changed;
-130 after Ctrl-C or SIGTERM: commands on the nodes were ended or are named; the same command continues
+130 after Ctrl-C or SIGTERM: commands on the nodes were ended, or are listed if they may still run;
+run the same command again to continue
 """
 
 
@@ -59,18 +60,18 @@ def _parser() -> console.Parser:
     menu = "\n".join(f"  {verb:8} {says}" for verb, says in VERBS.items())
     parser = console.Parser(
         prog="provision",
-        description=f"Make the machines of a cluster ready to train, and verify that they are.\n\nverbs:\n{menu}",
+        description=f"Prepare the machines of a cluster for training, and verify them.\n\nverbs:\n{menu}",
         epilog=EXAMPLE,
         parents=[console.common_options()],
     )
     parser.add_argument("file", nargs="?", metavar="FILE", help="the cluster file (default: cluster.yaml of the workspace)")
     parser.add_argument("verb", nargs="?", metavar="VERB", help=f"{' | '.join(VERBS)}")
     parser.add_argument("--check", action="store_true", help="the same as the verb plan")
-    parser.add_argument("--limit", type=_names, metavar="NODE,...", help="only these nodes")
-    parser.add_argument("--only", type=_names, metavar="OP,...", help="only these operations")
-    parser.add_argument("--skip", type=_names, metavar="OP,...", help="all operations but these")
+    parser.add_argument("--limit", type=_names, metavar="NODE,...", help="work only on these nodes")
+    parser.add_argument("--only", type=_names, metavar="OP,...", help="carry out only these operations")
+    parser.add_argument("--skip", type=_names, metavar="OP,...", help="carry out all operations except these")
     parser.add_argument(
-        "--parallel", type=_count, metavar="N", help="how many nodes an operation changes at once (default: all)"
+        "--parallel", type=_count, metavar="N", help="number of nodes that an operation changes at the same time (default: all)"
     )
     console.add_version(parser)
     return parser
@@ -82,7 +83,7 @@ def _names(text: str) -> list[str]:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}. Allowed: a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"found {text!r}. Allowed: a whole number, 1 or more")
     return int(text)
 
 
@@ -147,7 +148,7 @@ def _carried_out(
     chosen: set[str],
     parallel: int | None,
 ) -> tuple[list[Step], list[Finding]]:
-    """What the operations and the checks of a verb came to; the steps are displayed on the way."""
+    """The steps and findings of a verb; the steps are displayed while they are done."""
     if verb == "facts":
         each(targets, _ask_all)
     steps = []
@@ -168,17 +169,17 @@ def _carried_out(
 
 def _ask_all(target: Target) -> None:
     for fact in roles.FACTS:
-        with contextlib.suppress(Unanswered):  # the display tells which
+        with contextlib.suppress(Unanswered):  # the display lists them
             target.facts[fact]
 
 
 def _file_and_verb(first: str | None, second: str | None) -> tuple[str | None, str | None]:
-    """(the cluster file, the verb) of the words that were typed; a first word that is a verb is the verb. Raises InputError."""
+    """(the cluster file, the verb) on the command line; a first word that is a verb is the verb. Raises InputError."""
     if first in VERBS:
         if second in VERBS:
-            raise InputError(f"found two verbs, {first} and {second}. Allowed: one; write a file of that name as ./{first}.")
+            raise InputError(f"found two verbs, {first} and {second}. Allowed: one; write a cluster file {first} as ./{first}.")
         if second is not None:
-            raise InputError(f"the cluster file stands first: provision {second} {first}.")
+            raise InputError(f"the cluster file comes before the verb: provision {second} {first}.")
         return None, first
     if first is not None and second is None and "/" not in first and "." not in first and not Path(first).exists():
         raise UnknownName("cluster file or verb", first, VERBS)
@@ -201,7 +202,7 @@ def _verb(given: str | None, check: bool) -> str:
     if verb not in VERBS:
         raise UnknownName("verb", verb, VERBS)
     if check and verb != "plan":
-        raise InputError(f"--check means the verb plan and cannot stand with {verb!r}.")
+        raise InputError(f"--check means the verb plan and cannot be combined with the verb {verb!r}.")
     return verb
 
 

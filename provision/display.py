@@ -1,4 +1,4 @@
-"""What provision found, as tables for a person and as one document for a program."""
+"""The results of `provision`, as tables for a person and as one JSON document for a program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STYLES = {"changed": "green", "would change": "yellow", "failed": "red", "skippe
 
 
 def document(verb: str, site: Site, targets: Sequence[Target], steps: Sequence[Step], findings: Sequence[Finding]) -> Any:
-    """The JSON document. `facts` holds what was asked; `unanswered` why a question has no answer."""
+    """The JSON document. facts: the answers of each node; unanswered: why a question has no answer."""
     return {
         "schema": SCHEMA,
         "cluster": site.cluster.name,
@@ -57,7 +57,7 @@ def _node(target: Target, steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def machines(output: Output, targets: Sequence[Target]) -> None:
-    """What each node is, of what it has been asked."""
+    """The facts of each node, as far as the node was asked."""
     for target in targets:
         rows = _machine(target)
         for answer in target.facts.answers.values():
@@ -88,7 +88,7 @@ def _machine(target: Target) -> list[tuple[str, str]]:
         elif torch.version is None:
             rows.append(("torch", f"does not import ({torch.why_absent})"))
         else:
-            rows.append(("torch", f"{torch.version} ({', '.join(torch.backends) or 'not distributed'})"))
+            rows.append(("torch", f"{torch.version} ({', '.join(torch.backends) or 'without distributed training'})"))
     return rows
 
 
@@ -106,7 +106,7 @@ def _gpus(host: Host) -> str:
 
 
 def operations(output: Output, steps: Sequence[Step]) -> None:
-    """Operation x node, what was done, and the number of changes; of one node alone, every operation with why."""
+    """Tables of the operations on the nodes and of the changes, and the number of changes; for one node, all operations."""
     nodes = list(dict.fromkeys(step.node for step in steps))
     told = [step for step in steps if len(nodes) == 1 or output.verbose or step.state in ("changed", "would change", "failed")]
     if len(nodes) > 1:
@@ -116,27 +116,28 @@ def operations(output: Output, steps: Sequence[Step]) -> None:
         output.table("operations", ("operation", *nodes), rows)
     rows = [[step.node, step.operation, step.state, "\n".join(step.says)] for step in told]
     if rows:
-        title = "operations" if len(nodes) == 1 else "what was done" if any(s.state == "changed" for s in told) else "what"
+        title = "operations" if len(nodes) == 1 else "what was done" if any(s.state == "changed" for s in told) else "details"
         output.table(title, ("node", "operation", "state", "what"), rows, [STYLES.get(step.state, "") for step in told])
     changes = sum(step.changes for step in steps)
     would = any(step.state == "would change" for step in steps)
     if any(step.state == "failed" for step in steps):
-        output.line(f"changes: {changes}; some could not be planned or made", "red")
+        output.line(f"changes: {changes}; some failed or could not be planned", "red")
     elif changes:
-        output.line(f"changes: {changes}{', none of them made' if would else ''}")
+        output.line(f"changes: {changes}{' planned, none was made' if would else ''}")
     else:
         output.line("changes: 0, nothing to do")
 
 
 def checks(output: Output, findings: Sequence[Finding]) -> None:
-    """Node x check, what to do about each failure, and the verdict."""
+    """A table of the checks of each node, the advice for each failure, and the verdict."""
     words = {True: ("passed", "green"), False: ("failed", "red"), None: ("does not apply", "dim")}
     rows = [(f.node, f.check, words[f.outcome.passed][0], f.outcome.says) for f in findings]
     output.table("checks", ("node", "check", "result", "what"), rows, [words[f.outcome.passed][1] for f in findings])
     failed = [finding for finding in findings if finding.outcome.passed is False]
     for finding in failed:
         output.detail(finding.outcome.transcript)
-        output.line(f"{finding.node}: {finding.check}: {finding.outcome.says}: {finding.outcome.advice}.", "red")
+        said = finding.outcome.says.rstrip(".")
+        output.line(f"{finding.node}: {finding.check}: {said}. Advice: {finding.outcome.advice}.", "red")
     if failed:
         output.line(f"not verified: {len(failed)} of {len(findings)} checks failed", "red")
     elif verified(findings):

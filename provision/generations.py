@@ -1,10 +1,10 @@
-"""What each generation of NVIDIA GPUs asks of a driver, and which builds of the pinned torch still serve it.
+"""The drivers that each generation of NVIDIA GPUs needs, and the builds of the pinned torch that support it.
 
 Sources: the PCI ID database (pci.ids) for the device ids; NVIDIA's driver installation guide, "Kernel Modules", for open and
 proprietary modules, and NVIDIA's announcement of the open modules for Grace Hopper and Blackwell, which have no others; the
 NixOS wiki, second-hand, for the last branches; NVIDIA's "CUDA Compatibility", "Minor Version Compatibility", for the
 oldest driver of a CUDA release; PyTorch's RELEASE.md, "CUDA Support Matrix" for 2.12 and 2.13 (pull requests 182849 and
-187075), for what torch serves, and its issues 178665 and 190355 for the build that pip finds without being told.
+187075), for what torch serves, and its issues 178665 and 190355 for the build that pip installs by default.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 
 TORCH = "2.13.0"  # the pinned version that the table below is of
 BRANCH = 580  # a branch with long support, which serves all generations from Maxwell to Blackwell
-USUAL_CUDA = "13.0"  # of the torch that pip finds without being told
+USUAL_CUDA = "13.0"  # of the torch that pip installs by default
 OLDEST_DRIVER = {"12": 525, "13": 580}  # by major release of CUDA
 
 
@@ -63,17 +63,17 @@ def of(device: int) -> Generation | None:
 
 
 def flavour(found: Sequence[Generation]) -> Literal["open", "proprietary"]:
-    """The kernel modules that drive all of them; no build of torch serves both such that may not and such that must be open."""
+    """The kernel modules for all these GPUs; no build of torch supports GPUs of both kinds, with and without open modules."""
     return "proprietary" if any(one.open_modules == "never" for one in found) else "open"
 
 
 def oldest_driver(cuda: str) -> int:
-    """The oldest branch that a torch built for this CUDA release runs on. Raises KeyError for a release that is not known."""
+    """The oldest driver branch for a torch built for this CUDA release. Raises KeyError for an unknown release."""
     return OLDEST_DRIVER[cuda.partition(".")[0]]
 
 
 def branch(found: Sequence[Generation], cuda: str, there: int | None) -> int:
-    """The branch to have: the one that is there if it serves them all, else the one with long support."""
+    """The driver branch to use: the installed one if it supports all GPUs, else the one with long support."""
     lasts = [one.last_branch for one in found if one.last_branch is not None]
     if there is not None and oldest_driver(cuda) <= there <= min(lasts, default=there):
         return there
@@ -81,10 +81,10 @@ def branch(found: Sequence[Generation], cuda: str, there: int | None) -> int:
 
 
 def unserved(found: Sequence[Generation], arch: str, cuda: str) -> str | None:
-    """Why a torch built for this CUDA release cannot use them, and what can, or None where it can."""
+    """Why a torch built for this CUDA release cannot use these GPUs, and which build can; None if it can."""
     served = SERVED.get((arch, cuda))
     if served is None:
-        return f"no torch {TORCH} for CUDA {cuda} on {arch} is known here; known are " + ", ".join(
+        return f"shardlab knows no torch {TORCH} for CUDA {cuda} on {arch}; it knows the builds for CUDA " + ", ".join(
             f"{release} on {machine}" for machine, release in SERVED
         )
     left = sorted({one.name for one in found if one.name not in served})
@@ -94,8 +94,8 @@ def unserved(found: Sequence[Generation], arch: str, cuda: str) -> str | None:
         release for (machine, release), names in SERVED.items() if machine == arch and all(one.name in names for one in found)
     ]
     advice = (
-        f"give its build for CUDA {others[0]} as environment.wheelhouse"
+        f"set environment.wheelhouse to a folder with wheels of its build for CUDA {others[0]}"
         if others
-        else "no build of it does: leave these GPUs out of the cluster file"
+        else "no other build supports them: remove the nodes with these GPUs from the cluster file"
     )
-    return f"torch {TORCH} for CUDA {cuda} no longer serves {' and '.join(left)} GPUs; {advice}"
+    return f"torch {TORCH} for CUDA {cuda} does not support {' and '.join(left)} GPUs; {advice}"

@@ -1,4 +1,4 @@
-"""Ctrl-C or SIGTERM while machines are looked at or changed: what runs on them is ended, one sentence says so, and we end."""
+"""Handles Ctrl-C and SIGTERM while nodes are inspected or changed: ends the commands on the nodes, reports it, and exits."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from shardlab import start
 
 LIMIT_S = 1.2  # for what runs to end, so that all is over within two seconds
 CHILDREN_S = 0.7
-AGAIN = "the same command goes on from there"
+AGAIN = "run the same command again to continue"
 
 
 @contextlib.contextmanager
 def handled(nodes: Sequence[Node], changes: Callable[[], int | None]) -> Iterator[None]:
-    """During the block, Ctrl-C and SIGTERM end what runs on the nodes and then this process.
+    """During the block, Ctrl-C and SIGTERM end the commands on the nodes and then this process.
 
-    changes: how many changes were begun so far, None where nobody counts them. No exception is raised in the block: worker
-    threads could not be waited for in time, and what they still do must not be reported as failures.
+    changes: the number of changes begun so far, None if they are not counted. No exception is raised in the block: worker
+    threads could not be waited for in time, and what they still do must not be reported as a failure.
     """
     ender = threading.Thread(target=_end, args=(nodes, changes), name="interruption")
 
     def act() -> None:
-        start.on_signal(lambda: start.leave("interrupted again: what runs on the nodes was not waited for."))
+        start.on_signal(lambda: start.leave("interrupted again: commands on the nodes may still run."))
         STOPPING.set()
         ender.start()
 
@@ -40,7 +40,7 @@ def handled(nodes: Sequence[Node], changes: Callable[[], int | None]) -> Iterato
 
 
 def _end(nodes: Sequence[Node], changes: Callable[[], int | None]) -> None:
-    """End everything in parallel, say what became of it, and end this process."""
+    """End all commands in parallel, report the result, and end this process."""
     running = [node for node in nodes if node.running]
     threads = [threading.Thread(target=node.end, args=(LIMIT_S,), daemon=True) for node in running]
     threads.append(threading.Thread(target=_end_children, daemon=True))
@@ -55,7 +55,7 @@ def _end(nodes: Sequence[Node], changes: Callable[[], int | None]) -> None:
 
 
 def sentence(changes: int | None, running: Sequence[str], left: dict[str, tuple[str, ...]]) -> str:
-    """What is true after an interruption.
+    """The sentence that is printed after an interruption.
 
     changes: as in `handled`. running: the nodes on which a command ran when the signal came; left: by node, the commands that
     had not ended when we left.

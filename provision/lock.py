@@ -1,4 +1,4 @@
-"""One command at a time on a cluster: a lock that the kernel releases however its holder ends, and who holds it."""
+"""Locks, so that only one command works on a cluster. The kernel releases a lock however its holder ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Holder(msgspec.Struct, frozen=True):
     host: Text
     since: Text
     command: Text
-    created: float | None = None  # when the process began, in seconds since the epoch: a number is given again
+    created: float | None = None  # when the process began, in seconds since the epoch: a pid can be used again
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def _open(path: Path) -> int:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise WorkspaceError(f"cannot lock {path}: it is no regular file; remove it.")
+        raise WorkspaceError(f"cannot lock {path}: it is not a regular file; remove it.")
     return descriptor
 
 
@@ -82,7 +82,7 @@ def _sign(descriptor: int, argv: Sequence[str]) -> None:
 
 
 def _who(descriptor: int) -> str:
-    """The predicate of the sentence: who holds the lock, as far as the file says it."""
+    """The predicate of the error message: who holds the lock, as far as the lock file says."""
     ends = time.monotonic() + READS_S
     while True:
         with contextlib.suppress(OSError, *DECODE_FAULTS):

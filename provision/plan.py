@@ -1,4 +1,4 @@
-"""Observe, plan, apply: a dry run is the same path stopped before the change, so that it cannot say anything else."""
+"""Plans and applies operations. A dry run takes the same path and stops before each change, so that both agree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BEGUN: list[str] = []  # the changes that this process has begun, in order
 
 @dataclass(frozen=True)
 class Step:
-    """What one operation did, or would do, on one node. `says` holds a sentence per change, or why there is none."""
+    """What one operation did, or would do, on one node. says: a sentence for each change, or why there is none."""
 
     node: str
     operation: str
@@ -31,13 +31,13 @@ class Step:
 
 
 class Watch:
-    """Who is told, by several threads, how far each node is; this one keeps it to itself."""
+    """Observes the progress of each node. Several threads call it. This base class does nothing."""
 
     def begins(self, node: str, operation: str) -> None:
-        """An operation is looked into on a node."""
+        """An operation begins on a node."""
 
     def ends(self, step: Step) -> None:
-        """What came of it."""
+        """An operation ended on a node."""
 
 
 def converge(
@@ -50,10 +50,10 @@ def converge(
     parallel: int | None = None,
     watch: Watch = Watch(),  # noqa: B008 (it holds nothing)
 ) -> list[Step]:
-    """Every operation on every node: one operation after the other, each on all nodes at once, or on `parallel` of them.
+    """Carry out every operation on every node: one operation after the other, on all nodes at once, or on `parallel` of them.
 
-    A node on which one failed is left alone by those after it; the others go on. Where an operation on one node fails because
-    of another node, that other node fails, and the operation is planned anew without it. Nothing is changed when `dry`.
+    If an operation fails on a node, later operations skip this node; the other nodes continue. If an operation on one node
+    fails because of another node, that other node fails, and the operation is planned again without it. dry: change nothing.
     Raises WorkspaceError.
     """
     steps: list[Step] = []
@@ -81,7 +81,7 @@ def converge(
             steps += [*done, *missed]
             left.update({step.node: f"{operation.name} failed" for step in done if step.state == "failed"})
             if operation.name == MACHINE:
-                left.update({step.node: "to be seen once it is up" for step in done if step.state == "would change"})
+                left.update({step.node: "known only after this machine is up" for step in done if step.state == "would change"})
     return steps
 
 
@@ -117,7 +117,7 @@ class Blamed:
 def _step(site: Site, target: Target, operation: Operation, chosen: set[str], blamed: Blamed, *, dry: bool) -> Step:
     node = target.node
     if operation.name not in chosen:
-        return Step(node.name, operation.name, "skipped", ["left out by --only or --skip"])
+        return Step(node.name, operation.name, "skipped", ["excluded by --only or --skip"])
     made: list[Change] = []
     accused: set[str] = set()
     while True:
@@ -146,14 +146,14 @@ def _step(site: Site, target: Target, operation: Operation, chosen: set[str], bl
 def _make(node: Node, changes: Sequence[Change], made: list[Change]) -> None:
     for change in changes:
         if STOPPING.is_set():
-            raise Unanswered(f"{node.name}: this program was told to end")
+            raise Unanswered(f"{node.name}: this program was interrupted")
         BEGUN.append(change.says)
         change.make(node)
         made.append(change)
 
 
 def _after_a_reboot(site: Site, target: Target, operation: Operation, made: list[Change]) -> None:
-    """Do what an operation that rebooted a node has left to do there; a second reboot would go round in circles."""
+    """Carry out the rest of an operation that rebooted a node. It fails if a second reboot would be needed."""
     if not any(isinstance(change, Reboot) for change in made):
         return
     target.facts.forget()
@@ -162,7 +162,7 @@ def _after_a_reboot(site: Site, target: Target, operation: Operation, made: list
         return
     again = next((change for change in rest if isinstance(change, Reboot)), None)
     if again is not None:
-        raise Unanswered(f"{target.node.name}: it was rebooted once, and {again.why} all the same; a person has to look")
+        raise Unanswered(f"{target.node.name}: it was rebooted once, but still {again.why}; inspect this node by hand")
     _make(target.node, rest, made)
 
 

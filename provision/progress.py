@@ -1,4 +1,4 @@
-"""How far each node is while operations run: a table that grows on a terminal, a line for each change anywhere else."""
+"""Shows the progress of each node while operations run: a live table on a terminal, otherwise a line for each change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 from provision.plan import State, Step, Watch
 from shardlab.console import Output
 
-# One letter an operation, so that a row holds them all: of one node as of a hundred.
+# One letter for each operation, so that a row shows all operations of a node.
 LETTERS: dict[State, tuple[str, str]] = {
     "changed": ("+", "green"),
     "would change": ("+", "yellow"),
@@ -25,12 +25,12 @@ LETTERS: dict[State, tuple[str, str]] = {
     "failed": ("x", "bold red"),
     "not reached": (" ", ""),
 }
-LEGEND = "+ changed   = nothing to do   x failed   - left out"
+LEGEND = "+ changed   = nothing to do   x failed   - excluded"
 
 
 @dataclass
 class Row:
-    """A node: the states of the operations that it is through with, and the one that runs, since when."""
+    """The progress of a node: states of its finished operations, and the operation that runs since when."""
 
     states: list[State] = field(default_factory=list)
     running: str | None = None

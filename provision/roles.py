@@ -1,4 +1,4 @@
-"""The order in which things are made true and then checked, written once."""
+"""The order of the operations, and then of the checks, with the reason for each place."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ CHECKS: list[Check] = [  # of torch on each node: one start of it answers all
 
 
 def operations(cluster: Cluster) -> list[Operation]:
-    """In the order in which they are made true."""
+    """The operations for a cluster, in their order."""
     return OPERATIONS if cluster.provider == "local" else [*INSTALLATION, *OPERATIONS]
 
 
 def checks(cluster: Cluster) -> list[list[Check]]:
-    """In the order in which they are made; those of one stage at once, on all nodes."""
+    """The checks for a cluster, in stages; the checks of a stage run at the same time, on all nodes."""
     if cluster.provider == "local":
         return [CHECKS]
     return [

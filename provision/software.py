@@ -1,4 +1,4 @@
-"""What every node has to have of Python: the tested set of packages, and this program's own source."""
+"""The Python software that every node needs: the tested set of packages, and our own source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def constraints() -> bytes:
     for path in (code.ROOT / "constraints.txt", code.ROOT / "shardlab" / "constraints.txt"):
         if path.is_file():
             return path.read_bytes()
-    raise ShardlabError("this installation of shardlab lacks its constraints.txt; install it anew.")
+    raise ShardlabError("this installation of shardlab lacks its constraints.txt; install shardlab again.")
 
 
 @functools.cache
@@ -39,7 +39,7 @@ def requirements() -> tuple[str, ...]:
 
 @functools.cache
 def digest() -> str:
-    """Of the packages: 12 characters that name the environment."""
+    """12 hexadecimal digits over the packages, which name the environment."""
     return hashlib.sha256(b"\n".join([constraints(), *(line.encode() for line in requirements())])).hexdigest()[:12]
 
 

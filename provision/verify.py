@@ -1,4 +1,4 @@
-"""The acceptance checks of a node: a machine is ready when it has shown so, not when its installation has ended."""
+"""Runs the acceptance checks: a node is ready when its checks pass, not when its installation ends."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class Finding:
 def verify(
     site: Site, targets: Sequence[Target], stages: Sequence[Sequence[Check]], begins: Callable[[str], None]
 ) -> list[Finding]:
-    """One stage of checks after the other, those of a stage at once on all nodes; `begins` is told which, as some take seconds.
+    """Run the stages of checks one after the other; the checks of a stage run at the same time on all nodes.
 
-    Before each stage every node is asked whether it is there: on one that is not, a finding says so once, no check waits for
-    it, and those of all nodes together are made without it.
+    begins: called with the names of the checks before each stage, because some checks take seconds. Before each stage, every
+    node is asked for an answer. A node that does not answer gets one finding, its checks are skipped, and the checks of all
+    nodes together are made without it.
     """
     findings: list[Finding] = []
     for stage in filter(None, stages):
@@ -49,7 +50,7 @@ def verify(
 
 
 def _away(site: Site) -> dict[str, str]:
-    """Of the nodes that stand, those that do not answer now, and why."""
+    """The nodes that do not answer now, and why, of all nodes that have not failed before."""
 
     def ask(target: Target) -> str | None:
         try:
@@ -58,14 +59,14 @@ def _away(site: Site) -> dict[str, str]:
             return str(error)
         if answer.code is None:
             return f"{target.node.name}: it does not answer within {ANSWERS_S:g} s"
-        return f"{target.node.name}: no command can be run: {last_line(answer)}" if answer.code else None
+        return f"{target.node.name}: it cannot run commands: {last_line(answer)}" if answer.code else None
 
     said = zip(site.standing, each(site.standing, ask), strict=True)
     return {target.node.name: why for target, why in said if why is not None}
 
 
 def verified(findings: Sequence[Finding]) -> bool | None:
-    """True where some check passed and none failed; None where nothing was checked."""
+    """True if a check passed and none failed; None if nothing was checked."""
     outcomes = [finding.outcome.passed for finding in findings]
     return None if not outcomes else False not in outcomes and True in outcomes
 

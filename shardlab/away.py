@@ -1,8 +1,8 @@
-"""A workspace whose runs are on a cluster: where they lie there, and how its commands are run there.
+"""The part of a workspace that is on a cluster: where its runs are stored there, and how commands are executed there.
 
-The runs of a cluster lie on its shared storage, where its nodes read and write them, in a workspace of their own; the
-commands that send and watch them run on its controller, where Slurm is. What this side keeps is the cluster file, the
-matrices that a person wrote, and in .shardlab/away.json where all else is.
+The runs of a cluster are stored on its shared storage, in a workspace of their own, where the nodes read and write them. The
+commands that submit and watch them run on its controller, beside Slurm. The workspace on this machine has only the cluster
+file, the matrices of the user, and .shardlab/away.json, which says where the workspace on the cluster is.
 """
 
 from __future__ import annotations
@@ -29,23 +29,27 @@ from shardlab.remote import Address, HostKeys, ssh_command
 from shardlab.workspace import Workspace
 
 LIMIT_S = 120.0
-MOST_BYTES = 1 << 26  # of an answer: 64 MiB are those of a hundred thousand runs
-MARK = ".away"  # a file of the workspace there: by what it says this side knows that it sees the very same folder
+MOST_BYTES = 1 << 26  # largest answer: 64 MiB are enough for a hundred thousand runs
+MARK = ".away"  # a file in the workspace on the cluster; its text shows this side whether it sees the same folder
 MATRICES = "away-matrices.json"  # in .shardlab: the path here of each matrix that was delivered, by its file's name
-LOST = 255  # ssh's own exit code where there is no connection
+LOST = 255  # exit code of ssh itself if there is no connection
 
 T = TypeVar("T")
 
 
 class Received(msgspec.Struct):
-    """The answer of shardlab.receive. version: of shardlab there."""
+    """The answer of shardlab.receive. version: the version of shardlab on the cluster."""
 
     version: str
 
 
 class Away(msgspec.Struct, frozen=True):
-    """.shardlab/away.json. workspace: the folder on the cluster, mark: whose it is; python: the interpreter there that has
-    shardlab."""
+    """The content of .shardlab/away.json.
+
+    workspace: the folder on the cluster.
+    mark: host and path of the workspace on this machine to which the folder belongs.
+    python: the interpreter on the cluster in which shardlab is installed.
+    """
 
     schema: int
     cluster: str
@@ -65,13 +69,13 @@ class Away(msgspec.Struct, frozen=True):
         return Address(self.host, self.port, self.user, identity, Path(self.known_hosts), self.host_keys)
 
     def command(self, module: str, arguments: Sequence[str], *, terminal: bool = False) -> list[str]:
-        """argv that runs a command of ours there on that workspace."""
+        """argv that runs a shardlab command on the cluster, for the workspace there."""
         verb = arguments[:1]  # before the other words, of which a `--` may say that no option follows
         words = [self.python, "-P", "-m", module, *verb, "--workspace", self.workspace, *arguments[1:]]
         return [*ssh_command(self.address, terminal=terminal), f"exec {shlex.join(words)}"]
 
     def ask(self, module: str, arguments: Sequence[str], shape: type[T], *, given: bytes = b"", limit_s: float = LIMIT_S) -> T:
-        """Run a command of ours there and read its JSON document as a `shape`.
+        """Run a shardlab command on the cluster and read its JSON document as a `shape`.
 
         Raises ShardlabError with what the command said, or if its document is not of that shape.
         """
@@ -96,11 +100,11 @@ class Away(msgspec.Struct, frozen=True):
             ) from None
 
     def hand_over(self, module: str, arguments: Sequence[str]) -> int:
-        """Run a command of ours there, with this terminal as its own; its exit code. Raises ShardlabError."""
+        """Run a shardlab command on the cluster, connected to this terminal; returns its exit code. Raises ShardlabError."""
         terminal = sys.stdout.isatty() and sys.stdin.isatty()
         code = relay.run(self.command(module, arguments, terminal=terminal), terminal=terminal)
         if code == LOST:
-            raise ShardlabError(f"{self.host}: the connection broke or was refused; runs that were sent go on.")
+            raise ShardlabError(f"{self.host}: the connection broke or was refused; submitted runs continue.")
         return code
 
 
@@ -136,8 +140,8 @@ def of(workspace: Workspace, cluster: Cluster) -> Away:
     """
     if cluster.storage.shared is None:
         raise InputError(
-            f"the cluster {cluster.name}: it has no folder that all nodes share, where its runs could lie. "
-            "Allowed: with storage.shared in the cluster file."
+            f"the cluster {cluster.name}: it has no folder that all nodes share, which is needed to store runs. "
+            "Set storage.shared in the cluster file."
         )
     address, python = inventory.controller(workspace, cluster)
     parent = PurePosixPath(cluster.storage.shared) / "workspaces"
@@ -182,24 +186,24 @@ def _is_ours(workspace: Workspace, recorded: Away) -> bool:
 
 
 def known(workspace: Workspace) -> Away | None:
-    """Where the runs of this workspace were sent, or None where they are here. Raises InputError."""
+    """Where the runs of this workspace are, or None if they are on this machine. Raises InputError."""
     path = workspace.own / "away.json"
     try:
         return decoder(Away).decode(files.read(path))
     except FileNotFoundError:
         return None
     except DECODE_FAULTS as error:
-        raise InputError(f"{path}: is not of this version: {error}; remove it and submit again.") from None
+        raise InputError(f"{path}: is not of this version: {error}; remove this file and submit again.") from None
 
 
 def of_this_workspace(workspace: Workspace) -> Away | None:
-    """As `known`, for a command that changes runs. Raises InputError also where they are the runs of another workspace."""
+    """As `known`, for a command that changes runs. Also raises InputError if the runs belong to another workspace."""
     found = known(workspace)
     if found is not None and not _is_ours(workspace, found):
         original = found.mark.partition(":")[2].removesuffix("\n")
         raise InputError(
-            f"{workspace.path}: is a copy of {original}, whose runs on {found.cluster} a command here would change. Allowed: "
-            f"--workspace {shlex.quote(original)} for those runs; `jobs submit` here for runs of this workspace's own."
+            f"{workspace.path}: is a copy of {original}, and this command would change the runs of the original on "
+            f"{found.cluster}. For those runs, use --workspace {shlex.quote(original)}; for own runs here, use `jobs submit`."
         )
     return found
 
@@ -210,13 +214,13 @@ def keep(workspace: Workspace, away: Away) -> None:
 
 
 def keep_matrix(workspace: Workspace, file: Path) -> None:
-    """Remember which file here a matrix was that is delivered under its name alone. Raises WorkspaceError."""
+    """Record the path of a matrix file on this machine; only its name is known on the cluster. Raises WorkspaceError."""
     files.make_folder(workspace.own)
     files.write_json(workspace.own / MATRICES, {**_matrices(workspace), file.name: str(file.absolute())})
 
 
 def path_here(workspace: Workspace, path: str) -> str:
-    """The path here of a matrix that has this path on the cluster; the same path where it is not known."""
+    """The path on this machine of a matrix that has this path on the cluster; the same path if it was not recorded."""
     there = known(workspace)
     delivered = there is not None and str(PurePosixPath(path).parent) == f"{there.workspace}/matrices"
     return _matrices(workspace).get(PurePosixPath(path).name, path) if delivered else path
@@ -230,6 +234,6 @@ def _matrices(workspace: Workspace) -> dict[str, str]:
 
 
 def deliver(away: Away, texts: Mapping[str, bytes]) -> None:
-    """Have files in the workspace there, by their paths in it. Raises ShardlabError."""
+    """Upload files into the workspace on the cluster. texts: by path in it. Raises ShardlabError."""
     document = {path: text.decode("utf-8", "surrogateescape") for path, text in texts.items()} | {MARK: away.mark}
     away.ask("shardlab.receive", [], Received, given=json.dumps(document).encode())

@@ -1,11 +1,12 @@
-"""One point of a matrix, resolved: what is trained, on how many ranks, with which batch, and the arithmetic between them."""
+"""A cell, which is one combination of a matrix: its keys in a matrix file, its resolved values, and its batch arithmetic."""
 
 from __future__ import annotations
 
+import enum
 import functools
 import hashlib
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
@@ -16,6 +17,25 @@ Precision = Literal["fp32", "tf32", "bf16", "bf16-autocast", "fp16", "fp16-autoc
 State = Literal[
     "completed", "oom", "timeout", "failed", "cancelled", "node_fail", "preempted", "hung"
 ]  # states in which a run can end
+
+
+class Role(enum.Enum):
+    """What a key of a cell is about. Each key of `Cell` has one role; `keys_of` finds the keys of a role."""
+
+    MODEL = enum.auto()  # which model, and the shape of its inputs
+    PRECISION = enum.auto()
+    OPTIMIZER = enum.auto()
+    CLIPPING = enum.auto()  # how gradients are changed before the optimizer uses them
+    DATA = enum.auto()  # which items are in which step
+    LENGTH = enum.auto()  # how long a run trains, and the learning rate over this time
+    STRATEGY = enum.auto()  # how ranks share the work
+    EXECUTION = enum.auto()  # how a rank computes its part of the model
+    RANKS = enum.auto()  # the number of ranks of each kind
+    PASSES = enum.auto()  # how a rank divides its part of a batch into passes
+    NODES = enum.auto()
+    START = enum.auto()  # what starts a rank, and what the rank may use
+    INSTRUMENTS = enum.auto()
+    BOOKKEEPING = enum.auto()  # keys that cannot change what is measured
 
 
 class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
@@ -36,8 +56,9 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """The learning rate over the run: held, or falling to 0 by a cosine or a line, after a linear rise.
+    """The learning rate over the run: a linear warm-up, then constant, or a cosine or linear decay to 0.
 
+    lr_warmup_steps: number of steps of the linear warm-up.
     lr_scaling: linear multiplies the optimizer's lr by the number of data-parallel ranks (Goyal et al., 2017, section 2.1).
     """
 
@@ -47,9 +68,12 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """torch.profiler over `steps` timed steps from `first_step` on (1 is the first), on these ranks; traces in Chrome's format.
+    """Profiles timed steps with torch.profiler and writes traces in Chrome's format.
 
-    shapes, stacks, memory: what is recorded of each operator besides its times.
+    first_step: the first timed step that is profiled; timed steps count from 1.
+    steps: number of steps that are profiled.
+    ranks: the ranks that are profiled.
+    shapes, stacks, memory: whether shapes of inputs, call stacks and memory are recorded for each operator, besides its times.
     """
 
     first_step: Positive = 3
@@ -61,29 +85,32 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class Recurring(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """Every so many steps or epochs: exactly one of them, which is checked where the file is read."""
+    """An interval in steps or in epochs: exactly one of the two is given, which is checked when the file is read."""
 
     every_steps: Positive | None = None
     every_epochs: Positive | None = None
 
     def every(self, steps_per_epoch: int) -> int:
-        """In steps."""
+        """The interval in steps."""
         return self.every_steps or (self.every_epochs or 1) * steps_per_epoch
 
 
 class Validation(Recurring, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """Loss and accuracy over the validation split, every so many steps or epochs (exactly one of them) and after the last step.
+    """Computes loss and accuracy on the validation split, at an interval and after the last step.
 
-    items: the first so many of the split, or null for all of it.
+    every_steps, every_epochs: the interval; exactly one of the two is given.
+    items: number of items that are used, from the first item of the split; null: all items.
     """
 
     items: Positive | None = None
 
 
 class Checkpoints(Recurring, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """Everything that training goes on from, kept every so many steps or epochs (exactly one of them).
+    """Saves checkpoints, from which training can resume.
 
-    keep: how many of them stay. layout: sharded (each rank writes what it holds) or whole (gathered, by one rank).
+    every_steps, every_epochs: the interval; exactly one of the two is given.
+    keep: number of checkpoints that are kept; older ones are deleted.
+    layout: sharded (each rank writes its shards) or whole (one rank gathers and writes everything).
     """
 
     keep: Positive = 2
@@ -91,9 +118,10 @@ class Checkpoints(Recurring, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class Instruments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """What is looked at while a run trains, besides times, losses and peak memory, which always are.
+    """What is measured while a run trains. Times, losses and peak memory are always measured.
 
-    memory: categories (what memory holds, over one step) or snapshot (the CUDA allocator's blocks and its history).
+    memory: peak (nothing more); categories (what the memory contains, over one step); or snapshot (the blocks of the CUDA
+    allocator and their history).
     """
 
     memory: Literal["peak", "categories", "snapshot"] = "peak"
@@ -103,7 +131,7 @@ class Instruments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A cell as a matrix file spells it: every key that a person may write. See `Cell` for what each means."""
+    """A cell as it is written in a matrix file, with all keys that are allowed there. `Cell` says what each key means."""
 
     workload: str
     strategy: str
@@ -139,58 +167,59 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=False, dict=True):
-    """A resolved cell: nothing in it is left to a default of another program.
+    """A resolved cell: every value is explicit, and none depends on a default of another program.
 
     gpus: ranks that train, one accelerator each (one process each on a machine without GPUs) = dp x tp x pp.
-    dp, tp, pp: data-parallel, tensor-parallel and pipeline-parallel degree. servers: parameter-server ranks on top.
+    dp, tp, pp: data-parallel, tensor-parallel and pipeline-parallel degree. servers: further ranks, parameter servers.
     global_batch_size: units of data (images, sequences) in one optimizer step over all ranks.
     micro_batch_size: units per data-parallel rank and forward pass; `gradient_accumulation_steps` passes make a step
     (under a pipeline these are its microbatches).
     steps or epochs: the timed length, exactly one of them; `warmup_steps` run before it, untimed, on top.
-    activation_checkpointing: none; full (every block); every-K (each K-th block); segments-N (the blocks in N runs of as equal
-    length as can be, each but the last computed again as one).
-    max_grad_norm: the gradient is scaled down to this global L2 norm where it is larger, or null.
+    activation_checkpointing: none; full (every block); every-K (each K-th block); segments-N (the blocks in N segments of
+    nearly equal length; each segment but the last is recomputed as a whole).
+    max_grad_norm: a gradient with a larger global L2 norm is scaled down to this norm; null: no limit.
     prove: auto runs the same-work proof once per distinct computation.
-    instruments: what is looked at while it trains.
-    memory_limit_gib: what a rank may have of its GPU's memory, or of the host's where it has no GPU; or null.
-    time_limit_s: seconds until the run is ended as `timeout`, or null.
+    instruments: what is measured while it trains.
+    memory_limit_gib: limit of a rank's memory on its GPU, or on the host if the rank has no GPU; null: no limit.
+    time_limit_s: seconds after which the run is ended as `timeout`; null: no limit.
     hang_limit_s: seconds without a step, or another sign of progress, after which the run is ended as `hung`.
-    expect: end states that are this cell's proper end, besides completed.
+    expect: end states that are expected of this cell, besides completed.
     options: of the strategy and the workload, with their defaults written out.
-    rehearses: the cell that this one stands for, where it is the tiny twin of one; or null.
+    rehearses: the original cell if this cell is its tiny twin, which is small enough to run anywhere; else null.
     """
 
-    workload: str
-    strategy: str
-    gpus: int
-    nnodes: int
-    dp: int
-    tp: int
-    pp: int
-    servers: int
-    launcher: str
-    global_batch_size: int
-    micro_batch_size: int
-    gradient_accumulation_steps: int
-    seq_len: int | None
-    steps: int | None
-    epochs: int | None
-    warmup_steps: int
-    precision: Precision
-    activation_checkpointing: str
-    compile: bool
-    max_grad_norm: float | None
-    prove: str
-    optimizer: Optimizer
-    schedule: Schedule
-    instruments: Instruments
-    memory_limit_gib: float | None
-    seed: int
-    time_limit_s: int | None
-    expect: list[State]
-    options: dict[str, bool | int | float | str | None]
-    rehearses: Cell | None = None
-    hang_limit_s: int = 1800  # behind the others with the matrix files' default: earlier runs, without it, stay readable
+    workload: Annotated[str, Role.MODEL]
+    strategy: Annotated[str, Role.STRATEGY]
+    gpus: Annotated[int, Role.RANKS]
+    nnodes: Annotated[int, Role.NODES]
+    dp: Annotated[int, Role.RANKS]
+    tp: Annotated[int, Role.STRATEGY]
+    pp: Annotated[int, Role.RANKS]
+    servers: Annotated[int, Role.RANKS]
+    launcher: Annotated[str, Role.START]
+    global_batch_size: Annotated[int, Role.DATA]
+    micro_batch_size: Annotated[int, Role.PASSES]
+    gradient_accumulation_steps: Annotated[int, Role.PASSES]
+    seq_len: Annotated[int | None, Role.MODEL]
+    steps: Annotated[int | None, Role.LENGTH]
+    epochs: Annotated[int | None, Role.LENGTH]
+    warmup_steps: Annotated[int, Role.LENGTH]
+    precision: Annotated[Precision, Role.PRECISION]
+    activation_checkpointing: Annotated[str, Role.EXECUTION]
+    compile: Annotated[bool, Role.EXECUTION]
+    max_grad_norm: Annotated[float | None, Role.CLIPPING]
+    prove: Annotated[str, Role.BOOKKEEPING]
+    optimizer: Annotated[Optimizer, Role.OPTIMIZER]
+    schedule: Annotated[Schedule, Role.LENGTH]
+    instruments: Annotated[Instruments, Role.INSTRUMENTS]
+    memory_limit_gib: Annotated[float | None, Role.START]
+    seed: Annotated[int, Role.DATA]
+    time_limit_s: Annotated[int | None, Role.BOOKKEEPING]
+    expect: Annotated[list[State], Role.BOOKKEEPING]
+    options: Annotated[dict[str, bool | int | float | str | None], Role.STRATEGY]
+    rehearses: Annotated[Cell | None, Role.BOOKKEEPING] = None
+    # Last and with the default of matrix files, so that runs of older versions, which lack it, can be read.
+    hang_limit_s: Annotated[int, Role.BOOKKEEPING] = 1800
 
     @property
     def world_size(self) -> int:
@@ -225,19 +254,23 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return f"{head}-{self.hash()}"
 
 
-_NOT_THE_WORK = ("time_limit_s", "hang_limit_s", "expect", "prove", "rehearses")
+@functools.cache
+def keys_of(*roles: Role) -> frozenset[str]:
+    """The keys of `Cell` with these roles."""
+    hints = get_type_hints(Cell, include_extras=True)
+    return frozenset(name for name, hint in hints.items() if any(role in hint.__metadata__ for role in roles))
 
 
 def cell_hash(cell: dict[str, Any]) -> str:
     """The hash of a resolved cell in its plain form, as it stands in run.json; twins of different cells are different."""
-    identity = {key: value for key, value in cell.items() if key not in _NOT_THE_WORK}
+    identity = {key: value for key, value in cell.items() if key not in keys_of(Role.BOOKKEEPING)}
     if cell.get("rehearses") is not None:
         identity["rehearses"] = cell_hash(cell["rehearses"])
     return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]
 
 
 class BatchError(ValueError):
-    """Batch sizes that contradict each other; `key` is the cell key to look at."""
+    """Batch sizes that contradict each other; `key` is the cell key that has to change."""
 
     def __init__(self, key: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -259,7 +292,7 @@ def batch(draft: Draft, dp: int) -> tuple[int, int, int]:
         if draft.global_batch_size % dp:
             raise BatchError(
                 "global_batch_size",
-                f"{draft.global_batch_size} does not divide among {dp} data-parallel ranks. Allowed: a multiple of {dp}.",
+                f"{draft.global_batch_size} cannot be divided among {dp} data-parallel ranks. Allowed: a multiple of {dp}.",
             )
         per_rank = draft.global_batch_size // dp
     else:
@@ -268,7 +301,7 @@ def batch(draft: Draft, dp: int) -> tuple[int, int, int]:
     key, parts = "micro_batch_size", draft.micro_batch_size or per_rank
     if draft.microbatches is not None:
         if draft.micro_batch_size is not None:
-            raise BatchError("microbatches", "found micro_batch_size as well. Allowed: one of them; the other follows.")
+            raise BatchError("microbatches", "found micro_batch_size as well. Allowed: one of the two; it implies the other.")
         key, parts = "microbatches", draft.microbatches
     if per_rank % parts:
         raise BatchError(

@@ -1,4 +1,4 @@
-"""The names by which expressions and filters know a resolved cell, for those who choose cells and those who judge them."""
+"""The names of a resolved cell's values in expressions and filters, which select cells and judge claims."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shardlab.cell import Cell, Optimizer, Schedule
 # Mappings whose members have names of their own.
 _REFINED: dict[str, type[msgspec.Struct]] = {"optimizer": Optimizer, "schedule": Schedule}
 _WITHOUT = ("instruments", "options", "rehearses", *_REFINED)
-ARGUMENTS = frozenset({"accuracy_pct", "of"})  # that a claim gives to a metric, beside the names that choose a cell
+ARGUMENTS = frozenset({"accuracy_pct", "of"})  # of a metric in a claim, besides the names that select a cell
 PLAIN = (*(field.name for field in msgspec.structs.fields(Cell) if field.name not in _WITHOUT), "gpu_batch_size")
 
 
 def names(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Name to value of a resolved cell in its plain form, as run.json holds it; members of a mapping have a dot."""
+    """The values of a resolved cell by name. cell: in its plain form, as in run.json. Members of mappings have dotted names."""
     flat = {name: cell[name] for name in PLAIN if name in cell}
     for key in (*_REFINED, "options"):
         flat |= {f"{key}.{inner}": value for inner, value in cell[key].items()}
@@ -25,7 +25,7 @@ def names(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_name(name: str) -> bool:
-    """Whether a resolved cell may have this name; which options there are only the plug-ins know."""
+    """Whether a resolved cell may have this name. All names of options are accepted, as only the plug-ins know them."""
     head, _, tail = name.partition(".")
     if not tail:
         return name in PLAIN
@@ -34,6 +34,6 @@ def is_name(name: str) -> bool:
 
 
 def matches(cell: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a cell has all these values; for the tiny twin of a cell it is that cell which has to have them."""
+    """Whether a cell has all these values; for the tiny twin of a cell, whether the original cell has them."""
     known = names(cell.get("rehearses") or cell)
     return all(name in known and known[name] == value for name, value in wanted.items())

@@ -1,8 +1,8 @@
-"""A run's checkpoints on disk: each whole or not there at all, and what is damaged is known before it is used.
+"""A run's checkpoints on disk: each is complete or absent, and damage is found before a checkpoint is used.
 
-A checkpoint grows in RUN/checkpoints/.step-00000010.tmp. When every file in it is synced, manifest.json lists them with
-sizes and checksums, and one rename makes it step-00000010: a kill at any moment leaves the one before. Everything in it is
-JSON or the plain bytes of tensors, never pickle: reading one runs no code.
+A checkpoint is written in RUN/checkpoints/.step-00000010.tmp. When all its files are synced, manifest.json lists them with
+sizes and checksums, and one rename makes the folder step-00000010. A kill at any moment leaves the previous checkpoint intact.
+A checkpoint contains only JSON and the plain bytes of tensors, no pickle: reading it executes no code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from shardlab import files
-from shardlab.cell import Cell
+from shardlab.cell import Cell, Role, keys_of
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import WorkspaceError
 
@@ -39,8 +39,11 @@ class File(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """manifest.json, written last.
 
-    step: timed steps made. world: ranks that train. train_time_s: what these steps took, as in result.json. numbers: of
-    the strategy's own, equal on all ranks. seal: SHA-256 of this file with an empty seal.
+    step: number of timed steps that were done.
+    world: number of ranks that train.
+    train_time_s: time that these steps took, as in result.json.
+    numbers: numbers that the strategy saves, equal on all ranks.
+    seal: SHA-256 of this file with an empty seal.
     """
 
     schema: Annotated[int, msgspec.Meta(ge=1, le=1)]
@@ -62,7 +65,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def path_of(run: Path, step: int) -> Path:
-    """Where the checkpoint of a step is when it is whole."""
+    """The folder of the checkpoint of a step, once it is complete."""
     return run / FOLDER / f"step-{step:08d}"
 
 
@@ -72,7 +75,7 @@ def step_of(path: Path) -> int:
 
 
 def begin(run: Path, step: int) -> Path:
-    """An empty folder to write a checkpoint in; what a killed writer left is removed. Raises WorkspaceError."""
+    """Make an empty folder to write a checkpoint in; remove what a killed process left. Raises WorkspaceError."""
     with files.as_workspace_error("write"):
         for left in (run / FOLDER).glob(".step-*.tmp"):
             shutil.rmtree(left)
@@ -82,14 +85,14 @@ def begin(run: Path, step: int) -> Path:
 
 
 def growing_path(run: Path, step: int) -> Path:
-    """Where the checkpoint of a step is while it is written."""
+    """The folder of the checkpoint of a step while it is written."""
     return run / FOLDER / f".step-{step:08d}.tmp"
 
 
 def commit(run: Path, manifest: Manifest, keep: int) -> None:
-    """Make the checkpoint that lies complete in its growing folder the newest, then remove all but the `keep` newest.
+    """Publish the checkpoint, whose files are complete in its temporary folder, then remove all but the `keep` newest.
 
-    Raises WorkspaceError; what was there before is then still there.
+    Raises WorkspaceError; the earlier checkpoints are then unchanged.
     """
     growing, final = growing_path(run, manifest.step), path_of(run, manifest.step)
     files.write_json(growing / MANIFEST, manifest.sealed())
@@ -106,7 +109,7 @@ def commit(run: Path, manifest: Manifest, keep: int) -> None:
 
 
 def whole(run: Path) -> list[Path]:
-    """The checkpoints of a run that were finished, newest first; whether they are still sound, `damage` says."""
+    """The finished checkpoints of a run, newest first; `damage` checks whether one is still intact."""
     with contextlib.suppress(FileNotFoundError):
         found = [(int(match[1]), path) for path in (run / FOLDER).iterdir() if (match := _WHOLE.fullmatch(path.name))]
         return [path for _, path in sorted(found, reverse=True)]
@@ -114,7 +117,7 @@ def whole(run: Path) -> list[Path]:
 
 
 def read(path: Path) -> Manifest | str:
-    """The manifest of a checkpoint, or why it is none."""
+    """The manifest of a checkpoint, or a sentence that says why it cannot be used."""
     try:
         manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
     except OSError as error:
@@ -122,7 +125,7 @@ def read(path: Path) -> Manifest | str:
     except DECODE_FAULTS as error:
         return f"{path}: its manifest is damaged: {error}"
     if manifest.sealed().seal != manifest.seal:
-        return f"{path}: its manifest is damaged: the seal does not fit it"
+        return f"{path}: its manifest is damaged: its checksum `seal` does not match its content"
     return manifest
 
 
@@ -135,23 +138,20 @@ def damage(path: Path, these: Iterable[File]) -> str | None:
             if size != file.bytes:
                 return f"{there}: has {size} bytes, the manifest says {file.bytes}"
             if files.sha256(there) != file.sha256:
-                return f"{there}: its checksum is not the manifest's"
+                return f"{there}: its SHA-256 differs from the one in the manifest"
         except OSError as error:
             return f"{there}: cannot be read: {error.strerror}"
     return None
 
 
-# Of a cell, what may differ between a run and the one whose checkpoint it goes on from: on how many ranks and how they
-# share the same work, and what does not touch it. A gathered checkpoint leaves the strategy open as well.
-_RANKS = frozenset((
-    "gpus", "nnodes", "dp", "pp", "servers", "launcher", "micro_batch_size", "gradient_accumulation_steps", "instruments",
-    "memory_limit_gib", "time_limit_s", "hang_limit_s", "expect", "prove", "rehearses",
-))  # fmt: skip
-_STRATEGY = frozenset(("strategy", "tp", "activation_checkpointing", "compile", "options"))
+# Keys that may differ between a cell and the cell of the checkpoint from which it resumes: the number of ranks, how they share
+# the same work, and what does not affect the work. For a checkpoint with the layout whole, the strategy may differ as well.
+_RANKS = keys_of(Role.RANKS, Role.PASSES, Role.NODES, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
+_STRATEGY = keys_of(Role.STRATEGY, Role.EXECUTION)
 
 
 def why_not(saved: Cell, cell: Cell, layout: str, of_workload: Iterable[str]) -> str | None:
-    """Why a run of `cell` cannot go on from a checkpoint of `saved`, as a clause, or None. of_workload: names of the
+    """Why a run of `cell` cannot resume from a checkpoint of `saved`, as a clause, or None. of_workload: names of the
     workload's own options."""
     ours, theirs = msgspec.to_builtins(cell), msgspec.to_builtins(saved)
     free = _RANKS | (_STRATEGY if layout == "whole" else frozenset())

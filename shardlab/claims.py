@@ -1,6 +1,6 @@
-"""Claims and reported numbers of a matrix file, checked when the file is read: what they ask for has to exist.
+"""Checks claims and reported numbers when a matrix file is read: the metrics and cells that they name must exist.
 
-The verdict on a claim that asks for nothing comes after all runs were made, which is too late.
+Without this check, such a mistake would be found only in the verdicts, after all runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_LISTED = 12  # values in a sentence
 
 
 def problems(text: Document, tests: Sequence[str], reported: Sequence[str]) -> list[Problem]:
-    """What is wrong with the tests of the claims, and with the metrics of the reported numbers, whatever the cells are."""
+    """The problems of the claims' tests and of the reported numbers' metrics that do not depend on the cells."""
     found = []
     for index, test in enumerate(tests):
         try:
@@ -38,7 +38,7 @@ def problems(text: Document, tests: Sequence[str], reported: Sequence[str]) -> l
 def without_cells(
     text: Document, tests: Sequence[str], cells: Sequence[Cell], excluded: Iterable[dict[str, Any]]
 ) -> list[Problem]:
-    """The claims that name a cell which the matrix neither has nor excludes. cells: all of the matrix, before any selection."""
+    """The claims that name a cell which the matrix neither has nor excludes. cells: all cells, selected or not."""
     known = [cell_names.names(msgspec.to_builtins(cell)) for cell in cells] if tests else []
     known += list(excluded)
     found = []
@@ -51,7 +51,7 @@ def without_cells(
 
 
 def _check(test: Expression) -> None:
-    """Raises ExpressionError or UnknownName for what no metric and no cell answers to."""
+    """Raises ExpressionError or UnknownName if the test uses a metric or a name that does not exist."""
     if test.names:
         name = min(test.names)
         near = f", as in {name}(strategy='ddp')" if name in metric_names.KNOWN else ""
@@ -64,7 +64,7 @@ def _check(test: Expression) -> None:
         needs = metric_names.WITH_ARGUMENT.get(metric)
         for key in given:
             if key in cell_names.ARGUMENTS and key != needs:
-                raise ExpressionError(f"{metric} takes no {key}")
+                raise ExpressionError(f"{metric} has no argument {key!r}")
             if not cell_names.is_name(key) and key not in cell_names.ARGUMENTS:
                 raise UnknownName("name of a resolved cell", key, cell_names.PLAIN)
         if needs and needs not in given:
@@ -76,11 +76,11 @@ def _why_none(cells: Sequence[dict[str, Any]], wanted: dict[str, Any]) -> str:
     for key, value in wanted.items():
         values = sorted({str(cell[key]) for cell in cells if key in cell and cell[key] is not None})
         if not values:
-            return f"no cell of this matrix has {key}."
+            return f"no cell of this matrix has a value of {key}."
         if not any(key in cell and cell[key] == value for cell in cells):
             near = difflib.get_close_matches(str(value), values, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             more = ", ..." if len(values) > MOST_LISTED else ""
             return f"no cell of this matrix has {key} {value!r}.{hint} Its cells have: {', '.join(values[:MOST_LISTED])}{more}."
     together = ", ".join(f"{key} {value!r}" for key, value in wanted.items())
-    return f"no cell of this matrix has all of {together}."
+    return f"no cell of this matrix has all of these values: {together}."

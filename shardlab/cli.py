@@ -1,4 +1,4 @@
-"""The umbrella command: one name on PATH that no shell keeps for itself."""
+"""The command `shardlab`, which runs the other commands: no shell has a builtin of this name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardlab import console, shell
 from shardlab.errors import UnknownName
 
 COMMANDS = {
-    "provision": "make the machines of a cluster ready to train, and verify that they are",
+    "provision": "prepare the machines of a cluster for training, and verify them",
     "jobs": "turn a matrix into runs: plan, submit, follow",
     "collect": "turn records into tables, figures, verdicts and a report",
 }
@@ -26,15 +26,15 @@ example:
   shardlab jobs submit --matrix quickstart --wait
   shardlab collect summarize
 
-  eval "$(shardlab shell-init)"          then `jobs submit ...` works in bash and zsh, where `jobs` is a builtin
+  eval "$(shardlab shell-init)"          after this, `jobs submit ...` works in bash and zsh, although `jobs` is a builtin
   shardlab shell-init fish | source      the same in fish
 
-More of a command: shardlab COMMAND --help
+Help for a command: shardlab COMMAND --help
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; `argv` without the program's name. What follows a command's name is that command's own."""
+    """Run a command. argv: the words after the program's name; words after a command's name belong to that command."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
         # By name, as the ground floor imports nothing of ours.
@@ -50,7 +50,7 @@ def _parser() -> console.Parser:
     parser = console.Parser(
         prog="shardlab",
         description=f"Compare distributed-training strategies.\n\ncommands:\n{menu}\n"
-        "  shell-init the text that teaches your shell `jobs submit`\n"
+        "  shell-init print shell code, after which `jobs submit` works in your shell\n"
         "  schema     the JSON Schema of cluster.yaml or matrix.yaml, for editors",
         epilog=EXAMPLE,
     )

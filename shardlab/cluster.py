@@ -1,4 +1,4 @@
-"""A cluster as its file says it: where runs happen and where their data lies."""
+"""The content of a cluster file: the machines on which runs train, and where data sets are stored."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from shardlab.errors import InputError
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")]
 Role = Literal["controller", "worker"]
-# What sbatch reads of a line #SBATCH without quotes, which it has rules of its own for.
+# A value that a line #SBATCH can hold without quotes; sbatch has its own rules for quotes.
 SbatchWord = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,@%+/=&|()*\[\]-]{0,200}$")]
 SbatchOption = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{1,40}$")]
-# What jobs says itself, or what would take a run out of our hands.
+# Options that `jobs` sets itself, and options with which `jobs` could not follow a run.
 OWN_OPTIONS = {
     "job-name", "output", "error", "array", "nodes", "ntasks", "ntasks-per-node", "time", "partition", "account", "qos",
     "constraint", "gpus-per-node", "gres", "exclusive", "cpus-per-task", "requeue", "no-requeue", "open-mode", "export",
@@ -35,7 +35,7 @@ REMOTE = (
     "storage",
     "environment",
     "slurm",
-)  # what a cluster of this machine alone has no use for
+)  # keys that provider local does not use
 
 # Never mounted over, nor exported.
 SYSTEM_FOLDERS = {
@@ -61,10 +61,11 @@ Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 
 
 class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A data set and where it comes from.
+    """A data set and its source.
 
-    archive: an http(s) URL, or a tar file or folder, whose path is relative to the workspace unless absolute; null: the
-    set is in the data path already. sha256: the archive's, required for a URL.
+    archive: an http(s) URL, or a path of a tar file or a folder (relative to the workspace unless absolute); null: the data
+    set is already in the data path.
+    sha256: the SHA-256 of the archive; required for a URL.
     """
 
     name: SetName
@@ -77,18 +78,27 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where data sets lie (null: `.shardlab/data` in the workspace) and which of them `provision` stages there."""
+    """Data sets.
+
+    path: the folder that contains the data sets; null: `.shardlab/data` in the workspace.
+    sets: the data sets that `provision` puts there: names, or mappings with a name and a source.
+    """
 
     path: str | None = None
     sets: list[SetName | DataSet] = []
 
     def named(self) -> list[DataSet]:
-        """All sets, also those that the file gives as a bare name."""
+        """All data sets as `DataSet`, also those that the file lists only by name."""
         return [DataSet(name=one) if isinstance(one, str) else one for one in self.sets]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node as the file has it. host, port, user: how it is reached (provider ssh); roles: what it does in Slurm."""
+    """A node of the cluster.
+
+    host: an address, or a name from ~/.ssh/config; required for provider ssh, not allowed for provider virtual.
+    port, user: for the login by SSH (provider ssh); null: `user` is taken from the key ssh, then both from ~/.ssh/config.
+    roles: its roles in Slurm: controller, worker, or both.
+    """
 
     name: Name
     host: str | None = None
@@ -98,33 +108,51 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ssh(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How nodes are logged in to; what is null is left to ~/.ssh/config. host_keys: what to do with one that is not known."""
+    """The login to the nodes. For a key that is null, the settings of ~/.ssh/config are used.
+
+    user: the user on nodes for which the file names no other user.
+    identity: the path of the private key; relative to the workspace unless it is absolute or begins with ~.
+    host_keys: what happens if the host key of a node is not known: strict refuses the login, accept-new stores the key. A host
+    key that changed is always refused.
+    between_nodes: whether the user can log in from each node to each other node, for launchers that start ranks by SSH.
+    """
 
     user: str | None = None
-    identity: str | None = None  # a path; relative to the workspace unless absolute or with ~
+    identity: str | None = None
     host_keys: Literal["strict", "accept-new"] = "strict"
-    between_nodes: bool = False  # whether the user may go from node to node, for launchers that start ranks by ssh
+    between_nodes: bool = False
 
 
 class Lan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The network between practice nodes. mbps: the rate of each node's link in Mbit/s, null: as fast as it goes."""
+    """The network between practice nodes (provider virtual).
+
+    subnet: a private IPv4 network with an address for each node and one for this machine.
+    mbps: the rate of each node's link in Mbit/s; null: no limit.
+    """
 
     subnet: str = "10.88.0.0/24"
     mbps: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
 
 
 class Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The GPUs of each worker. On practice nodes Slurm alone is told of them: they are devices that do nothing."""
+    """The GPUs of each worker. The GPUs of practice nodes are dummy devices that only Slurm uses: ranks train on the CPU.
+
+    per_node: the number of GPUs of each worker.
+    type: the name of the GPU type in Slurm, such as a100; null: no name.
+    """
 
     per_node: Annotated[int, msgspec.Meta(ge=0, le=64)]
     type: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_]{0,30}$")] | None = None
 
 
 class Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """shared: a folder that all nodes have under this absolute path; on practice nodes it is this machine's own.
+    """Folders and disks of the nodes.
 
-    server: the node that exports it to the others by NFS; null: it is there already. disk: an empty whole disk of every
-    node, which gets a file system that is mounted at `mount`; one that holds anything is never touched.
+    shared: a folder that all nodes share under this absolute path; practice nodes share the folder of this machine.
+    server: the node that exports the shared folder to the other nodes by NFS; null: all nodes already have the folder.
+    disk: an empty whole disk, which has the same name on every node. It gets a file system; a disk that is not empty is never
+    changed.
+    mount: the folder where the file system of `disk` is mounted.
     """
 
     shared: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
@@ -134,23 +162,28 @@ class Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """wheelhouse: a folder of wheels on every node, for nodes without a network; null: pip asks its index.
+    """The Python environment of the nodes.
 
-    Practice nodes have this machine's folder under the same path, read-only.
+    wheelhouse: a folder of wheels on every node, from which pip installs without a network; null: pip uses its index.
+    For practice nodes it is a folder of this machine, which they can only read; null: `provision` makes the folder.
     """
 
     wheelhouse: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
 
 
 class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Slurm as provision installs it (a controller with its accounts on the one node with that role, workers on the others),
-    and what jobs ask of it.
+    """Slurm: what `provision` installs (slurmctld and slurmdbd on the one controller, slurmd on the workers), and the options
+    with which `jobs` submits.
 
-    gpu_request: which of sbatch's options asks for GPUs; sites allow one or the other. time: of jobs whose cells have no time
-    limit. exclusive: whole nodes, so that no other job disturbs what is measured; else each rank gets cpus_per_rank.
-    Its default is 8 for a rank with a GPU, whose threads (autograd, NCCL, data) should not share one processor, else 1.
-    requeue: how often a job may be started again after its node failed, it was preempted, or its time was up and it left
-    checkpoints. extra: further options of sbatch by their long names, null for one without a value.
+    account, qos, constraint: passed to sbatch; null: not passed.
+    gpu_request: the option of sbatch that requests GPUs; some sites allow only one of the two.
+    time: the time limit of jobs whose cells have no time limit, as HH:MM:SS or D-HH:MM:SS.
+    exclusive: true: a job gets whole nodes, so that no other job disturbs the measurement; false: each rank gets cpus_per_rank.
+    cpus_per_rank: CPUs of each rank if `exclusive` is false; null: 8 for a rank with a GPU, because its threads (autograd,
+    NCCL, data) should not share one CPU, and 1 for other ranks.
+    requeue: how often Slurm may start a job again because a node failed, the job was preempted, or the job reached its time
+    limit and has a checkpoint.
+    extra: further options of sbatch by their long names; null for an option without a value.
     """
 
     partition: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,30}$")] = "batch"
@@ -171,10 +204,11 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """cluster.yaml.
+    """The content of cluster.yaml.
 
-    provider: `local` is this machine, one node, its own processors and GPUs; `ssh` are machines that exist, named under
-    nodes; `virtual` are practice nodes, booted on this machine.
+    provider: `local` uses this machine as the only node; `ssh` uses existing machines, listed under `nodes`; `virtual` boots
+    practice nodes on this machine.
+    slurm: null: the cluster has no Slurm.
     """
 
     schema: Literal[1]
@@ -190,7 +224,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: Data = msgspec.field(default_factory=Data)
 
     def with_role(self, role: Role) -> list[Entry]:
-        """The nodes that have a role, in the file's order."""
+        """The nodes that have this role, in the order of the file."""
         return [entry for entry in self.nodes if role in entry.roles]
 
 
@@ -202,7 +236,7 @@ def load(path: Path) -> Cluster:
     text = document.load(path)
     cluster = shape.convert(text, Cluster)
     if cluster.data.path is not None and not cluster.data.path.strip():
-        raise text.error(("data", "path"), "found an empty path. Allowed: a folder, or null.")
+        raise text.error(("data", "path"), "found an empty path. Allowed: the path of a folder, or null.")
     _check_sets(text, cluster.data.named())
     _check_nodes(text, cluster)
     return cluster
@@ -213,27 +247,27 @@ def _check_nodes(text: document.Document, cluster: Cluster) -> None:
         for key in REMOTE:
             if getattr(cluster, key) != getattr(THIS_MACHINE, key):
                 raise text.error(
-                    (key,), "provider local is this machine alone. Allowed: without this key, or another provider."
+                    (key,), "not allowed with provider local, which uses only this machine. Remove it, or change the provider."
                 )
         return
     if not cluster.nodes:
-        raise text.error(("provider",), f"provider {cluster.provider} without nodes. Allowed: with a list of them under nodes.")
+        raise text.error(("provider",), f"provider {cluster.provider} needs nodes. Allowed: one or more, in the list nodes.")
     names = [entry.name for entry in cluster.nodes]
     for place, entry in enumerate(cluster.nodes):
         if entry.name in names[:place]:
-            raise text.error(("nodes", place, "name"), f"the name {entry.name} stands twice.")
+            raise text.error(("nodes", place, "name"), f"the name {entry.name} is used twice. Allowed: each name once.")
         if cluster.provider == "ssh" and not (entry.host and HOST.match(entry.host)):
             raise text.error(
-                ("nodes", place), f"found the host {entry.host!r}. Allowed: a name of ~/.ssh/config or an address."
+                ("nodes", place), f"found the host {entry.host!r}. Allowed: an address, or a name from ~/.ssh/config."
             )
         if cluster.provider == "virtual" and (entry.host, entry.port, entry.user) != (None, None, None):
-            raise text.error(("nodes", place), "practice nodes get their addresses. Allowed: name and roles.")
+            raise text.error(("nodes", place), "practice nodes get their addresses from lan.subnet. Allowed: name and roles.")
     _check_lan(text, cluster)
     _check_storage(text, cluster)
     if cluster.slurm is not None and len(cluster.with_role("controller")) != 1:
-        raise text.error(("slurm",), f"{len(cluster.with_role('controller'))} nodes have the role controller. Allowed: one.")
+        raise text.error(("slurm",), f"{len(cluster.with_role('controller'))} nodes have the role controller. Allowed: 1.")
     if cluster.slurm is not None and not cluster.with_role("worker"):
-        raise text.error(("slurm",), "no node has the role worker. Allowed: one or more.")
+        raise text.error(("slurm",), "no node has the role worker. Allowed: one node or more with this role.")
     if cluster.slurm is not None:
         _check_slurm(text, cluster.slurm)
 
@@ -245,7 +279,9 @@ def _check_slurm(text: document.Document, slurm: Slurm) -> None:
         raise text.error(("slurm", "time"), str(error)) from None
     for name in slurm.extra:
         if name in OWN_OPTIONS:
-            raise text.error(("slurm", "extra", name), f"{name} is decided by each run. Allowed: sbatch's other options.")
+            raise text.error(
+                ("slurm", "extra", name), f"{name} is not allowed, because `jobs` controls it. Allowed: sbatch's other options."
+            )
 
 
 def _check_storage(text: document.Document, cluster: Cluster) -> None:
@@ -253,9 +289,9 @@ def _check_storage(text: document.Document, cluster: Cluster) -> None:
     if (storage.disk is None) != (storage.mount is None):
         raise text.error(("storage",), "disk and mount belong together. Allowed: both, or neither.")
     if storage.disk is not None and cluster.provider != "ssh":
-        raise text.error(("storage", "disk"), f"provider {cluster.provider} has no disks to give. Allowed: with provider ssh.")
+        raise text.error(("storage", "disk"), f"provider {cluster.provider} has no disks. Allowed: only with provider ssh.")
     if storage.server is not None and storage.shared is None:
-        raise text.error(("storage", "server"), "a server without a folder. Allowed: with storage.shared.")
+        raise text.error(("storage", "server"), "a server without a folder to export. Allowed: together with storage.shared.")
     if storage.server is not None and storage.server not in [entry.name for entry in cluster.nodes]:
         raise text.error(("storage", "server"), f"no node is called {storage.server}. Allowed: a name under nodes.")
     made = {"mount": storage.mount, "shared": storage.shared if storage.server else None}
@@ -264,7 +300,8 @@ def _check_storage(text: document.Document, cluster: Cluster) -> None:
             posixpath.normpath(path) != path or path.startswith("//") or path.split("/")[1] in SYSTEM_FOLDERS
         ):
             raise text.error(
-                ("storage", key), f"found {path}. Allowed: a plain path outside the system's own folders, such as /mydata."
+                ("storage", key),
+                f"found {path}. Allowed: a path outside the system's folders, without `..` or a final slash, such as /mydata.",
             )
 
 
@@ -284,7 +321,7 @@ def _check_sets(text: document.Document, sets: list[DataSet]) -> None:
     for index, one in enumerate(sets):
         place = ("data", "sets", index)
         if one.name in [other.name for other in sets[:index]]:
-            raise text.error(place, f"the set {one.name} stands twice.")
+            raise text.error(place, f"the data set {one.name} is listed twice. Allowed: each data set once.")
         if one.archive is None:
             if one.sha256 is not None:
                 raise text.error(
@@ -298,16 +335,16 @@ def _check_sets(text: document.Document, sets: list[DataSet]) -> None:
             if url.scheme not in ("http", "https") or not url.hostname:
                 raise text.error((*place, "archive"), f"found {one.archive!r}. Allowed: http://, https://, or a path.")
             if url.username or url.password:
-                raise text.error((*place, "archive"), "a URL with a user or password in it. Allowed: one without secrets.")
+                raise text.error((*place, "archive"), "a URL with a user or password in it. Allowed: a URL without them.")
             if one.sha256 is None:
-                raise text.error(place, "a URL without a checksum. Allowed: one with its sha256 beside it.")
+                raise text.error(place, "a URL without a checksum. Allowed: a URL together with the key sha256.")
 
 
 def find(given: Path | None, workspace: Path) -> Cluster:
-    """The cluster that a command means: the file given, else the workspace's cluster.yaml, else this machine."""
+    """The cluster of a command: from the file that it names, else from cluster.yaml of the workspace, else this machine."""
     if given is not None:
         return load(given)
     own = workspace / "cluster.yaml"
     if own.is_symlink() and not own.exists():
-        raise InputError(f"{own}: a link to a file that is not there.")
+        raise InputError(f"{own}: is a symlink to a file that does not exist.")
     return load(own) if own.exists() else THIS_MACHINE

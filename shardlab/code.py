@@ -1,4 +1,4 @@
-"""What code a run is made with, as a digest: a run whose code changed between its submission and its start is no such run."""
+"""A digest of our source and of the installed packages. A run refuses to start if it changed since the run was submitted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGES = ("shardlab", "matrices", "templates", "jobs", "trainers", "collect")
 
 
 def digest() -> str:
-    """12 characters of the installed packages with their versions, and of every file of ours that a run may touch."""
+    """12 hexadecimal digits over the names and versions of the installed packages and all our files that a run may use."""
     found = hashlib.sha256()
     for name in sorted(_installed()):
         found.update(name.encode() + b"\n")
@@ -31,7 +31,7 @@ def sources(packages: Iterable[str]) -> Iterator[Path]:
 
 
 def _installed() -> set[str]:
-    """Names and versions, by the folders that pip leaves: reading what is in them would take seconds on slow storage."""
+    """Names and versions, from the names of pip's folders: reading their files would take seconds on slow storage."""
     # setuptools adds a folder `_vendor` with its own copies of packages to sys.path when a process imports it.
     folders = (Path(entry) for entry in sys.path if entry and Path(entry).name != "_vendor")
     return {found.name for folder in folders if folder.is_dir() for found in folder.glob("*.dist-info")}

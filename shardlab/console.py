@@ -1,4 +1,4 @@
-"""What every command has in common: its options, its way to speak, and its exit codes."""
+"""What all commands share: common options, output on the terminal, and exit codes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rich.text import Text
 from shardlab import __version__, printable, start
 from shardlab.errors import ShardlabError, WorkspaceError
 
-INTERRUPTED = "interrupted; what was finished stays, and the same command goes on from there."
+INTERRUPTED = "interrupted; finished work is kept, and the same command continues from there."
 _NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # a number, with or without a unit, or nothing
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our manners: no abbreviations, one sentence on stderr, exit 2."""
+    """argparse without abbreviations of options; an error is one sentence on stderr, and exit code 2."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -37,11 +37,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def common_options() -> Parser:
-    """The options that every command takes, before or after its verb."""
+    """The options that every command has; they may stand before or after its verb."""
     parent = Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    parent.add_argument("--workspace", metavar="DIR", help="where runs/ and report/ lie (default: $SHARDLAB_WORKSPACE or .)")
+    parent.add_argument("--workspace", metavar="DIR", help="folder with runs/ and report/ (default: $SHARDLAB_WORKSPACE or .)")
     parent.add_argument("--json", action="store_true", help="print one JSON document on standard output")
-    parent.add_argument("-v", "--verbose", action="store_true", help="say more on standard error")
+    parent.add_argument("-v", "--verbose", action="store_true", help="print more details on standard error")
     return parent
 
 
@@ -95,7 +95,7 @@ class Output:
         (self.remarks if self.json else self.results).print(text, style=style)
 
     def remark(self, text: str, style: str | None = None) -> None:
-        """Something a person may want to know that is not the result."""
+        """A line on standard error that is not part of the result."""
         self.remarks.print(text, style=style)
 
     def detail(self, text: str) -> None:
@@ -121,7 +121,7 @@ class Output:
         self.results.file.flush()
 
     def document(self, value: Any) -> None:
-        """The one JSON document, if it was asked for."""
+        """The one JSON document, printed only with --json."""
         if self.json:
             sys.stdout.write(msgspec.json.format(printable.json(value), indent=2).decode() + "\n")
             sys.stdout.flush()
@@ -140,7 +140,7 @@ def drawn_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: S
 def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) -> int:
     """Run a command and turn what it raises into a sentence and an exit code.
 
-    interrupted: what is said after Ctrl-C or SIGTERM; None: the command handles these signals itself.
+    interrupted: the sentence printed after Ctrl-C or SIGTERM; None: the command handles these signals itself.
     """
     try:
         if interrupted is not None:

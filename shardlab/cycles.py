@@ -1,4 +1,7 @@
-"""Records come by the million and none is part of a cycle: Python's search for those took a third of the time of reading."""
+"""Pauses the cyclic garbage collector while records are loaded.
+
+Loading millions of records triggers the collector often, and it took a third of the time; records contain no cycles.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def not_searched() -> Iterator[None]:
-    """No search in the block; nor is what stays of it searched afterwards, which took a tenth of a report's time."""
+    """Disable the collector during the block.
+
+    All objects that exist after the block are exempt from later collections, which took a tenth of a report's time.
+    """
     searched = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""JSON decoders that several threads may ask for at the same time, and what they raise.
+"""JSON decoders that are safe with several threads, and the exceptions that they raise.
 
 msgspec builds what it knows of a type when that type is first decoded, and it does so without a lock: two threads that decode
 the same type for the first time crash the interpreter (SIGSEGV). Here each decoder is built once, by one thread at a time.
@@ -13,8 +13,7 @@ import msgspec
 
 T = TypeVar("T")
 
-# What decoding raises for a file that is damaged or hostile: text that is no such document, bytes that are no text, and a
-# document that is nested too deeply to be read.
+# The exceptions for a damaged or hostile file: it is not such a document, its bytes are not text, or it is nested too deeply.
 DECODE_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _LOCK = threading.Lock()

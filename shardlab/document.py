@@ -1,8 +1,8 @@
-"""Read YAML so strictly that nothing a person wrote is silently changed, keeping every value's place in the file.
+"""Reads YAML strictly: no value is silently changed, and the line and column of every value are kept.
 
 YAML 1.1 turns ``1:30:00`` into 5400, ``3.10`` into 3.1 and ``on`` into true, lets the last of two equal keys win, and
-expands aliases without bound. Here plain scalars are null, true/false, decimal integers, decimal floats or text; what
-is ambiguous is refused with the place and the way to write it.
+expands aliases without bound. Here plain scalars are null, true/false, decimal integers, decimal floats or text; an
+ambiguous value is refused, with its place and how to write it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def load(path: Path) -> Document:
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
     if len(raw) > MAX_BYTES:
-        raise InputError(f"{path}: larger than {MAX_BYTES // 2**20} MiB; such a file holds axes, never rows.")
+        raise InputError(f"{path}: larger than {MAX_BYTES // 2**20} MiB, the limit for a cluster file or a matrix file.")
     return parse(raw, str(path))
 
 
@@ -137,7 +137,7 @@ class _Builder:
         for event in self.events:
             if isinstance(event, yaml.DocumentStartEvent):
                 if seen:
-                    raise self.refuse(event, (), "a second document in one file; keep one document per file")
+                    raise self.refuse(event, (), "found a second document in this file. Allowed: one document per file")
                 seen = True
             elif isinstance(event, yaml.NodeEvent):
                 data = self.node(event, ())
@@ -150,11 +150,11 @@ class _Builder:
         if len(path) > MAX_DEPTH:
             raise self.refuse(event, path[:3], f"nested deeper than {MAX_DEPTH} levels")
         if isinstance(event, yaml.AliasEvent):
-            raise self.refuse(event, path, f"an alias (*{event.anchor}); write the value out")
+            raise self.refuse(event, path, f"found an alias (*{event.anchor}). Allowed: the value itself")
         if anchor := getattr(event, "anchor", None):
-            raise self.refuse(event, path, f"an anchor (&{anchor}); write the value out where it is needed")
+            raise self.refuse(event, path, f"found an anchor (&{anchor}). Allowed: the value at each place that needs it")
         if tag := getattr(event, "tag", None):
-            raise self.refuse(event, path, f"a tag ({tag}); only plain values are allowed")
+            raise self.refuse(event, path, f"found a tag ({tag}). Allowed: only values without a tag")
         self.document.values[path] = _mark(event)
         if isinstance(event, yaml.ScalarEvent):
             return self.scalar(event, path)
@@ -177,16 +177,16 @@ class _Builder:
             if isinstance(event, yaml.MappingEndEvent):
                 break
             if not isinstance(event, yaml.ScalarEvent):
-                raise self.refuse(event, path, "a key that is not plain text")
+                raise self.refuse(event, path, "found a key that is not plain text. Allowed: text as a key")
             if event.anchor or event.tag:
-                raise self.refuse(event, path, "an anchor or tag on a key; write the key plainly")
+                raise self.refuse(event, path, "found an anchor or a tag on a key. Allowed: only the key")
             key = event.value
             here = (*path, key)
             if key == "<<" and not event.style:
-                raise self.refuse(event, path, "a merge key (<<); write the keys out")
+                raise self.refuse(event, path, "found a merge key (<<). Allowed: the keys themselves")
             if key in items:
                 first = self.document.keys[here]
-                raise self.refuse(event, here, f"this key stands twice; the first is on line {first.line}")
+                raise self.refuse(event, here, f"found this key twice, first on line {first.line}. Allowed: each key once")
             self.document.keys[here] = _mark(event)
             items[key] = self.node(next(self.events), here)
         return items
@@ -204,7 +204,7 @@ class _Builder:
         if _FLOAT.match(value) and not re.match(r"[-+]?0[0-9]", value):
             return float(value)
         if _TIME.match(value):
-            raise self.refuse(event, path, f'a time without quotes, which YAML reads as a number; write "{value}"')
+            raise self.refuse(event, path, f'a time without quotes, which some YAML parsers read as a number; write "{value}"')
         if _ODD_NUMBER.match(value):
             raise self.refuse(
                 event, path, f'{value} is read differently by different YAML parsers; write a plain decimal or "{value}"'

@@ -1,14 +1,14 @@
-"""The exceptions that reach a person, each one sentence and an exit code.
+"""The exceptions that are shown to users: each has one sentence and an exit code.
 
 ::
 
     ShardlabError            something asked for did not succeed          exit 1
     ├── InputError           the input is wrong, nothing was changed      exit 2
-    │   └── UnknownName      a name that no plug-in or file answers to    exit 2
+    │   └── UnknownName      no plug-in, file or key has this name        exit 2
     ├── WorkspaceError       the workspace cannot be read or written      exit 1
     └── MissingExtra         an optional set of packages is not installed exit 1
 
-Anything else that escapes is a defect of ours and keeps its traceback.
+Any other exception is a defect of shardlab and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class InputError(ShardlabError):
 
 
 class UnknownName(InputError):
-    """A name that nothing answers to; the sentence prints the menu and the nearest name.
+    """An unknown name. The message lists the allowed names and suggests the most similar one.
 
-    summaries: what the names mean; given, the menu has a line for each.
+    summaries: the meaning of each name; if given, the message has a line for each name.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The one expression grammar of --where, include, exclude and claims: parsed by Python's parser, evaluated by ours.
+"""The grammar of expressions in --where, include, exclude and claims: Python's parser parses them, our code evaluates them.
 
 Comparisons, ``+ - * /``, ``and or not in``, numbers, text, lists, names, and calls of the functions that the caller
 allows. Nothing else is evaluated, ever.
@@ -32,7 +32,7 @@ _COMPARE: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 
 
 class ExpressionError(ValueError):
-    """The expression is not in the grammar, or names what is not there."""
+    """The expression is not in the grammar, or uses a name that does not exist."""
 
 
 class Expression:
@@ -41,7 +41,7 @@ class Expression:
     def __init__(self, text: str) -> None:
         self.text = text
         if len(text) > MAX_LENGTH:
-            raise ExpressionError(f"an expression of more than {MAX_LENGTH} characters")
+            raise ExpressionError(f"an expression of more than {MAX_LENGTH} characters, which is the limit")
         try:
             self.tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -55,7 +55,7 @@ class Expression:
 
     @property
     def filters(self) -> list[tuple[str, dict[str, Any]]]:
-        """Each call's function with the named arguments that it is given. Raises ExpressionError for one that varies."""
+        """For each call: its function and its named arguments. Raises ExpressionError for an argument that is not constant."""
         return [
             (node.func.id, {k.arg: _evaluate(k.value, {}, {}) for k in node.keywords if k.arg})
             for node in ast.walk(self.tree)

@@ -1,4 +1,4 @@
-"""Whole files: a reader sees the old file or the new one, and a kill loses at most the line being written."""
+"""Reads, replaces and locks files. A reader sees the whole old file or the whole new file, even if the writer is killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardlab.errors import InputError, WorkspaceError
 
 
 class NotRegular(OSError):
-    """There is something under this name that is no regular file, such as a symlink or a FIFO."""
+    """The path is not a regular file but, for example, a symlink or a FIFO."""
 
     def __init__(self, path: Path | str, kind: str) -> None:
         super().__init__(errno.EINVAL, f"it is {kind}, and only regular files are read; remove it", str(path))
@@ -29,7 +29,7 @@ class NotRegular(OSError):
 
 
 def read(path: Path | str) -> bytes:
-    """All that a regular file holds. OSError as open does, NotRegular for a symlink, a FIFO, a socket or a device.
+    """The content of a regular file. Raises OSError as open does, and NotRegular for a symlink, a FIFO, a socket or a device.
 
     A file of a run may come from another machine: a symlink could lead anywhere, and a FIFO would block for ever. A small file
     takes less time than with Path.read_bytes.
@@ -68,7 +68,7 @@ def _open_regular(path: Path | str) -> tuple[int, int]:
 
 
 def kind_of(mode: int) -> str:
-    """What kind of file a mode is of, in words."""
+    """The kind of file that a mode describes, in words."""
     kinds = {
         stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symlink", stat.S_IFIFO: "a FIFO",
         stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
@@ -91,7 +91,7 @@ def write_atomic(path: Path, content: bytes, *, sync: bool = True, mode: int = 0
 
 
 def write_new(path: Path, content: bytes | memoryview, *, mode: int = 0o644) -> None:
-    """Write a file of a folder that is not in its place yet, where nobody sees it half written. Raises WorkspaceError."""
+    """Write a file in a folder that no reader uses yet, so that nobody sees a half-written file. Raises WorkspaceError."""
     try:
         _write(path, content, sync=False, mode=mode)
     except OSError as error:
@@ -126,20 +126,20 @@ def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
 def as_json(value: Any) -> bytes:
     """`value` as a file of indented JSON.
 
-    Raises InputError for a text that is no UTF-8, as the name of a file can be: any other text in its place would name another
-    file to those who read it.
+    Raises InputError for a text that is not UTF-8, which the name of a file can be: if it was replaced by other text, the JSON
+    file would name another file.
     """
     try:
         document = msgspec.json.encode(value)
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{error.object[:200]!r}: holds bytes that are no UTF-8, which no file of JSON can hold. Allowed: names in UTF-8."
+            f"{error.object[:200]!r}: contains bytes that are not UTF-8, which no JSON file can store. Allowed: names in UTF-8."
         ) from None
     return _indented(printable.escaped(document))
 
 
 def write_document(path: Path, value: Any) -> None:
-    """`value` as indented JSON for people, atomically, with "?" for what is no UTF-8. Raises WorkspaceError."""
+    """`value` as indented JSON for people, atomically, with "?" for bytes that are not UTF-8. Raises WorkspaceError."""
     write_atomic(path, _indented(printable.json(value)))
 
 
@@ -156,7 +156,7 @@ def make_folder(path: Path) -> None:
 
 
 def names(folder: Path | str) -> list[str]:
-    """What lies in a folder, by name; nothing where it is not there. Raises WorkspaceError."""
+    """The sorted names in a folder; none if the folder does not exist. Raises WorkspaceError."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries)
@@ -178,7 +178,7 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Wait until nobody else holds the lock of this file; the kernel lets go however its holder ends. Raises WorkspaceError."""
+    """Hold the lock of this file; wait for it first. The kernel releases it however its holder ends. Raises WorkspaceError."""
     make_folder(path.parent)
     with as_workspace_error("lock"):
         handle = path.open("ab")

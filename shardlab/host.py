@@ -1,4 +1,4 @@
-"""What a machine really is: processors, memory, GPUs, network interfaces, software; run it to get it as JSON."""
+"""The properties of this machine: processors, memory, GPUs, network interfaces, software. Run it to print them as JSON."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Nic(msgspec.Struct, omit_defaults=True):
 
 
 class NumaNode(msgspec.Struct):
-    """Processors that are near to the same memory, as the kernel lists them, such as 0-15,32-47.
+    """A NUMA node. cpus: its processors as the kernel lists them, such as 0-15,32-47.
 
-    Its memory is left out: under a virtual machine's balloon it changes from minute to minute, and what a machine is
-    must not.
+    The size of its memory is left out: the balloon driver of a virtual machine changes it from minute to minute, and the
+    properties of a machine must not change.
     """
 
     node: int
@@ -46,7 +46,7 @@ class NumaNode(msgspec.Struct):
 
 
 class Host(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One machine at one boot. An item that could not be read is absent; `gpus` is None where NVML is not there."""
+    """One machine at one boot. An item that could not be read is absent; `gpus` is None if NVML is absent."""
 
     schema: int
     host: str
@@ -136,7 +136,7 @@ def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> list[NumaNode]:
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout that this code runs from, with "-dirty" where it differs; None for an installed wheel."""
+    """The commit of the checkout from which this code runs, with "-dirty" if files differ; None for an installed wheel."""
     here = Path(__file__).parent
     command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty", "--match="]
     tracked = ["git", "-C", str(here), "ls-files", "--error-unmatch", Path(__file__).name]

@@ -1,4 +1,4 @@
-"""What provision found the nodes of a cluster to be, as jobs and collect read it."""
+"""Reads the inventory of a cluster's nodes, which `provision` writes, for `jobs` and `collect`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from shardlab.workspace import Workspace
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A node of inventory.json; what else is there is for people and for other programs.
+    """A node of inventory.json. The other fields there are for people and other programs.
 
-    host, port, user, identity: how it is logged in to; python: the interpreter that has shardlab, on that node.
+    host, port, user, identity: for the login by SSH.
+    python: the interpreter on the node in which shardlab is installed.
     """
 
     name: str
@@ -39,26 +40,26 @@ def path_of(workspace: Workspace) -> Path:
 
 
 def read(workspace: Workspace, cluster: Cluster) -> Inventory:
-    """The inventory of this cluster. Raises InputError where provision has not made one here."""
+    """The inventory of this cluster. Raises InputError if `provision` has not written it in this workspace."""
     path = path_of(workspace)
     first = "Run first: provision CLUSTER.yaml"
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Inventory)
     except FileNotFoundError:
-        raise InputError(f"{path}: there is none, so that the nodes of {cluster.name} are not known. {first}.") from None
+        raise InputError(f"{path}: no such file, so the nodes of the cluster {cluster.name} are not known. {first}.") from None
     except DECODE_FAULTS as error:
         raise InputError(f"{path}: is not an inventory of this version: {error}. {first}.") from None
     if found.cluster != cluster.name:
-        raise InputError(f"{path}: is of the cluster {found.cluster}, not of {cluster.name}. {first}.")
+        raise InputError(f"{path}: describes the cluster {found.cluster}, not {cluster.name}. {first}.")
     return found
 
 
 def controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, str]:
-    """(how the node is reached that takes jobs, the interpreter on it that has shardlab). Raises InputError."""
+    """(the address of the controller, the interpreter on it in which shardlab is installed). Raises InputError."""
     found = read(workspace, cluster)
     node = next((one for one in found.nodes if "controller" in one.roles), None)
     if node is None or node.python is None:
-        raise InputError(f"{path_of(workspace)}: names no controller. Run again: provision CLUSTER.yaml.")
+        raise InputError(f"{path_of(workspace)}: lists no controller with shardlab. Run again: provision CLUSTER.yaml.")
     address = Address(
         host=node.host,
         port=node.port,

@@ -1,4 +1,4 @@
-"""The two files that people write, as JSON Schema, so that an editor completes keys and marks mistakes while they type.
+"""JSON Schemas of cluster.yaml and matrix.yaml, with which an editor completes keys and marks mistakes.
 
 The schemas are made from the types that read the files; ``python -m shardlab.json_schema`` writes them anew.
 """
@@ -52,8 +52,8 @@ def _matrix() -> Schema:
     conditions = {"when": {"type": "string"}, "why": {"type": "string"}}
     cell = _mapping(keys)
     definitions |= {
-        "CellKeys": {"title": "CellKeys", "description": "Keys of a cell, none required.", **cell},
-        "Axes": {"title": "Axes", "description": "Keys of a cell, each with the values that it takes.", **axes},
+        "CellKeys": {"title": "CellKeys", "description": "Keys of a cell; none is required.", **cell},
+        "Axes": {"title": "Axes", "description": "Keys of a cell, each with the list of its values.", **axes},
         "Inclusion": {"title": "Inclusion", **_mapping(named | conditions)},
         "Exclusion": {"title": "Exclusion", **_mapping(named | conditions), "required": ["why"]},
     }

@@ -1,7 +1,7 @@
-"""The machines through which `~/.ssh/config` leads to another one (ProxyJump), as OpenSSH itself reads it.
+"""The proxy jumps on the way to a machine (ProxyJump in `~/.ssh/config`), as OpenSSH itself reads them.
 
-fabric would go through several in the opposite order and take `ProxyJump none` for a machine of that name; OpenSSH would hold
-none but the last machine to what its command line says of host keys.
+fabric would use several jumps in the opposite order, and read `ProxyJump none` as a jump through a machine called none. OpenSSH
+would apply the options for host keys on its command line only to the last machine.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class Jump(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> list[str]:
-        """What ends a command of OpenSSH that goes there."""
+        """The last words of an OpenSSH command that connects to this machine."""
         port = ["-p", str(self.port)] if self.port is not None else []
         user = ["-l", self.user] if self.user is not None else []
         return [*port, *user, "--", self.host]
 
 
 class Way(msgspec.Struct, frozen=True):
-    """jumps: the first machine first. command: what else connects there (ProxyCommand), or ''."""
+    """How to connect. jumps: the first machine first. command: the ProxyCommand if there are no jumps, or ''."""
 
     jumps: tuple[Jump, ...] = ()
     command: str = ""
 
 
 def way(to: Jump) -> Way | None:
-    """How that machine is reached; None where there is no OpenSSH to ask."""
+    """How to connect to this machine; None if OpenSSH is not installed or does not answer."""
     found: tuple[Jump, ...] = ()
     first = to
     while True:

@@ -1,8 +1,8 @@
-"""A matrix file and its expansion: axes, zips, exclusions and inclusions into the points that are to run.
+"""Reads a matrix file and expands its axes, zips, exclusions and inclusions into the combinations that are to run.
 
-`axes`, `exclude` and `include` mean what they mean in a GitHub Actions matrix: the axes are crossed, what matches an
-exclusion is dropped with its reason, and an inclusion adds its keys to every point of which it changes no axis, or
-stands as a point of its own.
+`axes`, `exclude` and `include` mean the same as in a GitHub Actions matrix: the axes are crossed; a combination that matches an
+exclusion is dropped, with the reason; an inclusion adds its keys to every combination whose axes it does not change, or, if
+there is none, becomes a combination of its own.
 """
 
 from __future__ import annotations
@@ -20,77 +20,21 @@ from shardlab.cell import Draft, Instruments, Optimizer, Schedule
 from shardlab.cell_names import PLAIN, is_name
 from shardlab.document import Document, Path_, Problem
 from shardlab.errors import UnknownName
+from shardlab.expansion import Excluded
 from shardlab.expression import Expression, ExpressionError
-from shardlab.workspace import Traces
+from shardlab.study import Assumed, Claim, Note, Reported, Setting, Traces
 
 MAX_CELLS = 100_000
 Placed = dict[str, tuple[Any, Path_]]  # cell key -> its value and where that stands in the file
-
-
-class Assumed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A value that the source does not state and that had to be chosen."""
-
-    key: str
-    value: Any
-    why: str
-
-
-class Reported(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A number of the source, exactly as printed, and where it stands.
-
-    unit: where it stands in the table's head and not beside the number. of: which operator or kernel, where the metric is of
-    one. against: the cell that a metric of two cells is against, where that is not the baseline. kind: measured by the
-    source; estimated (computed or extrapolated by it); assumed (an example that nobody ran).
-    """
-
-    where: str
-    metric: str
-    printed: str
-    cell: dict[str, Any] = {}
-    unit: str | None = None
-    of: str | None = None
-    against: dict[str, Any] = {}
-    kind: Literal["measured", "estimated", "assumed"] = "measured"
-
-
-class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A sentence of the source as a test on metrics."""
-
-    id: str
-    says: str
-    test: str
-    where: str
-
-
-class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the source contradicts itself or leaves something open."""
-
-    where: str
-    says: str
-
-
-class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the source ran on, as far as it says so; what differs here is a likely reason for other numbers.
-
-    cell: the cells that it is of; all without it. gpu: a part of NVML's name, such as H100. link: between GPUs of a node.
-    network_mbps: of an interface between nodes. software: versions, or their beginnings, by package.
-    """
-
-    where: str
-    gpu: str | None = None
-    link: Literal["NVLink", "PCIe"] | None = None
-    network_mbps: int | None = None
-    software: dict[str, str] = {}
-    cell: dict[str, Any] = {}
 
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
 class Repeats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The number of runs of a cell, if claims need more of some cells.
+    """The number of runs of each cell, if the cells of claims need more runs than others.
 
-    claims: of each cell that the test of a claim names; others: of every other cell.
+    claims: runs of each cell that the test of a claim names. others: runs of each other cell.
     """
 
     claims: Count
@@ -98,10 +42,11 @@ class Repeats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """matrix.yaml as written; cell keys are checked one by one against `Draft`.
+    """The content of matrix.yaml.
 
-    baseline: the strategy that speed-up and efficiency are against. traces: how the source read its traces; `like-hta`
-    judges it by what HolisticTraceAnalysis gives for ours.
+    baseline: the strategy to which speed-up and efficiency are relative.
+    traces: exact, or like-hta if the source analysed its traces with HolisticTraceAnalysis (HTA); then the figures that HTA
+    computes from our traces are compared with those of the source.
     """
 
     schema: Literal[1]
@@ -124,12 +69,12 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def tests(self) -> list[str]:
-        """Those of the claims."""
+        """The tests of the claims."""
         return [claim.test for claim in self.claims]
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One combination: its keys, and for each key the place in the file that gave it its value."""
+    """One combination: its keys, and for each key the place in the file where its value is written."""
 
     keys: dict[str, Any]
     origin: dict[str, Path_]
@@ -137,13 +82,6 @@ class Point(msgspec.Struct, frozen=True):
     def draft(self) -> Draft:
         """The keys as a typed draft. Raises msgspec.ValidationError for a required key that is missing."""
         return msgspec.convert(_nested(self.keys), Draft)
-
-
-class Excluded(msgspec.Struct, frozen=True):
-    """A combination that the file excludes, and why."""
-
-    keys: dict[str, Any]
-    why: str
 
 
 class Matrix(msgspec.Struct, frozen=True):
@@ -160,7 +98,7 @@ class Matrix(msgspec.Struct, frozen=True):
         return self.file.name
 
     def problem(self, point: Point, key: str, sentence: str) -> Problem:
-        """Place a sentence at the value that gave `point` its `key`, or at its strategy where a default did."""
+        """A problem at the place in the file where `key` of `point` is written; if its value is a default, at the strategy."""
         return self.document.problem(origin(point, key) or origin(point, "strategy"), sentence)
 
 
@@ -172,7 +110,7 @@ def shipped() -> dict[str, Path]:
 
 
 def find(name: str) -> Path:
-    """The file that a name means: a path (anything with a slash or .yaml), or a shipped matrix."""
+    """The file of a matrix. name: a path, if it has a slash or ends with .yaml or .yml; else the name of a shipped matrix."""
     if "/" in name or name.endswith((".yaml", ".yml")):
         return Path(name)
     known = shipped()
@@ -192,12 +130,12 @@ def load(path: Path) -> Matrix:
         raise text.errors(problems)
     points, excluded = _expand(text, file)
     if not points:
-        raise text.error(("axes",), "no cell is left: everything is excluded or nothing is listed.")
+        raise text.error(("axes",), "no cell is left: all combinations are excluded, or the file lists none.")
     return Matrix(file, text, str(path), points, excluded)
 
 
 def key_type(key: str) -> Any:
-    """The type that a cell key takes, dotted keys included; None for a key that no cell has."""
+    """The type of the value of a cell key, which may be dotted; None for a key that does not exist."""
     head, _, tail = key.partition(".")
     fields = {field.name: field.type for field in msgspec.structs.fields(Draft)}
     if not tail:
@@ -211,7 +149,7 @@ def key_type(key: str) -> Any:
 
 
 def origin(point: Point, key: str) -> Path_:
-    """Where the value of `key` stands, also when a dotted key or the whole mapping gave it."""
+    """The place of the value of `key` in the file, whether it is written as a dotted key or within a mapping."""
     head, _, tail = key.partition(".")
     if key in point.origin:
         return point.origin[key]
@@ -227,7 +165,7 @@ def _check_keys(text: Document, file: MatrixFile, problems: list[Problem]) -> No
     for path, group in groups:
         for key, values in group.items():
             if key in seen:
-                problems.append(text.problem((*path, key), f"varies already at {document.dotted(seen[key])}."))
+                problems.append(text.problem((*path, key), f"already has a list at {document.dotted(seen[key])}."))
             seen[key] = (*path, key)
             if not values:
                 problems.append(text.problem((*path, key), "found an empty list. Allowed: one value or more."))
@@ -235,7 +173,7 @@ def _check_keys(text: Document, file: MatrixFile, problems: list[Problem]) -> No
                 _check_value(text, key, value, (*path, key, index), problems)
         if path[0] == "zip" and len({len(values) for values in group.values()}) > 1:
             lengths = ", ".join(f"{key}: {len(values)}" for key, values in group.items())
-            problems.append(text.problem(path, f"lists that move together must be equally long, found {lengths}."))
+            problems.append(text.problem(path, f"the lists of one zip must have the same length, found {lengths}."))
     for name, entries in (("exclude", file.exclude), ("include", file.include)):
         for index, entry in enumerate(entries):
             _check_entry(text, name, index, entry, problems)
@@ -244,7 +182,7 @@ def _check_keys(text: Document, file: MatrixFile, problems: list[Problem]) -> No
 def _check_entry(text: Document, name: str, index: int, entry: dict[str, Any], problems: list[Problem]) -> None:
     path: Path_ = (name, index)
     if name == "exclude" and not isinstance(entry.get("why"), str):
-        problems.append(text.problem(path, "the key 'why' is missing: say in a sentence why this cannot or need not run."))
+        problems.append(text.problem(path, "the key 'why' is missing: say in a sentence why this cell cannot or need not run."))
     for key, value in entry.items():
         if key == "why":
             continue
@@ -260,21 +198,23 @@ def _check_entry(text: Document, name: str, index: int, entry: dict[str, Any], p
         else:
             _check_value(text, key, value, (*path, key), problems)
     if not set(entry) - {"why", *(["when"] if name == "include" else [])}:
-        problems.append(text.problem(path, "an entry without any cell key."))
+        problems.append(
+            text.problem(path, "an entry without any cell key. Allowed: one cell key or more; in exclude, `when` alone.")
+        )
 
 
 def _check_value(text: Document, key: str, value: Any, path: Path_, problems: list[Problem]) -> None:
     wanted = key_type(key)
     if wanted is None:
         names = [field.name for field in msgspec.structs.fields(Draft)]
-        sentence = str(UnknownName("cell key", key, names)) + " Options of a strategy or workload stand under `options`."
+        sentence = str(UnknownName("cell key", key, names)) + " Options of a strategy or workload belong under `options`."
         problems.append(text.problem(path if isinstance(path[-1], str) else path[:-1], sentence, at_key=True))
     else:
         shape.check(text, value, wanted, path, problems)
 
 
 def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> None:
-    """What the file says of its source names keys that cells have."""
+    """Check that the entries about the source name only keys that cells have."""
     for index, assumed in enumerate(file.assumed):
         if key_type(assumed.key) is None:
             known = [field.name for field in msgspec.structs.fields(Draft)]
@@ -302,7 +242,7 @@ def _expand(text: Document, file: MatrixFile) -> tuple[list[Point], list[Exclude
     for values in itertools.chain(file.axes.values(), (next(iter(group.values()), []) for group in file.zip)):
         size *= len(values)
     if size > MAX_CELLS:
-        raise text.error(("axes",), f"{size} combinations. Allowed: {MAX_CELLS} or fewer.")
+        raise text.error(("axes",), f"found {size} combinations. Allowed: {MAX_CELLS} or fewer.")
     crossed = list(_cross(file)) if file.axes or file.zip else ([{}] if not file.include else [])
     kept: list[Placed] = []
     excluded: list[Excluded] = []
@@ -353,13 +293,7 @@ def _merge(*layers: Placed) -> Placed:
     return merged
 
 
-def _accepts(
-    point: Placed,
-    wanted: Placed,
-    varying: set[str],
-    when: str | None,
-    defaults: Placed,
-) -> bool:
+def _accepts(point: Placed, wanted: Placed, varying: set[str], when: str | None, defaults: Placed) -> bool:
     if any(key in varying and point[key][0] != value for key, (value, _) in wanted.items()):
         return False
     return when is None or bool(_holds(when, _plain(_merge(defaults, point))))

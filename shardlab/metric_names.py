@@ -1,11 +1,11 @@
-"""The metrics that a matrix file may name in `claims` and `reported`, as data: `jobs` checks the file and knows no `collect`.
+"""Names of the metrics allowed in `claims` and `reported` of a matrix file, which `jobs` checks without importing `collect`.
 
-`collect/metrics` defines them; `tests/test_metric_names.py` holds the two lists equal.
+`collect/metrics` defines them; `tests/test_metric_names.py` checks that both lists are equal.
 """
 
 from __future__ import annotations
 
-STATE = "state"  # how the cell ended; no metric, and asked for like one
+STATE = "state"  # how the cell ended; not a metric, but used like one
 PLAIN = (
     "final_accuracy_pct", "additional_idle_ms", "additional_non_compute_ms", "overhead_ms", "compute_loss_pct",
     "speed_gain_pct", "memory_change_pct", "bubble_theory_pct", "bubble_pct", "sent_theory_bytes", "sent_counted_bytes",
@@ -19,7 +19,7 @@ PLAIN = (
     "non_compute_pct", "idle_pct", "collective_count", "collective_ms", "collective_mean_ms", "train_time_s", "epoch_time_s",
     "epoch_time_median_s", "cpu_pct", "gpu_pct", "gpu_memory_pct",
 )  # fmt: skip
-WITH_ARGUMENT = {  # metric -> the argument that it is asked with
+WITH_ARGUMENT = {  # metric -> the argument that it needs
     "time_to_accuracy_s": "accuracy_pct",
     "operator_count": "of",
     "operator_ms": "of",

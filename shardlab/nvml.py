@@ -1,4 +1,4 @@
-"""The GPUs of a machine and what connects them, as NVML tells it."""
+"""The GPUs of a machine and the links between them, as NVML reports them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ THROTTLES = {
 
 
 class Gpu(msgspec.Struct, omit_defaults=True):
-    """A GPU as NVML names it, without what changes from moment to moment (telemetry has that). Sizes in bytes, power in watts.
+    """The constant properties of a GPU, from NVML; telemetry has those that change. Sizes in bytes, power in watts.
 
-    pcie_width: lanes in use, out of pcie_width_max: fewer than that is a card that sits badly. nvlinks: active links by
-    the PCI address of their other end, a GPU or a switch. paths: to each other GPU by its UUID, the nearest thing on
-    PCI that both share: PIX (one bridge), PXB (several), PHB (host bridge), NODE (NUMA node), SYS (between nodes).
+    pcie_width: lanes in use, out of pcie_width_max; if there are fewer, the card may not be plugged in properly.
+    nvlinks: number of active links, by the PCI address of their other end, which is a GPU or a switch.
+    paths: the connection to each other GPU, by its UUID: PIX (one PCI bridge), PXB (several), PHB (host bridge), NODE (NUMA
+    node), SYS (between NUMA nodes).
     """
 
     uuid: str
@@ -147,7 +148,7 @@ def _gpu(handle: Any, uuid: str) -> Gpu:
 
 
 def _nvlinks(handle: Any) -> dict[str, int] | None:
-    """Active links by the PCI address of their other end; None where there are none, or NVML does not tell."""
+    """Number of active links by the PCI address of their other end; None if there are none or NVML does not report them."""
     import pynvml as nvml
 
     ends: dict[str, int] = {}

@@ -1,6 +1,6 @@
-"""Times for which a run stood still as a whole, as its supervisor notes them: its job was suspended, or stopped.
+"""Pauses: periods in which a whole run stood still, as recorded by its supervisor, because its job was suspended or stopped.
 
-A step that holds such a time says nothing of how fast the work is: its loss counts, its time does not.
+The duration of a step that overlaps a pause says nothing about the speed of the work: its loss is used, its duration is not.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import msgspec
 from shardlab.record import Event, StepRecord
 
 EVENT = "stood_still"
-LEAST_S = 5.0  # what is shorter may be a busy machine
+LEAST_S = 5.0  # a shorter standstill may be caused by a busy machine
 Pause = tuple[float, float]  # first and last moment, in seconds since the epoch
 
 
 def of(events: Iterable[Event]) -> list[Pause]:
-    """By the clock of the supervisor, which looks twice a second. data: `seconds`, and `ended_s` where it is noted later."""
+    """The pauses in a run's events, by the clock of its supervisor, which checks twice a second.
+
+    data of such an event: `seconds`, and `ended_s` if the event was written later than the end of the pause.
+    """
     noted = ((event.data.get("ended_s", event.wall_s), event.data.get("seconds")) for event in events if event.event == EVENT)
     return [(end_s - seconds, end_s) for end_s, seconds in noted if isinstance(seconds, int | float)]
 
@@ -27,7 +30,7 @@ def total_s(pauses: Iterable[Pause]) -> float:
 
 
 def set_aside(records: Sequence[StepRecord], pauses: Sequence[Pause]) -> Sequence[StepRecord]:
-    """The records of a rank; those of steps that hold a pause are `watched`, so that their times count for nothing."""
+    """The records of a rank; steps that overlap a pause get `watched`, so that their times are not used."""
     if not pauses:
         return records
     return [
@@ -37,10 +40,10 @@ def set_aside(records: Sequence[StepRecord], pauses: Sequence[Pause]) -> Sequenc
 
 
 def began(record: StepRecord) -> float:
-    """When the step did, in seconds since the epoch."""
+    """The time when the step began, in seconds since the epoch."""
     return record.wall_s - record.step_ms / 1000
 
 
 def holds(begin_s: float, end_s: float, pauses: Iterable[Pause]) -> bool:
-    """Whether a pause lies in this time, or a part of one."""
+    """Whether a pause overlaps this period."""
     return any(begin_s < end and begin < end_s for begin, end in pauses)

@@ -1,4 +1,4 @@
-"""The other side of shardlab.away: takes files for a workspace on standard input, as one JSON object of paths and texts.
+"""The counterpart of shardlab.away on a cluster: reads files of a workspace from standard input, a JSON object of path to text.
 
 The templates of a workspace arrive all together. A template that does not arrive was removed on the user's machine, so it is
 removed here.
@@ -24,7 +24,7 @@ def main() -> int:
     for name, text in received.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or path.parts[0] in ("runs", ".shardlab"):
-            raise InputError(f"{name!r} is no place for a file from elsewhere.")
+            raise InputError(f"{name!r}: no file may be written there. Allowed: workspace paths outside runs/, .shardlab/.")
         target = workspace.path / path
         content = text.encode("utf-8", "surrogateescape")
         if not target.is_file() or target.read_bytes() != content:

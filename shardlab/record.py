@@ -1,7 +1,7 @@
-"""What a rank, a node and a run write, one JSON object a line, and how it is read back when a line is torn.
+"""The records that a rank, a node and a run write, one JSON object per line, and a reader that copes with torn lines.
 
-Times: `t_s` is the monotonic clock in seconds since boot, `wall_s` is seconds since the epoch. Sizes are bytes. What
-could not be read is absent, never 0.
+Times: `t_s` is the monotonic clock in seconds since boot, `wall_s` is seconds since the epoch. Sizes are bytes. A
+value that could not be read is absent, never 0.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ _UNFINISHED = "Input data was truncated"  # msgspec's words for the beginning of
 
 
 class Record(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):  # no record is part of a cycle
-    """A line of a record file. Unknown fields are read over, so that older readers understand newer writers."""
+    """A line of a record file. Unknown fields are ignored, so that older readers understand newer writers."""
 
 
 class StepRecord(Record, kw_only=True):
-    """One optimizer step as one rank saw it.
+    """One optimizer step on one rank.
 
-    step: 1, 2, ... over the timed steps; warm-up steps come first, counted apart, with `warmup` true.
-    loss: mean over this rank's part of the batch, before the update; absent on a rank
-    that had no data in the step. units: units of data of this rank in the step; ranks
-    that share one model (tensor and pipeline parallel) share a slice of the batch and record the same units.
-    data_ms, forward_ms, backward_ms, optimizer_ms: parts of step_ms; step_ms: from asking for data to the end of the update.
+    step: 1, 2, ... for the timed steps; warm-up steps come first, have `warmup` true, and are counted separately.
+    units: units of data of this rank in the step; ranks that share one model (tensor and pipeline parallel) share a slice of
+    the batch and record the same units.
+    step_ms: time from the request for data to the end of the update.
+    loss: mean over this rank's part of the batch, before the update; absent if the rank had no data in the step.
+    data_ms, forward_ms, backward_ms, optimizer_ms: parts of step_ms.
     allocated_bytes, reserved_bytes: peak of the GPU allocator since the start of the step; absent without a GPU.
     rss_bytes: resident memory of the process after the step.
-    watched: an instrument looked into the step and slowed it down, or it was the warm-up of a run that goes on from a
-    checkpoint; its loss counts, its times and sizes do not.
+    watched: an instrument slowed the step down, or it was the warm-up of a run that resumes from a checkpoint; its loss is
+    used, its times and sizes are not.
     """
 
     schema: int
@@ -59,7 +60,7 @@ class StepRecord(Record, kw_only=True):
 
 
 class ValidationRecord(Record, kw_only=True):
-    """The validation split as the model stood after `step` timed steps.
+    """Loss and accuracy on the validation split after `step` timed steps.
 
     loss: mean over the items. accuracy: share of the targets (labels, or next tokens) whose likeliest class was right, 0 to 1.
     """
@@ -116,7 +117,7 @@ class Sample(Record, kw_only=True):
 
 
 class Event(Record, kw_only=True):
-    """Something that happened to a run, by one writer; `data` says what else is known of it."""
+    """An event of a run, recorded by one writer; `data` has its details."""
 
     schema: int
     event: str
@@ -137,16 +138,16 @@ class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SameWork(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Whether a cell did the work of one process. why: a sentence. verdict:
+    """Whether a cell did the same work as one process. why: a sentence. verdict:
 
     proven        it did, within the tolerance of its precision
     different     it did not
-    other work    by design it does not: the strategy says so
-    not provable  it is meant to, and no proof can be had
-    not proven    no proof was asked for
+    other work    it does other work by design: the strategy says so
+    not provable  it should do the same work, but no proof is possible
+    not proven    no proof was requested
 
-    Differences are relative (see trainers/proof.py). communication_bytes: sent in one step by all ranks together: theory,
-    counted if it was counted, and textbook if textbooks give a figure.
+    Differences are relative (see trainers/proof.py). communication_bytes: bytes that all ranks together send in one step:
+    theory; counted, if they were counted; textbook, if textbooks state a formula.
     """
 
     verdict: Literal["proven", "different", "other work", "not provable", "not proven"]
@@ -159,7 +160,7 @@ class SameWork(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """result.json: what one run came to; written last, so that its existence means complete."""
+    """result.json: the result of one run. It is written last: if it exists, the run is complete."""
 
     schema: int
     run_id: str
@@ -167,12 +168,12 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     rehearsal: bool
     steps: int
     unit: str
-    resumed_from_step: int | None = None  # timed steps that a checkpoint brought along; their records are an earlier start's
+    resumed_from_step: int | None = None  # timed steps before the checkpoint; an earlier start recorded them
     final_loss: float | None = None
     final_accuracy: float | None = None  # on the validation split after the last step, 0 to 1
     throughput_per_s: float | None = None
     step_time_ms: Spread | None = None
-    train_time_s: float | None = None  # over all parts of a resumed run; steps that were made again count once
+    train_time_s: float | None = None  # over all parts of a resumed run; repeated steps count once
     epoch_time_s: list[float] | None = None
     peak_memory_bytes: dict[str, int] | None = (
         None  # allocated and reserved on GPUs, rss, by category where measured: worst rank
@@ -180,7 +181,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     parameters: int | None = None
     flops_per_unit: float | None = None  # forward and backward, by the workload's formula
     same_work: SameWork | None = None
-    communication_bytes: dict[str, float] | None = None  # in one step, all ranks: theory, counted, textbook
+    communication_bytes: dict[str, float] | None = None  # in one step, all ranks; see SameWork
     data: dict[str, Any] = {}  # name, sha256, synthetic
     instruments: dict[str, dict[str, Any]] = {}  # by name: what it found, cost_s between steps, watched_steps
     knobs: dict[str, dict[str, Any]] = {}  # asked, effective
@@ -189,7 +190,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     @property
     def resumed(self) -> bool:
-        """Whether it went on from a checkpoint: between its first timed step and its last lies time in which it did not run."""
+        """Whether it resumed from a checkpoint: then it did not run all the time between its first and its last timed step."""
         return self.resumed_from_step is not None
 
 
@@ -197,11 +198,11 @@ T = TypeVar("T")
 
 
 class Lines(msgspec.Struct, Generic[T]):
-    """The records of one file, and what could not be read of it."""
+    """The records of one file, and whether parts of the file could not be read."""
 
     records: list[T]
     truncated: bool = False  # the last line is cut: the writer was killed, or is writing it now
-    corrupt: int = 0  # complete lines that are not such a record
+    corrupt: int = 0  # number of complete lines that are not such a record
 
 
 def read_lines(path: Path | str, kind: type[T]) -> Lines[T]:
@@ -274,7 +275,7 @@ class LineWriter:
             raise WorkspaceError.from_os_error(error, "write") from error
 
     def write(self, record: Record, *, sync: bool = False) -> None:
-        """Append one record; `sync` where losing it would lose a result. Raises WorkspaceError."""
+        """Append one record. sync: if losing the record would lose a result. Raises WorkspaceError."""
         line = self._encoder.encode(record) + b"\n"
         try:
             written = os.write(self._descriptor, line)

@@ -1,4 +1,4 @@
-"""A file in a folder is a plug-in; a family file lists its variants; an unknown name prints the menu."""
+"""Plug-ins: each file of a folder is one, a family file lists its variants, and the error for an unknown name lists all."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Option(msgspec.Struct, frozen=True):
     """A knob under a cell's `options:`; its default is written into every run.json.
 
     choices: the allowed values, if they can be listed. kind: the type of a value; needed only if the default is null. least,
-    most: the bounds of a number; both are allowed themselves. nullable: whether null is allowed. What depends on other keys of
-    a cell is refused by the strategy or the workload.
+    most: the bounds of a number; both are allowed themselves. nullable: whether null is allowed. Rules that depend on other
+    keys of a cell are checked by the strategy or the workload.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""Runs a command that speaks for another machine, such as ssh, and passes its output on without what steers our terminal.
+"""Runs a command such as ssh, and removes from its output everything that could control our terminal.
 
-A live table needs more than text: the styles and cursor movements with which rich draws pass, and no other sequence does.
+A live table needs more than text: styles and cursor movements that rich uses are passed on, all other sequences are removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNFINISHED = re.compile(r"\x1b(?:\[[0-9;?]{0,20})?\Z")
 
 
 class Passing:
-    """The output of the command, of parts that are given in their order. drawing: what rich draws with may pass."""
+    """Filters the output of the command, which is given in parts. drawing: whether sequences that rich uses are passed on."""
 
     def __init__(self, *, drawing: bool) -> None:
         self._drawing = drawing
@@ -32,7 +32,7 @@ class Passing:
         self._unfinished = ""
 
     def add(self, part: bytes, *, last: bool = False) -> str:
-        """What to write of the next part; a sequence that it ends within waits for the part after it."""
+        """What to write for the next part; an incomplete sequence at its end waits for the part after it."""
         text = self._unfinished + self._decoder.decode(part, last)
         cut = None if last else _UNFINISHED.search(text)
         self._unfinished = cut[0] if cut else ""
@@ -47,7 +47,7 @@ class Passing:
 
 
 def run(argv: Sequence[str], *, terminal: bool) -> int:
-    """Run the command with our standard input; its exit code. terminal: its standard output is drawn on our terminal."""
+    """Run the command with our standard input; returns its exit code. terminal: whether its output is drawn on our terminal."""
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None

@@ -1,8 +1,8 @@
-"""A command on another machine over SSH, the safe way; the only importer of fabric.
+"""Runs commands on other machines over SSH, safely. No other file imports fabric.
 
 fabric itself trusts every host key, a changed one too (its Connection sets AutoAddPolicy and loads no known hosts). Here
-the keys of `~/.ssh/known_hosts` and of the workspace are loaded, a key that is in neither stops with its fingerprint unless
-the cluster says `host_keys: accept-new`, and a changed key always stops.
+the keys of `~/.ssh/known_hosts` and of the workspace are loaded. A login to a machine with an unknown key is refused, with the
+fingerprint, unless the cluster file says `host_keys: accept-new`; a login to a machine whose key changed is always refused.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from shardlab.jumps import Jump
 
 CONNECT_S = 10.0
 KEEPALIVE_S = 15
-GRACE_S = 5.0  # between the remote end of a command by TERM and by KILL, and again until this side gives up
+GRACE_S = 5.0  # from SIGTERM to SIGKILL for a command there; waited twice more before this side gives up
 CHUNK = 1 << 16
-SESSION = f"SHARDLAB_SESSION={secrets.token_hex(8)}"  # in the environment of all that this process starts elsewhere
+SESSION = f"SHARDLAB_SESSION={secrets.token_hex(8)}"  # in the environment of all commands that we start elsewhere
 HostKeys = Literal["strict", "accept-new"]
 
 # Written beside the file under a name of its own, checked, and renamed: a reader sees the old file or the new one.
@@ -52,7 +52,7 @@ mv -fT -- "$new" "$1"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command gave back. `code` is its exit status (negative: minus the signal), None if it ran past its limit."""
+    """The output of a command. `code` is its exit status (negative: minus the signal), or None if it exceeded its limit."""
 
     code: int | None
     stdout: str
@@ -60,25 +60,25 @@ class Answer:
 
 
 class Unreachable(ShardlabError):
-    """A machine that cannot be logged in to, and why. node: its name in the cluster file, where that is known."""
+    """The login to a machine failed, and why. node: its name in the cluster file, if known."""
 
     node: str | None = None
 
     @property
     def blames(self) -> dict[str, str]:
-        """The node at fault and why, where its name is known."""
+        """The node at fault and why, if its name is known."""
         return {self.node: str(self)} if self.node is not None else {}
 
 
 @dataclass(frozen=True)
 class Address:
-    """How a machine is reached. port, user, identity: None leaves it to `~/.ssh/config`; host may be a name of it."""
+    """How to log in to a machine. host: an address or a name from `~/.ssh/config`, which also applies to what is None."""
 
     host: str
     port: int | None = None
     user: str | None = None
     identity: Path | None = None
-    known_hosts: Path | None = None  # of the workspace, beside the person's own
+    known_hosts: Path | None = None  # of the workspace, besides the user's own
     host_keys: HostKeys = "strict"
 
 
@@ -101,7 +101,7 @@ class Remote:
         stdin: bytes = b"",
         root: bool = False,
     ) -> Answer:
-        """Run `argv` there without a shell's reading of it; ended there too after `timeout_s` seconds.
+        """Run `argv` there; no shell interprets its words. It is ended there after `timeout_s` seconds.
 
         env and argv can be read by everyone on that machine: a secret goes through `stdin`. Raises Unreachable.
         """
@@ -124,7 +124,7 @@ class Remote:
             transport = self._transport()
             self._running[mark] = in_short(argv)
             if self._ended:  # looked at after the command is listed: `end` sees it, or it does not begin
-                raise Unreachable(f"{self.address.host}: this program was told to end.")
+                raise Unreachable(f"{self.address.host}: this program was interrupted.")
             channel = transport.open_session(timeout=CONNECT_S)
             channel.exec_command(f"exec sh -c {shlex.quote(script)}")
             answer = _converse(channel, stdin, timeout_s + 3 * GRACE_S)
@@ -140,7 +140,7 @@ class Remote:
         return Answer(code, _after(mark, answer.stdout), _after(mark, answer.stderr))
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str, timeout_s: float = 60) -> Answer:
-        """Make `path` hold `content`, by root, all of it or nothing; the content crosses as standard input."""
+        """Write the file `path` as root, completely or not at all; the content is sent as standard input."""
         return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=timeout_s, stdin=content, root=True)
 
     @property
@@ -185,8 +185,8 @@ class Remote:
 def ssh_command(address: Address, *, terminal: bool = False) -> list[str]:
     """The words of OpenSSH's own client for a machine, to be followed by the command as one word, which a shell there reads.
 
-    For what goes on for long or wants a terminal. It asks nothing; host keys are held to the same files and rules as here, also
-    those of the machines that `~/.ssh/config` leads through.
+    It is for commands that run for long or need a terminal. It never asks for input. Host keys, also those of proxy jumps, are
+    checked with the same files and rules as in `Remote`.
     """
     known = [address.known_hosts] if address.known_hosts is not None else []
     files_ = " ".join(f'"{_literal(path, quotes=True)}"' for path in [*known, Path("~/.ssh/known_hosts").expanduser()])
@@ -209,7 +209,7 @@ def _literal(path: Path, *, quotes: bool = False) -> str:
 
 
 def putting(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
-    """The command that makes `path` hold what stands on its standard input, if that is `content`."""
+    """The command that writes its standard input to `path`, if the input is `content`."""
     return ["sh", "-c", PUT, "put", path, hashlib.sha256(content).hexdigest(), secrets.token_hex(4), owner, f"{mode:o}"]
 
 
@@ -273,7 +273,7 @@ def _open(address: Address) -> Any:
         said = f"{hostname}: its host key is not known: {key.get_name()} {fingerprint(key.asbytes())}"
         if address.host_keys == "strict" or address.known_hosts is None:
             raise Unreachable(
-                f"{said}. Compare it with what the machine's console or its provider says, then log in once with ssh, or "
+                f"{said}. Compare it with the one that the machine's console or provider shows, then log in once with ssh, or "
                 "write host_keys: accept-new under ssh in the cluster file."
             )
         _remember(address.known_hosts, hostname, key)
@@ -310,16 +310,18 @@ def _open(address: Address) -> Any:
         file = ["-f", str(address.known_hosts)] if address.known_hosts else []
         forget = shlex.join(["ssh-keygen", "-R", host if port == 22 else f"[{host}]:{port}", *file])
         raise Unreachable(
-            f"{host}: its host key CHANGED: known is {fingerprint(error.expected_key.asbytes())}, it shows "
-            f"{fingerprint(error.key.asbytes())}. If it was reinstalled, remove the old key: {forget}. "
+            f"{host}: its host key CHANGED: known is {fingerprint(error.expected_key.asbytes())}, found is "
+            f"{fingerprint(error.key.asbytes())}. If the machine was reinstalled, remove the old key: {forget}. "
             "Otherwise the connection may be intercepted."
         ) from None
     except paramiko.PasswordRequiredException:
         raise Unreachable(f"{host}: the key needs a passphrase; add it to an agent: ssh-add.") from None
     except paramiko.AuthenticationException as error:
         if "saw EOF" in str(error):  # as a machine does that is still starting: of keys it said nothing
-            raise Unreachable(f"{host}: it hung up during the login: it may be starting, or have too many logins.") from None
-        raise Unreachable(f"{host}: it lets nobody in with these keys: {_said(error)}.") from None
+            raise Unreachable(
+                f"{host}: it closed the connection during the login: it may be starting, or have too many logins."
+            ) from None
+        raise Unreachable(f"{host}: it accepts no SSH key of this user: {_said(error)}.") from None
     except (OSError, EOFError, paramiko.SSHException) as error:
         if str(error) == "No authentication methods available":
             raise Unreachable(

@@ -1,4 +1,4 @@
-"""One attempt at a cell, resolved and frozen: run.json, which is all that the nodes are told."""
+"""run.json: one attempt at a cell, with every value resolved. It contains all that the nodes need to know."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUN_ID = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 
 
 class World(msgspec.Struct, frozen=True):
-    """How many processes come together: world_size = nnodes x nproc_per_node."""
+    """The number of processes of a run: world_size = nnodes x nproc_per_node."""
 
     nnodes: int
     nproc_per_node: int
@@ -26,11 +26,11 @@ class World(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """run.json. `repeat` counts from 1 over equal runs of a cell; `attempt` counts from 1 over retries of one of them.
+    """The content of run.json. `repeat` counts the equal runs of a cell from 1; `attempt` counts the retries of one run from 1.
 
-    resume: earlier attempts that left checkpoints, those with the latest step first. The run goes on from the latest
-    sound one, and its step records begin with those that the attempt had up to there: what is said of steps is said of all.
-    Or a run of another cell, on other ranks (`jobs submit --resume-from`): then its own records begin behind that step.
+    resume: earlier attempts that have checkpoints, those with the latest step first. The run resumes from the latest intact
+    checkpoint; the step records up to that step are copied from the earlier attempt, so that its records are complete. Or a
+    run of another cell, with another number of ranks (`jobs submit --resume-from`): then its records begin after that step.
     """
 
     schema: Annotated[int, msgspec.Meta(ge=1, le=1)]
@@ -41,7 +41,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     repeat: int
     attempt: int
     launcher: str
-    rehearsal: bool  # ranks forked on a CPU, practice nodes, or a tiny twin: says that the line works, not how fast it is
+    rehearsal: bool  # ranks forked on a CPU, practice nodes, or a tiny twin: its speed must not be judged
     world: World
     cluster: dict[str, str]
     data_path: str
@@ -49,12 +49,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     git_commit: str | None
     templates: dict[str, str]  # template name -> SHA-256
     created: str  # ISO 8601, UTC
-    scale: Literal["full", "tiny"] = "full"  # tiny: the cell's `rehearses` is the one that it stands for
+    scale: Literal["full", "tiny"] = "full"  # tiny: the cell's `rehearses` is the original cell
     proofs_path: str | None = None  # where same-work proofs are kept, so that a computation is proven once
     resume: list[str] = []
     scheduler: str = "local"
-    environment: str | None = None  # digest of the packages and of our source that it was made with: shardlab.code
-    limit_s: int | None = None  # after which its supervisor ends it: the cell's time limit, or what the scheduler allots
+    environment: str | None = None  # digest of packages and source at submission: shardlab.code
+    limit_s: int | None = None  # time after which its supervisor ends it: the limit of the cell or of the scheduler
     requeues: int = 0  # how often the scheduler may start it again
     avoid: list[str] = []  # nodes that failed under earlier attempts
     wait_gpus_s: int = 0  # how long the run waits before its ranks start, if other processes use its GPUs

@@ -1,4 +1,4 @@
-"""Every path that a run owns, and its state as its own files tell it."""
+"""The paths of a run's files, and the state of the run according to these files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RunDir:
         return self.path / "env" / f"{host}.json"
 
     def hosts(self) -> list[str]:
-        """The machines on which ranks met, by what they wrote of themselves."""
+        """The machines that wrote a description of themselves when the ranks of the run connected."""
         return [name.removesuffix(".json") for name in files.names(f"{self.path}/env") if name.endswith(".json")]
 
     def steps_file(self, rank: int) -> Path:
@@ -83,7 +83,7 @@ class RunDir:
         return run_file.read(self.run_json)
 
     def read_result(self) -> Result | None:
-        """The result, or None while there is none. Raises InputError where the file is damaged."""
+        """The result, or None if there is none yet. Raises InputError if the file is damaged."""
         try:
             return decoder(Result).decode(files.read(self.result))
         except FileNotFoundError:
@@ -94,7 +94,7 @@ class RunDir:
             raise InputError(f"{self.result}: is not a result of this version: {error}.") from None
 
     def write_event(self, writer: str, event: str, *, sync: bool = True, **data: Any) -> None:
-        """Append to the one event file of `writer`, synced unless losing it loses nothing: the state is computed from it."""
+        """Append an event to the event file of `writer`. sync: False if the state of the run does not depend on it."""
         now = time.time()
         record = Event(schema=SCHEMA, event=event, writer=writer, wall_s=now, host=gethostname(), data=data)
         with LineWriter(self.events_file(writer)) as lines:
@@ -103,8 +103,7 @@ class RunDir:
     def events(self, *, strict: bool = False) -> list[Event]:
         """The events of all writers in the order of their clocks; damaged lines are left out.
 
-        strict: raises InputError, which names the file and the line, if a line is damaged: without it, the state of the run
-        is not known.
+        strict: raise InputError with the file and the line if a line is damaged, because the state of the run is then unknown.
         """
         found: list[Event] = []
         for name in files.names(self.path):
@@ -124,13 +123,13 @@ class RunDir:
         return _timed_steps([self.steps(rank).records for rank in range(gpus)], self.events())
 
     def judge(self) -> state.Verdict:
-        """The state that this run's files tell."""
+        """The state of this run according to its files."""
         return self.told(self.events())[0]
 
     def told(self, events: Sequence[Event], run: run_file.Run | None = None) -> tuple[state.Verdict, Result | None]:
-        """(the state that this run's files tell, the result of a run that ended) for the events and the run as they were read.
+        """(the state of this run according to its files, its result if it ended). events, run: as read before.
 
-        Steps are counted where their supervisor did not find all of them recorded at the end.
+        Its recorded steps are counted only if its supervisor did not count all of them at the end.
         """
         exited = next((event for event in reversed(events) if event.event == "exited"), None)
         if exited is None:
@@ -148,7 +147,7 @@ class RunDir:
 def judged(
     run: run_file.Run, result: Result | None, events: Sequence[Event], steps: Mapping[int, Sequence[StepRecord]]
 ) -> state.Verdict:
-    """The state that the records of a run tell; steps: by rank."""
+    """The state of a run according to its records. steps: by rank."""
     recorded = _timed_steps([steps.get(rank, ()) for rank in range(run.cell.gpus)], events)
     return state.judge(events, has_result=result is not None, steps=recorded, steps_asked=_asked(run, result))
 

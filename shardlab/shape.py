@@ -1,4 +1,4 @@
-"""Hold plain data against a typed Struct and say, for every difference, where it stands and what is allowed."""
+"""Validates plain data against a typed Struct, and reports for every problem its place in the file and what is allowed."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _sentence(data: Any, shape: Any, detail: str) -> str:
 
 
 def describe(data: Any) -> str:
-    """A value as a person would name it, cut to a line."""
+    """A value in words, truncated to one line."""
     names = {bool: "the truth value", int: "the number", float: "the number", str: "the text"}
     if data is None:
         return "nothing"

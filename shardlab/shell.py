@@ -1,7 +1,7 @@
-"""A shell answers `jobs` itself; this is the text that gives it our verbs and leaves it everything else.
+"""Code for the user's shell, with which `jobs submit` and our other verbs work although `jobs` is a builtin of the shell.
 
-``jobs`` is a builtin of bash, zsh and fish, so that no executable of this name is ever found. A function or an alias is:
-it sends ``jobs submit`` and the other verbs to us and keeps ``jobs``, ``jobs -l``, ``jobs %1`` and ``jobs -p`` the shell's.
+``jobs`` is a builtin of bash, zsh and fish, so these shells never run an executable of this name. The function or alias that is
+defined here passes ``jobs submit`` and our other verbs to this program; ``jobs``, ``jobs -l`` and the like stay with the shell.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SHELLS = ("bash", "fish", "zsh")
 
 
 def init(shell: str | None, command: list[str] | None = None) -> str:
-    """The text for a shell to evaluate, any number of times. Raises UnknownName for a shell that has none.
+    """The code for the shell, which may evaluate it several times. Raises UnknownName for a shell that is not supported.
 
     shell: its name; None finds out. command: what runs us (default: as we were started).
     """
@@ -81,7 +81,7 @@ def init(shell: str | None, command: list[str] | None = None) -> str:
 
 
 def running_shell() -> str:
-    """The shell that started us; where another program did, the shell of the login ("" where that is not set either)."""
+    """The shell that started us; if another program started us, the login shell, or "" if that is not set."""
     try:
         parent = Path(f"/proc/{os.getppid()}/comm").read_text().strip()
     except OSError:

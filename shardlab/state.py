@@ -17,12 +17,12 @@ STATES = {
     "timeout": "ended at its time limit",
     "failed": "ended with an error",
     "cancelled": "ended by a person",
-    "node_fail": "the machine went away under it",
+    "node_fail": "a machine failed or restarted while it ran",
     "preempted": "ended by the scheduler in favour of another job",
-    "hung": "made no step for too long and was ended",
-    "unknown": "what is known of it does not fit together",
+    "hung": "made no progress for its hang limit and was ended",
+    "unknown": "its records are damaged, or contradict the scheduler",
 }
-SENDING = ("submitting", "submitted", "refused")  # a scheduler may accept a run, or not
+SENDING = ("submitting", "submitted", "refused")  # a scheduler may accept a run or reject it
 FINAL = frozenset(STATES) - {"planned", "pending", "running", "unknown"}
 
 
@@ -40,7 +40,7 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
     says how many steps that made.
     """
     ordered = sorted(events, key=lambda e: e.wall_s)
-    # Ranks that were started again in the same folder are judged by what was said since.
+    # If the ranks were started again in the same folder, only the events since the last start count.
     starts = [position for position, event in enumerate(ordered) if event.event == "started"]
     ordered = ordered[starts[-1] :] if len(starts) > 1 else ordered
     by_name = {event.event: event for event in ordered}

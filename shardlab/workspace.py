@@ -1,4 +1,4 @@
-"""The folder where a person works: their cluster file, our notes, and the runs."""
+"""The workspace: the folder of a user that contains the cluster file, the runs, the report, and our notes in .shardlab."""
 
 from __future__ import annotations
 
@@ -8,43 +8,22 @@ import shlex
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
 
 import msgspec
 
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError, UnknownName, WorkspaceError
+from shardlab.expansion import Expansion
 from shardlab.run import RUN_ID
 from shardlab.rundir import RunDir
 
-Traces = Literal["exact", "like-hta"]
-
-
-class Expansion(msgspec.Struct, kw_only=True):
-    """.shardlab/matrices/NAME.json: what a matrix came to when it was last rendered, for those who only read runs."""
-
-    schema: int
-    name: str
-    title: str
-    path: str
-    cells: list[dict[str, Any]]  # id, cell, runs: the run ids of its repeats
-    excluded: list[dict[str, Any]]
-    scale: str = "full"  # tiny: each cell's `rehearses` is the one that it stands for
-    reported: list[dict[str, Any]] = []
-    claims: list[dict[str, Any]] = []
-    settings: list[dict[str, Any]] = []
-    baseline: str = "single"
-    traces: Traces = "exact"  # how the study that is judged read its traces
-    assumed: list[dict[str, Any]] = []
-    notes: list[dict[str, Any]] = []
-
 
 class Workspace:
-    """Nothing is created before something has to be kept.
+    """The folder of a user. Nothing is created in it before something has to be stored.
 
-    path: the folder as the user names it. The nodes of a cluster may know it by this name alone, as where the folder that
-    they share is a symlink on one of them. real_path: the folder itself, without symlinks and `..`: two spellings of one
+    path: the folder as the user names it. The nodes of a cluster may know it only by this name, for example if the shared
+    folder is a symlink on one of them. real_path: the folder itself, without symlinks and `..`: two spellings of one
     workspace have the same real_path, so this is what tells workspaces apart.
     """
 
@@ -54,13 +33,13 @@ class Workspace:
         self.runs = self.path / "runs"
         self.own = self.path / ".shardlab"
         self.report = self.path / "report"
-        self.own_templates = self.path / "templates"  # a person's, that stand before ours
+        self.own_templates = self.path / "templates"  # templates of the user, which replace ours
 
     @classmethod
     def find(cls, given: str | None) -> Workspace:
         """--workspace, else $SHARDLAB_WORKSPACE, else the current folder.
 
-        Raises InputError for a file, and for a path that is no UTF-8, which no file of a run could name.
+        Raises InputError for a file, and for a path that is not UTF-8, because files of a run could not contain it.
         """
         path = Path(given or os.environ.get("SHARDLAB_WORKSPACE") or ".")
         if path.exists() and not path.is_dir():
@@ -70,12 +49,12 @@ class Workspace:
             f"{found.path}\n{found.real_path}".encode()
         except UnicodeEncodeError:
             raise InputError(
-                f"{str(found.path)!r}: holds bytes that are no UTF-8. Allowed: a workspace in a folder with a name in UTF-8."
+                f"{str(found.path)!r}: contains bytes that are not UTF-8. Allowed: a workspace whose path is in UTF-8."
             ) from None
         return found
 
     def exposed(self) -> list[str]:
-        """Why other users of this machine could change what lies here, a sentence for each folder; none where they cannot.
+        """Why other users of this machine could change files here, one sentence for each folder; none if they cannot.
 
         Under sudo the folder may be the caller's own.
         """
@@ -88,23 +67,23 @@ class Workspace:
             except OSError:  # it is not there yet, or whoever needs it says why
                 continue
             if status.st_uid not in trusted:
-                found.append(f"{folder}: it belongs to another user (number {status.st_uid}), who can change what lies in it.")
+                found.append(f"{folder}: it belongs to another user (uid {status.st_uid}), who can change its content.")
             elif status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-                found.append(f"{folder}: every user of this machine can write there; run: chmod o-w {shlex.quote(str(folder))}")
+                found.append(f"{folder}: every user of this machine can write to it; run: chmod o-w {shlex.quote(str(folder))}")
         return found
 
     def relative(self, path: str) -> Path:
-        """A path that a person wrote into a file, absolute; `~` is their home."""
+        """The absolute path for a path in a file of the user; `~` is their home."""
         return (self.path / Path(path).expanduser()).absolute()
 
     def data(self, given: str | None) -> Path:
-        """Where data sets lie: the path that cluster.yaml gives, else a folder of our own."""
+        """The folder of data sets. given: data.path of the cluster file; None: a folder in .shardlab."""
         return self.relative(given) if given else self.own / "data"
 
     def run(self, run_id: str) -> RunDir:
         """The run with exactly this id. Raises InputError for anything that is no run id or no run here."""
         if not RUN_ID.fullmatch(run_id):
-            raise InputError(f"{run_id!r} is no run id. Allowed: {RUN_ID.pattern}.")
+            raise InputError(f"{run_id!r} is no run id. Allowed: text that matches {RUN_ID.pattern}.")
         found = RunDir(self.runs / run_id)
         if not found.run_json.exists():
             raise UnknownName("run", run_id, self.run_ids()[:20], where=str(self.runs))
@@ -125,12 +104,12 @@ class Workspace:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Wait until no other command changes which runs there are; the kernel lets go however a command ends."""
+        """Hold the lock for adding and removing runs; wait for it first. The kernel releases it however the command ends."""
         with files.locked(self.own / "runs.lock"):
             yield
 
     def keep_expansion(self, expansion: Expansion) -> None:
-        """Remember what a matrix came to, and that it was the last one."""
+        """Store the expansion of a matrix, and that it is the last matrix."""
         folder = self.own / "matrices"
         files.make_folder(folder)
         files.write_json(folder / f"{expansion.name}.json", expansion)
@@ -141,7 +120,7 @@ class Workspace:
         return sorted(path.stem for path in (self.own / "matrices").glob("*.json"))
 
     def expansion(self, name: str | None) -> Expansion:
-        """What the named matrix, or else the last one, came to here. Raises InputError where there is none."""
+        """The expansion of this matrix; None: of the last matrix. Raises InputError if there is none."""
         try:
             if name is None:
                 name = str(msgspec.json.decode(files.read(self.own / "last-matrix.json"))["name"])

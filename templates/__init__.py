@@ -1,8 +1,8 @@
-"""Every text that a person may read before it runs, and the one way to fill it in.
+"""The templates of scripts, configuration files and pages, and the functions that render them.
 
-A name that is missing is an error, never an empty string. In scripts every value goes through ``quote``; in pages every
-value is cleaned and escaped. A workspace may hold templates of its own, which somebody else may have written: scripts are
-rendered in jinja2's sandbox, so that rendering runs no Python of a template.
+A missing name is an error, never an empty string. In scripts every value goes through ``quote``; in pages every value is
+cleaned and escaped. A workspace may hold its own templates, which somebody else may have written: scripts are rendered in
+jinja2's sandbox, so that rendering runs no Python of a template.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FAULTS = (
 
 
 class TemplateFault(Exception):
-    """A template of a workspace cannot be filled in: its file, its line and why, in one sentence."""
+    """A template of a workspace cannot be rendered. The message names its file, its line and the reason."""
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -47,15 +47,15 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 def render(name: str, own: Path | None = None, **values: Any) -> str:
     """The script or configuration file `name` (a path below this folder) filled in.
 
-    own: a folder whose file of that name is taken instead. Raises TemplateFault if that file cannot be filled in; a fault in a
-    template of ours keeps its own exception.
+    own: a folder whose file of that name is used instead. Raises TemplateFault if that file cannot be rendered; a fault in a
+    shipped template keeps its own exception.
     """
     try:
         return _scripts(own).get_template(name).render(**values)
     except _FAULTS as error:
         if own is None or not (own / name).exists():
             raise
-        raise TemplateFault(f"{_place(error, own, own / name)}: the template cannot be filled in: {_why(error)}.") from error
+        raise TemplateFault(f"{_place(error, own, own / name)}: the template cannot be rendered: {_why(error)}.") from error
 
 
 def render_page(name: str, clean: Callable[[str], str], **values: Any) -> str:
@@ -119,7 +119,7 @@ _COMMON: dict[str, Any] = {
     "trim_blocks": True,
     "lstrip_blocks": True,
     "keep_trailing_newline": True,
-    "auto_reload": False,  # all of what one command renders is of the same text
+    "auto_reload": False,  # one command renders all scripts from the same text
 }
 
 

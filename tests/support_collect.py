@@ -13,12 +13,13 @@ import msgspec
 
 from shardlab import files
 from shardlab.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.expansion import ExpandedCell, Expansion
 from shardlab.host import Host, Nic
 from shardlab.nvml import Gpu
 from shardlab.record import SCHEMA, Event, GpuSample, LineWriter, NicSample, Result, Sample, StepRecord
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
-from shardlab.workspace import Expansion, Workspace
+from shardlab.workspace import Workspace
 
 START_S = 1_760_000_000.0  # seconds since the epoch of every run's first step
 MIB = 2**20
@@ -242,23 +243,10 @@ def keep(
     workspace: Workspace, cells: list[Cell], repeats: int = 3, title: str = "Strategies on two ranks", **study: Any
 ) -> None:
     """The notes on a matrix of these cells. study: its claims, reported numbers, settings, assumptions, notes, exclusions."""
-    workspace.keep_expansion(
-        Expansion(
-            schema=1,
-            name="quickstart",
-            title=title,
-            path="matrices/quickstart.yaml",
-            cells=[
-                {
-                    "id": what.name(),
-                    "cell": msgspec.to_builtins(what),
-                    "runs": [run_id(what, repeat) for repeat in range(1, repeats + 1)],
-                }
-                for what in cells
-            ],
-            **({"excluded": []} | study),
-        )
-    )
+    plain = {"schema": 1, "name": "quickstart", "title": title, "path": "matrices/quickstart.yaml", "cells": [], "excluded": []}
+    kept = msgspec.convert(plain | study, Expansion)
+    kept.cells = [ExpandedCell(what.name(), what, [run_id(what, repeat) for repeat in range(1, repeats + 1)]) for what in cells]
+    workspace.keep_expansion(kept)
 
 
 def matrix(path: Path, title: str = "Strategies on two ranks") -> Workspace:

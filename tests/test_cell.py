@@ -1,5 +1,7 @@
 """Batch arithmetic, the hash of a cell, and run ids."""
 
+from typing import get_type_hints
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -7,12 +9,21 @@ from hypothesis import strategies as st
 from support_cells import CELL
 
 from shardlab import cell as cells
-from shardlab.cell import Draft, Optimizer
+from shardlab.cell import Cell, Draft, Optimizer, Role
 from shardlab.run import RUN_ID, attempt_of, run_id
 
 
 def draft(**keys: object) -> Draft:
     return Draft(workload="gpt2-tiny", strategy="ddp", **keys)
+
+
+def test_each_key_of_a_cell_has_one_role():
+    hints = get_type_hints(Cell, include_extras=True)
+    roles = {
+        name: [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Role)] for name, hint in hints.items()
+    }
+    assert {name: found for name, found in roles.items() if len(found) != 1} == {}
+    assert cells.keys_of(*Role) == set(roles)
 
 
 @given(ranks=st.integers(1, 64), micro=st.integers(1, 32), passes=st.integers(1, 8))

@@ -55,7 +55,7 @@ def test_without_a_file_the_cluster_is_this_machine(tmp_path):
 
 def test_a_dangling_link_is_not_taken_for_absence(tmp_path):
     (tmp_path / "cluster.yaml").symlink_to(tmp_path / "gone.yaml")
-    with pytest.raises(InputError, match="a link to a file that is not there"):
+    with pytest.raises(InputError, match="is a symlink to a file that does not exist"):
         cluster.find(None, tmp_path)
 
 
@@ -80,7 +80,7 @@ def test_data_sets_are_named_shortly_or_with_where_they_come_from(tmp_path):
         ("[{name: cifar}]", "4:22: data.sets[0].name", "Allowed: cifar10, mnist, imagenet."),
         ("[{archive: x}]", "4:15: data.sets[0]", "the key 'name' is missing."),
         ("[{name: mnist, url: x}]", "4:29: data.sets[0].url", "unknown key. Allowed here: archive, name, sha256."),
-        ("[mnist, {name: mnist, archive: x}]", "4:22: data.sets[1]", "the set mnist stands twice."),
+        ("[mnist, {name: mnist, archive: x}]", "4:22: data.sets[1]", "the data set mnist is listed twice."),
         ("[{name: mnist, archive: ' '}]", "4:38: data.sets[0].archive", "found an empty path."),
         ("[{name: mnist, archive: 'https://a.org/x'}]", "4:15: data.sets[0]", "a URL without a checksum."),
         ("[{name: mnist, archive: 'ftp://a.org/x'}]", "4:38: data.sets[0].archive", "Allowed: http://, https://, or a path."),
@@ -108,7 +108,7 @@ REMOTE = "schema: 1\nname: bench\nprovider: PROVIDER\nnodes: [{name: head, host:
         ("{mount: /mydata}", "disk and mount belong together"),
         ("{server: head}", "a server without a folder"),
         ("{shared: /mydata, server: tail}", "no node is called tail"),
-        ("{disk: /dev/sdb, mount: /usr/share}", "found /usr/share. Allowed: a plain path outside the system's own folders"),
+        ("{disk: /dev/sdb, mount: /usr/share}", "found /usr/share. Allowed: a path outside the system's folders"),
         ("{disk: /dev/sdb, mount: /my/../etc}", "found /my/../etc"),
         ("{disk: /dev/sdb, mount: //etc}", "found //etc"),
         ("{shared: /etc/, server: head}", "found /etc/"),
@@ -127,5 +127,5 @@ def test_storage_as_it_may_be(tmp_path):
     text = REMOTE.replace("STORAGE", "{shared: /mydata/bench, server: head, disk: /dev/disk/by-id/nvme-x, mount: /mydata}")
     assert cluster.load(write(tmp_path, text.replace("PROVIDER", "ssh"))).storage.server == "head"
     practice = text.replace("PROVIDER", "virtual").replace(", host: 10.0.0.1", "")
-    with pytest.raises(InputError, match="provider virtual has no disks to give"):
+    with pytest.raises(InputError, match="provider virtual has no disks"):
         cluster.load(write(tmp_path, practice))

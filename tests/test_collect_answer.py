@@ -11,6 +11,7 @@ from collect import answer, load, page, summary
 from collect.cli import main
 from collect.verdicts import claims
 from jobs import select
+from shardlab.expansion import Expansion
 from shardlab.record import SameWork
 from shardlab.workspace import Workspace
 
@@ -123,13 +124,13 @@ def test_a_single_run_is_undecided_and_names_the_command_that_helps(tmp_path):
     ],
 )
 def test_the_command_names_the_matrix_as_it_was_asked_for(name, path, scale, n, command):
-    expansion = load.Expansion(schema=1, name=name, title="", path=path, cells=[], excluded=[], scale=scale)
+    expansion = Expansion(schema=1, name=name, title="", path=path, cells=[], excluded=[], scale=scale)
     assert claims.more_repeats(expansion, n, []) == command
 
 
 def test_what_was_compared_is_said_in_words(summarized):
     assert answer.compared(summarized) == "single, ddp and fsdp2 on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell"
-    assert answer.same_work(summarized) == "3 of 3 cells are proven to do the work of one process"
+    assert answer.same_work(summarized) == "3 of 3 cells are proven to do the same work as one process"
 
 
 def test_the_choice_is_that_of_the_contest_of_most_cells(summarized):
@@ -170,7 +171,7 @@ def test_the_report_starts_with_the_verdicts_the_figure_and_the_choice(drawn):
     assert order == sorted(order)
     assert drawn.index("<table") > drawn.index('id="choices"')
     told = re.sub(r"\s+", " ", answered)
-    for part in ("It is twice.", "2.00 ×", "asked: 1.9 to 2.1 ×", "printed 48.1 s", "What to choose for gpt2-tiny"):
+    for part in ("It is twice.", "2.00 ×", "the claim requires 1.9 to 2.1 ×", "printed 48.1 s", "What to choose for gpt2-tiny"):
         assert part in told
     assert drawn.count("<figure") == drawn.count('class="plot"')
 

@@ -1,40 +1,14 @@
 """What repeats allow: intervals, pooled noise, outliers, and how rarely two equal cells are told apart."""
 
 import ast
-import math
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from collect import statistics, summary
 from collect.row import Row, RunRow
 from collect.verdicts import chance
 from shardlab.expression import Expression, ExpressionError
-
-
-def test_the_median_has_a_bootstrap_interval():
-    assert statistics.median_interval([1.0, 2.0, 9.0]) == (1.0, 9.0)
-    many = [float(value) for value in range(1, 102)]
-    low, high = statistics.median_interval(many)  # of 101 values: order statistics 41 and 61 by the binomial distribution
-    assert (low, high) == (pytest.approx(41, abs=1), pytest.approx(61, abs=1))
-    assert statistics.median_interval(list(reversed(many))) == (low, high)
-    found = statistics.estimate([10.0, 12.0, 14.0], "ms")
-    assert (found.median_low, found.median_high, found.noise_pct) == (10, 14, pytest.approx(100 * 2 / 12))
-    assert statistics.estimate([10.0], "ms").median_low is None
-
-
-@pytest.mark.parametrize("n", range(2, 8))
-def test_few_values_have_an_interval_from_the_smallest_to_the_largest(n):
-    """A resample's median is the smallest value if more than half of the resample is that value: a binomial distribution says
-    how likely that is. Where it is likelier than 2.5 %, the interval of 95 % begins with the smallest value."""
-    more_than_half = range(n // 2 + 1, n + 1)
-    smallest_is_median = sum(math.comb(n, k) * (1 / n) ** k * (1 - 1 / n) ** (n - k) for k in more_than_half)
-    assert (smallest_is_median > 0.025) == (n <= 5)
-    low, high = statistics.median_interval([float(value) for value in range(n)])
-    assert ((low, high) == (0, n - 1)) == (n <= 5)
-    assert low + high == n - 1 or n > 5  # beyond, it is drawn
 
 
 def test_noise_is_pooled_over_the_cells_that_were_repeated():
@@ -62,15 +36,6 @@ def test_outliers_are_named_and_kept():
     (found,) = summary._outliers(row)
     assert (found.run, found.value, found.median) == ("r4", 13.0, 10.05)
     assert row.metrics["train_time_s"].value == pytest.approx(sum(values) / 5)
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(1, 1e6), min_size=2, max_size=30), st.floats(0.01, 100))
-def test_intervals_scale_with_their_values_and_do_not_mind_their_order(values, scale):
-    low, high = statistics.median_interval(values)
-    assert min(values) <= low <= high <= max(values)
-    scaled = statistics.median_interval([scale * value for value in sorted(values)])
-    assert scaled == (pytest.approx(scale * low), pytest.approx(scale * high))
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
@@ -119,5 +84,5 @@ def test_a_claim_is_taken_apart_at_its_ands():
         "1 < a()", "a() < 2", "b() > 1", "c() > 1", "a() > 3 or b() > 3",
     ]  # fmt: skip
     assert list(chance.calls(tree)) == ["a()", "b()", "c()"]
-    with pytest.raises(ExpressionError, match="neither holds nor fails"):
+    with pytest.raises(ExpressionError, match="neither true nor false"):
         chance.share(Expression("a()").tree, {"a()": 1.0})

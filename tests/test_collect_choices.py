@@ -117,7 +117,7 @@ def test_memory_and_time_that_ran_out_are_results_and_the_rest_is_said(tmp_path)
     (fit,) = family.more_ranks
     assert (fit.fits, fit.does_not_fit, fit.over_the_limit, fit.unknown) == (["ddp"], ["fsdp2"], ["zero1"], ["tp", "zero3"])
     first, second = choice_text.nodes(family)[:2]
-    assert (first.asks, str(first.answers[0][1])) == ("Does it fit one rank?", "not measured on one rank")
+    assert (first.asks, str(first.answers[0][1])) == ("Does it fit on one rank?", "not measured on one rank")
     assert "fsdp2: out of memory; zero1: over the time limit" in str(second.answers[0][1])
 
 
@@ -191,7 +191,7 @@ def test_other_work_by_design_is_not_ranked_and_its_reason_stands_wherever_it_is
     assert [(said, [link.text for link in who]) for said, who in line.out] == [(f"other work by design ({why})", ["fsdp2"])]
     rows = {row.cell["strategy"]: row for row in found.rows}
     assert ("speed_up" in rows["ddp"].metrics, "speed_up" in rows["fsdp2"].metrics) == (True, False)
-    assert f"other work by design, and so not compared ({why}): {rows['fsdp2'].id}" in found.remarks
+    assert f"not compared, because they do other work by design ({why}): {rows['fsdp2'].id}" in found.remarks
     column = next(one for one in found.table.columns if one.name == "same_work")
     assert [str(one) for one in column.cells] == ["proven", "proven", "other work", "proven"]
 
@@ -209,7 +209,7 @@ def test_cells_that_differ_only_in_instruments_stand_beside_each_other_and_it_is
     assert only(found)[2, 8][0] == {"ddp": "measured", "fsdp2": "measured"}
     rows = {row.cell["strategy"]: row for row in found.rows}
     assert rows["fsdp2"].baseline == rows["single"].id
-    (remark,) = [one for one in found.remarks if one.startswith("cells that are compared have different instruments")]
+    (remark,) = [one for one in found.remarks if one.startswith("compared cells have different instruments")]
     assert f"{rows['fsdp2'].id} (profile: steps 3 and 4; memory: step 2)" in remark
     assert rows["ddp"].id not in remark
 
@@ -402,7 +402,7 @@ def test_the_page_and_the_terminal_say_what_to_choose_and_lead_to_its_runs(tmp_p
     workspace = prepare(tmp_path, [(DDP, THRICE), (FSDP, THRICE)], failures=[(ZERO1, OOM, {})], rehearsal=True)
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     shown = capsys.readouterr().out
-    assert "which to choose" in shown
+    assert "which strategy to choose" in shown
     assert choice_text.CAUTION in shown
     text = (workspace.report / "index.html").read_text()
     section = text.partition('<section id="choices">')[2].partition("</section>")[0]
@@ -418,11 +418,11 @@ def test_of_very_many_choices_the_first_are_shown_and_the_others_counted(several
     assert choice_text.hidden(found) == ""
     found.choices = [family] * (choice_text.MOST_SHOWN + 2)
     assert len(choice_text.opened(found)) == choice_text.MOST_SHOWN
-    assert choice_text.hidden(found) == "6 more are in summary.json"  # 2, 4 ranks and a second batch, twice
+    assert choice_text.hidden(found) == "6 more comparisons are in summary.json"  # 2, 4 ranks and a second batch, twice
 
 
 def test_where_there_is_nothing_to_choose_nothing_is_said(tmp_path, capsys):
     workspace = prepare(tmp_path, [(support.cell(), THRICE), (DDP, THRICE)])
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
-    assert "which to choose" not in capsys.readouterr().out
+    assert "which strategy to choose" not in capsys.readouterr().out
     assert 'id="choices"' not in (workspace.report / "index.html").read_text()

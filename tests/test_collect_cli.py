@@ -109,7 +109,7 @@ def test_a_file_that_vanished_is_named(workspace, run, capsys):
     fetched(workspace, capsys)
     run.steps_file(0).unlink()
     assert main(["fetch", "--workspace", str(workspace.path)]) == 1
-    assert "steps/rank-00000.jsonl: it vanished" in capsys.readouterr().err
+    assert "steps/rank-00000.jsonl: the file is missing" in capsys.readouterr().err
 
 
 def test_an_event_after_the_end_is_no_change_but_a_rewritten_one_is(workspace, run, capsys):

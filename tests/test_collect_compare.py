@@ -98,7 +98,7 @@ def test_what_got_slower_is_told_with_its_interval(before, after, capsys):
     said = capsys.readouterr().out
     assert any(line.split()[-1] == "slower" and "step_time_ms" in line for line in said.splitlines())
     assert "rehearsal on CPU" in said
-    assert "told apart at 95 %" in said
+    assert "differ at the 95 % level" in said
 
 
 def test_turned_round_every_ratio_and_every_word_is_the_other(before, after, capsys):
@@ -148,7 +148,7 @@ def test_other_work_is_never_compared(tmp_path, capsys):
     for name, options, why in (
         ("different", {"found": proof("different")}, "B: different (because)"),
         ("other-proof", {"found": proof("not provable")}, "B: not provable (because)"),
-        ("data", {"found": proof("proven") | {"data": {"name": "x", "sha256": "cd" * 32}}}, "other data"),
+        ("data", {"found": proof("proven") | {"data": {"name": "x", "sha256": "cd" * 32}}}, "different data"),
         ("real", {"found": proof("proven"), "rehearsal": False}, "A is a rehearsal on CPU"),
     ):
         other = workspace(tmp_path / name, [SINGLE], **options)
@@ -170,7 +170,7 @@ def test_other_work_by_design_is_compared_with_itself_alone_and_says_what_it_is(
     made = workspace(tmp_path / "a", [SINGLE], found=by_design)
     (pair,) = compared(capsys, made, made.path, made.path)["pairs"]
     assert pair["metrics"]
-    assert "other work than that of one process, by design (parameters are averaged every 8 steps)" in pair["remarks"]
+    assert "by design, not the same work as one process (parameters are averaged every 8 steps)" in pair["remarks"]
     proven = workspace(tmp_path / "b", [SINGLE], found={"same_work": SameWork(verdict="proven", why="because")})
     (pair,) = compared(capsys, made, made.path, proven.path)["pairs"]
     assert ("A: other work" in pair["different_work"], "metrics" in pair) == (True, False)
@@ -192,17 +192,17 @@ def test_without_a_cell_in_both_the_keys_that_differ_are_named(tmp_path, capsys)
     long = workspace(tmp_path / "b", [msgspec.structs.replace(cell, steps=5) for cell in (SINGLE, DDP)], repeats=1)
     assert compared(capsys, short, short.path, long.path)["apart"] == [{"key": "steps", "a": [10], "b": [5]}]
     assert main(["compare", str(short.path), str(long.path)]) == 0
-    assert "no cell is in both: steps is 10 in A and 5 in B." in capsys.readouterr().out
+    assert "no cell is in both A and B: steps is 10 in A and 5 in B." in capsys.readouterr().out
     single, ddp = (msgspec.structs.replace(cell, seed=1) for cell in (SINGLE, DDP))
     third = msgspec.structs.replace(DDP, seed=3)
     other = workspace(tmp_path / "c", [ddp, single], repeats=1)
     mixed = workspace(tmp_path / "d", [msgspec.structs.replace(DDP, seed=2), SINGLE], repeats=1)
     assert main(["compare", str(other.path), str(mixed.path)]) == 0
-    assert "no cell is in both: seed is 1 in A and 2, 42 in B." in capsys.readouterr().out.replace("\n", " ")
+    assert "no cell is in both A and B: seed is 1 in A and 2, 42 in B." in capsys.readouterr().out.replace("\n", " ")
     one, two = workspace(tmp_path / "e", [single, DDP], repeats=1), workspace(tmp_path / "f", [SINGLE, third], repeats=1)
     assert compared(capsys, one, one.path, two.path)["apart"] == []
     assert main(["compare", str(one.path), str(two.path)]) == 0
-    assert "no cell is in both: no single key explains the difference." in capsys.readouterr().out
+    assert "no cell is in both A and B: no single key explains the difference." in capsys.readouterr().out
 
 
 def test_cells_without_a_twin_are_named(before, tmp_path, capsys):
@@ -233,13 +233,13 @@ def test_two_matrices_of_one_workspace(tmp_path, capsys):
     ]
     assert found["differs"] == [{"key": "compile", "a": False, "b": True}]
     assert main(["compare", "quickstart", "compiled", "--workspace", str(tmp_path)]) == 0
-    assert "taken as the same cells in spite of compile: false in A, true in B" in capsys.readouterr().out
+    assert "cells were matched although compile differs: false in A, true in B" in capsys.readouterr().out
 
 
 def test_a_name_that_is_nothing_and_a_matrix_of_a_matrix_are_wrong_input(before, capsys):
     for arguments, said in (
         (["nothing", "quickstart"], "nothing: is neither a matrix of this workspace nor a folder"),
-        (["quickstart", "quickstart", "--matrix", "quickstart"], "quickstart is a matrix itself"),
+        (["quickstart", "quickstart", "--matrix", "quickstart"], "quickstart is itself a matrix"),
     ):
         assert main(["compare", *arguments, "--workspace", str(before.path)]) == 2
         assert said in capsys.readouterr().err

@@ -165,7 +165,7 @@ def test_markdown_holds_the_summary_the_claims_and_the_reported_numbers(hostile,
     assert rows[1][:3] == ["single", "1", "torchrun"]
     assert any(row[0] == "c1" and row[1] == "undecided (rehearsal)" and HOSTILE in row[2] for row in rows)
     assert any(row[0] == "table 1" and row[3] == "102 ms" for row in rows)
-    assert "- rehearsal on CPU: shows that the line works, not how fast it is" in text
+    assert "- rehearsal on CPU: tests that everything works, not the speed" in text
     for table in prose.tables(found):
         assert len({len(row) for row in (table.headings, *table.rows)}) == 1
 

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -221,7 +222,7 @@ def test_what_is_no_file_on_the_cluster_is_named_and_does_not_arrive(cluster, fe
         os.mknod(path, 0o666 | 0o020000, os.makedev(1, 5))
     said, (found,) = fetch(code=1)
     assert found["not_regular"]["validation.jsonl"] == kind
-    assert f"{there.name}: validation.jsonl is {kind}; only files and folders with names in UTF-8 are fetched" in said
+    assert f"{there.name}: validation.jsonl is {kind}; only regular files and folders with names in UTF-8 are fetched" in said
     assert not os.path.lexists(here / "validation.jsonl")
     assert not os.path.lexists(here / "log")
     assert set(contents(here)) == {name for name in contents(there) if name.startswith(("env", "ev", "r", "s"))}
@@ -269,7 +270,7 @@ def test_an_answer_that_cannot_be_used_is_told_in_a_sentence_and_changes_nothing
 
 def test_a_name_that_ends_with_a_newline_is_refused(cluster, fetch):
     (cluster.folder / "answer").write_bytes(b'[{"run": "a\\n", "state": "completed", "complete": false}]')
-    assert fetch(code=1)[0] == "error: far: 'a\\n' is no run id. Allowed: ^[a-z0-9][a-z0-9._-]{0,63}$.\n"
+    assert fetch(code=1)[0] == "error: far: 'a\\n' is not a run id. Allowed: ^[a-z0-9][a-z0-9._-]{0,63}$.\n"
 
 
 def test_an_answer_that_is_too_large_is_told_in_a_sentence(cluster, fetch, monkeypatch):
@@ -308,7 +309,7 @@ def test_a_manifest_that_names_a_file_elsewhere_is_refused(cluster, fetch, there
     evil.write_text(json.dumps(found))
     before(cluster, 2, f"cp {evil} {there}/manifest.json")
     (told,) = fetch(code=1)[1]
-    assert "which is no file in a run's folder" in told["problems"][0]
+    assert "which is not a valid file name in a run" in told["problems"][0]
     assert not here.exists()
 
 
@@ -319,7 +320,7 @@ def test_a_manifest_of_another_run_or_shape_is_refused(cluster, fetch, there, he
     evil = cluster.folder / "evil.json"
     evil.write_text(json.dumps(json.loads((there / "manifest.json").read_text()) | change))
     before(cluster, 2, f"cp {evil} {there}/manifest.json")
-    assert "the cluster's manifest is" in fetch(code=1)[1][0]["problems"][0]
+    assert re.search(r"the cluster's manifest (is not of this version|has schema)", fetch(code=1)[1][0]["problems"][0])
     assert not here.exists()
 
 
@@ -333,7 +334,8 @@ def test_nothing_is_written_through_a_link_in_a_run_here(fetch, there, here, vic
     link.symlink_to(victim if "." not in place[1:] and place != "manifest.json" else victim / "file")
     (found,) = fetch(code=1)[1]
     shown = here.name if place == "." else f"{here.name}/{place}"
-    assert found["problems"][0].startswith(f"{shown} is a symlink here, and nothing is written through it; remove it")
+    said = f"{shown} is a symlink on this machine, and collect fetch writes only to regular files and folders; remove it"
+    assert found["problems"][0].startswith(said)
     link.unlink()
     fetch()
     assert contents(here) == contents(there)
@@ -345,7 +347,7 @@ def test_nothing_is_written_through_a_link_in_the_place_of_the_notes(cluster, fe
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(victim if place == "matrices" else victim / "file")
     said, _ = fetch(code=2)
-    assert f".shardlab/{place} is a symlink, and nothing is written through it; remove it" in said
+    assert f".shardlab/{place} is a symlink, and collect fetch writes only to regular files and folders; remove it" in said
 
 
 @pytest.mark.parametrize("name", ["matrices/quickstart.json", "last-matrix.json"])
@@ -363,7 +365,7 @@ def test_a_second_command_waits_until_the_first_has_ended(cluster):
     with (cluster.here.own / "fetch.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         waiting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert "another collect fetch transfers files" in waiting.stderr.readline()
+        assert "another collect fetch is transferring files" in waiting.stderr.readline()
         time.sleep(0.1)
         assert waiting.poll() is None
         assert not (cluster.here.runs / ".incoming").exists()

@@ -252,7 +252,7 @@ def test_utilization_is_marked_as_the_rows_have_it(on_gpus):
     assert drawn.data[0]["text"] == ["  failed"]
     assert [entry["name"] for entry in drawn.data if "name" in entry] == [
         "GPUs busy",
-        "GPU memory in use, at most",
+        "GPU memory in use, maximum",
         "processors busy",
     ]
 
@@ -324,7 +324,7 @@ def test_lines_of_scaling_hold_the_batch_or_the_batch_of_a_rank(tmp_path):
     ]
     drawn = scaling.draw(sweep(tmp_path, cells))
     lines = {line["name"]: line["x"] for line in drawn.data}
-    assert lines == {"ddp": [2, 4], "fsdp2": [1, 8], "fsdp2, batch 8 a rank": [1, 2, 4], "zero3": [8], "ideal": [1, 8]}
+    assert lines == {"ddp": [2, 4], "fsdp2": [1, 8], "fsdp2, batch 8 per rank": [1, 2, 4], "zero3": [8], "ideal": [1, 8]}
 
 
 def test_of_many_cells_the_comparable_ones_are_drawn_first_and_the_rest_wait(tmp_path):

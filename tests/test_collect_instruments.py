@@ -41,10 +41,10 @@ def test_what_looking_cost_is_said(tmp_path, capsys):
     assert (checkpoints.cost_s, checkpoints.watched_steps, checkpoints.step_ratio) == (0.5, 0, None)
     assert main(["summarize", "--workspace", str(tmp_path)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "instrument profile: 1.5 s between steps, 2 steps looked into and not counted" in said
+    assert "instrument profile: 1.5 s between steps, 2 steps observed and not counted" in said
     assert "times as long as the others): ddp ×2" in said
     assert "instrument checkpoints: 0.50 s between steps: ddp ×2" in said
-    assert "What looking cost" in (workspace.report / "index.html").read_text()
+    assert "Cost of the instruments" in (workspace.report / "index.html").read_text()
 
 
 def test_cells_that_were_looked_into_are_named_whatever_the_cells_before_them_are(tmp_path):

@@ -11,6 +11,7 @@ import support_collect as support
 from collect import figure, load, look, page, palette, summary
 from jobs.resolve import resolve
 from shardlab import matrix
+from shardlab.expansion import Expansion
 from shardlab.run import run_id
 from shardlab.workspace import Workspace
 
@@ -102,7 +103,7 @@ def drawn(path, cells, completed):
                 "excluded": [],
                 "cells": [{"id": cell.name(), "cell": msgspec.to_builtins(cell), "runs": [run_id(cell, 1)]} for cell in cells],
             },
-            type=load.Expansion,
+            type=Expansion,
         )
     )
     for cell in completed:

@@ -54,7 +54,7 @@ def test_kernels_are_listed_by_their_time_and_not_by_their_number(tmp_path, caps
     rank.write(tmp_path)
     assert main(["trace", f"{tmp_path}/", "--workspace", str(tmp_path / "w")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    heading = next(line for line in lines if line.startswith("kernels, or operators"))
+    heading = next(line for line in lines if line.startswith("kernels (on CPU: operators"))
     shown = [line.split() for line in lines[lines.index(heading) + 2 :] if line.startswith("kernel")]
     totals = [float(words[2].replace(",", "")) for words in shown]
     assert totals == sorted(totals, reverse=True)
@@ -75,7 +75,7 @@ def test_what_differs_between_traces_beyond_a_screen_is_counted(tmp_path, capsys
     words = ["trace", f"{tmp_path}/a/", "--against", f"{tmp_path}/b/", "--workspace", str(tmp_path / "w")]
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
-    title = next(line for line in lines if "a step and rank: " in line)
+    title = next(line for line in lines if "per step and rank: " in line)
     shown = sum(line.startswith(("new ", "gone ")) for line in lines[lines.index(title) :])
     new, gone = (int(title.split(f" {word}")[0].split()[-1]) for word in ("new", "gone"))
     assert (new, gone) == (40, 3)

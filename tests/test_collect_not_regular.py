@@ -131,6 +131,6 @@ def test_a_file_whose_name_is_no_utf_8_is_named_and_not_in_the_manifest(workspac
     for _ in range(2):
         assert main(["fetch", "--workspace", str(workspace.path)]) == 1
         said = capsys.readouterr().err
-        assert "x? is a file whose name is no UTF-8; only files and folders with names in UTF-8 are fetched" in said
-        assert "vanished" not in said
+        assert "x? is a file whose name is not valid UTF-8; only regular files and folders with names in UTF-8 are " in said
+        assert "is missing" not in said
     assert "x?" not in (run.path / manifest.NAME).read_text()

@@ -38,7 +38,7 @@ def paused(workspace, at):
 def test_steps_that_hold_a_pause_are_not_counted_and_times_that_hold_it_not_known(workspace):
     left = paused(workspace, 5)
     summary = summarize(load(workspace, None), "single")
-    assert f"stood still on the way, suspended or stopped, and no time that holds it is counted: {CELL.name()}-r2" in (
+    assert f"suspended or stopped during timed steps; times that include the pause do not count: {CELL.name()}-r2" in (
         summary.remarks
     )
     first, second = summary.rows[0].runs
@@ -84,4 +84,4 @@ def test_a_pause_before_the_first_step_takes_nothing_away(workspace):
     support.event(folder, "stood_still", -1.0, seconds=0.25)  # while it started
     summary = summarize(load(workspace, None), "single")
     assert "train_time_s" in summary.rows[0].runs[1].metrics
-    assert not any("stood still" in remark for remark in summary.remarks)
+    assert not any("suspended or stopped" in remark for remark in summary.remarks)

@@ -356,7 +356,7 @@ def test_the_page_shows_every_cell_state_and_run(loaded, summarized, workspace):
     for run in loaded.runs:
         assert f'href="../runs/{run.run_id}/"' in text
     assert "no GPU (NVML: Driver Not Loaded)" in text
-    assert "the last line is cut" in text
+    assert "the last line is incomplete" in text
     specs = [json.loads(t) for t in Tags(text).texts if t.startswith('{"data"')]
     assert len(specs) == sum(tag == "figure" for tag, _ in Tags(text).found) > 0
     assert all("title" in spec["layout"]["xaxis"] for spec in specs)
@@ -386,7 +386,7 @@ HOSTILE = "</script><script>alert(1)</script>\"'&{{ 7*7 }}<img src=x onerror=ale
 def test_of_more_cells_than_a_page_holds_some_are_shown_and_the_files_have_all(workspace, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(excerpt, "MOST", 2)
     assert main(["summarize", "--workspace", str(workspace.path), "--out", str(tmp_path / "report")]) == 0
-    said = "shown here: 2 of 6 cells, 2 of 3 comparisons of losses, 2 of 4 runs that did not complete"
+    said = "shown here: 2 of 6 cells, 2 of 3 loss comparisons, 2 of 4 runs that did not complete"
     told = capsys.readouterr().out
     assert said in told
     assert told.count("failed: fsdp2-gpt2-tiny") == 2
@@ -405,7 +405,7 @@ def test_a_cell_whose_baseline_is_not_shown_names_it(tmp_path, monkeypatch):
     expansion = workspace.expansion(None)
     workspace.keep_expansion(msgspec.structs.replace(expansion, cells=[*expansion.cells[1:], expansion.cells[0]]))
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
-    assert (workspace.report / "index.html").read_text().count(", against single ×1") == 1
+    assert (workspace.report / "index.html").read_text().count(", compared with single ×1") == 1
 
 
 def test_cells_that_claims_name_are_shown_before_others(summarized, monkeypatch):

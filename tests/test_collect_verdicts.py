@@ -78,13 +78,13 @@ OVERLAP = {SINGLE: [100.0, 101.0, 102.0], DDP: [99.0, 101.0, 104.0]}
         ({SINGLE: [100.0], DDP: [50.0]}, "parameters(strategy='single') == 1000", "reproduced", "do not scatter"),
         ({SINGLE: [100.0]}, "parameters(strategy='single') == 1001", "contradicted", "1,000 is not == 1,001"),
         (CLOSE, f"{T1} > {TF}", "not run", "strategy fsdp2: no such cell in this matrix"),
-        (CLOSE, "compute_share(strategy='ddp') > 1", "not run", "compute_share is no metric"),
+        (CLOSE, "compute_share(strategy='ddp') > 1", "not run", "compute_share is not a metric"),
         (CLOSE, "energy_j(strategy='ddp') > 1", "not run", "energy_j was not measured"),
-        (CLOSE, "train_time_s(seq_len=64) > 1", "ambiguous", "seq_len 64: 2 cells: single ×1; ddp ×2"),
+        (CLOSE, "train_time_s(seq_len=64) > 1", "ambiguous", "seq_len 64: matches 2 cells: single ×1; ddp ×2"),
         (CLOSE, f"{TF} > 1 and train_time_s(seq_len=64) > 1", "ambiguous", "2 cells"),
         (CLOSE, "time_to_accuracy_s(strategy='ddp') > 1", "not run", "needs accuracy_pct"),
         (CLOSE, f"{T1} / ({T1} - {T1}) > 1", "undecided", "a side is not finite"),
-        (CLOSE, f"{T1} + 1", "undecided", "is no test"),
+        (CLOSE, f"{T1} + 1", "undecided", "is not a test"),
         (CLOSE, "train_time_s(strategy='ddp', gpus=1 + 1) > 1", "reproduced", ""),
         (CLOSE, f"train_time_s(gpus={T1}) > 1", "not run", "unknown function 'train_time_s'"),
         (CLOSE, "parameters > 1", "undecided", "parameters is not a number"),
@@ -172,7 +172,7 @@ def test_a_metric_of_two_cells_gives_the_reason_for_which_it_does_not_compare_th
 
 
 def test_times_of_whole_runs_with_other_instruments_are_compared_with_a_remark(tmp_path, monkeypatch):
-    said = "instruments differ between its cells, and train_time_s holds the steps that they slowed down"
+    said = "the cells have different instruments, and train_time_s includes the steps that these slowed down"
     assert said not in judged(tmp_path / "a", CLOSE, f"{T1} > {T2}").remarks
     profiled = msgspec.structs.replace(CELLS[DDP], instruments=Instruments(profile=Profile()))
     monkeypatch.setitem(CELLS, DDP, profiled)
@@ -217,7 +217,7 @@ def test_a_rehearsal_is_said_with_every_verdict_and_compares_no_number(tmp_path)
     assert (found.verdicts[0].verdict, found.verdicts[0].rehearsal) == ("contradicted", True)
     (beside,) = found.reported
     assert (beside.measured, beside.comparable, beside.ratio, beside.agrees) == (pytest.approx(50.5), False, None, None)
-    assert "absolute numbers do not compare" in beside.reasons[0]
+    assert "absolute numbers are not comparable" in beside.reasons[0]
     assert verdict_text.word(found.verdicts[0]) == "contradicted (rehearsal)"
 
 
@@ -255,9 +255,9 @@ def test_a_printed_number_stands_beside_the_measured_one(tmp_path, entry, agrees
     ("entry", "why"),
     [
         ({"metric": "train_time_s", "printed": "a while"}, "is not a number"),
-        ({"metric": "train_time_s", "printed": "12 GB"}, "none of a metric in s"),
+        ({"metric": "train_time_s", "printed": "12 GB"}, "but the metric is in s"),
         ({"metric": "throughput_per_s", "printed": "12 img/s"}, "printed in images/s, measured in tokens/s"),
-        ({"metric": "gpu_shine", "printed": "12"}, "gpu_shine is no metric"),
+        ({"metric": "gpu_shine", "printed": "12"}, "gpu_shine is not a metric"),
         ({"metric": "train_time_s", "printed": "12s", "cell": {"strategy": "fsdp2"}}, "no such cell"),
         ({"metric": "train_time_s", "printed": "12s", "cell": {}}, "2 cells"),
     ],
@@ -303,9 +303,8 @@ def test_a_twin_says_what_it_is_the_twin_of(tmp_path):
     support.keep(workspace, [what], repeats=1, reported=[entry], scale="tiny")
     support.completed(workspace, what, found={"train_time_s": 1.0})
     (found,) = summary.summarize(load.load(workspace, None), "single").reported
-    assert found.reasons == [
-        "rehearsal: a tiny twin on CPU (workload gpt2-tiny for gpt2-large, steps 10 for 20): absolute numbers do not compare"
-    ]
+    changed = "workload gpt2-tiny instead of gpt2-large, steps 10 instead of 20"
+    assert found.reasons == [f"rehearsal: a tiny twin on CPU ({changed}): absolute numbers are not comparable"]
     assert found.measured == 1.0
 
 
@@ -321,9 +320,9 @@ def test_doubts_about_the_print_come_first(tmp_path):
     found = beside(tmp_path, entry, assumed=[{"key": "precision", "value": "fp32", "why": "not stated"}])
     assert found.reasons == [
         "the study assumed its number: nobody measured it",
-        "MB taken as a power of 1,000 bytes (of 1,024: 4.9 % more)",
+        "MB read as a power of 1,000 bytes (of 1,024: 4.9 % more)",
         "measured here: resident set of the process",
-        "assumed, as the study does not say: precision fp32",
+        "assumed, because the study does not state it: precision fp32",
     ]
 
 
@@ -418,7 +417,7 @@ def test_the_page_shows_verdicts_and_prints_and_what_the_study_leaves_open(tmp_p
         "two figures of one thing &lt;b&gt;&amp;",
     ):
         assert said in text
-    for heading in ("In short", "Reported beside measured", "What the study leaves open"):
+    for heading in ("In short", "Reported and measured numbers", "What the study leaves open"):
         assert f"<h2>{heading}</h2>" in text
     document = json.loads((workspace.report / "summary.json").read_text())
     assert len(document["verdicts"]) == 4

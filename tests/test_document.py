@@ -39,7 +39,7 @@ def test_plain_scalars_mean_what_they_look_like(text, value):
 @pytest.mark.parametrize(
     ("text", "place", "words"),
     [
-        ("a: 1\nb: 2\na: 3\n", "3:1", "stands twice; the first is on line 1"),
+        ("a: 1\nb: 2\na: 3\n", "3:1", "found this key twice, first on line 1"),
         ("a: &x 1\nb: *x\n", "1:4", "an anchor (&x)"),
         ("a: *x\n", "1:4", "an alias (*x)"),
         ("a: !!python/object:os.system ls\n", "1:4", "a tag"),

@@ -44,14 +44,14 @@ def arguments(*words):
 
 def test_a_cluster_that_was_never_provisioned_is_said(workspace, capsys):
     assert main(["submit", "--matrix", "quickstart", "--workspace", str(workspace.path)]) == 2
-    assert "inventory.json: there is none" in capsys.readouterr().err
+    assert "inventory.json: no such file" in capsys.readouterr().err
     assert not (workspace.own / "away.json").exists()
 
 
 def test_an_inventory_of_another_cluster_is_refused(workspace):
     workspace.own.mkdir()
     (workspace.own / "inventory.json").write_text('{"schema": 1, "cluster": "near", "nodes": []}')
-    with pytest.raises(InputError, match="is of the cluster near, not of far"):
+    with pytest.raises(InputError, match="describes the cluster near, not far"):
         forward.elsewhere(arguments("submit", "--matrix", "quickstart"), workspace)
 
 
@@ -116,7 +116,7 @@ def test_what_is_brought_stays_in_its_place(tmp_path, name):
         input=json.dumps({name: "x"}).encode(), capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert b"is no place for a file from elsewhere" in done.stderr
+    assert b"no file may be written there" in done.stderr
     assert not list(tmp_path.rglob("x"))
     assert not Path("/etc/x").exists()
 

@@ -78,9 +78,9 @@ def test_a_run_is_started_again_as_often_as_it_may_and_no_more(folder, restarts)
     (ended,) = [event for event in folder.events() if event.event == "exited"]
     if restarts > 1:
         assert done.returncode == 1
-        assert ended.data["why"] == "Slurm has started it again 2 times; allowed: 1."
+        assert ended.data["why"] == "Slurm has restarted the run 2 times; allowed: 1."
     else:
-        assert "has started it again" not in ended.data["why"]
+        assert "has restarted the run" not in ended.data["why"]
 
 
 def test_a_run_whose_packages_changed_is_given_back_and_not_started(folder):
@@ -91,7 +91,7 @@ def test_a_run_whose_packages_changed_is_given_back_and_not_started(folder):
     assert not (folder.path / "begun").exists()
     verdict = folder.judge()
     assert verdict.state == "planned"
-    assert f"source changed since it was submitted (000000000000, now {code.digest()})" in verdict.why
+    assert f"source changed since the run was submitted (000000000000, now {code.digest()})" in verdict.why
 
 
 def test_a_run_that_was_begun_with_other_packages_fails_and_says_so(folder):
@@ -100,7 +100,7 @@ def test_a_run_that_was_begun_with_other_packages_fails_and_says_so(folder):
     done = supervised(folder, SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1")
     assert done.returncode == 1
     assert folder.judge().state == "failed"
-    assert "source changed since it was submitted" in folder.judge().why
+    assert "source changed since the run was submitted" in folder.judge().why
 
 
 @pytest.mark.parametrize(("kills", "state"), [((4, 5), "oom"), ((4, 4), "failed")])
@@ -125,8 +125,8 @@ def at_work(folder):
     ("changed", "state", "words"),
     [
         ({}, "running", ""),
-        ({"created": -3600.0}, "failed", "its supervisor ended without saying how"),  # the number is another process's now
-        ({"boot_id": "of another boot"}, "node_fail", "the machine restarted while it ran"),
+        ({"created": -3600.0}, "failed", "ended without recording an end"),  # the number is another process's now
+        ({"boot_id": "of another boot"}, "node_fail", "the machine restarted while the run was running"),
     ],
 )
 def test_a_supervisor_is_known_by_more_than_its_number(folder, at_work, changed, state, words):

@@ -77,7 +77,7 @@ def test_submit_goes_on_with_the_others(damaged, queue, capsys):
     assert study.jobs("submit") == 1
     said = capsys.readouterr()
     line = is_named(said, folder, words)
-    assert "1 run(s) sent, 3 left alone" in said.out
+    assert "1 run(s) submitted, 3 skipped" in said.out
     assert len(queue.state()["tasks"]) == 4
     if words.startswith("run.json"):
         assert "(its job 1_" in line
@@ -118,7 +118,7 @@ def test_retry_sends_the_others_again(damaged, queue, capsys):
     assert study.jobs("retry", "--only", "oom", "--where", "seed < 5") == 1
     said = capsys.readouterr()
     is_named(said, folder, words)
-    assert "2 run(s) sent, 0 left alone" in said.out
+    assert "2 run(s) submitted, 0 skipped" in said.out
 
 
 def test_the_logs_of_the_damaged_run_are_printed(damaged, capsys):
@@ -160,7 +160,7 @@ def test_a_damaged_submission_file_stops_nothing_and_its_runs_can_be_sent_again(
     capsys.readouterr()
     assert study.jobs("submit") == 1
     said = capsys.readouterr()
-    assert "1 run(s) sent, 2 left alone" in said.out
+    assert "1 run(s) submitted, 2 skipped" in said.out
     first, second = (run.run_id for run in study.workspace.all_runs() if run.events()[-1].event == "submitting")
     assert f"{file}: is not a submission of this version: " in said.err
     assert f"It is not known whether Slurm accepted the job {file.stem}" in said.err
@@ -169,12 +169,11 @@ def test_a_damaged_submission_file_stops_nothing_and_its_runs_can_be_sent_again(
         assert study.jobs(*words) == 1
         assert f"{file}: " in capsys.readouterr().err
     assert study.jobs("status") == 1
-    assert f"{file}: is not a submission of this version: Input data was truncated. No run waits for it: remove the file." in (
-        capsys.readouterr().err
-    )
+    why = "is not a submission of this version: Input data was truncated"
+    assert f"{file}: {why}. No run waits for this submission: remove the file." in capsys.readouterr().err
     file.unlink()
     assert study.jobs("retry", "--only", "cancelled") == 0
-    assert "2 run(s) sent" in capsys.readouterr().out
+    assert "2 run(s) submitted" in capsys.readouterr().out
 
 
 def test_a_submission_whose_run_is_gone_is_given_up(tmp_path, queue, capsys):
@@ -185,7 +184,7 @@ def test_a_submission_whose_run_is_gone_is_given_up(tmp_path, queue, capsys):
     shutil.move(folder.path, tmp_path / "elsewhere")
     queue.rule()
     assert study.jobs("submit", "--wait") == 0
-    assert "the folders of its runs are gone; it is given up" in capsys.readouterr().err
+    assert "the folders of its runs are gone; the submission is dropped" in capsys.readouterr().err
     assert len([words for words in queue.calls("sbatch") if words[-1].startswith(str(folder.path))]) == 2
 
 
@@ -244,7 +243,7 @@ def test_a_rendered_run_with_a_claim_is_left_as_it_is(tmp_path, queue, capsys, v
     more = ["--matrix", str(study.matrix)] if verb == "render" else []
     assert study.jobs(verb, *more) == 1
     assert other.path.exists()  # the runs behind it are rendered all the same
-    assert f"{one.run_id}: set aside: {one.claim}: somebody has taken the run" in capsys.readouterr().err
+    assert f"{one.run_id}: set aside: {one.claim}: the run is claimed, but" in capsys.readouterr().err
     assert one.claim.exists()
     assert "submitted" not in {event.event for event in one.events()}
 

@@ -43,14 +43,14 @@ def test_runs_that_wait_are_held_and_sent_again_with_what_is_installed_then(benc
     assert waiting.returncode == 1
     (sentence,) = [line for line in said.splitlines() if "packages or shardlab's source changed" in line]
     assert sentence.startswith("4 run(s) did not start (")
-    assert "`jobs submit` or `jobs retry` sends it with what is installed now" in sentence
+    assert "`jobs submit` or `jobs retry` submits it with the packages and the source that are installed now" in sentence
     assert set(bench.states().values()) == {"planned"}
     assert not any(started(folder) for folder in bench.folders())
     assert not any(folder.claim.exists() for folder in bench.folders())
     refused = sorted(event.writer for folder in bench.folders() for event in folder.events() if event.event == "refused")
     assert refused == ["attempt", "queue", "queue", "queue"]  # the first one looked, and no other was started
-    assert "2 run(s) sent" in bench.run("jobs", "retry", "--where", "seed < 3").stdout
-    assert "2 run(s) sent, 2 left alone" in bench.run("jobs", "submit", "--matrix", name).stdout
+    assert "2 run(s) submitted" in bench.run("jobs", "retry", "--where", "seed < 3").stdout
+    assert "2 run(s) submitted, 2 skipped" in bench.run("jobs", "submit", "--matrix", name).stdout
     until(lambda: set(bench.states().values()) == {"failed"}, "they are made")
     assert {folder.judge().why for folder in bench.folders()} == {"exit code 3"}
 

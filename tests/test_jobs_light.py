@@ -84,5 +84,5 @@ def test_a_cluster_has_its_own_torch(jobs, tmp_path):
     (tmp_path / "w/cluster.yaml").write_text(FAR)
     done = jobs("submit")
     assert "torch" not in done.stderr
-    assert "inventory.json: there is none, so that the nodes of far are not known." in done.stderr
+    assert "inventory.json: no such file, so the nodes of the cluster far are not known." in done.stderr
     assert "torch" not in jobs("plan").stderr

@@ -49,13 +49,13 @@ def test_a_matrix_runs_once_and_only_once(bench):
     sent = bench.json("jobs", "submit", "--matrix", name, "--wait")
     assert [run["state"] for run in sent["runs"]] == ["completed"] * 4
     again = bench.run("jobs", "submit", "--matrix", name, "--wait")
-    assert again.stdout.count("left alone: completed already") == 4
+    assert again.stdout.count("skipped: completed already") == 4
     assert starts(bench) == [1, 1, 1, 1]
     status = bench.json("jobs", "status")["runs"]
     assert {(run["step"], run["steps"], run["attempt"], run["expected"]) for run in status} == {(3, 3, 1, True)}
     assert all(run["throughput"] > 0 and run["unit"] == "images" for run in status)
     more = bench.run("jobs", "submit", "--matrix", name, "--repeats", "2", "--where", "seed == 1", "--wait")
-    assert "1 run(s) sent, 1 left alone" in more.stdout
+    assert "1 run(s) submitted, 1 skipped" in more.stdout
 
 
 def test_runs_go_one_at_a_time_in_their_order(bench):
@@ -93,7 +93,7 @@ def test_ctrl_c_leaves_the_runs_and_exits_130(bench):
     waiting.send_signal(signal.SIGINT)
     _, stderr = waiting.communicate(timeout=PATIENCE_S)
     assert waiting.returncode == 130
-    assert "runs that were started go on" in stderr
+    assert "runs that were started continue" in stderr
     until(lambda: set(bench.states().values()) == {"completed"}, "the run completes")
 
 
@@ -106,7 +106,7 @@ def test_a_killed_runner_loses_nothing(bench):
     runner.wait(10)
     until(lambda: at_work.judge().state == "completed", "the run at work goes on without its runner")
     raw = {run["scheduler"]["raw"] for run in bench.json("jobs", "status")["runs"] if run["state"] == "pending"}
-    assert raw == {"queued, no runner: `jobs submit` starts one"}
+    assert raw == {"queued, but no runner is alive: `jobs submit` starts a runner"}
     bench.run("jobs", "submit", "--matrix", name, "--wait")
     assert set(bench.states().values()) == {"completed"}
     assert starts(bench) == [1, 1]
@@ -142,7 +142,7 @@ def test_a_killed_supervisor_is_a_failure_and_leaves_nothing_behind(bench):
     ranks = psutil.Process(pid).children(recursive=True)
     os.kill(pid, signal.SIGKILL)
     until(lambda: at_work.judge().state == "failed", "the runner writes the end down")
-    assert "its supervisor ended without saying how" in at_work.judge().why
+    assert "its supervisor ended without recording an end" in at_work.judge().why
     until(lambda: not [p for p in ranks if alive(p)], f"{ranks} end")
     until(lambda: sorted(bench.states().values()) == ["completed", "failed"], "the next run completes")
 
@@ -217,7 +217,7 @@ def test_a_run_that_hangs_is_ended_and_says_where_its_ranks_were(bench, launcher
     verdict = folder.judge()
     assert verdict.state == "hung"
     assert verdict.why.startswith("no progress for 10 s (hang_limit): rank")
-    assert f"came to step {min(one.step for one in last)}, at " in verdict.why
+    assert f" step {min(one.step for one in last)}, at " in verdict.why
     assert verdict.why in said
     stacks = folder.rank_log(0).read_text()
     assert "Timeout (0:00:09)!" in stacks  # before the bound
@@ -341,7 +341,7 @@ def test_other_ranks_go_on_from_a_run_where_nothing_else_differs(bench):
     (one,) = bench.folders()
     refused = bench.matrix(f"include: [{{strategy: single, seed: 1, {saved}}}]")
     why = bench.run("jobs", "submit", "--matrix", refused, "--resume-from", one.run_id, code=2).stderr
-    assert f"cannot go on from {one.run_id}: its cell differs in seed." in why
+    assert f"cannot resume from {one.run_id}: its cell differs in seed." in why
     bare = bench.matrix("include: [{strategy: single}]")
     assert "keeps no checkpoints" in bench.run("jobs", "submit", "--matrix", bare, "--resume-from", one.run_id, code=2).stderr
     assert len(bench.folders()) == 1
@@ -350,7 +350,7 @@ def test_other_ranks_go_on_from_a_run_where_nothing_else_differs(bench):
     assert (run["state"], run["resumed_from_step"], run["steps"]) == ("completed", 2, 3)
     bench.run("collect", "summarize", "--out", str(bench.path / "report"))
     summary = json.loads((bench.path / "report" / "summary.json").read_text())
-    assert any("went on from a checkpoint" in remark for remark in summary["remarks"])
+    assert any("resumed from a checkpoint" in remark for remark in summary["remarks"])
     (row,) = summary["rows"]
     assert not {"cpu_pct", "loopback_bytes"} & set(row["metrics"])
     assert not summary["telemetry"]

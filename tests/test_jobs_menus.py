@@ -79,7 +79,7 @@ def test_only_of_practice_nodes_a_plan_says_that_their_gpus_do_not_exist(provide
     ]
     assert main(words) == 0
     told = capsys.readouterr()
-    assert ("practice nodes: their GPUs are known to Slurm alone" in told.out + told.err) is remarks
+    assert ("practice nodes: their GPUs exist only in Slurm;" in told.out + told.err) is remarks
 
 
 def test_our_source_is_every_file_but_hidden_ones_and_bytecode(tmp_path, monkeypatch):

@@ -188,7 +188,10 @@ def test_data_that_are_missing_on_this_machine_are_said_and_nothing_is_sent(tmp_
         assert main([verb, "--matrix", name, *words]) == code
         said = capsys.readouterr()
         told = said.out if verb == "plan" else said.err
-        assert f"1 of 3 cell(s) read cifar10: {folder}/cifar-10-batches-bin: not found, so there is no cifar10 to read." in told
+        assert (
+            f"1 of 3 cell(s) read cifar10: {folder}/cifar-10-batches-bin: not found, so the data set cifar10 cannot be read."
+            in told
+        )
         assert f"1 of 3 cell(s) read mnist: {folder}/mnist: not found" in told
     assert "With --scale tiny every cell reads synthetic data." in said.err
     assert not (tmp_path / "w/runs").exists()
@@ -255,7 +258,7 @@ def test_a_cluster_that_was_never_provisioned_leaves_it_open(tmp_path, capsys):
     assert main(["plan", "--matrix", images(tmp_path), "--workspace", str(tmp_path)]) == 0
     said = capsys.readouterr()
     assert "cannot check from here" in said.err
-    assert "inventory.json: there is none" in said.err
+    assert "inventory.json: no such file" in said.err
     assert "no data" not in said.out
 
 

@@ -102,23 +102,24 @@ def test_the_disk_is_asked_less_often_for_a_longer_bound(folder, clock, limit_s,
 
 def test_the_sentence_names_the_ranks_that_are_behind(folder):
     begins = "no progress for 10 s (hang_limit): "
-    ends = "; log/rank-*.log has their stacks"
+    ends = "; the stacks of the ranks are in log/rank-*.log"
     watched = Progress(folder, 10)
     assert watched.why() == f"{begins}no rank has made a step{ends}"
     step(folder, 0, 1, warmup=True)
     step(folder, 2, 1, warmup=True)
-    assert watched.why() == f"{begins}rank 1 made no step, the others came to step 1 of the warm-up{ends}"
+    assert watched.why() == f"{begins}rank 1 made no step, the others reached step 1 of the warm-up{ends}"
     step(folder, 1, 1, warmup=True)
     for rank in (0, 1):
         step(folder, rank, 1)
     at = "at 2001-09-09 01:46:4"
-    assert watched.why() == f"{begins}rank 2 came to step 1 of the warm-up, {at}1 UTC, the others to step 1{ends}"
+    late = f"rank 2 reached only step 1 of the warm-up, {at}1 UTC"
+    assert watched.why() == f"{begins}{late}; the others reached step 1{ends}"
     step(folder, 2, 1)
     step(folder, 1, 2)
-    assert watched.why() == f"{begins}ranks 0, 2 came to step 1, {at}1 UTC, the others to step 2{ends}"
+    assert watched.why() == f"{begins}ranks 0, 2 reached only step 1, {at}1 UTC; the others reached step 2{ends}"
     for rank in (0, 2):
         step(folder, rank, 2)
-    assert watched.why() == f"{begins}ranks 0, 1, 2 came to step 2, {at}2 UTC{ends}"
+    assert watched.why() == f"{begins}ranks 0, 1, 2 reached step 2, {at}2 UTC{ends}"
 
 
 IN_JOB = "12:memory:/other\n0::/system.slice/n1_slurmstepd.scope/job_71/step_0/user/task_0\n"

@@ -72,7 +72,7 @@ def test_submitits_pickle_holds_the_runs_path_and_nothing_else(tmp_path):
 @pytest.mark.parametrize("name", ["50%total", "100%A"])
 def test_a_path_that_submitit_would_change_is_refused(tmp_path, name):
     (tmp_path / name).mkdir()
-    with pytest.raises(InputError, match="submitit puts a job's numbers for %j, %t, %a, %A"):
+    with pytest.raises(InputError, match="submitit replaces %j, %t, %a, %A in paths"):
         submitit.prepare(RunDir(tmp_path / name), run_of("submitit"))
     assert not list((tmp_path / name).iterdir())
 

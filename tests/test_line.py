@@ -64,7 +64,7 @@ def test_all_strategies_and_launchers_did_the_same_work(walked):
     assert reference[-1] < reference[0]
     for run_id, found in losses.items():
         assert max(abs(a - b) for a, b in zip(found, reference, strict=True)) < 1e-4, run_id
-    assert "same losses through both launchers" in walked.printed
+    assert "same losses with both launchers" in walked.printed
 
 
 def test_numbers_have_units_and_leave_out_what_was_not_measured(walked):
@@ -103,6 +103,6 @@ def test_a_second_walk_changes_nothing_and_runs_nothing(walked):
     runs = {p: p.stat().st_mtime_ns for p in (walked.path / "runs").rglob("*") if p.is_file()}
     assert walked.json("provision", str(walked.path / "cluster.yaml"))["changes"] == 0
     again = walked.run("jobs", "submit", "--matrix", str(walked.path / "small.yaml"), "--wait")
-    assert "0 run(s) sent, 12 left alone" in again.stdout
+    assert "0 run(s) submitted, 12 skipped" in again.stdout
     walked.run("collect", "fetch")
     assert {p: p.stat().st_mtime_ns for p in (walked.path / "runs").rglob("*") if p.is_file()} == runs

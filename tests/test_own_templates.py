@@ -84,7 +84,7 @@ def test_without_one_the_shipped_template_is_taken_and_not_that_of_the_current_f
 def test_a_template_that_cannot_be_filled_in_is_one_sentence_and_changes_nothing(workspace, capfd, text, line, says):
     assert rendered(workspace, text, 2) == []
     said = capfd.readouterr().err
-    assert said.startswith(f"error: {workspace}/templates/{NAME}:{line}: the template cannot be filled in: ")
+    assert said.startswith(f"error: {workspace}/templates/{NAME}:{line}: the template cannot be rendered: ")
     assert says in said
     assert said.count("\n") == 1
     assert not list((workspace / "runs").iterdir())
@@ -99,7 +99,7 @@ def test_the_file_is_named_that_holds_the_fault(workspace, capfd):
 def test_bytes_that_are_no_text_are_one_sentence(workspace, capfd):
     (workspace / "templates" / NAME).write_bytes(b"#!/bin/sh\n\xff\xfe")
     rendered(workspace, None, 2)
-    assert capfd.readouterr().err.startswith(f"error: {workspace}/templates/{NAME}: the template cannot be filled in: ")
+    assert capfd.readouterr().err.startswith(f"error: {workspace}/templates/{NAME}: the template cannot be rendered: ")
 
 
 def test_plain_values_may_be_asked_and_jinja_helps(tmp_path):
@@ -125,7 +125,7 @@ def test_a_fault_in_a_template_of_several_runs_is_wrong_input(tmp_path):
 
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "slurm_array.sbatch.j2").write_text("{{ ''.__class__ }}")
-    with pytest.raises(InputError, match=r"slurm_array\.sbatch\.j2:1: .*Mend the file, or remove it"):
+    with pytest.raises(InputError, match=r"slurm_array\.sbatch\.j2:1: .*Correct the file, or remove it"):
         scripts.render("launch/slurm_array.sbatch.j2", tmp_path, options=[], folders=[], script="job.sbatch")
 
 

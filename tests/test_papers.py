@@ -53,7 +53,7 @@ def test_every_reported_number_is_of_one_cell_or_of_one_that_is_kept_as_not_run(
     found, cells = study
     for one in found.file.reported:
         of = sum(matches(cell, one.cell) for cell in plain(cells))
-        of += sum(all(gone.keys.get(key) == value for key, value in one.cell.items()) for gone in found.excluded)
+        of += sum(all(gone.cell.get(key) == value for key, value in one.cell.items()) for gone in found.excluded)
         assert of == 1, one
         assert not one.against or sum(matches(cell, one.against) for cell in plain(cells)) == 1, one
         assert any(letter.isdigit() for letter in one.printed) or one.metric == "state", one
@@ -271,6 +271,6 @@ def test_a_rehearsed_matrix_says_so_in_everything_that_is_written(tmp_path):
     assert kept.scale == "tiny"
     assert "rehearsal" in kept.title
     assert len(kept.cells) == CELLS["paper3"]
-    assert kept.reported[0]["printed"] == "487.55"
-    assert all(sum(matches(entry["cell"], one["cell"]) for entry in kept.cells) == 1 for one in kept.reported)
+    assert kept.reported[0].printed == "487.55"
+    assert all(sum(matches(msgspec.to_builtins(entry.cell), one.cell) for entry in kept.cells) == 1 for one in kept.reported)
     assert kept.claims

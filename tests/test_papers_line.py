@@ -31,8 +31,8 @@ CELLS = {"paper5": 10, **(ALL if LONG else {"paper2": 22, "paper1": 18, "paper4"
 # test_repeats.py checks that the matrix files ask for repeats; it starts no run.
 REPEATED = "paper5" if LONG else None
 RUNS = CELLS | ({REPEATED: 9 * 2 + 1} if REPEATED else {})
-ARRIVAL = "each worker's gradient is an update by itself, in the order of arrival: no two runs do the same work"
-OVERFLOWS = "one process has gradients that are not finite in its first 3 steps"
+ARRIVAL = "each worker's gradient is applied on its own, in the order of arrival, so no two runs do the same work"
+OVERFLOWS = "the gradients of one process are not finite in its first 3 steps"
 # Each needs a figure that only a GPU gives; paper1's network bytes need samples, of which a twin may be too short to get any.
 NOT_MEASURED = {
     "paper1": {"p1-deepspeed-more-network", "p1-full-shard-least-network"},
@@ -120,7 +120,7 @@ def test_a_study_is_rehearsed_from_end_to_end(rehearsed):
 
 def test_a_second_submit_of_a_study_sends_nothing(rehearsed):
     again = rehearsed.bench.run(*submit(rehearsed.name))
-    assert again.stdout.count("left alone: completed already") == RUNS[rehearsed.name]
+    assert again.stdout.count("skipped: completed already") == RUNS[rehearsed.name]
     assert "rehearsal" in again.stdout + again.stderr
 
 
@@ -143,7 +143,7 @@ def judged(study, told, summary):
     verdicts = told["verdicts"]
     assert verdicts == summary["verdicts"]
     assert {verdict["verdict"] for verdict in verdicts} <= WORDS
-    assert "is no metric" not in json.dumps(told)
+    assert "is not a metric" not in json.dumps(told)
     assert {verdict["id"] for verdict in verdicts if verdict["verdict"] == "not run"} <= NOT_MEASURED.get(study, set())
     for verdict in verdicts:
         assert verdict["verdict"] == "not run" or (verdict["numbers"] and verdict["rehearsal"]), verdict["id"]

@@ -59,7 +59,9 @@ def test_an_apt_lock_is_waited_for_and_ctrl_c_ends_who_waits(practice, held_lock
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert re.search(r"^interrupted after \d+ changes? had begun; the same command goes on from there; ", stderr, re.MULTILINE)
+    assert re.search(
+        r"^interrupted after \d+ changes? had begun; run the same command again to continue; ", stderr, re.MULTILINE
+    )
     assert "Traceback" not in stderr
     until(lambda: not practice.run("work2", APT).split(), "apt ends on the node too")
     with practice.start() as process:
@@ -83,7 +85,7 @@ def test_a_drained_worker_is_told_with_its_reason_or_resumed(practice):
     assert practice.provision("plan")["changes"] == 0
     practice.run("head", "runuser -u slurm -- scontrol update nodename=work1 state=drain reason='Not responding'")
     said = practice.provision()
-    assert states(said)["head", "slurm-nodes"]["says"][0] == "resume work1, which Slurm has in the state drain (Not responding)"
+    assert states(said)["head", "slurm-nodes"]["says"][0] == "resume work1, whose state in Slurm is drain (Not responding)"
     assert said["verified"] is True
 
 

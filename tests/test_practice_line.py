@@ -127,7 +127,7 @@ def test_a_machine_that_hangs_up_during_the_login_says_nothing_of_keys(practice)
         known_hosts=practice.folder / ".shardlab/known_hosts",
     )
     try:
-        with pytest.raises(Unreachable, match="hung up during the login"):
+        with pytest.raises(Unreachable, match="closed the connection during the login"):
             Remote(address).run(["true"], timeout_s=30)
     finally:
         assert practice.nodes["work1"].run(["rm", "/run/nologin"], timeout_s=30, root=True).code == 0
@@ -184,10 +184,10 @@ def test_what_was_damaged_on_each_node_is_mended_by_one_command(practice):
         ("work2", "packages"), ("work2", "slurm-workers"),  # slurmd ends with the munge that was unpacked
         ("work1", "munge"), ("work1", "slurm-workers"), ("work1", "trust"),
     }  # fmt: skip
-    assert told["head", "slurm-controller"] == ["start slurmctld anew, as what it reads has changed"]
+    assert told["head", "slurm-controller"] == ["restart slurmctld, because its files have changed"]
     assert told["work1", "munge"][0] == "copy the munge key from head"
     assert states(said)["work1", "munge"]["changes"] == 2
-    assert told["work1", "slurm-workers"] == ["have slurmd start at every boot", "start slurmd"]
+    assert told["work1", "slurm-workers"] == ["enable slurmd, so that it starts at every boot", "start slurmd"]
     assert told["work1", "trust"] == ["write the keys of 3 nodes into /etc/ssh/ssh_known_hosts"]
     assert states(said)["work1", "trust"]["changes"] == 1
     assert told["work2", "packages"][0] == "finish the installation that was interrupted"
@@ -213,7 +213,7 @@ def test_a_disk_that_fills_on_the_way_is_said_so_and_goes_on_once_there_is_room(
     assert process.returncode == 1, stderr
     one = states(json.loads(stdout))
     assert one["work2", "packages"]["state"] == "failed"
-    assert "a disk of it is full" in one["work2", "packages"]["says"][-1]
+    assert "a disk is full" in one["work2", "packages"]["says"][-1]
     assert one["work2", "munge"]["state"] == "not reached"
     assert {state["state"] for (node, _), state in one.items() if node != "work2"} <= {"nothing to do", "changed"}
     said = practice.provision("plan", code=1)

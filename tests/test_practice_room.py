@@ -52,7 +52,8 @@ def test_the_nodes_of_all_clusters_count(three, tmp_path):
     assert changes(three, tmp_path) == ["boot the practice node head at 10.89.77.1"]
     (tmp_path / "state" / "other" / "node0" / "upper").mkdir(parents=True)
     said = (
-        "4 practice nodes on this machine need 48 inotify instances, and it allows 41: sysctl -w fs.inotify.max_user_instances="
+        "4 practice nodes on this machine need 48 inotify instances, but its limit is 41; "
+        "run: sysctl -w fs.inotify.max_user_instances="
     )
     with pytest.raises(NoBase, match=f"^{said}96$"):
         changes(three, tmp_path)

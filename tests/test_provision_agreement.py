@@ -38,7 +38,7 @@ def test_chrony_alone_sets_the_clock():
         "systemctl enable --quiet chrony",
         "systemctl restart chrony",
     ]
-    assert time_operation.plan_daemon(one, w2) == Nothing("chrony alone sets its clock")
+    assert time_operation.plan_daemon(one, w2) == Nothing("only chrony sets its clock")
 
 
 class Skewed(LocalNode):
@@ -58,9 +58,9 @@ class Skewed(LocalNode):
 def test_a_container_shares_the_clock_of_its_host_which_alone_can_set_it():
     one = site(system=A_CONTAINER)
     facts = one.targets[2].facts
-    assert time_operation.plan_daemon(one, one.targets[2]) == Nothing("it shares its host's clock")
+    assert time_operation.plan_daemon(one, one.targets[2]) == Nothing("it is a container, which uses the clock of its host")
     assert isinstance(time_operation.plan_offset(one, Target(Skewed(0.1, helped=False), facts)), Nothing)
-    with pytest.raises(Unanswered, match=r"its clock is \+3\.00.*it shares its host's clock, which has to be set"):
+    with pytest.raises(Unanswered, match=r"its clock is \+3\.00.*uses the clock of its host: set that clock"):
         time_operation.plan_offset(one, Target(Skewed(3.0, helped=False), facts))
 
 
@@ -84,7 +84,7 @@ def test_a_clock_that_is_off_gets_one_step_and_stops_the_node_where_that_does_no
             again.make(node)
             assert isinstance(time_operation.plan_offset(one, target), Nothing)
         else:
-            with pytest.raises(Unanswered, match="also after chronyc makestep, and munge and Slurm would refuse it"):
+            with pytest.raises(Unanswered, match="also after chronyc makestep, so munge and Slurm would refuse it"):
                 again.make(node)
 
 
@@ -133,8 +133,8 @@ def test_munge_gets_the_numbers_that_another_node_gave_it():
     assert "--gid 120 munge" in make.command
     assert "--uid 113" in make.command
     with_users(one)
-    assert users_operation.plan_made(one, w2) == Nothing("munge has its user")
-    assert users_operation.plan_made(site(slurm_=False), w2) == Nothing("there is no Slurm")
+    assert users_operation.plan_made(one, w2) == Nothing("the user munge exists")
+    assert users_operation.plan_made(site(slurm_=False), w2) == Nothing("the cluster has no Slurm")
 
 
 def test_users_that_agree_ask_for_nothing():
@@ -156,14 +156,14 @@ def test_users_of_slurm_that_differ_stop_the_node_and_are_not_changed(name, othe
 @pytest.mark.parametrize(
     ("found", "says"),
     [
-        (Users("alice", {**THERE.known, "alice": User(1001, 1001)}), "the user alice is 1001 on it and 1000 on head"),
-        (Users("bob", {"slurm": User(64030, 64030)}), "the user alice, who logs in to head, does not exist on it"),
+        (Users("alice", {**THERE.known, "alice": User(1001, 1001)}), "the user alice has uid 1001 here and 1000 on head"),
+        (Users("bob", {"slurm": User(64030, 64030)}), "the user alice, who logs in to head, does not exist here"),
     ],
 )
 def test_who_logs_in_may_differ_where_nothing_is_shared(found, says):
     one = site()
     w2 = with_users(one, found)
-    assert users_operation.plan_agree(one, w2) == Nothing(f"{says}; without shared storage that is no obstacle")
+    assert users_operation.plan_agree(one, w2) == Nothing(f"{says}; this is no problem without shared storage")
     shared = site(shared="/mydata")
     w2 = with_users(shared, found)
     with pytest.raises(Unanswered, match=f"w2: {says}; on shared storage"):
@@ -192,7 +192,7 @@ def with_keys(one: Site, **of_node: Keys) -> None:
 def test_keys_between_nodes_are_for_those_who_ask_for_them():
     one = site()
     for plan in (keys_operation.plan_key, keys_operation.plan_trust):
-        assert plan(one, one.targets[0]) == Nothing("cluster.yaml does not ask for ssh.between_nodes")
+        assert plan(one, one.targets[0]) == Nothing("ssh.between_nodes is not set in cluster.yaml")
 
 
 def test_each_node_makes_its_own_key_and_no_private_one_is_read():
@@ -204,7 +204,7 @@ def test_each_node_makes_its_own_key_and_no_private_one_is_read():
     assert keys_operation.plan_key(one, one.targets[0]) == Nothing("alice has a key")
     assert "cat" not in keys.PROGRAM
     (later,) = keys_operation.plan_trust(one, one.targets[0])
-    with pytest.raises(Unanswered, match="w1: there is no key of the user who logs in"):
+    with pytest.raises(Unanswered, match="w1: the user who logs in has no SSH key"):
         later.make(one.targets[0].node)
 
 
@@ -222,7 +222,7 @@ def test_all_are_let_in_and_known_by_name_and_address_and_then_nothing_is_asked(
     w1.facts.answers[KEYS.name] = msgspec.structs.replace(own, authorized=("theirs", *authorized), known=(*known, "theirs"))
     assert keys_operation.plan_trust(one, w1) == Nothing("3 nodes know one another")
     one.left["w2"] = "machine failed"  # what it had is not forgotten because it is away
-    assert keys_operation.plan_trust(one, w1) == Nothing("left as it is, without w2")
+    assert keys_operation.plan_trust(one, w1) == Nothing("not changed: w2 cannot be asked")
 
 
 def test_a_port_of_its_own_stands_with_the_name():
@@ -237,7 +237,7 @@ def test_a_port_of_its_own_stands_with_the_name():
 def test_a_key_that_is_none_is_refused(key):
     one = with_keys_between()
     with_keys(one, w2=Keys("alice", "/home/alice", key, ()))
-    with pytest.raises(Unanswered, match="is no public key"):
+    with pytest.raises(Unanswered, match="is not a public key"):
         keys_operation.plan_trust(one, one.targets[0])
 
 
@@ -257,7 +257,7 @@ def test_a_node_that_vanishes_stops_itself_alone():
     for fact in (USERS, KEYS):
         one.targets[0].facts.answers[fact.name] = Unanswered("head: it is gone")
     w1 = one.targets[1]
-    assert users_operation.plan_agree(one, w1) == Nothing("the others are compared with it")
+    assert users_operation.plan_agree(one, w1) == Nothing("the other nodes are compared with this node")
     assert "10.0.0.1" not in keys_operation.plan_trust(one, w1)[1].stdin.decode()
     with pytest.raises(Unanswered, match="head: it is gone"):
         users_operation.plan_agree(one, one.targets[0])

@@ -73,7 +73,7 @@ def as_a_disk(monkeypatch):
 
 def test_a_loop_device_is_no_whole_disk(nodes, loop, mydata):
     one = site(nodes, storage=Storage(disk=loop, mount=mydata))
-    with pytest.raises(Unanswered, match="it is no whole disk but a loop"):
+    with pytest.raises(Unanswered, match="it is not a whole disk but a loop"):
         disks.plan(one, one.targets[0])
 
 
@@ -92,7 +92,7 @@ def test_an_empty_disk_is_made_and_mounted_and_fstab_keeps_what_it_had(nodes, lo
     assert settle(disks.DISKS, one, target) == [f"make the folder {mydata}", f"mount {mydata}"]
     target.node.run(["sh", "-c", f"umount {mydata}; sed -i /mydata/d /etc/fstab"], timeout_s=10)
     target.facts.forget()
-    assert settle(disks.DISKS, one, target)[0] == f"have {loop} mounted at {mydata} at every boot"
+    assert settle(disks.DISKS, one, target)[0] == f"mount {loop} at {mydata} at every boot (/etc/fstab)"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_files_that_a_mount_would_hide_stop_it(nodes, loop, as_a_disk, tmp_path)
     folder.mkdir()
     (folder / "thesis").write_text("")
     one = site(nodes, storage=Storage(disk=loop, mount=str(folder)))
-    with pytest.raises(Unanswered, match="has files in it that a mount would hide"):
+    with pytest.raises(Unanswered, match="contains files that a mount would hide"):
         disks.plan(one, one.targets[0])
 
 
@@ -189,5 +189,5 @@ def test_lines_of_ours_that_somebody_tore_apart_stop_it(nodes):
     settle(SSH_TRUST, one, first)
     first.node.run(["sed", "-i", "/^# end shardlab/d", "/root/.ssh/authorized_keys"], timeout_s=10)
     first.facts.forget()
-    with pytest.raises(Unanswered, match="do not stand once each"):
+    with pytest.raises(Unanswered, match="must each occur once"):
         SSH_TRUST.plan(one, first)

@@ -61,7 +61,7 @@ def test_nodes_that_sum_over_their_own_interface_pass():
     nodes = two()
     outcome = check(nodes)
     assert outcome.passed is True
-    assert outcome.says.startswith("2 nodes sum exactly over eth0")
+    assert outcome.says.startswith("all-reduce of 2 nodes over eth0 is exact")
     assert [node.asked[1][2:] for node in nodes] == [
         ["provision.checks._all_reduce_ranks", "gloo", "2", place, "10.0.0.1:29411"] for place in "01"
     ]
@@ -70,7 +70,7 @@ def test_nodes_that_sum_over_their_own_interface_pass():
 def test_ranks_that_fail_are_named_with_what_they_said():
     outcome = check(two(ranks=Answer(1, "", "Connection refused\n")))
     assert outcome.passed is False
-    assert outcome.says.startswith("2 nodes do not sum together; a: ")
+    assert outcome.says.startswith("an all-reduce of 2 nodes failed; a: ")
     assert "Connection refused" in outcome.says
 
 

@@ -58,7 +58,7 @@ def test_a_worker_that_cannot_be_reached_at_the_inventory_fails_itself_and_not_t
         ("w1", "after"): "nothing to do",
         ("w2", "after"): "not reached",
     }
-    assert steps[0].says == ["left as it is: it tells of all nodes, and w2 cannot be asked"]
+    assert steps[0].says == ["not changed: the inventory describes all nodes, and w2 cannot be asked"]
     assert "10.0.0.3: cannot be reached" in steps[1].says[0]
 
 

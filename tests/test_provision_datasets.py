@@ -77,10 +77,10 @@ HOSTILE = [
     ("a hard link", [member(f"{CIFAR}/readme.html", tarfile.LNKTYPE, linkname="x")], "is a hard link"),
     ("a device", [member(f"{CIFAR}/readme.html", tarfile.BLKTYPE)], "is a block device"),
     ("a pipe", [member(f"{CIFAR}/readme.html", tarfile.FIFOTYPE)], "is a pipe"),
-    ("holes", [member(f"{CIFAR}/readme.html", tarfile.GNUTYPE_SPARSE)], "is a file with holes"),
+    ("holes", [member(f"{CIFAR}/readme.html", tarfile.GNUTYPE_SPARSE)], "is a sparse file"),
     ("a stranger", [member(f"{CIFAR}/run.sh")], f"'{CIFAR}/run.sh' does not belong to this set. Allowed: {CIFAR}/ with"),
     ("a pickle", [member("cifar-10-batches-py/data_batch_1")], "does not belong to this set"),
-    ("the same twice", [member(f"{CIFAR}/test_batch.bin")], f"the member '{CIFAR}/test_batch.bin' stands twice"),
+    ("the same twice", [member(f"{CIFAR}/test_batch.bin")], f"the member '{CIFAR}/test_batch.bin' occurs twice"),
     ("too many", [member("d", tarfile.DIRTYPE)] * 20, "has more than 16 members"),
     ("too much", [(member(f"{CIFAR}/readme.html", size=2**28), bytes(2**28))], "unpacks to more than 268435456 bytes"),
     ("a long header", [member(f"{CIFAR}/readme.html", pax_headers={"comment": "x" * 2**21})], "a header of more than 1 MiB"),
@@ -144,7 +144,7 @@ def test_a_damaged_set_is_refused_and_leaves_nothing(tmp_path, name, changed, wh
         (b"", "is not a whole tar file"),
         (b"PK\3\4 a zip" * 100, "is not a whole tar file"),
         (gzip.compress(b"no tar" * 1000, mtime=0), "is not a whole tar file"),
-        (bytes(10240), "holds nothing"),
+        (bytes(10240), "contains no data"),
     ],
 )
 def test_what_is_no_archive_is_refused(tmp_path, content, why):
@@ -157,7 +157,7 @@ def test_what_is_no_archive_is_refused(tmp_path, content, why):
 def test_a_truncated_archive_is_refused(tmp_path, zipped):
     made = tar(tmp_path / "x", cifar_members(), zipped=zipped)
     made.write_bytes(made.read_bytes()[: made.stat().st_size // 2])
-    with pytest.raises(InputError, match=r"not a whole tar file|cut short"):
+    with pytest.raises(InputError, match=r"not a whole tar file|truncated"):
         stage.stage(wanted(tmp_path, source=made))
     assert not (tmp_path / "data" / CIFAR).exists()
 
@@ -193,11 +193,11 @@ def test_folders_are_copied_linked_or_unpacked(tmp_path):
 
 def test_what_was_there_already_is_verified_once_and_what_has_changed_is_said(tmp_path):
     folder = put(tmp_path / "data", cifar_members()) / CIFAR
-    assert stage.look(wanted(tmp_path)) == stage.Found(False, True, f"verify {folder}, which was there already")
+    assert stage.look(wanted(tmp_path)) == stage.Found(False, True, f"verify {folder}, which already exists")
     assert stage.stage(wanted(tmp_path)).ready
     assert stage.look(wanted(tmp_path)).ready
     (folder / "test_batch.bin").write_bytes(b"")
-    assert stage.look(wanted(tmp_path)).says == f"{folder} has changed since it was staged; remove it to have it staged anew"
+    assert stage.look(wanted(tmp_path)).says == f"{folder} has changed since it was staged; remove it to stage it again"
     with pytest.raises(InputError, match="has changed since it was staged"):
         stage.stage(wanted(tmp_path))
     assert "names no archive for mnist" in stage.look(wanted(tmp_path, "mnist")).says
@@ -211,7 +211,7 @@ def test_another_archive_does_not_replace_a_set_under_the_runs_that_read_it(tmp_
     stage.stage(wanted(tmp_path, source=made))
     found = stage.look(wanted(tmp_path, source=made, sha256="0" * 64))
     assert (found.ready, found.can) == (False, False)
-    assert f"was made of an archive with the SHA-256 {sha256(made)}" in found.says
+    assert f"was made from an archive with the SHA-256 {sha256(made)}" in found.says
 
 
 def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(tmp_path, monkeypatch):
@@ -252,7 +252,7 @@ def test_what_was_fetched_of_another_file_is_not_mixed_in(tmp_path, monkeypatch,
             server.etag = '"two"'
             assert stage.stage(want).ready
         else:
-            with pytest.raises(InputError, match=r"its SHA-256 is .* What was fetched is deleted\."):
+            with pytest.raises(InputError, match=r"its SHA-256 is .* The download was deleted\."):
                 stage.stage(want)
             assert stage.stage(want).ready
 
@@ -335,7 +335,7 @@ def test_provision_stages_converges_and_says_what_it_cannot_do(tmp_path, monkeyp
     code, first = step("apply")
     assert (code, first["state"], first["says"]) == (0, "changed", dry["says"])
     code, second = step("plan")
-    assert (code, second["state"], second["says"]) == (0, "nothing to do", ["cifar10: staged and as they were"])
+    assert (code, second["state"], second["says"]) == (0, "nothing to do", ["cifar10: staged and unchanged"])
 
 
 def test_a_refused_archive_fails_the_operation_with_its_sentence(tmp_path, monkeypatch, capsys):

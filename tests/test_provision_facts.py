@@ -113,7 +113,8 @@ def test_a_broken_answer_is_no_answer(parse, text):
 def test_a_question_is_asked_once_and_its_failure_says_where():
     asked = target({"shardlab.host": Answer(1, "", "Traceback ...\nModuleNotFoundError: No module named 'shardlab'\n")})
     for _ in range(2):
-        with pytest.raises(Unanswered, match=r"gpu0: the fact 'host' could not be asked: ModuleNotFoundError.*'shardlab'"):
+        says = r"gpu0: the fact 'host' is not known, as its command failed: ModuleNotFoundError.*'shardlab'"
+        with pytest.raises(Unanswered, match=says):
             asked.facts[HOST]
     assert len(asked.node.asked) == 1
     late = target({"_torch": Answer(None, "", "")})

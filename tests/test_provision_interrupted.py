@@ -97,7 +97,7 @@ def test_what_a_change_runs_on_this_machine_is_ended(number):
     process = start("-c", CHANGE)
     assert process.stdout.readline() == "ready\n"
     children = until(lambda: (found := psutil.Process(process.pid).children())[1:] and found, "both run")
-    assert interrupted(process, number) == "interrupted after 1 change had begun; the same command goes on from there.\n"
+    assert interrupted(process, number) == "interrupted after 1 change had begun; run the same command again to continue.\n"
     until(lambda: not any(map(lives, children)), "they end")
 
 
@@ -112,15 +112,15 @@ def lives(process):
     ("arguments", "says"),
     [
         ((0, [], {}), "interrupted; nothing was changed."),
-        ((None, [], {}), "interrupted; the same command goes on from there."),
+        ((None, [], {}), "interrupted; run the same command again to continue."),
         (
             (2, ["a", "b"], {"a": (), "b": ()}),
-            "interrupted after 2 changes had begun; the same command goes on from there; the commands on a, b were ended.",
+            "interrupted after 2 changes had begun; run the same command again to continue; the commands on a, b were ended.",
         ),
         (
             (1, ["a", "b"], {"a": ("sh",), "b": ()}),
             (
-                "interrupted after 1 change had begun; the same command goes on from there; the commands on b were ended; "
+                "interrupted after 1 change had begun; run the same command again to continue; the commands on b were ended; "
                 "on a these commands may run until they end or reach their time limit: sh."
             ),
         ),

@@ -152,7 +152,7 @@ def test_the_verb_before_the_file_is_turned_round(capsys):
     assert main(["plan", LOCAL]) == 2
     assert f"provision {LOCAL} plan" in capsys.readouterr().err
     assert main(["plan", "down"]) == 2
-    assert "found two verbs, plan and down. Allowed: one; write a file of that name as ./plan." in capsys.readouterr().err
+    assert "found two verbs, plan and down. Allowed: one; write a cluster file plan as ./plan." in capsys.readouterr().err
 
 
 def test_without_a_file_the_workspaces_own_is_meant(workspace, capsys):
@@ -183,7 +183,7 @@ def test_without_any_file_it_says_which_one_is_expected(workspace, capsys):
         assert stamps(workspace) == before
     (workspace / "cluster.yaml").symlink_to("nowhere")
     assert main(["plan", "--workspace", str(workspace)]) == 2
-    assert "a link to a file that is not there" in capsys.readouterr().err
+    assert "is a symlink to a file that does not exist" in capsys.readouterr().err
 
 
 def test_a_first_word_that_is_a_verb_is_the_verb_and_a_path_is_a_file(workspace, monkeypatch, capsys):

@@ -106,7 +106,10 @@ def test_packages_that_are_there_ask_for_nothing_but_an_interrupted_installation
 def test_names_of_all_nodes_and_none_for_loopback():
     one = site()
     changes = hosts.plan(one, one.targets[1])
-    assert [change.says for change in changes] == ["call it w1 (it is x)", "write the names of all 3 nodes into /etc/hosts"]
+    assert [change.says for change in changes] == [
+        "set the hostname w1 (now x)",
+        "write the names of all 3 nodes into /etc/hosts",
+    ]
     lines = changes[1].content.decode().splitlines()
     assert lines[-3:] == ["10.0.0.1 head", "10.0.0.2 w1", "10.0.0.3 w2"]
     assert "127.0.1.1" not in changes[1].content.decode()
@@ -206,7 +209,7 @@ def test_a_worker_that_is_away_leaves_the_configuration_as_it_is():
     with_files(head, {slurm.CONF: (b"of three workers", 0o644, "root:root")})
     head.facts.answers[SERVICES.name] = RUNNING
     one.left["w2"] = "machine failed"
-    assert slurm.plan_controller(one, head) == Nothing("slurm.conf is left as it is, without w2")
+    assert slurm.plan_controller(one, head) == Nothing("slurm.conf not changed: w2 cannot be asked")
 
 
 def test_workers_ask_the_controller_for_their_configuration():
@@ -247,7 +250,9 @@ def test_the_environment_is_named_by_its_packages_and_made_once_on_shared_storag
     old = site(environment=Environment(packages=software.digest(), source="0" * 12, version="3.11"))
     assert len(environment.plan(old, old.targets[2])) == 2  # the source alone
     shared = site(shared="/mydata")
-    assert environment.plan(shared, shared.targets[1]) == Nothing("head makes it for all, on the shared storage")
+    assert environment.plan(shared, shared.targets[1]) == Nothing(
+        "head makes the environment for all nodes, on the shared storage"
+    )
     assert not isinstance(environment.plan(shared, shared.targets[0]), Nothing)
 
 
@@ -261,7 +266,7 @@ def test_the_source_is_the_same_bytes_each_time():
 def test_a_name_that_could_end_a_line_is_refused(word):
     one = site()
     one.targets[1].node.__dict__["host"] = word
-    with pytest.raises(Unanswered, match=r"cannot stand in slurm\.conf"):
+    with pytest.raises(Unanswered, match=r"is not allowed in slurm\.conf"):
         slurm_files.files(one)
 
 

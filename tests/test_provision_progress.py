@@ -45,7 +45,7 @@ def test_a_row_a_node_a_letter_an_operation():
         "head   =+..              2  hosts  11 s",
         "w1     x ..",
         "[red]  ....",
-        "+ changed   = nothing to do   x failed   - left out",
+        "+ changed   = nothing to do   x failed   - excluded",
     ]
 
 
@@ -110,4 +110,4 @@ def test_a_count_that_is_none(count, capsys):
     with pytest.raises(SystemExit) as end:
         main(["examples/local.yaml", f"--parallel={count}"])
     assert end.value.code == 2
-    assert f"found {count!r}. Allowed: a whole number from 1 on" in capsys.readouterr().err
+    assert f"found {count!r}. Allowed: a whole number, 1 or more" in capsys.readouterr().err

@@ -41,7 +41,7 @@ def test_a_reboot_is_proven_by_another_boot():
     assert machine.ran[-1] == "systemctl is-system-running --wait"
 
 
-@pytest.mark.parametrize(("after", "says"), [(["boot-1"], "it still names the boot before"), (["away"], "it does not answer")])
+@pytest.mark.parametrize(("after", "says"), [(["boot-1"], "it has not rebooted"), (["away"], "it does not answer")])
 def test_a_reboot_that_does_not_end_says_so(after, says):
     with pytest.raises(Unanswered, match=says):
         Reboot("it is told to", limit_s=0.05, pause_s=0.01).make(Machine(after))
@@ -66,9 +66,9 @@ def test_after_a_reboot_what_is_left_is_planned_and_made():
 
 
 def test_no_machine_is_rebooted_twice():
-    again = [shell("never", "false"), Reboot("nouveau has its GPUs", pause_s=0)]
-    machine, step = restarted({"boot-1": [Reboot("nouveau has its GPUs", pause_s=0)], "boot-2": again})
+    again = [shell("never", "false"), Reboot("nouveau drives its GPUs", pause_s=0)]
+    machine, step = restarted({"boot-1": [Reboot("nouveau drives its GPUs", pause_s=0)], "boot-2": again})
     assert (step.state, step.changes) == ("failed", 1)
-    assert step.says[-1] == "w1: it was rebooted once, and nouveau has its GPUs all the same; a person has to look"
+    assert step.says[-1] == "w1: it was rebooted once, but still nouveau drives its GPUs; inspect this node by hand"
     assert machine.ran.count("systemctl reboot") == 1
     assert "sh -euc false" not in machine.ran

@@ -59,12 +59,12 @@ EMPTY = disk.Disk(DISK)
         (
             SAID % (LSBLK % ',"children":[{"path":"/dev/nvme1n1p1","type":"part"}]', "gpt PMBR", "md0", "false", "false"),
             disk.Disk(
-                DISK, ("the part /dev/nvme1n1p1", "a signature of gpt", "a signature of PMBR", "it is held by md0")
+                DISK, ("the part /dev/nvme1n1p1", "a signature of gpt", "a signature of PMBR", "it is used by md0")
             ),
         ),
         (
             SAID % (LSBLK.replace('"disk"', '"part"') % "", "", "", "true", "false"),
-            disk.Disk(DISK, ("it is no whole disk but a part",)),
+            disk.Disk(DISK, ("it is not a whole disk but a part",)),
         ),
     ],
 )  # fmt: skip
@@ -116,10 +116,10 @@ def test_what_was_begun_is_gone_on_with():
 @pytest.mark.parametrize(
     ("place", "found", "says"),
     [
-        (Place(), disk.Disk(DISK, ("the part /dev/nvme1n1p1",)), "is not empty and was not touched: the part /dev/nvme1n1p1"),
+        (Place(), disk.Disk(DISK, ("the part /dev/nvme1n1p1",)), "is not empty and was not changed: the part /dev/nvme1n1p1"),
         (Place(), disk.Disk(), "there is no disk /dev/nvme1n1"),
-        (Place(empty=False), EMPTY, "has files in it that a mount would hide"),
-        (Place(fstab=Mount("/dev/sdb1", "xfs", ())), EMPTY, "/etc/fstab wants /dev/sdb1 at /mydata already"),
+        (Place(empty=False), EMPTY, "contains files that a mount would hide"),
+        (Place(fstab=Mount("/dev/sdb1", "xfs", ())), EMPTY, "/etc/fstab already lists /dev/sdb1 for /mydata"),
         (Place(mount=Mount("/dev/sdb1", "xfs", ()), empty=False), EMPTY, "/dev/sdb1 is mounted at /mydata"),
         (Place(hangs=True, mount=Mount("head:/x", "nfs4", ())), EMPTY, r"w1: /mydata \(head:/x\) does not answer"),
     ],
@@ -157,10 +157,10 @@ def test_the_server_exports_to_the_others_alone_and_then_asks_for_nothing():
     changes = nfs.plan_server(one, head)
     assert [change.says for change in changes] == [
         "make the folder /mydata/bench",
-        "start the NFS server, also at every boot",
-        "make room for our exports",
+        "start the NFS server, now and at every boot",
+        "make the folder for our exports",
         "export /mydata/bench to 10.0.0.2, 10.0.0.3",
-        "have the server read its exports",
+        "make the server read its exports",
     ]
     options = "(rw,sync,no_subtree_check,no_root_squash)"
     assert changes[3].content.decode().splitlines()[1] == f"/mydata/bench 10.0.0.2{options} 10.0.0.3{options}"
@@ -170,7 +170,7 @@ def test_the_server_exports_to_the_others_alone_and_then_asks_for_nothing():
     assert nfs.plan_server(one, head) == Nothing("/mydata/bench is exported to 2 nodes")
     head.facts.answers[EXPORTS.name] = {}  # killed between the file and its reading
     assert commands(nfs.plan_server(one, head)) == ["exportfs -ra"]
-    assert nfs.plan_server(one, one.targets[1]) == Nothing("it exports nothing")
+    assert nfs.plan_server(one, one.targets[1]) == Nothing("it is not storage.server")
 
 
 def test_the_folder_is_made_on_its_mount_or_not_at_all():
@@ -179,19 +179,19 @@ def test_the_folder_is_made_on_its_mount_or_not_at_all():
     with_place(head, SHARED, Place(there=False))
     head.facts.answers[EXPORTS.name] = {}
     guard, make, *_ = nfs.plan_server(one, head)
-    assert guard.says == "see that /mydata is mounted"
+    assert guard.says == "check that /mydata is mounted"
     assert "install -d -o alice -- /mydata/bench" in make.command
     answer = LocalNode().run(["sh", "-euc", guard.argv[-1].replace(MOUNT, "/proc")], timeout_s=10)
     assert answer.code == 0
     answer = LocalNode().run(["sh", "-euc", guard.argv[-1].replace(MOUNT, "/proc/nonesuch")], timeout_s=10)
     assert answer.code != 0
-    assert "nothing is written to the bare folder" in answer.stderr
+    assert "it is not mounted, so nothing is written there" in answer.stderr
 
 
 def test_the_environment_is_not_made_below_a_mount_that_is_missing():
     one = with_storage(Storage(shared=SHARED, server="w1"))
     first = environment.plan(one, one.targets[0])[0]
-    assert first.says == "see that /mydata/bench is mounted"
+    assert first.says == "check that /mydata/bench is mounted"
     assert fstab.guard(with_storage(Storage(shared=SHARED), "virtual"), one.targets[0]) == []
 
 
@@ -230,7 +230,7 @@ def test_the_others_mount_it_and_then_ask_for_nothing():
     assert nfs.plan_client(one, w1) == Nothing("head:/mydata/bench is mounted")
     with_place(w1, SHARED, Place(fstab=wanted))
     assert commands(nfs.plan_client(one, w1))[-1] == "mount -- /mydata/bench"
-    assert nfs.plan_client(one, head) == Nothing("it has the folder itself")
+    assert nfs.plan_client(one, head) == Nothing("it is the server of the folder")
     one.left["head"] = "packages failed"
     assert "cannot be asked" in nfs.plan_client(one, w1).why
 
@@ -242,10 +242,10 @@ def test_the_others_mount_it_and_then_ask_for_nothing():
             Place(hangs=True, mount=Mount("head:/mydata/bench", "nfs4", ())),
             r"w1: /mydata/bench \(head:/mydata/bench\) does",
         ),
-        (Place(mount=Mount("old:/x", "nfs4", ()), empty=False), "w1: it has old:/x at /mydata/bench"),
-        (Place(fstab=Mount("old:/x", "nfs", ())), "w1: it has in /etc/fstab old:/x at /mydata/bench"),
+        (Place(mount=Mount("old:/x", "nfs4", ()), empty=False), "w1: it mounts old:/x at /mydata/bench"),
+        (Place(fstab=Mount("old:/x", "nfs", ())), "w1: it lists in /etc/fstab old:/x at /mydata/bench"),
         (Place(mount=Mount("head:/mydata/bench", "nfs4", ("soft", "vers=4.2"))), "is mounted with soft,vers=4.2"),
-        (Place(empty=False), "has files in it that a mount would hide"),
+        (Place(empty=False), "contains files that a mount would hide"),
     ],
 )
 def test_a_mount_that_is_not_as_it_should_be_names_the_node(place, says):
@@ -259,9 +259,9 @@ def test_without_a_server_the_folder_is_expected_and_that_is_said():
     one = with_storage(Storage(shared=SHARED))
     w1 = one.targets[1]
     with_place(w1, SHARED, Place())
-    assert nfs.plan_client(one, w1) == Nothing("/mydata/bench is there, as is expected without storage.server")
+    assert nfs.plan_client(one, w1) == Nothing("/mydata/bench exists, as required without storage.server")
     with_place(w1, SHARED, Place(there=False))
-    with pytest.raises(Unanswered, match=r"w1: /mydata/bench is not there: without storage\.server"):
+    with pytest.raises(Unanswered, match=r"w1: /mydata/bench does not exist: without storage\.server"):
         nfs.plan_client(one, w1)
 
 
@@ -269,13 +269,13 @@ def test_practice_nodes_have_the_folder_and_are_asked_nothing():
     one = with_storage(SHARES, "virtual")
     for target in one.targets:
         for plan in (nfs.plan_server, nfs.plan_client):
-            assert plan(one, target) == Nothing("practice nodes have the folder from this machine")
+            assert plan(one, target) == Nothing("practice nodes share the folder of this machine")
 
 
 def test_a_client_that_could_end_a_line_is_refused():
     one = with_storage(SHARES)
     one.targets[1].node.__dict__["host"] = "10.0.0.2(rw) *"
-    with pytest.raises(Unanswered, match=r"cannot stand in /etc/exports\.d"):
+    with pytest.raises(Unanswered, match=r"is not allowed in /etc/exports\.d"):
         nfs.content(one, one.targets[0])
 
 
@@ -313,7 +313,7 @@ def test_an_export_that_the_file_no_longer_names_is_withdrawn_once_nobody_mounts
     assert f"rm -f -- {nfs.EXPORTED}" in withdraw.command
     assert "exportfs -ra" in withdraw.command
     w1.facts.answers[FILES.name] = {}
-    assert nfs.plan_server(one, w1) == Nothing("it exports nothing")
+    assert nfs.plan_server(one, w1) == Nothing("it is not storage.server")
     without = with_storage(Storage())  # also where the file names no storage any more
     with_files(without.targets[0], {nfs.EXPORTED: (b"", 0o644, "root:root")})
     for target in without.targets:
@@ -367,7 +367,7 @@ def test_too_little_room_is_refused_before_anything_is_changed(free, inodes, say
     with pytest.raises(Unanswered, match=says):
         space.plan(one, one.targets[2])
     one.targets[2].facts.answers |= DONE  # what is there needs no more room
-    assert space.plan(one, one.targets[2]) == Nothing("nothing large is to be installed on it")
+    assert space.plan(one, one.targets[2]) == Nothing("nothing large will be installed on it")
 
 
 def test_room_is_asked_for_what_comes_alone():
@@ -423,6 +423,6 @@ def test_room_is_read_where_a_folder_will_lie(tmp_path):
 )
 def test_a_full_disk_is_said_whatever_the_last_line_is(said):
     found = reason(Answer(100, "", f"{said}E: Sub-process /usr/bin/dpkg returned an error code (1)\n"))
-    assert found.startswith("a disk of it is full: ")
-    assert found.endswith("; make room there, and run the same command again")
+    assert found.startswith("a disk is full: ")
+    assert found.endswith("; free some space on it and run the same command again")
     assert reason(Answer(1, "", "one\ntwo\n")) == "two"

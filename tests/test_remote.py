@@ -77,9 +77,9 @@ def test_an_unknown_host_key_stops_with_the_fingerprint_that_openssh_prints(serv
 def test_a_new_host_key_is_remembered_where_the_file_accepts_new_ones_and_a_changed_one_stops_all_the_same(server, tmp_path):
     port, key = server
     known = tmp_path / "known_hosts"
-    assert "lets nobody in with these keys" in log_in(port, known, "accept-new")  # so it came past the host key
+    assert "it accepts no SSH key of this user" in log_in(port, known, "accept-new")  # so it came past the host key
     assert known.read_text() == f"[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n"
-    assert "lets nobody in with these keys" in log_in(port, known)
+    assert "it accepts no SSH key of this user" in log_in(port, known)
     other = paramiko.ECDSAKey.generate()
     known.write_text(f"[127.0.0.1]:{port} {other.get_name()} {other.get_base64()}\n")
     for host_keys in ("strict", "accept-new"):

@@ -110,7 +110,7 @@ def test_a_run_whose_events_cannot_be_read_has_no_known_time(file, tmp_path):
 
 def test_rendering_notes_the_runs_of_each_cell(file, tmp_path):
     assert main(["render", "--matrix", str(file), "--workspace", str(tmp_path)]) == 0
-    found = {cell["cell"]["strategy"]: len(cell["runs"]) for cell in Workspace(tmp_path).expansion("small").cells}
+    found = {cell.cell.strategy: len(cell.runs) for cell in Workspace(tmp_path).expansion("small").cells}
     assert found == {"single": 3, "ddp": 3, "fsdp2": 1}
     names = {run_id(cell, 3) for cell in resolve(matrix.load(file)) if cell.strategy != "fsdp2"}
     assert len(list((tmp_path / "runs").iterdir())) == 7

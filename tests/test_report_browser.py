@@ -183,7 +183,7 @@ def test_the_studys_table_has_both_numbers_and_says_which_agree(show, study):
     assert "≠differs" in times[1]
     assert times[2].startswith("soon")
     assert not {"agrees", "differs"} & set(times[2].split())
-    doubt = found.page.locator(".notes").first.get_by_text("The study here: two figures of one thing.")
+    doubt = found.page.locator(".notes").first.get_by_text("Note on this place in the study: two figures of one thing.")
     assert not doubt.is_visible()
     found.fold(False)
     assert doubt.is_visible()

@@ -75,7 +75,7 @@ STARTED, WELL = ("started", {}), ("exited", {"code": 0, "reason": None})
         ((), f"echo '1|NAME|RUNNING|{AT_WORK}'", DISABLED, "pending", "its job is starting"),
         ((STARTED,), f"echo '1|NAME|RUNNING|{AT_WORK}'", DISABLED, "running", ""),
         ((STARTED,), f"echo '1|NAME|COMPLETING|{AT_WORK}'", DISABLED, "running", ""),
-        ((STARTED,), "", f"echo '1|NAME|COMPLETED|{ENDED}'", "unknown", "wrote no end"),
+        ((STARTED,), "", f"echo '1|NAME|COMPLETED|{ENDED}'", "unknown", "did not record its end"),
         ((STARTED, WELL), "", f"echo '1|NAME|COMPLETED|{ENDED}'", "failed", "no result"),
         ((STARTED,), "", f"echo '1|NAME|OUT_OF_MEMORY|{ENDED}'", "oom", "host memory"),
         ((STARTED,), "", f"echo '1|NAME|NODE_FAIL|{ENDED}'", "node_fail", "a node of the job failed"),

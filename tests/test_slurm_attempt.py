@@ -56,4 +56,4 @@ def test_it_waits_no_longer_when_it_is_told_to_end(supervised):
     supervisor.send_signal(signal.SIGTERM)
     supervisor.wait(60)
     until(lambda: folder.judge().state == "failed", "it ends")
-    assert "Slurm told it to end" in folder.judge().why
+    assert "Slurm told the run to end" in folder.judge().why

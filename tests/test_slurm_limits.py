@@ -79,7 +79,7 @@ def test_these_words_say_that_there_may_be_room_later(tmp_path, queue, word):
 def test_these_do_not(tmp_path, queue, text):
     refused = refusal(tmp_path, queue, text)
     assert not isinstance(refused, submission.NoRoom)
-    assert "Slurm refuses r1: " in str(refused)
+    assert "Slurm rejected the job of r1: " in str(refused)
 
 
 @pytest.mark.parametrize("word", ["AssocMaxSubmitJobLimit", BUSY])
@@ -92,9 +92,9 @@ def test_a_command_that_waits_sends_all_of_them_once_each(tmp_path, queue, word,
     assert queue.state()["most"] == 5
     assert sizes(queue)[:4] == [23, 5, 5, 1]
     said = capsys.readouterr()
-    assert "5 run(s) sent, 18 wait for room, 0 left alone" in said.out
-    assert f"Slurm takes no more for now ({word})" in said.err
-    assert "not sent" not in said.err
+    assert "5 run(s) submitted, 18 wait for room, 0 skipped" in said.out
+    assert f"Slurm accepts no more jobs for now ({word})" in said.err
+    assert "not submitted" not in said.err
 
 
 def test_as_many_go_as_have_ended_and_a_try_in_vain_is_one_call(tmp_path, queue):
@@ -113,7 +113,7 @@ def test_a_command_that_does_not_wait_says_so_and_the_same_one_sends_the_rest(tm
     study = Study(tmp_path, 7)
     assert study.jobs("submit") == 1
     said = capsys.readouterr()
-    assert said.err.startswith("error: Slurm takes no more for now (AssocMaxSubmitJobLimit): 2 run(s) are not sent. ")
+    assert said.err.startswith("error: Slurm accepts no more jobs for now (AssocMaxSubmitJobLimit): 2 run(s) are not submitted")
     assert sorted(study.states()) == ["pending"] * 5 + ["planned"] * 2
     assert study.jobs("status") == 0
     assert study.jobs("submit", "--wait") == 0
@@ -215,8 +215,8 @@ def test_ctrl_c_ends_the_watching_and_says_what_is_not_sent(tmp_path, queue, cap
     study = Study(tmp_path, 6)
     assert study.jobs("submit", "--wait") == 130
     said = capsys.readouterr().err
-    assert re.search(r"2 run\(s\) are not sent \(AssocMaxSubmitJobLimit\): single-\S+, single-\S+\. The same command", said)
-    assert "interrupted; runs that were started go on" in said
+    assert re.search(r"2 run\(s\) are not submitted \(AssocMaxSubmitJobLimit\): single-\S+, single-\S+\. Run the same", said)
+    assert "interrupted; runs that were started continue" in said
     assert "None" not in said  # Slurm answered each time: of no submission is the outcome unknown
     queue.rule()
     assert study.jobs("submit", "--wait") == 0

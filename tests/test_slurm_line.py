@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_two_strategies_on_one_and_two_nodes_from_a_desk_to_the_report_with_slur
         twin.until(lambda: "work2" in {event.host for event in twin.events("met")}, "the other run is at work")
         with slurm.without_slurmctld(60.0 if LONG else 5.0):
             while_slurmctld_is_away(desk, twin, held, without_accounts)
-    assert "4 left alone" in held.jobs("submit", "--matrix", f"{held.path}/small.yaml")
+    assert "4 skipped" in held.jobs("submit", "--matrix", f"{held.path}/small.yaml")
     assert held.queue().count(held.submissions()[0].token) == 1
     said = json.loads(desk.end(waiting).stdout)
     assert [run["state"] for run in said["runs"]] == ["completed"] * 4
@@ -78,7 +79,7 @@ def test_two_strategies_on_one_and_two_nodes_from_a_desk_to_the_report_with_slur
     assert {run["scheduler"]["raw"] for run in said["runs"]} <= {"COMPLETED", "COMPLETING", "RUNNING"}
     for name in ("submitted", "started", "exited"):
         assert len(twin.events(name)) == 4
-    assert "left alone: completed already" in desk.run("jobs", "submit", "--matrix", matrix).stdout
+    assert "skipped: completed already" in desk.run("jobs", "submit", "--matrix", matrix).stdout
     fetched = json.loads(desk.run("collect", "fetch", "--json").stdout)
     assert [(run["complete"], run.get("problems", [])) for run in fetched] == [(True, [])] * 4
     summary = json.loads(desk.run("collect", "summarize", "--json").stdout)
@@ -110,11 +111,39 @@ def test_a_run_is_made_once_however_often_its_script_is_sent(study):
     assert one.states() == ["completed"]
 
 
-@pytest.mark.parametrize("point", ["intended", "answered", "kept", "noted"])
-def test_a_submitter_killed_at_any_step_leaves_one_job_a_run(study, point):
+# `jobs`, killed by an audit hook at a step of a submission: before sbatch is called (intended), before its answer is
+# recorded for the first run (answered), before the submission's file says "sent" (noted), and after that (kept).
+KILLED = """
+import os, runpy, signal, sys
+step = sys.argv.pop(1)
+asked, written = False, 0
+
+def kill(event, arguments):
+    global asked, written
+    reached = ""
+    if event == "subprocess.Popen" and arguments[1][0].endswith("sbatch"):
+        reached, asked = "intended", True
+    elif event == "os.rename" and "/submissions/" in str(arguments[1]):
+        written += 1
+        reached = "noted" if written == 2 else ""
+    elif event == "open" and written == 2:
+        reached = "kept"
+    elif event == "open" and asked and "/events." in str(arguments[0]):
+        reached = "answered"
+    if reached == step:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(kill)
+runpy.run_module("jobs", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("step", ["intended", "answered", "kept", "noted"])
+def test_a_submitter_killed_at_any_step_leaves_one_job_a_run(study, step):
     one = study(HELD)
     name = one.matrix(SEEDS)
-    assert one.start("submit", "--matrix", name, env={"SHARDLAB_FAULT": point}).code != 0
+    argv = [one.slurm.python, "-P", "-c", KILLED, step, "submit", "--matrix", name, "--workspace", str(one.path)]
+    assert one.slurm.nodes["head"].run(argv, timeout_s=300).code == 128 + signal.SIGKILL
     assert set(one.states()) == {"pending"}
     one.jobs("submit", "--matrix", name)
     assert set(one.states()) == {"pending"}
@@ -122,7 +151,7 @@ def test_a_submitter_killed_at_any_step_leaves_one_job_a_run(study, point):
     assert sent.state == "sent"
     assert one.queue().count(sent.token) == 1
     assert {event.data["job"] for event in one.events("submitted")} == {f"{sent.job}_{n}" for n in range(4)}
-    assert "4 left alone" in one.jobs("submit", "--matrix", name)
+    assert "4 skipped" in one.jobs("submit", "--matrix", name)
 
 
 @pytest.mark.parametrize(("accepts", "jobs"), [(True, 1), (False, 1)])
@@ -160,7 +189,7 @@ def test_what_slurm_refuses_is_said_and_sent_when_it_is_mended(study):
     assert run["state"] == "planned"
     assert "Invalid partition" in run["why"]
     one.write("cluster.yaml", one.slurm.file.read_text())
-    assert "1 run(s) sent" in one.jobs("submit", "--matrix", name)
+    assert "1 run(s) submitted" in one.jobs("submit", "--matrix", name)
 
 
 def test_a_limit_on_the_jobs_of_a_user_is_waited_out_and_each_run_made_once(study):
@@ -297,7 +326,7 @@ def test_a_preempted_run_waits_where_slurm_starts_it_again_and_is_preempted_wher
         seen = []
         again.until(lambda: seen.append(again.states()[0]) or seen[-1] != "running", "Slurm has it again")
         assert seen[-1] == "pending"
-        assert "after it told it to end" in again.runs()[0]["why"]
+        assert "after Slurm told it to end" in again.runs()[0]["why"]
         gone.until(lambda: gone.states() == ["preempted"], "Slurm says why")
         again.slurm.run("head", f"scancel {taken}")
         assert again.json("retry")["runs"] == []

@@ -1,6 +1,7 @@
 """One job for each run, whatever sbatch answers: the answer is lost, has more in it than a number, or has nothing in it."""
 
 import os
+from pathlib import Path
 
 import pytest
 from support_queue import Queue, Study
@@ -107,13 +108,16 @@ def test_a_cancellation_that_slurm_did_not_hear_says_what_was_changed_and_the_ne
 def test_a_submission_is_noted_as_sent_after_its_runs_are(tmp_path, queue, monkeypatch):
     study = Study(tmp_path, 2)
 
-    def noted(name):
-        if name == "noted":
+    rename = os.rename
+
+    def interrupted(source, target):
+        if "/submissions/" in str(target) and '"sent"' in Path(source).read_text():
             assert jobs_of(study) == {"1_0", "1_1"}
             assert [one.state for one in submission.all_of(study.workspace)] == ["intended"]
             raise KeyboardInterrupt
+        rename(source, target)
 
-    monkeypatch.setattr(submission, "point", noted)
+    monkeypatch.setattr(os, "rename", interrupted)
     assert study.jobs("submit") == 130
     monkeypatch.undo()
     monkeypatch.setenv("PATH", f"{queue.folder}{os.pathsep}{os.environ['PATH']}")
@@ -144,7 +148,7 @@ def test_the_leftover_job_of_a_finished_run_is_cancelled_and_said(tmp_path, queu
     )
     assert [task[0] for task in queue.state()["tasks"]] == ["1_1"]
     assert study.jobs("status", first.run_id) == 0
-    assert "still queued" not in capsys.readouterr().err
+    assert "still in the queue" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("submit",), ("submit", "--wait"), ("cancel", "--all"), ("status", "--watch"), ("retry",)])
@@ -167,7 +171,7 @@ def test_a_leftover_job_that_stays_is_an_error(tmp_path, queue, capsys):
 def test_the_job_of_several_runs_is_left_while_one_of_them_has_not_ended(tmp_path, queue, capsys):
     study = requeued_after_its_end(tmp_path, queue, "--pack", ended=1)
     assert study.jobs("status") == 0
-    assert "still queued" not in capsys.readouterr().err
+    assert "still in the queue" not in capsys.readouterr().err
     assert queue.state()["tasks"] != []
     end_well(study.workspace.all_runs()[1])
     assert study.jobs("status") == 0
@@ -220,7 +224,7 @@ def test_a_cancelled_run_of_a_lost_submission_does_not_hold_the_others_back(lost
 def test_a_lost_submission_of_which_all_runs_were_cancelled_is_given_up(lost, queue, capsys):
     assert lost.jobs("cancel", "--all") == 0
     assert lost.jobs("submit") == 0
-    assert "was not sent, and none of its runs waits any more; it is given up." in capsys.readouterr().err
+    assert "was not submitted, and none of its runs waits any more; the submission is dropped." in capsys.readouterr().err
     assert queue.state()["tasks"] == []
     assert submission.all_of(lost.workspace) == []
 
@@ -230,7 +234,7 @@ def test_runs_that_a_forgotten_job_did_not_reach_are_sent_again(lost, queue, cap
     first.claim.mkdir()
     first.write_event("attempt", "started")
     assert lost.jobs("submit") == 0
-    assert "2 of its runs had not started and are to be sent again." in capsys.readouterr().err
+    assert "2 of its runs had not started; `jobs submit` submits them again." in capsys.readouterr().err
     assert len(queue.state()["tasks"]) == 2
     assert first.judge().state == "running"
     assert [folder.judge().state for folder in others] == ["pending", "pending"]

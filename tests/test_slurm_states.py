@@ -199,7 +199,7 @@ def together(run_of, says, tmp_path):
         ("waits", "PENDING", "pending", ""),
         ("waits", "RUNNING", "pending", "its job is starting"),
         ("waits", "CANCELLED by 1000", "cancelled", "cancelled in Slurm"),
-        ("waits", "TIMEOUT", "timeout", "Slurm ended it at the job's time limit"),
+        ("waits", "TIMEOUT", "timeout", "Slurm ended the job at its time limit"),
         ("waits", "COMPLETED", "failed", "before the run started"),
         ("waits", "FAILED", "failed", "before the run started"),
         ("waits", "BOOT_FAIL", "node_fail", "did not boot"),
@@ -211,8 +211,8 @@ def together(run_of, says, tmp_path):
         ("runs", "SUSPENDED", "running", ""),
         ("runs", "PENDING", "pending", "started again by Slurm"),
         ("runs", "REQUEUED", "pending", "started again by Slurm"),
-        ("runs", "COMPLETED", "unknown", "wrote no end"),
-        ("runs", "FAILED", "failed", "wrote no end"),
+        ("runs", "COMPLETED", "unknown", "did not record its end"),
+        ("runs", "FAILED", "failed", "did not record its end"),
         ("runs", "NODE_FAIL", "node_fail", "a node of the job failed"),
         ("runs", "OUT_OF_MEMORY", "oom", "host memory"),
         ("runs", "PREEMPTED", "preempted", "another job"),
@@ -232,7 +232,7 @@ def together(run_of, says, tmp_path):
         ("failed after a timeout", "OUT_OF_MEMORY", "oom", "host memory"),
         ("runs after a timeout", "RUNNING", "running", ""),
         ("told to end", "RUNNING", "running", "its job is ending"),
-        ("told to end", "TIMEOUT", "timeout", "Slurm ended it"),
+        ("told to end", "TIMEOUT", "timeout", "Slurm ended the job"),
         ("told to end", "PREEMPTED", "preempted", "another job"),
         ("told to end", "PENDING", "pending", "started again by Slurm"),
         ("told to end", "CANCELLED by 1000", "cancelled", "in Slurm"),
@@ -246,7 +246,7 @@ def together(run_of, says, tmp_path):
         ("completed", "RUNNING", "completed", ""),
         ("timeout", "PENDING", "pending", "started again by Slurm, after timeout"),
         ("goes on after a timeout", "REQUEUED", "pending", "started again by Slurm, after timeout"),
-        ("goes on after a timeout", "CANCELLED by 1000", "cancelled", "while it waited to go on, after timeout"),
+        ("goes on after a timeout", "CANCELLED by 1000", "cancelled", "while it waited to be started again, after timeout"),
         ("timeout", "CANCELLED by 1000", "timeout", "3 s"),
         ("hung", "FAILED", "hung", "rank 1"),
         ("hung", "NODE_FAIL", "hung", "rank 1"),
@@ -275,7 +275,7 @@ def test_a_start_after_the_end_that_is_on_record_is_another_one(together):
 
 def test_in_a_job_of_several_runs_what_ends_the_job_is_no_word_on_those_that_ended_before(together):
     failed, waits = together(["failed", "waits"], "RUNNING", kind="pack")
-    assert (failed.state, waits.why) == ("failed", "waits for its turn in its job")
+    assert (failed.state, waits.why) == ("failed", "waits for the earlier runs in its job")
     failed, told = together(["failed", "told to end"], "CANCELLED by 1000", kind="pack")
     assert (failed.state, told.state) == ("failed", "cancelled")
 
@@ -324,7 +324,7 @@ def test_a_controller_that_is_away_is_said_and_changes_nothing(run_of, says, tmp
     found = seen(tmp_path, folder)
     assert (found.verdict.state, found.raw) == (
         "running",
-        f"RUNNING by the accounts; the controller does not answer: {why}",
+        f"RUNNING in Slurm's accounting; the controller does not answer: {why}",
     )
     assert seen(tmp_path, run_of(OWN["timeout"], place="ended")).verdict.state == "timeout"
 

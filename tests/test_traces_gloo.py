@@ -115,7 +115,7 @@ def test_the_command_compares_two_runs(workspace, tmp_path, capsys):
     assert operators["aten::mm"]["change"] == "changed"
     assert operators[support.GEMM]["change"] == "gone"
     assert main(["trace", run, "--against", f"{other}/", "--workspace", str(workspace.path)]) == 0
-    assert f"{run} against {other}/, a step and rank: " in capsys.readouterr().out
+    assert f"{run} against {other}/, per step and rank: " in capsys.readouterr().out
 
 
 def test_the_command_says_what_is_damaged_and_ends_with_1(workspace, capsys):

@@ -210,7 +210,7 @@ def test_where_no_checkpoint_is_sound_a_run_begins_anew_or_is_refused(bench):
     assert losses(again) == losses(undisturbed)
     stop_at(undisturbed, 4)
     assert bench.finish(undisturbed)[0] == 1
-    assert "has records but no checkpoint that is sound" in told(undisturbed, "failed")[0]["why"]
+    assert "has records, but no usable checkpoint" in told(undisturbed, "failed")[0]["why"]
 
 
 def test_of_another_cell_none_is_taken(bench):

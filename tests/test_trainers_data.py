@@ -46,7 +46,7 @@ def header(**other):
         (header(version=2), "found version 2 of the token file format. Allowed: 1."),
         (header(width=8), "found 8 bytes per token. Allowed: 2, 4."),
         (header(count=0), "found no tokens."),
-        (header(), "found 64 bytes. Allowed: 264, as its header promises 100 tokens of 2 bytes."),
+        (header(), "found 64 bytes. Allowed: 264, because its header announces 100 tokens of 2 bytes."),
         (header(count=2**63), f"found 64 bytes. Allowed: {64 + 2**64}"),
         (header() + b"\0" * 201, "found 265 bytes. Allowed: 264"),
         (header() + b"\0" * 200, "(SHA-256 differs)"),
@@ -153,5 +153,5 @@ def test_what_does_not_divide_or_suffice_is_refused():
     with pytest.raises(InputError, match=r"found 9, but the data has 8 items\. Allowed: at most 8\."):
         Order(items=8, global_batch_size=9, seed=0)
     for parts, size in ((3, 1), (2, 3)):
-        with pytest.raises(InputError, match="cannot be cut"):
+        with pytest.raises(InputError, match="cannot be divided"):
             Order(items=8, global_batch_size=8, seed=0).micro_batches(TIMED, 0, part=0, parts=parts, size=size)

@@ -82,7 +82,7 @@ def test_only_what_says_that_memory_ran_out_is_out_of_memory():
     [
         ({"strategy": "single", "gpus": 2}, "single is one process: found gpus: 2. Allowed: gpus: 1."),
         ({"strategy": "zero0", "precision": "bf16-pure"}, "zero0 cannot honour bf16-pure: without ZeRO, DeepSpeed keeps fp32"),
-        ({"options": {"n_head": 3}}, "n_head: 3 heads do not divide the width of 64 (n_embd)."),
+        ({"options": {"n_head": 3}}, "n_head: 3 does not divide the width of 64 (n_embd)."),
         ({"seq_len": 2**22, "options": {"n_embd": 4}}, "global_batch_size: found 8, but the data has 1 items"),
     ],
 )
@@ -167,7 +167,7 @@ def test_no_rank_outlives_the_parent_of_the_run(long_run):
     ranks_of(run_dir)[0].parent().send_signal(signal.SIGKILL)
     _, errors = client.communicate(timeout=120)
     assert client.returncode == 1
-    assert "the parent of its ranks was killed" in errors
+    assert "the parent process of its ranks was killed" in errors
     until(lambda: not ranks_of(run_dir), "the ranks have ended")
 
 

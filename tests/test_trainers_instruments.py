@@ -124,15 +124,15 @@ def test_steps_that_one_rank_profiles_count_for_no_time_on_any(profiled):
 @pytest.mark.parametrize(
     ("look", "keys", "why"),
     [
-        ({"profile": Profile(first_step=3, steps=2)}, {"steps": 3}, "steps 3 to 4 asked for, of a run of 3"),
-        ({"profile": Profile(first_step=9, steps=1)}, {"steps": None, "epochs": 1}, "step 9 asked for, of a run of 8"),
+        ({"profile": Profile(first_step=3, steps=2)}, {"steps": 3}, "found steps 3 to 4, but the last timed step is 3"),
+        ({"profile": Profile(first_step=9, steps=1)}, {"steps": None, "epochs": 1}, "step 9, but the last timed step is 8"),
         ({"profile": Profile(ranks=[0, 2])}, {}, "ranks: found [0, 2]. Allowed: one or more of 0 to 0."),
         ({"profile": Profile(ranks=[])}, {}, "ranks: found []"),
-        ({"memory": "categories"}, {"steps": 1}, "categories needs a timed step 2, found a run of 1"),
-        ({"memory": "categories", "profile": Profile(first_step=1, steps=3)}, {"steps": 3}, "step 4 beside the profiler"),
+        ({"memory": "categories"}, {"steps": 1}, "categories needs timed step 2: found steps: 1"),
+        ({"memory": "categories", "profile": Profile(first_step=1, steps=3)}, {"steps": 3}, "step 4, the first that is not"),
         ({"memory": "categories"}, {"compile": True}, "compiled blocks"),
-        ({"memory": "snapshot"}, {}, "snapshot is of the CUDA allocator"),
-        ({"memory": "snapshot"}, {"launcher": "torchrun"}, "snapshot is of the CUDA allocator"),
+        ({"memory": "snapshot"}, {}, "snapshot records the CUDA allocator"),
+        ({"memory": "snapshot"}, {"launcher": "torchrun"}, "snapshot records the CUDA allocator"),
     ],
 )
 def test_what_a_run_cannot_have_is_refused_before_it_trains(bench, look, keys, why):

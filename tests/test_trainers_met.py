@@ -51,7 +51,7 @@ def test_ranks_on_fewer_machines_than_the_run_says_are_refused(bench):
     (world,), failed = met(run_dir)
     assert code == 1
     assert world["hosts"] == 1
-    assert "its ranks met on 1 machine(s), told apart by their host names. Allowed: 2, as run.json says" in failed[0]
+    assert "its ranks are on 1 machine(s), counted by host name. Allowed: 2, as run.json says" in failed[0]
     assert failed[0] in errors
     assert not list(run_dir.path.glob("steps/*"))
 
@@ -73,7 +73,7 @@ def test_ranks_of_two_machines_are_refused_for_one_and_where_they_met_over_a_loo
     assert two_hosts(sys.executable, "-m", "trainers", "run", ".", cwd=run_dir.path, env=environment) == "1\n1\n"
     (world,), failed = met(run_dir)
     assert (world["hosts"], world["interface"]) == (2, "lo")
-    words = {1: "its ranks met on 2 machine(s)", 2: "its ranks met over a loopback interface (lo). Allowed: one that leads to"}
+    words = {1: "its ranks are on 2 machine(s)", 2: "its ranks connected over a loopback interface (lo). Allowed:"}
     assert len(failed) == 2
     assert all(words[nnodes] in why for why in failed)
 

@@ -162,12 +162,12 @@ def test_torchrun_gives_what_forked_ranks_give(bench, strategy, gpus, keys):
         ("tp", 3, {"tp": 3}, "gpt2-tiny has 4 attention heads (n_head), found tp: 3. Allowed tp: 1, 2, 4."),
         ("tp-pp", 6, {"tp": 3, "pp": 2, "accumulation": 2}, "4 attention heads (n_head), found tp: 3"),
         ("tp-fsdp2", 8, {"tp": 8}, "4 attention heads"),
-        ("tp", 2, {"tp": 2, "options": SLICES, "workload": "vit-tiny"}, "sequence_parallel cuts sequences, vit-tiny has none."),
-        ("tp", 4, {"tp": 4, "options": SLICES, "seq_len": 66}, "66 positions (seq_len) do not divide among tp: 4 ranks."),
-        ("pp-gpipe", 5, {"pp": 5}, "gpt2-tiny has 4 blocks (n_layer) for 5 stages, found pp: 5. Allowed pp: up to 4."),
-        ("pp-interleaved", 4, {"pp": 4, "accumulation": 4}, "8 stages, found pp: 4 with 2 stages each. Allowed pp: up to 2."),
-        ("pp-interleaved", 2, {"pp": 2, "accumulation": 5, "global_batch_size": 5}, "do not fill 2 rounds of 2 ranks evenly"),
-        ("pp-1f1b", 2, {"pp": 2}, "a micro-batch for each of 2 stages, found 1 a step. Allowed: microbatches from 2."),
+        ("tp", 2, {"tp": 2, "options": SLICES, "workload": "vit-tiny"}, "but vit-tiny has no sequences."),
+        ("tp", 4, {"tp": 4, "options": SLICES, "seq_len": 66}, "does not divide the 66 positions of a sequence (seq_len)."),
+        ("pp-gpipe", 5, {"pp": 5}, "gpt2-tiny has 4 blocks (n_layer), too few for 5 stages: found pp: 5. Allowed pp: up to 4."),
+        ("pp-interleaved", 4, {"pp": 4, "accumulation": 4}, "8 stages: found pp: 4 with 2 stages per rank. Allowed pp: up"),
+        ("pp-interleaved", 2, {"pp": 2, "accumulation": 5, "global_batch_size": 5}, "into 2 equal rounds on 2 ranks"),
+        ("pp-1f1b", 2, {"pp": 2}, "for each of 2 stages: found 1 per step. Allowed: microbatches from 2."),
         ("pp-fsdp2", 4, {"pp": 2}, "Allowed: microbatches from 2."),
     ],
 )
@@ -176,7 +176,7 @@ def test_what_cannot_be_had_is_refused_before_a_rank_starts(bench, strategy, gpu
     assert why in menu.strategy(strategy).refuse(cell)
 
 
-@pytest.mark.parametrize(("strategy", "what"), [("tp", "no way to split"), ("pp-gpipe", "no way to cut")])
+@pytest.mark.parametrize(("strategy", "what"), [("tp", "tp cannot split"), ("pp-gpipe", "pp-gpipe cannot divide")])
 def test_a_workload_without_a_plan_is_refused(bench, monkeypatch, strategy, what):
     bare = {
         name: msgspec.structs.replace(workload, heads=None, blocks=None) if name == "gpt2-tiny" else workload

@@ -350,17 +350,20 @@ MATRIX = "schema: 1\nname: m\ndefaults: {workload: gpt2-tiny, global_batch_size:
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ("strategy: ps-sync", "the servers update with SGD and momentum: found optimizer adamw. Allowed: sgd."),
+        ("strategy: ps-sync", "parameter servers update with SGD (and momentum) only: found optimizer adamw. Allowed: sgd."),
         ("strategy: ps-ssp, optimizer: {name: adam, lr: 0.1}", "found optimizer adam. Allowed: sgd."),
         ("strategy: ddp, servers: 1", "ddp has no parameter servers"),
-        ("strategy: ps-async, max_grad_norm: 1.0", "ps-async cannot honour it"),
+        ("strategy: ps-async, max_grad_norm: 1.0", "ps-async does not support max_grad_norm"),
         ("strategy: ps-ssp, options: {pull_interval: 0}", "options.pull_interval: found 0. Allowed: a whole number from 1."),
         (
             "strategy: ps-ssp, options: {staleness_bound: -1}",
             "options.staleness_bound: found -1. Allowed: a whole number from 0.",
         ),
         ("strategy: ps-async, options: {staleness_bound: 1}", "unknown option of ps-async or gpt2-tiny"),
-        ("strategy: ps-ssp, instruments: {checkpoints: {every_steps: 1}}", "ps-ssp keeps none: workers are at different steps"),
+        (
+            "strategy: ps-ssp, instruments: {checkpoints: {every_steps: 1}}",
+            "ps-ssp keeps no checkpoints: workers are at different steps",
+        ),
         ("strategy: ps-sync, nnodes: 2", "found nnodes: 2. Allowed: nnodes: 1."),
     ],
 )

@@ -225,10 +225,10 @@ def test_the_scale_grows_after_steps_in_a_row_and_is_halved_by_an_overflow():
 @pytest.mark.parametrize(
     ("strategy", "precision", "why"),
     [
-        ("ddp-powersgd", "fp16", "cannot honour fp16: what one step's gradient loses"),
-        ("zero0", "bf16-pure", "cannot honour bf16-pure: without ZeRO, DeepSpeed keeps fp32 weights"),
+        ("ddp-powersgd", "fp16", "cannot honour fp16: the compression error of a step"),
+        ("zero0", "bf16-pure", "cannot honour bf16-pure: without ZeRO, DeepSpeed keeps an fp32 copy"),
         ("fsdp2", "bf16-autocast", "cannot honour bf16-autocast: the strategy itself casts the weights to 16 bits"),
-        ("zero2", "fp16", "DeepSpeed's fp16 needs a GPU: ranks that are forked have none."),
+        ("zero2", "fp16", "DeepSpeed's fp16 needs a GPU, and the launcher fork runs ranks on the CPU."),
     ],
 )
 def test_what_cannot_be_had_is_refused_before_a_rank_starts(bench, strategy, precision, why):

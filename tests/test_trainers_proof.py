@@ -235,7 +235,7 @@ def test_right_work_is_proven_and_its_bytes_are_those_of_theory(bench, strategy,
 def test_batch_norm_is_frozen_for_the_proof_and_the_verdict_says_what_it_is_in_the_run(bench, strategy):
     result = bench.complete(workload="densenet121-tiny", strategy=strategy, gpus=2, prove="auto", steps=1).read_result()
     assert result.same_work.verdict == "proven", result.same_work.why
-    assert "BatchNorm frozen, while in the run each rank and pass normalises by its own 4 of 8 items" in result.same_work.why
+    assert "BatchNorm is frozen here; in the run each rank and pass normalises by its own 4 of 8 items" in result.same_work.why
     sent = result.communication_bytes
     assert sent["counted"] == pytest.approx(sent["theory"], rel=0.001)
 
@@ -251,7 +251,7 @@ def test_dropout_is_off_in_the_proof_alone(bench):
     dropping = {"workload": "vgg16-tiny", "strategy": "ddp", "gpus": 2, "steps": 2, "options": {"dropout": True}}
     result = bench.complete(**dropping, prove="auto").read_result()
     assert result.same_work.verdict == "proven", result.same_work.why
-    assert "dropout off, which the run has on" in result.same_work.why
+    assert "dropout is off here, but on in the run" in result.same_work.why
     without = bench.complete(**{**dropping, "options": {}}).read_result()
     assert result.final_loss != without.final_loss
 

@@ -84,7 +84,7 @@ def test_bytes_are_tokens(tmp_path, capsys):
     (tmp_path / "a").write_bytes(b"\xff\0one")
     (tmp_path / "b").write_bytes(b"two")
     assert tokenize(tmp_path / "a", tmp_path / "b", "--out", tmp_path / "out.tokens") == 0
-    assert capsys.readouterr().out == f"{tmp_path}/out.tokens: 8 tokens, each below 256\n"
+    assert capsys.readouterr().out == f"{tmp_path}/out.tokens: 8 tokens, with ids from 0 to 255\n"
     assert bytes(tokens.TokenFile(tmp_path / "out.tokens").tokens.astype(np.uint8)) == b"\xff\0onetwo"
 
 
@@ -121,13 +121,13 @@ def test_a_line_without_end_is_cut(tmp_path, tokenizer, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["gone"], "gone: no such file. Allowed: files with text."),
+        (["gone"], "gone: no such file. Allowed: text files."),
         (["folder"], "folder: no such file."),
-        (["empty"], "empty: is empty. Allowed: files with text."),
-        (["out"], "--out: out is one of the texts."),
+        (["empty"], "empty: the file is empty. Allowed: text files."),
+        (["out"], "--out: out is also one of the input texts."),
         (["latin", "--tokenizer", "tokenizer.json"], "latin: byte 1 is not UTF-8 text: invalid start byte"),
         (["cut", "--tokenizer", "tokenizer.json"], "cut: byte 1 is not UTF-8 text: unexpected end of data"),
-        (["blank", "--tokenizer", "tokenizer.json"], "out: there is no token to write."),
+        (["blank", "--tokenizer", "tokenizer.json"], "out: found no tokens to write."),
         (["text", "--tokenizer", "gone.json"], "--tokenizer: gone.json: no such file. Allowed: bytes, or a tokenizer.json."),
         (["text", "--tokenizer", "text"], "--tokenizer: text: cannot be read:"),
     ],

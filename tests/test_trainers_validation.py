@@ -73,7 +73,7 @@ def test_less_than_a_batch_of_items_is_refused(bench):
     run_dir = bench.run_dir(instruments=Instruments(validation=Validation(every_steps=5, items=7)))
     code, errors = bench.finish(run_dir)
     assert code == 1
-    assert "7 items do not fill a global batch of 8" in errors
+    assert "7 validation items do not fill a global batch of 8" in errors
 
 
 CURVE = {1: 6.24, 20: 3.8, 40: 1.7, 60: 1.2}  # step -> mean loss, in nats; ln 512 is where it knows nothing

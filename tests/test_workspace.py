@@ -113,7 +113,7 @@ def test_a_copy_of_a_workspace_changes_no_runs_of_the_first_one(ws, tmp_path, ve
     asked = main([verb, *(["--all"] if verb == "cancel" else []), "--workspace", str(tmp_path / "copy")])
     said = capsys.readouterr().err
     assert (asked, said.count("\n")) == (2, 1)
-    assert f"{tmp_path / 'copy'}: is a copy of {ws}, whose runs on far a command here would change" in said
+    assert f"{tmp_path / 'copy'}: is a copy of {ws}, and this command would change the runs of the original on far" in said
     assert away.of_this_workspace(Workspace(ws)) == away.known(Workspace(tmp_path / "copy"))
 
 
@@ -154,7 +154,7 @@ def test_a_workspace_whose_path_is_no_utf_8_is_refused(tmp_path, capsysbinary):
     folder = tmp_path / os.fsdecode(b"w\xff")
     folder.mkdir()
     assert main(["status", "--workspace", str(folder)]) == 2
-    assert b"holds bytes that are no UTF-8" in capsysbinary.readouterr().err
-    with pytest.raises(InputError, match="no UTF-8, which no file of JSON can hold"):
+    assert b"contains bytes that are not UTF-8" in capsysbinary.readouterr().err
+    with pytest.raises(InputError, match="not UTF-8, which no JSON file can store"):
         files.write_json(tmp_path / "x.json", {"path": str(folder)})
     assert not (tmp_path / "x.json").exists()

@@ -31,7 +31,7 @@ def test_one_that_only_its_owner_can_write_is_not_reported(workspace):
 def test_each_folder_that_all_can_write_is_reported_with_the_command_that_helps(workspace, name, capsys):
     folder = getattr(workspace, name)
     folder.chmod(0o777)
-    assert workspace.exposed() == [f"{folder}: every user of this machine can write there; run: chmod o-w '{folder}'"]
+    assert workspace.exposed() == [f"{folder}: every user of this machine can write to it; run: chmod o-w '{folder}'"]
     assert main([LOCAL, "down", "--workspace", str(workspace.path)]) == 0
     assert capsys.readouterr().err == f"warning: {workspace.exposed()[0]}\n"
 
@@ -39,8 +39,6 @@ def test_each_folder_that_all_can_write_is_reported_with_the_command_that_helps(
 @pytest.mark.skipif(os.geteuid() != 0, reason="a folder of another user needs root")
 def test_a_folder_of_another_user_is_reported_unless_that_user_called_sudo(workspace, monkeypatch):
     os.chown(workspace.own, 12345, 12345)
-    assert workspace.exposed() == [
-        f"{workspace.own}: it belongs to another user (number 12345), who can change what lies in it."
-    ]
+    assert workspace.exposed() == [f"{workspace.own}: it belongs to another user (uid 12345), who can change its content."]
     monkeypatch.setenv("SUDO_UID", "12345")
     assert workspace.exposed() == []

@@ -1,1 +1,1 @@
-"""Runs on the nodes: one run in, records out. Nothing here imports torch before a run needs it."""
+"""The trainers run on the nodes: they train one run and write its records. torch is imported only when a run needs it."""

@@ -1,4 +1,4 @@
-"""``python -m trainers run|fork|warm|tokenize``: what launchers start on the nodes, and what makes data for it."""
+"""``python -m trainers run|fork|warm|tokenize``: the commands that launchers start on the nodes, and a tokenizer of texts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = console.Parser(prog="python -m trainers", description=__doc__)
     console.add_version(parser)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|fork|warm|tokenize")
-    run = verbs.add_parser("run", help="one rank of a run, as a launcher's environment says which; alone without one")
-    fork = verbs.add_parser("fork", help="all ranks of a run on this machine's CPU, forked from a warm parent: a rehearsal")
+    run = verbs.add_parser("run", help="one rank of a run, by the environment that the launcher sets; else the only rank")
+    fork = verbs.add_parser("fork", help="a rehearsal: all ranks of a run on this machine's CPU, forked from the warm parent")
     for verb in (run, fork):
-        verb.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's folder, with its run.json")
-    warm = verbs.add_parser("warm", help="the warm parent itself; `fork` starts it when it is needed")
-    warm.add_argument("socket", type=Path, metavar="SOCKET", help="where it listens")
-    tokenize = verbs.add_parser("tokenize", help="make a token file of texts, to train on")
-    tokenize.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help="files, one after the other")
+        verb.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's folder, which contains run.json")
+    warm = verbs.add_parser("warm", help="the warm parent: imports torch once and forks ranks; `fork` starts it if needed")
+    warm.add_argument("socket", type=Path, metavar="SOCKET", help="path of the Unix socket for requests")
+    tokenize = verbs.add_parser("tokenize", help="convert text files into a token file for training")
+    tokenize.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help="text files, in the order of their tokens")
     tokenize.add_argument(
-        "--out", type=Path, required=True, metavar="FILE.tokens", help="the token file; replaced if it is there"
+        "--out", type=Path, required=True, metavar="FILE.tokens", help="the token file; an existing file is replaced"
     )
     tokenize.add_argument(
         "--tokenizer", default="bytes", metavar="bytes|TOKENIZER.json",
-        help="a token a byte (the default), or the tokenizers library's file",
+        help="bytes: one token per byte (default); else a file of the tokenizers library",
     )  # fmt: skip
     given = parser.parse_args(arguments)
     if given.verb == "tokenize":

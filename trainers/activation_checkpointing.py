@@ -1,4 +1,4 @@
-"""Activation checkpointing: which blocks keep no activations from forward to backward, and compute them again instead.
+"""Activation checkpointing: some blocks do not keep activations from forward to backward, but recompute them in backward.
 
 After Chen et al., Training deep nets with sublinear memory cost, 2016.
 """
@@ -28,7 +28,7 @@ IN_CHAIN = "_at:"  # before the name that a block has in the bare model, with : 
 
 
 class Chain(nn.Module):
-    """Blocks that are checkpointed as one; each takes the hidden state of the one before, and what else the first was given."""
+    """Blocks that are checkpointed as one unit. Each gets the hidden state of the block before it and the other arguments."""
 
     def __init__(self, blocks: Sequence[tuple[str, nn.Module]]) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Chain(nn.Module):
 
 
 class Moved(nn.Module):
-    """Stands where a block was that is in a chain now, and passes on what it is given."""
+    """Replaces a block that was moved into a chain; returns its input."""
 
     def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return hidden
@@ -64,12 +64,12 @@ def checkpoint(which: str, task: Task, model: nn.Module) -> None:
 
 
 def count(model: nn.Module) -> int:
-    """Blocks and chains that are computed again."""
+    """The number of blocks and chains that are recomputed."""
     return sum(isinstance(module, CheckpointWrapper) for module in model.modules())
 
 
 def units(task: Task, model: nn.Module) -> list[nn.Module]:
-    """The blocks as they stand in a model, chains as one and without the places that they left empty."""
+    """The blocks of a model, with a chain as one block and without the `Moved` placeholders."""
     return [block for block in task.blocks(model) if not isinstance(block, Moved)]
 
 
@@ -81,7 +81,7 @@ def _chain(model: nn.Module, blocks: Sequence[nn.Module], segments: int) -> None
         )
     names = {id(module): name for name, module in model.named_modules()}
     bounds = [len(blocks) * index // segments for index in range(segments + 1)]
-    for begin, end in pairwise(bounds[:-1]):  # backward begins with the last: computing it again saves nothing
+    for begin, end in pairwise(bounds[:-1]):  # backward begins with the last segment: recomputing it saves no memory
         run = blocks[begin:end]
         model.set_submodule(names[id(run[0])], _wrapped(Chain([(names[id(block)], block) for block in run])))
         for block in run[1:]:
@@ -101,7 +101,7 @@ def _wrapped(module: nn.Module) -> nn.Module:
 
 @contextmanager
 def _statistics_kept(normalised: Sequence[_BatchNorm]) -> Iterator[None]:
-    """Computing again would add the same batch to BatchNorm's running statistics a second time."""
+    """Keep BatchNorm's running statistics unchanged: recomputation would add the same batch a second time."""
     momenta = [module.momentum for module in normalised]
     for module in normalised:
         module.momentum = 0.0

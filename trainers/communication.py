@@ -1,6 +1,6 @@
-"""Bytes that ranks send: what theory says a step needs, and what its collectives really moved.
+"""Bytes that ranks send: the theory of a step, and the count of its collectives.
 
-Both are counted alike, as bytes that one rank sends in a ring (Patarasuk and Yuan, 2009; the bus-bandwidth factors of
+Both are the bytes that one rank sends in a ring (Patarasuk and Yuan, 2009; the bus-bandwidth factors of
 nccl-tests): over n ranks an all-reduce of S bytes sends 2 (n-1)/n S, an all-gather to S bytes and a reduce-scatter of S
 bytes (n-1)/n S, an all-to-all (n-1)/n S, a broadcast (n-1)/n S averaged over the ranks, a send S.
 """
@@ -27,9 +27,9 @@ FACTORS: dict[str, Callable[[int], float]] = {
 
 
 class Term(msgspec.Struct, frozen=True):
-    """One kind of communication in a step of one rank, as theory has it.
+    """One kind of communication in a step of one rank, by theory.
 
-    what: in words, with its symbols. payload_bytes: S of one collective. ranks: n. times: collectives of this kind a step.
+    what: a description. payload_bytes: S of one collective. ranks: n. times: number of collectives of this kind per step.
     """
 
     what: str
@@ -58,10 +58,10 @@ class Call(msgspec.Struct, frozen=True):
 
 @contextmanager
 def counting() -> Iterator[list[Call]]:
-    """The collectives that this rank starts inside the block, as they start.
+    """A list of the collectives that this rank starts in the `with` block; it grows as they start.
 
-    Seen are those that go through torch's dispatcher: DDP's buckets, FSDP, tensor and pipeline parallel, DeepSpeed,
-    and calls of torch.distributed. It slows each operator down: never around a step that is timed.
+    It sees the collectives that go through torch's dispatcher: of DDP's buckets, FSDP, tensor and pipeline parallelism and
+    DeepSpeed, and calls of torch.distributed. It slows every operator down, so it must not be used in a timed step.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -69,7 +69,7 @@ def counting() -> Iterator[list[Call]]:
 
     class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            # DTensor is told to unfold first: the collectives are in what it unfolds to.
+            # DTensor runs first: it replaces the operator by operators on local tensors, and these include the collectives.
             if any(kind.__name__ == "DTensor" for kind in types):
                 return NotImplemented
             if (call := _call(operator, args)) is not None and call.ranks > 1:
@@ -81,7 +81,7 @@ def counting() -> Iterator[list[Call]]:
 
 
 def _call(operator: Any, args: Any) -> Call | None:
-    """What an operator moves, or None where it is no collective."""
+    """The collective that an operator starts, or None if it is not a collective."""
     namespace, _, name = operator._schema.name.partition("::")
     if namespace == "c10d" and name in _C10D:
         op, which = _C10D[name]

@@ -1,7 +1,7 @@
-"""BatchNorm that normalises by fixed numbers, so that a batch can be cut over ranks without changing what is computed.
+"""BatchNorm with fixed statistics, so that the result does not depend on how a batch is divided over ranks.
 
-In training it normalises by the part of a batch that one rank sees in one pass (Ioffe and Szegedy, 2015): on several ranks
-that is another computation than one process makes, rightly.
+In training, BatchNorm normalises by the part of a batch that one rank sees in one pass (Ioffe and Szegedy, 2015). On several
+ranks this is, by design, another computation than in one process.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def frozen(task: Task, indices: np.ndarray, device: torch.device) -> Task:
-    """The task with models whose BatchNorm has the statistics of the items with these indices, (n,), and keeps them.
+    """The task with models whose BatchNorm layers have the statistics of the items with these indices, (n,), and keep them.
 
-    On every rank alike. At its initial ones, mean 0 and variance 1, deep networks would overflow.
+    All ranks get the same statistics. With the initial statistics, mean 0 and variance 1, deep networks would overflow.
     """
 
     def model() -> nn.Module:

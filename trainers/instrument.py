@@ -1,4 +1,4 @@
-"""What looks at a run beside its times and losses: between steps, where it costs the run nothing, or into some of them."""
+"""The interface of instruments, which measure a run between steps (at no cost for step times) or inside some of its steps."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class Instrument(ABC):
-    """All ranks that train call it alike, so that it may use collectives. Steps are the timed ones, 1, 2, ... ."""
+    """A measurement of a run. All ranks that train call it alike, so it may use collectives. Steps are timed steps."""
 
     name: str
 
     def watches(self, step: int) -> bool:
-        """Whether it looks into this step and so slows it down: on every rank alike, also where only one looks."""
+        """Whether it measures inside this step and so slows it down. The same on every rank, even if only one rank measures."""
         return False
 
     def before(self, step: int) -> None:  # noqa: B027 - most look only after a step
-        """A step that it watches begins."""
+        """Called before a step that it watches."""
 
     def due(self, step: int) -> bool:
         """Whether `after` has something to do."""
@@ -29,10 +29,10 @@ class Instrument(ABC):
 
     @abstractmethod
     def after(self, step: int) -> None:
-        """The step is over, its update made."""
+        """Called after a step and its update, if `due`."""
 
     def found(self) -> dict[str, Any]:
-        """What it came to, for result.json; called on every rank when all steps are made. Rank 0's is written."""
+        """The results for result.json. Called on every rank after the last step; those of rank 0 are written."""
         return {}
 
 
@@ -45,7 +45,7 @@ class Watch:
         self._watched: dict[str, list[int]] = {instrument.name: [] for instrument in instruments}
 
     def watches(self, step: int) -> bool:
-        """Whether any of them looks into this step."""
+        """Whether any instrument measures inside this step."""
         return any(instrument.watches(step) for instrument in self._instruments)
 
     def before(self, step: int) -> None:
@@ -64,11 +64,11 @@ class Watch:
                 self._timed(instrument, instrument.after, step)
 
     def between_s(self) -> float:
-        """Seconds of all of them so far."""
+        """Seconds that all instruments took between steps so far."""
         return sum(self.cost_s.values())
 
     def found(self) -> dict[str, dict[str, Any]]:
-        """By instrument: what it found; cost_s, what it took of this rank's time between steps; the steps it slowed down."""
+        """By instrument: its results; cost_s: seconds of this rank between steps; watched_steps: steps that it slowed down."""
         found = {}
         for instrument in self._instruments:
             watched = self._watched[instrument.name]

@@ -1,4 +1,4 @@
-"""The one training loop: it names no strategy and no workload, so that what is compared differs in nothing else."""
+"""The training loop, the same for all strategies and workloads, so that compared runs differ in nothing else."""
 
 from __future__ import annotations
 
@@ -37,19 +37,18 @@ from trainers.workload import Batch, Task
 
 
 def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
-    """Train as run.json says and leave step records on every rank that trains, env/HOST.json on every host, and the result.
+    """Train as run.json says. Writes step records on every rank that trains, env/HOST.json on every host, and the result.
 
-    The weights are drawn from the cell's seed on every rank alike. An epoch is floor(items / global_batch_size) steps, and
-    a short one where the engine joins. A rank without data in it records no loss and 0 units.
-    The learning rate runs over all steps, the untimed warm-up steps included. Raises InputError for a cell that
-    cannot be trained.
+    Every rank draws the same weights from the cell's seed. An epoch has floor(items / global_batch_size) steps, and one short
+    step more if the engine joins; in it, a rank without data records no loss and 0 units. The schedule of the learning rate
+    covers all steps, with the untimed warm-up steps. Raises InputError for a cell that cannot be trained.
     """
     cell = run.cell
     strategy, workload = menu.strategy(cell.strategy), menu.workload(cell.workload)
     if (why := menu.refuse(cell)) is not None:
         raise InputError(why)
     if cell.instruments.checkpoints is not None and strategy.no_checkpoints:
-        raise InputError(f"{cell.strategy} keeps no checkpoints: {strategy.no_checkpoints}.")
+        raise InputError(f"{cell.strategy} cannot save checkpoints: {strategy.no_checkpoints}.")
     if ranks.local_rank == 0:
         environment.write(run_dir.environment(gethostname()), ranks)
     precision.set_tf32(cell.precision, ranks.device)
@@ -110,11 +109,11 @@ def _steps(
     checkpoints: Checkpoints | None = None,
     resumed: Resumed | None = None,
 ) -> float:
-    """Run the warm-up steps, then the timed ones; seconds that the timed ones took by this rank's wall clock, what
-    instruments took between them left out.
+    """Run the warm-up steps, then the timed steps. Returns the wall-clock seconds of the timed steps on this rank, without the
+    time of instruments between steps.
 
-    A resumed run has had its warm-up steps; of the timed ones as many as these are marked as not to be timed, in which
-    what is new in this process settles. Raises OutOfTime where the run is to end early, saved.
+    A resumed run makes no warm-up steps. Instead its first timed steps, as many as warm-up steps, are marked as `watched`, so
+    that their times do not count. Raises OutOfTime if the run saved a checkpoint to end early.
     """
     clock, memory, late, side = clock_for(device), MemoryMeter(device), LateLoss(device), SideStream(device)
     timed = order.timed_steps(cell)
@@ -132,7 +131,7 @@ def _steps(
     coming = prefetched(partial(fetch, phase, step) for phase, steps, _ in phases for step in steps)
     before_s, started = resumed.train_time_s if resumed else 0.0, 0.0
     for phase, steps, before in phases:
-        company.barrier()  # no rank's timed steps start while another still sets up
+        company.barrier()  # no rank starts its timed steps before all ranks are ready
         started = time.perf_counter()
         goes_on = False  # whether this step is timed from the end of the step before: no instrument ran between them
         for step in steps:
@@ -168,7 +167,7 @@ def _steps(
                 )
             )
             if phase == TIMED and checkpoints is not None and checkpoints.due(step + 1):
-                recorder.settle()  # no checkpoint of a step that is not on record
+                recorder.settle()  # write the step's record before its checkpoint
                 checkpoints.train_time_s = before_s + time.perf_counter() - started - watch.between_s()
             goes_on = phase == WARMUP or not watch.due(step + 1)
             if phase == TIMED:
@@ -185,7 +184,7 @@ def _steps(
 
 
 class Passed(msgspec.Struct):
-    """A step that the host has passed and the device may still be working on."""
+    """A step that the host has finished; the device may still be working on it."""
 
     step: int
     warmup: bool
@@ -199,10 +198,10 @@ class Passed(msgspec.Struct):
 
 
 class Recorder:
-    """Writes step records as soon as their times and losses are there, at most one step late: no step waits for its record."""
+    """Writes step records as soon as times and losses are known, at most one step late: no step waits for its record."""
 
     def __init__(self, lines: LineWriter, earlier: Sequence[StepRecord] = ()) -> None:
-        """earlier: what stands in the file already, of the start that this one goes on from."""
+        """earlier: the records that are already in the file, if the run resumed from a checkpoint."""
         self._lines = lines
         self._passed: deque[Passed] = deque()
         self.step_ms: list[float] = []  # of the timed steps
@@ -214,7 +213,7 @@ class Recorder:
             self._count(record, {kind: size for kind, size in sizes.items() if size is not None})
 
     def add(self, passed: Passed) -> None:
-        """Take a step, and write those whose times are known, or that lie a step back."""
+        """Add a step. Writes all steps whose times are known, and all steps before the last one."""
         self._passed.append(passed)
         while self._passed and (len(self._passed) > 1 or self._passed[0].reading.ready()):
             self._write(self._passed.popleft())

@@ -1,8 +1,8 @@
-"""Keep fp16 gradients from vanishing: losses are scaled up, gradients scaled back, and a step that overflowed is skipped.
+"""Loss scaling keeps fp16 gradients from vanishing: it scales losses up and gradients back, and skips steps that overflow.
 
-One scaler of our own rather than torch's three: `torch.amp.GradScaler` sums its sign up over a DTensor's own mesh and over
-nothing else, so that stages of a pipeline would decide each for itself; `ShardedGradScaler` knows FSDP1's shards; and
-pipelines call backward themselves, inside a schedule that has no place for either. The rule and its numbers are those of
+We have our own scaler instead of torch's: `torch.amp.GradScaler` sums its overflow flag only over a DTensor's own mesh, so
+the stages of a pipeline would each decide alone; `ShardedGradScaler` is for FSDP1 only; and pipelines call backward inside a
+schedule, in which neither can be used. The rule and its numbers are those of
 torch's GradScaler (Micikevicius et al., Mixed Precision Training, 2018, section 3.2).
 """
 
@@ -24,9 +24,9 @@ SIGN_BYTES = 4  # the sign that a gradient overflowed, as ranks add it up
 
 
 class LossScaler:
-    """The scale of one rank, a power of two: to scale by it loses no digit. Equal on all ranks that settle alike.
+    """The loss scale of one rank. It is a power of two, so that scaling does not round. Equal on ranks that settle together.
 
-    skipped: steps that overflowed and were not made.
+    skipped: number of steps that were skipped because of an overflow.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,11 +37,11 @@ class LossScaler:
         self._made_in_a_row = 0
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss that backward starts from."""
+        """The scaled loss, from which backward starts."""
         return loss * self.scale
 
     def unscale(self, gradients: Iterable[torch.Tensor]) -> None:
-        """Scale the gradients of a whole step back, in place, and note whether one of them is infinite or no number."""
+        """Scale the gradients of a whole step back, in place, and record whether any of them is infinite or NaN."""
         import torch
         from torch.distributed.tensor import DTensor
 
@@ -57,7 +57,7 @@ class LossScaler:
             self.overflowed += found.to(self.overflowed.device)
 
     def settle(self, overflowed: torch.Tensor) -> bool:
-        """Whether the step is to be made, given the sign of all ranks together; the next step's scale follows from it.
+        """Whether to make the step, given the overflow flag of all ranks together. Also sets the scale of the next step.
 
         The host waits for the device here, once a step, as it does in torch's scaler.
         """
@@ -73,21 +73,21 @@ class LossScaler:
         return True
 
     def numbers(self) -> dict[str, float]:
-        """What a run goes on from."""
+        """The numbers that a checkpoint needs."""
         return {"loss_scale": self.scale, "skipped_steps": float(self.skipped), "made_in_a_row": float(self._made_in_a_row)}
 
     def restored(self, numbers: dict[str, float]) -> None:
-        """Go on from those of a run that has them; one in another precision has none."""
+        """Set the scaler from the numbers of a checkpoint. A run in another precision has none; then the defaults are used."""
         self.scale = numbers.get("loss_scale", START)
         self.skipped, self._made_in_a_row = int(numbers.get("skipped_steps", 0)), int(numbers.get("made_in_a_row", 0))
 
     def effective(self) -> dict[str, Any]:
-        """What stands in a run's knobs: the scale that the next step would have, and the steps skipped, warm-up included."""
+        """For a run's `knobs.effective`: the scale of the next step, and the number of skipped steps, with warm-up steps."""
         return {"loss_scale": self.scale, "skipped_steps": self.skipped}
 
 
 def sign(precision: str, ranks: int) -> list[Term]:
-    """What the ranks that hold different gradients send to skip a step together; nothing if the loss is not scaled."""
+    """The communication of ranks with different gradients to skip a step together; empty if the loss is not scaled."""
     if not scales_loss(precision):
         return []
     return [Term("the sign that a gradient overflowed, once a step", "all_reduce", SIGN_BYTES, ranks)]

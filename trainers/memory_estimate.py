@@ -1,4 +1,4 @@
-"""What memory a step should need before anyone has measured it, as papers estimate it."""
+"""Estimates the memory of a step without a measurement, as papers do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def estimate(parameters: int, precision: str, optimizer: Optimizer, *, cut: dict
     """Bytes on one rank of parameter, gradient and optimizer_state: w P each, times the tensors that the optimizer keeps.
 
     P: trainable parameters of the whole model. w: 4 bytes, 2 for bf16-pure: under mixed precision weights, gradients and
-    optimizer stay fp32. cut: over how many ranks each category is spread. ceil(w P / ranks) (Rajbhandari et al., 2020,
+    optimizer stay fp32. cut: number of ranks over which each category is sharded. ceil(w P / ranks) (Rajbhandari et al., 2020,
     "ZeRO", section 3 and figure 1). It is how the study of GPT-2 on two H100s estimates in its section 4.2.1, whose figures
     (474.70, 474.70 and 949.40 MiB) are those of 124,439,808 parameters of 4 bytes. Like it, it leaves out activations,
     buffers and what is temporary.
@@ -24,7 +24,7 @@ def estimate(parameters: int, precision: str, optimizer: Optimizer, *, cut: dict
 
 
 def of_cell(parameters: int, cell: Cell, strategy: Strategy) -> dict[str, int] | None:
-    """The estimate for a cell of `strategy`; None where it cuts a model in another way than over data-parallel ranks."""
+    """The estimate for a cell of `strategy`; None if the strategy does not only shard over data-parallel ranks."""
     if strategy.cuts is None:
         return None
     replicas = cell.options.get("replicas", 1)

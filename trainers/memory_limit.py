@@ -1,4 +1,4 @@
-"""Hold a rank to less memory than its machine has, so that a study's out-of-memory boundary can be looked for anywhere."""
+"""Limits the memory of a rank, so that the out-of-memory boundary of a study can be searched on any machine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ GIB = 2**30
 
 
 def hold(limit_gib: float, device: torch.device) -> None:
-    """From now on this process gets no more than `limit_gib` of its GPU's memory.
+    """Limit this process to `limit_gib` of its GPU's memory from now on.
 
-    On a CPU the limit stands for a GPU's: it is what the process may take beyond what it has now, with its libraries loaded
-    and nothing built, by the kernel's count of its private writable memory (RLIMIT_DATA). Beyond it torch says that it
-    cannot allocate memory.
+    On a CPU the limit replaces a GPU's memory: it is the private writable memory (RLIMIT_DATA, as the kernel counts it) that
+    the process may allocate in addition to its present memory, when its libraries are loaded and no model is built. Beyond
+    the limit torch reports that it cannot allocate memory.
     """
     if device.type == "cuda":
         import torch

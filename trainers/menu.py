@@ -1,4 +1,4 @@
-"""The menus of strategies and workloads, for those who must not import torch."""
+"""The menus of strategies and workloads. Importing this module does not import torch."""
 
 from __future__ import annotations
 

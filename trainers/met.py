@@ -1,4 +1,4 @@
-"""The world that really came together: on how many machines the ranks met, and over which interface."""
+"""Checks the rendezvous of the ranks: on how many machines they are, and over which network interfaces they connect."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def check(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
-    """All ranks call it when they have met; rank 0 writes the event `met`, of a world that is refused as well.
+    """A collective after the rendezvous. Rank 0 writes the event `met`, even if the check then fails.
 
-    Raises InputError, on every rank alike, where that is not the world of run.json.
+    Raises InputError on all ranks if the ranks are not on as many machines as run.json says, or met over a loopback interface.
     """
     outside, loopback = interfaces()
     over = math.nan if not (outside or loopback) else float(bool(outside))
@@ -34,20 +34,20 @@ def check(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
         )  # fmt: skip
     if hosts != nnodes:
         raise InputError(
-            f"{run_dir.path}: its ranks met on {hosts} machine(s), told apart by their host names. Allowed: {nnodes}, as "
-            "run.json says (world.nnodes)."
+            f"{run_dir.path}: its ranks are on {hosts} machine(s), counted by host name. Allowed: {nnodes}, as run.json says "
+            "(world.nnodes)."
         )
     known = {row for row in rows[:, 1] if not math.isnan(row)}
     if nnodes > 1 and known == {0.0}:
         raise InputError(
-            f"{run_dir.path}: its ranks met over a loopback interface ({', '.join(loopback)}). Allowed: one that leads to "
-            "other machines, as world.nnodes is above 1."
+            f"{run_dir.path}: its ranks connected over a loopback interface ({', '.join(loopback)}). Allowed: an interface "
+            "that reaches other machines, because world.nnodes is above 1."
         )
 
 
 def interfaces() -> tuple[list[str], list[str]]:
-    """The interfaces over which this process is connected, by the addresses of its sockets: those that lead to other
-    machines, and loopbacks."""
+    """The network interfaces of this process's connections, by the addresses of its sockets: (interfaces that reach other
+    machines, loopback interfaces)."""
     names = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
     outside: set[str] = set()
     loopback: set[str] = set()
@@ -64,6 +64,6 @@ def number(name: str) -> int:
 
 
 def _plain(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """An address of IPv4 as such, also where a socket of IPv6 has it."""
+    """The address; an IPv4 address in an IPv6 socket as IPv4."""
     address = ipaddress.ip_address(ip.partition("%")[0])
     return (address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None) or address

@@ -1,4 +1,4 @@
-"""What all ranks together came to: result.json, written by one of them when every rank has done its last step."""
+"""Writes the result of a run (result.json) from the results of all ranks, after the last step of every rank."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class OfRank(msgspec.Struct, frozen=True):
-    """What one rank brings: wall seconds of its timed steps, its loss at the last one (NaN where it had no data in it), peaks
-    in bytes, and each timed step."""
+    """The results of one rank: wall-clock seconds of its timed steps, its loss at the last step (NaN if the rank had no data in
+    this step), peak memory in bytes, and the time of each timed step."""
 
     train_time_s: float
     loss: float
     peak_bytes: dict[str, int]
     step_ms: list[float]
     watched: list[bool]  # which of them an instrument slowed down
-    items: list[int]  # that all ranks together trained on in each
-    goes_back: bool  # to the run's first timed step, also where it went on from a checkpoint
+    items: list[int]  # items of all ranks together in each timed step
+    goes_back: bool  # whether step_ms begins with the run's first timed step, even if the run resumed from a checkpoint
 
 
 def write(
@@ -47,15 +47,16 @@ def write(
     *,
     resumed_from_step: int | None,
 ) -> None:
-    """Gather what the ranks of `company` bring; rank 0 writes the result. They all call this; none returns before the file
-    is there.
+    """Gather the results of the ranks of `company`; rank 0 writes them. A collective: it returns when the file is written.
 
-    A step takes as long as on its slowest rank (as ranks drift within a step, these add up to a little more than wall
-    time, never to less than any rank's own steps). throughput_per_s = units of all timed steps over all ranks / seconds of
-    all timed steps; step_time_ms is the spread of those times; both, and peak_memory_bytes of the worst rank, without the
-    steps that an instrument slowed down. train_time_s is wall time, slowest rank, from the first timed step's start to the
-    last one's end with what lies between steps but for what instruments took there. All of it is of the ranks that came
-    to the end: where one was lost, the state is not completed, and its units count for nothing.
+    The time of a step is that of its slowest rank. (Ranks drift within a step, so these times add up to slightly more than the
+    wall-clock time, and never to less than the steps of any rank.)
+    throughput_per_s: units of all timed steps on all ranks / seconds of all timed steps. step_time_ms: the spread of the times.
+    peak_memory_bytes: of the worst rank. These three leave out steps that an instrument slowed down.
+    train_time_s: wall-clock time of the slowest rank from the start of the first timed step to the end of the last, with the
+    time between steps, but without the time of instruments there.
+    All values are of the ranks that trained to the end. If a rank was lost, the state is not completed, and its units do not
+    count.
     """
     import numpy as np
 
@@ -74,7 +75,7 @@ def write(
         workload = menu.workload(run.cell.workload)
         finished = len(everyone) / run.cell.gpus  # ranks have equal shares of every batch
         units = int(np.array(mine.items)[counted].sum()) * task.units_per_item * finished
-        # Steps of another cell's checkpoint have no records: what is said of times is said of this run's own steps.
+        # Steps of another cell's checkpoint have no records: all times are of this run's own steps.
         brought = (resumed_from_step or 0) if not mine.goes_back else 0
         result = Result(
             schema=SCHEMA,
@@ -106,7 +107,7 @@ def write(
 
 
 def _by_theory(run: Run, company: Company, engine: Engine) -> dict[str, float] | None:
-    """Bytes of a step where none were counted, as the strategy states them; None where servers send some that it cannot."""
+    """Bytes of a step by theory, if they were not counted; None with servers, whose bytes this rank does not know."""
     theory = company.gather([sum(term.sent_bytes for term in engine.theory())])
     textbook = engine.textbook_bytes()
     if run.cell.servers or len(theory) < run.cell.gpus:
@@ -115,7 +116,7 @@ def _by_theory(run: Run, company: Company, engine: Engine) -> dict[str, float] |
 
 
 def _asked(run: Run) -> dict[str, Any]:
-    """What the cell asked of strategy, precision and optimizer."""
+    """The options, precision and optimizer that the cell asked for."""
     cell = run.cell
     return {
         **cell.options,
@@ -128,7 +129,7 @@ def _asked(run: Run) -> dict[str, Any]:
 
 
 def _by_category(instruments: dict[str, dict[str, Any]]) -> dict[str, int]:
-    """What memory was made of at the peak of the step that was looked into, where one was."""
+    """Memory by category at the peak of the recorded step; empty if no step was recorded."""
     found: dict[str, int] = instruments.get("memory", {}).get("peak_bytes", {})
     return found
 

@@ -1,4 +1,4 @@
-"""What each precision of a cell turns on in torch, and what of it a device can honour.
+"""The precisions of a cell: the dtypes of weights, computation and gradients that each precision sets in torch.
 
 bf16, fp16: forward and backward compute with 16-bit copies of the weights; the weights, the optimizer and the reduction of
 gradients are fp32. bf16-autocast, fp16-autocast: torch's autocast chooses the dtype of each operator instead, so that some

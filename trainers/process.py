@@ -1,4 +1,4 @@
-"""One rank from its first line to its last: where its output goes, and what is known of it however it ends."""
+"""The process of one rank, from start to end: redirects its output to a log and records how it ended."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from trainers.ranks import Place, Ranks
 
 
 def run(path: Path) -> None:
-    """Train as this rank of the run at `path`; its output goes to the rank's log.
+    """Train as this rank of the run at `path`; the output goes to the rank's log.
 
-    Returns when the run is complete. Any error becomes an event of the run, a traceback in the log and one sentence on
-    the standard error that the launcher gave; then the process ends at once with code 1, as a rank that lingers lets
-    the others hang in a collective. Raises InputError where `path` is no run or the launcher's environment is
-    contradictory.
+    Returns when the run is complete. An error becomes an event of the run, a traceback in the log and one sentence on the
+    launcher's standard error. Then the process ends at once with code 1, because the other ranks would hang in a collective if
+    it stayed. Raises InputError if `path` is not a run or the launcher's environment is contradictory.
     """
     run_dir = RunDir(path.absolute())
     frozen, place = run_dir.read_run(), Place.of(os.environ)
@@ -46,7 +45,7 @@ def run(path: Path) -> None:
 
 
 def sentence(error: BaseException) -> str:
-    """An error as one line: type and first line of the message, or that line alone where it was written for people."""
+    """An error as one line: type and first line of the message; for our own errors, only the first line."""
     first = next(iter(str(error).splitlines()), "")
     if isinstance(error, ShardlabError):
         return first
@@ -62,7 +61,7 @@ def _event(error: BaseException) -> str:
 
 
 def _refuse(run: Run, run_dir: RunDir, place: Place) -> None:
-    """Raises InputError where the launcher and the run disagree, or the run has been made already."""
+    """Raises InputError if the launcher and the run do not fit, or if the run was already trained."""
     if place.world_size != run.world.world_size:
         raise InputError(
             f"{run_dir.path}: the launcher started {place.world_size} ranks. Allowed: {run.world.world_size}, "
@@ -71,11 +70,11 @@ def _refuse(run: Run, run_dir: RunDir, place: Place) -> None:
     steps = run_dir.steps_file(place.rank)
     begun = steps.exists() and steps.stat().st_size and not checkpoint.whole(run_dir.path)
     if run_dir.result.exists() or begun:
-        raise InputError(f"{run_dir.path}: has records already; a further attempt is a run of its own.")
+        raise InputError(f"{run_dir.path}: has records already; another attempt needs a run of its own.")
 
 
 def _redirect(log: Path) -> int:
-    """Send standard output and error, of this process and of what it loads, to the log; a copy of the old standard error."""
+    """Redirect standard output and error, of libraries too, to the log. Returns a copy of the old standard error."""
     files.make_folder(log.parent)
     with files.as_workspace_error("write"):
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

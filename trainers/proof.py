@@ -1,9 +1,9 @@
-"""The same-work proof: a strategy's first steps, held against those of one process on the same weights and data.
+"""The same-work proof: compares a strategy's first steps with those of one process on the same weights and data.
 
-Losses, the gradient's norm and the parameters after the last step have to agree. The steps are made with SGD, whatever
-the cell's optimizer is: Adam divides by the gradient's size and so hides a gradient of the wrong scale. The reference is
-plain: no activation checkpointing, no compilation, the same precision. Clipping is that of the cell. Both ways are made
-without what would part them rightly: dropout is off, and BatchNorm is frozen (`trainers.frozen_statistics`).
+Losses, gradient norms and the parameters after the last step must agree. The steps use SGD, whatever the cell's optimizer is:
+Adam divides by the size of the gradient and so hides a gradient of the wrong scale. The reference is plain: no activation
+checkpointing, no compilation, the same precision. Clipping is that of the cell. Legitimate differences are switched off in
+both: there is no dropout, and BatchNorm is frozen (`trainers.frozen_statistics`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shardlab import files, host
-from shardlab.cell import Cell, Optimizer, Schedule
+from shardlab.cell import Cell, Optimizer, Role, Schedule, keys_of
 from shardlab.record import SameWork
 from trainers import communication, frozen_statistics, menu
 from trainers.data.order import PROOF, Order
@@ -34,12 +34,10 @@ if TYPE_CHECKING:
     from trainers.strategy import Engine
     from trainers.workload import Task
 
-STEPS = 3  # of a strategy that communicates alike in every step; the last of them is counted
+STEPS = 3  # of a strategy with the same communication in every step; the last step is counted
 MOST_COUNTED = 64  # steps: the bytes of a strategy whose communication repeats after more of them are not counted
-WITHOUT_EFFECT = (  # keys of a cell that the proof's numbers do not depend on
-    "launcher", "nnodes", "steps", "epochs", "warmup_steps", "optimizer", "schedule", "prove", "expect", "time_limit_s",
-    "hang_limit_s", "instruments", "memory_limit_gib", "rehearses",
-)  # fmt: skip
+# Keys of a cell that have no effect on the numbers of the proof.
+WITHOUT_EFFECT = keys_of(Role.NODES, Role.START, Role.LENGTH, Role.OPTIMIZER, Role.INSTRUMENTS, Role.BOOKKEEPING)
 LIBRARIES = ("torch", "torchvision", "transformers", "deepspeed")  # that a model or a strategy is made of
 # Of fp16: torch's own start of 65536 overflows at once in many a model, and steps that both walks skip prove nothing. Here
 # gradients overflow above 64 and vanish below 6e-11 (2^-24 of fp16, over the scale).
@@ -48,8 +46,8 @@ SGD = Optimizer(name="sgd", lr=0.01, momentum=0.9)
 
 
 class Tolerance(msgspec.Struct, frozen=True):
-    """How far two ways to the same numbers may be apart, each relative: losses and gradient norms to the reference's,
-    parameters to the length of the way that the reference's parameters went (L2)."""
+    """The allowed differences, all relative: of losses and gradient norms to those of the reference, of parameters to the
+    distance (L2) that the reference's parameters moved."""
 
     loss: float
     gradient_norm: float
@@ -76,10 +74,10 @@ TOLERANCES = {
 
 
 class Trajectory(msgspec.Struct):
-    """What some steps came to: the global loss and gradient norm of each, the whole parameters before and after.
+    """The results of some steps: the global loss and gradient norm of each step, the whole parameters before and after.
 
-    sent_bytes: by this rank in one step, as counted (the mean over the steps that were counted); None if none was counted.
-    theory_bytes: by this rank in one step, as the strategy states it. normalising: whether the model has BatchNorm.
+    sent_bytes: counted bytes that this rank sent per step (mean over the counted steps); None if no step was counted.
+    theory_bytes: the same by the strategy's theory. normalising: whether the model has BatchNorm.
     """
 
     losses: list[float]
@@ -93,9 +91,9 @@ class Trajectory(msgspec.Struct):
 
 
 def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | None) -> SameWork:
-    """The verdict on a cell, the same on every rank; kept in `folder` by what was computed, so that it is made once.
+    """The verdict on a cell, the same on every rank. It is stored in `folder` under a digest of the computation and reused.
 
-    All ranks call it together, before the cell's own engine is built; afterwards nothing of it is left in memory.
+    A collective, before the cell's own engine is built. Afterwards all its memory is free again.
     """
     strategy = menu.strategy(cell.strategy)
     if cell.prove == "off":
@@ -118,7 +116,7 @@ def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | 
 
 
 def digest(cell: Cell, device: str) -> str:
-    """Names a computation: what of a cell, the software and the device can change the numbers."""
+    """The digest of a computation: of everything in the cell, the software and the device that can change the numbers."""
     what = {name: value for name, value in msgspec.to_builtins(cell).items() if name not in WITHOUT_EFFECT}
     packages = {name: version for name, version in host.packages().items() if name in LIBRARIES}
     text = msgspec.json.encode([what, device, packages, _source_digest()], order="deterministic")
@@ -126,7 +124,7 @@ def digest(cell: Cell, device: str) -> str:
 
 
 def _source_digest() -> str:
-    """Of the trainers' own source: a proof holds for the code that it was made with."""
+    """The digest of the trainers' source: a proof is only valid for the code that made it."""
     found = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         found.update(path.read_bytes())
@@ -138,7 +136,7 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
     remarks = []
     if plain.options.get("dropout"):
         plain = msgspec.structs.replace(plain, options={**plain.options, "dropout": False})
-        remarks.append("dropout off, which the run has on")
+        remarks.append("dropout is off here, but on in the run")
     other_work = strategy.other_work(cell)
     if smaller := {} if other_work else _smaller(cell, ranks):
         plain = msgspec.structs.replace(plain, options={**plain.options, **smaller})
@@ -148,7 +146,7 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
     first = Order(task.source.items, cell.global_batch_size, cell.seed).batch(PROOF, 0)[: cell.micro_batch_size]
     still = frozen_statistics.frozen(task, first, ranks.device)
     steps = _to_walk(cell, strategy)
-    if other_work is not None:  # there is nothing to hold it against: its bytes are counted
+    if other_work is not None:  # no comparison is possible; only its bytes are counted
         counts = _to_count(cell, strategy) > 0
         sent = _sent(cell, ranks, _walk(plain, still, ranks, strategy, steps)) if counts else None
         return SameWork(verdict="other work", why=other_work, communication_bytes=sent)
@@ -159,27 +157,27 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
     ours = _walk(plain, still, ranks, strategy, steps)
     if ours.normalising and (cell.dp > 1 or cell.gradient_accumulation_steps > 1):
         part = f"its own {cell.micro_batch_size} of {cell.global_batch_size} items"
-        remarks.append(f"BatchNorm frozen, while in the run each rank and pass normalises by {part}")
+        remarks.append(f"BatchNorm is frozen here; in the run each rank and pass normalises by {part}")
     differences, tells = (0.0, 0.0, 0.0), True
     if reference is not None and (tells := _tells(reference)):
         differences = _furthest(ours.losses, reference.losses), _furthest(ours.norms, reference.norms), _apart(ours, reference)
     loss, norm, parameters, held, told = map(float, ranks.gather([*differences, float(reference is not None), float(tells)])[0])
     sent = _sent(cell, ranks, ours)
     if not (held and told):
-        why = "one process has not the memory that it takes"
+        why = "one process does not have enough memory for the reference"
         if held:
             why = (
-                f"one process has gradients that are not finite in its first {steps} steps, or none that moves a parameter in "
-                f"{cell.precision}: two ways that both do nothing would agree"
+                f"the gradients of one process are not finite in its first {steps} steps, or move no parameter in "
+                f"{cell.precision}, so a comparison would show nothing"
             )
         return SameWork(verdict="not provable", why=why, communication_bytes=None if smaller else sent)
     allowed = TOLERANCES[cell.precision]
     with_remarks = "".join(f"; {remark}" for remark in remarks)
     return SameWork(
         verdict="proven" if _within(allowed, loss, norm, parameters) else "different",
-        why=f"against one process, {steps} steps with SGD, {cell.precision}: loss differs by {loss:.1e}, gradient norm by "
-        f"{norm:.1e}, parameters by {parameters:.1e} of their way (allowed {allowed.loss:.0e}, {allowed.gradient_norm:.0e}, "
-        f"{allowed.parameters:.0e}){with_remarks}",
+        why=f"compared to one process, {steps} steps with SGD, {cell.precision}: loss differs by {loss:.1e}, gradient norm by "
+        f"{norm:.1e}, parameters by {parameters:.1e} of their movement (allowed {allowed.loss:.0e}, "
+        f"{allowed.gradient_norm:.0e}, {allowed.parameters:.0e}){with_remarks}",
         loss_difference=loss,
         gradient_norm_difference=norm,
         parameter_difference=parameters,
@@ -188,7 +186,7 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
 
 
 def _smaller(cell: Cell, ranks: Ranks) -> dict[str, int]:
-    """The options that make the model one that a process can hold, where it cannot hold the cell's; the same on all ranks."""
+    """The options of a smaller model, if one process cannot hold the cell's model; else empty. The same on all ranks."""
     workload = menu.workload(cell.workload)
     kept = {name: size for name, size in workload.proof_options.items() if _above(cell.options[name], size)}
     if cell.pp > 1 and workload.blocks in kept:
@@ -203,8 +201,8 @@ def _above(value: bool | int | float | str | None, size: int) -> bool:
 
 
 def _holds(parameters: int, device: torch.device) -> bool:
-    """Whether a process has room for a proof on so many parameters: weights, gradients and momentum in fp32 where it
-    computes, and on the host four copies to compare. Activations come on top; what they need shows when they are there."""
+    """Whether a process has memory for a proof of so many parameters: weights, gradients and momentum in fp32 on its device,
+    and four copies on the host for the comparison. Activations need more; whether they fit, only the steps show."""
     import psutil
     import torch
 
@@ -217,19 +215,19 @@ def _holds(parameters: int, device: torch.device) -> bool:
 
 
 def _to_walk(cell: Cell, strategy: Strategy) -> int:
-    """How many steps the proof makes: after the first two, which may differ from all later ones, a whole period of what the
-    strategy communicates. A period that is not counted is not walked either."""
+    """How many steps the proof makes: the first two, which may differ from all later steps, then a whole period of the
+    strategy's communication, or one step if the period is not counted."""
     return STEPS - 1 + (_to_count(cell, strategy) or 1)
 
 
 def _to_count(cell: Cell, strategy: Strategy) -> int:
-    """In how many of the last steps the bytes are counted: in a whole period; in none if that is too long, or unknown."""
+    """In how many of the last steps the bytes are counted: in a whole period, or in none if it is too long or unknown."""
     period = strategy.communication_period(cell) or 0
     return period if period <= MOST_COUNTED else 0
 
 
 def _reference(single: Cell, task: Task, ranks: Ranks, steps: int) -> Trajectory | None:
-    """The steps of one process, or None if its memory does not hold them."""
+    """The steps of one process, or None if it runs out of memory."""
     import torch
 
     found = None
@@ -245,7 +243,7 @@ def _reference(single: Cell, task: Task, ranks: Ranks, steps: int) -> Trajectory
 
 
 def _sent(cell: Cell, ranks: Ranks, ours: Trajectory) -> dict[str, float]:
-    """Bytes sent in one step by all ranks, servers included; `counted` is absent if it was not counted."""
+    """Bytes that all ranks, with servers, send in one step. `counted` is absent if no step was counted."""
     not_counted = float(ours.sent_bytes is None)
     counted, theory, missing = ranks.gather([ours.sent_bytes or 0.0, ours.theory_bytes, not_counted]).sum(axis=0)
     sent = {"theory": float(theory)}
@@ -255,12 +253,12 @@ def _sent(cell: Cell, ranks: Ranks, ours: Trajectory) -> dict[str, float]:
 
 
 def _tells(reference: Trajectory) -> bool:
-    """Whether the reference made its steps: none was skipped for gradients that overflowed, and parameters moved."""
+    """Whether the reference made its steps: no gradient overflowed, and parameters moved."""
     return all(map(math.isfinite, reference.norms)) and _way(reference) > 0
 
 
 def _furthest(ours: list[float], reference: list[float]) -> float:
-    """The largest difference at any step, relative to the reference's; infinite where one is NaN, which max would lose."""
+    """The largest difference at any step, relative to the reference; infinite if one is NaN, which max would ignore."""
     apart = [abs(a - b) / abs(b) for a, b in zip(ours, reference, strict=True)]
     return max(apart) if all(map(math.isfinite, apart)) else math.inf
 
@@ -271,7 +269,7 @@ def _within(allowed: Tolerance, loss: float, norm: float, parameters: float) -> 
 
 
 def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) -> Trajectory:
-    """Make so many steps from the cell's seed with a new engine, and let the engine go; or serve the ranks that make them."""
+    """Make the steps from the cell's seed with a new engine, then free the engine. On a server's rank, serve these steps."""
     import torch
 
     torch.manual_seed(cell.seed)
@@ -288,7 +286,7 @@ def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) 
         parts = order.micro_batches(PROOF, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
         batches = [task.fetch(indices, ranks.device) for indices in parts]
         clock.start()
-        # Counting keeps torch.compile from its work: only the last period is counted, which mostly is the last step.
+        # Counting disables torch.compile, so only the last period is counted, which is usually the last step.
         counts = step >= steps - to_count
         with _counted(counts) as while_computing:
             loss = engine.forward_backward(batches, clock)
@@ -313,7 +311,7 @@ def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) 
 
 
 def _serve(server: Server, steps: int) -> Trajectory:
-    """The part of a parameter server in the steps: what it sends, as a mean over all of them, since it knows no steps."""
+    """Serve the steps as a parameter server. Its bytes are the mean over all steps, because a server does not see steps."""
     with communication.counting() as calls:
         server.serve()
     sent_bytes = sum(call.sent_bytes for call in calls) / steps
@@ -335,7 +333,7 @@ def _let_go(engine: Engine, ranks: Ranks) -> None:
 
 
 def _apart(ours: Trajectory, reference: Trajectory) -> float:
-    """How far our parameters ended from the reference's, as a share of the way that the reference's went (L2)."""
+    """The distance (L2) between our final parameters and the reference's, relative to the distance that the reference moved."""
     if ours.after.keys() != reference.after.keys():
         return float("inf")
     apart = sum(float((ours.after[name] - there).square().sum()) for name, there in reference.after.items())
@@ -345,5 +343,5 @@ def _apart(ours: Trajectory, reference: Trajectory) -> float:
 
 
 def _way(walked: Trajectory) -> float:
-    """The squared length of the way that parameters went."""
+    """The squared distance (L2) that the parameters moved."""
     return sum(float((there - walked.before[name]).square().sum()) for name, there in walked.after.items())

@@ -1,4 +1,4 @@
-"""How the processes of a run find each other, and the few numbers that they exchange beside training."""
+"""The rendezvous of the processes of a run, and the few numbers that they exchange apart from training."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 STORE = "SHARDLAB_STORE"  # set by the fork launcher: the file at which its ranks meet
-# A rank may have waited for almost a bound when the last other one gets on, after which the supervisor waits for a whole one.
+# A rank may have waited almost one hang limit when the last other rank makes progress; then the supervisor waits another.
 WAITS, MARGIN_S = 2, 60
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Which process of how many this is, as the launcher says it; without a launcher, the only one."""
+    """The rank of this process and the world size, from the launcher's environment. Without a launcher: the only rank."""
 
     rank: int = 0
     local_rank: int = 0
@@ -33,7 +33,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place:
-        """RANK, LOCAL_RANK and WORLD_SIZE of an environment: all of them or none. Raises InputError otherwise."""
+        """From RANK, LOCAL_RANK and WORLD_SIZE of an environment. Raises InputError if only some of them are set."""
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         found = [name for name in names if name in environment]
         if not found:
@@ -50,7 +50,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def devices(place: Place, servers: int, *, gpus: int) -> tuple[str, str]:
-    """(this rank's device, the backend of all ranks): GPU number LOCAL_RANK and NCCL where there are GPUs, else CPU and gloo.
+    """(this rank's device, the backend of all ranks): GPU number LOCAL_RANK and NCCL if there are GPUs, else CPU and gloo.
 
     gpus: the number of GPUs that this process sees. The last `servers` ranks compute on the CPU. NCCL needs a GPU for every
     rank; therefore, if there are servers, all ranks use gloo. Raises InputError if there is no GPU for this rank.
@@ -67,21 +67,22 @@ def devices(place: Place, servers: int, *, gpus: int) -> tuple[str, str]:
 
 
 class Company(Protocol):
-    """Those who train, as one of them sees the others: all ranks, unless a strategy has ranks of another kind."""
+    """The ranks that train, as seen by one of them: all ranks, unless a strategy also has parameter servers."""
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
-        """The numbers of each of them by rank, (how many they are, n) in float64; all give equally many."""
+        """The numbers of all ranks that train, (number of these ranks, n) in float64. Every rank passes n numbers."""
 
     def barrier(self) -> None:
-        """Wait until each of them is here and its device has nothing left to do."""
+        """Wait until every rank that trains is here and its device is idle."""
 
 
 class Ranks:
-    """All processes of a run as one of them sees them; its device, and collectives on plain numbers (never on objects)."""
+    """All processes of a run, as seen by one of them: its device, and collectives on plain numbers (never on objects)."""
 
     def __init__(self, place: Place, servers: int = 0, hang_limit_s: float = 1800) -> None:
-        """Join the others; blocks until all are there. Device and backend are those of `devices`; the last `servers` ranks
-        are parameter servers. hang_limit_s: what the supervisor waits for progress; collectives of all groups wait longer."""
+        """Join the process group; blocks until all ranks have joined. Device and backend are those of `devices`. The last
+        `servers` ranks are parameter servers. hang_limit_s: how long the supervisor waits for progress; the timeout of all
+        process groups is longer."""
         import torch
         import torch.distributed as dist
         from torch._C._distributed_c10d import HashStore
@@ -97,8 +98,8 @@ class Ranks:
         # The device that the training ranks compute on: a GPU's name, or cpu. The same on parameter servers.
         self.trains_on = torch.cuda.get_device_name() if cuda else "cpu"
         torch.set_num_threads(threads(place, os.environ, usable_processors(), gpus=cuda))
-        # torch's own 10 or 30 minutes would end a rank that may yet wait for another, or forestall the supervisor, which has
-        # every rank say where it is. Groups that strategies make on their own take the defaults, not those of the first group.
+        # torch's default timeouts of 10 or 30 minutes could end a rank that may still wait, or act before the supervisor, which
+        # makes every rank log its stacks. Groups that strategies make take the defaults, not the timeout of the first group.
         waits = timedelta(seconds=WAITS * hang_limit_s + MARGIN_S)
         for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
             setattr(distributed_c10d, name, waits)
@@ -117,13 +118,13 @@ class Ranks:
         )
 
     def alone(self) -> Ranks:
-        """This process as the only one of a world of its own, which talks to nobody."""
+        """This process as a world of size 1, which does not communicate."""
         only = copy.copy(self)
         only.rank, only.world_size = 0, 1
         return only
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
-        """Every rank's numbers, (world_size, n) in float64; all ranks give equally many."""
+        """Every rank's numbers, (world_size, n) in float64. Every rank passes n numbers."""
         import torch
         import torch.distributed as dist
 
@@ -135,7 +136,7 @@ class Ranks:
         return torch.stack(everyone).cpu().numpy()
 
     def barrier(self) -> None:
-        """Wait until every rank is here and its device has nothing left to do."""
+        """Wait until every rank is here and its device is idle."""
         import torch
         import torch.distributed as dist
 

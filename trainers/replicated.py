@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ReplicatedEngine(Engine):
-    """Accumulates over micro-batches; a strategy says how one pass is wrapped and when ranks exchange gradients."""
+    """Accumulates gradients over micro-batches. Subclasses define the context of a pass and when ranks exchange gradients."""
 
     casts_itself = False  # whether a library casts the weights that the model computes with
 
@@ -52,20 +52,20 @@ class ReplicatedEngine(Engine):
         return precision.autocast(self.cell.precision, self.device)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of a pass, whose loss is its share of the step's, to those before it."""
+        """Accumulate the gradients of a pass. `loss` is already divided by the number of micro-batches."""
         (loss if self.scaler is None else self.scaler.scaled(loss)).backward()  # type: ignore[no-untyped-call]
 
     def unscale(self) -> None:
-        """Bring the gradients of a step, which every rank has its part of now, to their true size."""
+        """Divide the gradients of a step by the loss scale, after all ranks have exchanged gradients."""
         if self.scaler is not None:
             self.scaler.unscale(p.grad for p in self.model.parameters() if p.grad is not None)
 
     def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
-        """A sign (0-dim) summed up over the ranks whose gradients differ from this one's; here every rank has the whole."""
+        """The overflow flag (0-dim) summed over ranks with different gradients. Here every rank has the whole gradient."""
         return overflowed
 
     def may_step(self) -> bool:
-        """Whether the step's gradients are to be applied: the same answer on all ranks, which call it together."""
+        """Whether to apply the gradients of the step. A collective, with the same answer on all ranks."""
         return self.scaler is None or self.scaler.settle(self.everywhere(self.scaler.overflowed))
 
     def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
@@ -106,7 +106,7 @@ class ReplicatedEngine(Engine):
         self.optimizer.zero_grad(set_to_none=True)
 
     def clip(self, max_norm: float) -> None:
-        """Scale the gradients by max_norm / norm where that is below 1."""
+        """Scale the gradients by max_norm / norm if this is below 1."""
         switches.clip(self.model.parameters(), max_norm, switches.gradient_norm(self.model.parameters()))
 
     def start_loss_scale(self, scale: float) -> None:

@@ -1,15 +1,15 @@
-"""Where a rank that hangs is at: the stacks of all its threads go to its log before its supervisor ends the run as `hung`."""
+"""Writes the stacks of all threads of a hanging rank to its log, before the supervisor ends the run as `hung`."""
 
 from __future__ import annotations
 
 import faulthandler
 import time
 
-# A timer is a thread of its own, in C, that also gets at an interpreter which waits in a collective. To set it anew takes some
-# 50 us, the look at the clock 0.1 us: so it is set when so much of the bound has passed, and steps of a few ms do not feel it.
+# The timer is a thread in C, so it works even if the interpreter waits in a collective. Setting it takes about 50 us, reading
+# the clock 0.1 us. So it is set again only after this share of the limit, and steps of a few ms are not slowed down.
 RENEWED = 0.1
-# From the bound's start it fires after 0.8 to 0.9 of it, before the supervisor, and then again and again: whatever else kept
-# the run alive meanwhile, in every stretch as long as the bound each rank says at least once where it is.
+# It fires 0.8 to 0.9 of the limit after the last progress, before the supervisor, and then repeatedly. So in every period as
+# long as the limit, a rank without progress writes its stacks at least once, even if other ranks keep the run alive.
 FIRES = 0.9
 
 
@@ -20,14 +20,14 @@ class _Timer:
         self._limit_s, self._set_s = float("inf"), 0.0
 
     def arm(self, limit_s: float) -> None:
-        """From now on write the stacks to standard error after 0.9 x limit_s without a sign of life; also where the process
-        is aborted, as NCCL's own watchdog does it."""
+        """From now on, write the stacks to standard error after 0.9 x limit_s without progress, and if the process aborts, for
+        example by NCCL's watchdog."""
         faulthandler.enable()
         self._limit_s = limit_s
         self._set()
 
     def alive(self) -> None:
-        """This rank got on."""
+        """Report that this rank made progress."""
         if time.monotonic() - self._set_s > RENEWED * self._limit_s:
             self._set()
 

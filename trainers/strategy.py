@@ -1,4 +1,4 @@
-"""What a strategy says of itself (readable without torch) and what it makes of a model (its engine)."""
+"""The interfaces of a strategy: its entry on the menu (readable without torch), its engine, and its servers."""
 
 from __future__ import annotations
 
@@ -26,23 +26,27 @@ if TYPE_CHECKING:
 class Strategy(msgspec.Struct, frozen=True):
     """A variant on the menu.
 
-    precisions: those that it honours. options: its knobs. refuse: why a cell cannot be had, as a sentence, or None;
-    it sees the resolved cell, whose options are within their bounds, and needs no torch (see `Workload.refuse` for its
-    sentence). build: makes the engine on a rank; imports torch itself.
-    degrees: the dimensions of its mesh, of dp, tp and pp. switches: which of activation_checkpointing, compile and
-    max_grad_norm it honours. servers: whether it has parameter-server ranks besides those that train. cuts: which of
-    parameter, gradient and optimizer_state textbooks have it cut over the data-parallel ranks of a group, None where it cuts
-    the model in another way. server: makes what a parameter-server rank runs; the last ranks are servers, and `build` is for
-    the others. tolerates_lost_ranks: a run goes on when a rank that trains is killed, rank 0 (which writes the result) and
-    servers apart. reasons: why it leaves a precision out, by precision. no_checkpoints: why a run cannot be saved and gone on
-    with, or nothing.
-
-    unprovable: why a cell cannot be held against one process although it is meant to do the same work, as a sentence, or
-    None; such a cell is ranked, with a remark. other_work: why a cell does other work than one process by design (it averages
-    parameters every few steps, it approximates gradients), as a sentence, or None; such a cell is never ranked.
-    communication_period: the optimizer steps after which the communication of a cell repeats; `Engine.theory` states the mean
-    of a step over them, and the proof counts a whole period. None: what it sends cannot be counted, as other threads than the
-    one that trains start its collectives.
+    precisions: the precisions that it supports.
+    refuse: returns why a cell cannot run, as a sentence, or None. It gets the resolved cell, whose options are within their
+    bounds, and needs no torch (`Workload.refuse` says how a sentence names an option).
+    build: makes the engine on a rank that trains; it imports torch itself.
+    options: the options of the strategy.
+    degrees: the dimensions of its mesh: some of dp, tp and pp.
+    switches: which of activation_checkpointing, compile and max_grad_norm it supports.
+    servers: whether it has parameter servers in addition to the ranks that train.
+    unprovable: returns why a cell cannot be compared with one process although it is meant to do the same work, as a sentence,
+    or None. Such a cell is ranked, with a remark.
+    other_work: returns why a cell by design does other work than one process (it averages parameters every few steps, it
+    approximates gradients), as a sentence, or None. Such a cell is never ranked.
+    communication_period: after how many optimizer steps the communication of a cell repeats. `Engine.theory` gives the mean per
+    step over the period, and the proof counts a whole period. None: the bytes cannot be counted, because other threads than the
+    training thread start the collectives.
+    cuts: which of parameter, gradient and optimizer_state it shards over the data-parallel ranks of a group, according to
+    textbooks; None if it divides the model in another way.
+    server: makes what a parameter server runs. The last ranks are the servers.
+    tolerates_lost_ranks: whether a run continues if a rank that trains is killed, except rank 0, which writes the result.
+    no_checkpoints: why a run cannot be saved and resumed; empty if it can.
+    reasons: why it does not support a precision, by precision.
     """
 
     name: str
@@ -64,7 +68,7 @@ class Strategy(msgspec.Struct, frozen=True):
     reasons: dict[str, str] = {}
 
     def refuse_precision(self, precision: str) -> str | None:
-        """Why a precision cannot be had, as a sentence, or None."""
+        """Why the strategy does not support a precision, as a sentence, or None."""
         if precision in self.precisions:
             return None
         why = f": {self.reasons[precision]}" if precision in self.reasons else ""
@@ -72,10 +76,10 @@ class Strategy(msgspec.Struct, frozen=True):
 
 
 class Engine(ABC):
-    """A model spread over ranks, and how one optimizer step is made with it. The loop knows nothing else.
+    """A model distributed over ranks, and how to make one optimizer step with it. The loop uses only this interface.
 
-    The global batch is cut into `data_ranks` equal slices and this rank trains on slice `data_rank`: where every rank
-    has its own data these are the world size and the rank; ranks that share one model share a slice.
+    The global batch is divided into `data_ranks` equal slices, and this rank trains on slice `data_rank`. If every rank has its
+    own data, these are the world size and the rank; ranks that share one model share a slice.
     The loop sets the learning rate in `optimizer.param_groups` before every step.
     """
 
@@ -83,7 +87,7 @@ class Engine(ABC):
     optimizer: torch.optim.Optimizer
     data_rank: int
     data_ranks: int
-    joins = False  # whether what is left of the one epoch is trained too, in a last step for which not all ranks have data
+    joins = False  # whether the rest of the epoch is trained too, in a last step in which not all ranks have data
 
     @abstractmethod
     def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
@@ -94,13 +98,13 @@ class Engine(ABC):
 
     @abstractmethod
     def update(self) -> None:
-        """Scale the gradients down to the cell's max_grad_norm where it has one, apply them, and clear them."""
+        """Clip the gradients to the cell's max_grad_norm, if it has one, apply them, and clear them."""
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """(mean loss, right predictions), both 0-dim on the device, of a micro-batch of the shape that it trains on.
+        """(mean loss, number of right predictions) of a micro-batch, both 0-dim on the device. Its shape is that of training.
 
-        All ranks call it together, with the model in evaluation mode; ranks that share a model get the same.
+        A collective, with the model in evaluation mode. Ranks that share a model get the same values.
         """
 
     @abstractmethod
@@ -116,25 +120,25 @@ class Engine(ABC):
 
     @abstractmethod
     def theory(self) -> list[Term]:
-        """What this rank has to send in one step by theory, for what the strategy really does, every term of it; the mean
+        """All terms of the communication that this rank sends per step by theory, for what the strategy really does; the mean
         over `Strategy.communication_period` steps."""
 
     @abstractmethod
     def textbook_bytes(self) -> float | None:
-        """What textbooks give for one rank and step (2 psi for data parallel, 3 psi for ZeRO-3 and FSDP, psi the bytes of
-        all gradients); None where they give no such figure."""
+        """The textbook figure for the bytes of one rank and step (2 psi for data parallel, 3 psi for ZeRO-3 and FSDP; psi: the
+        bytes of all gradients); None if textbooks give no figure."""
 
     @abstractmethod
     def effective(self) -> dict[str, Any]:
-        """Which knobs took effect, read from the wrapped model after its last step and not from what was asked."""
+        """The settings that took effect, read from the wrapped model after its last step, not from the cell."""
 
     def join(self) -> AbstractContextManager[object]:
-        """The context of such a step; a rank without data calls neither forward_backward nor update in it."""
+        """The context of the last step of an engine that `joins`. In it a rank without data does not train."""
         raise NotImplementedError
 
     def keeps(self) -> dict[str, list[torch.Tensor]]:
-        """The tensors that now hold this rank's parameters, their gradients, the optimizer's state and, where it updates
-        copies of the parameters, these (`master_parameter`); asked between passes, never in one."""
+        """The tensors that now hold this rank's parameters, their gradients, the optimizer's state and, if it updates copies of
+        the parameters, these copies (`master_parameter`). Called between passes, never during a pass."""
         parameters = list(self.model.parameters())
         updated = [p for group in self.optimizer.param_groups for p in group["params"]]
         entries = [value for entry in self.optimizer.state.values() for value in entry.values()]
@@ -147,35 +151,34 @@ class Engine(ABC):
 
     @abstractmethod
     def state(self) -> State:
-        """What lies in this rank's memory of parameters, buffers and optimizer state, by names that tell the whole model's
-        tensors apart. All ranks call it together, between steps: parts that are written into are what training goes on
-        with, once `restored` was called."""
+        """This rank's parts of parameters, buffers and optimizer state, by names that are unique in the whole model. A
+        collective, between steps. To load a checkpoint, write into the parts and then call `restored`."""
 
     def numbers(self) -> dict[str, float]:
-        """What else training goes on from: plain numbers, equal on all ranks."""
+        """Other state for a checkpoint: plain numbers, equal on all ranks."""
         return {}
 
     @abstractmethod
     def make_room(self, numbers: dict[str, float]) -> None:
-        """Before a state that these numbers belong to is read: have what only first steps would make."""
+        """Called before a checkpoint with these numbers is loaded: allocate the state that only first steps would allocate."""
 
     def restored(self, numbers: dict[str, float]) -> None:  # noqa: B027 - most have nothing to do
-        """The parts of `state` were written into; make the rest agree with them. All ranks call it together."""
+        """Called after the parts of `state` were written: update everything that depends on them. A collective."""
 
     def reordered(self, name: str, shape: torch.Size) -> torch.Tensor | None:
-        """Of a tensor of `state`, put together from all ranks to this shape and laid out flat: the numbers of its elements
-        as `Task.model` has them, in the shape that they have there. None where nothing differs."""
+        """For a tensor of `state` that was gathered from all ranks to this shape and flattened: the indices of its elements in
+        the order and shape of `Task.model`. None if order and shape are the same."""
         return None
 
     def company(self, ranks: Ranks) -> Company:
-        """Those who wait for each other before the timed steps and bring the result together."""
+        """The ranks that wait for each other before the timed steps and gather the result."""
         return ranks
 
     def start_loss_scale(self, scale: float) -> None:  # noqa: B027 - only fp16 has one
-        """Scale losses by so much from the next step on, where the precision is fp16; a power of two."""
+        """If the precision is fp16, scale losses by `scale`, a power of two, from the next step on."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to do
-        """Called when the result is written: this rank makes no step any more."""
+        """Called after the result is written: this rank makes no more steps."""
 
     def parameters(self) -> int:
         """The trainable parameters of the whole model, tied weights once."""
@@ -183,7 +186,7 @@ class Engine(ABC):
 
 
 class Server(ABC):
-    """What a rank does that holds parameters for the ranks that train; it has no data and records no steps."""
+    """A parameter server: a rank that holds parameters for the ranks that train. It has no data and records no steps."""
 
     @abstractmethod
     def serve(self) -> None:
@@ -191,4 +194,4 @@ class Server(ABC):
 
     @abstractmethod
     def theory(self) -> list[Term]:
-        """What this rank has to send by theory while each rank that trains makes one step."""
+        """The communication that this rank sends by theory while each rank that trains makes one step."""

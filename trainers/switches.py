@@ -20,7 +20,7 @@ _WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrap
 
 
 def checkpoint_and_compile(cell: Cell, task: Task, model: nn.Module) -> nn.Module:
-    """Turn on what the cell asks of a whole model, block by block; the same model. Before any sharding or replication."""
+    """Apply the cell's activation checkpointing and compilation, block by block, in place. Call it before sharding or DDP."""
     from trainers import activation_checkpointing
 
     if cell.activation_checkpointing != "none":
@@ -32,7 +32,7 @@ def checkpoint_and_compile(cell: Cell, task: Task, model: nn.Module) -> nn.Modul
 
 
 def effective(model: nn.Module) -> dict[str, Any]:
-    """What of it stands in the model: how many blocks are recomputed in backward, how many are compiled."""
+    """How many blocks of the model are recomputed in backward, and how many are compiled."""
     from trainers import activation_checkpointing
 
     return {
@@ -42,7 +42,7 @@ def effective(model: nn.Module) -> dict[str, Any]:
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
-    """The L2 norm over all gradients (0-dim); of sharded ones (DTensor) over all shards."""
+    """The L2 norm of all gradients (0-dim), over all shards if they are sharded (DTensor)."""
     import torch
     from torch.distributed.tensor import DTensor
 
@@ -53,14 +53,14 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
 
 
 def clip(parameters: Iterable[nn.Parameter], max_norm: float, norm: torch.Tensor) -> None:
-    """Scale all gradients by max_norm / norm where that is below 1."""
+    """Scale all gradients by max_norm / norm if this is below 1."""
     from torch.nn.utils import clip_grads_with_norm_
 
     clip_grads_with_norm_(list(parameters), max_norm, norm)
 
 
 def free_gathered(model: nn.Module) -> None:
-    """Free what fully_shard keeps gathered for a backward pass, after a forward pass that has none."""
+    """Free the parameters that fully_shard keeps gathered for backward, after a forward pass without backward."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
@@ -69,7 +69,7 @@ def free_gathered(model: nn.Module) -> None:
 
 
 def whole_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """A model's parameters by their own names, wrappers' prefixes taken off, in fp32 on the CPU; shards (DTensor) gathered."""
+    """A model's parameters in fp32 on the CPU, gathered if sharded (DTensor), by names without the prefixes of wrappers."""
     from torch.distributed.tensor import DTensor
 
     found = {}
@@ -80,7 +80,7 @@ def whole_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name as the bare model has it."""
+    """A parameter's name in the model without wrappers."""
     for wrapper in _WRAPPERS:
         name = name.removeprefix(wrapper) if wrapper == "module." else name.replace(wrapper, "")
     if (chained := _IN_CHAIN.search(name)) is not None:

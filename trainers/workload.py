@@ -1,4 +1,4 @@
-"""What a workload says of itself (readable without torch) and the task that a rank makes of it."""
+"""The interfaces of a workload: its entry on the menu (readable without torch), and the task that a rank trains."""
 
 from __future__ import annotations
 
@@ -23,14 +23,19 @@ if TYPE_CHECKING:
 class Workload(msgspec.Struct, frozen=True):
     """A variant on the menu.
 
-    parameters: trainable, tied weights once. unit: what is counted (tokens, images). flops_per_unit: forward and backward of
-    one unit at the default options, by the formula named in `flops_source`. seq_len: the default, None where the
-    workload has no sequences. optimizer: the default, always written into run.json. heads: the option that counts
-    attention heads, which tensor parallelism deals out, and blocks: the one that counts repeated blocks, which a pipeline
-    deals out; None where `Task.plan` has no such cut. proof_options: options that make a model small enough to be held
-    against one process, where it is not. refuse: why the model of a cell cannot be built, as a sentence, or None; it sees the
-    resolved cell, whose options are within their bounds, and needs no torch. `NAME: ...` or `... (NAME) ...` in the sentence
-    places it at that option of the matrix file.
+    parameters: number of trainable parameters, tied weights once.
+    unit: the unit of throughput (tokens, images).
+    flops_per_unit: floating-point operations of forward and backward of one unit at the default options, by the formula named
+    in `flops_source`.
+    optimizer: the default optimizer, always written into run.json.
+    seq_len: the default sequence length; None if the workload has no sequences.
+    heads: the name of the option with the number of attention heads, which tensor parallelism splits.
+    blocks: the name of the option with the number of repeated blocks, which a pipeline divides into stages.
+    heads and blocks are None if `Task.plan` does not support it.
+    proof_options: options of a smaller model, for a proof if one process cannot hold the model.
+    refuse: returns why the model of a cell cannot be built, as a sentence, or None. It gets the resolved cell, whose options
+    are within their bounds, and needs no torch. If the sentence begins with `NAME:` or contains `(NAME)`, the error points at
+    the option NAME in the matrix file.
     """
 
     name: str
@@ -57,9 +62,9 @@ class Batch(msgspec.Struct):
 
 
 class DataSource(msgspec.Struct, frozen=True):
-    """What a run was fed: its name, the SHA-256 of the bytes, and whether it stands in for a real set.
+    """The data of a run: its name, the SHA-256 of its bytes, and whether it is synthetic.
 
-    classes: of labelled data, which is how many outputs the model's head has; None where there are no labels.
+    classes: number of classes of labelled data, and of outputs of the model's head; None if there are no labels.
     """
 
     name: str
@@ -90,22 +95,22 @@ class Task(ABC):
         """The repeated blocks in order, for wrapping, sharding and checkpointing."""
 
     def plan(self) -> Plan:
-        """How the model is cut over tensor-parallel ranks and into stages, where the menu says that it can be."""
+        """How the model is split over tensor-parallel ranks and divided into stages, if the menu says that it can be."""
         raise NotImplementedError
 
     def flops_per_unit(self) -> float | None:
-        """Floating-point operations of forward and backward for one unit, as `Workload.flops_per_unit` counts them, at the
-        sizes that this run really has; None where they are not known."""
+        """Floating-point operations of forward and backward for one unit, as in `Workload.flops_per_unit`, at the sizes of this
+        run; None if they are not known."""
         return None
 
     def validation(self) -> Task | None:
-        """The same model and loss over the validation split, or None where the data has none."""
+        """The same model and loss on the validation split, or None if the data has no validation split."""
         return None
 
     @abstractmethod
     def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
-        """The items with these indices, (n,), on the device. Another thread than the one that trains may call it; on a GPU
-        the copy is ordered before whatever the current stream is given next."""
+        """The items with these indices, (n,), on the device. May be called by another thread than the training thread. On a
+        GPU, the copy is asynchronous, on the current stream."""
 
     @abstractmethod
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -118,5 +123,5 @@ class Task(ABC):
         return cross_entropy(outputs.flatten(0, -2), targets.flatten(), self.counted_classes)
 
     def correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """How many of the targets (...) are the likeliest class in outputs (..., classes), 0-dim in int64."""
+        """The number of targets (...) that are the most likely class in outputs (..., classes); 0-dim, int64."""
         return (outputs[..., : self.counted_classes].argmax(-1) == targets).sum()

@@ -49,7 +49,7 @@ def made(folder: Path, matrix: str, how: How) -> Iterator[Record]:
     try:  # plan.of does not check that there is a GPU for each rank: in stage B, ranks share one GPU
         planned = plan.of(workspace, str(folder / "proof.yaml"), cluster_file=None, where=how.where or None, repeats=None)
     except InputError as error:
-        if how.where and "leaves none of" in str(error):
+        if how.where and "selects none of" in str(error):
             return
         yield {"name": "plan", "verdict": "fails", "why": str(error)}
         return

@@ -1,1 +1,1 @@
-"""Which strategy to choose, as far as what was measured allows it: cells of the same work, ranked by each criterion."""
+"""Computes which strategy to choose from the measurements: ranks the cells that do the same work, by each criterion."""

@@ -1,4 +1,4 @@
-"""Cells that may be compared: the same work on as many ranks of as many nodes, by different means."""
+"""Contests: cells that may be compared, because they do the same work on the same number of ranks and nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Outcome = Literal[
 ]
 RESULTS = ("measured", "does not fit", "over the limit")  # ends that say something of a strategy
 UNRANKED = ("other work", "gpu trouble", "looked into", "not ranked")  # of cells that were measured
-PLAINER = "the same cell was measured with fewer instruments, and is ranked by that"
+PLAINER = "the same cell was also measured with fewer instruments, and that measurement is ranked"
 _GOING = {"planned", "pending", "running", "unknown"}
 _USUAL = (
     "options.data",
@@ -41,9 +41,10 @@ _USUAL = (
 
 
 class Contender(msgspec.Struct, omit_defaults=True):
-    """A cell of a contest. name: its strategy, and what tells it from others of it. partly: how it ended, where not always so.
+    """A cell of a contest. name: its strategy, and what distinguishes it from other cells of this strategy. partly: how its
+    repeats ended, if not all ended in the same way.
 
-    why: if it ended and is not ranked, the reason in a sentence.
+    why: if the cell was measured but is not ranked, the reason in a sentence.
     """
 
     cell: str
@@ -75,9 +76,9 @@ class Contest(msgspec.Struct):
 
 
 class Ground(NamedTuple):
-    """The rows of a workload that are trained alike but for ranks and batch, cut into contests: rows by (ranks, nodes, batch).
+    """The rows of a workload that differ only in ranks, batch and means, grouped into contests by (ranks, nodes, batch).
 
-    about: what tells it from others of its workload.
+    about: what distinguishes it from other grounds of its workload.
     """
 
     workload: str
@@ -115,7 +116,7 @@ def contenders(rows: Sequence[Row]) -> list[Contender]:
     plainest = _plainest(rows)
     for name, row in _names(rows):
         partly = row.state if len(row.states) > 1 and row.n else ""
-        why = row.same_work.why if row.same_work else "no proof was made"
+        why = row.same_work.why if row.same_work else "no same-work proof was made"
         outcome = _outcome(row)
         if outcome == "measured" and row.id not in plainest:
             outcome, why = "looked into", PLAINER

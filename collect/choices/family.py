@@ -1,4 +1,4 @@
-"""What to choose for a workload: its contests, and the questions by which their answers differ."""
+"""Which strategy to choose for a workload: its contests, and a decision tree that groups their answers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Fit(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """The choice by one criterion, where it is the same in some contests. best: names; word: as in a standing, or what there is
-    instead of one: `only one fits`, `only one` (was measured; which one may differ), `none fits`, `not measured`."""
+    """The choice by one criterion, the same in all these contests. best: names of the best cells; word: of the standing, or,
+    without a standing, `only one fits`, `only one` (only one cell was measured), `none fits` or `not measured`."""
 
     contests: list[int]
     word: Chosen

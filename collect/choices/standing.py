@@ -1,4 +1,4 @@
-"""Who is ahead by one criterion, and who cannot be told from the best."""
+"""Ranks the cells of a contest by one criterion, and finds the cells that are not significantly worse than the best."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Placed(msgspec.Struct, omit_defaults=True):
 
 
 class Standing(msgspec.Struct, omit_defaults=True):
-    """A contest by one criterion. placed: best first; best: the cells that none is better than, as far as can be told.
+    """A contest by one criterion. placed: the cells, best first; best: the cells not significantly worse than the first.
 
-    word: best (one is ahead of each other one in 97.5 % of draws, as in a verdict), not told apart, equal (no scatter; of
-    counts, within 0.1 %), same work (an accuracy of cells proven to do the same: what differs is rounding), or as measured
-    (n = 1 and no noise to go by: who was ahead once). margin_pct: from the first to the next that is not among the best, in
-    percent of it.
+    word: best (one cell is ahead of every other cell in 97.5 % of draws, as in a verdict), not told apart (several cells
+    cannot be distinguished), equal (no scatter; counts within 0.1 %), same work (accuracy of cells proven to do the same work:
+    differences are rounding), or as measured (n = 1 and no known noise: the order of one measurement). margin_pct: distance
+    from the first cell to the next one that is not among the best, in percent of the latter.
     """
 
     criterion: str
@@ -81,10 +81,10 @@ class _Mean:
 
 
 def standings(measurements: Measurements, rows: Sequence[Row]) -> list[Standing]:
-    """By each criterion that two or more of these rows have, in one unit. rows: of one contest, such as may be ranked.
+    """Rank by each criterion that two or more of these rows have in the same unit. rows: of one contest, may be ranked.
 
-    That one is ahead of all others takes no correction, as every test has to hold (Berger, 1982). Where not all do, one is left
-    out of the best that is behind in all but 2.5 % / (number of others) of draws (Bonferroni).
+    One cell is the best if it is ahead of all others; no correction is needed, because every test has to hold (Berger, 1982).
+    Else a cell is excluded from the best if it is behind in all but 2.5 % / (number of others) of draws (Bonferroni).
     """
     found = (_standing(measurements, name, [row for row in rows if name in row.metrics]) for name in CRITERIA)
     return [standing for standing in found if standing is not None]
@@ -131,11 +131,11 @@ def _standing(measurements: Measurements, name: str, rows: Sequence[Row]) -> Sta
 
 
 def _told_apart(best: _Mean, other: _Mean, level: float) -> bool | None:
-    """Whether the one that is ahead is so in all but this share of draws; None where nothing tells it.
+    """Whether `best` is ahead of `other` in all but the share `level` of draws; None if the scatter of either is not known.
 
-    Intervals settle most pairs, without draws. Where they do not overlap, it is: half-widths add up for the heaviest tails
-    that t has (1 degree of freedom), and to less for others. Where one of them holds the other's mean, it is not: a second
-    unknown can only spread a sum of symmetric ones with one peak (Birnbaum, 1948).
+    Intervals decide most pairs without draws. If they do not overlap, it is ahead: half-widths add up for the heaviest tails of
+    t (1 degree of freedom), and to less for others. If one interval contains the other mean, it is not: a second unknown can
+    only widen the distribution of a sum of symmetric unimodal ones (Birnbaum, 1948).
     """
     if best.metric.name == ACCURACY and _proven(best) and _proven(other):
         return False

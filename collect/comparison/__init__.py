@@ -1,1 +1,1 @@
-"""Two workspaces, or two matrices of one, side by side: the same cells, what they came to, and where they ran."""
+"""Compares two workspaces or two matrices of one workspace: the same cells, their results, and the machines they ran on."""

@@ -1,4 +1,4 @@
-"""`collect compare`: which of the cells that two matrices share came to something else, and what may have caused it."""
+"""`collect compare`: which cells of two matrices have different results, and the possible reasons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STYLES = {"faster": "green", "slower": "red", "higher": "yellow", "lower": "yell
 
 
 def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Output) -> int:
-    """Print tables or the document. Raises InputError where a side is neither a matrix of this workspace nor a workspace."""
+    """Print tables or the document. Raises InputError if A or B is neither a matrix of this workspace nor a folder."""
     sides = [_open(workspace, name, matrix) for name in (a, b)]
     halves = []
     for name, (place, wanted) in zip((a, b), sides, strict=True):
@@ -33,10 +33,10 @@ def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Outpu
 
 
 def _open(workspace: Workspace, name: str, matrix: str | None) -> tuple[Workspace, str | None]:
-    """(the workspace, its matrix or None for the last one) that a name means: a matrix of this workspace before a folder."""
+    """(the workspace, its matrix or None for the last one) of a name: a matrix of this workspace, else a workspace's folder."""
     if name in workspace.expansions():
         if matrix is not None:
-            raise InputError(f"--matrix: {name} is a matrix itself. Allowed: --matrix where both are workspaces.")
+            raise InputError(f"--matrix: {name} is itself a matrix. Allowed: --matrix only if A and B are both workspaces.")
         return workspace, name
     if not Path(name).is_dir():
         known = ", ".join(workspace.expansions()) or "none here"
@@ -55,20 +55,20 @@ def _show(output: Output, found: Comparison) -> None:
     _pairs(output, found)
     for one in found.differs:
         said = [verdict_text.plain(value) for value in (one.a, one.b)]
-        output.line(f"taken as the same cells in spite of {one.key}: {said[0]} in A, {said[1]} in B", style="yellow")
+        output.line(f"cells were matched although {one.key} differs: {said[0]} in A, {said[1]} in B", style="yellow")
     for letter, labels in (("A", found.only_a), ("B", found.only_b)):
         if labels:
             output.line(f"only in {letter}: {'; '.join(labels)}")
     if found.environment:
         rows = [[one.what, ", ".join(one.a), ", ".join(one.b)] for one in found.environment]
-        output.table("what else differs: likely reasons, not shown to be the cause", ["", "A", "B"], rows)
+        output.table("what else differs (possible reasons; it is not proven that they are the cause)", ["", "A", "B"], rows)
     elif found.pairs:
-        output.line("the machines, software and commits of the cells in both are the same, as far as both are known")
+        output.line("as far as it is known, the common cells ran on equal machines, with the same software and commit")
 
 
 def _pairs(output: Output, found: Comparison) -> None:
     if not found.pairs:
-        output.line(f"no cell is in both{_why_none(found)}.", style="yellow")
+        output.line(f"no cell is in both A and B{_why_none(found)}.", style="yellow")
         return
     rows, styles, more = [], [], []
     for pair in found.pairs:
@@ -83,7 +83,7 @@ def _pairs(output: Output, found: Comparison) -> None:
         rows += [[pair.label, *_row(one)] for one in shown]
         styles += [STYLES.get(one.verdict, "") for one in shown]
         if not pair.metrics:
-            rows.append([pair.label, "", pair.state_a, pair.state_b, "", "", "", "not measured in both"])
+            rows.append([pair.label, "", pair.state_a, pair.state_b, "", "", "", "no metric in both"])
             styles.append("dim")
     output.table("", ["Cell", "Metric", "A", "B", "B / A", "95 % interval", "n", "B is"], rows, styles)
     remarks: dict[str, list[str]] = {}
@@ -95,11 +95,11 @@ def _pairs(output: Output, found: Comparison) -> None:
     for why in dict.fromkeys(one.why for pair in found.pairs for one in pair.metrics if one.why):
         output.line(f"no interval: {why}")
     if more:
-        output.line(f"also told apart (--verbose shows all metrics): {'; '.join(more)}")
+        output.line(f"other metrics that differ (--verbose shows all metrics): {'; '.join(more)}")
     if found.by_chance:
         told = sum(len(told_apart(pair.metrics)) for pair in found.pairs)
         expected = notation.number(found.by_chance, 2)
-        output.line(f"{told} of all metrics are told apart at 95 %; about {expected} would be by chance alone")
+        output.line(f"{told} of all metrics differ at the 95 % level; about {expected} would differ by chance alone")
 
 
 def _why_none(found: Comparison) -> str:

@@ -1,4 +1,4 @@
-"""Every metric of the cells that two matrices share, A beside B; what did not do the same work is not compared."""
+"""Compares every metric of the cells that two matrices share. Cells that did not do the same work are not compared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHANCE = 0.05  # of two-sided 95 % intervals
 
 
 class Side(msgspec.Struct, frozen=True):
-    """name: as it was asked for; place: its workspace; remarks: what its summary says of all its numbers."""
+    """name: as given on the command line; place: its workspace; remarks: the remarks of its summary."""
 
     name: str
     place: str
@@ -38,8 +38,8 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A metric in both. ratio: b / a with its 95 % interval, low to high; absent if they cannot be told (ratio.py). why: the
-    reason for which there is no interval."""
+    """A metric of a cell in A and B. ratio: b / a with its 95 % interval, low to high; absent if they are not known (ratio.py).
+    why: why there is no interval."""
 
     metric: str
     unit: str
@@ -55,7 +55,7 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A cell in both. different_work: why it is not compared, and then has no metrics. remarks: what else is to be said."""
+    """A cell in A and B. different_work: why it is not compared (then it has no metrics), or "". remarks: other remarks."""
 
     a: str
     b: str
@@ -68,9 +68,9 @@ class Pair(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """`collect compare --json`. differs: what cells were taken as the same in spite of. only_a, only_b: labels of cells without
-    a twin. apart: if no cell is in both, the keys of which A and B have no value in common. environment: of the runs of the
-    cells in both. by_chance: how many of the figures that could be told apart would be if nothing differed."""
+    """`collect compare --json`. differs: keys in which cells differ although they were matched. only_a, only_b: labels of cells
+    without a match. apart: if no cell is in both, the keys of which A and B have no value in common. environment: how the
+    environments of the runs of matched cells differ. by_chance: how many metrics would differ by chance if nothing differed."""
 
     schema: int
     a: Side
@@ -153,10 +153,10 @@ def _different_work(a: _Known, b: _Known) -> str:
         proofs[0] and proofs[1] and proofs[0].verdict != proofs[1].verdict
     ):
         said = [f"{name}: {proof.verdict} ({proof.why})" if proof else f"{name}: no proof" for name, proof in zip("AB", proofs)]
-        return f"the proofs of the same work say: {'; '.join(said)}"
+        return f"the same-work proofs found: {'; '.join(said)}"
     data = [{str(run.result.data.get("sha256")) for run in side[0].completed if run.result} for side in (a, b)]
     if data[0] and data[1] and data[0] != data[1]:
-        return f"other data: SHA-256 {' and '.join(sorted(data[0]))} in A, {' and '.join(sorted(data[1]))} in B"
+        return f"different data: SHA-256 {' and '.join(sorted(data[0]))} in A, {' and '.join(sorted(data[1]))} in B"
     rehearsed = [any(run.run and run.run.rehearsal for run in side[0].completed) for side in (a, b)]
     if a[1].n and b[1].n and rehearsed[0] != rehearsed[1]:
         return f"{'AB'[rehearsed[1]]} is a rehearsal on CPU"
@@ -170,11 +170,11 @@ def _remarks(a: _Known, b: _Known) -> list[str]:
     found = ["the same runs in both"] if folders[0] and folders[0] == folders[1] else []
     proof = a[1].same_work
     if proof and proof.verdict == "other work":  # in both, or they would not be compared
-        found.append(f"other work than that of one process, by design ({proof.why})")
+        found.append(f"by design, not the same work as one process ({proof.why})")
     if (said := likeness.different_computation([a[0].cell, b[0].cell])) is not None:
         found.append(said)
     if not (proof and b[1].same_work):
-        found.append("without a proof of the same work in both")
+        found.append("A, B or both have no same-work proof")
     return found
 
 
@@ -184,7 +184,7 @@ def _figures(a: _Known, b: _Known) -> list[Figure]:
 
 
 def _figure(metric: Metric, a: _Known, b: _Known) -> Figure | None:
-    """None where either has none, or they are of different kinds, such as memory of a GPU and of a process."""
+    """None if A or B lacks the metric, or if the kinds differ, such as the memory of a GPU and of a process."""
     one, other = a[1].metrics.get(metric.name), b[1].metrics.get(metric.name)
     if one is None or other is None or (one.unit, one.kind) != (other.unit, other.kind):
         return None
@@ -213,7 +213,7 @@ def _why_no_interval(value: float | None, means: list[Mean]) -> str:
 
 
 def _mean(metric: Metric, side: _Known) -> Mean:
-    """With the scatter of its own repeats from three on; of fewer, with that of all repeated cells of its matrix."""
+    """The mean and its error: from its own repeats if there are three or more, else from all repeated cells of the matrix."""
     _, row, measurements = side
     values = [run.metrics[metric.name] for run in row.runs if metric.name in run.metrics]
     value = row.metrics[metric.name].value

@@ -1,4 +1,4 @@
-"""What the runs of two sides say they ran on, and in what that differs: reasons to look at first."""
+"""How the machines and the software of the runs of A and B differ: possible reasons for different results."""
 
 from __future__ import annotations
 

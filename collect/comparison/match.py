@@ -1,4 +1,4 @@
-"""Which cells of two matrices are the same: equal in all that is trained, and differing at most in how, said openly."""
+"""Finds the same cells in two matrices: they train the same and may differ only in a few keys, which the output names."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ import msgspec
 
 from collect.load import LoadedCell
 from shardlab import cell_names
+from shardlab.cell import Role, keys_of
 
 # What a whole matrix may have otherwise than another while its cells are still the same cells, trained by other means. Options
 # are not among it: some are a workload's, and make other work.
-_MAY_DIFFER = {
-    "nnodes", "launcher", "micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing", "compile",
-    "instruments", "memory_limit_gib", "precision",
-}  # fmt: skip
+_MAY_DIFFER = keys_of(Role.NODES, Role.START, Role.PASSES, Role.EXECUTION, Role.INSTRUMENTS, Role.PRECISION)
 # What follows from other keys, and what changes no work.
-_LEFT_OUT = ("gpu_batch_size", "time_limit_s", "hang_limit_s", "expect", "prove")
+_LEFT_OUT = {"gpu_batch_size"} | keys_of(Role.BOOKKEEPING) - {"rehearses"}
 _Key = tuple[tuple[str, str], ...]
 
 
 class Differs(msgspec.Struct, frozen=True):
-    """A key of which all cells of A without a twin have one value, and all of B another."""
+    """A key that has one value in all cells of A without a match, and another value in all such cells of B."""
 
     key: str
     a: Any
@@ -39,7 +37,7 @@ class Apart(msgspec.Struct, frozen=True):
 
 
 class Matches(msgspec.Struct, frozen=True):
-    """pairs: the same cell in both. only_a, only_b: cells without a twin. differs: what pairs were made in spite of."""
+    """pairs: the same cell in A and B. only_a, only_b: cells without a match. differs: keys in which paired cells differ."""
 
     pairs: list[tuple[LoadedCell, LoadedCell]]
     only_a: list[LoadedCell]
@@ -48,8 +46,8 @@ class Matches(msgspec.Struct, frozen=True):
 
 
 def match(a: Sequence[LoadedCell], b: Sequence[LoadedCell]) -> Matches:
-    """First cells of equal hash (time limit, expected end and proof are not in it); then, of the others, those that are equal
-    but for what differs throughout, where that leaves one in each."""
+    """First match cells of equal hash (it does not cover time limit, expected end and proof); then match the remaining cells
+    that differ only in keys of `_throughout`, if the match is unique in A and in B."""
     theirs = {cell.cell.hash(): cell for cell in b}
     pairs = [(cell, theirs[cell.cell.hash()]) for cell in a if cell.cell.hash() in theirs]
     paired = {cell.id for pair in pairs for cell in pair}

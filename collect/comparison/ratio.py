@@ -1,4 +1,4 @@
-"""Two means beside each other: their ratio, how well it is known, and whether that tells them apart."""
+"""Compares two means: their ratio, its 95 % interval, and whether the means differ significantly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Word = Literal["faster", "slower", "higher", "lower", "equal", "not to be told a
 
 
 class Mean(msgspec.Struct, frozen=True):
-    """error: its standard error, None where nothing tells it, 0 where every repeat gives the same; degrees: of freedom."""
+    """error: the standard error; None if it is not known, 0 if every repeat gives the same value. degrees: of freedom."""
 
     value: float
     error: float | None

@@ -1,1 +1,1 @@
-"""What a matrix came to -> files of one format: tables, or runs in a tracker's own store."""
+"""Export formats: each writes the results of a matrix as tables, or as runs in the format of an experiment tracker."""

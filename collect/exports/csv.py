@@ -17,7 +17,7 @@ def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
 
 EXPORT = Export(
     name="csv",
-    summary="summary, steps and samples: plain tables that every program reads",
+    summary="the tables summary, steps and samples, as text that every program reads",
     holds=frozenset({"summary.csv", "steps.csv", "samples.csv"}),
     write=write,
 )

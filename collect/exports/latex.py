@@ -1,4 +1,4 @@
-"""LaTeX: one file a table, for \\input under the packages that its first line names; what means something to TeX is escaped."""
+"""LaTeX: one file per table, for \\input; its first line names the packages that it needs. Special characters are escaped."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _line(cells: list[str]) -> str:
 
 EXPORT = Export(
     name="latex",
-    summary="the summary's tables, claims and reported numbers: booktabs, one file a table",
+    summary="the tables of the summary, claims and reported numbers, for booktabs: one file per table",
     holds=frozenset(f"{name}.tex" for name in ("summary", "times", "memory", "sent", "claims", "reported")),
     write=write,
 )

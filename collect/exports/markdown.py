@@ -41,7 +41,7 @@ def _drawn(table: TextTable) -> str:
 
 EXPORT = Export(
     name="markdown",
-    summary="the summary's tables, claims and reported numbers, as GitHub draws them",
+    summary="the tables of the summary, claims and reported numbers, in GitHub's syntax: one file",
     holds=frozenset({"summary.md"}),
     write=write,
 )

@@ -57,7 +57,7 @@ def _run(client: Any, experiment: str, run: Tracked) -> None:
 
 EXPORT = Export(
     name="mlflow",
-    summary="an experiment in a file store of MLflow",
+    summary="one MLflow experiment in a file store",
     holds=frozenset({FOLDER}),
     write=write,
     extra="mlflow",

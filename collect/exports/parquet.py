@@ -17,7 +17,7 @@ def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
 
 EXPORT = Export(
     name="parquet",
-    summary="summary, steps and samples: typed columns, smaller and faster to read",
+    summary="the tables summary, steps and samples, with typed columns; smaller and faster to read than CSV",
     holds=frozenset({"summary.parquet", "steps.parquet", "samples.parquet"}),
     write=write,
 )

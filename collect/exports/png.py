@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from collect import pictures
 
-EXPORT = pictures.export("png", "every figure of the report, as a picture")
+EXPORT = pictures.export("png", "every figure of the report, as an image in pixels")

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from collect import pictures
 
-EXPORT = pictures.export("svg", "every figure of the report, as a drawing that scales")
+EXPORT = pictures.export("svg", "every figure of the report, as a vector image")

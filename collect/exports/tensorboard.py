@@ -1,4 +1,4 @@
-"""TensorBoard: an event file a run, by TensorBoard's own writer; without PyTorch or TensorFlow."""
+"""TensorBoard: one event file per run, written by TensorBoard's own writer; needs neither PyTorch nor TensorFlow."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _end(run: Tracked, ended_s: float) -> Any:
 
 EXPORT = Export(
     name="tensorboard",
-    summary="an event file a run, for tensorboard --logdir",
+    summary="one event file per run, for tensorboard --logdir",
     holds=frozenset({"runs"}),
     write=write,
     extra="tensorboard",

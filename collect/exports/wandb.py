@@ -86,7 +86,7 @@ def _tidy(folder: Path) -> None:
 
 EXPORT = Export(
     name="wandb",
-    summary="offline runs of Weights & Biases, for wandb sync",
+    summary="one offline run of Weights & Biases per run, for wandb sync",
     holds=frozenset({FOLDER}),
     write=write,
     extra="wandb",

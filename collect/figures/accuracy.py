@@ -28,8 +28,8 @@ def draw(group: Group) -> Figure | None:
             }
         )
     caption = (
-        "Right predictions on the validation split, over the step times of the slowest rank up to then; warm-up steps and the "
-        "time that validation itself took are not in it. The first completed repeat of each cell."
+        "Share of correct predictions on the validation split, over the training time: the sum of the slowest rank's step "
+        "times, without warm-up steps and without the validation itself. First completed repeat of each cell."
     )
     shape = layout(axis("seconds of training", showgrid=False), axis("accuracy, %", rangemode="tozero"), showlegend=True)
     return Figure("accuracy", "Validation accuracy", caption, 380, data, shape) if data else None

@@ -41,7 +41,8 @@ def draw(group: Group) -> Figure | None:
     lower = axis(f"peak memory, {memory_unit}", rangemode="tozero", domain=[0, 0.46], nticks=5)
     shape = layout(x | {"anchor": "y2"}, upper, yaxis2=lower, showlegend=True)
     caption = (
-        "Means over repeats of cells that differ in their batch only. In place of a mark, the state of a cell without a number."
+        "Means over repeats. The cells of a line differ only in their batch size. A cell without a number shows its state "
+        "instead of a mark."
     )
     return Figure("batch_scaling", "Batch sizes", caption, 520, data, shape)
 

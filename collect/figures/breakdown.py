@@ -26,10 +26,10 @@ def draw(group: Group) -> Figure | None:
     bars = [bar for bar in bars if any(bar.values)]
     ends = [notation.number(sum(part.values()), 3) for part in found]
     caption = (
-        "A profiled step, mean over profiled ranks and repeats. Exposed: while nothing computes; what is hidden behind compute "
-        f"is in compute. Profiling itself makes steps longer.{left_out}"
+        "One profiled step; mean over profiled ranks and repeats. Exposed: while nothing computes. Communication that is "
+        f"hidden behind compute counts as compute. Profiling itself makes steps longer.{left_out}"
     )
-    return stacked(NAME, "Where a step's time went", caption, shown, [Panel("ms a step", "ms", bars, ends)])
+    return stacked(NAME, "Where a step's time went", caption, shown, [Panel("ms per step", "ms", bars, ends)])
 
 
 def parts(mark: Mark) -> dict[str, float]:

@@ -27,9 +27,9 @@ def draw(group: Group) -> Figure | None:
             if found:
                 data.append(_measured(f"{strategy}, P = {pp}", found, place))
     caption = (
-        "Marks: the share of forward and backward that is waiting, if stages are equally long; what sending takes is in it. "
-        "Lines: (P - 1) / (M + P - 1) for P ranks and M micro-batches. Over the busy time, as (P - 1) / M, the same wait is a "
-        "larger number; that base is not drawn."
+        "Marks: the share of the forward and backward time in which a rank waits, if all stages take equally long; the time "
+        "for sending is included. Lines: (P - 1) / (M + P - 1) for P ranks and M micro-batches. Some papers divide the waiting "
+        "time by the busy time instead, (P - 1) / M, which gives larger numbers; this is not drawn."
     )
     x = axis("micro-batches of a step", type="log", tickvals=passes, ticktext=[f"{count}" for count in passes], showgrid=False)
     shape = layout(x, axis("waiting, % of forward and backward", rangemode="tozero"), showlegend=True)

@@ -32,13 +32,13 @@ def draw(group: Group) -> Figure | None:
     found = [tallies(mark) for mark in shown.marks]
     kinds = [(kind, colour) for kind, colour in KINDS.items() if any(kind in tally for tally in found)]
     panels = []
-    for place, (title, unit) in enumerate((("calls a step", "calls"), ("ms a step", "ms"))):
+    for place, (title, unit) in enumerate((("calls per step", "calls"), ("ms per step", "ms"))):
         values = {kind: [tally[kind][place] if kind in tally else None for tally in found] for kind, _ in kinds}
         ends = [_written(sum(one[place] for one in tally.values())) for tally in found]
         panels.append(Panel(title, unit, [Part(kind, colour, values[kind]) for kind, colour in kinds], ends))
     caption = (
-        "Of a profiled step, mean over profiled ranks and repeats. Times are durations added up, waiting for other ranks "
-        f"included: collectives that run at once count twice.{left_out}"
+        "One profiled step; mean over profiled ranks and repeats. Times are sums of durations, including the wait for other "
+        f"ranks; if collectives run at the same time, each counts fully.{left_out}"
     )
     return stacked(NAME, "Collectives", caption, shown, panels)
 

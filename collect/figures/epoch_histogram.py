@@ -44,8 +44,8 @@ def draw(group: Group) -> Figure | None:
                 "hovertemplate": "%{y} epochs of %{x} s",
             }
         )
-    caption = "Epochs of all completed repeats of a cell by the time that they took, each cell on its own scale."
+    caption = "Number of epochs by duration, over all completed repeats of a cell. Each cell has its own scale."
     if left_out > 0:
-        caption += f" {left_out} more cells have epochs."
+        caption += f" {left_out} more cells with epochs are not drawn."
     height_px = MARGIN_PX + ROW_PX * len(shown)
     return Figure("epoch_histogram", "Times of epochs", caption, height_px, data, layout({}, {}, **axes, annotations=labels))

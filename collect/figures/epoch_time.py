@@ -35,8 +35,8 @@ def draw(group: Group) -> Figure | None:
                 }
             )
     caption = (
-        "Dots: the step times of an epoch summed, each of its slowest rank. Lines: the running average, the mean of all epochs "
-        "up to that one. The first completed repeat of each cell."
+        "Dots: the time of an epoch, as the sum of the step times of the slowest rank in each step. Lines: the mean of all "
+        "epochs so far. First completed repeat of each cell."
     )
     longest = max(map(len, epochs.values()), default=1)
     few = {"dtick": 1} if longest <= MOST_TICKS else {}  # or plotly counts fractions of an epoch

@@ -1,4 +1,4 @@
-"""Throughput against memory: what one strategy gives for what it takes, where most of them ran alike."""
+"""Throughput over memory of each strategy, for the ranks and the batch on which the most cells can be compared."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def draw(group: Group) -> Figure | None:
     data = [ahead, *(_mark(mark, names[mark.row.id], unit, size_unit, size) for mark in shown)]
     kind = shown[0].row.metrics[MEMORY].kind
     told = (
-        "Dotted: the front, which nothing beats in both"
+        "Dotted: the Pareto front; no cell is better in both than a cell on it"
         if len(ahead["x"]) > 1
-        else "One is the front, which nothing beats in either"
+        else "One cell is the best in both"
     )
     highest = max(mark.row.metrics[THROUGHPUT].value for mark in shown)
     where = ", ".join(filter(None, [f"on {ranks} rank{'s' if ranks > 1 else ''} with batch {batch}", about]))
-    caption = f"All that ran {where}; up and to the left is better. {told}, as measured."
+    caption = f"All cells {where} that can be ranked; up and to the left is better. {told}. Judged by the means."
     if kind:
         caption += f" Memory: {kind}."
     top = max(min(mark.row.metrics[THROUGHPUT].high or 0, MOST_INTERVAL * highest) for mark in shown)
     if any((mark.row.metrics[THROUGHPUT].high or 0) > 1.04 * max(top, highest) for mark in shown):
         caption += f" {CUT}"
     y = axis(unit, range=[-0.04 * top, 1.04 * max(top, highest)])
-    shape = layout(axis(f"peak memory a rank ({size_unit})"), y, showlegend=True)
+    shape = layout(axis(f"peak memory per rank ({size_unit})"), y, showlegend=True)
     return Figure("head_to_head", "Head to head", caption, 420, data, shape)
 
 

@@ -44,8 +44,8 @@ def draw(group: Group) -> Figure | None:
         )
     kinds = " or ".join(sorted({kind for kind, _, _ in found.values()}))
     caption = (
-        f"The hungriest rank at each timed step: {kinds}. A line has a gap at steps that an instrument looked into. The first "
-        "completed repeat of each cell."
+        f"The rank with the most memory at each timed step: {kinds}. A line has a gap at steps that an instrument observed. "
+        "First completed repeat of each cell."
     )
     shape = layout(
         axis("s since the end of the first timed step", showgrid=False), axis(unit, rangemode="tozero"), showlegend=True

@@ -25,8 +25,8 @@ def draw(group: Group) -> Figure | None:
     ]
     ends = [notation.number(sum(peak.values()) / size, 3) for peak in found]
     caption = (
-        "At the highest moment of the step that was looked into, on the rank whose peak is highest; mean over repeats. "
-        f"Stroke: parameters, gradients and optimizer state by arithmetic, without activations.{left_out}"
+        "Memory at the peak of the observed step, on the rank with the highest peak; mean over repeats. "
+        f"Vertical mark: estimate of parameters, gradients and optimizer state, without activations.{left_out}"
     )
     estimates = [mark.row.metrics.get("estimated_memory_bytes") for mark in shown.marks]
     strokes = [estimate.value / size if estimate else None for estimate in estimates]

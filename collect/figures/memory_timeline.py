@@ -40,7 +40,7 @@ def draw(group: Group) -> Figure | None:
         for trace in _areas(curves, number, size, unit, {name for _, other in shown for name in other.points})
     ]
     left_out = f" {len(found) - len(shown)} more cells are not drawn." if len(found) > len(shown) else ""
-    caption = f"One step on rank 0, as instruments: memory: categories followed it; areas lie on one another.{left_out}"
+    caption = f"One step on rank 0, recorded by the instrument `memory: categories`. The areas are stacked.{left_out}"
     return Figure("memory_timeline", "Memory over a step", caption, 92 + PANEL_PX * len(shown), data, _panels(shown, unit))
 
 

@@ -49,9 +49,9 @@ def draw(group: Group) -> Figure | None:
     data = [_bars(names, place, line_px, pair) for place, pair in enumerate(shown)]
     left_out = f" {len(pairs) - len(shown)} more cells are not drawn." if len(pairs) > len(shown) else ""
     caption = (
-        f"Time a step beyond that of the cell's baseline ({group.baseline}), left of 0 where it is less; mean over profiled "
-        f"ranks and repeats. What differs most, {MOST_NAMES} names at most, an operator with those that it calls, without what "
-        f"autograd wraps around each.{left_out}"
+        f"Time per step minus that of the cell's baseline ({group.baseline}); bars left of 0: less time than the baseline. "
+        f"Mean over profiled ranks and repeats. At most {MOST_NAMES} names, those that differ most. The time of an operator "
+        f"includes the operators that it calls; autograd's wrappers around operators are not shown.{left_out}"
     )
     height_px = MARGIN_PX + LEGEND_PX * len(shown) + line_px * len(names)
     return Figure(NAME, "Operators against the baseline", caption, height_px, data, _layout(names, data, line_px))
@@ -83,7 +83,7 @@ def _kind(mark: Mark) -> str | None:
 
 
 def _more(name: str, pair: Pair) -> float:
-    """ms a step; what a cell does not call takes it no time."""
+    """Additional ms per step; a name that is not called counts as 0 ms."""
     return (pair.here[name].ms if name in pair.here else 0) - (pair.there[name].ms if name in pair.there else 0)
 
 
@@ -113,7 +113,7 @@ def _bars(names: list[str], place: int, line_px: int, pair: Pair) -> dict[str, A
 
 def _said(mark: Mark, uses: dict[str, Use], name: str) -> str:
     use = uses.get(name)
-    says = f"{notation.number(use.ms)} ms in {notation.number(use.calls, 3)} calls a step" if use else "not called"
+    says = f"{notation.number(use.ms)} ms in {notation.number(use.calls, 3)} calls per step" if use else "not called"
     return f"{mark.label}: {says}"
 
 
@@ -121,7 +121,7 @@ def _layout(names: list[str], data: list[dict[str, Any]], line_px: int) -> dict[
     values = [value for bars in data for value in bars["x"]]
     low, high = min(0, *values), max(0, *values)
     room = ROOM * (high - low)
-    x = axis("ms a step more than the baseline", range=[low - room if low else -room / 4, high + room], zeroline=True, nticks=5)
+    x = axis("additional ms per step", range=[low - room if low else -room / 4, high + room], zeroline=True, nticks=5)
     shape = lines([html.escape(name, quote=False) for name in short(names)], NAME_PX, line_px)
     shape["xaxis"] = x | {"zerolinecolor": MUTED}
     return shape

@@ -21,7 +21,7 @@ def draw(group: Group) -> Figure | None:
     bars = [Part("hidden behind compute", "var(--series-1)", hidden), Part("exposed", "var(--series-2)", exposed)]
     ends = [f"{notation.number(found['overlap_pct'].value, 3)} % hidden" for found in metrics]
     caption = (
-        "Communication of a profiled step, its waiting for other ranks included; mean over profiled ranks and repeats. At the "
-        f"end: the overlap, the mean of the ranks' own shares that are hidden.{left_out}"
+        "Communication of a profiled step, including the wait for other ranks; mean over profiled ranks and repeats. At the "
+        f"end of each bar: the overlap, which is the mean over ranks of the hidden share of their communication.{left_out}"
     )
-    return stacked(NAME, "Overlap", caption, shown, [Panel("ms of communication a step", "ms", bars, ends)])
+    return stacked(NAME, "Overlap", caption, shown, [Panel("ms of communication per step", "ms", bars, ends)])

@@ -40,10 +40,10 @@ def draw(group: Group) -> Figure | None:
         )
     ranks = sorted({mark.cell.cell.gpus for marks in lines.values() for mark in marks})
     data += _ideal(group, ranks)
-    y = axis(f"speed-up against {group.baseline} (x)", rangemode="tozero")
+    y = axis(f"speed-up relative to {group.baseline} (x)", rangemode="tozero")
     shape = layout(axis("ranks", tickvals=sorted({*ranks, *data[-1]["x"]}), showgrid=False), y, showlegend=True)
     return Figure(
-        NAME, "Scaling", "Ratio of mean throughputs. Dotted: as many times faster as there are more ranks.", 380, data, shape
+        NAME, "Scaling", "Ratio of mean throughputs. Dotted: ideal scaling, in proportion to the ranks.", 380, data, shape
     )
 
 
@@ -61,7 +61,7 @@ def _lines(marks: Sequence[Mark], baseline: str) -> dict[tuple[int, str], list[M
             if both or kind == "strong":
                 found.setdefault((number, f"batch {cell.global_batch_size}"), []).append(mark)
             if both or kind == "weak":
-                found.setdefault((number, f"batch {cell.gpu_batch_size} a rank"), []).append(mark)
+                found.setdefault((number, f"batch {cell.gpu_batch_size} per rank"), []).append(mark)
     lines = {key: line for key, line in found.items() if _ranks(line) > 1}
     placed = {mark.row.id for line in lines.values() for mark in line}
     for key, line in found.items():

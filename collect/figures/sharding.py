@@ -1,4 +1,4 @@
-"""What sharding leaves of parameters, gradients and optimizer state on a rank, beside what ZeRO's paper promises."""
+"""Size of parameters, gradients and optimizer state on a rank after sharding, compared with the estimate of the ZeRO paper."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def draw(group: Group) -> Figure | None:
             )
         )
     caption = (
-        "The most of each at any moment of the step that was looked into, on the rank whose peak is highest. Stroke: by "
-        "arithmetic, as much for a gradient as for its parameter and twice as much for Adam, cut as ZeRO's paper has it; the "
-        f"optimizer's own copy of the weights is not in it.{left_out}"
+        "The largest size of each during the observed step, on the rank with the highest peak. Vertical mark: estimate, "
+        "sharded as in the ZeRO paper (a gradient is as large as its parameter, Adam's state twice as large); the optimizer's "
+        f"own copy of the weights is not in the estimate.{left_out}"
     )
     return stacked(NAME, "What sharding leaves on a rank", caption, shown, panels)
 

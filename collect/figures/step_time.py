@@ -34,5 +34,5 @@ def draw(group: Group) -> Figure | None:
     if not data:
         return None
     data.append(states(group, [bool(mark.cell.completed) for mark in group.marks]))
-    caption = "The slowest rank of each timed step, all repeats. Box: quartiles and median; whiskers: 5th to 95th percentile."
+    caption = "The slowest rank in each timed step, all repeats. Box: quartiles and median; whiskers: 5th to 95th percentile."
     return Figure("step_time", "Step time", caption, by_cell_height(group), data, by_cell(group, "ms"))

@@ -63,14 +63,14 @@ def draw(group: Group) -> Figure | None:
                 data.append(_line(mark, curves[mark.label], number, visible, named=mark.label not in named))
                 named.add(mark.label)
     caption = (
-        f"The first completed repeat of each cell. A point is the mean (of GPU memory the highest) of a {STRETCHES}th of the "
-        "run, or of what lies between two samples; a line has a gap where a host was not watched. GPUs and processors: all "
-        "that the hosts have. Dotted: the end of the first timed step."
+        f"First completed repeat of each cell. Each point is the mean (for GPU memory the maximum) over 1/{STRETCHES} of the "
+        "run, or over the time between two samples if that is longer. A line has a gap where a host has no samples. GPUs and "
+        "processors: all of the hosts. Dotted: the end of the first timed step."
     )
     if len(networks) > 2:
-        caption += " Interfaces are told apart by their names; the records do not say which is the control network."
+        caption += " Interfaces are distinguished by their names; the records do not say which is the control network."
     if left_out:
-        caption += f" {left_out} more interfaces sent less."
+        caption += f" {left_out} more interfaces, which sent less, are not drawn."
     height_px = 60 + min(22 * len(named), LEGEND_HEIGHT_PX) + PANEL_PX * len(panels)
     return Figure("telemetry", "Telemetry", caption, height_px, data, _stacked([title for title, _ in panels]))
 

@@ -35,7 +35,7 @@ def draw(group: Group) -> Figure | None:
                     "hovertemplate": f"%{{x:,.4~g}} {unit}, n = {estimate.n}<extra>%{{y}}</extra>",
                 }
             )
-    caption = f"Mean over repeats with its 95 % interval. Upright stroke: ideal scaling of {group.baseline} to as many ranks."
+    caption = f"Mean over repeats with its 95 % interval. Vertical mark: ideal scaling of {group.baseline} to these ranks."
     if data[2]["x"]:
         caption += " Arrow at the edge: ideal scaling lies beyond this axis."
     if any(estimate is not None and (estimate.high or 0) > end for estimate in found):

@@ -9,7 +9,7 @@ from collect.figure import INK, Figure, Group, by_cell, by_cell_height, interval
 # (metric, what it is called, symbol): what a mark is of, as its row says the cell
 MARKS = (
     ("gpu_pct", "GPUs busy", "circle-open"),
-    ("gpu_memory_pct", "GPU memory in use, at most", "square-open"),
+    ("gpu_memory_pct", "GPU memory in use, maximum", "square-open"),
     ("cpu_pct", "processors busy", "diamond-open"),
 )
 KEY_PX = 66  # of the legend, in up to three lines on a phone
@@ -49,8 +49,8 @@ def draw(group: Group) -> Figure | None:
                     }
                 )
     caption = (
-        "While steps were timed: of GPUs and processors the mean of all that the hosts have, of GPU memory the highest of any. "
-        "Means over repeats with their 95 % intervals."
+        "While steps were timed. GPUs: mean over the GPUs of the run. GPU memory: the highest share of any of these GPUs. "
+        "Processors: mean over all processors of the hosts. Means over repeats with their 95 % intervals."
     )
     shape = by_cell(group, "%") | {"showlegend": True}
     shape["xaxis"] |= {"range": [-2, 102]}

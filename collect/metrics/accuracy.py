@@ -1,4 +1,4 @@
-"""What the trained model knows of items that it was not trained on, and how soon it knew it."""
+"""Accuracy of the model on the validation split, and the training time until it reached an accuracy."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ METRICS = (
         name="final_accuracy_pct",
         unit="%",
         direction="higher is better",
-        definition="Share of the validation split's targets (labels, or next tokens) whose likeliest class was right, after "
-        "the last timed step.",
+        definition="Share of the targets of the validation split (labels, or next tokens) for which the most probable class "
+        "was correct, after the last timed step.",
         of_run=final_accuracy,
     ),
     Metric(
@@ -37,8 +37,8 @@ METRICS = (
         unit="s",
         direction="lower is better",
         definition="Seconds of training (step times of the slowest rank) up to the first validation at which accuracy_pct of "
-        "the targets were right (MLPerf's figure of merit, Mattson et al., 2020); no finer than validation is frequent. Only "
-        "in claims, which say the accuracy: time_to_accuracy_s(strategy='ddp', accuracy_pct=75).",
+        "the targets were correct (MLPerf's figure of merit, Mattson et al., 2020). The resolution is the time between two "
+        "validations. Only in claims, which state the accuracy: time_to_accuracy_s(strategy='ddp', accuracy_pct=75).",
         of_run_at=time_to_accuracy,
         argument="accuracy_pct",
         example=75.0,

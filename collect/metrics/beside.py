@@ -1,4 +1,4 @@
-"""What a strategy costs or spares beside its baseline, or beside the cell that a study compares it with."""
+"""Differences of a cell from its baseline, or from the cell that a study compares it with."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ METRICS = (
     _more_ms(
         "additional_idle_ms",
         "idle_ms",
-        "Idle time of a profiled step less that of the baseline (study 2, table 4.3.3: additional idle).",
+        "Idle time of a profiled step minus that of the baseline (study 2, table 4.3.3: additional idle).",
     ),
     _more_ms(
         "additional_non_compute_ms",
         "non_compute_ms",
-        "Non-compute time of a profiled step less that of the baseline (study 2, table 4.3.3, which calls it communication).",
+        "Non-compute time of a profiled step minus that of the baseline (study 2, table 4.3.3, which calls it communication).",
     ),
     _more_ms(
         "overhead_ms",
         "kernel_ms",
-        "Time of a profiled step from the first kernel to the last less that of the baseline: what it has more of compute, "
-        "non-compute and idle time (study 2, table 4.3.3: total overhead).",
+        "Time of a profiled step from the first kernel to the last, minus that of the baseline: the additional compute, "
+        "non-compute and idle time together (study 2, table 4.3.3: total overhead).",
     ),
     Metric(
         name="compute_loss_pct",
         unit="%",
         direction="lower is better",
-        definition="The baseline's share of time in which a kernel computes less this one's, in points (study 2, table 4.3.3, "
-        "which calls it performance loss).",
+        definition="Share of time in which a kernel computes: that of the baseline minus that of this cell, in percentage "
+        "points (study 2, table 4.3.3, which calls it performance loss).",
         of_cells=less_pct,
         compares="compute_pct",
     ),
@@ -70,14 +70,14 @@ METRICS = (
         "speed_gain_pct",
         "throughput_per_s",
         "higher is better",
-        "Throughput beyond that of the baseline, or of the cell that a study names, in percent of that (study 1, table 1: "
-        "speed gain).",
+        "Change of throughput relative to the baseline, or to the cell that a study names, in percent of its throughput "
+        "(study 1, table 1: speed gain).",
     ),
     _more_pct(
         "memory_change_pct",
         "peak_memory_bytes",
         "lower is better",
-        "Peak memory beyond that of the baseline, or of the cell that a study names, in percent of that: -30 % is what study "
-        "1 prints in table 1 where it uses 30 % less.",
+        "Change of peak memory relative to the baseline, or to the cell that a study names, in percent of its peak memory. If "
+        "a cell uses 30 % less, this is -30 %, as study 1 prints it in table 1.",
     ),
 )

@@ -1,4 +1,4 @@
-"""How long a pipeline's ranks wait for one another: by theory, and as their step records tell it."""
+"""How long the ranks of a pipeline wait for each other: by theory, and computed from their step records."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ METRICS = (
         direction="lower is better",
         definition="Share of a pipeline's time in which a rank has nothing to do, (P - 1) / (v M + P - 1) for P ranks, M "
         "micro-batches and v stages a rank (Huang et al., GPipe, 2019, section 2.3; Narayanan et al., 2021, section 2.2, "
-        "which give it over the busy time as (P - 1) / (v M)).",
+        "which divide by the busy time instead: (P - 1) / (v M)).",
         of_run=theory,
         exact=True,
     ),
@@ -61,9 +61,9 @@ METRICS = (
         name="bubble_pct",
         unit="%",
         direction="lower is better",
-        definition="Share of forward and backward that is waiting, by the step records, if stages are equally long: the "
-        "first stage waits for nobody in forward, the last for nobody in backward; what is left of the slowest rank's passes "
-        "is the bubble, what sending adds to it included. Blank with several stages a rank.",
+        definition="Share of the forward and backward time in which a rank waits, computed from the step records for stages "
+        "that take equally long: the first stage never waits in forward, the last stage never in backward; the rest of the "
+        "slowest rank's time is the bubble, which includes the time for sending. Blank if a rank has several stages.",
         of_run=seen,
     ),
 )

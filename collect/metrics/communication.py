@@ -20,14 +20,15 @@ def _metric(kind: str, definition: str) -> Metric:
         name=f"sent_{kind}_bytes",
         unit="bytes",
         direction="lower is better",
-        definition=f"Bytes sent in one step by all ranks together {definition}, each collective as the ring that needs least.",
+        definition=f"Bytes sent in one step by all ranks together, {definition}. Each collective counts as the ring algorithm "
+        "that sends the fewest bytes.",
         of_run=_of(kind),
         exact=True,
     )
 
 
 METRICS = (
-    _metric("theory", "by the strategy's own statement of all its terms"),
-    _metric("counted", "as the collectives of a step of the same-work proof were counted"),
-    _metric("textbook", "as textbooks give it (2 psi for data parallel, 3 psi for ZeRO-3; psi: bytes of the gradients)"),
+    _metric("theory", "computed with the strategy's own formula, which has all its terms"),
+    _metric("counted", "counted from the collectives of one step of the same-work proof"),
+    _metric("textbook", "as given in textbooks (2 psi for data parallel, 3 psi for ZeRO-3; psi: bytes of the gradients)"),
 )

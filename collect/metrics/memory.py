@@ -48,16 +48,16 @@ METRICS = (
         name="peak_memory_bytes",
         unit="bytes",
         direction="lower is better",
-        definition="Highest over ranks and timed steps of what the GPU allocator had handed out within the step; "
-        "without a GPU, of the process's resident set after the step. The kind is said beside it.",
+        definition="Largest memory that the GPU allocator had allocated within a step, over ranks and timed steps; without a "
+        "GPU, the largest resident set of a process after a step. The kind of each value is given with the value.",
         of_run=peak_memory,
     ),
     Metric(
         name="reserved_memory_bytes",
         unit="bytes",
         direction="lower is better",
-        definition="Highest over ranks and timed steps of what the GPU allocator had reserved within the step: what it had "
-        "handed out, and what it kept for later.",
+        definition="Largest memory that the GPU allocator had reserved within a step, over ranks and timed steps: allocated "
+        "memory, and memory that the allocator keeps for later.",
         of_run=reserved,
     ),
 )

@@ -1,4 +1,4 @@
-"""What memory was made of, where the instrument `memory: categories` looked; and what papers estimate of it."""
+"""Memory by category, if the instrument `memory: categories` was on, and the estimate that papers use."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ METRICS = (
             name=f"memory_{category}_bytes",
             unit="bytes",
             direction="lower is better",
-            definition=f"The most that {what} took at any moment of the one step that was looked into, on the rank whose "
-            "peak is highest (`memory: categories`, docs/instruments.md). Categories have their largest at different "
-            "moments: they do not add up to the peak.",
+            definition=f"Largest size, during the one observed step, of {what}; on the rank with the highest peak "
+            "(`memory: categories`, docs/instruments.md). Categories reach their largest size at different moments, so these "
+            "sizes do not add up to the peak.",
             of_run=largest(category),
             exact=category in ("parameter", "optimizer_state", "master_parameter"),  # the others depend on what overlaps
         )
@@ -64,8 +64,8 @@ METRICS = (
         name="estimated_memory_bytes",
         unit="bytes",
         direction="lower is better",
-        definition="Bytes of parameters, gradients and optimizer state on one rank by arithmetic, cut over ranks as ZeRO's "
-        "paper has it (Rajbhandari et al., 2020, section 3): 4 bytes a parameter, 4 for its gradient, 8 for Adam. Without "
+        definition="Estimated bytes of parameters, gradients and optimizer state on one rank, sharded over ranks as in the "
+        "ZeRO paper (Rajbhandari et al., 2020, section 3): 4 bytes per parameter, 4 for its gradient, 8 for Adam. Without "
         "activations.",
         of_run=estimated,
         exact=True,
@@ -74,8 +74,8 @@ METRICS = (
         name="memory_over_estimate",
         unit="x",
         direction="lower is better",
-        definition="All categories together at the peak of the step that was looked into, over the estimate: what activations, "
-        "buffers and temporary storage add to it.",
+        definition="All categories together at the peak of the observed step, divided by the estimate. Activations, buffers "
+        "and temporary storage are not in the estimate.",
         of_run=over_estimate,
     ),
 )

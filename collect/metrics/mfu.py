@@ -1,4 +1,4 @@
-"""How much of what the GPUs can do the model's own arithmetic makes use of."""
+"""The share of the GPUs' peak FLOPs that the arithmetic of the model uses (MFU, HFU)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ METRICS = (
         unit="%",
         direction="higher is better",
         definition="Model FLOPs utilization (Chowdhery et al., PaLM, 2022, appendix B): throughput times the FLOPs of forward "
-        "and backward of a unit (what activation checkpointing computes again is not counted), over the data sheets' peak of "
-        "the GPUs in the cell's precision. Blank for a GPU whose peak is not known, and for a CPU.",
+        "and backward of a unit (without what activation checkpointing computes again), divided by the peak FLOP/s of the GPUs "
+        "in the cell's precision, from their data sheets. Blank on a CPU, and if the peak of the GPU is not known.",
         of_run=mfu,
     ),
     Metric(
@@ -37,7 +37,8 @@ METRICS = (
         unit="%",
         direction="higher is better",
         definition="Hardware FLOPs utilization (the same source): as MFU, with the FLOPs that checkpointing computes again. "
-        "Equal to MFU without checkpointing; blank with it, as records do not say which share of forward was made twice.",
+        "Equal to MFU without checkpointing. Blank with checkpointing, because records do not say how much of forward was "
+        "computed twice.",
         of_run=hfu,
     ),
 )

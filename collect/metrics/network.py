@@ -83,15 +83,16 @@ def _at(moment: float, times: list[float], values: list[int]) -> float:
 
 
 _WHILE = (
-    "between the first and the last timed step, by the kernel's counters, which hold everything that the host sent; "
-    "interpolated between samples at the edges; unknown where a counter went backwards or samples cover less than 80 % of it."
+    "between the first and the last timed step, from the kernel's counters, which count everything that the host sent. The "
+    "counters are interpolated between samples at both ends. Blank if a counter went backwards, or if the samples cover less "
+    "than 80 % of this time."
 )
 METRICS = (
     Metric(
         name="network_bytes",
         unit="bytes",
         direction="neither",
-        definition=f"Bytes sent by all hosts on physical interfaces (virtual ones where a host shows no physical one) {_WHILE}",
+        definition=f"Bytes sent by all hosts on physical interfaces (virtual ones if a host has no physical one) {_WHILE}",
         of_run=network,
     ),
     Metric(

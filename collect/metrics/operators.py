@@ -1,4 +1,4 @@
-"""How often a kernel or an operator is called, or a class of them, how long that takes, and how much longer than elsewhere."""
+"""Calls and time of a kernel, an operator or a class of them, and the difference in time from the baseline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collect.metrics.beside import more
 from collect.traces import names
 from collect.traces.breakdown import Tally
 
-OF = "`of` is a name, as whole words or with a * at its end, or a class of names: " + ", ".join(names.CLASSES)
+OF = "`of` is a name in whole words, or the beginning of names followed by *, or a class: " + ", ".join(names.CLASSES)
 EXAMPLE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
@@ -44,8 +44,7 @@ METRICS = (
         name="operator_count",
         unit="calls",
         direction="neither",
-        definition="Calls of a kernel, or of an operator where there is no GPU, in a profiled step; mean over the profiled "
-        f"ranks. {OF}.",
+        definition=f"Calls of a kernel (without a GPU: of an operator) in a profiled step; mean over the profiled ranks. {OF}.",
         of_run_at=calls,
         argument="of",
         example=EXAMPLE,
@@ -54,8 +53,8 @@ METRICS = (
         name="operator_ms",
         unit="ms",
         direction="lower is better",
-        definition="Durations of a kernel's calls in a profiled step added up, overlaps counted twice; of an operator with all "
-        f"that it calls where there is no GPU; mean over the profiled ranks. {OF}.",
+        definition="Sum of the durations of a kernel's calls in a profiled step (without a GPU: of an operator, including all "
+        f"that it calls). Each of several calls at the same time counts fully. Mean over the profiled ranks. {OF}.",
         of_run_at=time,
         argument="of",
         example=EXAMPLE,
@@ -64,7 +63,7 @@ METRICS = (
         name="operator_difference_ms",
         unit="ms",
         direction="lower is better",
-        definition="operator_ms less that of the baseline, as study 2 prints in section 4.5.1 what a strategy adds.",
+        definition="operator_ms minus that of the baseline: the time that a strategy adds (study 2, section 4.5.1).",
         of_cells=difference,
         compares="operator_ms",
         argument="of",

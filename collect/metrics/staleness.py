@@ -1,4 +1,4 @@
-"""How old the parameters were that gradients had been computed on, where workers do not wait for each other."""
+"""Staleness: the age of the parameters from which gradients were computed, if workers do not wait for each other."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def largest(measured: Measured) -> Quantity | None:
 
 
 _WHAT = (
-    "of a gradient: the updates that were made to the parameters since its worker pulled those that it was computed on (Ho et "
-    "al., 2013), by the first server's count of all pushes, those of warm-up steps included."
+    "of a gradient: the number of updates of the parameters between the pull of the parameters from which a worker computed "
+    "the gradient and its push (Ho et al., 2013). Counted by the first server over all pushes, including those of warm-up "
+    "steps."
 )
 METRICS = (
     Metric(

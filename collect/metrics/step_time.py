@@ -22,7 +22,7 @@ def _metric(name: str, share: float, which: str) -> Metric:
         name=name,
         unit="ms",
         direction="lower is better",
-        definition=f"{which} over the timed steps of the time that the slowest rank took for the step.",
+        definition=f"{which}, over the timed steps, of the step time of the slowest rank.",
         of_run=percentile(share),
     )
 

@@ -20,7 +20,7 @@ METRICS = (
         name="throughput_per_s",
         unit="units/s",
         direction="higher is better",
-        definition="Units of data (tokens, images) of all ranks in the timed steps, over the sum of the slowest rank's "
+        definition="Units of data (tokens, images) of all ranks in the timed steps, divided by the sum of the slowest rank's "
         "step times.",
         of_run=throughput,
     ),

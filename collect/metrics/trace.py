@@ -41,20 +41,21 @@ METRICS = (
         lambda one: one.compute_ns,
         "lower is better",
         "Time of a profiled step in which a kernel computes: the union of all kernels but NCCL's. With gloo: the union of the "
-        "main thread's operators, without c10d's own and without what autograd wraps around them.",
+        "main thread's operators, without those of c10d and without autograd's wrappers around operators.",
     ),
     _a_step(
         "communication_ms",
         lambda one: one.communication_ns,
         "lower is better",
-        "Time of a profiled step in which a collective runs, its waiting for other ranks included: the union of NCCL's "
+        "Time of a profiled step in which a collective runs, including the wait for other ranks: the union of NCCL's "
         "kernels, or of gloo's spans.",
     ),
     _a_step(
         "exposed_communication_ms",
         lambda one: one.exposed_communication_ns,
         "lower is better",
-        "Time of a profiled step in which a collective runs and nothing computes: communication less its overlap with compute.",
+        "Time of a profiled step in which a collective runs and nothing computes: communication minus its overlap with "
+        "compute.",
     ),
     _a_step(
         "memory_operations_ms",
@@ -79,7 +80,7 @@ METRICS = (
         "kernel_ms",
         lambda one: one.span_ns,
         "lower is better",
-        "Time of a profiled step from the first kernel to the last, its idle time included (with gloo: of the step): compute, "
+        "Time of a profiled step from the first kernel to the last, including idle time (with gloo: of the step): compute, "
         "non-compute and idle time together, which HolisticTraceAnalysis and study 2 print as kernel time.",
     ),
     Metric(

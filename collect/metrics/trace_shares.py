@@ -1,4 +1,4 @@
-"""The profiled time as shares, and the collectives in it: what claims compare between ranks of different speed."""
+"""The profiled time as shares, and its collectives: claims can compare these also if ranks have different speeds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def collective_mean_ms(measured: Measured) -> Quantity | None:
 
 
 def _share(name: str, ns: Callable[[Breakdown], int | None], direction: Direction, what: str) -> Metric:
-    definition = f"Share of the profiled time in which {what}; what each time is, the metric in ms says. Mean over ranks."
+    definition = f"Share of the profiled time in which {what}, as defined by the metric in ms. Mean over the profiled ranks."
     return Metric(name=name, unit="%", direction=direction, definition=definition, of_run=share(ns))
 
 
@@ -61,22 +61,22 @@ METRICS = (
         name="collective_count",
         unit="calls",
         direction="neither",
-        definition="Collectives of a profiled step, each NCCL kernel or gloo span as one; mean over the profiled ranks.",
+        definition="Number of collectives in a profiled step: NCCL kernels or gloo spans. Mean over the profiled ranks.",
         of_run=collective_count,
     ),
     Metric(
         name="collective_ms",
         unit="ms",
         direction="lower is better",
-        definition="Durations of the collectives of a profiled step added up, waiting included and overlaps counted twice; "
-        "mean over the profiled ranks.",
+        definition="Sum of the durations of the collectives in a profiled step, including the wait for other ranks. Each of "
+        "several collectives at the same time counts fully. Mean over the profiled ranks.",
         of_run=collective_ms,
     ),
     Metric(
         name="collective_mean_ms",
         unit="ms",
         direction="lower is better",
-        definition="Mean duration of a collective of the profiled steps, its waiting for other ranks included.",
+        definition="Mean duration of a collective in the profiled steps, including the wait for other ranks.",
         of_run=collective_mean_ms,
     ),
 )

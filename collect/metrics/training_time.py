@@ -30,8 +30,8 @@ METRICS = (
         of_all_steps=True,
         unit="s",
         direction="lower is better",
-        definition="Wall time of the slowest rank from the start of the first timed step to the end of the last, with what "
-        "lies between steps; what instruments took there is left out.",
+        definition="Wall time of the slowest rank from the start of the first timed step to the end of the last, including the "
+        "time between steps, but without the time that instruments take between steps.",
         of_run=train_time,
     ),
     Metric(
@@ -39,7 +39,7 @@ METRICS = (
         of_all_steps=True,
         unit="s",
         direction="lower is better",
-        definition="Mean over the epochs of the sum of their steps' times, each that of the slowest rank.",
+        definition="Mean time of an epoch: the sum of its step times, in each step the time of the slowest rank.",
         of_run=epoch_time(statistics.fmean),
     ),
     Metric(
@@ -47,7 +47,7 @@ METRICS = (
         of_all_steps=True,
         unit="s",
         direction="lower is better",
-        definition="Median over the epochs of the sum of their steps' times, each that of the slowest rank.",
+        definition="Median time of an epoch: the sum of its step times, in each step the time of the slowest rank.",
         of_run=epoch_time(statistics.median),
     ),
 )

@@ -59,7 +59,7 @@ METRICS = (
         of_all_steps=True,
         unit="%",
         direction="neither",
-        definition="Share of all processors of the host that was busy, with anything, between the first and the last timed "
+        definition="Share of all processors of a host that was busy, with any process, between the first and the last timed "
         "step; mean over hosts.",
         of_run=cpu,
     ),
@@ -76,8 +76,8 @@ METRICS = (
         name="gpu_memory_pct",
         unit="%",
         direction="neither",
-        definition="Highest share of a GPU's memory in use, with anything (what the allocator keeps for later and libraries "
-        "included), by NVML, over GPUs and samples between the first and the last timed step.",
+        definition="Highest share of a GPU's memory in use by any process (including libraries and memory that the allocator "
+        "keeps for later), from NVML; over the GPUs of the run and the samples between the first and the last timed step.",
         of_run=gpu_memory,
     ),
 )

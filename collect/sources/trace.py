@@ -1,4 +1,4 @@
-"""A profiler trace, Kineto's or another in Chrome's format -> columns of its complete events; what is lost is counted."""
+"""Reads a profiler trace (Chrome's format, such as Kineto's) as columns of its complete events; counts events that are lost."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | list[Event]]:
         yield events
         if ended:
             # On to the end of the file: a gzip stream says only there that it is damaged, and no event should follow.
-            lost["behind the end of the list of events"] += sum(len(_PHASE.findall(after)) for after in source)
+            lost["after the end of the list of events"] += sum(len(_PHASE.findall(after)) for after in source)
             return
         try:
             block = next(source, b"")
@@ -107,7 +107,7 @@ def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | list[Event]]:
     events, ended = _last_events(rest, lost)
     yield events
     if not ended or short:
-        raise CutShort(short or "it ends before its list of events does")
+        raise CutShort(short or "the file ends before its list of events ends")
 
 
 def _head(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
@@ -120,7 +120,7 @@ def _head(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
             return text[begin.end() :]
         if len(text) > _LONGEST:
             break
-    raise CutShort("it has no list of events")
+    raise CutShort("the file has no list of events")
 
 
 def _whole_events(rest: bytes, block: bytes, lost: Counter[str]) -> tuple[list[Event], bytes, bool]:
@@ -185,7 +185,7 @@ class _Columns:
         complete = [event for event in events if event.ph == "X"]
         if len(complete) < len(events):
             for phase in {event.ph for event in events} - _OTHER - {"X"}:
-                reason = "begin and end apart (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
+                reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
                 self.lost[reason] += sum(event.ph == phase for event in events)
         if not complete:
             return

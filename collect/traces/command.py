@@ -1,4 +1,4 @@
-"""`collect trace`: where the time of a run's profiled steps went, and what another run calls instead."""
+"""`collect trace`: how the profiled steps of a run spend their time, and how its operators differ from those of another run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FIGURES = ("exposed_communication_ns", "overlap_pct")
 
 
 def files(workspace: Workspace, run: str) -> list[Path]:
-    """The traces of a run, or of a folder or file where the name has a slash. Raises InputError where there are none."""
+    """The traces of a run, or of a folder or file if the name has a slash. Raises InputError if there are none."""
     named = "/" in run
     folder = Path(run) if named else workspace.run(run).path / "trace"
     inside = [path for path in folder.glob("*.json*") if not path.name.startswith(".")]
@@ -39,7 +39,7 @@ def files(workspace: Workspace, run: str) -> list[Path]:
 
 
 def show(workspace: Workspace, run: str, against: str | None, output: Output, *, like_hta: bool) -> int:
-    """Print tables or the document. 1 where a trace is damaged: its figures are of what could be read."""
+    """Print tables or the document. Returns 1 if a trace is damaged; then the figures are of the events that could be read."""
     paths, other_paths = files(workspace, run), files(workspace, against) if against else []
     traces = [source.read(path) for path in paths]
     told = hta.breakdowns(traces) if like_hta else [found for trace in traces if (found := breakdown(trace))]
@@ -53,7 +53,7 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
         output.remark(sentence)
     for trace in traces:
         if not len(trace.name):
-            output.remark(f"{trace.path}: no events to tell of.", style="yellow")
+            output.remark(f"{trace.path}: the trace has no events.", style="yellow")
     for sentence in damage:
         output.remark(sentence, style="red")
     document: dict[str, Any] = {"run": run, "like_hta": like_hta, "ranks": [_document(one) for one in told], "damage": damage}
@@ -89,7 +89,7 @@ def _document(one: Breakdown) -> dict[str, Any]:
 
 def _tables(output: Output, run: str, told: Sequence[Breakdown], *, like_hta: bool) -> None:
     by = "as HolisticTraceAnalysis rounds: whole microseconds, without the last profiler step" if like_hta else "exact"
-    headings = ["Rank", "Of", "Steps", "Span (ms)", "Compute (ms)", "Communication (ms)", "Memory (ms)", "Non-compute (ms)"]
+    headings = ["Rank", "Source", "Steps", "Span (ms)", "Compute (ms)", "Communication (ms)", "Memory (ms)", "Non-compute (ms)"]
     headings += ["Idle (ms)", "Idle (%)", "Overlap (%)", "Exposed communication (ms)"]
     rows = [
         [
@@ -105,11 +105,11 @@ def _tables(output: Output, run: str, told: Sequence[Breakdown], *, like_hta: bo
         for one in told
     ]
     output.table(f"{run} ({by})", headings, rows)
-    output.line("non-compute: busy without computing, so exposed communication and exposed memory operations together.")
+    output.line("non-compute: something runs but nothing computes (exposed communication and exposed memory operations).")
     _tallies(output, "collectives, all ranks together", "Collective", [one for each in told for one in each.collectives])
     _tallies(
         output,
-        "kernels, or operators with all that they call, all ranks together",
+        "kernels (on CPU: operators including all that they call), all ranks together",
         "Name",
         [one for each in told for one in each.kernels],
     )
@@ -143,8 +143,8 @@ def _operators(output: Output, run: str, against: str, differ: Sequence[Differen
         f"{sum(one.change == change for one in differ)} {change}" for change in ("new", "gone", "changed", "same")
     )
     more = f"; {len(chosen) - _SHOWN} more in --json" if len(chosen) > _SHOWN else ""
-    columns = ["Change", "Kind", "Name", "Calls (n)", "Against (n)", "Time (ms)", "Against (ms)", "More (ms)"]
-    output.table(f"{run} against {against}, a step and rank: {counts}{more}", columns, rows)
+    columns = ["Change", "Kind", "Name", "Calls (n)", "Against (n)", "Time (ms)", "Against (ms)", "Difference (ms)"]
+    output.table(f"{run} against {against}, per step and rank: {counts}{more}", columns, rows)
 
 
 def _ms(ns: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The figures of a trace, kept beside it: to read it takes seconds, and what it says does not change."""
+"""Caches the figures of a trace in a file beside it: reading a trace takes seconds, and its figures do not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the traces of a run say, exact and as its study read its own."""
+"""The figures of a run's traces: exact, and, if the matrix asks for it, as HolisticTraceAnalysis computes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collect.sources import trace
 from collect.traces import hta, kept
 from collect.traces.breakdown import Breakdown
 from shardlab.errors import InputError
-from shardlab.workspace import Traces
+from shardlab.study import Traces
 
 
 class Told(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Which operators one run has and another has not, and which it calls more or less often (as paper 2 compares strategies)."""
+"""Compares the operators of two runs: new, gone, or called more or less often (as paper 2 compares strategies)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a profiled step calls and how long that takes, as one number per name over ranks and repeats."""
+"""Calls and time of each operator, kernel or collective in a profiled step, as means over ranks and repeats."""
 
 from __future__ import annotations
 

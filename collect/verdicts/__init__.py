@@ -1,1 +1,1 @@
-"""Reported beside measured: what a study printed, what was measured here, and which of its claims hold."""
+"""Compares a study with the measurements: its printed numbers, and which of its claims hold."""

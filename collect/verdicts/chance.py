@@ -1,20 +1,19 @@
-"""What a test on uncertain numbers is worth: in how many draws of them, within what repeats allow, it holds."""
+"""Evaluates a test on uncertain numbers: in which share of random draws of the numbers it holds."""
 
 from __future__ import annotations
 
 import ast
-import math
-import random
 import zlib
 from collections.abc import Mapping
 from functools import cache
 
+import numpy as np
 import polars as pl
 
-from collect.statistics import SEED
 from shardlab.expression import ExpressionError
 
 DRAWS = 10_000
+SEED = 20_260_101  # of every draw: the same records always give the same verdicts
 Value = float | str | pl.Series  # of a call: known for certain, the end of a cell, or a series of DRAWS
 
 _COMPARISONS: dict[type[ast.cmpop], str] = {
@@ -24,16 +23,16 @@ _ARITHMETIC: dict[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "sub", as
 
 
 def draws(mean: float, error: float, degrees: int, name: str) -> float | pl.Series:
-    """DRAWS values of a mean that repeats know as mean + error t, t of Student's distribution with these degrees of freedom.
+    """DRAWS random values of an uncertain mean: mean + error * t, where t has Student's distribution with `degrees`.
 
-    Draws of one name are always the same, those of two names independent of each other.
+    Draws of the same name are always the same; draws of different names are independent.
     """
     return mean if error == 0 else mean + error * _student(degrees).shuffle(seed=zlib.crc32(name.encode()))
 
 
 @cache
 def half_width(degrees: int, level: float) -> float:
-    """What a share `level` of the draws of t lie above, in standard errors."""
+    """The value that a share `level` of the draws of t exceeds, in standard errors."""
     found = _student(degrees).quantile(1 - level, "linear")
     assert found is not None
     return found
@@ -41,9 +40,7 @@ def half_width(degrees: int, level: float) -> float:
 
 @cache
 def _student(degrees: int) -> pl.Series:
-    chance = random.Random(SEED)
-    drawn = (chance.gauss(0, 1) / math.sqrt(chance.gammavariate(degrees / 2, 2) / degrees) for _ in range(DRAWS))
-    return pl.Series("t", drawn, dtype=pl.Float64)
+    return pl.Series("t", np.random.default_rng(SEED).standard_t(degrees, DRAWS))
 
 
 def parts(tree: ast.AST) -> list[ast.expr]:
@@ -135,18 +132,19 @@ def _test(node: ast.expr, values: Mapping[str, Value], operands: list[pl.Expr]) 
                 _compare(sides[place], op, sides[place + 1], values, operands) for place, op in enumerate(ops)
             )
         case _:
-            raise ExpressionError(f"{ast.unparse(node)} is no test: it neither holds nor fails")
+            raise ExpressionError(f"{ast.unparse(node)} is not a test: it is neither true nor false")
 
 
 def _compare(left: ast.expr, op: ast.cmpop, right: ast.expr, values: Mapping[str, Value], operands: list[pl.Expr]) -> pl.Expr:
     texts = [_is_text(side, values) for side in (left, right)]
     if any(texts) and not (all(texts) and isinstance(op, ast.Eq | ast.NotEq)):
-        raise ExpressionError(f"{ast.unparse(ast.Compare(left, [op], [right]))} compares a number with a text, or orders texts")
+        compared = ast.unparse(ast.Compare(left, [op], [right]))
+        raise ExpressionError(f"{compared} compares a number with a text, or texts with an operator other than == and !=")
     one, other = (_number(side, values) for side in (left, right))
     if not any(texts):
         operands += [one.is_finite(), other.is_finite()]
     if type(op) not in _COMPARISONS:
-        raise ExpressionError(f"{ast.unparse(right)} is no list")
+        raise ExpressionError(f"{ast.unparse(right)} is not a list")
     found: pl.Expr = getattr(one, _COMPARISONS[type(op)])(other)
     return found
 

@@ -1,4 +1,4 @@
-"""A study's claims, each with the verdict that the runs allow and the numbers that it rests on."""
+"""Judges the claims of a study: each claim gets a verdict and the numbers that the verdict rests on."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from collect.verdicts.chance import Value
 from collect.verdicts.number import ALONE, Number
 from collect.verdicts.selection import STATE, Measurements, Unanswered
 from shardlab import cell_names, matrix
+from shardlab.expansion import Expansion
 from shardlab.expression import MAX_LENGTH, Expression, ExpressionError
-from shardlab.workspace import Expansion
+from shardlab.study import Claim
 
 Word = Literal["reproduced", "contradicted", "undecided", "ambiguous", "not run"]
 LEAST_REPEATS = 3  # of which an interval is by their own scatter
@@ -26,9 +27,9 @@ LEVEL = 0.025  # of each side: the tests are those of two-sided 95 % intervals
 
 
 class Entered(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A number that a verdict rests on: call, as the test has it; its value in the cell, with the 95 % interval where one is
-    known; against: the cell that it is compared with, where the metric is of two; how: what the interval is by, or why there
-    is none; runs: those that it is the mean of."""
+    """A number that a verdict rests on. call: its call in the test; value: its value in the cell; low, high: 95 % interval, if
+    known; against: the cell that it is compared with, if the metric compares two; how: how the interval was computed, or why
+    there is none; runs: the runs whose mean it is."""
 
     call: str
     cell: str
@@ -45,9 +46,9 @@ class Entered(msgspec.Struct, omit_defaults=True, kw_only=True):
 class Part(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One of the tests that a claim says all hold.
 
-    left, right: its sides as measured; left_interval, right_interval: their 95 % intervals, absent if no repeats tell them and
-    for a constant; left_unit, right_unit: absent if the side has no unit or its unit is not known. holds_pct: of draws; absent
-    if the scatter is not known, then `holds` is of the numbers as measured.
+    holds: whether it holds for the measured means. left, right: measured values of its sides; left_interval, right_interval:
+    their 95 % intervals, absent if the scatter is not known and for constants; left_unit, right_unit: absent if the side has no
+    unit or its unit is not known. holds_pct: the share of draws in which it holds; absent if the scatter is not known.
     """
 
     test: str
@@ -98,23 +99,23 @@ def judge(loaded: Loaded, measurements: Measurements) -> list[Verdict]:
 
 def is_illustrative(loaded: Loaded) -> bool:
     """Whether the study measured none of the numbers that it prints."""
-    kinds = {entry.get("kind", "measured") for entry in loaded.expansion.reported}
+    kinds = {entry.kind for entry in loaded.expansion.reported}
     return bool(kinds) and "measured" not in kinds
 
 
-def _judge(loaded: Loaded, measurements: Measurements, claim: Mapping[str, Any], illustrative: bool) -> Verdict:
+def _judge(loaded: Loaded, measurements: Measurements, claim: Claim, illustrative: bool) -> Verdict:
     verdict = Verdict(
-        id=claim["id"],
-        says=claim["says"],
-        where=claim["where"],
-        test=claim["test"],
+        id=claim.id,
+        says=claim.says,
+        where=claim.where,
+        test=claim.test,
         verdict="not run",
         why="",
-        notes=reasons.notes(loaded, claim["where"]),
+        notes=reasons.notes(loaded, claim.where),
         illustrative=illustrative,
     )
     try:
-        tree = Expression(claim["test"]).tree
+        tree = Expression(claim.test).tree
         values, numbers = _enter(measurements, verdict, tree)
     except ExpressionError as error:
         verdict.why = str(error)
@@ -132,7 +133,7 @@ def _judge(loaded: Loaded, measurements: Measurements, claim: Mapping[str, Any],
     parts = [part for number in numbers for part in number.found.parts if part.metric.of_all_steps]
     if likeness.instruments_differ(part.row.cell for part in parts):
         names = ", ".join(dict.fromkeys(part.metric.name for part in parts))
-        verdict.remarks.append(f"instruments differ between its cells, and {names} holds the steps that they slowed down")
+        verdict.remarks.append(f"the cells have different instruments, and {names} includes the steps that these slowed down")
     if (said := likeness.different_computation([measurements.cell(row).cell for row in cells])) is not None:
         verdict.remarks.append(said)
     if unproven := _unproven(measurements, verdict, numbers):
@@ -251,7 +252,7 @@ def _where(expansion: Expansion, cells: Collection[str]) -> str:
 
     Only names that every cell has are in it: an expression that names an option which a cell lacks is refused.
     """
-    named = {entry["id"]: cell_names.names(entry["cell"].get("rehearses") or entry["cell"]) for entry in expansion.cells}
+    named = {entry.id: cell_names.names(msgspec.to_builtins(entry.cell.rehearses or entry.cell)) for entry in expansion.cells}
     others = [names for cell, names in named.items() if cell not in cells]
     if not others:
         return ""
@@ -347,5 +348,5 @@ def _unproven(measurements: Measurements, verdict: Verdict, numbers: list[Number
         elif proof and proof.verdict != "proven":
             unprovable.append(said)
     if unprovable:
-        verdict.remarks.append(f"compares what is not proven to do the same work: {'; '.join(unprovable)}")
-    return f"not known to do the same work, and so not ranked: {'; '.join(unproven)}" if unproven else ""
+        verdict.remarks.append(f"compares cells that are not proven to do the same work: {'; '.join(unprovable)}")
+    return f"not ranked, because the cells are not known to do the same work: {'; '.join(unproven)}" if unproven else ""

@@ -1,4 +1,4 @@
-"""A metric of a cell with what its repeats allow: the mean, its interval, and draws of it for whoever computes with it."""
+"""A metric of a cell as an uncertain number: the mean over repeats, its interval, and random draws for further computation."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collect.verdicts.chance import DRAWS, Value, draws
 from collect.verdicts.selection import Found, Measurements
 
 EXACT = "exact: the same in every repeat"
-POOLED = "interval by the noise of all repeated cells of this matrix"
+POOLED = "interval from the noise of all repeated cells of this matrix"
 ALONE = "n = 1, and no cell of this matrix was repeated: no interval"
 
 
 class Number:
-    """value, and its 95 % interval (low, high): the mean's, by Student's t. None, as are draws, where nothing tells it.
+    """value: the mean; low, high: its 95 % interval by Student's t. Interval and `draws` are None if the scatter is not known.
 
-    how: what the interval is by, where it is not the cell's own repeats.
+    how: how the interval was computed, if not from the repeats of the cell itself.
     """
 
     def __init__(self, measurements: Measurements, found: Found) -> None:

@@ -1,4 +1,4 @@
-"""A number as a study printed it -> a value in a metric's unit; what cannot be read for certain is not guessed at."""
+"""Reads a number as a study printed it, as a value in the unit of a metric; never guesses if the text is ambiguous."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ def parse(text: str, unit: str | None, metric_unit: str, *, change: bool = False
     if match["first_unit"] and match["first_unit"].strip() != beside:
         raise ValueError(f"{text!r} has two units.")
     if beside and unit and beside != unit:
-        raise ValueError(f"{text!r} has another unit than its table's head, {unit}.")
+        raise ValueError(f"{text!r} has another unit than the head of its table, {unit}.")
     before = match["before"].lower()
     if match["number"].startswith("+") and metric_unit != "%" and not change:
-        raise ValueError(f"{text!r} is a change, and {metric_unit or 'a count'} is none.")
+        raise ValueError(f"{text!r} is a change (+), but the metric, in {metric_unit or 'plain numbers'}, is not.")
     spelled = beside or unit or ""
     name, factor = _factor(spelled, metric_unit, text)
     value, half = _number(match["number"])
@@ -121,7 +121,7 @@ def parse(text: str, unit: str | None, metric_unit: str, *, change: bool = False
         high=None if relation == ">" else (value if relation == "<" else high) * factor,
         relation=relation,
         approximate=bool(re.search(_ABOUT, before)),
-        remark=f"{spelled} taken as a power of 1,000 bytes (of 1,024: {100 * (binary - 1):.1f} % more)" if binary else "",
+        remark=f"{spelled} read as a power of 1,000 bytes (of 1,024: {100 * (binary - 1):.1f} % more)" if binary else "",
     )
 
 
@@ -142,7 +142,7 @@ def _factor(spelled: str, metric_unit: str, text: str) -> tuple[str, float]:
         if found == wanted:
             return metric_unit, factor / size
     found_unit = f"the unit {spelled!r}" if spelled else "no unit"
-    raise ValueError(f"{text!r} has {found_unit}, which is none of a metric in {metric_unit or 'plain numbers'}.")
+    raise ValueError(f"{text!r} has {found_unit}, but the metric is in {metric_unit or 'plain numbers'}.")
 
 
 def _rate(spelled: str) -> tuple[str, float] | None:

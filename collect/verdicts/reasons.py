@@ -1,4 +1,4 @@
-"""Why a number here may differ from a printed one: read from what the runs' hosts say they are, and from the matrix."""
+"""Possible reasons why a measured number differs from a printed one, from the descriptions of the hosts and the matrix."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from collect.load import Loaded, LoadedCell
 from collect.row import Row
 from shardlab import cell_names
+from shardlab.study import Assumed, Setting
 
 _SIZES = (
     "workload",
@@ -28,24 +29,24 @@ _WEIGHTY = {
 }  # fmt: skip
 _PLACE = re.compile(r"(tables?|sections?|figures?)|(\d+(?:\.\d+)*)")
 REHEARSAL = "rehearsal: "
-ASSUMED = "assumed, as the study does not say: "
+ASSUMED = "assumed, because the study does not state it: "
 _ABOUT_DATA = {"final_loss", "final_accuracy_pct", "time_to_accuracy_s"}
 
 
 def rehearsal(cell: LoadedCell) -> str:
-    """What a cell's runs are instead of what the study ran, or nothing."""
+    """How a cell's runs are a rehearsal of what the study ran; "" if they are not a rehearsal."""
     if cell.cell.rehearses is not None:
         mine, other = cell.cell, cell.cell.rehearses
         changed = [
-            f"{key.replace('_', ' ')} {getattr(mine, key)} for {getattr(other, key)}"
+            f"{key.replace('_', ' ')} {getattr(mine, key)} instead of {getattr(other, key)}"
             for key in _SIZES
             if getattr(mine, key) != getattr(other, key)
         ]
-        return f"{REHEARSAL}a tiny twin on CPU ({', '.join(changed)}): absolute numbers do not compare"
+        return f"{REHEARSAL}a tiny twin on CPU ({', '.join(changed)}): absolute numbers are not comparable"
     if any(run.run and run.run.cluster.get("provider") == "virtual" for run in cell.runs):
-        return f"{REHEARSAL}practice nodes, all on one machine's CPU: absolute numbers do not compare"
+        return f"{REHEARSAL}practice nodes, all on one machine's CPU: absolute numbers are not comparable"
     if any(run.run and run.run.rehearsal for run in cell.runs):
-        return f"{REHEARSAL}ranks forked on CPU: absolute numbers do not compare"
+        return f"{REHEARSAL}ranks forked on CPU: absolute numbers are not comparable"
     return ""
 
 
@@ -57,16 +58,16 @@ def likely(loaded: Loaded, cell: LoadedCell, row: Row, metrics: set[str]) -> lis
     linked = any(gpu.nvlinks for host in hosts for gpu in host.gpus or ())
     speeds = [nic.speed_mbps for host in hosts for nic in host.nics if nic.kind == "physical" and nic.speed_mbps]
     for setting in _settings(loaded, row):
-        if wanted := setting.get("gpu"):
+        if wanted := setting.gpu:
             if not gpus and hosts:
                 found.append(f"no GPU here, {wanted} in the study")
             elif others := [name for name in gpus if wanted not in name]:
                 found.append(f"another GPU: {', '.join(others)} here, {wanted} in the study")
-        if (link := setting.get("link")) and gpus and cell.cell.gpus > 1 and linked != (link == "NVLink"):
+        if (link := setting.link) and gpus and cell.cell.gpus > 1 and linked != (link == "NVLink"):
             found.append(f"another link between GPUs: {'NVLink' if linked else 'no NVLink'} here, {link} in the study")
-        if (mbps := setting.get("network_mbps")) and cell.cell.nnodes > 1 and speeds and max(speeds) != mbps:
+        if (mbps := setting.network_mbps) and cell.cell.nnodes > 1 and speeds and max(speeds) != mbps:
             found.append(f"another network: {max(speeds)} Mbit/s here, {mbps} Mbit/s in the study")
-        for package, version in (setting.get("software") or {}).items():
+        for package, version in setting.software.items():
             others = sorted({_version(run.result.versions, package) for run in cell.completed if run.result} - {""})
             if different := [other for other in others if not other.startswith(version)]:
                 found.append(f"other software: {package} {', '.join(different)} here, {version} in the study")
@@ -74,7 +75,7 @@ def likely(loaded: Loaded, cell: LoadedCell, row: Row, metrics: set[str]) -> lis
         found.append("synthetic data here")
     names = cell_names.names(row.cell.get("rehearses") or row.cell)
     for entry in loaded.expansion.assumed:
-        key = str(entry["key"])
+        key = entry.key
         if key in _WEIGHTY and key in names and _holds(entry, names[key]):
             found.append(f"{ASSUMED}{key} {str(names[key]).lower()}")
     return list(dict.fromkeys(found))
@@ -83,7 +84,7 @@ def likely(loaded: Loaded, cell: LoadedCell, row: Row, metrics: set[str]) -> lis
 def notes(loaded: Loaded, where: str) -> list[str]:
     """The matrix's notes on the same table, section or figure."""
     wanted = places(where)
-    return [str(note["says"]) for note in loaded.expansion.notes if wanted & places(str(note["where"]))]
+    return [note.says for note in loaded.expansion.notes if wanted & places(note.where)]
 
 
 def places(where: str) -> set[str]:
@@ -106,14 +107,14 @@ def common(lists: Sequence[Sequence[str]]) -> list[str]:
     return [clause for clause in (lists[0] if lists else ()) if all(clause in one for one in lists)]
 
 
-def _settings(loaded: Loaded, row: Row) -> Iterable[Mapping[str, Any]]:
-    return (one for one in loaded.expansion.settings if cell_names.matches(row.cell, one.get("cell") or {}))
+def _settings(loaded: Loaded, row: Row) -> Iterable[Setting]:
+    return (one for one in loaded.expansion.settings if cell_names.matches(row.cell, one.cell))
 
 
 def _version(versions: Mapping[str, str], package: str) -> str:
     return versions.get(package, "").partition("+")[0]
 
 
-def _holds(entry: Mapping[str, Any], value: Any) -> bool:
+def _holds(entry: Assumed, value: Any) -> bool:
     """Whether what was assumed is what a cell has: of a list, any of them."""
-    return value in entry["value"] if isinstance(entry["value"], list) else bool(value == entry["value"])
+    return value in entry.value if isinstance(entry.value, list) else bool(value == entry.value)

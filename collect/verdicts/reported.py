@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,20 +13,21 @@ from collect.verdicts import reasons
 from collect.verdicts.number import Number
 from collect.verdicts.printed import Printed, parse
 from collect.verdicts.selection import STATE, Measurements, Unanswered
+from shardlab.study import Reported
 
 _OF_A_CPU = {KINDS["rss_bytes"], "cpu"}  # kinds of a number that a study on GPUs has in another way
 
 
 class Beside(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One printed number. cell: the filter; row: the cell that it means, absent where that is none or several.
+    """One printed number. cell: the filter; row: the one cell that the filter matches, absent if it matches none or several.
 
-    head: the unit of its table's head. of: what it is of, where a cell has several numbers of a metric, as of each operator.
-    against: the cell that it is compared with, where the metric is of two.
-    kind: measured by the study, estimated (computed by it) or assumed (nobody ran it). reported: the print, read. measured,
-    low, high: the mean here with its 95 % interval; how: what that is by, or why there is none.
-    comparable: whether the two may be set against each other: not those of a rehearsal, and not where either is missing.
-    delta: measured - reported; ratio: measured / reported; agrees: whether the measured interval and what the print leaves open
-    have a number in common, or a bound or an end is met; all three absent where they say nothing. why: why nothing is there.
+    head: the unit in the head of its table. of: the argument of the metric, such as the name of an operator, if it needs one.
+    against: the cell that it is compared with, if the metric compares two cells.
+    kind: measured by the study, estimated (computed by it) or assumed (nobody ran it). reported: the printed number, parsed.
+    measured, low, high: the measured mean with its 95 % interval; how: how the interval was computed, or why there is none.
+    comparable: whether the two numbers may be compared: not in a rehearsal, and not if either is missing.
+    delta: measured - reported; ratio: measured / reported; agrees: whether the measured interval and the range of the printed
+    number overlap, or a printed bound or state is met. All three are absent if they mean nothing. why: why a value is missing.
     """
 
     where: str
@@ -60,16 +60,16 @@ def beside(loaded: Loaded, measurements: Measurements) -> list[Beside]:
     return [_beside(loaded, measurements, entry) for entry in loaded.expansion.reported]
 
 
-def _beside(loaded: Loaded, measurements: Measurements, entry: Mapping[str, Any]) -> Beside:
+def _beside(loaded: Loaded, measurements: Measurements, entry: Reported) -> Beside:
     found = Beside(
-        where=entry["where"],
-        metric=entry["metric"],
-        cell=entry.get("cell") or {},
-        printed=entry["printed"],
-        kind=entry.get("kind", "measured"),
-        head=entry.get("unit") or "",
-        of=entry.get("of") or "",
-        notes=reasons.notes(loaded, entry["where"]),
+        where=entry.where,
+        metric=entry.metric,
+        cell=entry.cell,
+        printed=entry.printed,
+        kind=entry.kind,
+        head=entry.unit or "",
+        of=entry.of or "",
+        notes=reasons.notes(loaded, entry.where),
     )
     try:
         number: Number | None = None
@@ -77,7 +77,7 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Mapping[str, Any]
             row, state = measurements.state(found.cell)
             found.measured, found.n = state, len(row.runs)
         else:
-            sought = measurements.find(found.metric, found.cell, entry.get("of"), entry.get("against"))
+            sought = measurements.find(found.metric, found.cell, entry.of, entry.against)
             number = Number(measurements, sought)
             row = sought.row
             found.against = sought.beside[1].row.id if sought.beside else ""
@@ -89,7 +89,7 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Mapping[str, Any]
     metric = measurements.metrics.get(found.metric)
     try:
         if metric is not None or found.metric == STATE:
-            found.reported = parse(found.printed, entry.get("unit"), metric.unit if metric else "", change=_is_change(metric))
+            found.reported = parse(found.printed, entry.unit, metric.unit if metric else "", change=_is_change(metric))
     except ValueError as error:
         found.why = "; ".join(filter(None, (found.why, str(error))))
     if found.row is None or found.reported is None:
@@ -105,7 +105,7 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Mapping[str, Any]
             found.why = f"not compared, because GPUs were shared or throttled while steps were timed: {'; '.join(trouble)}"
             return found
         if unproven:
-            found.why = f"not known to do the same work, and so not compared: {'; '.join(unproven)}"
+            found.why = f"not compared, because these cells are not known to do the same work: {'; '.join(unproven)}"
             return found
     _compare(found, found.reported)
     return found

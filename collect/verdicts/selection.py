@@ -1,4 +1,4 @@
-"""Which cell a filter means, and what it came to there; several or none is an answer of its own."""
+"""Finds the cell that a filter matches, and a metric of this cell. If no cell or several cells match, `Unanswered` says so."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ class Measurements:
         matching = [row for row in self.rows if cell_names.matches(row.cell, wanted)]
         said = ", ".join(f"{key} {value}" for key, value in wanted.items()) or "no filter"
         if len(matching) > 1:
-            raise Unanswered("ambiguous", f"{said}: {len(matching)} cells: {'; '.join(map(self.label, matching))}")
+            raise Unanswered("ambiguous", f"{said}: matches {len(matching)} cells: {'; '.join(map(self.label, matching))}")
         if matching:
             return matching[0]
         for excluded in self._excluded:
-            if all(excluded.get("cell", {}).get(key) == value for key, value in wanted.items()):
-                raise Unanswered("not run", f"{said}: excluded: {excluded.get('why')}")
+            if all(excluded.cell.get(key) == value for key, value in wanted.items()):
+                raise Unanswered("not run", f"{said}: excluded: {excluded.why}")
         raise Unanswered("not run", f"{said}: no such cell in this matrix")
 
     def state(self, wanted: Mapping[str, Any]) -> tuple[Row, str]:
@@ -108,7 +108,7 @@ class Measurements:
         """
         metric = self.metrics.get(name)
         if metric is None:
-            raise Unanswered("not run", f"{name} is no metric")
+            raise Unanswered("not run", f"{name} is not a metric")
         row = self.row(wanted)
         if metric.of_cells is not None:
             return self._compare(metric, row, argument, self.row(against) if against else None)
@@ -137,14 +137,14 @@ class Measurements:
             said = "; ".join(
                 f"{self.label(one)}: {one.same_work.verdict} ({one.same_work.why})" for one in different if one.same_work
             )
-            raise Unanswered("undecided", f"not the same work, and so not compared: {said}")
+            raise Unanswered("undecided", f"not compared, because the cells do not do the same work: {said}")
         if other is None:
             raise self._unmeasured(metric, row, ": no baseline" if row.n else "")
         of = self.metrics[metric.compares]
         mine, theirs = (self._measured(of, one, argument) for one in (row, other))
         if (mine.unit, mine.kind) != (theirs.unit, theirs.kind):
             kinds = " and ".join(f"{self.label(one.row)} ({one.kind or one.unit})" for one in (mine, theirs))
-            raise Unanswered("not run", f"{metric.name}: {kinds} do not compare")
+            raise Unanswered("not run", f"{metric.name}: {kinds} are not comparable")
         quantity = self._set_beside(metric, mine, theirs, mine.mean, theirs.mean)
         if quantity is None:
             raise self._unmeasured(metric, row)
@@ -171,7 +171,7 @@ class Measurements:
         if not known or len(known) < len(asked):
             raise self._unmeasured(metric, row, f" ({len(known)} of {len(asked)} repeats have one)" if known else "")
         if len({(quantity.unit, quantity.kind) for quantity in known}) > 1:
-            raise self._unmeasured(metric, row, " in one way in all repeats")
+            raise self._unmeasured(metric, row, " in the same way in all repeats")
         return Found(row, metric, [quantity.value for quantity in known], known[0].unit, known[0].kind, argument)
 
     def _asked(self, metric: Metric, row: Row, argument: Argument | None) -> list[Quantity | None]:

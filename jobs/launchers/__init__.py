@@ -1,1 +1,1 @@
-"""How the ranks of a run are started: one file a launcher."""
+"""The launchers, which start the ranks of a run: one file for each launcher."""

@@ -1,9 +1,9 @@
-"""DeepSpeed's launcher: on each node the process that `deepspeed` itself starts there, which starts the ranks.
+"""The launcher `deepspeed`: on each node, starts the process that `deepspeed` itself would start there; it starts the ranks.
 
     python -m jobs.launchers.deepspeed RUN_DIR
 
-The command `deepspeed` goes to the nodes over SSH or, with --no_ssh, becomes this process on its own node. srun has gone there
-already, and `deepspeed` as a parent would not hand SIGTERM on, nor tell of a launcher that a signal ended.
+The command `deepspeed` reaches the nodes over SSH or, with --no_ssh, becomes this process on its own node. srun has started us
+on every node already, and `deepspeed` as a parent would neither forward SIGTERM nor report a launcher that a signal ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> NoReturn:
     world = RunDir(Path(argv[0]).absolute()).read_run().world
     slots = {str(node): list(range(world.nproc_per_node)) for node in range(world.nnodes)}
     meeting = master()
-    # It would show the ranks GPUs 0 to n - 1, whatever Slurm or a person gave; what was given is put back.
+    # It shows the ranks the GPUs 0 to n - 1, whatever Slurm or the user set. `env` restores the original value for the ranks.
     given = f"{GPUS}={os.environ[GPUS]}" if GPUS in os.environ else f"--unset={GPUS}"
     words = [
         sys.executable, "-m", "deepspeed.launcher.launch",
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> NoReturn:
 
 LAUNCHER = Launcher(
     name="deepspeed",
-    summary="DeepSpeed's launcher: a new process for every rank, which meet at the first one's port",
+    summary="DeepSpeed's launcher: a new process for every rank, rendezvous at a port of the first node",
     rehearsal=False,
     several_nodes=True,
     command=command,

@@ -1,4 +1,4 @@
-"""CPU rehearsal: ranks forked from one warm parent that has imported everything, about a second a run."""
+"""The launcher `fork`, a rehearsal on CPU: forks the ranks from a process that has imported everything; a run takes seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def command(run: Run, python: str) -> list[str]:
 
 LAUNCHER = Launcher(
     name="fork",
-    summary="rehearsal on CPU: ranks forked from one warm parent, about a second a run",
+    summary="rehearsal on CPU: ranks are forked from one process that has imported everything, so a run takes about a second",
     rehearsal=True,
     several_nodes=False,
     command=command,

@@ -1,9 +1,9 @@
-"""submitit's processes, one a rank: as tasks of a job step on Slurm, as submitit's local executor starts them elsewhere.
+"""The launcher `submitit`: one of submitit's processes for every rank, as a task of the job step on Slurm, else started by us.
 
     python -m jobs.launchers.submitit RUN_DIR       all ranks on this machine
 
-What submitit's processes read is a pickle that holds the path of the run's folder; what they write as their result nobody
-reads. Jobs are sent as those of every launcher, and what became of them stands in the run's own records.
+submitit's processes read a pickle that holds the path of the run's folder. Nobody reads the result pickles that they write.
+Jobs are submitted as for every launcher, and the run's own records say how they ended.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from shardlab.run import Run
 from shardlab.rundir import RunDir
 
 FOLDER = "log/submitit"
-LOCAL = "SUBMITIT_LOCAL_"  # how variables begin in which its local executor tells a process its place
-PLACEHOLDERS = ("%j", "%t", "%a", "%A")  # which submitit fills in, also in a path that has them by chance
-SIGNAL_S = 60  # so long before it ends a job for another one, Slurm sends submitit's signal, where it is set up to
+LOCAL = "SUBMITIT_LOCAL_"  # prefix of the variables in which its local executor gives a process its rank
+PLACEHOLDERS = ("%j", "%t", "%a", "%A")  # submitit replaces them in paths, even if they are there by chance
+SIGNAL_S = 60  # seconds before a preemption at which Slurm sends submitit's signal, if Slurm is configured to
 TELL_S = 0.5
 
 
@@ -49,7 +49,7 @@ def prepare(folder: RunDir, run: Run) -> dict[str, str]:
 
     if any(sign in str(folder.path) for sign in PLACEHOLDERS):
         signs = ", ".join(PLACEHOLDERS)
-        raise InputError(f"{folder.path}: submitit puts a job's numbers for {signs}. Allowed: a workspace without them.")
+        raise InputError(f"{folder.path}: submitit replaces {signs} in paths by job numbers. Allowed: a path without them.")
     if run.scheduler == "slurm":
         job, environment = SlurmJobEnvironment().job_id, {"SUBMITIT_EXECUTOR": "slurm"}
     else:
@@ -57,15 +57,15 @@ def prepare(folder: RunDir, run: Run) -> dict[str, str]:
         environment = {"SUBMITIT_EXECUTOR": "local", f"{LOCAL}JOB_ID": job}
     submission = DelayedSubmission(Rank(str(folder.path)))
     submission.set_timeout((run.limit_s or 0) // 60, run.requeues)
-    shutil.rmtree(folder.path / FOLDER, ignore_errors=True)  # submitit stops at half a file of an earlier start
+    shutil.rmtree(folder.path / FOLDER, ignore_errors=True)  # submitit fails on an incomplete file of an earlier start
     files.make_folder(folder.path / FOLDER)
     files.write_atomic(JobPaths(folder.path / FOLDER, job).submitted_pickle, pickle.dumps(submission))
     return environment
 
 
 class Rank:
-    """What is called in each of submitit's processes: it has a process of its own for the rank, as a signal has to be answered
-    while the rank is in the middle of a step."""
+    """Called in each of submitit's processes. It starts the rank as another process, because a signal has to be handled while
+    the rank is in the middle of a step."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -93,11 +93,11 @@ class Rank:
             sys.exit(code)
 
     def checkpoint(self) -> NoReturn:
-        """Have all ranks save, if they keep checkpoints, and end; end as this one did.
+        """Let all ranks save a checkpoint, if the cell has checkpoints, and end; then exit with the exit code of this rank.
 
-        submitit calls it on its signal in the process of rank 0, and would then have Slurm start the job again at once,
-        before the records say how this start ended, and however often. So this does not return: the run's supervisor, which
-        sees the ranks end, has it started again.
+        submitit calls this in the process of rank 0 on its signal. If it returned, submitit would requeue the job at once,
+        before the records say how this start ended, and without a limit. So it does not return: the run's supervisor sees the
+        ranks end and requeues the job.
         """
         saves = RunDir(Path(self.folder)).read_run().cell.instruments.checkpoints is not None
         while (ended := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:
@@ -117,7 +117,7 @@ def _code(ended: os.waitid_result | None) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Start all ranks here as submitit's local executor would, which does not end the others where one failed, nor say so."""
+    """Start all ranks here like submitit's local executor, but end the other ranks and report it if a rank fails."""
     if len(argv) != 1:
         raise InputError("usage: python -m jobs.launchers.submitit RUN_DIR")
     run = RunDir(Path(argv[0]).absolute()).read_run()
@@ -149,7 +149,7 @@ def main(argv: list[str]) -> int:
 
 LAUNCHER = Launcher(
     name="submitit",
-    summary="submitit's processes, one a rank: a task each on Slurm, as its local executor starts them elsewhere",
+    summary="submitit: a process of submitit's for every rank, on Slurm as a task, on one machine like its local executor",
     rehearsal=False,
     several_nodes=True,
     command=command,

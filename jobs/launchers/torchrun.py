@@ -23,7 +23,7 @@ def task(run: Run, python: str) -> list[str]:
     return [
         *_torchrun(run, python),
         "--rdzv-endpoint=$SHARDLAB_RENDEZVOUS",  # on the job's first node, at a port that was free there
-        # Names of nodes are matched with care elsewhere, and wrongly.
+        # Without is_host, torchrun compares host names to find the first node, which can go wrong.
         f"--rdzv-conf=is_host=$SHARDLAB_IS_FIRST{_patience(run)}",
         "--local-addr=$SHARDLAB_ADDRESS",  # on the network between the nodes; a node's own name may lead to another
         "--rdzv-id=$SHARDLAB_MEETING",  # the job's and this start's own: late ranks of an earlier start are not let in

@@ -1,1 +1,1 @@
-"""Where runs wait for their turn: one file a scheduler."""
+"""The schedulers, which queue and start runs: one file for each scheduler."""

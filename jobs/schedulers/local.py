@@ -1,8 +1,8 @@
-"""This machine as a scheduler: runs wait in the order they were sent and go one at a time, so that none disturbs another.
+"""The scheduler `local`: starts runs on this machine one at a time, in the order of submission, so that none disturbs another.
 
-The queue is the run folders themselves: what was submitted and has not started waits. A runner, detached from the
-terminal, works them off; it may be killed at any moment, and the next `jobs submit` starts another that goes on where
-the first one was, waiting for a run that is still at work.
+The queue is the run folders themselves: a run that was submitted and has not started waits. A runner process, detached from
+the terminal, starts one run after another. If it is killed, the next `jobs submit` starts another runner, which waits for a run
+that is still running and then continues.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TEMPLATES = (TEMPLATE,)
 SCRIPT = "job.sh"
 POLL_S = 0.5
 TURN_S = 0.2  # how often the runner looks whether it is the next one's turn
-PROCESS = {"pid", "created", "boot_id"}  # by which the event `started` tells a process from all others
+PROCESS = {"pid", "created", "boot_id"}  # data of the event `started` that identify a process
 CLAIM_TO_START_S = 10.0  # a supervisor that lives writes its first event within milliseconds of its claim
 
 
@@ -52,14 +52,14 @@ class Runner(msgspec.Struct, frozen=True):
 
 
 def submit(workspace: Workspace, folders: Sequence[RunDir], how: How) -> None:
-    """Send runs, in order, and see that a runner is at work. They go one at a time in any case."""
+    """Submit runs, in order, and start a runner if none is alive. The runs start one at a time, whatever `how` says."""
     for folder in folders:
         folder.write_event("controller", "submitted", scheduler=NAME)
     ensure_runner(workspace)
 
 
 def ensure_runner(workspace: Workspace) -> None:
-    """Start a runner; it ends by itself where another is at work or nothing waits."""
+    """Start a runner; it ends by itself if another runner is alive or no run waits."""
     files.make_folder(workspace.own / "local")
     with files.as_workspace_error("write"), (workspace.own / "local" / "runner.log").open("ab") as log:
         subprocess.Popen(
@@ -72,7 +72,7 @@ def ensure_runner(workspace: Workspace) -> None:
 
 
 def runner_alive(workspace: Workspace) -> bool:
-    """Whether the process that said it works the queue off still does."""
+    """Whether the runner that runner.json names is alive."""
     try:
         runner = msgspec.json.decode((workspace.own / "local" / "runner.json").read_bytes(), type=Runner)
     except (OSError, *DECODE_FAULTS):
@@ -81,12 +81,12 @@ def runner_alive(workspace: Workspace) -> bool:
 
 
 def resolve(workspace: Workspace) -> list[str]:
-    """Nothing is ever left open: the queue is the run folders."""
+    """Does nothing: no submission can be interrupted, because the queue is the run folders."""
     return []
 
 
 def attend(workspace: Workspace) -> None:
-    """See that a runner is there: somebody may have killed it, and what waits shall not wait for ever."""
+    """Start a runner if runs wait and no runner is alive: somebody may have killed it."""
     if not runner_alive(workspace) and _next(workspace) is not None:
         ensure_runner(workspace)
 
@@ -97,7 +97,7 @@ def observe(workspace: Workspace, runs: Sequence[Own]) -> list[Seen]:
 
 
 def cancel(workspace: Workspace, runs: Sequence[Own]) -> None:
-    """Those that wait first, so that none starts meanwhile."""
+    """Cancel waiting runs first, so that none of them starts meanwhile."""
     for one in sorted(runs, key=lambda one: one.verdict.state == "running"):
         _cancel(one.folder, one.folder.judge())
 
@@ -118,16 +118,16 @@ def _observe(workspace: Workspace, folder: RunDir, verdict: Verdict) -> tuple[Ve
 
 
 def _true(workspace: Workspace, folder: RunDir, verdict: Verdict) -> tuple[Verdict, str]:
-    """(what is true of a run, in the words of this scheduler)."""
+    """(the verdict on a run, this scheduler's words for its state)."""
     if verdict.state == "pending":
-        return verdict, "queued" if runner_alive(workspace) else "queued, no runner: `jobs submit` starts one"
+        return verdict, "queued" if runner_alive(workspace) else "queued, but no runner is alive: `jobs submit` starts a runner"
     if verdict.state != "running":
         return verdict, "ended" if verdict.state not in ("planned", "unknown") else "-"
     started = _started(folder)
     if started is None:
         return verdict, "-"
     if started.host != gethostname():
-        return verdict, f"process {started.data['pid']} on {started.host}, not seen from here"
+        return verdict, f"process {started.data['pid']} on {started.host}, which this machine cannot check"
     if _alive_event(started):
         return verdict, f"process {started.data['pid']}"
     verdict = folder.judge()  # it may have ended between the two looks
@@ -144,7 +144,7 @@ def _cancel(folder: RunDir, verdict: Verdict) -> None:
         verdict = folder.judge()
     if verdict.state in FINAL:
         return
-    folder.write_event("controller", "cancel_requested")  # its supervisor may have claimed it and not have said more yet
+    folder.write_event("controller", "cancel_requested")  # its supervisor may have claimed it without an event so far
     started = _started(folder)
     if started is not None and _alive_event(started):
         with contextlib.suppress(ProcessLookupError):
@@ -152,7 +152,7 @@ def _cancel(folder: RunDir, verdict: Verdict) -> None:
 
 
 def work(workspace: Workspace) -> int:
-    """The runner: until nothing waits, wait for the run at work, then start the next. One runner a workspace."""
+    """The runner: until no run waits, wait for the running run, then start the next. There is one runner per workspace."""
     files.make_folder(workspace.own / "local")
     while _next(workspace) is not None:
         with _lock(workspace) as mine:
@@ -187,7 +187,7 @@ def _start(folder: RunDir) -> int:
 
 
 def _hold(workspace: Workspace, refused: RunDir) -> None:
-    """Give back every waiting run of the environment that this run was refused for: each of them would be refused as well."""
+    """Make every waiting run with the digest of the refused run `planned` again: each of them would be refused as well."""
     environment, why = refused.read_run().environment, refused.judge().why
     for folder in _waiting(workspace):
         if folder.read_run().environment == environment:
@@ -239,8 +239,8 @@ def _wait_for_end(folder: RunDir) -> None:
 
 def _vanished(started: Event) -> Verdict:
     if started.data.get("boot_id") != host.boot_id():
-        return Verdict("node_fail", "the machine restarted while it ran")
-    return Verdict("failed", "its supervisor ended without saying how; the run was killed from outside")
+        return Verdict("node_fail", "the machine restarted while the run was running")
+    return Verdict("failed", "its supervisor ended without recording an end; the run was killed from outside")
 
 
 def _started(folder: RunDir) -> Event | None:
@@ -265,7 +265,7 @@ def _alive(pid: int, created: float, boot_id: str) -> bool:
 
 @contextlib.contextmanager
 def _lock(workspace: Workspace) -> Iterator[bool]:
-    """Whether this process is the one runner; the kernel lets the lock go however it ends."""
+    """Whether this process is the only runner. The kernel releases the lock, however the process ends."""
     with (workspace.own / "local" / "runner.lock").open("ab") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

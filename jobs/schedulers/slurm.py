@@ -1,4 +1,4 @@
-"""A Slurm cluster as a scheduler: like runs go as one array, one question tells of all, and nothing is sent twice."""
+"""The scheduler `slurm`: like runs become one job array, one query returns all states, and no run is submitted twice."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from shardlab.workspace import Workspace
 NAME = "slurm"
 TEMPLATE = "launch/slurm.sbatch.j2"
 SCRIPT = "job.sbatch"
-POLL_S = 5.0  # the controller is everybody's
+POLL_S = 5.0  # other users share the controller
 TOGETHER = {"array": "launch/slurm_array.sbatch.j2", "pack": "launch/slurm_pack.sbatch.j2"}
 TEMPLATES = (TEMPLATE, *TOGETHER.values())
-# A limit counts the tasks of an array: of one that is over it, so small a part is tried next, and in the end a single run.
+# Limits count the tasks of an array. If an array is over a limit, an array with 1/CUT of its tasks is tried, down to one run.
 CUT = 4
-# The accounts lag behind by so much at most before a job that they do not know is one that is not there.
+# The longest delay of the accounting. If it does not know a job after that, the job does not exist.
 LAG_S = 120.0
 # Ends that a run's own records may show as a failure without a reason.
 TOLD_OF = ("oom", "node_fail", "preempted", "cancelled", "timeout")
@@ -40,7 +40,7 @@ _TIME = re.compile(r"^--time=(\d+)$")
 
 
 def submit(workspace: Workspace, folders: Sequence[RunDir], how: How) -> None:
-    """Raises Refused, Away, and Full once it has no room for a single one more."""
+    """Raises Refused, Away, and Full if a limit of Slurm leaves no room for a single run."""
     before = _unended(workspace, how.after)
     largest = len(folders) if how.pack or len(folders) == 1 else max(1, number("MaxArraySize", 1001))
     left = _alike(folders)
@@ -65,7 +65,7 @@ def resolve(workspace: Workspace) -> list[str]:
         try:
             sentences.append(submission.settle(workspace, one))
         except submission.NoRoom as none:
-            sentences.append(f"{one.token}: had not come to be, and Slurm takes no more for now ({none.why}).")
+            sentences.append(f"{one.token}: Slurm does not have this job, and accepts no more jobs for now ({none.why}).")
         except submission.Refused as refused:
             sentences.append(f"{one.token}: this job was never created. {refused}")
     return sentences
@@ -109,7 +109,7 @@ def _packs_at_work(workspace: Workspace) -> set[str]:
 
 
 def _at_work(runs: Sequence[Own], notes: Sequence[Event | None]) -> set[str]:
-    """While any run waits or is at work: the numbers of all whose state takes Slurm's word, as it does but of a good end."""
+    """The ids of the jobs to ask Slurm for while any run waits or runs: all but those of completed and cancelled runs."""
     if all(one.verdict.state in FINAL for one in runs):
         return set()
     return {
@@ -129,7 +129,7 @@ def cancel(workspace: Workspace, runs: Sequence[Own]) -> None:
         if one.verdict.state not in ("planned", "pending") or not claim.withhold(one.folder):
             one.folder.write_event("controller", "cancel_requested")
         job = note.data.get("job") if note is not None else None
-        # Of a packed allocation the other runs go on: a run at work in it ends by its own supervisor, which looks for the word.
+        # The other runs of a packed allocation continue. A run that is running in it is ended by its own supervisor.
         if note is not None and job is not None and (note.data.get("kind") != "pack" or job in whole):
             jobs.append(str(job))
     jobs = list(dict.fromkeys(jobs))
@@ -138,8 +138,8 @@ def cancel(workspace: Workspace, runs: Sequence[Own]) -> None:
         if answer.code != 0 and query.is_away(answer):
             raise Away(
                 answer.says,
-                "The runs are marked as cancelled in the workspace: none of them starts any more, and those at work end by "
-                "themselves. Their jobs may stay in Slurm's queue; the same command cancels them when Slurm is back.",
+                "The runs are marked as cancelled in the workspace: pending runs will not start, and running runs end by "
+                "themselves. Their jobs may stay in Slurm's queue; run the command again when Slurm is back to cancel them.",
             )
 
 
@@ -149,7 +149,7 @@ def cancel_jobs(jobs: Sequence[str]) -> str:
 
 
 def _unfinished(workspace: Workspace, one: Submission) -> set[str]:
-    """The runs of a submission that have not ended, by their own records; one that cannot be read counts as such."""
+    """The runs of a submission that have not ended, by their own records. A run that cannot be read counts as not ended."""
     return {run for run in one.runs if not _has_ended(RunDir(workspace.runs / run))}
 
 
@@ -161,11 +161,11 @@ def _has_ended(folder: RunDir) -> bool:
 
 
 def attend(workspace: Workspace) -> None:
-    """Slurm needs nobody who waits."""
+    """Does nothing: Slurm starts the runs without us."""
 
 
 def _unended(workspace: Workspace, runs: Sequence[str]) -> list[str]:
-    """The numbers of the jobs of runs that have not ended: one that Slurm has forgotten would be no condition at all."""
+    """The job numbers of runs that have not ended. Slurm would ignore a dependency on a job that it has forgotten."""
     found: dict[str, None] = {}
     for run in runs:
         folder = RunDir(workspace.runs / run)
@@ -176,7 +176,7 @@ def _unended(workspace: Workspace, runs: Sequence[str]) -> list[str]:
 
 
 def _alike(folders: Sequence[RunDir]) -> list[list[RunDir]]:
-    """Runs apart by what they ask for, in the order in which they came."""
+    """Groups of runs with the same sbatch options, in the order of the runs."""
     found: dict[tuple[str, ...], list[RunDir]] = {}
     for folder in folders:
         found.setdefault(_asked(folder), []).append(folder)
@@ -184,8 +184,8 @@ def _alike(folders: Sequence[RunDir]) -> list[list[RunDir]]:
 
 
 def _asked(folder: RunDir) -> tuple[str, ...]:
-    """The options in a run's script, which sbatch reads up to the first line that is neither comment nor empty: below it stands
-    the name of the folder, with whatever lines are in it."""
+    """The sbatch options in a run's script. As for sbatch, they end at the first line that is neither a comment nor empty: the
+    path of the folder is below that line and may contain any text."""
     lines = itertools.takewhile(
         lambda line: not line.strip() or line.lstrip().startswith("#"), (folder.path / SCRIPT).read_text().split("\n")
     )
@@ -193,7 +193,7 @@ def _asked(folder: RunDir) -> tuple[str, ...]:
 
 
 def _send(workspace: Workspace, folders: Sequence[RunDir], how: How, before: Sequence[str]) -> str | None:
-    """Send runs that ask for the same as one job that waits for those before; its number."""
+    """Submit runs with the same options as one job, which waits for the jobs `before`; return its number."""
     first = folders[0].read_run()
     kind: Kind = "one" if len(folders) == 1 else "pack" if how.pack else "array"
     token = submission.token(folders[0].run_id if kind == "one" else first.matrix)
@@ -236,7 +236,7 @@ def _literal(path: Path) -> str:
 
 
 def _note(events: Sequence[Event]) -> Event | None:
-    """The last word on which job a run is."""
+    """The last event that says which job a run belongs to."""
     return last_sending(events)
 
 
@@ -247,8 +247,8 @@ def _seen(one: Own, note: Event | None, found: Found, unreadable: Mapping[str, s
     job_id = note.data.get("job")
     if job_id is None:
         if one.verdict.state == "pending" and (why := unreadable.get(str(note.data.get("token")))):
-            return Seen(Verdict("unknown", f"{why}; `jobs status` says what to do"), "-", "not known to be sent")
-        return Seen(one.verdict, "-", "not known to be sent: `jobs submit` finds out")
+            return Seen(Verdict("unknown", f"{why}; `jobs status` says what to do"), "-", "not known whether Slurm accepted it")
+        return Seen(one.verdict, "-", "not known whether Slurm accepted it: `jobs submit` finds out")
     job = found.jobs.get(job_id)
     if job is not None and job.name != note.data.get("token"):
         job = None  # a number that Slurm has given out again
@@ -257,23 +257,23 @@ def _seen(one: Own, note: Event | None, found: Found, unreadable: Mapping[str, s
         return Seen(_missing(one, note, found), job_id, raw)
     raw = f"{job.state} ({job.reason})" if job.reason and states.ours(job.state) == "pending" else job.state
     if found.why_not:
-        raw = f"{raw} by the accounts; the controller does not answer: {found.why_not}"
+        raw = f"{raw} in Slurm's accounting; the controller does not answer: {found.why_not}"
     if one.verdict.state in FINAL and found.why_not and states.ours(job.state) == "running":
-        return Seen(one.verdict, job_id, raw)  # the accounts may lag behind the end that is on record
+        return Seen(one.verdict, job_id, raw)  # the accounting may lag behind the recorded end
     if one.verdict.state not in FINAL and states.ours(job.state) not in ("pending", "running"):
         one = _again(one)
     return Seen(_together(one, job, shared=note.data.get("kind") == "pack"), job_id, raw)
 
 
 def _again(one: Own) -> Own:
-    """A run read once more: it may have written its end between the first look and the question to Slurm."""
+    """The run, read again: it may have recorded its end between the first reading and the query to Slurm."""
     events = one.folder.events()
     return Own(one.folder, one.run, events, *one.folder.told(events, one.run))
 
 
 def _together(one: Own, job: Job, *, shared: bool) -> Verdict:
-    """The run's records and Slurm's word. Records know best how a run ended; Slurm knows why records stop, and why a run was
-    told to end. shared: the job is that of other runs as well."""
+    """Combine the run's records with Slurm's state. The records know best how a run ended; Slurm knows why the records stop and
+    why it ended a run. shared: whether the job belongs to other runs too."""
     own, theirs = one.verdict, states.ours(job.state)
     state = states.word(job.state)
     started = any(event.event == "started" for event in one.events)
@@ -282,20 +282,20 @@ def _together(one: Own, job: Job, *, shared: bool) -> Verdict:
     if theirs == "pending":
         return Verdict("pending", "started again by Slurm" if started else "")
     if theirs == "running":
-        waits = "waits for its turn in its job" if shared else "its job is starting"
+        waits = "waits for the earlier runs in its job" if shared else "its job is starting"
         return Verdict("running") if started or own.state == "running" else Verdict("pending", waits)
     if theirs == "unknown":
         return Verdict("unknown", f"Slurm says {job.state}")
     if theirs in ("completed", "failed"):
         if not started:
             return Verdict("failed", f"its job ended ({job.state}) before the run started; see log/slurm-*.out")
-        why = f"its job ended ({job.state}), but the run wrote no end"
+        why = f"its job ended ({job.state}), but the run did not record its end"
         return Verdict("failed" if theirs == "failed" else "unknown", why)
     return Verdict(theirs, states.WHY[state])
 
 
 def _after_an_end(one: Own, job: Job, *, shared: bool) -> Verdict:
-    """Of a run whose records have an end: whether that was its last, and whether Slurm knows better why it came."""
+    """The state of a run that recorded an end. Slurm may start it again, or know better why it ended."""
     own, theirs = one.verdict, states.ours(job.state)
     ended = next((event for event in reversed(one.events) if event.event == "exited"), None)
     if ended is None or own.state in ("completed", "cancelled"):
@@ -303,13 +303,13 @@ def _after_an_end(one: Own, job: Job, *, shared: bool) -> Verdict:
     reason = ended.data.get("reason")
     begun_since = theirs == "running" and job.start_s is not None and job.start_s > ended.wall_s
     if theirs == "pending" or begun_since:
-        return Verdict("pending", f"started again by Slurm, after {'it told it to end' if reason == 'told' else own.state}")
+        return Verdict("pending", f"started again by Slurm, after {'Slurm told it to end' if reason == 'told' else own.state}")
     if theirs == "running" and not shared:  # it may be started again, and Slurm has yet to say why it ended
         return Verdict("running", f"its job is ending, after {own.state}: {own.why}")
     if theirs == "cancelled" and any(event.event == "requeued" and event.wall_s >= ended.wall_s for event in one.events):
-        return Verdict("cancelled", f"cancelled while it waited to go on, after {own.state}")
-    # A failure without a reason of its own may be of what ended the job. What else happens to a job of several runs was after
-    # this one, unless this one was told to end.
+        return Verdict("cancelled", f"cancelled while it waited to be started again, after {own.state}")
+    # What ended the job may have caused a failure without a recorded reason. A job of several runs ended after this run, unless
+    # Slurm told this run to end.
     if own.state != "failed" or reason not in (None, "told") or (shared and reason is None):
         return own
     return Verdict(theirs, states.WHY[states.word(job.state)]) if theirs in TOLD_OF else own
@@ -322,4 +322,4 @@ def _missing(one: Own, note: Event, found: Found) -> Verdict:
     own = _again(one).verdict
     if own.state in FINAL:
         return own
-    return Verdict("unknown", f"Slurm does not know its job {note.data['job']}, and the run wrote no end")
+    return Verdict("unknown", f"Slurm does not know its job {note.data['job']}, and the run did not record its end")

@@ -15,14 +15,14 @@ from shardlab.errors import ShardlabError
 
 LIMIT_S = 60.0
 LISTEN_S = 1.0
-# Inside a job, or where a person has them set, these would be options that nobody wrote.
+# Variables with these prefixes, set by a job or by the user, would act as options of Slurm's commands.
 INHERITED = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMI_", "PMIX_", "SALLOC_")
 KEPT = ("SLURM_CONF",)
 _PREFIX = re.compile(r"^[a-z_]+(?: error)?: (?:error: |fatal: )?")
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """code: None where the command did not end within its limit."""
+    """code: the exit code; None if the command did not end within its limit."""
 
     code: int | None
     stdout: str
@@ -58,8 +58,8 @@ def here() -> bool:
 
 
 def call(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[str] | None = None) -> Answer:
-    """Run a command of Slurm. enough: what in its error is answer enough, so that it is not waited for what it does then.
-    Raises ShardlabError where this machine has none of that name."""
+    """Run a command of Slurm. enough: if this pattern is found in the error output, the command is ended at once.
+    Raises ShardlabError if this machine does not have the command."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(INHERITED) or name in KEPT}
     # Times as seconds since the epoch, whatever the zones of the two machines are; the tasks of an array in full length.
     environment = own | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
@@ -69,7 +69,7 @@ def call(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[st
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
         )
     except FileNotFoundError:
-        raise ShardlabError(f"this machine has no {argv[0]}; run this where Slurm's commands are.") from None
+        raise ShardlabError(f"this machine has no command {argv[0]}; run this on a machine with Slurm's commands.") from None
     with process:
         try:
             while True:
@@ -87,13 +87,13 @@ def call(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[st
 
 
 def is_down() -> bool:
-    """Whether the controllers give no sign of life; where they cannot be asked for one, that is not known."""
+    """Whether `scontrol ping` says that no controller is up. False if `scontrol` says nothing."""
     said = call(["scontrol", "ping"]).stdout
     return " is DOWN" in said and " is UP" not in said
 
 
 def setting(name: str, *, limit_s: float = LIMIT_S) -> str:
-    """An entry of the controller's configuration; '' where it cannot be had."""
+    """An entry of the controller's configuration; '' if it cannot be read."""
     answer = call(["scontrol", "show", "config"], limit_s=limit_s)
     for line in answer.stdout.splitlines() if answer.code == 0 else ():
         key, _, value = line.partition("=")
@@ -103,6 +103,6 @@ def setting(name: str, *, limit_s: float = LIMIT_S) -> str:
 
 
 def number(name: str, otherwise: int) -> int:
-    """A number of the controller's configuration, such as MaxArraySize; `otherwise` where it cannot be had."""
+    """A number of the controller's configuration, such as MaxArraySize; `otherwise` if it cannot be read."""
     found = setting(name).split()  # some have their unit behind them
     return int(found[0]) if found and found[0].isdigit() else otherwise

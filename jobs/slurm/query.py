@@ -1,6 +1,6 @@
-"""What Slurm knows of jobs, in one query whatever their number: of its accounts, or of its controller while any is at work.
+"""Asks Slurm for the states of any number of jobs with one command: squeue while a job may wait or run, otherwise sacct.
 
-Of both only where the first leaves open what became of a run.
+The other command is called only if the first answer does not say what became of a job.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from jobs.slurm import states
 from jobs.slurm.commands import Answer, Away, call
 
-# In one order, so that one reader reads both.
+# The same columns in the same order, so that one parser reads both.
 SACCT = ("JobID", "JobName", "State", "Submit", "Start", "NodeList", "Reason")
 SQUEUE = "%i|%j|%T|%V|%S|%N|%r"
 DISABLED = "accounting storage is disabled"  # sacct's words where Slurm keeps no accounts
@@ -44,8 +44,8 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What was found, by id. why_not: why Slurm's controller could not be asked, or ''; complete: whether a job that is
-    missing here is one that Slurm does not know."""
+    """jobs: the jobs that were found, by id. why_not: why Slurm's controller could not be asked, or ''. complete: whether Slurm
+    does not know the jobs that are missing in `jobs`."""
 
     jobs: dict[str, Job]
     why_not: str
@@ -53,9 +53,10 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def of(masters: Sequence[str], since_s: float, at_work: Set[str] = frozenset()) -> Found:
-    """Of these jobs (arrays by their one number) submitted since then, the latest state of each, tasks apart.
+    """The latest state of each of these jobs, and of each task of an array.
 
-    at_work: the ids that the controller is asked for first, whose accounts lag; where it knows them all, nothing else is asked.
+    masters: numbers of jobs; an array has one number. since_s: no job was submitted before this time. at_work: ids of jobs that
+    may wait or run. As the accounting lags behind for them, the controller is asked first, and alone if it knows them all.
     """
     if not masters:
         return Found({}, "", complete=True)
@@ -83,7 +84,7 @@ def by_name(name: str, since_s: float) -> list[Job]:
     """The jobs with this name that the controller or the accounts list. Raises Away if the controller does not answer."""
     queue = call(["squeue", "-h", "--me", "--states=all", f"--name={name}", f"--format={SQUEUE}"])
     if queue.code != 0:
-        raise Away(queue.says, f"Whether Slurm has a job named {name} is not known.")
+        raise Away(queue.says, f"It is not known whether Slurm has a job named {name}.")
     found = {job.id.split("_")[0]: job for job in _read(queue.stdout) if job.name == name}
     accounts = call([*_sacct(since_s), f"--name={name}"])
     if accounts.code == 0:
@@ -92,8 +93,8 @@ def by_name(name: str, since_s: float) -> list[Job]:
 
 
 def is_preempted(job: str) -> bool:
-    """Whether Slurm ends this job, which is at work, in favour of another one: where it gives time for that, steps are told to
-    end first, and nothing else says why."""
+    """Whether Slurm is preempting this running job. If Slurm gives a preempted job time to end, it first signals the steps, and
+    nothing else says why."""
     return bool(_PREEMPTED.search(call(["scontrol", "show", "job", job]).stdout))
 
 
@@ -107,7 +108,7 @@ def _listed(queue: Answer, masters: Sequence[str]) -> dict[str, Job]:
 
 
 def is_away(answer: Answer) -> bool:
-    """Whether an answer leaves open what Slurm did."""
+    """Whether an answer does not say what Slurm did."""
     return answer.code is None or bool(_AWAY.search(answer.stderr))
 
 
@@ -118,9 +119,11 @@ def _sacct(since_s: float) -> list[str]:
 
 
 def _read(text: str) -> Iterator[Job]:
-    """What sacct and squeue list, in the one order of columns that both are asked for. The last word on a task comes last: of
-    two arrays with one number (before 23.11 sacct has both) the later one's, and of a task that stands alone and in a range
-    of tasks as well, that on it alone, as the accounts take it out of the range a little later."""
+    """Parse what sacct or squeue lists. The entry that counts comes last.
+
+    Of two arrays with the same number (before 23.11 sacct lists both), the later array counts. If a task is listed alone and
+    also in a range of tasks, the entry of the task alone counts: sacct removes the task from the range a little later.
+    """
     rows = [cells for line in text.splitlines() if len(cells := line.split("|")) == len(SACCT)]
     rows.sort(key=lambda cells: (_time(cells[3]) or 0.0, "[" not in cells[0]))
     for job, name, state, submit, start, nodes, reason in rows:

@@ -1,4 +1,4 @@
-"""What a run asks of Slurm, as the options of its script: runs that ask for the same may share an array or an allocation."""
+"""The sbatch options of a run. Runs with the same options may share a job array or an allocation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardlab.cluster import Cluster, Slurm
 from shardlab.run import Run
 
 CPUS_PER_GPU = 8  # default of `cpus_per_rank` for ranks with a GPU
-# From the end of a run's own limit to Slurm's: for saving, closing records and the ends of processes; so long a start may take.
+# Seconds by which Slurm's time limit exceeds the run's own: to start, to save, to close records and to end processes.
 MARGIN_S = 180
 
 
@@ -30,7 +30,7 @@ def options(run: Run, cluster: Cluster) -> tuple[str, ...]:
     found.append(f"time={minutes(run)}")
     found.append("requeue" if run.requeues else "no-requeue")
     found += [f"exclude={','.join(run.avoid)}"] if run.avoid else []
-    # Nothing of the shell that submits is known to be on the nodes, or is part of what is measured.
+    # Variables of the submitting shell may not fit the nodes, and are no part of what is measured.
     found += ["open-mode=append", "export=NONE", *started.sbatch]
     found += [name if value is None else f"{name}={value}" for name, value in asked.extra.items()]
     return tuple(f"--{option}" for option in found)
@@ -49,6 +49,6 @@ def cpus_per_task(run: Run, cluster: Cluster, asked: Slurm, tasks: int) -> int:
 
 
 def minutes(run: Run) -> int:
-    """Slurm's limit of a run: its own and a margin."""
+    """Slurm's time limit of a run, in minutes: the run's own limit and a margin."""
     assert run.limit_s is not None
     return math.ceil((run.limit_s + MARGIN_S) / 60)

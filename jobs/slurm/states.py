@@ -1,4 +1,4 @@
-"""What each of Slurm's states is to us (man squeue and man sacct, 21.08 to 25.11); one that we do not know is unknown."""
+"""Maps Slurm's job states (man squeue and man sacct, 21.08 to 25.11) to states of runs; other words become `unknown`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ ENDED = {
     "PREEMPTED": "preempted",
     "REVOKED": "unknown",  # its siblings in a federation run elsewhere
 }
-# After these Slurm may start a job again, which its accounts tell some seconds later.
+# After these states Slurm may start the job again. Its accounting shows that some seconds later.
 AGAIN = {"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"}
 WHY = {
-    "TIMEOUT": "Slurm ended it at the job's time limit",
-    "DEADLINE": "Slurm ended it at its deadline",
+    "TIMEOUT": "Slurm ended the job at its time limit",
+    "DEADLINE": "Slurm ended the job at its deadline",
     "OUT_OF_MEMORY": "out of host memory: Slurm saw the kernel's OOM killer end a process of the job",
     "NODE_FAIL": "a node of the job failed",
     "BOOT_FAIL": "a node of the job did not boot",
-    "LAUNCH_FAILED": "Slurm could not launch it on its nodes",
+    "LAUNCH_FAILED": "Slurm could not launch the job on its nodes",
     "RECONFIG_FAIL": "a node of the job could not be reconfigured",
-    "PREEMPTED": "Slurm ended it in favour of another job",
+    "PREEMPTED": "Slurm preempted the job in favour of another job",
     "CANCELLED": "cancelled in Slurm",
 }
 
@@ -42,7 +42,7 @@ def word(raw: str) -> str:
 
 
 def ours(raw: str) -> str:
-    """pending, running, an end, or unknown."""
+    """The state of a run for a job in this state: pending, running, a final state, or unknown."""
     state = word(raw)
     if state in WAITING:
         return "pending"
@@ -50,5 +50,5 @@ def ours(raw: str) -> str:
 
 
 def settled(raw: str) -> bool:
-    """Whether a job of which the accounts say this has ended for good."""
+    """Whether a job with this state in the accounting has ended for good."""
     return ours(raw) in ENDED.values() and word(raw) not in AGAIN

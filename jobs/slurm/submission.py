@@ -1,17 +1,15 @@
-"""Exactly one job for each run: what is to be sent is written down with a token before it is sent, and found again by it.
+"""Submits exactly one job for each run: every submission is recorded with a token before it is sent to Slurm.
 
-The token is the job's name. Whatever happens between the intent and the note of the job's number (this program killed, the
-controller silent), the next command asks Slurm for the token: a job that has it is adopted, else it is sent again under the
-same token. Should two jobs come to be after all, the run's claim lets one of them work (jobs.claim).
+The token is the job's name. If this program is killed or the controller does not answer before the job's number is recorded,
+the next command asks Slurm for the token. If Slurm has a job with this name, its number is recorded; otherwise the job is sent
+again under the same token. If two jobs exist after all, the run's claim lets only one of them start the run (jobs.claim).
 """
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import shutil
-import signal
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -28,15 +26,14 @@ from shardlab.rundir import RunDir
 from shardlab.state import FINAL, last_sending
 from shardlab.workspace import Workspace
 
-FAULT = "SHARDLAB_FAULT"  # for tests: the name of the point at which this process is killed
 LOOK_S = 1.0
-MESSAGES = 3  # so many of Slurm's message timeouts an answer may still be under way
+MESSAGES = 3  # number of Slurm's message timeouts during which a late answer may still arrive
 NAMED = 20  # runs that one line names: a longer line would be cut before its end is shown
 Kind = Literal["one", "array", "pack"]
 _ID = re.compile(r"^(\d+)(?:;[A-Za-z0-9_-]+)?$")
-# sbatch goes on trying by itself for two minutes; by then an array may be cut smaller.
+# sbatch itself retries for two minutes. We do not wait for that, because Slurm may accept a smaller array at once.
 _BUSY = re.compile(r"temporarily unable to accept job|job queue full")
-# What it says of a job that was not taken now, or not of this size: limits on jobs that are submitted (Assoc... and QOS...,
+# What sbatch says about a job that Slurm rejects now, or in this size: limits on jobs that are submitted (Assoc... and QOS...,
 # Max and Grp), MaxJobCount, MaxArraySize and max_array_tasks, and the controller's limit on requests.
 _NO_ROOM = re.compile(
     rf"{_BUSY.pattern}|(?i:submit_?jobs?)|MaxJobCount|[Tt]emporarily unavailable|Unable to create job record|"
@@ -45,7 +42,7 @@ _NO_ROOM = re.compile(
 
 
 class Submission(msgspec.Struct, kw_only=True):
-    """.shardlab/submissions/TOKEN.json. runs: in the order of the array's tasks (kind array), or of their turns (pack)."""
+    """.shardlab/submissions/TOKEN.json. runs: in the order of the array's tasks (kind array), or of their starts (pack)."""
 
     schema: int = 1
     token: str
@@ -90,7 +87,6 @@ def intend(workspace: Workspace, submission: Submission) -> None:
     _keep(workspace, submission)
     for position, run in enumerate(submission.runs):
         _note(workspace, run, "submitting", scheduler="slurm", token=submission.token, position=position)
-    point("intended")
 
 
 def send(workspace: Workspace, submission: Submission) -> None:
@@ -100,7 +96,7 @@ def send(workspace: Workspace, submission: Submission) -> None:
 
 
 def interrupted(workspace: Workspace) -> list[Submission]:
-    """The submissions that were intended and never noted as sent, oldest first."""
+    """The submissions that were recorded as intended but not as sent, oldest first."""
     found = [one for one in all_of(workspace) if one.state == "intended"]
     return sorted(found, key=lambda one: one.created_s)
 
@@ -139,7 +135,7 @@ def _read(path: Path) -> Submission | str | None:
 def _set_aside(workspace: Workspace, token: str, why: str) -> str:
     waiting = [run.run_id for run in workspace.all_runs() if _is_left_open(run, token)]
     if not waiting:
-        return f"{why}. No run waits for it: remove the file."
+        return f"{why}. No run waits for this submission: remove the file."
     if len(waiting) > NAMED:
         parts = (waiting[start : start + NAMED] for start in range(0, len(waiting), NAMED))
         commands = "".join(f"\n  jobs cancel {' '.join(part)}" for part in parts)
@@ -158,7 +154,7 @@ def _set_aside(workspace: Workspace, token: str, why: str) -> str:
 
 
 def _is_left_open(run: RunDir, token: str, *, unreadable: bool = False) -> bool:
-    """Whether this run was to be sent with the token, and nothing says what became of that.
+    """Whether the run belongs to the submission with this token, and its events do not say whether Slurm accepted the job.
 
     unreadable: the answer for a run whose records cannot be read; the run is set aside by itself.
     """
@@ -171,40 +167,34 @@ def _is_left_open(run: RunDir, token: str, *, unreadable: bool = False) -> bool:
 
 
 def settle(workspace: Workspace, submission: Submission) -> str:
-    """Finish an interrupted submission; a sentence on how. Raises Refused, NoRoom, Away."""
+    """Finish an interrupted submission; return a sentence on what was done. Raises Refused, NoRoom, Away."""
     if _adopt(workspace, submission):
-        return f"{submission.token}: job {submission.job} had come to be; adopted."
+        return f"{submission.token}: Slurm had accepted this job as job {submission.job}; its number is recorded now."
     folders = [RunDir(workspace.runs / run) for run in submission.runs]
     there = [folder for folder in folders if folder.path.exists()]
     waiting = [folder for folder in there if _is_left_open(folder, submission.token, unreadable=True)]
     if any(claim.is_of_job(folder) for folder in there):
-        # The job was at work and Slurm has forgotten it: the records of the runs that it started tell the rest.
+        # The job has run and Slurm has forgotten it: the records of the runs that it started say how they ended.
         unstarted = [folder.run_id for folder in waiting if not folder.claim.exists()]
         for run in unstarted:
             why = f"Slurm no longer knows the job {submission.token}, which had not started this run"
             _note(workspace, run, "refused", sync=True, why=why, token=submission.token)
         submission.state, submission.why = "sent", "Slurm no longer knows its number"
         _keep(workspace, submission)
-        more = f" {len(unstarted)} of its runs had not started and are to be sent again." if unstarted else ""
-        return f"{submission.token}: a job that Slurm no longer knows had taken it; its records stand.{more}"
+        more = f" {len(unstarted)} of its runs had not started; `jobs submit` submits them again." if unstarted else ""
+        return f"{submission.token}: Slurm no longer knows this job; the records of the runs that it started are kept.{more}"
     if not there:
         _forget(workspace, submission)
-        return f"{submission.token}: was not sent, and the folders of its runs are gone; it is given up."
+        return f"{submission.token}: was not submitted, and the folders of its runs are gone; the submission is dropped."
     if not waiting:
         _forget(workspace, submission)
-        return f"{submission.token}: was not sent, and none of its runs waits any more; it is given up."
+        return f"{submission.token}: was not submitted, and none of its runs waits any more; the submission is dropped."
     send(workspace, submission)
-    return f"{submission.token}: had not come to be; sent as job {submission.job}."
-
-
-def point(name: str) -> None:
-    """A place at which a test has this process killed."""
-    if os.environ.get(FAULT) == name:
-        os.kill(os.getpid(), signal.SIGKILL)
+    return f"{submission.token}: Slurm did not have this job; it was submitted now as job {submission.job}."
 
 
 def _resolve(workspace: Workspace, submission: Submission, answer: Answer) -> None:
-    """An answer that leaves open whether there is a job: look for it as long as one may still come to be."""
+    """Handle an answer that does not say whether the job exists: look for the job as long as Slurm may still create it."""
     ends = time.monotonic() + MESSAGES * number("MessageTimeout", 10)
     while True:
         if _adopt(workspace, submission):
@@ -219,10 +209,9 @@ def _resolve(workspace: Workspace, submission: Submission, answer: Answer) -> No
 
 
 def _hand_over(workspace: Workspace, submission: Submission) -> Answer | None:
-    """Call sbatch; its answer where that leaves open whether there is a job. Raises Refused."""
+    """Call sbatch. Returns its answer if that does not say whether the job exists, otherwise None. Raises Refused."""
     argv = ["sbatch", "--parsable", f"--job-name={submission.token}", *submission.options, submission.script]
     answer = call(argv, enough=_BUSY)
-    point("answered")
     if answer.code == 0 and (match := _ID.match(answer.stdout.strip())):
         _sent(workspace, submission, match[1])
         return None
@@ -232,7 +221,7 @@ def _hand_over(workspace: Workspace, submission: Submission) -> Answer | None:
 
 
 def _adopt(workspace: Workspace, submission: Submission) -> bool:
-    """Whether Slurm has a job with this token; if it has, its number is noted. Raises Away."""
+    """Whether Slurm has a job with this token. If so, the job's number is recorded. Raises Away."""
     try:
         jobs = query.by_name(submission.token, submission.created_s)
     except Away as away:
@@ -256,7 +245,7 @@ def _outcome_unknown(submission: Submission, why: str) -> Away:
 
 
 def _sent(workspace: Workspace, submission: Submission, job: str) -> None:
-    """The runs first: a submission that is noted as sent is not looked at again."""
+    """Record the job's number in the runs first: a submission that is recorded as sent is not examined again."""
     submission.state, submission.job = "sent", job
     for position, run in enumerate(submission.runs):
         _note(
@@ -269,9 +258,7 @@ def _sent(workspace: Workspace, submission: Submission, job: str) -> None:
             kind=submission.kind,
             job=submission.id_of(position),
         )
-    point("noted")
     _keep(workspace, submission)
-    point("kept")
 
 
 def _refused(workspace: Workspace, submission: Submission, answer: Answer) -> Refused:
@@ -279,12 +266,12 @@ def _refused(workspace: Workspace, submission: Submission, answer: Answer) -> Re
     why = no_room or answer.says
     submission.state, submission.why = "refused", why
     _keep(workspace, submission)
-    sentence = f"Slurm had no room for it: {why}" if no_room else f"Slurm refused it: {why}"
+    sentence = f"Slurm rejected the job because of a limit: {why}" if no_room else f"Slurm rejected the job: {why}"
     for run in submission.runs:
         _note(workspace, run, "refused", sync=True, why=sentence, token=submission.token)
-    # Its runs have the refusal on record; a command that waits at a limit for days would leave a file for each try.
+    # The events of the runs record the refusal. A command that waits at a limit for days would leave a file for each try.
     _forget(workspace, submission)
-    return NoRoom(why) if no_room else Refused(f"Slurm refuses {submission.runs[0]}: {why}.")
+    return NoRoom(why) if no_room else Refused(f"Slurm rejected the job of {submission.runs[0]}: {why}.")
 
 
 def _note(workspace: Workspace, run: str, event: str, *, sync: bool = False, **data: Any) -> None:

@@ -1,4 +1,4 @@
-"""One acceptance test per file: what a node has to show before anybody trains on it."""
+"""Acceptance checks, one per file: each must pass, or not apply, before a node is ready to train."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check found. `passed` is None where it does not apply; `advice` says what to do about a failure."""
+    """The result of a check. passed: None if the check does not apply. advice: what to do about a failure."""
 
     passed: bool | None
     says: str
     advice: str | None = None
     measured: dict[str, float | int | str] = field(default_factory=dict)  # units in the names
-    transcript: str = ""  # all that a failed program said
+    transcript: str = ""  # the output of a failed program
 
 
 @dataclass(frozen=True)
 class Check:
-    """A name and the test itself, which raises Unanswered where a node does not answer. once: of all nodes together, asked of
-    the first."""
+    """An acceptance check. run: raises Unanswered if a node does not answer. once: it is a check of all nodes together, which
+    is run on the first one."""
 
     name: str
     run: Callable[[Site, Target], Outcome]
@@ -34,11 +34,11 @@ class Check:
 
 
 def each(targets: Sequence[Target], ask: Callable[[Target], T]) -> list[T]:
-    """What each says, all asked at once."""
+    """The answers of all targets, which are asked at the same time."""
     with ThreadPoolExecutor(max(1, len(targets))) as pool:
         return list(pool.map(ask, targets))
 
 
 def without(site: Site) -> str:
-    """The end of a sentence about all nodes: which of them it does not speak of."""
+    """The end of a sentence about all nodes: the nodes that it does not include."""
     return f"; without {', '.join(absent)}" if (absent := site.absent()) else ""

@@ -1,7 +1,7 @@
-"""A rank of the acceptance test: sums of small integers, which float32 holds exactly, so that equality is the test.
+"""A rank of the all-reduce test. It sums small integers, which float32 represents exactly, so that the sums must be equal.
 
-Those of one node are forked by provision.checks._trial; ``python -m provision.checks._all_reduce_ranks BACKEND NODES PLACE
-HOST:PORT`` is the one of a node that meets others.
+The ranks of one node are forked by provision.checks._trial. For a test between nodes, each node runs one rank with ``python -m
+provision.checks._all_reduce_ranks BACKEND NODES PLACE HOST:PORT``.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ WARMUP = 2
 
 
 def meet(backend: str, nodes: str, place: str, endpoint: str) -> None:
-    """One rank of as many as there are nodes; the first listens at `endpoint`."""
+    """Run the one rank of a node. endpoint: where rank 0 listens."""
     host, port = endpoint.rsplit(":", 1)
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
     work(backend, int(place), int(nodes), "env://")
 
 
 def work(backend: str, rank: int, ranks: int, meeting: str) -> None:
-    """One rank, which meets the others as `meeting` says and takes the GPU of its own number."""
+    """Run one rank, which uses the GPU with its own number. meeting: the init_method of torch.distributed."""
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)

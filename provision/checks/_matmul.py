@@ -1,4 +1,4 @@
-"""A product of matrices on every GPU: small integers, which float32 adds exactly in any order, so that equality is the test."""
+"""A matrix product on every GPU, of small integers, which float32 adds exactly in any order, so that results must be equal."""
 
 from __future__ import annotations
 

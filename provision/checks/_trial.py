@@ -1,6 +1,6 @@
-"""One start of torch for all that a node has to show of it: each part runs in a child that is forked once torch is imported.
+"""Runs all checks of torch on a node with one import of torch: each part runs in a child that is forked after the import.
 
-A part that crashes or hangs takes no other with it, and this process itself never touches a GPU, or no child could.
+A part that crashes or hangs does not affect the others. This process never uses a GPU, or its children could not use one.
 ``python -m provision.checks._trial`` prints a provision.checks.trial.Trial as JSON.
 """
 
@@ -39,7 +39,7 @@ def attempt() -> Trial:
     looked = together([_torch.main], LOOK_S)
     if looked.code != 0:
         how = f"it did not end within {LOOK_S:g} s" if looked.code is None else last_line(looked)
-        return Trial(Torch(why_absent=f"asked for its GPUs, it fails: {how}"))
+        return Trial(Torch(why_absent=f"it fails when it looks for GPUs: {how}"))
     found = parse(looked.stdout)
     if found.version is None or not found.backends:
         return Trial(found)
@@ -75,9 +75,9 @@ def _compiled() -> None:
 
 
 def together(works: Sequence[Callable[[], None]], limit_s: float) -> Answer:
-    """Each in a child of its own, all at once: what the first of them said, or one that failed.
+    """Run each function in a child process, all at the same time: the answer of the first one, or of one that failed.
 
-    The answer's code is None where one had to be ended after `limit_s` seconds.
+    The answer's code is None if a child had to be ended after `limit_s` seconds.
     """
     with contextlib.ExitStack() as files:
         said = [(files.enter_context(tempfile.TemporaryFile()), files.enter_context(tempfile.TemporaryFile())) for _ in works]

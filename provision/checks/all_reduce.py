@@ -1,4 +1,4 @@
-"""Two ranks that meet and sum exactly have shown everything that training needs of torch, NCCL or Gloo, and the network."""
+"""Checks an all-reduce of two ranks on a node, which needs all that training needs of torch, NCCL or Gloo, and the network."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def bus_bandwidth(ranks: int, size_bytes: int, time_s: float) -> float:
-    """Bytes per second that each link carries in an all-reduce of `size_bytes`, whatever the algorithm."""
+    """Bytes per second on each link in an all-reduce of `size_bytes`, independent of the algorithm."""
     return 2 * (ranks - 1) / ranks * size_bytes / time_s
 
 
 def judge(answer: Answer, *, cores: int) -> Outcome:
-    """Passed where every element of the sum is exact on every rank."""
+    """Passed if every element of the sum is exact on every rank."""
     what = f"{RANKS}-rank all-reduce"
     if answer.code is None:
         advice = (
-            f"is the loopback interface up (ip link show lo), or the machine overloaded ({cores} cores)? -v shows all output"
+            f"is the loopback interface up (ip link show lo), or the machine overloaded ({cores} cores)? -v shows the output"
         )
         return Outcome(False, f"the {what} did not end within {RANKS_S:g} s", advice, transcript=answer.stderr)
     if answer.code != 0:
-        advice = "is the loopback interface up (ip link show lo), and /dev/shm not full (df /dev/shm)? -v shows all output"
+        advice = "is the loopback interface up (ip link show lo), or is /dev/shm full (df /dev/shm)? -v shows the output"
         return Outcome(False, f"the {what} failed: {cause(answer)}", advice, transcript=answer.stderr)
     try:
         report = decode(answer.stdout, Report)
     except ValueError as error:
-        return Outcome(False, f"the {what} cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
+        return Outcome(False, f"the output of the {what} cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
     if report.wrong:
         says = f"the {what} ({report.backend}) gave {report.wrong} wrong sums"
         return Outcome(False, says, "do not train here: check the memory, the GPUs (nvidia-smi -q -d ECC) and the driver")
@@ -73,12 +73,12 @@ def judge(answer: Answer, *, cores: int) -> Outcome:
 
 
 def why_not(answer: Answer, limit_s: float) -> str:
-    """Of a program of ours that failed, or did not end."""
+    """Why a program of ours failed, or that it did not end."""
     return f"it did not end within {limit_s:g} s" if answer.code is None else cause(answer)
 
 
 def cause(answer: Answer) -> str:
-    """The line in which a rank says what went wrong, rather than what a library adds at its end."""
+    """The line with the error of a rank; libraries may print other lines after it."""
     pattern = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception)\b: .+)$", re.MULTILINE)
     found = pattern.findall(answer.stderr)
     return str(found[-1]) if found else last_line(answer)

@@ -1,4 +1,4 @@
-"""Clocks that agree: munge refuses what comes from another time, and records of several nodes are laid side by side."""
+"""Checks that clocks agree: munge refuses messages with another time, and records of several nodes are compared by time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from provision.operations import Site, Target
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Passed where the clocks are surely within a second."""
+    """Passed if the clocks certainly differ by at most one second."""
     offset = clock.measure(target.node)
     if offset.agrees:
         return Outcome(True, str(offset), measured={"offset_s": offset.seconds, "unsure_s": offset.unsure_s})
-    return Outcome(False, str(offset), "let chrony set it: sudo chronyc makestep; see chronyc sources")
+    return Outcome(False, str(offset), "set the clock with sudo chronyc makestep; chronyc sources lists the time servers")
 
 
 CLOCK = Check("clock", run)

@@ -36,7 +36,7 @@ def judge(answer: Answer) -> Outcome:
     try:
         difference = decode(answer.stdout, Report).difference
     except ValueError as error:
-        return Outcome(False, f"what torch.compile gave cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
+        return Outcome(False, f"the test's output cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
     if not difference <= LARGEST:
         says = f"a compiled function differs from the plain one by {difference:g}"
         return Outcome(False, says, "do not train with compile: true here: is Triton the version that torch was built with?")

@@ -1,4 +1,4 @@
-"""A driver of one version in all its parts, as many GPUs as the cluster file says, and each of them computes right."""
+"""Checks that all parts of the driver have one version, that the number of GPUs is right, and that each computes correctly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from provision.providers import Answer
 
 
 class Report(msgspec.Struct, frozen=True):
-    """wrong: elements of the product, by GPU."""
+    """wrong: the number of wrong elements of the product, by GPU."""
 
     wrong: list[int]
 
@@ -23,9 +23,9 @@ class Report(msgspec.Struct, frozen=True):
 def run(site: Site, target: Target) -> Outcome:
     asked = site.cluster.gpus.per_node if site.cluster.gpus else 0
     if target.facts[SYSTEM].is_container:
-        return Outcome(None, "its GPUs, if any, are those of the machine that carries it")
+        return Outcome(None, "it is a container: its GPUs, if any, belong to its host")
     if not asked or not target.has("worker"):
-        return Outcome(None, "the cluster file asks for no GPUs on it")
+        return Outcome(None, "the cluster file requests no GPUs for it")
     found = target.facts[NVIDIA]
     if (fault := judge(found, asked)) is not None:
         return fault
@@ -41,35 +41,35 @@ def judge(found: Nvidia, asked: int) -> Outcome | None:
     if not found.works:
         nouveau = ", and nouveau is loaded" if found.nouveau else ""
         nvml = f"; nvidia-smi: {found.why_no_nvml}" if found.why_no_nvml else ""
-        says = f"the driver is not of one version ({found.versions}{nouveau}){nvml}"
-        return Outcome(False, says, "run: provision CLUSTER.yaml --only nvidia; it says what it needs")
+        says = f"the driver is incomplete, or its parts differ in version ({found.versions}{nouveau}){nvml}"
+        return Outcome(False, says, "run: provision CLUSTER.yaml --only nvidia, which repairs the driver or says why it cannot")
     if not len(found.gpus) == len(found.seen) == asked:
-        says = f"the cluster file asks for {asked} GPUs, PCI has {len(found.gpus)}, the driver {len(found.seen)}"
+        says = f"the cluster file requests {asked} GPUs, the PCI bus has {len(found.gpus)}, the driver sees {len(found.seen)}"
         return Outcome(
-            False, says, "one that is missing has fallen off its bus (sudo dmesg | grep -i xid), or mend gpus.per_node"
+            False, says, "a missing GPU may have fallen off the bus (sudo dmesg | grep -i xid); else correct gpus.per_node"
         )
     return None
 
 
 def judge_product(answer: Answer, found: Nvidia) -> Outcome:
-    """Passed where every element is exact on every GPU that the driver has."""
+    """Passed if every element is exact on every GPU that the driver sees."""
     if answer.code != 0:
         why = why_not(answer, PRODUCT_S)
         advice = "does torch see the GPUs (the check gpus)? -v shows all output"
-        return Outcome(False, f"a product of matrices on the GPUs failed: {why}", advice, transcript=answer.stderr)
+        return Outcome(False, f"a matrix product on the GPUs failed: {why}", advice, transcript=answer.stderr)
     try:
         wrong = decode(answer.stdout, Report).wrong
     except ValueError as error:
-        return Outcome(False, f"a product of matrices cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
+        return Outcome(False, f"the matrix product printed no result: {error}", "try again: provision CLUSTER.yaml verify")
     if len(wrong) != len(found.seen):
         says = f"torch computed on {len(wrong)} of {len(found.seen)} GPUs"
         return Outcome(False, says, "is CUDA_VISIBLE_DEVICES set, or torch built for another CUDA? see the check gpus")
     bad = [f"GPU {index}: {count}" for index, count in enumerate(wrong) if count]
     if bad:
-        says = f"wrong elements in a product of matrices: {', '.join(bad)}"
+        says = f"wrong elements in a matrix product: {', '.join(bad)}"
         return Outcome(False, says, "do not train here: look at nvidia-smi -q -d ECC")
     measured: dict[str, float | int | str] = {"gpus": len(wrong), "driver": found.nvml or ""}
-    says = f"driver {found.nvml} in all its parts; {len(wrong)} x {found.seen[0].name} compute exactly"
+    says = f"all parts of the driver have version {found.nvml}; {len(wrong)} x {found.seen[0].name} compute exactly"
     return Outcome(True, says, measured=measured)
 
 

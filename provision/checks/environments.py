@@ -1,4 +1,4 @@
-"""The same Python and the same packages on all nodes: two versions that train together give a result of neither."""
+"""Checks that Python and packages are the same on all nodes: a run with mixed versions is a result of neither version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def run(site: Site, target: Target) -> Outcome:
     if len(set(told)) == 1:
         return Outcome(True, f"equal on {len(nodes)} nodes: {told[0]}{without(site)}")
     says = "; ".join(f"{one.node.name}: {said}" for one, said in zip(nodes, told, strict=True))
-    return Outcome(False, f"they differ: {says}", "run: provision CLUSTER.yaml --only environment")
+    return Outcome(False, f"the nodes differ: {says}", "run: provision CLUSTER.yaml --only environment")
 
 
 ENVIRONMENTS = Check("environments", run, once=True)

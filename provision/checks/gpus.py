@@ -1,4 +1,4 @@
-"""Telemetry counts GPUs by NVML and training by torch: where the two differ, no number of a run can be trusted."""
+"""Checks that NVML, which telemetry uses, and torch see the same GPUs; otherwise the figures of a run cannot be trusted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def judge(host: Host, torch: Torch) -> Outcome:
-    """Passed where NVML and torch see equally many GPUs; does not apply where neither sees one."""
+    """Passed if NVML and torch see the same number of GPUs; does not apply if neither sees one."""
     if torch.version is None:
         return Outcome(None, "needs torch")
     if not host.gpus:

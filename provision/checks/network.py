@@ -1,4 +1,4 @@
-"""All nodes sum together over the network that they train on, and over no other."""
+"""Checks an all-reduce between all nodes, and that its data is sent only over the network on which the nodes train."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from provision.providers import Answer
 
 PORT = 29411
 LIMIT_S = 150.0
-STRAY = 0.1  # of what the ranks sent: more than that on another interface is no chatter any more
+STRAY = 0.1  # share of the bytes sent by ranks; more on another interface is not background traffic
 COUNTERS = "for f in /sys/class/net/*/statistics/tx_bytes; do n=${f#/sys/class/net/}; echo ${n%%/*} $(cat $f); done"
 _VIRTUAL = re.compile(r"^(lo|docker|veth|vb-|br-)")
 
@@ -24,7 +24,7 @@ def run(site: Site, target: Target) -> Outcome:
     """Raises Unanswered."""
     targets = site.standing
     if len(targets) < 2:
-        return Outcome(None, f"one node meets nobody{without(site)}")
+        return Outcome(None, f"there is only one node{without(site)}")
     nics = [_interface(one) for one in targets]
     before = each(targets, _sent)
     answers = each(targets, lambda one: _launch(targets, one, nics[targets.index(one)]))
@@ -33,23 +33,24 @@ def run(site: Site, target: Target) -> Outcome:
     if failed:
         one, answer = failed[0]
         why = why_not(answer, LIMIT_S)
-        advice = f"can the nodes reach {targets[0].node.host}:{PORT} and one another (a firewall)?"
+        advice = f"can the nodes reach {targets[0].node.host}:{PORT} and each other, or does a firewall block them?"
         return Outcome(
-            False, f"{len(targets)} nodes do not sum together; {one.node.name}: {why}", advice, transcript=answer.stderr
+            False, f"an all-reduce of {len(targets)} nodes failed; {one.node.name}: {why}", advice, transcript=answer.stderr
         )
     return judge(answers[0], nics, [_grown(*pair) for pair in zip(before, after, strict=True)], without(site))
 
 
 def judge(answer: Answer, nics: list[str], grown: list[dict[str, int]], absent: str = "") -> Outcome:
-    """Passed where the sums are exact and went over the interfaces they were to go over.
+    """Passed if the sums are exact and the data was sent over the right interfaces.
 
-    grown: bytes by interface. absent: which nodes were not there, as the end of a sentence.
+    nics: the right interface of each node. grown: bytes sent by each node, by interface. absent: the nodes that were not
+    included, as the end of a sentence.
     """
     try:
         report = decode(answer.stdout, Report)
     except ValueError as error:
         return Outcome(
-            False, f"the all-reduce between nodes cannot be read: {error}", "try again: provision CLUSTER.yaml verify"
+            False, f"the output of the all-reduce cannot be read: {error}", "try again: provision CLUSTER.yaml verify"
         )
     if report.wrong:
         return Outcome(
@@ -66,12 +67,13 @@ def judge(answer: Answer, nics: list[str], grown: list[dict[str, int]], absent: 
     theory = 2 * (report.ranks - 1) / report.ranks * report.bytes * report.iterations
     over = ", ".join(sorted(set(nics)))
     if strays or meant < theory * 0.9:
-        says = f"{meant / 1e6:.0f} MB of {theory / 1e6:.0f} MB went over {over}; elsewhere: {', '.join(strays) or 'nothing'}"
+        says = f"{meant / 1e6:.0f} of {theory / 1e6:.0f} MB were sent over {over}; elsewhere: {', '.join(strays) or 'nothing'}"
         return Outcome(
-            False, says, "which interface has the nodes' addresses (ip addr), and where do the names in /etc/hosts lead?"
+            False, says, "which interface has the nodes' addresses (ip addr), and does /etc/hosts list these addresses?"
         )
     measured = {**msgspec.to_builtins(report), "bus_bandwidth_gb_per_s": rate / 1e9, "formula": FORMULA}
-    says = f"{report.ranks} nodes sum exactly over {over}; bus bandwidth {rate / 1e9 * 8:.2f} Gbit/s ({FORMULA}){absent}"
+    bandwidth = f"bus bandwidth {rate / 1e9 * 8:.2f} Gbit/s ({FORMULA}){absent}"
+    says = f"all-reduce of {report.ranks} nodes over {over} is exact; {bandwidth}"
     return Outcome(True, says, measured=measured)
 
 
@@ -86,7 +88,7 @@ def _interface(target: Target) -> str:
     for nic, addresses in target.facts[ADDRESSES].items():
         if target.node.host in addresses:
             return nic
-    raise Unanswered(f"{target.node.name}: no interface has its address {target.node.host}")
+    raise Unanswered(f"{target.node.name}: no network interface has its address {target.node.host}")
 
 
 def _sent(target: Target) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""RDMA that is there is up: NCCL takes a link that is down for none, says so in its log alone, and trains over TCP."""
+"""Checks that RDMA links are up. If a link is down, NCCL falls back to TCP and only logs it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from provision.facts.rdma import RDMA, Link
 from provision.facts.system import SYSTEM
 from provision.operations import Site, Target
 
-ROUTED = "RoCE v2"  # the GID type that crosses a router, and the one that NCCL takes
+ROUTED = "RoCE v2"  # the GID type that can be routed, and that NCCL uses
 
 
 def run(site: Site, target: Target) -> Outcome:
     if target.facts[SYSTEM].is_container:
-        return Outcome(None, "its network is that of the machine that carries it")
+        return Outcome(None, "it is a container, which uses the network of its host")
     links = target.facts[RDMA]
     if not links:
         return Outcome(None, "it has no RDMA card")
@@ -22,15 +22,15 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def judge(links: list[Link], nic: str | None) -> Outcome:
-    """Passed where a link is up, and the one of the interface that ranks meet on is, if it is one; a spare one may be down."""
+    """Passed if a link is up, and the link of the interface of the ranks, if it is RDMA. Other links may be down."""
     told = ", ".join(f"{link.name} ({link.nic or link.layer}) is {link.state}" for link in links)
     up = [link for link in links if link.state == "ACTIVE"]
     if any(link.nic is not None and link.nic == nic and link not in up for link in links):
-        return Outcome(False, told, f"is the cable of {nic} in, and its port of the switch up? rdma link; ip link show {nic}")
+        return Outcome(False, told, f"is the cable of {nic} plugged in, and its switch port up? rdma link; ip link show {nic}")
     if any(link.state in ("INIT", "ARMED") for link in links):
         return Outcome(False, told, "no subnet manager has set the link up: start opensm on one node, or in the switch")
     if not up:
-        return Outcome(False, told, "is a cable in? where RDMA is not wanted, unload its module: rdma link names the device")
+        return Outcome(False, told, "is a cable plugged in? If RDMA is not wanted, unload its kernel module (see rdma link)")
     unrouted = [link.name for link in up if link.layer == "Ethernet" and ROUTED not in link.gids]
     if unrouted:
         return Outcome(False, f"{told}; {', '.join(unrouted)} has no GID of {ROUTED}", "give its interface an address: ip addr")

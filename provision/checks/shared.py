@@ -1,4 +1,4 @@
-"""A shared folder that all nodes see the same files in, and may write into."""
+"""Checks that all nodes can write to the shared folder and see the same files there."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def run(site: Site, target: Target) -> Outcome:
             if answer.code != 0:
                 why = f"it did not answer within {LIMIT_S:g} s" if answer.code is None else last_line(answer)
                 says = f"{one.node.name} cannot write into {folder}: {why}"
-                return Outcome(False, says, "is it mounted there (findmnt), and whose is it?")
+                return Outcome(False, says, "is it mounted there (findmnt), and who owns it (ls -ld)?")
         wanted = sorted(one.node.name for one in nodes)
         read = each(nodes, lambda one: one.node.run(["sh", "-c", f"cat {mark}.*"], timeout_s=LIMIT_S))
         for one, answer in zip(nodes, read, strict=True):
             seen = sorted(answer.stdout.split())
             if seen != wanted:
-                says = f"{one.node.name} sees the files of {', '.join(seen) or 'nobody'} in {folder}"
-                return Outcome(False, says, "the folder is not the same on all nodes: compare findmnt there and on the others")
+                says = f"{one.node.name} sees only the files of {', '.join(seen) or 'no node'} in {folder}"
+                return Outcome(False, says, "the folder is not the same on all nodes: compare findmnt on all nodes")
     finally:
         nodes[0].node.run(["sh", "-c", f"rm -f {mark}.*"], timeout_s=LIMIT_S)
-    return Outcome(True, f"{folder}: written by {len(nodes)} nodes, and read by each{without(site)}")
+    return Outcome(True, f"{folder}: {len(nodes)} nodes wrote files, and each node read all of them{without(site)}")
 
 
 def _write(node: Node, mark: str) -> Answer:

@@ -1,4 +1,4 @@
-"""Slurm that does what it says: a job on all workers, as many GPUs as asked for, and an exit code that comes back."""
+"""Checks Slurm: a job runs on all workers, gets the number of GPUs that it requests, and sacct reports its exit code."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ echo "${{said:-nothing}}"
 
 def run(site: Site, target: Target) -> Outcome:
     if site.cluster.slurm is None:
-        return Outcome(None, "cluster.yaml asks for no Slurm")
+        return Outcome(None, "cluster.yaml has no key slurm")
     (controller,) = site.with_role("controller")
     workers = sorted(one.node.name for one in site.with_role("worker") if one.node.name not in site.left)
     node = controller.node
     if node.name in site.left or not workers:
-        return Outcome(None, f"it has no controller, or no workers, that answer{without(site)}")
+        return Outcome(None, f"the controller or all workers do not answer{without(site)}")
     command = ["srun", "-N", str(len(workers)), "-w", ",".join(workers), "--ntasks-per-node=1", "--time=2"]
     spread = node.run([*command, "hostname"], timeout_s=LIMIT_S)
     if (fault := _fault(spread)) or sorted(spread.stdout.split()) != workers:
@@ -39,24 +39,24 @@ def run(site: Site, target: Target) -> Outcome:
         return gpus
     canary = node.run(["sh", "-c", CANARY_SCRIPT, "canary", workers[0]], timeout_s=LIMIT_S)
     if (fault := _fault(canary)) or canary.stdout.strip() != f"FAILED|{CANARY}:0":
-        says = f"sacct tells of a job that ended with {CANARY}: {canary.stdout.strip() or 'nothing'}{fault}"
+        says = f"for a job that ends with exit code {CANARY}, sacct reports: {canary.stdout.strip() or 'nothing'}{fault}"
         return Outcome(False, says, f"on {node.name}: sacctmgr show cluster; journalctl -u slurmdbd", transcript=canary.stderr)
-    asked = ", one GPU asked for is one seen" if site.cluster.gpus and site.cluster.gpus.per_node else ""
-    says = f"a job ran on {', '.join(workers)}{asked}, and an exit code came back through the accounts{without(site)}"
+    asked = "; a job that requests one GPU sees one" if site.cluster.gpus and site.cluster.gpus.per_node else ""
+    says = f"a job ran on {', '.join(workers)}{asked}; sacct reports exit codes{without(site)}"
     return Outcome(True, says)
 
 
 def _gpus(site: Site, node: Node, worker: str) -> Outcome | None:
-    """What is wrong with the GPUs that a job of one gets, or None. The worker is named: Slurm knows late which are away."""
+    """What is wrong with the GPUs of a job that requests 1, or None. worker: its node; Slurm may not know yet who is down."""
     if not (site.cluster.gpus and site.cluster.gpus.per_node):
         return None
     command = ["srun", "-n1", "-w", worker, "--gpus-per-node=1", "--time=2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]
     one = node.run(command, timeout_s=LIMIT_S)
     seen = [number for number in one.stdout.strip().split(",") if number]
     if (fault := _fault(one)) or len(seen) != 1:
-        says = f"a job that asks for one GPU sees {len(seen)}{fault}"
+        says = f"a job that requests one GPU sees {len(seen)}{fault}"
         return Outcome(
-            False, says, f"on {node.name}: scontrol show node; the workers' slurmd logs tell of gres", transcript=one.stderr
+            False, says, f"on {node.name}: scontrol show node; see gres in the slurmd logs of workers", transcript=one.stderr
         )
     return None
 

@@ -1,4 +1,4 @@
-"""Training needs a torch that imports."""
+"""Checks that torch can be imported and supports distributed training."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def judge(torch: Torch) -> Outcome:
-    """Passed where torch imports and its ranks can talk to one another."""
+    """Passed if torch can be imported and has a backend with which ranks communicate."""
     if torch.version is None:
-        return Outcome(False, f"torch does not import ({torch.why_absent})", "install it: pip install 'shardlab[trainers]'")
+        return Outcome(False, f"torch cannot be imported ({torch.why_absent})", "install it: pip install 'shardlab[trainers]'")
     if not torch.backends:
         says = f"torch {torch.version} is built without distributed training"
         return Outcome(False, says, "install an official build: pip install --force-reinstall 'shardlab[trainers]'")
-    return Outcome(True, f"torch {torch.version} imports; backends: {', '.join(torch.backends)}")
+    return Outcome(True, f"torch {torch.version} can be imported; backends: {', '.join(torch.backends)}")
 
 
 TORCH_IMPORTS = Check("torch", run)

@@ -1,4 +1,4 @@
-"""What torch shows on a node, asked once for all checks that need it: one start of torch takes seconds of a processor."""
+"""The results of torch's checks on a node, made once for all checks that need them: importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENVIRONMENT = ("OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo", "NCCL_SOCKET_IFNAME
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """all_reduce: of the ranks; product and compiled: of the GPUs. None where torch does not import, or sees no GPU."""
+    """all_reduce: None if torch cannot be imported. product, compiled: of the GPUs; None also if torch sees no GPU."""
 
     torch: Torch
     all_reduce: Answer | None = None
@@ -41,7 +41,7 @@ TRIAL = Fact("trial", command, parse, timeout_s=LIMIT_S)
 
 
 def of(target: Target) -> Trial:
-    """The node's; what it tells of torch need not be asked again. Raises Unanswered."""
+    """The trial of a node, which also answers the fact TORCH. Raises Unanswered."""
     found = target.facts[TRIAL]
     target.facts.answers.setdefault(TORCH.name, found.torch)
     return found

@@ -1,1 +1,1 @@
-"""Put a data set where runs read it: fetched, unpacked, checked, and whole or absent. Needs only Python and shardlab.errors."""
+"""Downloads, unpacks and checks data sets, each completely or not at all. Needs only Python and shardlab.errors."""

@@ -1,4 +1,4 @@
-"""``python -m provision.datasets look|stage REQUEST``: what `provision` runs on a node, one JSON document on each side."""
+"""``python -m provision.datasets look|stage REQUEST``: a program that `provision` runs on nodes. It prints JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardlab.errors import ShardlabError
 
 
 def main(verb: str, request: str) -> int:
-    """Look for a set or stage it; REQUEST is a `Wanted` in JSON. Refusals go to standard error, with their exit code."""
+    """Look for a data set or stage it. request: a `Wanted` in JSON. Errors go to standard error, with their exit code."""
     wanted = stage.Wanted(**json.loads(request))
     try:
         found = stage.look(wanted) if verb == "look" else stage.stage(wanted)

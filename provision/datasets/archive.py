@@ -1,4 +1,4 @@
-"""Unpack an archive that may have been made to do harm: only plain files of the expected names, and no more than expected."""
+"""Unpacks an archive that may be malicious: only plain files with expected names, and no more bytes than expected."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ KINDS = {
     tarfile.CHRTYPE: "a character device",
     tarfile.BLKTYPE: "a block device",
     tarfile.FIFOTYPE: "a pipe",
-    tarfile.GNUTYPE_SPARSE: "a file with holes",
+    tarfile.GNUTYPE_SPARSE: "a sparse file",
 }
 
 
 def unpack(archive: Path, wanted: Format, folder: Path, within: str = "") -> None:
     """Write the members of a tar file, plain or gzipped, into `folder`, which is new. Raises InputError, OSError.
 
-    within: put before the names of an archive that holds a part of the set.
-    Names, kinds, sizes and number are held to `wanted` before a byte of a member is written.
+    within: a prefix for the names of members, for an archive that contains a part of the data set.
+    Names, types, sizes and the number of members are checked against `wanted` before a byte of a member is written.
     """
     members = written = 0
     with _opened(archive) as (tar, meter):
@@ -53,7 +53,7 @@ def unpack(archive: Path, wanted: Format, folder: Path, within: str = "") -> Non
             meter.left += member.size
             _write(archive, tar, member, folder / kept, image=wanted.linked)
     if not written:
-        raise InputError(f"{archive}: holds nothing. Allowed: {wanted.spoken}.")
+        raise InputError(f"{archive}: contains no data. Allowed: {wanted.spoken}.")
 
 
 def _check_path(archive: Path, name: str) -> None:
@@ -68,7 +68,7 @@ def _kept(archive: Path, member: tarfile.TarInfo, wanted: Format, within: str) -
     """Where a member goes within the set's folder. Raises InputError for what does not belong there."""
     name = member.name
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
-        kind = KINDS.get(member.type, "a file with holes" if member.isreg() else f"of the type {member.type!r}")
+        kind = KINDS.get(member.type, "a sparse file" if member.isreg() else f"of the type {member.type!r}")
         raise InputError(f"{archive}: the member {name!r} is {kind}. Allowed: plain files.")
     match = wanted.member.fullmatch(within + name.removeprefix("./").removeprefix(within))
     if match is None:
@@ -85,13 +85,13 @@ def _write(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, path: P
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except FileExistsError:
-        raise InputError(f"{archive}: the member {member.name!r} stands twice.") from None
+        raise InputError(f"{archive}: the member {member.name!r} occurs twice. Allowed: once.") from None
     with os.fdopen(descriptor, "wb") as target:
         left = member.size
         while left:
             piece = source.read(min(CHUNK, left))
             if not piece:
-                raise InputError(f"{archive}: ends within {member.name!r}; it is cut short.")
+                raise InputError(f"{archive}: ends within the member {member.name!r}; the archive is truncated.")
             if image and left == member.size:
                 check_image_start(f"{archive}: the member {member.name!r}", piece[:4])
             target.write(piece)

@@ -1,4 +1,4 @@
-"""Fetch an archive so that a broken transfer goes on where it stopped, and nothing unverified is ever used."""
+"""Downloads an archive; a broken download resumes where it stopped, and an archive is used only after it was verified."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pathlib import Path
 from shardlab.errors import InputError, ShardlabError
 
 CHUNK = 2**20
-ATTEMPTS = 5  # in one command; the next command goes on from there
+ATTEMPTS = 5  # in one command; the next command resumes the download
 PAUSE_S = 1.0  # before the second attempt, doubled for each after it
 STALL_S = 60.0  # without a byte
 
 
 def fetch(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
-    """Bring `partial` to the whole archive and return it, once its SHA-256 is the one given.
+    """Download the rest of the archive into `partial`, and return it if its SHA-256 is `sha256`.
 
-    Raises InputError where what is there is not that archive (the partial file is then gone), and ShardlabError where the
-    transfer does not come to an end (the partial file then stays).
+    Raises InputError if it is another archive (the partial file is then deleted), and ShardlabError if the download is not
+    completed (the partial file is then kept).
     """
     why = ""
     for attempt in range(ATTEMPTS):
@@ -44,13 +44,11 @@ def fetch(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
             why = str(getattr(error, "reason", error)) or type(error).__name__
     else:
         have = partial.stat().st_size if partial.exists() else 0
-        raise ShardlabError(f"{url}: {why}, after {have} bytes; run the same command again and it goes on from there.")
+        raise ShardlabError(f"{url}: {why}, after {have} bytes; run the same command again to resume the download.")
     found = digest(partial)
     if found != sha256:
         forget(partial)
-        raise InputError(
-            f"{url}: its SHA-256 is {found}. Allowed: {sha256}, as cluster.yaml says. What was fetched is deleted."
-        )
+        raise InputError(f"{url}: its SHA-256 is {found}. Allowed: {sha256}, as cluster.yaml says. The download was deleted.")
     return partial
 
 

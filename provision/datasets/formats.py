@@ -1,4 +1,4 @@
-"""What each data set consists of, so that anything else in an archive is refused before or as soon as it is seen."""
+"""The files of each data set, so that everything else in an archive can be refused."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG")  # a few of the official .JPEG file
 class Format:
     """A data set's folder in the data path, the members of its archive, and how much of them there may be.
 
-    member: matches a member's path whole; its group `kept` is the path within `folder`. check raises InputError for a
-    folder that does not hold the set. summary is what two looks at an undamaged folder have in common.
+    member: matches the whole path of a member; its group `kept` is the path within `folder`.
+    check: raises InputError if a folder does not contain the data set.
+    summary: values that do not change as long as the folder is undamaged.
     """
 
     folder: str

@@ -1,4 +1,4 @@
-"""A data set in its folder: looked for, or put there by the first of all who ask, whole or not at all."""
+"""Looks for a data set in its folder, or stages it there, completely or not at all, also if several processes ask for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN = ".staging"  # in the data path: locks, notes, what is being fetched and un
 
 @dataclass(frozen=True)
 class Wanted:
-    """A set by name; `source`: where it comes from, an http(s) URL, an archive or a folder, None where it is there already."""
+    """A data set. source: an http(s) URL, an archive or a folder; None if the data set must already be in the data path."""
 
     data_path: str
     name: str
@@ -31,7 +31,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Found:
-    """What a look found. ready: nothing to do. can: staging would make it so. says: the sentence for either."""
+    """The state of a data set. ready: nothing to do. can: whether staging is possible. says: a sentence about the state."""
 
     ready: bool
     can: bool
@@ -39,28 +39,28 @@ class Found:
 
 
 def look(wanted: Wanted) -> Found:
-    """What staging would do; changes nothing, reads little: sizes and names, held against the note of when it was staged."""
+    """What staging would do. It changes nothing and reads only sizes and names, to compare them with the note of staging."""
     form, folder = FORMATS[wanted.name], _folder(wanted)
     if folder.exists():
         note = _read_note(wanted)
         if note is None:
-            return Found(False, True, f"verify {folder}, which was there already")
+            return Found(False, True, f"verify {folder}, which already exists")
         if wanted.sha256 and note["sha256"] and note["sha256"] != wanted.sha256:
-            says = f"{folder} was made of an archive with the SHA-256 {note['sha256']}; remove it to have the other one"
+            says = f"{folder} was made from an archive with the SHA-256 {note['sha256']}; remove it to stage the other one"
             return Found(False, False, says)
         if note["summary"] != form.summary(folder):
-            return Found(False, False, f"{folder} has changed since it was staged; remove it to have it staged anew")
+            return Found(False, False, f"{folder} has changed since it was staged; remove it to stage it again")
         return Found(True, True, f"{folder} is staged")
     if wanted.source is None:
-        return Found(False, False, f"{folder} is not there, and cluster.yaml names no archive for {wanted.name}")
+        return Found(False, False, f"{folder} does not exist, and cluster.yaml names no archive for {wanted.name}")
     if not _is_url(wanted.source) and not Path(wanted.source).exists():
         return Found(False, False, f"{wanted.source}: no such file, so {wanted.name} cannot be staged")
-    how = "fetch" if _is_url(wanted.source) else "take over" if Path(wanted.source).is_dir() else "unpack"
+    how = "fetch" if _is_url(wanted.source) else "use the folder" if Path(wanted.source).is_dir() else "unpack"
     return Found(False, True, f"{how} {wanted.source} as {folder}")
 
 
 def stage(wanted: Wanted) -> Found:
-    """Make it so, unless it is so. Raises InputError for what is refused, ShardlabError for what did not come through."""
+    """Stage the data set if it is not staged. Raises InputError for a refused source, ShardlabError for a failed download."""
     form, folder = FORMATS[wanted.name], _folder(wanted)
     with _alone(wanted):
         found = look(wanted)  # another process may have been first
@@ -86,7 +86,7 @@ def _make(wanted: Wanted, form: Format, folder: Path) -> str | None:
     shutil.rmtree(unpacked, ignore_errors=True)  # of one that was killed: the lock is ours
     if not _is_url(wanted.source) and source.is_dir():
         if wanted.sha256:
-            raise InputError(f"{source}: is a folder, which has no SHA-256. Allowed: a folder without one, or an archive.")
+            raise InputError(f"{source}: is a folder, which has no SHA-256. Allowed: a folder without sha256, or an archive.")
         _of_folder(source, form, unpacked, folder)
         return None
     if _is_url(wanted.source):

@@ -1,4 +1,4 @@
-"""One question to a node per file: a command and a pure parse of what it prints."""
+"""Facts about nodes, one per file: a command that runs on a node, and a pure function that parses its output."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _OPEN = object()  # not asked: None may be an answer
 
 
 class Unanswered(ShardlabError):
-    """A node did not answer a question, or not in a way that can be read, or did not do what it was told.
+    """A node did not answer a question, gave an answer that cannot be parsed, or did not carry out a change.
 
-    blames: by name, the nodes at fault and why, where they are known: an operation on one node may ask another one.
+    blames: for each node at fault its name and why, if known; an operation on one node may ask another node.
     """
 
     def __init__(self, message: str, blames: Mapping[str, str] | None = None) -> None:
@@ -31,7 +31,7 @@ class Unanswered(ShardlabError):
 
 @dataclass(frozen=True)
 class Fact(Generic[T]):
-    """A question. `command` takes the node's interpreter; `parse` raises ValueError for output that is no answer."""
+    """A question to a node. command: gets the node's Python interpreter. parse: raises ValueError for wrong output."""
 
     name: str
     command: Callable[[str], list[str]]
@@ -41,7 +41,7 @@ class Fact(Generic[T]):
 
 
 class Facts:
-    """What one node has answered; each question is asked when it is first needed, and once."""
+    """The answers of one node. Each question is asked once, when its answer is first needed."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -62,7 +62,7 @@ class Facts:
         return known
 
     def forget(self) -> None:
-        """After a change, every question is open again."""
+        """Forget all answers, because a change may have made them wrong."""
         self.answers.clear()
 
     def _ask(self, fact: Fact[T]) -> T | Unanswered:
@@ -77,9 +77,9 @@ class Facts:
             return unanswered(str(error))
         where = f"{name}: the fact {fact.name!r}"
         if answer.code is None:
-            return unanswered(f"{where} was not answered within {fact.timeout_s:g} s; is the machine overloaded?")
+            return unanswered(f"{where} was not answered within {fact.timeout_s:g} s; the machine may be overloaded")
         if answer.code != 0:
-            return unanswered(f"{where} could not be asked: {last_line(answer)}")
+            return unanswered(f"{where} is not known, as its command failed: {last_line(answer)}")
         try:
             return fact.parse(answer.stdout)
         except ValueError as error:

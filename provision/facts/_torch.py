@@ -1,4 +1,4 @@
-"""What torch says of itself on the machine that runs this: ``python -m provision.facts._torch`` prints it as JSON."""
+"""Properties of torch on this machine: ``python -m provision.facts._torch`` prints them as JSON."""
 
 from __future__ import annotations
 

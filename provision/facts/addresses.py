@@ -1,4 +1,4 @@
-"""Under which addresses a machine can be reached, by network interface."""
+"""The IPv4 addresses of a machine, by network interface."""
 
 from __future__ import annotations
 

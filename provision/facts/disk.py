@@ -58,12 +58,12 @@ def parse(stdout: str) -> Disk:
         return Disk()
     try:
         (top,) = found.tree["blockdevices"]
-        holds = [] if top["type"] == "disk" else [f"it is no whole disk but a {top['type']}"]
+        holds = [] if top["type"] == "disk" else [f"it is not a whole disk but a {top['type']}"]
         holds += [f"the {child['type']} {child['path']}" for child in top.get("children", ())]
         mounted = [place for place in top["mountpoints"] if place]
         holds += [f"it is in use at {place}" for place in mounted]
         holds += [f"a signature of {sign}" for sign in found.signs.split()]
-        holds += [f"it is held by {holder}" for holder in found.held.split()]
+        holds += [f"it is used by {holder}" for holder in found.held.split()]
         if not found.blank and not holds:
             holds.append("data of no known kind in its first MiB")
         return Disk(str(top["path"]), tuple(holds), found.made and holds == ["a signature of ext4"])

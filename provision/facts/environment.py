@@ -1,4 +1,4 @@
-"""Which environment of Python a machine has, by the marks that its making leaves when it has ended."""
+"""The Python environment of a machine, by the files that mark its complete installation."""
 
 from __future__ import annotations
 

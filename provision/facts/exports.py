@@ -1,4 +1,4 @@
-"""Which folders a machine exports by NFS now, and to whom: the kernel's table, not the files that it was made from."""
+"""The folders that a machine exports by NFS now, and their clients, from the kernel's table and not from the files in /etc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the files that provisioning writes are like on a machine now: their digest, rights and time, never their content."""
+"""The state of the files that `provision` writes on a machine: digest, owner, mode and time, but never the content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine is: processors, memory, GPUs, network interfaces, software."""
+"""The hardware and software of a machine: processors, memory, GPUs, network interfaces, packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SSH keys of a machine and of the user who logs in, as far as they are public; a private one is never read out."""
+"""The public SSH keys of a machine and of the user who logs in; private keys are never sent."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def parse(stdout: str) -> Keys:
     for line in stdout.splitlines():
         what, _, rest = line.partition(" ")
         if what not in said:
-            raise ValueError(f"{line[:80]!r} is none of its lines.")
+            raise ValueError(f"{line[:80]!r} is an unexpected line.")
         said[what].append(rest)
     if not (said["login"] and said["home"] and said["home"][0]):
-        raise ValueError("it does not say who logs in.")
+        raise ValueError("the user who logs in is missing.")
     key = said["key"][0] if said["key"] else None
     hosts, authorized, known = (tuple(said[name]) for name in ("host", "authorized", "known"))
     return Keys(said["login"][0], said["home"][0], key, tuple(sorted(hosts)), authorized, known)

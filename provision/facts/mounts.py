@@ -1,4 +1,4 @@
-"""What is mounted at a place, what /etc/fstab says of it, and whether it answers: a hung NFS server must not hang us."""
+"""The mount at a folder, its line in /etc/fstab, and whether it answers. An NFS server that hangs does not make us hang."""
 
 from __future__ import annotations
 

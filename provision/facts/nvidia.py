@@ -1,4 +1,4 @@
-"""What of NVIDIA is in a machine, and how far its driver is there: asked with a shell alone, as nothing of ours is there."""
+"""The NVIDIA devices of a machine and the state of their driver; the question needs only a shell, no software of ours."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class Nvidia(msgspec.Struct, frozen=True):
 
     @property
     def works(self) -> bool:
-        """Whether the three versions that must agree do, and nothing else drives the GPUs."""
+        """Whether the three versions are equal and nouveau is not loaded."""
         return self.loaded is not None and self.loaded == self.module == self.nvml and not self.nouveau
 
     @property
     def versions(self) -> str:
-        """The three, for a person."""
+        """The three versions, for a person."""
         return f"loaded {self.loaded or 'none'}, on disk {self.module or 'none'}, NVML {self.nvml or 'none'}"
 
 
@@ -91,10 +91,10 @@ def parse(stdout: str) -> Nvidia:
     devices = [_pci(value) for key, value in pairs if key == "pci"]
     rows = [value.split(", ", 5) for key, value in pairs if key == "gpu"]
     if any(len(row) != 6 for row in rows):
-        raise ValueError(f"a line of nvidia-smi has not the columns {SMI}: {rows[0]!r}.")
+        raise ValueError(f"a line of nvidia-smi does not have the columns {SMI}: {rows[0]!r}.")
     versions = {row[0] for row in rows}
     if len(versions) > 1:
-        raise ValueError(f"NVML tells of several drivers: {', '.join(sorted(versions))}.")
+        raise ValueError(f"NVML reports several driver versions: {', '.join(sorted(versions))}.")
     loaded = _LOADED.search(said.get("loaded", ""))
     return Nvidia(
         gpus=[one for one in devices if one.kind in (0x0300, 0x0302)],

@@ -1,4 +1,4 @@
-"""Which RDMA links a machine has, and whether they carry anything: what the kernel says, so that no tool has to be there."""
+"""The RDMA links of a machine and their states, from the kernel, so that no tool has to be installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much room is left where a folder lies, or will lie once it is made."""
+"""The free space of the file system on which a folder is, or will be once it is made."""
 
 from __future__ import annotations
 

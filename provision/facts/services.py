@@ -1,4 +1,4 @@
-"""How the services that provisioning looks after are: whether they run, since when, and whether they come back after a boot."""
+"""The state of the services that `provision` manages: whether they run, since when, and whether they start at boot."""
 
 from __future__ import annotations
 

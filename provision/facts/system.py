@@ -1,4 +1,4 @@
-"""What a machine is before anything of ours is on it: asked with a shell alone, by root, so that sudo is tried first of all."""
+"""The system of a machine: the first question to it, which needs only a shell, and root, so that sudo is tried first."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class System(msgspec.Struct, frozen=True):
 
     @property
     def is_container(self) -> bool:
-        """Whether it shares the kernel, the clock and the devices of the machine that carries it."""
+        """Whether it is a container, which shares the kernel, the clock and the devices of its host."""
         return self.virt in ("systemd-nspawn", "lxc", "lxc-libvirt", "docker", "podman")
 
 

@@ -1,4 +1,4 @@
-"""What torch can do on a machine: its version, the GPUs it sees, the ways its ranks can talk."""
+"""Properties of torch on a machine: its version, the GPUs that it sees, and its backends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from provision.facts import Fact, decode
 
 
 class Torch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """torch as it imports. `version` is None where it does not, `gpus` None where it cannot use any."""
+    """version: None if torch cannot be imported. gpus: None if torch cannot use GPUs."""
 
     version: str | None = None
     why_absent: str | None = None

@@ -1,4 +1,4 @@
-"""Who the users are that nodes have to agree on: those of Slurm and munge, and the one who logs in."""
+"""The numbers of the users that must be the same on all nodes: slurm, munge, and the user who logs in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For which CUDA release the torch is built that a node's folder of wheels holds."""
+"""The CUDA release of the torch in a node's folder of wheels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One thing to make true per file: it reads facts and says what to change, or why there is nothing to do."""
+"""Operations, one per file: each reads facts and returns the changes that a node needs, or why it needs none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FULL = re.compile("No space left on device|Disk quota exceeded|enough free spac
 
 @dataclass(frozen=True)
 class Target:
-    """A node and what it has answered. entry: what the cluster file says of it, None for this machine itself."""
+    """A node and its answers. entry: its entry in the cluster file, None for this machine (provider local)."""
 
     node: Node
     facts: Facts
@@ -32,9 +32,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Site:
-    """What an operation may look at: the cluster as written, where notes are kept, and all nodes.
+    """The input of an operation: the cluster file, the workspace, and all nodes.
 
-    left: the nodes of which nothing more is asked, because an operation failed on them, and why.
+    left: the nodes that are left out from now on, because an operation failed on them, and why.
     """
 
     cluster: Cluster
@@ -47,11 +47,11 @@ class Site:
 
     @property
     def standing(self) -> list[Target]:
-        """Those that are not left."""
+        """The nodes that are not in `left`."""
         return [target for target in self.targets if target.node.name not in self.left]
 
     def told(self, fact: Fact[T]) -> list[tuple[Target, T]]:
-        """What the nodes that stand say; one that does not answer stops nobody but itself, at its own turn."""
+        """The answers of the nodes that are not in `left`; a node that does not answer is left out, and fails later."""
         found = []
         for one in self.standing:
             with contextlib.suppress(Unanswered):
@@ -59,14 +59,14 @@ class Site:
         return found
 
     def absent(self, role: str | None = None) -> list[str]:
-        """The names of those that are left, all or with a role."""
+        """The names of the nodes in `left`, all or with a role."""
         return [one.node.name for one in self.targets if one.node.name in self.left and (role is None or one.has(role))]
 
 
 class Change(Protocol):
-    """One step: `says` is the sentence that `plan` prints, `command` what is run for it, and `make` makes it true.
+    """One step. says: the sentence that `plan` prints. command: the command that is run for it. make: carries it out.
 
-    make raises Unanswered where the node did not do it.
+    make raises Unanswered if the change failed.
     """
 
     @property
@@ -78,7 +78,7 @@ class Change(Protocol):
 
 @dataclass(frozen=True)
 class Here:
-    """Something done by this program itself, on this machine."""
+    """A change that this program itself makes, on this machine."""
 
     says: str
     do: Callable[[], object]
@@ -90,7 +90,7 @@ class Here:
 
 @dataclass(frozen=True)
 class Run:
-    """A command on the node, by root. stdin: what everybody there may not read."""
+    """A command on the node, as root. stdin: its input, which other users of the node cannot read, unlike argv."""
 
     says: str
     argv: Sequence[str]
@@ -111,7 +111,7 @@ class Run:
 
 @dataclass(frozen=True)
 class On:
-    """A change of another node than the one that is asked, for what is done once for all."""
+    """A change on another node than the target, for an operation that is done once for all nodes."""
 
     node: Node
     change: Change
@@ -130,7 +130,7 @@ class On:
 
 @dataclass(frozen=True)
 class Write:
-    """A file on the node, replaced whole or not at all."""
+    """A file on the node, which is replaced completely or not at all."""
 
     says: str
     path: str
@@ -154,11 +154,11 @@ def _failed(node: Node, why: str) -> Unanswered:
 
 
 def reason(answer: Answer) -> str:
-    """Why a command failed; of a full disk apt and pip speak long before their last line."""
+    """Why a command failed. apt and pip report a full disk long before their last line."""
     full = next((line.strip() for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if _FULL.search(line)), None)
     if full is None:
         return last_line(answer)
-    return f"a disk of it is full: {full}; make room there, and run the same command again"
+    return f"a disk is full: {full}; free some space on it and run the same command again"
 
 
 def shell(says: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"") -> Run:
@@ -175,8 +175,8 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Operation:
-    """A name for --only and --skip, and the question what has to change on a node. once: for all nodes together, asked of
-    the first of them."""
+    """An operation. name: for --only and --skip. plan: returns what has to change on a node. once: one plan for all nodes
+    together, made with the first of them."""
 
     name: str
     plan: Callable[[Site, Target], Sequence[Change] | Nothing]

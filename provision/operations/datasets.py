@@ -1,4 +1,4 @@
-"""Put the data sets that cluster.yaml names where runs will look for them."""
+"""Stages the data sets of cluster.yaml in the data path, where runs read them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Stage each set that is not there, and verify once each that was there already. Raises Unanswered."""
+    """Stage each data set that is missing, and verify existing data sets once. Raises Unanswered."""
     sets = site.cluster.data.named()
     if not sets:
         return Nothing("cluster.yaml names no data sets under data.sets")
@@ -35,7 +35,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
             raise Unanswered(f"{target.node.name}: {found.says}.")
         if not found.ready:
             changes.append(Here(found.says, functools.partial(_ask, target, "stage", request, STAGE_S)))
-    return changes or Nothing(f"{', '.join(one.name for one in sets)}: staged and as they were")
+    return changes or Nothing(f"{', '.join(one.name for one in sets)}: staged and unchanged")
 
 
 def _request(site: Site, one: DataSet) -> str:
@@ -50,7 +50,7 @@ def _ask(target: Target, verb: str, request: str, timeout_s: float) -> Found:
     answer = target.node.run([target.node.python, "-m", "provision.datasets", verb, request], timeout_s=timeout_s)
     where = f"{target.node.name}: the data sets"
     if answer.code is None:
-        raise Unanswered(f"{where} were not there within {timeout_s:g} s; run the same command again.")
+        raise Unanswered(f"{where}: not finished within {timeout_s:g} s; run the same command again.")
     if answer.code != 0:
         raise Unanswered(f"{where}: {last_line(answer)}")
     try:

@@ -1,4 +1,4 @@
-"""An extra disk of each node: a file system on an empty one, mounted at every boot; one that holds anything is left alone."""
+"""An extra disk of each node: makes a file system on an empty disk and mounts it at boot; never changes a disk with data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     if place.fstab is not None:  # by this line alone: after a boot the kernel may give the disk another name
         if not place.fstab.source.startswith("UUID="):
             raise Unanswered(
-                f"{where}: /etc/fstab wants {place.fstab.source} at {storage.mount} already: mount it, or choose another "
+                f"{where}: /etc/fstab already lists {place.fstab.source} for {storage.mount}: mount it, or choose another "
                 "storage.mount"
             )
         return fstab.mount(storage.mount)
@@ -37,8 +37,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     if place.mount is not None:
         if place.mount.source != found.path:
             raise Unanswered(
-                f"{where}: {place.mount.source} is mounted at {storage.mount}, and storage.disk says {storage.disk}: choose "
-                "another storage.mount, or take storage.disk out where that is the disk you mean"
+                f"{where}: {place.mount.source} is mounted at {storage.mount}, but storage.disk is {storage.disk}: choose "
+                "another storage.mount, or, if the mounted disk is the one you want, remove storage.disk and storage.mount"
             )
         return [_entry(storage.disk, storage.mount)]
     return [*_format(where, storage.disk, found), _entry(storage.disk, storage.mount), *fstab.mount(storage.mount)]
@@ -47,22 +47,22 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 def _format(where: str, path: str, found: Disk) -> list[Change]:
     """Raises Unanswered for a disk that is not there, or not empty."""
     if found.path is None:
-        raise Unanswered(f"{where}: there is no disk {path}: see lsblk there, and write the one you mean as storage.disk")
+        raise Unanswered(f"{where}: there is no disk {path}: lsblk on this node lists its disks; correct storage.disk")
     if found.ours:
         return []
     if found.holds:
         raise Unanswered(
-            f"{where}: {path} is not empty and was not touched: {', '.join(found.holds)}. Name an empty disk as storage.disk, "
-            "or, if nothing on it is needed any more, empty it there yourself"
+            f"{where}: {path} is not empty and was not changed: {', '.join(found.holds)}. Set storage.disk to an empty disk, "
+            "or, if its data is no longer needed, erase it yourself on this node"
         )
     make = f"{EMPTY.format(disk=path)}\n{FORMAT.format(label=LABEL, disk=path)}"
     return [shell(f"make an ext4 file system on {path}, which is empty", make, timeout_s=MAKE_S)]
 
 
 def _entry(path: str, mount: str) -> Change:
-    """nofail: a disk that died must not keep a node from booting, to which one then could not log in."""
+    """nofail: without it, a node with a broken disk would not boot, and nobody could log in."""
     uuid = f"UUID=$(blkid --probe --match-tag UUID --output value -- {path})"
-    return fstab.add(f"have {path} mounted at {mount} at every boot", f"{uuid} {mount} ext4 defaults,nofail 0 2")
+    return fstab.add(f"mount {path} at {mount} at every boot (/etc/fstab)", f"{uuid} {mount} ext4 defaults,nofail 0 2")
 
 
 DISKS = Operation("disks", plan)

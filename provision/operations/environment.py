@@ -1,4 +1,4 @@
-"""The same environment of Python on all nodes, by digest: the tested packages, and this program's own source beside them."""
+"""Makes the same Python environment on all nodes, identified by digests: the tested packages, and our own source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     python = PurePosixPath(target.node.python)
     folder = python.parent.parent
     if site.cluster.storage.shared is not None and target is not site.targets[0]:
-        return Nothing(f"{site.targets[0].node.name} makes it for all, on the shared storage")
+        return Nothing(f"{site.targets[0].node.name} makes the environment for all nodes, on the shared storage")
     found = target.facts[ENVIRONMENT]
     owner = target.facts[SYSTEM].user
     changes: list[Change] = []
@@ -28,14 +28,14 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     if changes or found.source != source:
         archive = f"{folder}/source-{source}.tar"
         changes.append(Write(f"send shardlab's own source ({source})", archive, software.source(), 0o644, f"{owner}:"))
-        changes.append(shell("have Python find it", _unpack(folder, owner, archive, source)))
+        changes.append(shell("make Python use this source", _unpack(folder, owner, archive, source)))
     if changes:
         return [*fstab.guard(site, target), *changes]
     return Nothing(f"{folder}: packages {software.digest()}, source {source}")
 
 
 def _packages(folder: PurePosixPath, owner: str, wheelhouse: str | None) -> list[Change]:
-    """Made at its place, as an environment of Python cannot be moved; a mark says that it is whole."""
+    """It is made in its final folder, because a Python environment cannot be moved; a file marks it as complete."""
     constraints = f"{folder}/constraints.txt"
     begin = f"rm -rf {folder}; install -d -o {owner} {folder}; runuser -u {owner} -- python3 -m venv {folder}"
     from_where = f"--no-index --find-links {wheelhouse}" if wheelhouse else ""
@@ -44,8 +44,8 @@ def _packages(folder: PurePosixPath, owner: str, wheelhouse: str | None) -> list
     pip += f" {from_where} -c {constraints} {words}"
     mark = f"printf '%s\\n' {software.digest()} > {folder}/packages.made"
     return [
-        shell(f"make an environment of Python at {folder}", begin, timeout_s=300),
-        Write("send the tested set of versions", constraints, software.constraints(), 0o644, f"{owner}:"),
+        shell(f"make a Python environment at {folder}", begin, timeout_s=300),
+        Write("send the tested package versions", constraints, software.constraints(), 0o644, f"{owner}:"),
         shell("install the packages" + (f" from {wheelhouse}" if wheelhouse else ""), f"{pip}; {mark}", timeout_s=MAKE_S),
     ]
 

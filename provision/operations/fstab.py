@@ -1,4 +1,4 @@
-"""A line of /etc/fstab, and the mount that it asks for; other lines are never touched."""
+"""Adds a line to /etc/fstab and mounts its file system; other lines are never changed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ chmod 644 "$new"
 sync -- "$new"
 mv -fT -- "$new" /etc/fstab
 if test -d /run/systemd/system; then systemctl daemon-reload; fi"""
-BARE = "it is not, and nothing is written to the bare folder: run the operations disks, nfs-server and nfs first"
+BARE = "it is not mounted, so nothing is written there: first run the operations disks, nfs-server and nfs"
 
 
 def add(says: str, line: str) -> Change:
-    """line: within double quotes of the shell, so that it may hold what is known there alone."""
+    """line: it is put into double quotes of the shell, so that it can contain commands that run on the node."""
     return shell(says, f'line="{line}"\n{ADD}')
 
 
 def mount(folder: str) -> list[Change]:
-    """As fstab says."""
+    """The changes that mount a folder as /etc/fstab says."""
     return [
         Run(f"make the folder {folder}", ["mkdir", "-p", "--", folder]),
         Run(f"mount {folder}", ["mount", "--", folder], 120),
@@ -35,27 +35,27 @@ def mount(folder: str) -> list[Change]:
 
 
 def look(target: Target, folder: str) -> Place:
-    """What is there. Raises Unanswered where it hangs, or where a mount would hide files."""
+    """The state of a folder. Raises Unanswered if it hangs, or if a mount would hide files."""
     found = target.facts[place(folder)]
     where = target.node.name
     if found.hangs:
         source = f" ({found.mount.source})" if found.mount else ""
         raise Unanswered(
-            f"{where}: {folder}{source} does not answer: does its server run? Then on {where}: umount -f -l "
+            f"{where}: {folder}{source} does not answer. Make sure that its server runs; then, on {where}, run umount -f -l "
             f"{shlex.quote(folder)}, and run the same command again"
         )
     if found.mount is None and found.there and not found.empty:
-        raise Unanswered(f"{where}: {folder} is not mounted, and has files in it that a mount would hide: move them away")
+        raise Unanswered(f"{where}: {folder} is not mounted, and contains files that a mount would hide: move these files")
     return found
 
 
 def is_below(folder: str, other: str) -> bool:
-    """Whether a folder is another one, or lies in it."""
+    """Whether a folder is the other folder, or is in it."""
     return f"{folder}/".startswith(f"{other}/")
 
 
 def guard(site: Site, target: Target) -> list[Change]:
-    """What stands before a change that writes to storage.shared: nothing is written to a mount point without its mount."""
+    """Changes that come before a change that writes to storage.shared: they fail if the folder is not mounted."""
     storage = site.cluster.storage
     if site.cluster.provider != "ssh" or storage.shared is None:
         return []
@@ -63,6 +63,6 @@ def guard(site: Site, target: Target) -> list[Change]:
     if storage.server not in (None, target.node.name):
         needed.append(storage.shared)
     return [
-        shell(f"see that {folder} is mounted", f"mountpoint -q -- {folder} || {{ echo '{BARE}' >&2; exit 1; }}")
+        shell(f"check that {folder} is mounted", f"mountpoint -q -- {folder} || {{ echo '{BARE}' >&2; exit 1; }}")
         for folder in needed
     ]

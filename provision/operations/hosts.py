@@ -1,4 +1,4 @@
-"""Names: each node is called as the cluster file calls it, and all know one another on the network that they train over."""
+"""Sets the hostname of each node, and writes the names and addresses of all nodes into /etc/hosts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PATH = "/etc/hosts"
 
 
 def content(site: Site) -> bytes:
-    """No line for 127.0.1.1: a node that takes its own name for loopback tells the others to meet it there."""
+    """The content of /etc/hosts. It has no line for 127.0.1.1, or a node would tell the others its loopback address."""
     lines = ["# Written by shardlab's provision.", "127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
     lines += [f"{target.node.host} {target.node.name}" for target in site.targets]
     return "".join(f"{line}\n" for line in lines).encode()
@@ -22,7 +22,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     name = target.node.name
     if target.facts[SYSTEM].hostname != name:
         changes.append(
-            Run(f"call it {name} (it is {target.facts[SYSTEM].hostname})", ["hostnamectl", "set-hostname", "--", name])
+            Run(f"set the hostname {name} (now {target.facts[SYSTEM].hostname})", ["hostnamectl", "set-hostname", "--", name])
         )
     wanted = content(site)
     found = target.facts[FILES].get(PATH)

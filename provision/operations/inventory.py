@@ -1,4 +1,4 @@
-"""Keep what the cluster's machines are, so that jobs can fit runs to them without asking again."""
+"""Writes the inventory of the cluster's nodes, so that `jobs` can plan runs for them without asking the nodes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from shardlab import files
 
 SCHEMA = 1
 
-# What differs from boot to boot or from shell to shell would make every run find a change.
+# Left out, because they differ between boots or shells: otherwise each `provision` would find a change.
 VOLATILE = ("boot_id", "cpus_allowed")
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Write WORKSPACE/.shardlab/inventory.json unless it says already what the nodes are. Raises Unanswered."""
+    """Write WORKSPACE/.shardlab/inventory.json if it differs from the nodes' facts. Raises Unanswered."""
     path = site.workspace.own / "inventory.json"
     if absent := site.absent():
-        return Nothing(f"left as it is: it tells of all nodes, and {', '.join(absent)} cannot be asked")
+        return Nothing(f"not changed: the inventory describes all nodes, and {', '.join(absent)} cannot be asked")
     if any(one.entry is not None and one.facts[ENVIRONMENT].source is None for one in site.targets):
-        return Nothing("to be written once the nodes have the environment, which tells what they are")
+        return Nothing("written later: all nodes need the Python environment, which reports their facts")
     content = render(site)
     found = _read(path)
     if found == content:

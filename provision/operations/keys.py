@@ -1,4 +1,4 @@
-"""SSH between nodes, for launchers that start ranks so: each has a key of its own, known to all; private ones never travel."""
+"""SSH between nodes, for launchers that need it: each node has its own key, which all accept. Private keys are not copied."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from provision.facts.keys import KEYS, Keys
 from provision.operations import Change, Here, Nothing, Operation, Run, Site, Target
 
 KNOWN = "/etc/ssh/ssh_known_hosts"
-OFF = "cluster.yaml does not ask for ssh.between_nodes"
+OFF = "ssh.between_nodes is not set in cluster.yaml"
 _KEY = re.compile(r"(ssh|ecdsa)-[a-z0-9-]+ [A-Za-z0-9+/=]+")
 # Made under another name and linked into place, which fails where another node with the same home was first.
 MAKE = """\
@@ -38,14 +38,14 @@ mv -fT -- "$new" "$path\""""
 
 
 def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
-    """A key of the user who logs in, made on the node; one that is there already serves. Raises Unanswered."""
+    """Make a key of the user who logs in, on the node; an existing key is used. Raises Unanswered."""
     if not site.cluster.ssh.between_nodes:
         return Nothing(OFF)
     found = target.facts[KEYS]
     if found.key == "":
         raise Unanswered(
-            f"{target.node.name}: {found.home}/.ssh/id_ed25519 cannot be read without a passphrase, so that no program could "
-            "log in with it from node to node: move it away there, and run the same command again"
+            f"{target.node.name}: {found.home}/.ssh/id_ed25519 cannot be read without a passphrase, so no program can log in "
+            "with it from node to node: rename this key on the node, and run the same command again"
         )
     if found.key is not None:
         return Nothing(f"{found.login} has a key")
@@ -54,7 +54,7 @@ def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def plan_trust(site: Site, target: Target) -> list[Change] | Nothing:
-    """Each node lets the users of all in, and knows the host keys of all. Raises Unanswered."""
+    """Make each node accept the keys of all nodes' users, and know the host keys of all nodes. Raises Unanswered."""
     if not site.cluster.ssh.between_nodes:
         return Nothing(OFF)
     own = target.facts[KEYS]
@@ -62,9 +62,9 @@ def plan_trust(site: Site, target: Target) -> list[Change] | Nothing:
     told = site.told(KEYS)
     absent = [one.node.name for one in site.targets if one not in [each for each, _ in told]]
     if absent and begin in own.authorized:  # what they had is not forgotten because they are away
-        return Nothing(f"left as it is, without {', '.join(absent)}")
+        return Nothing(f"not changed: {', '.join(absent)} cannot be asked")
     if lacking := [one.node.name for one, keys in told if not keys.key]:
-        return [Here("let all nodes in, once all have a key", functools.partial(_lack, lacking))]
+        return [Here("accept the keys of all nodes, once all nodes have a key", functools.partial(_lack, lacking))]
     wanted = {
         f"{own.home}/.ssh/authorized_keys": (own.authorized, authorized(told), f"{own.login}:", "600"),
         KNOWN: (own.known, known(told), "root:root", "644"),
@@ -80,11 +80,11 @@ def plan_trust(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _lack(names: Sequence[str]) -> None:
-    raise Unanswered(f"{', '.join(names)}: there is no key of the user who logs in: run the operation keys first")
+    raise Unanswered(f"{', '.join(names)}: the user who logs in has no SSH key: run the operation keys first")
 
 
 def authorized(told: Sequence[tuple[Target, Keys]]) -> list[str]:
-    """Lines of authorized_keys: each node's user, once where nodes share a home. Raises Unanswered."""
+    """Lines of authorized_keys: the key of each node's user; a key that nodes share in one home, once. Raises Unanswered."""
     lines: dict[str, str] = {}
     for target, keys in told:
         lines.setdefault(_plain(target, keys.key or ""), f"{keys.login}@{target.node.name}")
@@ -104,17 +104,17 @@ def known(told: Sequence[tuple[Target, Keys]]) -> list[str]:
 
 def _plain(target: Target, key: str) -> str:
     if not _KEY.fullmatch(key):
-        raise Unanswered(f"{target.node.name}: {key[:80]!r} is no public key")
+        raise Unanswered(f"{target.node.name}: {key[:80]!r} is not a public key")
     return key
 
 
 def _block(target: Target, path: str, lines: Sequence[str], begin: str, end: str) -> list[str]:
-    """Our lines as they are now, empty where there are none. Raises Unanswered where they are not whole."""
+    """Our lines as they are now; empty if there are none. Raises Unanswered if they are not complete."""
     if begin not in lines and end not in lines:
         return []
     if (lines.count(begin), lines.count(end)) != (1, 1) or lines.index(begin) > lines.index(end):
         raise Unanswered(
-            f"{target.node.name}: {path}: {begin!r} and {end!r} do not stand once each, in this order: remove them there"
+            f"{target.node.name}: {path}: the lines {begin!r} and {end!r} must each occur once, in this order: remove them"
         )
     return list(lines[lines.index(begin) : lines.index(end) + 1])
 

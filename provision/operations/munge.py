@@ -1,4 +1,4 @@
-"""One random munge key on all nodes of Slurm: the controller's own, which no file of this machine ever holds."""
+"""One random munge key on all nodes of Slurm. It is made on the controller; it is never stored on this machine."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ MAKE = f"head -c {BYTES} /dev/urandom | (set -e; {KEEP})"
 
 
 def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
-    """The controller's key, made on it. Raises Unanswered."""
+    """Make the munge key on the controller. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has("controller"):
-        return Nothing("it is the controller's")
+        return Nothing("only the controller of Slurm makes a munge key")
     found = target.facts[FILES].get(PATH)
     changes: list[Change] = []
     if found is None:
         changes.append(shell("make a random munge key", MAKE))
-    elif (found.mode, found.owner) != (MODE, OWNER):  # a key that others could read is no secret any more
-        changes.append(shell(f"make a new munge key (the one there was {found.mode:o} {found.owner})", MAKE))
+    elif (found.mode, found.owner) != (MODE, OWNER):  # a key that others could read is not secret any more
+        changes.append(shell(f"make a new munge key (the old one had mode {found.mode:o}, owner {found.owner})", MAKE))
     changes += running(target, "munge", [PATH], changed=bool(changes))
-    return changes or Nothing("it has a key of its own")
+    return changes or Nothing("it has a munge key")
 
 
 def plan_shared(site: Site, target: Target) -> list[Change] | Nothing:
-    """The controller's key on the others. Raises Unanswered."""
+    """Copy the munge key from the controller to the other nodes. Raises Unanswered."""
     if site.cluster.slurm is None or target.has("controller"):
-        return Nothing("it has no need of it" if site.cluster.slurm is None else "it is the controller's own")
+        return Nothing("the cluster has no Slurm" if site.cluster.slurm is None else "it has made the munge key")
     (controller,) = site.with_role("controller")
     if controller.node.name in site.left:
-        return Nothing(f"{controller.node.name}, whose key it is to have, cannot be asked")
+        return Nothing(f"{controller.node.name}, which has the munge key, cannot be asked")
     source = controller.facts[FILES].get(PATH)
     found = target.facts[FILES].get(PATH)
     changes: list[Change] = []
     if found is None or source is None or (found.sha256, found.mode, found.owner) != (source.sha256, MODE, OWNER):
         changes.append(Here(f"copy the munge key from {controller.node.name}", lambda: _copy(controller.node, target.node)))
     changes += running(target, "munge", [PATH], changed=bool(changes))
-    return changes or Nothing(f"it has the key of {controller.node.name}")
+    return changes or Nothing(f"it has the munge key of {controller.node.name}")
 
 
 def _copy(controller: Node, node: Node) -> None:

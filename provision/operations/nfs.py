@@ -13,18 +13,18 @@ from provision.facts.system import SYSTEM
 from provision.operations import Change, Nothing, Operation, Run, Site, Target, Write, fstab, shell
 from provision.operations.packages import nfs_server
 
-# no_root_squash: provisioning installs the environment there as root, from whichever node comes first; all are one owner's.
+# no_root_squash: provisioning installs the environment there as root, from any node; all nodes have one owner.
 EXPORT = "rw,sync,no_subtree_check,no_root_squash"
 MOUNT = "hard,vers=4.2,_netdev"  # hard: a write that a slow server has not taken yet waits, and is never lost
 _CLIENT = re.compile(r"[A-Za-z0-9._:-]+")
 
 
 def content(site: Site, server: Target) -> bytes:
-    """The server's exports, a line with all others. Raises Unanswered."""
+    """The file of the server's exports: one line, with all other nodes. Raises Unanswered."""
     clients = [target.node.host for target in site.targets if target is not server]
     for client in clients:
         if not _CLIENT.fullmatch(client):
-            raise Unanswered(f"{client!r} cannot stand in {EXPORTED}")
+            raise Unanswered(f"{client!r} is not allowed in {EXPORTED}")
     said = " ".join(f"{client}({EXPORT})" for client in clients)
     return f"# Written by shardlab's provision.\n{site.cluster.storage.shared} {said}\n".encode()
 
@@ -33,7 +33,7 @@ def plan_server(site: Site, target: Target) -> list[Change] | Nothing:
     """The folder, its export, and the server that serves it. Raises Unanswered."""
     folder, server = site.cluster.storage.shared, nfs_server(site)
     if folder is None or server is not target:
-        return _withdraw(site, target) or Nothing(_elsewhere(site, "it exports nothing"))
+        return _withdraw(site, target) or Nothing(_elsewhere(site, "it is not storage.server"))
     changes: list[Change] = []
     if not target.facts[place(folder)].there:
         owner = target.facts[SYSTEM].user
@@ -42,21 +42,21 @@ def plan_server(site: Site, target: Target) -> list[Change] | Nothing:
     service = target.facts[SERVICES].get("nfs-server")
     if service is None or not service.enabled or service.state != "active":
         changes.append(
-            Run("start the NFS server, also at every boot", ["systemctl", "enable", "--quiet", "--now", "nfs-server"], 120)
+            Run("start the NFS server, now and at every boot", ["systemctl", "enable", "--quiet", "--now", "nfs-server"], 120)
         )
     wanted = content(site, target)
     found = target.facts[FILES].get(EXPORTED)
     clients = sorted(one.node.host for one in site.targets if one is not target)
     if found is None or not found.holds(wanted):
-        changes.append(Run("make room for our exports", ["mkdir", "-p", EXPORTED.rpartition("/")[0]]))
+        changes.append(Run("make the folder for our exports", ["mkdir", "-p", EXPORTED.rpartition("/")[0]]))
         changes.append(Write(f"export {folder} to {', '.join(clients)}", EXPORTED, wanted))
     if changes or len(target.facts[EXPORTS].get(folder, [])) != len(clients):  # named there as the resolver spells them
-        changes.append(Run("have the server read its exports", ["exportfs", "-ra"]))
+        changes.append(Run("make the server read its exports", ["exportfs", "-ra"]))
     return changes or Nothing(f"{folder} is exported to {len(clients)} nodes")
 
 
 def _withdraw(site: Site, target: Target) -> list[Change]:
-    """An export of ours that the cluster file no longer names, taken back. Raises Unanswered while a node still mounts it."""
+    """Withdraw an export of ours that the cluster file no longer names. Raises Unanswered if a node still mounts it."""
     if site.cluster.provider == "virtual" or EXPORTED not in target.facts[FILES]:
         return []
     folders = target.facts[EXPORTED_BY_US]
@@ -69,61 +69,61 @@ def _withdraw(site: Site, target: Target) -> list[Change]:
     ]
     if held:  # a hard mount without its server hangs whoever touches it
         raise Unanswered(
-            f"{target.node.name}: it exports {', '.join(folders)}, which the cluster file no longer names, and it is still "
-            f"mounted on {', '.join(held)}: unmount it there, take its line out of /etc/fstab, and run the same command again"
+            f"{target.node.name}: it exports {', '.join(folders)}, which the cluster file no longer names, but which is still "
+            f"mounted on {', '.join(held)}: unmount it there, remove its line in /etc/fstab, and run the same command again"
         )
     script = f"rm -f -- {EXPORTED}; if command -v exportfs >/dev/null; then exportfs -ra; fi"
     return [shell(f"withdraw the export of {', '.join(folders)}, which the cluster file no longer names", script)]
 
 
 def plan_client(site: Site, target: Target) -> list[Change] | Nothing:
-    """The server's folder, mounted. Raises Unanswered."""
+    """Mount the server's folder. Raises Unanswered."""
     folder, server = site.cluster.storage.shared, nfs_server(site)
     if folder is None or server is None:
         return _expected(site, target)
     if server is target:
-        return Nothing("it has the folder itself")
+        return Nothing("it is the server of the folder")
     name = server.node.name
     if name in site.left:
-        return Nothing(f"{name}, whose folder it is to mount, cannot be asked")
+        return Nothing(f"{name}, which exports the folder, cannot be asked")
     found, source = fstab.look(target, folder), f"{name}:{folder}"
     where = target.node.name
-    for what, other in (("has", found.mount), ("has in /etc/fstab", found.fstab)):
+    for what, other in (("mounts", found.mount), ("lists in /etc/fstab", found.fstab)):
         if other is not None and other.source != source:
             raise Unanswered(
-                f"{where}: it {what} {other.source} at {folder}, not {source}: unmount it, or name another storage.shared"
+                f"{where}: it {what} {other.source} at {folder}, not {source}: unmount it, or change storage.shared"
             )
     changes: list[Change] = []
     if found.fstab is None:
-        changes.append(fstab.add(f"have {source} mounted at every boot", f"{source} {folder} nfs {MOUNT} 0 0"))
+        changes.append(fstab.add(f"mount {source} at every boot (/etc/fstab)", f"{source} {folder} nfs {MOUNT} 0 0"))
     if found.mount is None:
         changes += fstab.mount(folder)
     elif not {"hard", "vers=4.2"} <= set(found.mount.options):
         raise Unanswered(
-            f"{where}: {folder} is mounted with {','.join(found.mount.options)}, not {MOUNT}: umount {folder} there"
+            f"{where}: {folder} is mounted with {','.join(found.mount.options)}, not {MOUNT}: first unmount {folder} there"
         )
     return changes or Nothing(f"{source} is mounted")
 
 
 def _expected(site: Site, target: Target) -> Nothing:
-    """A folder that others have seen to. Raises Unanswered where it is not there."""
+    """The shared folder must exist already, if there is no storage.server. Raises Unanswered if it does not."""
     folder = site.cluster.storage.shared
     if folder is None or site.cluster.provider == "virtual":
         return Nothing(_elsewhere(site, ""))
     found = target.facts[place(folder)]
     if found.hangs or not found.there:
-        what = "does not answer" if found.hangs else "is not there"
+        what = "does not answer" if found.hangs else "does not exist"
         raise Unanswered(
-            f"{target.node.name}: {folder} {what}: without storage.server each node has to have the folder already; mount it "
-            "there, or name the node that is to export it as storage.server"
+            f"{target.node.name}: {folder} {what}: without storage.server, each node must already have the folder; mount it "
+            "there, or set storage.server to the node that should export it"
         )
-    return Nothing(f"{folder} is there, as is expected without storage.server")
+    return Nothing(f"{folder} exists, as required without storage.server")
 
 
 def _elsewhere(site: Site, otherwise: str) -> str:
     if site.cluster.storage.shared is None:
         return "cluster.yaml names no storage.shared"
-    return "practice nodes have the folder from this machine" if site.cluster.provider == "virtual" else otherwise
+    return "practice nodes share the folder of this machine" if site.cluster.provider == "virtual" else otherwise
 
 
 NFS_SERVER = Operation("nfs-server", plan_server)

@@ -1,7 +1,7 @@
-"""NVIDIA's driver where the cluster file asks for GPUs: the flavour that they take, of one version in all its parts.
+"""Installs NVIDIA's driver if the cluster file requests GPUs: all parts of one version, with the kernel modules for these GPUs.
 
-A driver that works, is new enough for the pinned torch, and came from elsewhere is left as it is. What is installed are
-Ubuntu's own packages (sources nvidia-graphics-drivers-580-server and fabric-manager-580, in jammy and noble).
+A driver from another source is not changed if it works and is new enough for the pinned torch. The installed packages are
+Ubuntu's own (sources nvidia-graphics-drivers-580-server and fabric-manager-580, in jammy and noble).
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from templates import render
 
 NOUVEAU = "/etc/modprobe.d/shardlab-nouveau.conf"
 PERSISTENCE = "/etc/systemd/system/nvidia-persistenced.service.d/shardlab.conf"
-# The driver and the kernel: a library that is newer than the module that runs fails every job until the next boot.
+# Packages of the driver and the kernel: with a library that is newer than the loaded module, every job fails until a reboot.
 KEPT = r"^((lib)?nvidia-.*[0-9]{3}(-|$)|linux-(generic|virtual|image|headers)(-|$))"
 LIST = "dpkg-query -W -f '${db:Status-Abbrev} ${Package}\\n' | sed -n 's/^.i  *//p'"
 HOLD = f"{LIST} | grep -E '{KEPT}' | xargs apt-mark hold"
-BUSY = ("alloc", "mix", "comp", "drng")  # drng: drained, and its jobs still run
+BUSY = ("alloc", "mix", "comp", "drng")  # drng: drained, but its jobs still run
 _OWN = re.compile(r"^nvidia-(?:headless|headless-no-dkms|driver)-(\d{3})-server(?:-open)?$")
 # What Ubuntu's -server packages must not be mixed with: its desktop drivers, and NVIDIA's own packages.
 _FOREIGN = re.compile(r"^(cuda-drivers|nvidia-open|nvidia-driver$|nvidia-(driver|dkms|headless)-\d{3}(-open)?$)")
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Raises Unanswered, before anything is changed, for GPUs that cannot be served."""
+    """Raises Unanswered, before anything is changed, for GPUs that cannot be supported."""
     name = target.node.name
     asked = site.cluster.gpus.per_node if site.cluster.gpus else 0
     if target.facts[SYSTEM].is_container:
-        return Nothing("it has the kernel of the machine that carries it, and so the driver")
+        return Nothing("it is a container, which uses the kernel and the driver of its host")
     if not asked or not target.has("worker"):
-        return Nothing("the cluster file asks for no GPUs on it")
+        return Nothing("the cluster file requests no GPUs for it")
     found = target.facts[NVIDIA]
     if not found.gpus:
-        raise Unanswered(f"{name}: the cluster file asks for {asked} GPUs, its PCI bus has none of NVIDIA's")
+        raise Unanswered(f"{name}: the cluster file requests {asked} GPUs, but its PCI bus has no NVIDIA GPU")
     cuda = _cuda(target)
     known = _known(name, found)
     if (why := generations.unserved(known, target.facts[SYSTEM].arch, cuda)) is not None:
         raise Unanswered(f"{name}: {why}")
     if parted := sum(one.mig is True for one in found.seen):
         raise Unanswered(
-            f"{name}: MIG parts {parted} of its GPUs, and runs need whole ones: sudo nvidia-smi -mig 0, then reboot"
+            f"{name}: MIG divides {parted} of its GPUs, but runs need whole GPUs: sudo nvidia-smi -mig 0, then reboot"
         )
     serves = found.works and _branch(found) >= generations.oldest_driver(cuda)
-    told = f"driver {found.nvml} serves {len(found.seen)} GPUs"
+    told = f"driver {found.nvml} works with {len(found.seen)} GPUs"
     if serves and _own(target) is None:
-        return Nothing(f"{told}; it came from elsewhere and is left as it is")
+        return Nothing(f"{told}; it came from another source and is not changed")
     changes = _fabric(target, found) if serves else _driver(target, found, known, cuda)
     if changes or any(re.match(KEPT, one) and one not in found.held for one in target.facts[PACKAGES].versions):
-        changes.append(shell("hold the driver and the kernel at their versions", HOLD))
+        changes.append(shell("keep the driver and the kernel at their versions (apt-mark hold)", HOLD))
     changes += _without_nouveau(target, found)
     changes += _services(target, found) if serves else [Reboot(_reboot(site, name, found))]
     return changes or Nothing(told)
@@ -71,7 +71,7 @@ def _cuda(target: Target) -> str:
     folder = target.node.wheelhouse
     cuda = target.facts[torch_of(folder)] if folder else generations.USUAL_CUDA
     if cuda is None:
-        raise Unanswered(f"{target.node.name}: the torch in {folder} is built without CUDA; put a build with it there")
+        raise Unanswered(f"{target.node.name}: the torch in {folder} is built without CUDA; replace it by a build with CUDA")
     return cuda
 
 
@@ -79,12 +79,12 @@ def _known(name: str, found: Nvidia) -> list[Generation]:
     kinds = {one.device: generations.of(one.device) for one in found.gpus}
     strange = ", ".join(f"10de:{device:04x}" for device, one in kinds.items() if one is None)
     if strange:
-        raise Unanswered(f"{name}: which driver the GPU {strange} takes is not known: it is none from Kepler to Blackwell")
+        raise Unanswered(f"{name}: the driver for the GPU {strange} is not known: it is no GPU from Kepler to Blackwell")
     return [one for one in kinds.values() if one is not None]
 
 
 def _own(target: Target) -> str | None:
-    """The package of Ubuntu's that brings the driver, if it is there."""
+    """Ubuntu's package with the driver, if it is installed."""
     return next((name for name in target.facts[PACKAGES].versions if _OWN.match(name)), None)
 
 
@@ -93,7 +93,7 @@ def _branch(found: Nvidia) -> int:
 
 
 def _fabric(target: Target, found: Nvidia) -> list[Change]:
-    """Where switches are between GPUs, nothing runs before a fabric manager of the driver's version has set them up."""
+    """Install a fabric manager of the driver's version if GPUs are connected by switches: without it, nothing runs."""
     package = f"nvidia-fabricmanager-{_branch(found)}"
     there = target.facts[PACKAGES].versions.get(package, "")
     if not found.switches or there.startswith(f"{found.nvml}-"):
@@ -104,18 +104,18 @@ def _fabric(target: Target, found: Nvidia) -> list[Change]:
 def _driver(target: Target, found: Nvidia, known: list[Generation], cuda: str) -> list[Change]:
     name, versions, system = target.node.name, target.facts[PACKAGES].versions, target.facts[SYSTEM]
     own = _own(target)
-    state = f"its driver does not serve torch for CUDA {cuda} ({found.versions})"
+    state = f"its driver does not work with torch for CUDA {cuda} ({found.versions})"
     if system.id != "ubuntu":
-        why = f"it is installed on Ubuntu alone, and {system.pretty} has none of branch {generations.BRANCH} of its own"
-        raise Unanswered(f"{name}: {state}; {why}: install NVIDIA's by hand, and run this again")
+        why = f"shardlab installs drivers on Ubuntu only, and {system.pretty} has no driver of branch {generations.BRANCH}"
+        raise Unanswered(f"{name}: {state}; {why}: install NVIDIA's driver by hand and try again")
     foreign = ", ".join(sorted(one for one in versions if _FOREIGN.match(one)))
     if foreign or (found.module is not None and own is None):
         whose = foreign or "NVIDIA's installer (sudo nvidia-uninstall)"
-        raise Unanswered(f"{name}: {state}; it came from {whose}, which must not be mixed with Ubuntu's: remove it first")
+        raise Unanswered(f"{name}: {state}; it came from {whose}, which must not be mixed with Ubuntu's: first remove it")
     if found.secure_boot is not False and found.loaded is None:
-        on = "Secure Boot is on" if found.secure_boot else "whether Secure Boot is on cannot be told"
-        why = "a driver built here is not loaded until its key was enrolled at the console"
-        raise Unanswered(f"{name}: {on}: {why}. Switch it off in the firmware, or install Ubuntu's signed modules by hand")
+        on = "Secure Boot is on" if found.secure_boot else "it is not known whether Secure Boot is on"
+        why = "the kernel does not load a driver built here until its key is enrolled at the console"
+        raise Unanswered(f"{name}: {on}: {why}. Disable Secure Boot, or install Ubuntu's signed modules by hand")
     suffix = "-open" if generations.flavour(known) == "open" else ""
     branch = generations.branch(known, cuda, int(_OWN.sub(r"\1", own)) if own else None)
     wanted = [f"nvidia-headless-{branch}-server{suffix}", f"nvidia-utils-{branch}-server"]
@@ -133,23 +133,23 @@ def _without_nouveau(target: Target, found: Nvidia) -> list[Change]:
     wanted = render("node/nouveau.conf.j2").encode()
     changes: list[Change] = []
     if _differs(target, NOUVEAU, wanted):
-        changes.append(Write("keep nouveau away from the GPUs", NOUVEAU, wanted))
+        changes.append(Write("block the driver nouveau", NOUVEAU, wanted))
     if changes or found.nouveau:  # loaded: what the kernel starts from may still have it
-        changes.append(Run("have the kernel start without it", ["update-initramfs", "-u"], 600))
+        changes.append(Run("update the initramfs, so that the kernel starts without nouveau", ["update-initramfs", "-u"], 600))
     return changes
 
 
 def _reboot(site: Site, name: str, found: Nvidia) -> str:
-    """Why it has to be; raises Unanswered where that would end jobs."""
+    """Why a reboot is needed; raises Unanswered if it would end jobs."""
     if site.cluster.slurm is not None:
         (controller,) = site.with_role("controller")
         states = {} if controller.node.name in site.left else controller.facts[NODES]
         if name in states and states[name].state in BUSY:
             drain = f"sudo scontrol update NodeName={name} State=DRAIN Reason=shardlab:driver"  # by which it is resumed again
-            raise Unanswered(f"{name}: its driver needs a reboot, and jobs run on it; let them end: {drain}")
+            raise Unanswered(f"{name}: its driver needs a reboot, but jobs run on it; drain it first: {drain}")
     if found.nouveau:
-        return "nouveau has its GPUs"
-    return f"the running driver is not the one wanted ({found.versions})"
+        return "nouveau drives its GPUs"
+    return f"the loaded driver is not the required one ({found.versions})"
 
 
 def _services(target: Target, found: Nvidia) -> list[Change]:
@@ -157,9 +157,9 @@ def _services(target: Target, found: Nvidia) -> list[Change]:
     changes: list[Change] = []
     if _differs(target, PERSISTENCE, wanted):
         folder = PERSISTENCE.rpartition("/")[0]
-        changes.append(Run("make room for our part of nvidia-persistenced.service", ["mkdir", "-p", folder]))
+        changes.append(Run("make a folder for our settings of nvidia-persistenced", ["mkdir", "-p", folder]))
         changes.append(Write(f"write {PERSISTENCE}", PERSISTENCE, wanted))
-        changes.append(Run("have systemd read it", ["systemctl", "daemon-reload"]))
+        changes.append(Run("make systemd read this file", ["systemctl", "daemon-reload"]))
     changes += running(target, "nvidia-persistenced", [PERSISTENCE], changed=bool(changes))
     return [*changes, *(running(target, "nvidia-fabricmanager", []) if found.switches else [])]
 

@@ -1,4 +1,4 @@
-"""Debian packages that the node's roles need, whatever interrupted an installation before."""
+"""Installs the Debian packages that a node needs for its roles, and first finishes an interrupted installation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from provision.facts.packages import PACKAGES
 from provision.facts.system import SYSTEM
 from provision.operations import Change, Nothing, Operation, Site, Target, shell
 
-BASE = ("python3-venv", "rsync")  # rsync: runs are fetched by it
+BASE = ("python3-venv", "rsync")  # rsync: `collect fetch` uses it
 MUNGE = ("munge",)
 CONTROLLER = ("slurmctld", "slurmdbd", "slurm-client", "mariadb-server")
 WORKER = ("slurmd", "slurm-client")
@@ -16,21 +16,21 @@ CLOCK = ("chrony",)
 COMPILER = ("gcc", "libc6-dev", "python3-dev")  # Triton compiles kernel launchers for torch.compile with it
 NFS_SERVER, NFS_CLIENT = ("nfs-kernel-server",), ("nfs-common",)
 ALL = tuple(sorted({*BASE, *MUNGE, *CONTROLLER, *WORKER, *CLOCK}))
-LOCK_S = 600  # others who install, such as unattended-upgrades after a first boot, are waited for so long
+LOCK_S = 600  # so long we wait for other installations, such as unattended-upgrades after the first boot
 APT = f"apt-get -o DPkg::Lock::Timeout={LOCK_S} -o Dpkg::Use-Pty=0"
 OPTIONS = "-qq -y --no-install-recommends"
 QUIET = "export DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a"
 
 
 def nfs_server(site: Site) -> Target | None:
-    """The node that exports the shared folder; None where the folder comes from elsewhere, as on practice nodes."""
+    """The node that exports the shared folder; None if no node of the cluster does, as with practice nodes."""
     if site.cluster.provider == "virtual":
         return None
     return next((target for target in site.targets if target.node.name == site.cluster.storage.server), None)
 
 
 def wanted(site: Site, target: Target) -> list[str]:
-    """The packages of a node, by its roles; a container's clock is its host's, so that it needs none to set it."""
+    """The packages of a node, by its roles. A container uses its host's clock, so it needs no chrony."""
     names = [*BASE]
     if site.cluster.slurm is not None:
         names += [*MUNGE, *(CONTROLLER if target.has("controller") else ()), *(WORKER if target.has("worker") else ())]
@@ -59,11 +59,11 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def install(names: Sequence[str], options: str = "") -> list[Change]:
-    """Have these packages; options: more of apt-get's."""
+    """The changes that install these packages. options: further options of apt-get."""
     lists = f"{QUIET}; {APT} -qq update || true"  # where no archive is reached, the cached lists serve
     words = " ".join([OPTIONS, *([options] if options else []), "install", *names])
     return [
-        shell("ask the archives what they have", lists, timeout_s=LOCK_S + 300),
+        shell("update the package lists", lists, timeout_s=LOCK_S + 300),
         shell(f"install {', '.join(names)}", f"{QUIET}; {APT} {words}", timeout_s=LOCK_S + 1800),
     ]
 

@@ -1,4 +1,4 @@
-"""The user's side of RDMA where there is a card for it: NCCL finds the card by these libraries, and else goes over TCP."""
+"""Installs the user-space libraries of RDMA on nodes with an RDMA card: without them, NCCL falls back to TCP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WANTED = ("rdma-core", "ibverbs-utils")
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Raises Unanswered."""
     if target.facts[SYSTEM].is_container:
-        return Nothing("its network is that of the machine that carries it")
+        return Nothing("it is a container, which uses the network of its host")
     links = target.facts[RDMA]
     if not links:
         return Nothing("it has no RDMA card")

@@ -1,4 +1,4 @@
-"""A reboot that is proven: the machine is back when it names another boot than before, and nothing of it is remembered."""
+"""Reboots a node and checks that it did: the node is back when its boot id differs from the one before."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ STARTS_S = 120.0  # for its services to start, once it can be logged in to
 
 @dataclass(frozen=True)
 class Reboot:
-    """The last change of a plan: what is left is seen, and planned, when the machine is back.
+    """The last change of a plan; the remaining changes are planned when the machine is back.
 
-    limit_s: a server with much memory tests it for minutes. pause_s: between two questions whether it is back.
+    limit_s: for the reboot; a server with much memory tests it for minutes. pause_s: between two questions whether it is back.
     """
 
     why: str
@@ -26,17 +26,17 @@ class Reboot:
 
     @property
     def says(self) -> str:
-        return f"reboot it, as {self.why}; what is left is seen when it is back"
+        return f"reboot it, because {self.why}; further changes are planned after the reboot"
 
     @property
     def command(self) -> str:
         return "systemctl reboot"
 
     def make(self, node: Node) -> None:
-        """Raises Unanswered where it does not come back in time, or never went."""
+        """Raises Unanswered if the machine does not come back in time, or did not reboot."""
         before = boot_of(node)
         if before is None:
-            raise Unanswered(f"{node.name}: it does not say which boot this is, so that a reboot could not be proven")
+            raise Unanswered(f"{node.name}: its boot id is not known, so a reboot could not be verified")
         _ask(node)
         ends = time.monotonic() + self.limit_s
         while time.monotonic() < ends:
@@ -44,12 +44,12 @@ class Reboot:
                 _wait(node)
                 return
             time.sleep(self.pause_s)
-        went = "it still names the boot before" if boot_of(node) == before else "it does not answer"
-        raise Unanswered(f"{node.name}: {went}, {self.limit_s:g} s after it was told to reboot; look at its console")
+        went = "it has not rebooted" if boot_of(node) == before else "it does not answer"
+        raise Unanswered(f"{node.name}: {went}, {self.limit_s:g} s after the command to reboot; look at its console")
 
 
 def boot_of(node: Node) -> str | None:
-    """The name of this boot, None while the machine does not answer."""
+    """The boot id of the machine; None if it does not answer."""
     try:
         answer = node.run(["cat", BOOT_ID], timeout_s=10)
     except Unreachable:
@@ -67,5 +67,5 @@ def _ask(node: Node) -> None:
 
 
 def _wait(node: Node) -> None:
-    """Until what starts at boot has started; a service that failed to is not the reboot's matter."""
+    """Wait until all services have started. A service that failed to start is no error of the reboot."""
     node.run(["systemctl", "is-system-running", "--wait"], timeout_s=STARTS_S)

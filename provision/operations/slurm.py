@@ -1,4 +1,4 @@
-"""Slurm: first its accounts and its controller, then the workers, which ask the controller for their configuration."""
+"""Sets up Slurm: first accounting and the controller, then the workers, which get their configuration from the controller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DATABASE = "slurm_acct_db"
 DBD = "/etc/slurm/slurmdbd.conf"
 CONF = "/etc/slurm/slurm.conf"
 WORKER_OPTIONS, WORKER_UNIT = "/etc/default/slurmd", "/etc/systemd/system/slurmd.service.d/configless.conf"
-# Statements that say nothing where what they ask for is there.
+# Statements without effect if the database and the user exist.
 SQL = (
     f"CREATE DATABASE IF NOT EXISTS {DATABASE}; CREATE USER IF NOT EXISTS 'slurm'@'localhost' IDENTIFIED VIA unix_socket; "
     f"GRANT ALL ON {DATABASE}.* TO 'slurm'@'localhost';"
@@ -27,8 +27,8 @@ SQL = (
 HEALTHY = frozenset({"idle", "alloc", "mix", "comp"})
 DRAINED, DOWN = frozenset({"drain", "drng"}), frozenset({"down", "fail", "failg"})
 READY_S = 60.0
-SLURM = "slurm"  # SlurmUser: in its name Slurm itself drains nodes
-OURS = "shardlab:"  # how the reason begins where this program told to drain a node
+SLURM = "slurm"  # SlurmUser: the user of a drain that Slurm itself made
+OURS = "shardlab:"  # beginning of the reason if this program asked for the drain
 AWAY = ("Not responding", "Node unexpectedly rebooted")  # no longer holds once the node's slurmd runs
 SMALLER = ("Low RealMemory", "Low CPUs", "Low socket*core")  # no longer holds once slurm.conf says what the node is
 
@@ -36,26 +36,26 @@ SMALLER = ("Low RealMemory", "Low CPUs", "Low socket*core")  # no longer holds o
 def plan_accounts(site: Site, target: Target) -> list[Change] | Nothing:
     """MariaDB and slurmdbd on the controller. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has("controller"):
-        return Nothing("it keeps no accounts")
+        return Nothing("it does no accounting")
     changes = running(target, "mariadb", [])
     wanted = accounts(site)
     if _differs(target, DBD, wanted, 0o600, "slurm:slurm"):
-        changes.append(shell("make the database of accounts", f'mariadb --batch -e "{SQL}"', timeout_s=120))
+        changes.append(shell("make the accounting database", f'mariadb --batch -e "{SQL}"', timeout_s=120))
         # after the database: that it is there is seen by this file
         changes.append(Write(f"write {DBD}", DBD, wanted, 0o600, "slurm:slurm"))
     changes += running(target, "slurmdbd", [DBD], changed=bool(changes))
-    return changes or Nothing("slurmdbd runs on MariaDB")
+    return changes or Nothing("slurmdbd runs with MariaDB")
 
 
 def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
     """slurmctld on the controller. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has("controller"):
-        return Nothing("it does not control")
+        return Nothing("it is not the controller")
     absent = site.absent("worker")
     if (
         absent and CONF in target.facts[FILES]
     ):  # without what it is, its line cannot be written, and without its line its jobs end
-        return running(target, "slurmctld", [CONF]) or Nothing(f"slurm.conf is left as it is, without {', '.join(absent)}")
+        return running(target, "slurmctld", [CONF]) or Nothing(f"slurm.conf not changed: {', '.join(absent)} cannot be asked")
     changes: list[Change] = []
     wanted = files(site)
     for path, content in sorted(wanted.items(), key=lambda file: file[0] == CONF):  # last: where it stands, so do the others
@@ -67,42 +67,42 @@ def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
         )
         changes.append(shell("wait until slurmdbd answers", wait, timeout_s=60))
     changes += running(target, "slurmctld", [*wanted], changed=bool(changes))
-    return changes or Nothing("slurmctld runs with the configuration as it should be")
+    return changes or Nothing("slurmctld runs with the right configuration")
 
 
 def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
     """slurmd on a worker. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has("worker"):
-        return Nothing("it does not work")
+        return Nothing("it is not a worker")
     (controller,) = site.with_role("controller")
     if controller.node.name in site.left:
-        return Nothing(f"{controller.node.name}, whose configuration it is to have, cannot be asked")
+        return Nothing(f"{controller.node.name}, which has the configuration, cannot be asked")
     changes: list[Change] = []
     options = f'SLURMD_OPTIONS="--conf-server {controller.node.host}:6817 -N {target.node.name}"\n'.encode()
     unit = render("slurm/configless.conf.j2").encode()
     if _differs(target, WORKER_UNIT, unit):
-        changes.append(Run("make room for our part of slurmd.service", ["mkdir", "-p", WORKER_UNIT.rpartition("/")[0]]))
+        changes.append(Run("make a folder for our settings of slurmd", ["mkdir", "-p", WORKER_UNIT.rpartition("/")[0]]))
         changes.append(Write(f"write {WORKER_UNIT}", WORKER_UNIT, unit))
-        changes.append(Run("have systemd read it", ["systemctl", "daemon-reload"]))
+        changes.append(Run("make systemd read this file", ["systemctl", "daemon-reload"]))
     if _differs(target, WORKER_OPTIONS, options):
         changes.append(Write(f"write {WORKER_OPTIONS}", WORKER_OPTIONS, options))
     conf = controller.facts[FILES].get(CONF)
     changes += running(target, "slurmd", [WORKER_UNIT, WORKER_OPTIONS], changed=bool(changes))
     if not changes and conf is not None and _is_older(target, conf.written_s):
         changes.append(
-            Run("start slurmd anew, as the controller's configuration has changed", ["systemctl", "restart", "slurmd"], 120)
+            Run("restart slurmd, because the controller's configuration changed", ["systemctl", "restart", "slurmd"], 120)
         )
     return changes or Nothing("slurmd runs with the controller's configuration")
 
 
 def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
-    """Every worker registered and ready. Raises Unanswered.
+    """Make every worker registered and ready. Raises Unanswered.
 
-    A drained worker is resumed where we drained it, or where Slurm did for a reason that no longer holds; one that a person
-    drained is left so, and fails with the reason and with the command that resumes it.
+    A drained worker is resumed if we drained it, or if Slurm drained it for a reason that no longer holds. A worker that a
+    person drained is not changed; it fails, with the reason and the command that resumes it.
     """
     if site.cluster.slurm is None:
-        return Nothing("there is no Slurm")
+        return Nothing("the cluster has no Slurm")
     (controller,) = site.with_role("controller")
     if controller.node.name in site.left:
         return Nothing("the controller cannot be asked")
@@ -118,14 +118,14 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
         raise Unanswered("; ".join(kept.values()), kept)
     changes: list[Change] = []
     for name in resumed:
-        says = f"resume {name}, which Slurm has in the state {bad[name].state} ({bad[name].reason})"
+        says = f"resume {name}, whose state in Slurm is {bad[name].state} ({bad[name].reason})"
         changes.append(On(controller.node, shell(says, _resume_script(name))))
     return [*changes, Registration(controller, tuple(workers), ", ".join(f"{name}: {one.state}" for name, one in bad.items()))]
 
 
 @dataclass(frozen=True)
 class Registration:
-    """A wait until the controller has all workers in a state in which they take jobs. found: the states of those it has not."""
+    """A wait until all workers are in a state in which they can get jobs. found: the states of the other workers before."""
 
     controller: Target
     workers: tuple[str, ...]
@@ -167,7 +167,7 @@ exit 1"""
 
 
 def _may_resume(site: Site, worker: Target, found: SlurmNode) -> bool:
-    """Whether a drained worker was drained by us, or by Slurm for a reason of which its facts now say the opposite."""
+    """Whether a drained worker was drained by us, or by Slurm for a reason that its facts no longer confirm."""
     if found.reason.startswith(OURS):
         return True
     if found.user != SLURM:
@@ -185,12 +185,12 @@ def _may_resume(site: Site, worker: Target, found: SlurmNode) -> bool:
 
 
 def _is_kept(found: SlurmNode) -> bool:
-    """Whether waiting for it is in vain: a drained node stays so, and one that a person took down is theirs to return."""
+    """Whether waiting is useless: a drained node stays drained, and only a person resumes a node that a person took down."""
     return found.state in DRAINED or (found.state in DOWN and found.user not in ("", SLURM))
 
 
 def _unavailable(controller: Target, name: str, found: SlurmNode) -> str:
-    """Why a worker takes no jobs, and the command that has it take them again."""
+    """Why a worker gets no jobs, and the command that makes it available again."""
     if not found.reason:
         return f"{name}: Slurm reports the state {found.state} and gives no reason; on {name}, run: journalctl -u slurmd"
     who = "Slurm itself" if found.user == SLURM else f"the user {found.user}"

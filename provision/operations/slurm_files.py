@@ -1,4 +1,4 @@
-"""The files of Slurm, filled in from what the nodes are; every value was checked when it was read, none can end its line."""
+"""Slurm's configuration files, rendered from the nodes' facts. Every value was checked, so none can end its line."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Worker:
 
 
 def files(site: Site) -> dict[str, bytes]:
-    """The controller's files by path. Raises Unanswered where a worker does not say what it is."""
+    """The controller's files by path. Raises Unanswered if the facts of a worker are not known."""
     (controller,) = site.with_role("controller")
     workers = [one for one in site.with_role("worker") if one.node.name not in site.left]
     if not workers:
-        raise Unanswered("no worker says what it is")
+        raise Unanswered("all workers have failed, so slurm.conf cannot be written")
     told = [_worker(site.cluster, target) for target in workers]
     systems = [target.facts[SYSTEM] for target in workers]
     shared = any(system.is_container for system in systems)
@@ -40,7 +40,7 @@ def files(site: Site) -> dict[str, bytes]:
     devices = _devices(site.cluster)
     for word in (controller.node.name, controller.node.host, *(w for one in told for w in (one.name, one.host)), devices):
         if not _WORD.fullmatch(word):
-            raise Unanswered(f"{word!r} cannot stand in slurm.conf")
+            raise Unanswered(f"{word!r} is not allowed in slurm.conf")
     assert site.cluster.slurm is not None
     slurm = render(
         "slurm/slurm.conf.j2",

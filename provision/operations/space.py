@@ -1,4 +1,4 @@
-"""Before anything is changed: room for what is to be installed, as half an installation is worse than none."""
+"""Checks, before anything is changed, that there is enough disk space for all that will be installed."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         _fits(target.node.name, root if where is None or mount == root.mount else where, of_it)
         for mount, of_it in purposes.items()
     ]
-    return Nothing("; ".join(told) or "nothing large is to be installed on it")
+    return Nothing("; ".join(told) or "nothing large will be installed on it")
 
 
 def _environment(site: Site, target: Target) -> Room | None:
-    """Of the file system that the environment is to be made on, where this node is to say; None where it need not."""
+    """The space for the Python environment; None if it exists, or if another node checks this file system."""
     storage = site.cluster.storage
     if storage.shared is not None:
         server = nfs_server(site)
@@ -58,13 +58,13 @@ def _environment(site: Site, target: Target) -> Room | None:
 
 
 def _fits(name: str, there: Room, purposes: list[tuple[str, int, int]]) -> str:
-    """What fits where. Raises Unanswered where it does not."""
+    """A sentence about the free space. Raises Unanswered if it is not enough."""
     what = " and ".join(purpose for purpose, _, _ in purposes)
     needed, inodes = sum(size for _, size, _ in purposes), sum(count for _, _, count in purposes)
     if there.free_bytes < needed:
         raise Unanswered(
             f"{name}: {there.free_bytes / GIB:.1f} GiB are free on {there.mount}, and {what} may take {needed / GIB:.0f} GiB; "
-            "nothing was installed. Make room there, or put storage.shared on a larger disk."
+            "nothing was installed. Free some space there, or put storage.shared on a larger disk."
         )
     if 0 < there.free_inodes < inodes:  # 0: a file system that counts none, such as btrfs
         raise Unanswered(

@@ -1,4 +1,4 @@
-"""Time: chrony alone sets each node's clock, and no Slurm starts on one that is off."""
+"""Clocks: only chrony sets a node's clock, and Slurm is not set up on a node whose clock is wrong."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from provision.operations import Change, Here, Nothing, Operation, Run, Site, Ta
 from provision.operations.service import running
 from provision.providers import Node
 
-HOST_CLOCK = "it shares its host's clock"
+HOST_CLOCK = "it is a container, which uses the clock of its host"
 WAIT_S = 30  # chrony's first measurements take some seconds after its start
 # A server that does not answer is no failure of this command: the clock may be right all the same, and is measured next.
 STEP = f"chronyc waitsync {WAIT_S} 0 0 1 >/dev/null || true; chronyc makestep"
 
 
 def plan_daemon(site: Site, target: Target) -> list[Change] | Nothing:
-    """chrony runs, and nothing sets the clock beside it. Raises Unanswered."""
+    """Start chrony, and stop every other service that sets the clock. Raises Unanswered."""
     if target.facts[SYSTEM].is_container:
         return Nothing(HOST_CLOCK)
     found = target.facts[SERVICES]
     changes: list[Change] = [
-        Run(f"stop {name}, as two that set a clock pull at it", ["systemctl", "disable", "--quiet", "--now", name], 120)
+        Run(f"stop {name}, because only chrony should set the clock", ["systemctl", "disable", "--quiet", "--now", name], 120)
         for name in TIME
         if name in found and (found[name].enabled or found[name].state == "active")
     ]
     changes += running(target, "chrony", [])
-    return changes or Nothing("chrony alone sets its clock")
+    return changes or Nothing("only chrony sets its clock")
 
 
 def plan_offset(site: Site, target: Target) -> list[Change] | Nothing:
-    """One step of the clock where it is off, after which it has to be right. Raises Unanswered."""
+    """Set the clock once if it is wrong; it must be right afterwards. Raises Unanswered."""
     offset = clock.measure(target.node)
     if offset.agrees:
         return Nothing(str(offset))
     if target.facts[SYSTEM].is_container:
         raise Unanswered(
-            f"{target.node.name}: its clock is {offset}, and munge and Slurm would refuse it; {HOST_CLOCK}, which has to be set"
+            f"{target.node.name}: its clock is {offset}, so munge and Slurm would refuse it; {HOST_CLOCK}: set that clock"
         )
     return [
         shell(f"set the clock, which is {offset}", STEP, timeout_s=WAIT_S + 30),
-        Here("measure it again", functools.partial(_hold, target.node)),
+        Here("measure the clock again", functools.partial(_hold, target.node)),
     ]
 
 
@@ -51,8 +51,8 @@ def _hold(node: Node) -> None:
     offset = clock.measure(node)
     if not offset.agrees:
         raise Unanswered(
-            f"{node.name}: its clock is {offset}, also after chronyc makestep, and munge and Slurm would refuse it: see there "
-            "whether chronyc sources shows a server that answers, and here whether this machine's own clock is right"
+            f"{node.name}: its clock is {offset}, also after chronyc makestep, so munge and Slurm would refuse it. Check that "
+            "chronyc sources on this node shows a server that answers, and that the clock of the machine you work on is right"
         )
 
 

@@ -1,4 +1,4 @@
-"""Users with the same numbers on all nodes: munge's messages and the files on shared storage carry those, and no names."""
+"""Users with the same uid and gid on all nodes: munge's messages and files on shared storage contain numbers, not names."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ MUNGE_ID = 499  # Debian gives out the lowest free number from 100 on, systemd t
 
 
 def plan_made(site: Site, target: Target) -> list[Change] | Nothing:
-    """munge's user, before its package makes one whose number depends on what else a node has. Raises Unanswered."""
+    """Make munge's user before its package makes one with a number that differs between nodes. Raises Unanswered."""
     if site.cluster.slurm is None:
-        return Nothing("there is no Slurm")
+        return Nothing("the cluster has no Slurm")
     if "munge" in target.facts[USERS].known:
-        return Nothing("munge has its user")
+        return Nothing("the user munge exists")
     others = [users.known["munge"] for _, users in site.told(USERS) if "munge" in users.known]
     there = others[0] if others else User(MUNGE_ID, MUNGE_ID)
     make = (
@@ -27,11 +27,11 @@ def plan_made(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def plan_agree(site: Site, target: Target) -> list[Change] | Nothing:
-    """Never a change of a user that exists. Raises Unanswered where a number differs from the first node's."""
+    """Never changes a user that exists. Raises Unanswered if a number differs from the one on the first node."""
     found = target.facts[USERS]
     first, wanted = site.told(USERS)[0]
     if first is target:
-        return Nothing("the others are compared with it")
+        return Nothing("the other nodes are compared with this node")
     where = target.node.name
     if site.cluster.slurm is not None:
         for name in SYSTEM_USERS:
@@ -39,27 +39,27 @@ def plan_agree(site: Site, target: Target) -> list[Change] | Nothing:
             if here is not None and there is not None and here != there:
                 raise Unanswered(
                     f"{where}: the user {name} is {here.uid}:{here.gid} there and {there.uid}:{there.gid} on "
-                    f"{first.node.name}; users that exist are left as they are. Give it the same numbers: systemctl stop "
+                    f"{first.node.name}; existing users are not changed. Give it the same numbers: systemctl stop "
                     f"{name}*; groupmod -g {there.gid} {name}; usermod -u {there.uid} -g {there.gid} {name}; "
-                    "chown what was its own"
+                    "then chown its files"
                 )
     said = _login(wanted.login, wanted.known.get(wanted.login), found.known.get(wanted.login), first.node.name)
     if said is None:
-        return Nothing(f"its users have the numbers that they have on {first.node.name}")
+        return Nothing(f"its users have the same numbers as on {first.node.name}")
     if site.cluster.storage.shared is not None:  # what one node writes there, another could not change
         raise Unanswered(
-            f"{where}: {said}; on shared storage its files would be another's: give it the same number on all nodes."
+            f"{where}: {said}; on shared storage its files would belong to another user: use the same number on all nodes."
         )
-    return Nothing(f"{said}; without shared storage that is no obstacle")
+    return Nothing(f"{said}; this is no problem without shared storage")
 
 
 def _login(name: str, there: User | None, here: User | None, first: str) -> str | None:
-    """What is to be said of the user who logs in to the first node, as it is on this one."""
+    """How the user who logs in to the first node differs on this node; None if it does not."""
     if there is None or (here is not None and here.uid == there.uid):
         return None
     if here is None:
-        return f"the user {name}, who logs in to {first}, does not exist on it"
-    return f"the user {name} is {here.uid} on it and {there.uid} on {first}"
+        return f"the user {name}, who logs in to {first}, does not exist here"
+    return f"the user {name} has uid {here.uid} here and {there.uid} on {first}"
 
 
 MUNGE_USER = Operation("munge-user", plan_made)

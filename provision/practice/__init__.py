@@ -1,1 +1,1 @@
-"""Practice nodes: machines that boot their own systemd, sshd and apt on this one, for rehearsing a whole cluster."""
+"""Practice nodes: containers on this machine with their own systemd, sshd and apt, to rehearse a whole cluster."""

@@ -1,4 +1,4 @@
-"""The file system that all practice nodes start from: a small Debian, made once and cached, never booted itself.
+"""The base of all practice nodes: the file system of a small Debian, made once and cached, and never booted itself.
 
 It holds the packages that provisioning installs in its apt cache, so that a node installs them without a network.
 """
@@ -30,23 +30,23 @@ SOURCES = ("etc/apt/sources.list", "etc/apt/sources.list.d", "etc/apt/keyrings",
 
 
 class NoBase(ShardlabError):
-    """Why practice nodes cannot be had on this machine."""
+    """Practice nodes are not possible on this machine, and why."""
 
 
 def folder(packages: Sequence[str]) -> Path:
-    """Where the base with these packages lies, made or not: one a recipe, below the user's cache folder."""
+    """The folder of the base with these packages, which may not exist yet, below the user's cache folder."""
     words = [str(RECIPE), release()["VERSION_CODENAME"], platform.machine(), *SYSTEM, *sorted(packages)]
     digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
     return cache() / f"base-{digest}"
 
 
 def cache() -> Path:
-    """What was made once and serves every cluster of practice nodes."""
+    """The folder of what is made once for all clusters of practice nodes."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / "practice"
 
 
 def alone() -> AbstractContextManager[None]:
-    """While what all practice nodes have in common is made or removed; the lock lies with the cache, which stays."""
+    """Hold the lock for making and removing what all practice nodes share. It is in the cache folder, which stays."""
     return files.locked(cache() / "lock")
 
 
@@ -58,7 +58,7 @@ def release() -> dict[str, str]:
 
 
 def check() -> None:
-    """Raises NoBase where this machine cannot carry practice nodes."""
+    """Raises NoBase if practice nodes are not possible on this machine."""
     if os.geteuid() != 0:
         raise NoBase("practice nodes need root on this machine: sudo provision ...")
     if release().get("ID") not in ("debian", "ubuntu"):
@@ -72,8 +72,8 @@ def check() -> None:
 
 
 def make(packages: Sequence[str], tell: Callable[[str], None]) -> Path:
-    """The base, made where it is not there, under the lock of `alone`. A kill in between leaves none, and the next call starts
-    over.
+    """The base, which is made if it does not exist; the caller holds the lock of `alone`. If a process is killed before the
+    base is complete, the next call starts again.
 
     Raises NoBase.
     """
@@ -86,11 +86,11 @@ def make(packages: Sequence[str], tell: Callable[[str], None]) -> Path:
         shutil.rmtree(left, ignore_errors=True)
     growing = made.with_name(f".{made.name}.{os.getpid()}")
     try:
-        tell(f"making the base of practice nodes, once: {made}")
+        tell(f"making the base of practice nodes, which is needed only once: {made}")
         codename = release()["VERSION_CODENAME"]
         run(["debootstrap", "--variant=minbase", f"--include={','.join(SYSTEM)}", codename, str(growing), mirror()])
         _share_apt(growing)
-        tell("fetching the packages that nodes will install")
+        tell("downloading the packages that nodes will install")
         _within(growing, "apt-get update -qq")
         wanted = " ".join(sorted(packages))
         _within(growing, f"DEBIAN_FRONTEND=noninteractive apt-get install -qq -y -d --no-install-recommends {wanted}")
@@ -109,11 +109,11 @@ def mirror() -> str:
         made_by, suite, uri = line.split(" ", 2)
         if made_by == "Packages" and suite == codename:
             return uri
-    raise NoBase(f"the apt sources of this machine name no archive of {codename}; practice nodes are made from it.")
+    raise NoBase(f"the apt sources of this machine name no archive of {codename}, which practice nodes need.")
 
 
 def _share_apt(base: Path) -> None:
-    """The machine's own sources and keys, and its resolver while packages are fetched."""
+    """Copy the apt sources and keys of this machine, and its resolver for the downloads."""
     for name in SOURCES:
         source, target = Path("/") / name, base / name
         if source.is_dir():

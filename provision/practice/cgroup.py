@@ -1,4 +1,4 @@
-"""A control group for each practice node, in which its systemd makes those of its services.
+"""Makes a control group for each practice node, in which its systemd makes the groups of its services.
 
 nspawn makes a node's group below its own, always by the same name: two nodes started from one group would share theirs, and
 each systemd remove the group of a service that has ended while the other puts a process of its own into it, which then fails
@@ -26,7 +26,7 @@ def make(cluster: str, node: str) -> Sequence[Path]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise NoBase(f"{folder}: practice nodes need control groups of their own: {error.strerror}.") from None
+            raise NoBase(f"{folder}: cannot make the control group of a practice node: {error.strerror}.") from None
     return folders
 
 
@@ -40,7 +40,7 @@ def remove(cluster: str, node: str) -> None:
                 with contextlib.suppress(OSError):  # the kernel may still be at the end of a process
                     Path(place).rmdir()
             if time.monotonic() > ends:
-                raise NoBase(f"{top}: processes are left in it.")
+                raise NoBase(f"{top}: some processes in this control group do not end.")
             time.sleep(0.01)
         for folder in (top.parent, top.parent.parent):
             with contextlib.suppress(OSError):  # there are other nodes, or it was never made

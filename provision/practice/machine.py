@@ -57,11 +57,11 @@ class Machine:
         return self.folder / "upper/etc/ssh/ssh_host_ed25519_key"
 
     def pid(self) -> int | None:
-        """Its process 1 as this machine numbers it, or None where it is not running."""
+        """The pid of its process 1 on this machine, or None if it is not running."""
         return init_of(self.folder / "upper")
 
     def age_s(self) -> float | None:
-        """For how many seconds it has run, 0 where it is about to, or None where it does not."""
+        """The seconds since it started, 0 if it is starting, or None if it does not run."""
         if (pid := self.pid()) is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 return time.time() - psutil.Process(pid).create_time()
@@ -111,14 +111,14 @@ class Machine:
         (self.folder / "boot.pid").write_text(str(process.pid))
 
     def crash(self) -> None:
-        """What a power cut does: no process of it lives on, and nothing is written any more."""
+        """End it like a power cut: all its processes are killed, and nothing more is written."""
         if (loop := self._loop()) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(loop, signal.SIGKILL)
         ends = time.monotonic() + LIMIT_S
         while (pid := self.pid()) is not None or _lives(loop):
             if time.monotonic() > ends:
-                raise NoBase(f"{self.name}: its processes do not end.")
+                raise NoBase(f"{self.name}: processes of this practice node do not end.")
             if pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -232,7 +232,7 @@ def machines(cluster: str) -> Sequence[Path]:
 
 
 def leave() -> None:
-    """With the last node of the last cluster goes what all nodes had in common."""
+    """Remove what all nodes share, if no node of any cluster is left."""
     for folder in (STATE, STATE.parent):
         with contextlib.suppress(OSError):  # there are others, or it was never made
             folder.rmdir()

@@ -1,4 +1,4 @@
-"""The switch that practice nodes hang on: a bridge of this machine, which holds the subnet's last address itself."""
+"""The network of practice nodes: a bridge on this machine, which itself has the last address of the subnet."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def address(subnet: str, number: int) -> str:
     """The address of the number-th node, counted from 0: the first of the subnet on. Raises NoBase for one too many."""
     hosts = ipaddress.ip_network(subnet)
     if number + 2 >= hosts.num_addresses - 1:
-        raise NoBase(f"the subnet {subnet} has no address for {number + 1} nodes; write a larger one under lan.subnet.")
+        raise NoBase(f"the subnet {subnet} is too small for {number + 1} nodes; set lan.subnet to a larger one.")
     return str(hosts[number + 1])
 
 
@@ -53,7 +53,7 @@ def up(name: str, subnet: str) -> None:
         for entry in link.get("addr_info", ()):
             if link["ifname"] != name and entry["family"] == "inet" and ipaddress.ip_address(entry["local"]) in network:
                 raise NoBase(
-                    f"{link['ifname']} has {entry['local']} of the subnet {subnet} already; write another one under lan.subnet."
+                    f"{link['ifname']} already has {entry['local']} of the subnet {subnet}; set lan.subnet to another subnet."
                 )
     if not is_up(name):
         run(["ip", "link", "add", name, "address", hardware_address(name), "type", "bridge"])

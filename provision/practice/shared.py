@@ -1,4 +1,4 @@
-"""The folder that practice nodes share with this machine: whatever root of a node puts there gives nobody rights here.
+"""Protects the folder that practice nodes share with this machine: files of a node's root there give nobody rights here.
 
 Nodes have no user namespace: root there is root here. On this machine the folder is therefore mounted over itself with
 `nosuid,nodev`, which the nodes' own mounts take over.
@@ -23,7 +23,7 @@ def is_protected(folder: Path) -> bool:
 
 
 def protect(state: Path, folder: Path) -> None:
-    """Make the folder where it is not there, owned by the nodes' user, and mount it over itself. Raises NoBase."""
+    """Make the folder if it is missing, owned by the nodes' user, and mount it over itself. Raises NoBase."""
     if not folder.exists():
         folder.mkdir(parents=True)
         os.chown(folder, UID, UID)

@@ -1,4 +1,4 @@
-"""A folder of wheels, made once on this machine with its network, from which practice nodes install without any."""
+"""A folder of wheels, downloaded once by this machine, from which practice nodes install without a network."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from shardlab import files
 
 
 def folder() -> Path:
-    """Where it lies, made or not: one for each set of packages and release of Python."""
+    """The folder, which may not exist yet; there is one for each set of packages and release of Python."""
     return cache() / f"wheels-{software.digest()}-{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def make(tell: Callable[[str], None]) -> Path:
-    """The folder, filled where it is not there. Raises NoBase."""
+    """The folder, which is made and filled if it does not exist. Raises NoBase."""
     made = folder()
     if made.is_dir():
         return made
     files.make_folder(made.parent)
     growing = made.with_name(f".{made.name}.{os.getpid()}")
     try:
-        tell(f"fetching the Python packages of nodes, once: {made}")
+        tell(f"downloading the Python packages of nodes, which is needed only once: {made}")
         growing.mkdir()
         constraints = growing / "constraints.txt"
         constraints.write_bytes(software.constraints())

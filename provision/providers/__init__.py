@@ -1,4 +1,4 @@
-"""Where nodes come from: each file turns a cluster into its nodes and knows how a command is run on one."""
+"""Providers of nodes, one per file: each returns the nodes of a cluster and runs commands on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardlab.remote import Answer
 
 __all__ = ["STOPPING", "Answer", "Node"]
 
-STOPPING = threading.Event()  # set once this process was told to end: from then on no node starts a command
+STOPPING = threading.Event()  # set when this process is interrupted: from then on no node starts a command
 
 
 class Node(Protocol):
@@ -23,7 +23,7 @@ class Node(Protocol):
     user: str | None
     identity: Path | None  # the private key's file
     python: str  # the interpreter that has shardlab installed, on that machine
-    wheelhouse: str | None  # a folder of wheels on it that pip has to take everything from
+    wheelhouse: str | None  # a folder of wheels on it, from which pip installs everything; None: pip uses its index
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -52,5 +52,5 @@ class Node(Protocol):
         ...
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> Answer:
-        """Make the file `path` hold `content`, by root, all of it or nothing; owner as chown takes it. Raises Unreachable."""
+        """Write a file as root, completely or not at all. owner: as for chown. Raises Unreachable."""
         ...

@@ -1,4 +1,4 @@
-"""This machine as a cluster of one node, so that everything can be tried without owning another."""
+"""This machine as a cluster of one node, so that everything can be tried without other machines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LocalNode:
     ) -> Answer:
         """Run `argv` in a process group of its own. Its descendants end with it, also when we are interrupted.
 
-        Raises Unreachable once this process was told to end.
+        Raises Unreachable after this process was interrupted.
         """
         argv = ["sudo", "-n", "--", *argv] if root and os.geteuid() != 0 else argv
         # C: parsers read untranslated text. Safe path: a folder `jobs` in the current folder is not our package.
@@ -69,7 +69,7 @@ class LocalNode:
         if STOPPING.is_set():  # looked at after it is listed: whoever ends commands now sees this one
             _end(process, 0)
             _RUNNING.pop(process.pid, None)
-            raise Unreachable("this program was told to end.")
+            raise Unreachable("this program was interrupted.")
         with process:
             try:
                 stdout, stderr = process.communicate(stdin, timeout=timeout_s)
@@ -124,16 +124,16 @@ def locks(cluster: Cluster) -> list[Path]:
 
 def warm(cluster: Cluster) -> str:
     """Why there is nothing to prepare."""
-    return "provider local has nothing to prepare ahead."
+    return "provider local has nothing to prepare in advance."
 
 
 def request(cluster: Cluster) -> str:
     """Why there is nothing to ask for."""
-    return "provider local has nothing to request: the node is this machine, and it is there already."
+    return "provider local has nothing to request: its only node is this machine."
 
 
 def down(cluster: Cluster) -> str:
-    """Why there is nothing to take down."""
+    """Why there is nothing to remove."""
     return "provider local: provision created no machine, so there is nothing to undo."
 
 

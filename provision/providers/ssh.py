@@ -1,4 +1,4 @@
-"""Machines that exist already and are logged in to: those that the cluster file names."""
+"""Machines that already exist, with a login by SSH: those that the cluster file lists."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ class SshNode:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Around a command: Unreachable gets this node's name, and is raised at once if this process was told to end."""
+        """Around a command: Unreachable gets this node's name, and is raised at once if this process was interrupted."""
         try:
             if STOPPING.is_set():
-                raise Unreachable(f"{self.name}: this program was told to end.")
+                raise Unreachable(f"{self.name}: this program was interrupted.")
             yield
         except Unreachable as error:
             error.node = self.name
@@ -124,12 +124,12 @@ def of(
 
 def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Change] | Nothing:
     """Why no machine has to be made."""
-    return Nothing("it exists")
+    return Nothing("this machine already exists")
 
 
 def request(cluster: Cluster) -> str:
     """Why there is nothing to ask for."""
-    return "provider ssh has nothing to request: its machines exist already."
+    return "provider ssh has nothing to request: its machines already exist."
 
 
 def locks(cluster: Cluster) -> list[Path]:
@@ -138,10 +138,10 @@ def locks(cluster: Cluster) -> list[Path]:
 
 
 def down(cluster: Cluster) -> str:
-    """Why there is nothing to take down."""
+    """Why there is nothing to remove."""
     return "provider ssh: provision created no machine, so there is nothing to undo."
 
 
 def warm(cluster: Cluster) -> str:
     """Why there is nothing to prepare."""
-    return "provider ssh has nothing to prepare ahead."
+    return "provider ssh has nothing to prepare in advance."

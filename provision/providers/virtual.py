@@ -1,4 +1,4 @@
-"""Practice nodes: a cluster of machines that this one boots, to rehearse on what is to be done to others."""
+"""Practice nodes: a cluster of nodes that boot on this machine, to rehearse what will be done on real machines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
 
 
 def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Change] | Nothing:
-    """Make and boot a node that does not run. Raises NoBase where this machine cannot carry one."""
+    """Make and boot a node that does not run. Raises NoBase if this machine cannot have practice nodes."""
     base.check()
     _check_owner(cluster, workspace)
     _check_room(cluster)
@@ -97,7 +97,7 @@ def down(cluster: Cluster) -> str:
 
 
 def warm(cluster: Cluster) -> str:
-    """Make the base ahead of the first use."""
+    """Make the base and the folder of wheels before their first use."""
     with base.alone():
         return f"ready: {base.make(packages.ALL, _remark)} and {wheelhouse.make(_remark)}"
 
@@ -180,22 +180,23 @@ def _trust(workspace: Workspace, host: str, public: str) -> None:
 
 
 def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
-    """Raises NoBase where another workspace has practice nodes of this name: there is one set of them a machine."""
+    """Raises NoBase if another workspace has practice nodes with this cluster name, which a machine can have only once."""
     owner = STATE / cluster.name / "workspace"
     if owner.exists() and Path(other := owner.read_text().strip()).resolve() != workspace.real_path:
         raise NoBase(
-            f"the workspace {other} has practice nodes of the name {cluster.name} on this machine; choose another name."
+            f"the workspace {other} already has practice nodes of the name {cluster.name} on this machine; "
+            "choose another name for this cluster."
         )
 
 
 def _check_room(cluster: Cluster) -> None:
-    """Raises NoBase where so many nodes would not all boot: of the last ones systemd could not watch what it has to."""
+    """Raises NoBase if there are too few inotify instances, without which systemd of the last nodes would not boot."""
     beside = [folder.name for folder in STATE.iterdir() if folder.name != cluster.name] if STATE.is_dir() else []
     count = len(cluster.nodes) + sum(len(machines(name)) for name in beside)
     needed, limit = EACH * count + OTHERS, int(INSTANCES.read_text())
     if needed > limit:
         raise NoBase(
-            f"{count} practice nodes on this machine need {needed} inotify instances, and it allows {limit}: "
+            f"{count} practice nodes on this machine need {needed} inotify instances, but its limit is {limit}; run: "
             f"sysctl -w fs.inotify.max_user_instances={2 * needed}"
         )
 

@@ -1,1 +1,1 @@
-"""Readers of data sets in their own file formats, and synthetic ones where none is staged."""
+"""Readers of data sets in their official file formats, and synthetic data sets, which need no files."""

@@ -1,7 +1,7 @@
-"""CIFAR-10 in its official binary format, read whole into memory: the set is small and its pixels are wanted at random.
+"""CIFAR-10 in its official binary format, read whole into memory: the set is small, and images are read in random order.
 
 A record is 1 byte of label (0 to 9) and 3,072 bytes of pixels: the red, green and blue plane of 32 rows of 32. The
-archive is https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz, and its folder is what lies in the data path.
+archive is https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz; the data path contains the folder of the archive.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def opened(data_path: Path, split: str, size: int, subset: int | None, subset_se
 
 
 class Cifar10(ImageSet):
-    """The images of one split's files, resized bilinearly where the model wants another size than 32."""
+    """The images of one split's files, resized bilinearly if the model wants another size than 32."""
 
     classes = CLASSES
 

@@ -1,6 +1,6 @@
-"""Which image files a run reads, drawn once and written down with a checksum each, so that any later run reads the same.
+"""The list of image files that a run reads: drawn once and written with a checksum each, so that later runs read the same.
 
-A list is a file of JSON lines: first what it is, then `[path, class, SHA-256]` for each image, in the order of the paths.
+A list is a file of JSON lines: first a header, then `[path, class, SHA-256]` for each image, in the order of the paths.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SUFFIXES = (".jpeg", ".jpg")
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a list holds: `images` of a split, drawn from `found` ones by `seed` where that is not null."""
+    """The header of a list: it has `images` images of a split, drawn from `found` images by `seed` if `seed` is not null."""
 
     schema: int
     split: str
@@ -43,7 +43,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ImageList(msgspec.Struct, frozen=True):
-    """A list as read, and the SHA-256 of its file, which vouches for every image in it."""
+    """A list as read, and the SHA-256 of its file, which covers the checksum of every image in the list."""
 
     head: Head
     entries: list[Entry]
@@ -51,9 +51,9 @@ class ImageList(msgspec.Struct, frozen=True):
 
 
 def ready(root: Path, split: str, subset: int | None, seed: int) -> ImageList:
-    """The list of `root/train` or `root/val`, made beside `root` where it is not there. Raises InputError, WorkspaceError.
+    """The list of `root/train` or `root/val`, made beside `root` if it does not exist. Raises InputError, WorkspaceError.
 
-    The first to ask reads every image that is drawn once, for its checksum; everyone after reads the list.
+    The first caller reads every drawn image once, for its checksum; all later callers read the list.
     """
     drawn = f"-{subset}-seed-{seed}" if subset else ""
     path = root.with_name(f"{root.name}-{split}{drawn}.list")  # `root` may be a link to a folder that is not ours
@@ -68,16 +68,21 @@ def read(path: Path, split: str, subset: int | None) -> ImageList:
     try:
         head = msgspec.json.decode(lines[0] if lines else b"", type=Head)
     except DECODE_FAULTS as error:
-        raise InputError(f"{path}:1: is not the head of a list of images: {error}. Delete it and it is drawn anew.") from None
+        raise InputError(
+            f"{path}:1: is not the header of an image list: {error}. Delete the file; the next run makes it again."
+        ) from None
     if head.schema != SCHEMA or head.split != split or head.images != len(lines) - 1 or head.images != (subset or head.found):
-        raise InputError(f"{path}: its first line does not fit what follows or what is asked. Delete it and it is drawn anew.")
+        raise InputError(
+            f"{path}: its first line does not match the lines after it, or the split and subset of this run. "
+            "Delete the file; the next run makes it again."
+        )
     decoder = msgspec.json.Decoder(Entry)
     entries = []
     for number, line in enumerate(lines[1:], start=2):
         try:
             entry = decoder.decode(line)
         except DECODE_FAULTS as error:
-            raise InputError(f"{path}:{number}: is no entry of a list of images: {error}.") from None
+            raise InputError(f"{path}:{number}: is not an entry of an image list: {error}.") from None
         parts = entry.path.split("/")
         if (
             not 0 <= entry.label < head.classes
@@ -92,11 +97,11 @@ def read(path: Path, split: str, subset: int | None) -> ImageList:
 
 
 def class_names(root: Path) -> list[str]:
-    """The folders of `root/train` in order; a class's number is its place among all of them. Raises InputError."""
+    """The names of the folders of `root/train`, sorted; the number of a class is its position. Raises InputError."""
     names = sorted(entry.name for entry in _entries(root / "train") if entry.is_dir() and not entry.name.startswith("."))
     if len(names) < 2:
         raise InputError(
-            f"{root / 'train'}: found {len(names)} class folders. Allowed: at least 2, one a class, named by its wnid."
+            f"{root / 'train'}: found {len(names)} class folders. Allowed: at least 2, one per class, named by its wnid."
         )
     return names
 
@@ -109,7 +114,7 @@ def _make(root: Path, split: str, subset: int | None, seed: int, path: Path) -> 
     )
     if strangers:
         raise InputError(
-            f"{root / split / min(strangers)}: is no class of {root / 'train'}. Allowed: its {len(names)} folders."
+            f"{root / split / min(strangers)}: is not a class of {root / 'train'}. Allowed: its {len(names)} folders."
         )
     if not found:
         raise InputError(f"{root / split}: found no image. Allowed: CLASS/*.JPEG, as in the official archive.")

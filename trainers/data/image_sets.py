@@ -1,4 +1,4 @@
-"""Sets of labelled images by name, so that a workload takes any of them and names none."""
+"""Opens a set of labelled images by its name. Workloads do not depend on a particular set."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def open_images(
 ) -> ImageSet:
     """One split of a set, images of size x size pixels in three colours.
 
-    classes: how many the synthetic set draws from (None: 10); a set of files has its own number, which `ImageSet.classes`
-    says. subset: so many images of the training split, drawn by `subset_seed`, or of the synthetic set, its length; None
-    means all. The validation split is always whole. Raises InputError where the files are not there or damaged, or where
-    the set has fewer images than `subset`, and WorkspaceError.
+    classes: number of classes of the synthetic set (None: 10); a set in files has its own number (`ImageSet.classes`).
+    subset: number of images of the training split, drawn by `subset_seed`, or the length of the synthetic set; None: all
+    images. The validation split is always whole. Raises InputError if the files are missing or damaged, or if the set has
+    fewer images than `subset`, and WorkspaceError.
     """
     if name not in NAMES:
         raise UnknownName("data set", name, NAMES)

@@ -1,4 +1,4 @@
-"""ImageNet, or any set of class folders of JPEGs, decoded while training: it is too large to be held in memory.
+"""ImageNet, or any set of class folders of JPEGs. Images are decoded during training: the set is too large for memory.
 
 `imagenet/train/WNID/*.JPEG` and `imagenet/val/WNID/*.JPEG` in the data path. An image is scaled so that its shorter side
 has size * 256 / 224 pixels (bilinear), cut at its centre to size x size, and normalised: no augmentation, so that every
@@ -39,7 +39,7 @@ def opened(data_path: Path, split: str, size: int, subset: int | None, subset_se
 
 
 class ImageFolders(ImageSet):
-    """The images of one split in its class folders, each checked against the list's checksum whenever it is read."""
+    """The images of one split in its class folders. Every read checks the image against its checksum in the list."""
 
     def __init__(self, root: Path, split: str, size: int, subset: int | None, subset_seed: int) -> None:
         """Raises InputError, naming the file or folder."""
@@ -70,7 +70,7 @@ class ImageFolders(ImageSet):
         except OSError as error:
             raise WorkspaceError.from_os_error(error, "read the image") from error
         if hashlib.sha256(content).hexdigest() != entry.sha256:
-            raise InputError(f"{path}: is not the file that the list was made of (SHA-256 differs).")
+            raise InputError(f"{path}: the file changed after the image list was made (SHA-256 differs).")
         decode(content, path, self._size, image)
 
 
@@ -88,7 +88,7 @@ def decode(content: bytes, path: Path, size: int, image: np.ndarray) -> None:
             opened.draft("RGB", (round(2 * opened.width * size / side), round(2 * opened.height * size / side)))
             colours = opened.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise InputError(f"{path}: is not a whole image: {error}.") from None
+        raise InputError(f"{path}: the image is damaged or incomplete: {error}.") from None
     side = min(colours.size) / MARGIN
     left, top = (colours.width - side) / 2, (colours.height - side) / 2
     # Scaling the square alone gives what scaling all and then cutting gives, without the part that is cut away.

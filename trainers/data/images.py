@@ -1,4 +1,4 @@
-"""What a reader of labelled images gives, whatever files they lie in."""
+"""The interface of a reader of labelled images, independent of the file format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ImageSet(ABC):
-    """One split of a data set. classes: how many labels there are, 0 to classes - 1, in every split alike."""
+    """One split of a data set. classes: number of labels, which are 0 to classes - 1; the same in every split."""
 
     source: DataSource
     classes: int
@@ -24,15 +24,15 @@ class ImageSet(ABC):
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The images with these indices, (n, 3, size, size) in float32 and normalised, and their labels, (n,) in int64.
 
-        A function of the indices alone, and safe to call from several threads at once. Raises InputError, naming the
-        file, for one that is damaged.
+        The result depends on the indices alone. Several threads may call it at once. Raises InputError, naming the file, if a
+        file is damaged.
         """
 
 
 def not_staged(name: str, missing: Path) -> InputError:
-    """What to say where a set's files are not there: nothing is ever put in their place unasked."""
+    """The error if the files of a data set are missing. They are never replaced by other data without being asked."""
     return InputError(
-        f"{missing}: not found, so there is no {name} to read. `provision` stages it: write "
+        f"{missing}: not found, so the data set {name} cannot be read. To let `provision` stage it, write "
         f"`data: {{sets: [{{name: {name}, archive: PATH_OR_URL}}]}}` into cluster.yaml (docs/data.md). "
         f"Allowed without any file: the data set synthetic."
     )

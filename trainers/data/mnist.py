@@ -1,9 +1,9 @@
 """MNIST in its official IDX files, unpacked or as they are published (.gz), read whole into memory.
 
 A file is two zero bytes, the type (8: unsigned bytes), the number of dimensions, each dimension as a big-endian 32-bit
-number, and the bytes. The grey plane stands three times, for networks that take three colours. 28 x 28 pixels are framed
-with two black ones on each side, 32 x 32, and resized bilinearly where the model wants another size; at size 28 they are
-left as they are.
+number, and the bytes. The grey plane is repeated three times, for networks with three colours. 28 x 28 pixels get a frame of
+two black pixels on each side (32 x 32), and are resized bilinearly if the model wants another size. At size 28 the images
+are not changed.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
             for size in shape:
                 count *= size  # in Python's own integers, which do not overflow
             if not 0 < count <= MOST_BYTES:
-                raise InputError(f"{path}: promises {count} bytes. Allowed: 1 to {MOST_BYTES}.")
+                raise InputError(f"{path}: its header announces {count} bytes. Allowed: 1 to {MOST_BYTES}.")
             if path.suffix != ".gz" and path.stat().st_size != len(header) + count:
                 raise _wrong_size(path, path.stat().st_size - len(header), count)
             content = handle.read(count + 1)  # one more byte than promised shows what follows
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path}: is not a whole gzip file: {error}.") from None
+        raise InputError(f"{path}: the gzip file is damaged or incomplete: {error}.") from None
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read the data set") from error
     if len(content) != count:
@@ -116,7 +116,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 
 def _wrong_size(path: Path, found: int, promised: int) -> InputError:
     much = f"found more than {promised}" if found > promised else f"found {found}"
-    return InputError(f"{path}: {much} bytes after the header. Allowed: {promised}, as its dimensions promise.")
+    return InputError(f"{path}: {much} bytes after the header. Allowed: {promised}, by the dimensions in its header.")
 
 
 def _unpacked(path: Path) -> BinaryIO:
@@ -127,4 +127,4 @@ def _present(folder: Path, name: str) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.exists():
             return path
-    raise InputError(f"{folder / name}: no such file, nor with .gz. Allowed: a folder with the four files of MNIST.")
+    raise InputError(f"{folder / name}: no such file, and no {name}.gz. Allowed: a folder with the four files of MNIST.")

@@ -1,4 +1,4 @@
-"""Make a data set once per data folder while ranks and runs race for it: one makes, the others wait and then read."""
+"""Makes a data set once per data folder, even if several ranks and runs need it at once: one makes it, the others wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardlab import files
 
 
 def make_once(path: Path, make: Callable[[Path], None]) -> None:
-    """Unless `path` exists, let `make` write it at a temporary path beside it and rename that, so that it is whole or absent.
+    """If `path` does not exist, `make` writes a temporary file beside it, which is then renamed: `path` is whole or absent.
 
     Raises WorkspaceError.
     """

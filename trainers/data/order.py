@@ -1,4 +1,4 @@
-"""Which items make which step: a function of the seed alone, so that every strategy trains on the same data."""
+"""The order of the data: which items are in which step. It depends on the seed alone, so every strategy sees the same data."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
     from shardlab.cell import Cell
 
-WARMUP, TIMED, PROOF = 0, 1, 2  # phases draw apart, so that timed epochs are whole passes over the data
+WARMUP, TIMED, PROOF = 0, 1, 2  # each phase has its own permutations, so that timed epochs are whole passes over the data
 
 
 class Order:
-    """A new permutation of all items for every epoch; what is left of an epoch after its last whole batch is left out, but
-    for `rest` of it, which make a short step at the end of each timed epoch."""
+    """A new permutation of all items for every epoch. The items after the last whole batch of an epoch are left out, except the
+    first `rest` of them, which make a short step at the end of each timed epoch."""
 
     def __init__(self, items: int, global_batch_size: int, seed: int, rest: int = 0) -> None:
         self._whole = items // global_batch_size  # steps
@@ -29,11 +29,11 @@ class Order:
         self._current: tuple[tuple[int, int], np.ndarray] | None = None
 
     def timed_steps(self, cell: Cell) -> int:
-        """How many steps a cell times, whether it says so in steps or in epochs."""
+        """Number of timed steps of a cell, which is given in steps or in epochs."""
         return cell.steps if cell.steps is not None else (cell.epochs or 0) * self.steps_per_epoch
 
     def with_rest(self, share: int) -> Order:
-        """The same order, in which the rest of a timed epoch is trained too as far as it fills shares of so many items."""
+        """The same order with a short step after each timed epoch: as many whole shares of `share` items as are left."""
         left = self._items % self._size
         return Order(self._items, self._size, self._seed, left - left % share)
 
@@ -50,13 +50,13 @@ class Order:
     def micro_batches(self, phase: int, step: int, *, part: int, parts: int, size: int) -> list[np.ndarray]:
         """Slice `part` of `parts` equal slices of a step's global batch, cut in order into micro-batches of `size` items.
 
-        In a short step the first parts are as large as ever, and the others empty. Raises InputError where the sizes do not
-        divide.
+        In a short step, the first parts have their full size and the others are empty. Raises InputError if the sizes are not
+        divisible.
         """
         share, rest = divmod(self._size, parts)
         if rest or share % size:
             raise InputError(
-                f"global_batch_size {self._size} cannot be cut into {parts} slices of micro-batches of {size} items."
+                f"global_batch_size: {self._size} cannot be divided into {parts} slices of micro-batches of {size} items."
             )
         mine = self.batch(phase, step)[part * share : (part + 1) * share]
         return [mine[begin : begin + size] for begin in range(0, len(mine), size)]

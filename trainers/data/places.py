@@ -1,4 +1,4 @@
-"""Where the files of a data set have to lie, so that it can be said before a run starts that they are missing.
+"""The paths of the files of data sets, to report missing files before a run starts.
 
 Needs neither torch nor numpy.
 """
@@ -16,7 +16,7 @@ FOLDERS = {"cifar10": cifar10.FOLDER, "mnist": mnist.FOLDER, "imagenet": imagene
 
 
 class Place(NamedTuple):
-    """The file or folder that a data set is read from. refusal: what a run says if it is not there."""
+    """The file or folder that a data set is read from. refusal: the error message if it does not exist."""
 
     name: str
     path: Path

@@ -1,4 +1,4 @@
-"""Fetch what the next steps train on while the current one computes."""
+"""Prefetches the batches of the next steps while the current step computes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ AHEAD = 2  # steps: one that is being fetched while one lies ready
 
 
 def prefetched(steps: Iterable[Callable[[], T]], ahead: int = AHEAD) -> Generator[T, None, None]:
-    """What each of `steps` returns, in order, `ahead` of them being called before they are asked for, in one thread.
+    """The results of `steps`, in order. A thread calls up to `ahead` of them before their results are requested.
 
-    An error of a call is raised where its value is asked for. The first calls begin with the first `next`.
+    An error of a call is raised when its result is requested. The first calls begin with the first `next`.
     """
     waiting: deque[Future[T]] = deque()
     pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")

@@ -1,4 +1,4 @@
-"""What a reader of token sequences gives, whatever files they lie in, and how every such set is split."""
+"""The interface of a reader of token sequences, independent of the file format, and the split of every set of tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VALIDATION = 10  # one sequence of so many, the last ones
 
 
 class TokenSet(ABC):
-    """One split of a set. vocabulary: every token is below it, in every split alike."""
+    """One split of a set. vocabulary: every token is smaller; the same in every split."""
 
     source: DataSource
     vocabulary: int
@@ -23,7 +23,7 @@ class TokenSet(ABC):
     def read(self, indices: np.ndarray) -> np.ndarray:
         """The sequences with these indices, (n, seq_len + 1) in int64: inputs are all but the last, targets all but the first.
 
-        A function of the indices alone, and safe to call from several threads at once.
+        The result depends on the indices alone. Several threads may call it at once.
         """
 
 

@@ -1,4 +1,4 @@
-"""A text that is on every machine with Python and costs no download: the standard library's own source, byte by byte."""
+"""A text that needs no download: the source of Python's standard library. A token is a byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__p
 
 
 def ready(data_path: Path) -> Path:
-    """The token file in this data folder, made if it is not there. Raises WorkspaceError.
+    """The token file in this data folder, made if it does not exist. Raises WorkspaceError.
 
     Python's version is part of the name: another version has another text.
     """
@@ -26,7 +26,7 @@ def ready(data_path: Path) -> Path:
 
 
 def sources(library: Path) -> list[Path]:
-    """The library's .py files without tests and without what was installed into it, in the order of their paths."""
+    """The library's .py files, sorted by path, without tests and without installed packages."""
     found = (path.relative_to(library) for path in library.rglob("*.py"))
     return [library / path for path in sorted(found, key=Path.as_posix) if not LEFT_OUT.intersection(path.parts)]
 
@@ -41,5 +41,5 @@ def _make(path: Path) -> None:
             break
         text += source.read_bytes()
     if not text:
-        raise InputError(f"{library}: has no Python source to train on; this Python was installed without it.")
+        raise InputError(f"{library}: has no Python source to train on; this Python was installed without .py files.")
     tokens.write(path, [np.frombuffer(text[:MOST_BYTES], dtype=np.uint8)], VOCABULARY)

@@ -1,4 +1,4 @@
-"""Fewer images of a set, drawn by a seed, so that a study's share of a data set is the same on every machine."""
+"""A subset of a set of images, drawn by a seed: a study trains on the same images on every machine."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 def draw(items: int, subset: int, seed: int, name: str) -> np.ndarray:
-    """The indices of `subset` of `items` items, ascending, (subset,) in int64. Raises InputError where there are too few."""
+    """The indices of `subset` of `items` items, ascending, (subset,) in int64. Raises InputError if there are too few."""
     import numpy as np
 
     if subset > items:
         raise InputError(f"subset: found {subset}, but {name} has {items} images. Allowed: at most {items}.")
-    # Raw numbers, whose stream NumPy keeps from version to version, as it does not that of `permutation`.
+    # Raw numbers: NumPy guarantees their stream in all its versions, but not the result of `permutation`.
     numbers = np.random.Philox(key=np.array([seed, 0], np.uint64)).random_raw(items)
     return np.sort(np.argsort(numbers, kind="stable")[:subset])
 
 
 class Subset(ImageSet):
-    """Some images of another set, whose checksum follows from the set's and from which they are."""
+    """Some images of another set. The checksum is computed from the checksum of the set and the indices of the images."""
 
     def __init__(self, whole: ImageSet, subset: int, seed: int) -> None:
         """Raises InputError where the set has fewer images."""

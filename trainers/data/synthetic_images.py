@@ -1,4 +1,4 @@
-"""Images that can be learned and need no file, in any size and number of classes, for machines where no set is staged."""
+"""Synthetic images that a model can learn, in any size and number of classes. They need no files."""
 
 from __future__ import annotations
 

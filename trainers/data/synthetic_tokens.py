@@ -1,4 +1,4 @@
-"""Sequences that can be learned and need no file: the next token follows from the last one, now and then it does not."""
+"""Synthetic sequences that a model can learn: usually a rule gives the next token, sometimes it is random. No files needed."""
 
 from __future__ import annotations
 

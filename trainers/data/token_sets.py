@@ -1,4 +1,4 @@
-"""Sets of token sequences by name, so that a workload takes any of them and names none."""
+"""Opens a set of token sequences by its name. Workloads do not depend on a particular set."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ SPLITS = ("train", "validation")
 def open_tokens(
     name: str, data_path: Path, split: str, *, seq_len: int, vocabulary: int | None, tokens_file: str | None
 ) -> TokenSet:
-    """One split of a set: the last tenth of its sequences validates, the rest trains.
+    """One split of a set: the last tenth of its sequences is for validation, the others are for training.
 
-    vocabulary: that of the model, which must hold every token, and from which the synthetic set draws (None: 256).
-    tokens_file: for `tokens`, a file that `python -m trainers tokenize` wrote, within the data path unless absolute. Raises
-    InputError where it is not there or damaged, has too large tokens or too few, and WorkspaceError.
+    vocabulary: of the model; it must contain all tokens, and the synthetic set draws from it (None: 256). tokens_file: for
+    `tokens`, a file that `python -m trainers tokenize` wrote, relative to the data path or absolute. Raises InputError if the
+    file is missing or damaged, or has too large tokens or too few tokens, and WorkspaceError.
     """
     if name not in NAMES:
         raise UnknownName("data set", name, NAMES)
     if split not in SPLITS:
         raise UnknownName("split", split, SPLITS)
     if (name == "tokens") != (tokens_file is not None):
-        raise InputError(f"tokens_file: found {tokens_file!r} with the data set {name}. Allowed: a path, with tokens alone.")
+        raise InputError(f"tokens_file: found {tokens_file!r} with the data set {name}. Allowed: a path, only with tokens.")
     if name == "synthetic":
         return SyntheticTokens(split, seq_len, vocabulary or VOCABULARY)
     path = stdlib_text.ready(data_path) if tokens_file is None else path_of(tokens_file, data_path)
@@ -46,7 +46,7 @@ def path_of(tokens_file: str, data_path: Path) -> Path:
 
 
 def no_such_file(path: Path) -> InputError:
-    return InputError(f"{path}: no such file. `python -m trainers tokenize TEXT --out {path}` makes one of a text.")
+    return InputError(f"{path}: no such file. `python -m trainers tokenize TEXT --out {path}` makes it from a text file.")
 
 
 class FileTokens(TokenSet):

@@ -1,4 +1,4 @@
-"""Make a token file of texts of any length, a piece at a time."""
+"""Makes a token file from texts of any length, a piece at a time."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ LINE_END = re.compile(r"\n(?=\S)")  # a tokenizer may join spaces and line ends 
 
 
 def make(texts: list[Path], out: Path, tokenizer: str) -> str:
-    """Write `out` from the texts, one after the other with nothing between them, and say what it holds.
+    """Write the tokens of the texts to `out`, with nothing between the texts, and return a sentence about the file.
 
-    tokenizer: `bytes`, or a tokenizer.json; for that a text is cut at a line end about every MiB. Raises InputError for a
-    text that is not there, is empty or is not UTF-8, for a tokenizer that cannot be read, and WorkspaceError.
+    tokenizer: `bytes`, or the path of a tokenizer.json, which gets a text in pieces of about 1 MiB that end at a line end.
+    Raises InputError if a text is missing, empty or not UTF-8, or if the tokenizer cannot be read, and WorkspaceError.
     """
     for text in texts:
         if not text.is_file():
-            raise InputError(f"{text}: no such file. Allowed: files with text.")
+            raise InputError(f"{text}: no such file. Allowed: text files.")
         if out.exists() and out.samefile(text):
-            raise InputError(f"--out: {out} is one of the texts. Allowed: another file.")
+            raise InputError(f"--out: {out} is also one of the input texts. Allowed: another file.")
     if tokenizer == "bytes":
         vocabulary, pieces = 256, _bytes(texts)
     else:
         vocabulary, encode = _encoder(Path(tokenizer))
         pieces = (encode(piece) for text in texts for piece in _pieces(text))
     count = tokens.write(out, pieces, vocabulary)
-    return f"{out}: {count} tokens, each below {vocabulary}"
+    return f"{out}: {count} tokens, with ids from 0 to {vocabulary - 1}"
 
 
 def _bytes(texts: Iterable[Path]) -> Iterator[np.ndarray]:
@@ -61,7 +61,7 @@ def _encoder(path: Path) -> tuple[int, Callable[[str], np.ndarray]]:
         raise InputError(f"--tokenizer: {path}: cannot be read: {error}. Allowed: bytes, or a tokenizer.json.") from None
     vocabulary = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if not vocabulary:
-        raise InputError(f"--tokenizer: {path}: has no token.")
+        raise InputError(f"--tokenizer: {path}: its vocabulary is empty.")
     return vocabulary, lambda piece: np.array(tokenizer.encode(piece, add_special_tokens=False).ids, np.uint32)
 
 
@@ -99,4 +99,4 @@ def _read(text: Path) -> Iterator[bytes]:
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read the text") from error
     if empty:
-        raise InputError(f"{text}: is empty. Allowed: files with text.")
+        raise InputError(f"{text}: the file is empty. Allowed: text files.")

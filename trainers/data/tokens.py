@@ -1,4 +1,4 @@
-"""A file of tokens that says what it holds, so that a wrong or damaged one is refused before it is trained on.
+"""The token file, a format whose header describes the content, so that a wrong or damaged file is refused before training.
 
 Little-endian: 64 bytes of header, then the tokens.
 
@@ -45,7 +45,7 @@ class TokenFile:
         self.sha256 = digest.hex()
         self.tokens: np.ndarray = np.memmap(path, dtype=DTYPES[width], mode="r", offset=HEADER.size, shape=(count,))
         if hashlib.sha256(self.tokens.data).digest() != digest:
-            raise InputError(f"{path}: the tokens are not those that its header was written for (SHA-256 differs).")
+            raise InputError(f"{path}: the tokens do not match the checksum in the header (SHA-256 differs).")
         if (largest := int(self.tokens.max())) >= self.vocabulary:
             raise InputError(f"{path}: found the token {largest}. Allowed: below its vocabulary size {self.vocabulary}.")
 
@@ -62,9 +62,9 @@ class TokenFile:
 
 
 def write(path: Path, pieces: Iterable[np.ndarray], vocabulary: int) -> int:
-    """Write a token file of 1-dimensional pieces, in uint16 where the vocabulary allows, and return its number of tokens.
+    """Write a token file of 1-dimensional pieces, in uint16 if the vocabulary allows it, and return its number of tokens.
 
-    Raises InputError where there is no token, and WorkspaceError; `path` is then as it was.
+    Raises InputError if there is no token, and WorkspaceError; `path` is then unchanged.
     """
     width = 2 if vocabulary <= 2**16 else 4
     count, digest = 0, hashlib.sha256()
@@ -76,7 +76,7 @@ def write(path: Path, pieces: Iterable[np.ndarray], vocabulary: int) -> int:
             handle.write(payload)
             count += len(piece)
         if not count:
-            raise InputError(f"{path}: there is no token to write. Allowed: a text with at least one.")
+            raise InputError(f"{path}: found no tokens to write. Allowed: texts with at least one token.")
         handle.seek(0)
         handle.write(HEADER.pack(MAGIC, VERSION, width, count, vocabulary, digest.digest()))
     return count
@@ -91,7 +91,7 @@ def _header(path: Path) -> tuple[int, int, int, bytes]:
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read the data set") from error
     if len(raw) < HEADER.size:
-        raise InputError(f"{path}: found {size} bytes. Allowed: a token file, whose header alone has {HEADER.size}.")
+        raise InputError(f"{path}: found {size} bytes. Allowed: a token file, whose header alone has {HEADER.size} bytes.")
     magic, version, width, count, vocabulary, digest = HEADER.unpack(raw)
     if magic != MAGIC:
         raise InputError(f"{path}: is not a token file: it starts with {magic!r}, not with {MAGIC!r}.")
@@ -104,6 +104,6 @@ def _header(path: Path) -> tuple[int, int, int, bytes]:
     if size != HEADER.size + count * width:
         raise InputError(
             f"{path}: found {size} bytes. Allowed: {HEADER.size + count * width}, "
-            f"as its header promises {count} tokens of {width} bytes."
+            f"because its header announces {count} tokens of {width} bytes."
         )
     return width, count, vocabulary, digest

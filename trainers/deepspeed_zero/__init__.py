@@ -1,1 +1,1 @@
-"""What ZeRO needs to know of DeepSpeed: its configuration, its state, and when it needs which parameter."""
+"""The parts of ZeRO that depend on DeepSpeed: engine, configuration, state, and the order in which it needs parameters."""

@@ -50,7 +50,7 @@ def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str
 
 
 def _dynamic_scale() -> dict[str, Any]:
-    """The rule of our own scaler, as far as DeepSpeed has it: it stops the run where the scale would fall below the least."""
+    """The rule of our own loss scaler, as far as DeepSpeed supports it. DeepSpeed stops the run if the scale gets too small."""
     return {
         "auto_cast": True,  # pictures come in fp32
         "loss_scale": 0,  # none that is fixed
@@ -64,7 +64,7 @@ def _dynamic_scale() -> dict[str, Any]:
 
 
 def _zero(cell: Cell, stage: int, elements: int, pin_memory: bool) -> dict[str, Any]:
-    """What is cut, and in which buckets; sizes are in elements."""
+    """What is sharded, and in which buckets; sizes are in elements."""
     if stage == 0:
         return {}
     options, every = cell.options, min(elements, BUCKET)

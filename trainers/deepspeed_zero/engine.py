@@ -1,4 +1,4 @@
-"""DeepSpeed's own engine as one of ours, and the bytes that its stages send."""
+"""The engine of ZeRO, which drives DeepSpeed's own engine, and the bytes that the stages send."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ZeroEngine(ReplicatedEngine):
                 own[parameter].detach().copy_(drawn[name])
 
     def _own_weights(self) -> dict[torch.Tensor, torch.Tensor]:
-        """The fp32 weights behind each of the model's in 16 bits, where nothing is cut."""
+        """The fp32 weight of each 16-bit weight of the model, at stage 0, where nothing is sharded."""
         optimizer = self.model.optimizer
         low, full = (getattr(optimizer, name, []) for name in ("fp16_groups", "fp32_groups"))
         return {p: weight for many, weights in zip(low, full) for p, weight in zip(many, weights)} if self.stage == 0 else {}
@@ -105,7 +105,7 @@ class ZeroEngine(ReplicatedEngine):
         return float(torch.stack(squares).sum().sqrt()) / (self._scaling().cur_scale if self.cell.precision == "fp16" else 1.0)
 
     def _scaling(self) -> Any:
-        """What holds the loss scale of an fp16 run as `cur_scale`: gradients are as large as it until the step."""
+        """The object with the loss scale of an fp16 run (`cur_scale`). Gradients are scaled until the step."""
         optimizer = self.model.optimizer
         return optimizer.loss_scaler if self.stage else optimizer.loss_scale_config
 
@@ -166,8 +166,8 @@ class ZeroEngine(ReplicatedEngine):
         return sum(self._sizes.values())  # what is cut has no size of its own
 
     def theory(self) -> list[Term]:
-        """ZeRO++'s integers are as DeepSpeed 0.19's source has them, the scales beside them (under 1 %) left out; nobody has
-        counted them: they need GPUs."""
+        """The bytes of ZeRO++'s integers follow from the source of DeepSpeed 0.19, without their scales (under 1 %). They have
+        not been counted yet, because that needs GPUs."""
         n, elements, passes = self.data_ranks, self.parameters(), self.cell.gradient_accumulation_steps
         weight = precision.computed_bytes(self.cell.precision)
         reduced = elements * (2 if self.config["communication_data_type"] == "bf16" else 4)
@@ -183,15 +183,16 @@ class ZeroEngine(ReplicatedEngine):
         again, hpz = fetched * passes - (elements - kept), self._zero("zero_hpz_partition_size")
         near, travels = hpz if hpz > 1 else n, 1 if self._zero("zero_quantized_weights") else weight
         return [
-            Term("cut parameters, once a step", "all_gather", (elements - kept) * travels, n),
-            Term("those again, as often as a pass needs one that was freed", "all_gather", again * travels, near),
-            Term("parameters too small to be cut, once a step", "all_gather", kept * weight, n),
+            Term("sharded parameters, once a step", "all_gather", (elements - kept) * travels, n),
+            Term("sharded parameters again, each time a pass needs a freed one", "all_gather", again * travels, near),
+            Term("parameters too small to be sharded, once a step", "all_gather", kept * weight, n),
             *self._gradients(reduced / elements),
             flags,
         ]
 
     def _gradients(self, itemsize: float) -> list[Term]:
-        """Of stage 3. Quantised are those of matrices: half a byte an element, summed within a node, then between nodes."""
+        """The gradients of stage 3. Those of matrices may be quantised to half a byte per element, and are then summed within a
+        node first, then between nodes."""
         passes, nodes = self.cell.gradient_accumulation_steps, self.cell.nnodes
         coarse = self._matrices if self._zero("zero_quantized_gradients") else 0
         whole = (self.parameters() - coarse) * itemsize
@@ -205,11 +206,11 @@ class ZeroEngine(ReplicatedEngine):
         return terms
 
     def _fetched(self) -> tuple[int, int]:
-        """(elements that a pass gathers, each as often as it does; elements that are not cut).
+        """(elements that a pass gathers, each as often as it is gathered; elements that are not sharded).
 
-        After a use a parameter is freed unless it is needed again within max_reuse_distance elements: with DeepSpeed's
-        own 10^9 a model of less than half of that is gathered once a pass and then kept, which is less to send and more
-        to hold than textbooks say.
+        After its use a parameter is freed, unless it is needed again within max_reuse_distance elements. With DeepSpeed's
+        default of 10^9, a model of less than half as many elements is gathered once a pass and then kept: it sends less and
+        needs more memory than textbooks say.
         """
         threshold, distance = (self._zero(f"stage3_{name}") for name in ("param_persistence_threshold", "max_reuse_distance"))
         fetched, passed = 0, 0

@@ -1,4 +1,4 @@
-"""When a pass needs which parameter: what ZeRO-3 gathers, keeps and frees by."""
+"""The order in which a pass needs the parameters. It decides what ZeRO-3 gathers, keeps and frees."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def order_of_use(model: nn.Module) -> list[int]:
-    """The parameters (by id) in the order in which forward and backward of a pass need them, tied ones once for each module.
+    """The ids of parameters in the order in which forward and backward need them; a tied parameter once for each module.
 
-    Modules are taken in the order in which the model names them, then backwards. A checkpointed block is computed again
-    before its backward, up to its last module, whose inputs are all that backward lacks.
+    Forward uses modules in the order in which the model names them, backward in reverse order. A checkpointed block is
+    recomputed before its backward, without its last module, because backward needs only the inputs of that module.
     """
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 

@@ -1,7 +1,7 @@
-"""What ZeRO has cut, whole on every rank: many parameters in one collective.
+"""Gathers parameters or gradients that ZeRO sharded, whole on every rank, with many parameters in one collective.
 
-DeepSpeed's own `safe_get_full_grad` and `safe_get_full_fp32_param` make one collective a parameter: over gloo a proof took
-more time for those than for its steps. What is sent here is what they send.
+DeepSpeed's own `safe_get_full_grad` and `safe_get_full_fp32_param` need one collective per parameter: over gloo, a proof took
+more time for them than for its steps. The bytes sent are the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-BUCKET = 2**24  # elements: 64 MiB of fp32, twice on a rank, so that a large model is not put together all at once
+BUCKET = 2**24  # elements: 64 MiB of fp32, twice on a rank, so that a large model is not gathered all at once
 
 
 def whole(parameters: Iterable[Any], *, gradients: bool) -> Iterator[torch.Tensor]:
@@ -36,7 +36,7 @@ def _of(bucket: list[Any], gradients: bool) -> list[torch.Tensor]:
 
 
 def _gathered(bucket: list[Any], gradients: bool) -> list[torch.Tensor]:
-    """Of stage 3, which cuts each parameter into equal shares, the last one padded."""
+    """For stage 3, which shards each parameter into equal parts; the last part is padded."""
     from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_grad
 
     read = safe_get_local_grad if gradients else safe_get_local_fp32_param
@@ -49,7 +49,7 @@ def _gathered(bucket: list[Any], gradients: bool) -> list[torch.Tensor]:
 
 
 def _summed(bucket: list[Any], gradients: bool) -> list[torch.Tensor]:
-    """Of stages 1 and 2, which cut all parameters as one vector: each rank puts its stretch into zeros, and all are added."""
+    """For stages 1 and 2, which shard all parameters as one vector: each rank fills its part of zeros, then an all-reduce."""
     together = torch.zeros(sum(map(_elements, bucket)), dtype=torch.float32, device=bucket[0].device)
     parts = torch.split(together, [_elements(parameter) for parameter in bucket])
     for parameter, part in zip(bucket, parts, strict=True):

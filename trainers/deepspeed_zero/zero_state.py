@@ -1,8 +1,8 @@
-"""Where DeepSpeed keeps what a run goes on from: fp32 weights and optimizer state, cut flat over the ranks.
+"""The state of a DeepSpeed engine for checkpoints: fp32 weights and optimizer state, sharded flat over the ranks.
 
 DeepSpeed's own checkpoints are pickles of whole engines. Its public functions for single parameters
-(`deepspeed.utils.safe_get_full_fp32_param` and its kin) gather each one on every rank; these are the memory that those
-functions look into, so that each rank saves and reads no more than its share.
+(`deepspeed.utils.safe_get_full_fp32_param` and similar) gather each parameter on every rank. The functions here give the memory
+from which DeepSpeed's functions read, so that each rank saves and loads only its shard.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainers.saving.state_parts import State
 
 
 def parts(engine: Any, inner: torch.optim.Optimizer, sizes: dict[int, int]) -> State:
-    """The fp32 weights and the optimizer state that lie here. inner: torch's optimizer. sizes: elements by parameter's id."""
+    """This rank's fp32 weights and optimizer state. inner: torch's optimizer. sizes: elements of a parameter, by its id."""
     outer, named = engine.optimizer, [(switches.plain_name(name), p) for name, p in engine.module.named_parameters()]
     if outer is inner:
         return state_parts.of_parameters(named, inner)
@@ -39,7 +39,7 @@ def parts(engine: Any, inner: torch.optim.Optimizer, sizes: dict[int, int]) -> S
 
 
 def make_room(engine: Any, inner: torch.optim.Optimizer) -> None:
-    """Have the optimizer's state made over what it steps over: stage 3 lends it its groups only while it steps."""
+    """Make the optimizer allocate its state. At stage 3, the optimizer has its parameter groups only during a step."""
     outer = engine.optimizer
     lent = hasattr(outer, "_set_fp32_optimizer_param_groups")
     if lent:
@@ -50,7 +50,7 @@ def make_room(engine: Any, inner: torch.optim.Optimizer) -> None:
 
 
 def restored(engine: Any) -> None:
-    """Bring the weights that the model computes with up to the fp32 ones, over all ranks."""
+    """Update the model's weights from the fp32 weights. A collective: all ranks call it."""
     outer = engine.optimizer
     if isinstance(outer, FP16_UnfusedOptimizer):
         for lows, highs in zip(outer.fp16_groups, outer.fp32_groups):
@@ -66,7 +66,7 @@ def restored(engine: Any) -> None:
 
 
 def _cut(outer: Any, parameter: Any) -> tuple[torch.Tensor, int, int, int]:
-    """(flat memory of fp32 weights, where a parameter's share begins in it, its elements, where it begins in the parameter)."""
+    """(flat memory of fp32 weights, first element of a parameter's shard in it, elements, first element in the parameter)."""
     if hasattr(parameter, "ds_id"):
         group, at, count = map(int, outer.grad_position[outer.get_param_id(parameter)])
         return outer.fp32_partitioned_groups_flat[group], at, count, count * outer._get_param_partition_rank(parameter)

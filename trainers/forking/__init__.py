@@ -1,1 +1,1 @@
-"""A rehearsal in a second: ranks forked from one warm parent that has imported torch and the models already."""
+"""Rehearsals that start in a second: ranks are forked from one warm parent, which has already imported torch and the models."""

@@ -1,4 +1,4 @@
-"""The address at which the warm parent of exactly this code listens, and the messages between it and its clients."""
+"""The socket of the warm parent of exactly this code, and the messages between the warm parent and its clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONGEST_LINE = 4 * 2**20  # bytes; an environment is at most 2 MiB on Linux
 def socket_path() -> Path:
     """The socket of the warm parent for this interpreter, these packages and this source. Raises InputError, ShardlabError.
 
-    Whatever changes any of them changes the name, so that no run is made by code that is not the code on disk.
+    A change of any of them changes the name of the socket, so that no run uses other code than the code on disk.
     """
     seen = hashlib.sha256(json.dumps([str(SOURCE), sys.executable, sys.version, host.packages()]).encode())
     for package in ("shardlab", "trainers"):
@@ -34,15 +34,15 @@ def socket_path() -> Path:
             seen.update(f"{path.relative_to(SOURCE)} {len(content)}\n".encode() + content)
     path = folder() / f"{seen.hexdigest()[:16]}.sock"
     if len(os.fsencode(path)) > LONGEST_PATH:
-        raise InputError(f"{path}: is too long for a socket; set XDG_RUNTIME_DIR so that it has at most {LONGEST_PATH} bytes.")
+        raise InputError(f"{path}: too long for a socket: at most {LONGEST_PATH} bytes. Set XDG_RUNTIME_DIR to a shorter path.")
     return path
 
 
 def folder() -> Path:
-    """The user's own folder for sockets, made if it is not there; nobody else can enter it. Raises ShardlabError.
+    """The user's own folder for sockets, made if it does not exist; no other user can enter it. Raises ShardlabError.
 
-    Another user may have made a folder of our name in the temporary folder first. Then the folder has a name that nobody can
-    guess, and is found again by its owner and mode.
+    If another user has already made a folder of this name in the temporary folder, our folder gets a name that nobody can
+    guess; it is found again by its owner and mode.
     """
     name, temporary = f"shardlab-{os.getuid()}", Path(tempfile.gettempdir())
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or temporary)
@@ -78,7 +78,7 @@ def _belongs_to_us(path: Path, forbidden: int) -> bool:
 
 
 def same_user(connection: socket.socket) -> bool:
-    """Whether the other end runs as this user, as the kernel says it."""
+    """Whether the process at the other end runs as this user, by the kernel's word."""
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return bool(uid == os.getuid())
 
@@ -91,9 +91,9 @@ def send(connection: socket.socket, message: dict[str, Any], descriptors: list[i
 
 
 def receive(connection: socket.socket, descriptors: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
-    """(the next message, None where the other end is gone; the open files that came with it).
+    """(the next message, or None if the other end is gone; the open files that came with it).
 
-    Reads byte by byte where no file is expected to be sent, so that a message that follows stays in the socket.
+    If no file is expected, reads byte by byte, so that the next message stays in the socket.
     """
     raw, opened = b"", list[int]()
     while not raw.endswith(b"\n"):
@@ -123,6 +123,6 @@ def log_path(socket_file: Path) -> Path:
 
 
 def unlink(socket_file: Path) -> None:
-    """Remove a socket and what lies beside it."""
+    """Remove a socket, its lock and its log."""
     for path in (socket_file, lock_path(socket_file), log_path(socket_file)):
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The parent of one run's ranks: all of them end when one fails that is needed, when the client is gone, or this parent."""
+"""The parent process of the ranks of one run. All ranks end if a needed rank fails, or if the client or this parent ends."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ OF_OTHER_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "M
 
 
 def raise_ranks(connection: socket.socket) -> None:
-    """Take the request that waits in `connection`, fork its ranks in a session of their own, and answer with their exit code.
+    """Read the request from `connection`, fork the ranks in a new session, and answer with their exit code.
 
-    Where the client goes away first, the whole process group is killed, this process with it.
+    If the client ends first, the whole process group is killed, with this process.
     """
     os.setsid()
     request, descriptors = address.receive(connection, descriptors=2)
@@ -46,7 +46,7 @@ def raise_ranks(connection: socket.socket) -> None:
 
 
 def _take_over(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Stand where the client stands: its environment, folder, standard output and error; never a GPU."""
+    """Take over the client's environment, folder, standard output and error; hide all GPUs."""
     os.environ.clear()
     os.environ.update({name: value for name, value in request["environment"].items() if name not in OF_OTHER_LAUNCHERS})
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -96,8 +96,8 @@ def _die_with(parent: int) -> None:
 
 
 def _dispensable(run_dir: RunDir) -> list[int]:
-    """The ranks without which the run goes on, where its strategy can do without: those that train, but for rank 0, once
-    they have set up; before that the others wait for them.
+    """The ranks without which the run can continue, if its strategy allows that: all ranks that train except rank 0, after
+    their setup. Before the end of the setup, the other ranks wait for them.
     """
     cell = run_dir.read_run().cell
     if not menu.strategy(cell.strategy).tolerates_lost_ranks:
@@ -106,10 +106,10 @@ def _dispensable(run_dir: RunDir) -> list[int]:
 
 
 def _wait(ranks: list[int], connection: socket.socket, run_dir: RunDir) -> int | None:
-    """The exit code of the first rank that failed (128 + number for a signal), 0 where none did, None if the client went away.
+    """The exit code of the first rank that failed (128 + number for a signal), 0 if none failed, None if the client ended.
 
-    A dispensable rank that is killed becomes an event `lost` of the run and no failure; one that ends with an error of
-    its own has failed like any other. When it returns, no rank is left.
+    If a dispensable rank is killed, that is an event `lost` of the run, not a failure. If it ends with an error, it has failed
+    like any other rank. After the return no rank is left.
     """
     living = {os.pidfd_open(pid): pid for pid in ranks}
     waiting = select.poll()

@@ -1,4 +1,4 @@
-"""The command that a job runs: asks the warm parent for a run, starting one if none answers. It never imports torch."""
+"""The command that a job runs: it asks the warm parent to train a run, and starts it if needed. It never imports torch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", 
 
 
 def run(path: Path) -> int:
-    """Make the run at `path` with forked ranks on this machine's CPU and return its exit code.
+    """Train the run at `path` with forked ranks on this machine's CPU and return its exit code.
 
-    When this process ends, in whatever way, the run ends with it. Raises InputError, ShardlabError.
+    If this process ends for any reason, the run ends too. Raises InputError, ShardlabError.
     """
     run_dir = RunDir(path.absolute())
     world_size = run_dir.read_run().world.world_size
@@ -46,17 +46,17 @@ def run(path: Path) -> int:
                 except (BrokenPipeError, ConnectionResetError):
                     begun = None
                 if begun is None:
-                    continue  # the warm parent ended its idle life just as we came; nothing of the run has begun
+                    continue  # the warm parent ended, idle, at this moment; the run has not begun
                 ended, _ = address.receive(connection)
                 if ended is None:
-                    raise ShardlabError(f"{run_dir.path}: the parent of its ranks was killed, and the ranks with it.")
+                    raise ShardlabError(f"{run_dir.path}: the parent process of its ranks was killed, and so were the ranks.")
                 return int(ended["exit_code"])
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
 def _connect(where: Path) -> socket.socket:
-    """A connection to the warm parent, started if it is not there. Raises ShardlabError where it cannot be started."""
+    """A connection to the warm parent, which is started if needed. Raises ShardlabError if it cannot be started."""
     started: subprocess.Popen[bytes] | None = None
     limit = time.monotonic() + START_LIMIT_S
     while time.monotonic() < limit:
@@ -69,7 +69,7 @@ def _connect(where: Path) -> socket.socket:
             if address.same_user(connection):
                 return connection
             connection.close()
-            raise ShardlabError(f"{where}: is answered by another user.")
+            raise ShardlabError(f"{where}: a process of another user answers at this socket.")
         if started is not None and started.poll() not in (None, 0):
             raise ShardlabError(f"the warm parent ended with code {started.returncode}; see {address.log_path(where)}.")
         if (started is None or started.poll() == 0) and not _being_started(where):
@@ -79,7 +79,7 @@ def _connect(where: Path) -> socket.socket:
 
 
 def _being_started(where: Path) -> bool:
-    """Whether a warm parent lives: it holds the lock from its first moment, and answers when it has imported everything."""
+    """Whether a warm parent runs. It holds the lock from its start, but answers only after all its imports."""
     with address.lock_path(where).open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

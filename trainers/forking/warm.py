@@ -1,6 +1,6 @@
-"""The warm parent: imports everything once, then forks a parent for every run that is asked for over its socket.
+"""The warm parent: imports everything once, then forks one parent process for every run that a client requests.
 
-It stays a process with one thread that has computed nothing, which is what makes forking it safe.
+It has only one thread and never computes anything; therefore it is safe to fork.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardlab import host
 from trainers.forking import address, brood
 
 IDLE_S = 180  # without a run, then it ends: longer than the one torchrun in the middle of a rehearsed study takes
-# What ranks would import on their first step; a module that is missing here only costs its run that time.
+# Modules that ranks would import in their first step. If one is missing here, only the first step of a run is slower.
 PRELOADED = (
     "numpy.ma",
     "psutil",
@@ -49,7 +49,7 @@ PRELOADED = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.vit.modeling_vit",
 )
-# A family's own library, where it is installed, with what its engine and optimizers import when they are made.
+# The library of a family, if it is installed, and the modules that its engine and optimizers import when they are made.
 OPTIONAL = {
     "deepspeed": (
         "deepspeed",
@@ -66,7 +66,7 @@ OPTIONAL = {
 
 
 def serve(path: Path) -> int:
-    """Answer at the socket `path` until nobody has asked for anything for IDLE_S; 0 at once if another one does already."""
+    """Answer requests at the socket `path` until none came for IDLE_S. Returns 0 at once if another warm parent runs."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with address.lock_path(path).open("ab") as lock:
         try:
@@ -102,7 +102,7 @@ def _import_everything() -> None:
 
 
 def _answer(listening: socket.socket, lock: int) -> None:
-    """Fork a run's parent for every connection of this user, until none lives and none has come for IDLE_S."""
+    """Fork a parent process for every connection of this user, until no run is left and no request came for IDLE_S."""
     runs: dict[int, int] = {}  # pidfd -> pid
     idle_since = time.monotonic()
     with selectors.DefaultSelector() as waiting:
@@ -130,7 +130,7 @@ def _answer(listening: socket.socket, lock: int) -> None:
 
 
 def _become_parent_of_run(connection: socket.socket, not_ours: list[int]) -> None:
-    """In the forked child: let go of what is the warm parent's, and end with the run."""
+    """In the forked child: close the descriptors of the warm parent, do the run, and end."""
     code = 1
     try:
         for descriptor in not_ours:

@@ -1,4 +1,4 @@
-"""What is measured of a run while it trains, and how."""
+"""The instruments: measurements of a run while it trains."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def chosen(
 ) -> list[Instrument]:
     """The instruments that a cell asks for, in the order in which they act after a step.
 
-    meets: whether ranks may wait for each other before the last step. Raises InputError for one that this run cannot have.
+    meets: whether ranks may wait for each other before the last step. Raises InputError if this run cannot have an instrument.
     """
     for key, why in windows.refusals(cell, order.timed_steps(cell), cuda=ranks.device.type == "cuda"):
         raise InputError(f"{key}: {why}")

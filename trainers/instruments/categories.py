@@ -1,4 +1,4 @@
-"""What memory holds during one step, by category and over time: found by following every storage, not by guessing at sums."""
+"""Memory during one step, by category and over time. Every storage is followed; nothing is estimated from sums."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 UNKNOWN = (
-    "of the CUDA allocator's peak, what no category accounts for: what operators allocate for themselves, rounding to blocks, "
-    "and what was there before the step and is used by none of its operators"
+    "the part of the CUDA allocator's peak that is in no category: memory that operators allocate internally, rounding to "
+    "blocks, and memory from before the step that no operator of the step uses"
 )
 
 
 class MemoryCategories(Instrument):
-    """A storage is of one category for all its life: what the engine holds it as, else what an operator takes it for, else
-    how long it lives."""
+    """The instrument `memory: categories`. A storage has one category from its allocation to its end: as what the engine keeps
+    it, else how an operator uses it, else how long it exists."""
 
     name = "memory"
 
@@ -67,10 +67,10 @@ class MemoryCategories(Instrument):
         files.make_folder(self._path.parent)
         files.write_json(self._path, {**written, "categories": CATEGORIES, **msgspec.to_builtins(self._timeline)}, sync=False)
         del self._log
-        self._company.barrier()  # a rank that is done sooner would wait in its next step
+        self._company.barrier()  # else a rank that ends early would wait in its next step, which is timed
 
     def found(self) -> dict[str, Any]:
-        """The split of the rank whose peak is highest, in bytes: peak, each category's own largest, and the estimate."""
+        """Bytes by category on the rank with the highest peak: at the peak, the maximum of each category, and the estimate."""
         assert self._timeline is not None, "the step was refused or made"
         total = sum(self._timeline.peak.values())
         mine = [total, self._unknown_bytes, *self._timeline.peak.values(), *self._timeline.most.values()]

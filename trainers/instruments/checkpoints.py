@@ -1,4 +1,4 @@
-"""Checkpoints of a run: saved every so often and when its time runs out, and gone on from when it is started again."""
+"""Checkpoints of a run: saved at intervals and before the time limit. A run that is started again resumes from them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ NOTED_S = 1.0  # in so long the supervisor, which wakes when this rank does, has
 
 
 class OutOfTime(Exception):
-    """Every rank has saved and ends: a signal came, or the time limit is near. Its text says which, and what was saved."""
+    """All ranks saved a checkpoint and end, because of a signal or a near time limit. The text says why and at which step."""
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """Where a run goes on: timed steps made already, what they took, and this rank's records up to there.
+    """The point at which a run resumes: number of timed steps before it, their time, and their records on this rank.
 
-    Where another cell made them on other ranks there are no records of them, and what they took does not count.
+    If the steps are from the checkpoint of another cell, there are no records, and the time is 0.
     """
 
     step: int
@@ -48,11 +48,11 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 class Checkpoints(Instrument):
-    """Saves between steps. The loop says before each step's end what the steps took so far (`train_time_s`).
+    """Saves between steps. Before the end of each step, the loop sets `train_time_s`, the time of all steps so far.
 
-    SIGUSR1 or SIGTERM to any rank, or the moment that SHARDLAB_SAVE_AT names, has all ranks save and end after the same
-    step: what each knows goes round in a reduction that is begun after one step and looked at after the next, so that
-    nobody waits for it. A second SIGTERM ends the rank at once.
+    After SIGUSR1 or SIGTERM to any rank, or at the time in SHARDLAB_SAVE_AT, all ranks save and end after the same step. They
+    agree on the step by an all-reduce that starts after one step and is read after the next step, so that no rank waits for
+    it. A second SIGTERM ends the rank at once.
     """
 
     name = "checkpoints"
@@ -67,7 +67,7 @@ class Checkpoints(Instrument):
         self._asked, self._engine, self._run, self._run_dir = asked, engine, run, run_dir
         self._rank, self._company, self._world = ranks.rank, company, run.cell.gpus
         self._every = asked.every(steps_per_epoch)
-        # Servers take no part, and so do not come to make the group; where all ranks do, torch finds it a safer name.
+        # Parameter servers are not in the group and do not call new_group. If all ranks call it, torch gives it a safer name.
         apart = self._world < ranks.world_size
         group = dist.new_group(list(range(self._world)), backend="gloo", use_local_synchronization=apart)
         assert group is not None
@@ -87,10 +87,10 @@ class Checkpoints(Instrument):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def resume(self) -> Resumed | None:
-        """Fill the engine from the newest sound checkpoint of this run or of the attempts that run.json names; None where
-        there is none. Each rank's step file then holds its records up to there and no later ones.
+        """Load the newest undamaged checkpoint of this run, or of the attempts that run.json names, into the engine. None if
+        there is no checkpoint. Afterwards each rank's step file has its records up to the checkpoint and no later records.
 
-        Raises InputError where the run has records and no checkpoint to go on from.
+        Raises InputError if the run has records but no checkpoint from which it can resume.
         """
         runs = [self._run_dir, *(RunDir(self._run_dir.path.parent / name) for name in self._run.resume)]
         for run, path in self._candidates(runs):
@@ -115,15 +115,15 @@ class Checkpoints(Instrument):
             self._saved_step = manifest.step if run is self._run_dir else 0
             return Resumed(manifest.step, manifest.train_time_s if ours else 0.0, records)
         if self._run_dir.steps(self._rank).records:
-            raise InputError(f"{self._run_dir.path}: has records but no checkpoint that is sound; see its events.")
+            raise InputError(f"{self._run_dir.path}: has records, but no usable checkpoint to resume from; see its events.")
         return None
 
     def _damage(self, path: Path, manifest: Manifest, run: RunDir) -> str | None:
-        """Why it cannot be gone on from; each rank looks at its share of the files and at its own records."""
+        """Why a run cannot resume from the checkpoint, or None. Each rank checks its share of the files and its own records."""
         if manifest.cell_hash == self._run.cell_hash:
             timed = [record.step for record in _records(run, self._rank, manifest.step) if not record.warmup]
             if timed != list(range(manifest.step - len(timed) + 1, manifest.step + 1)) or not timed:
-                return f"{path}: the records of rank {self._rank} do not go as far as its step {manifest.step}"
+                return f"{path}: the records of rank {self._rank} end before step {manifest.step} of the checkpoint"
         else:
             options = [option.name for option in menu.workload(self._run.cell.workload).options]
             if (why := checkpoint.why_not(run.read_run().cell, self._run.cell, manifest.layout, options)) is not None:
@@ -167,7 +167,7 @@ class Checkpoints(Instrument):
         return told
 
     def _is_time(self) -> bool:
-        """Whether it is time to save and end. What the run stood still is added to it, once its supervisor has said so."""
+        """Whether it is time to save and end. Pauses of the run move this time, once the supervisor has recorded them."""
         since_s, self._asked_s = time.monotonic() - self._asked_s, time.monotonic()
         if time.time() < self._save_at:
             return False
@@ -193,14 +193,14 @@ class Checkpoints(Instrument):
         return told
 
     def end(self, step: int) -> OutOfTime:
-        """Save unless this step is saved; what the rank is to end with."""
+        """Save, unless this step is saved already, and return the exception with which the rank ends."""
         if self._saved_step != step:
             self.after(step)
         return OutOfTime(f"{self._why or 'another rank was told to end'}: saved after step {step}")
 
     def found(self) -> dict[str, Any]:
-        """bytes: of the last checkpoint. save_s: seconds of this rank for one, as a mean; agreeing_s: of all steps, for the
-        question whether to end."""
+        """bytes: of the last checkpoint. save_s: mean seconds of this rank per checkpoint. agreeing_s: seconds in all
+        steps that this rank spent on the agreement whether to end."""
         if self._asking is not None:
             self._asking[1].wait()  # nothing may be under way when the ranks part
         found: dict[str, Any] = {"saves": self._saves, "agreeing_s": round(self._agreeing_s, 6)}
@@ -209,7 +209,7 @@ class Checkpoints(Instrument):
         return found
 
     def _candidates(self, runs: Sequence[RunDir]) -> Iterator[tuple[RunDir, Path]]:
-        """Checkpoints as rank 0 sees them: a file system that shows another rank something else must not part them."""
+        """The checkpoints that rank 0 sees; all ranks use this list, even if the file system shows them another one."""
         mine = [(n, path) for n, run in enumerate(runs) for path in checkpoint.whole(run.path)]
         for position in range(int(self._company.gather([float(len(mine))])[0, 0])):
             here = [float(mine[position][0]), float(checkpoint.step_of(mine[position][1]))] if self._rank == 0 else [0.0, 0.0]
@@ -224,6 +224,6 @@ class Checkpoints(Instrument):
 
 
 def _records(run: RunDir, rank: int, step: int) -> list[StepRecord]:
-    """A rank's warm-up records and its timed ones up to a step, of one recorded twice the last."""
+    """A rank's warm-up records and its timed records up to a step. If a step was recorded twice, the last record is used."""
     kept = {(not r.warmup, r.step): r for r in run.steps(rank).records if r.warmup or r.step <= step}
     return [kept[key] for key in sorted(kept)]

@@ -1,4 +1,4 @@
-"""What the host and torch really were while a run trained: env/HOST.json, written on the host itself."""
+"""Records the host, torch and network of a run in env/HOST.json, as seen on the host itself."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shardlab import files, host
 if TYPE_CHECKING:
     from trainers.ranks import Ranks
 
-# What tells the libraries which way to go; a cluster's image sets them as often as a person does.
+# Environment variables that change how the libraries work. Images of clusters set them as often as users do.
 VARIABLES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "UCX_", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS",
              "PYTORCH_", "TORCH_DISTRIBUTED_DEBUG")  # fmt: skip
 
 
 def write(path: Path, ranks: Ranks) -> None:
-    """Write what `shardlab.host` sees of this machine, torch's own account of what it will compute with, and the network
-    interfaces that the ranks' sockets really are on. Called when the ranks have met."""
+    """Write what `shardlab.host` knows of this machine, torch's devices and versions, and the network interfaces of the sockets
+    of this process. Called after the rendezvous of the ranks."""
     files.make_folder(path.parent)
     found: dict[str, Any] = {**msgspec.to_builtins(host.observe()), "torch": _torch(ranks)}
     found["variables"] = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
@@ -50,7 +50,7 @@ def _torch(ranks: Ranks) -> dict[str, Any]:
 
 
 def _interfaces() -> dict[str, int]:
-    """Network interfaces by how many of this process's connections they carry, those to the ranks' meeting place left out."""
+    """The number of TCP connections of this process on each network interface, without those to the rendezvous."""
     import psutil
 
     names = {entry.address: name for name, entries in psutil.net_if_addrs().items() for entry in entries}

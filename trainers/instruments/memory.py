@@ -1,4 +1,4 @@
-"""Peak memory of a step: of the GPU's allocator where there is one, and of the process as the kernel counts it."""
+"""Peak memory of a step: of the GPU's allocator, if there is a GPU, and of the process, as the kernel counts it."""
 
 from __future__ import annotations
 

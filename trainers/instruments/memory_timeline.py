@@ -1,4 +1,4 @@
-"""What memory held over a step, by category: from the changes of storages to curves, without torch."""
+"""Computes curves of memory by category over a step, from the changes of storages. Needs no torch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import msgspec
 
-# In this order they stand in files and reports.
+# The order of the categories in files and reports.
 CATEGORIES = {
-    "parameter": "what this rank keeps of the weights from step to step",
-    "gathered": "weights for use: gathered from the ranks that keep them, or copied in 16 bits",
-    "gradient": "gradients as the optimizer takes them",
-    "optimizer_state": "what the optimizer remembers of earlier steps",
+    "parameter": "the weights that this rank keeps from step to step",
+    "gathered": "weights for computing: gathered from the ranks that keep them, or copied in 16 bits",
+    "gradient": "gradients that the optimizer reads",
+    "optimizer_state": "the optimizer's state, such as momentum",
     "master_parameter": "the optimizer's own copy of the weights",
-    "activation": "made by forward, or by computing it again, and kept for backward",
-    "buffer": "kept from step to step and none of these: DDP's buckets, buffers of modules, the batch",
-    "temporary": "all else: results that are used and dropped, gradients on their way, what collectives work on",
+    "activation": "results of forward (or of its recomputation) that are kept for backward",
+    "buffer": "other memory that is kept from step to step: DDP's buckets, buffers of modules, the batch",
+    "temporary": "all other memory: intermediate results, gradients before the optimizer reads them, buffers of collectives",
 }
 POINTS = 1000
 

@@ -1,4 +1,4 @@
-"""What operators and kernels did in a few steps, as torch's profiler saw them, in a trace that Perfetto and Chrome open."""
+"""Profiles operators and kernels of a few steps with torch's profiler, into a trace that Perfetto and Chrome can open."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Profiler(Instrument):
-    """Looks on the ranks that are asked for. The others only take the steps as slowed down, as they wait for those."""
+    """Profiles the ranks that the cell names. Its steps count as slowed down on the other ranks too, because they wait."""
 
     name = "profile"
 

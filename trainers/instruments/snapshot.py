@@ -1,4 +1,4 @@
-"""The blocks of the CUDA allocator and what became of them during a step, as torch records them; not seen running yet."""
+"""A snapshot of the CUDA allocator: its blocks and their history during a step. It has not run on a GPU yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every piece of memory that tensors of a step lie in, from its making to its end; what of torch is private stays in here."""
+"""Follows the storages of all tensors of a step, from allocation to release. The use of torch's private parts stays here."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FORWARD, BACKWARD, OUTSIDE = PHASES = ("forward", "backward", "outside")
 class Storage:
     """A piece of memory that one or more tensors share.
 
-    nbytes: now. as_weight: an operator used it as an nn.Parameter or as a 16-bit copy of a weight. saved: made by
-    forward (or by its recomputation) and still there when backward went on. stays: it is there when the step is over.
+    nbytes: its present size. as_weight: an operator used it as an nn.Parameter or as a 16-bit copy of a weight. saved: made
+    by forward (or by its recomputation) and not released before backward continues. stays: not released at the end of the step.
     """
 
     __slots__ = ("as_weight", "first", "nbytes", "number", "saved", "stays")
@@ -42,13 +42,13 @@ class Change(NamedTuple):
 
 
 class StorageLog(TorchDispatchMode):
-    """Entered around a step: sees what operators take and give, and when each storage ends or is resized.
+    """A context around a step that sees the inputs and outputs of operators, and when each storage is resized or released.
 
-    What an operator takes and nobody was seen to make was there before the step if it outlasts it; else it counts from
-    when it was first taken (gloo makes such memory within its collectives). Not seen: what an operator allocates for itself
-    and gives back before it returns, memory of libraries, and what was there before and no operator uses.
+    A storage that an operator reads but no operator made existed before the step if it still exists after the step; else it
+    counts from its first use (gloo makes such memory in its collectives). Not seen: memory that an operator allocates and
+    releases internally, memory of libraries, and memory from before the step that no operator uses.
     Storages on other devices than `device` are left out. between: called before each operator that comes after a
-    backward pass and before the next forward.
+    backward pass and before the next forward pass.
     """
 
     def __init__(self, device: torch.device, between: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""Time the parts of a step without changing it: the host's clock on a CPU, events read late on a GPU."""
+"""Times the parts of a step without slowing it down: with the host's clock on a CPU, with CUDA events on a GPU."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Reading(ABC):
 
 
 class Clock(ABC):
-    """Start it, mark the end of each part as it passes (a part may come often), stop it. One clock serves all steps."""
+    """The clock of a rank for all steps: start it, mark the end of each part (a part may occur several times), stop it."""
 
     @abstractmethod
     def start(self, *, goes_on: bool = False) -> None:
-        """Begin a step now, or, with goes_on, at the end of the step before. The time between the two steps then counts to the
+        """Begin a step now or, with goes_on, at the end of the step before. The time between the two steps then belongs to the
         first part of this step, so that the step times add up to the whole time."""
 
     @abstractmethod
@@ -71,7 +71,7 @@ class HostReading(Reading):
 
 
 class CudaClock(Clock):
-    """Events in the GPU's own stream: nothing waits inside a timed step, and host and GPU stay as far apart as they run."""
+    """CUDA events in the GPU's stream: nothing waits inside a timed step, so the host can run ahead of the GPU as usual."""
 
     def __init__(self) -> None:
         self._marks: list[tuple[str, torch.cuda.Event]] = []

@@ -1,4 +1,4 @@
-"""Loss and accuracy over the validation split while a run trains: what a faster strategy must not have paid with."""
+"""Loss and accuracy on the validation split during a run: a faster strategy must not lose accuracy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Validator(Instrument):
-    """Every rank looks at its own slice of the split, cut as a step is; what does not fill a global batch is left out."""
+    """Every rank evaluates its slice of the split, divided like a step. Items that do not fill a global batch are left out."""
 
     name = "validation"
 
@@ -42,16 +42,18 @@ class Validator(Instrument):
         *,
         meets: bool,
     ) -> None:
-        """path: of the records, which rank 0 writes. meets: whether ranks may wait for each other
-        before the last step. Raises InputError where there is nothing to validate with."""
+        """path: file for the records, which rank 0 writes. meets: whether ranks may wait for each other
+        before the last step. Raises InputError if there is no validation data."""
         split = task.validation()
         if split is None:
-            raise InputError(f"instruments.validation: {cell.workload} with this data has no validation split.")
+            raise InputError(
+                f"instruments.validation: the data of {cell.workload} has no validation split. Allowed: leave validation out."
+            )
         items = min(asked.items or split.source.items, split.source.items)
         self._batches = items // cell.global_batch_size
         if self._batches == 0:
             raise InputError(
-                f"instruments.validation: {items} items do not fill a global batch of {cell.global_batch_size}. "
+                f"instruments.validation: {items} validation items do not fill a global batch of {cell.global_batch_size}. "
                 "Allowed: a smaller global batch, or more items."
             )
         self._cell, self._split, self._engine, self._ranks, self._company = cell, split, engine, ranks, company

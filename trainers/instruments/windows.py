@@ -1,4 +1,4 @@
-"""Which timed steps instruments look into, and why a cell has none for them to look into; without torch."""
+"""The timed steps that the instruments memory and profile use, and why a run cannot have an instrument. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MEMORY_FROM = 2  # the first step makes the optimizer's state
 
 
 def memory_step(cell: Cell) -> int:
-    """The step whose memory is looked into: the first from MEMORY_FROM on that the profiler leaves alone."""
+    """The step whose memory is recorded: the first step from MEMORY_FROM on that is not profiled."""
     profile = cell.instruments.profile
     if profile is not None and profile.first_step <= MEMORY_FROM < profile.first_step + profile.steps:
         return profile.first_step + profile.steps
@@ -20,25 +20,25 @@ def memory_step(cell: Cell) -> int:
 def refusals(cell: Cell, steps: int | None, *, cuda: bool | None = None) -> Iterator[tuple[str, str]]:
     """(cell key, why) for each instrument that a run of so many timed steps cannot have.
 
-    steps: None where only the data will tell. cuda: whether ranks have GPUs, None where only they will tell.
+    steps: None if the number depends on the data. cuda: whether ranks have GPUs; None if that is not known yet.
     """
     profile, memory = cell.instruments.profile, cell.instruments.memory
     if profile is not None:
         last = profile.first_step + profile.steps - 1
         if steps is not None and last > steps:
             window = f"steps {profile.first_step} to {last}" if profile.steps > 1 else f"step {last}"
-            yield "instruments.profile", f"{window} asked for, of a run of {steps}. Allowed: timed steps 1 to {steps}."
+            yield "instruments.profile", f"found {window}, but the last timed step is {steps}. Allowed: 1 to {steps}."
         if not profile.ranks or max(profile.ranks) >= cell.gpus:
             yield "instruments.profile", f"ranks: found {profile.ranks}. Allowed: one or more of 0 to {cell.gpus - 1}."
     if memory == "peak":
         return
     if steps is not None and (step := memory_step(cell)) > steps:
-        beside = " beside the profiler" if step != MEMORY_FROM else ""
-        yield "instruments.memory", f"{memory} needs a timed step {step}{beside}, found a run of {steps}. Allowed: more steps."
+        after = ", the first that is not profiled" if step != MEMORY_FROM else ""
+        yield "instruments.memory", f"{memory} needs timed step {step}{after}: found steps: {steps}. Allowed: more steps."
     if memory == "categories" and cell.compile:
-        yield "instruments.memory", "categories are told operator by operator, which compiled blocks are not. Allowed: peak."
+        yield "instruments.memory", "categories needs to see every operator, and compiled blocks hide them. Allowed: peak."
     if memory == "snapshot" and (cell.launcher == "fork" or cuda is False):
         yield (
             "instruments.memory",
-            "snapshot is of the CUDA allocator, which a CPU lacks. Allowed: peak, categories.",
+            "snapshot records the CUDA allocator, and ranks on a CPU have none. Allowed: peak, categories.",
         )

@@ -1,1 +1,1 @@
-"""What strategies have in common whose ranks hold parts of a model: the mesh, what a rank holds, the pipeline's step."""
+"""The parts shared by strategies whose ranks hold parts of a model: the mesh, the model part of a rank, the pipeline's step."""

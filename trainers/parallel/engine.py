@@ -1,4 +1,4 @@
-"""The step and the questions that tensor, pipeline and mesh engines have in common: their ranks hold parts of a model."""
+"""The base of the tensor, pipeline and mesh engines, whose ranks hold parts of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank holds of a model that is cut in up to three dimensions of one mesh, and the whole put together again."""
+"""One rank's part of a model that is distributed over up to three mesh dimensions, and how to gather the whole model."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 
 def mesh_of(cell: Cell, ranks: Ranks) -> DeviceMesh:
-    """All ranks as (pp, dp, tp): what talks most, tensor parallelism, among neighbours; what talks least over the ends."""
+    """The mesh (pp, dp, tp) of all ranks. tp sends most, so its ranks are neighbours; pp sends least."""
     return init_device_mesh(ranks.device.type, (cell.pp, cell.dp, cell.tp), mesh_dim_names=("pp", "dp", "tp"))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that lies on this rank."""
+    """This rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class Held:
-    """This rank's stages of a model (`parts`), or all of it as the only part; `module` has all parts.
+    """This rank's stages of a model (`parts`), or the whole model as the only part; `module` contains all parts.
 
-    stages: of the whole pipeline. blocks: the repeated blocks in the parts, wrapped as they stand there. parameters:
-    trainable ones of the whole model. padded: elements inside (True) and outside of blocks as `shard` cuts them, each
-    parameter's rows filled up to a multiple of the dp ranks.
+    stages: number of stages of the whole pipeline. blocks: the repeated blocks in the parts, with their wrappers. parameters:
+    number of trainable parameters of the whole model. padded: elements inside (True) and outside (False) of blocks, as sharded
+    over dp: the rows of each parameter are padded to a multiple of the dp ranks.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Held:
         sequence: bool = False,
         reshard_after_forward: bool | None = None,
     ) -> None:
-        """stages: of the whole pipeline, dealt out to its ranks in turn; 0 where the model is not cut into any.
-        split: whether blocks are cut over the mesh's tp ranks; sequence: positions between their layers as well.
+        """stages: number of stages of the whole pipeline, which are given to its ranks in turn; 0 if the model has no stages.
+        split: whether blocks are split over the mesh's tp ranks. sequence: whether positions between their layers are too.
         reshard_after_forward: for blocks, if the model is also sharded over the mesh's dp ranks; None if it is not."""
         self.mesh = mesh = mesh_of(cell, ranks)
         self.stages, self._plan, self._split, self.sequence = stages, task.plan(), split, sequence
@@ -112,7 +112,7 @@ class Held:
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
 
     def _meet(self, sets: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], dist.ProcessGroup]:
-        """The groups of stages that hold a weight in common, of this rank's pipeline; all ranks make all of them together."""
+        """The process groups of stages of this rank's pipeline that share a tied weight. A collective: all ranks call it."""
         found = {}
         lines = self.mesh.mesh.flatten(1)  # (pp, pipelines)
         for ends in sorted(sets):
@@ -127,18 +127,18 @@ class Held:
         return [(self._names[switches.plain_name(name)], p) for name, p in self.module.named_parameters()]
 
     def by_mesh(self) -> list[nn.Parameter]:
-        """For an optimizer: groups of parameters that lie on the same mesh, as its fused kernels take no mixture."""
+        """Parameter groups for an optimizer, one per mesh: its fused kernels do not support parameters of several meshes."""
         groups: dict[object, list[nn.Parameter]] = {}
         for _, parameter in self.named():
             groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
         return [{"params": group} for group in groups.values()]  # type: ignore[misc]
 
     def tied(self) -> list[tuple[nn.Parameter, int]]:
-        """Parameters that stages on other ranks hold as well, and how many ranks of this pipeline do."""
+        """Tied parameters, which stages on other ranks have too, and the number of ranks of this pipeline that have them."""
         return [(p, len(self._holders[name])) for name, p in self.named() if len(self._holders[name]) > 1]
 
     def sum_tied_gradients(self) -> None:
-        """Give each stage that holds a tied weight the gradient of all of them."""
+        """Sum the gradients of each tied weight over the stages that have the weight."""
         for name, parameter in self.named():
             ends = tuple(self._holders[name])
             if len(ends) > 1:
@@ -146,7 +146,7 @@ class Held:
                 dist.all_reduce(local(parameter.grad), group=self._tied_groups[ends])
 
     def sum_partial_gradients(self) -> None:
-        """Add up, over the tp ranks, the gradients of parameters that saw a slice of the positions on each."""
+        """Sum, over the tp ranks, the gradients of parameters that see only a slice of the positions on each rank."""
         gradients = [local(p.grad) for name, p in self.named() if name in self._partial and p.grad is not None]
         if gradients:
             together = torch.cat([gradient.flatten() for gradient in gradients])
@@ -159,7 +159,7 @@ class Held:
         return sum(local(p).numel() for name, p in self.named() if name in self._partial)
 
     def gradient_norm(self) -> torch.Tensor:
-        """The L2 norm (0-dim) of the whole model's gradient; what several ranks hold alike counts once. All ranks call it."""
+        """The L2 norm (0-dim) of the whole model's gradient; replicated parameters count once. All ranks call it."""
         squares = torch.zeros((), device=self.mesh.device_type)
         for name, parameter in self.named():
             if parameter.grad is not None:
@@ -169,7 +169,7 @@ class Held:
         return squares.sqrt()
 
     def _copies(self, parameter: nn.Parameter) -> int:
-        """Ranks of one stage that hold the same numbers of a parameter as this one."""
+        """Number of ranks of one stage that have the same elements of a parameter as this rank."""
         ranks = self.mesh["dp"].size() * self.mesh["tp"].size()
         if not isinstance(parameter, DTensor):
             return ranks
@@ -177,7 +177,7 @@ class Held:
         return ranks // math.prod(size for placement, size in cut if not placement.is_replicate())
 
     def clip(self, max_norm: float) -> None:
-        """Scale the gradients by max_norm / norm where that is below 1. All ranks call it."""
+        """Scale the gradients by max_norm / norm if this is below 1. All ranks call it."""
         scale = torch.clamp(max_norm / (self.gradient_norm() + 1e-6), max=1.0)  # 1e-6 as torch.nn.utils has it
         for _, parameter in self.named():
             if parameter.grad is not None:
@@ -201,7 +201,7 @@ class Held:
         return found
 
     def order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
-        """As `Engine.reordered` has it, of the parameter of this name or of optimizer state that is laid out like it."""
+        """`Engine.reordered` for the parameter of this name, or for optimizer state of the same layout."""
         if not self._split or name not in self._shapes or shape.numel() != self._shapes[name].numel():
             return None
         numbers = torch.arange(shape.numel()).view(shape)
@@ -214,7 +214,7 @@ def _dimensions(cut: DTensor) -> tuple[str, ...]:
 
 
 def _gathered(cut: DTensor) -> torch.Tensor:
-    """A tensor's whole, gathered over one dimension of its mesh after the other, as it was cut; all in one go torch warns."""
+    """The whole tensor, gathered over one mesh dimension after the other; torch warns if all are gathered at once."""
     for dimension in range(cut.device_mesh.ndim):
         placements = list(cut.placements)
         placements[dimension] = Replicate()

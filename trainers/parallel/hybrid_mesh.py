@@ -1,4 +1,4 @@
-"""Ranks as a table of replicas by shards: a model is cut over the ranks of a row, and rows hold the same."""
+"""Hybrid sharding: a mesh of (replicas, shards). The ranks of a replica shard the model; all replicas hold the same model."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ if TYPE_CHECKING:
 
     from trainers.ranks import Ranks
 
-REPLICAS = Option("replicas", 2, "groups of ranks that each hold one sharded model", least=2)
+REPLICAS = Option("replicas", 2, "number of groups of ranks; each group holds one sharded copy of the model", least=2)
 
 
 def refuse_replicas(cell: Cell) -> str | None:
-    """Why the ranks of a cell cannot be dealt out so, as a sentence, or None."""
+    """Why the ranks of a cell cannot be divided into the replicas, as a sentence, or None."""
     replicas = cell.options["replicas"]
     if isinstance(replicas, int) and replicas >= 2 and cell.gpus % replicas == 0 and cell.gpus // replicas >= 2:
         return None
-    return f"replicas: found {replicas} on {cell.gpus} ranks. Allowed: a divisor from 2 that leaves a replica 2 ranks or more."
+    return (
+        f"replicas: found {replicas} on {cell.gpus} ranks. Allowed: a divisor of {cell.gpus} from 2 that leaves each replica "
+        "at least 2 ranks."
+    )
 
 
 def replicas_mesh(cell: Cell, ranks: Ranks) -> DeviceMesh:
-    """The mesh (replicas, shards); ranks of a row are neighbours, so that a row lies on one node where it can."""
+    """The mesh (replicas, shards). The ranks of a replica have consecutive numbers, so they are on one node if possible."""
     from torch.distributed.device_mesh import init_device_mesh
 
     replicas = cast("int", cell.options["replicas"])

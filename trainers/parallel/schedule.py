@@ -1,4 +1,4 @@
-"""A pipeline's step as one rank makes it: torch's schedules, with every pass and the wait before it on the clock."""
+"""The step of a pipeline on one rank, by torch's schedules. The clock times every pass, with the wait before it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": Schedu
 
 
 class Pipeline:
-    """The stages that this rank holds, and how a step goes through them and their neighbours on other ranks.
+    """The stages of this rank and their schedule, which exchanges hidden states with the neighbours on other ranks.
 
-    sharded: the stages are under fully_shard, which itself casts the weights that they compute with.
+    sharded: the stages are wrapped by fully_shard, which itself casts the weights for computing.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Pipeline:
     def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """As `Engine.evaluate`, on all ranks of this pipeline.
 
-        Stage by stage and not through the schedule, which would find out all shapes anew for the next step that is timed.
+        Runs stage by stage, without the schedule: the schedule would infer all shapes again in the next timed step.
         """
         here, hidden = self._held.mesh["pp"].get_local_rank(), precision.as_inputs(batch.inputs, self._cell.precision)
         found = torch.zeros(2, dtype=torch.float64, device=self._device)
@@ -126,7 +126,7 @@ class Pipeline:
         return precision.stream_dtype(self._cell.precision)
 
     def rehearse(self, clock: Clock) -> None:
-        """A step on some item, whose gradients are to be thrown away: the first finds out shapes and opens connections."""
+        """A step whose gradients the caller discards: in its first step, the schedule infers shapes and opens connections."""
         import numpy as np
 
         some = self._task.fetch(np.zeros(self._cell.micro_batch_size, dtype=np.int64), self._device)
@@ -151,7 +151,7 @@ class Pipeline:
         ]
 
     def effective(self) -> dict[str, Any]:
-        """What stands in the schedule and in the stages of all ranks of this pipeline, which call it together."""
+        """The settings read from the schedule and the stages of all ranks of this pipeline. A collective."""
         switched = switches.effective(self._held.module)
         logits = DTYPES.index(self._output_dtype) if self._stages[-1].is_last and self._output_dtype else 0
         everywhere = torch.tensor([*switched.values(), logits], device=self._device)

@@ -1,4 +1,4 @@
-"""Who has done how many steps and on how old parameters: what a server decides by, and what the result tells of it."""
+"""Counts the steps of each worker and the age of the parameters that it used, for the server's decisions and the result."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 class Mode(msgspec.Struct, frozen=True):
     """How a server treats pushes.
 
-    waits: for the gradients of all workers, whose mean makes one update (else each push is an update at once).
-    staleness_bound: a worker begins a step only while it has finished at most so many more than the slowest worker (the
-    clock distance of Ho et al., 2013), or None. staleness_weighted: a gradient counts 1 / (1 + staleness) of itself.
-    pull_interval: parameters are pulled with every k-th push of a worker.
+    waits: wait for the gradients of all workers and make one update with their mean; else each push is an update at once.
+    staleness_bound: a worker may begin a step only if it has finished at most this many steps more than the slowest worker
+    (the clock distance of Ho et al., 2013); None: no bound. staleness_weighted: weight a gradient by 1 / (1 + staleness).
+    pull_interval: a worker pulls parameters with every k-th push.
     """
 
     waits: bool = False
@@ -23,10 +23,10 @@ class Mode(msgspec.Struct, frozen=True):
 
 
 class Ledger:
-    """Of one server; nothing in it waits or sends.
+    """The ledger of one server. It only counts; it never waits or sends.
 
-    Staleness of a push: the updates that were made to the parameters since its worker pulled those that the gradient was
-    computed on. It counts its own updates as well where a worker does not pull them (pull_interval above 1).
+    Staleness of a push: the number of updates since its worker pulled the parameters on which it computed the gradient. With
+    pull_interval above 1, this includes the worker's own updates that it has not pulled.
     """
 
     def __init__(self, workers: int, mode: Mode) -> None:
@@ -40,14 +40,14 @@ class Ledger:
         self.lost: set[int] = set()
 
     def push(self, worker: int, version: int) -> float:
-        """Note a push of a gradient computed on this version; the weight that it has in the update."""
+        """Record a push of a gradient that was computed on this version of the parameters; returns its weight in the update."""
         staleness = self.updates - version
         self.staleness[staleness] += 1
         self.steps[worker] += 1
         return 1 / (1 + staleness) if self.mode.staleness_weighted else 1.0
 
     def go_on(self, updates: int) -> None:
-        """Stand as after so many updates with the gradients of all workers, each of which has pulled after each of them."""
+        """Set the state after `updates` updates with gradients of all workers, where each worker pulled after each update."""
         self.updates, self.pulls = updates, updates * len(self.steps)
         self.steps = [updates] * len(self.steps)
         self.staleness = Counter({0: self.pulls})
@@ -57,11 +57,11 @@ class Ledger:
         return self.mode.staleness_bound is None or self._lead(worker) <= self.mode.staleness_bound
 
     def begin(self, worker: int) -> None:
-        """Note that it does."""
+        """Record that a worker begins its next step."""
         self.largest_lead = max(self.largest_lead, self._lead(worker))
 
     def leave(self, worker: int, *, lost: bool) -> None:
-        """A worker is gone; nobody waits for it any more."""
+        """Record that a worker has ended; no other worker waits for it any more."""
         self.present.discard(worker)
         if lost:
             self.lost.add(worker)

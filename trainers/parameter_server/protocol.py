@@ -1,9 +1,9 @@
-"""What workers and servers say to each other: requests and replies of a worker with each server, as tensors over gloo.
+"""The protocol between workers and servers: requests and replies, sent as tensors over gloo.
 
 Point to point with `torch.distributed` rather than RPC: RPC's TensorPipe is legacy and pickles every call, and a rehearsal
-of three ranks took 1.1 s with it and 0.5 s without. On gloo a lost peer fails the calls that wait for it and no others, at
-once. Each receive names its sender: so it is known whose connection broke, and NCCL has no receive from any source.
-Tensors travel through host memory, also where workers compute on GPUs: servers need none.
+of three ranks took 1.1 s with it and 0.5 s without. If a peer is lost, gloo at once fails the calls that wait for this peer,
+and no others. Each receive names its sender, so that it is known whose connection broke; NCCL cannot receive from any source.
+Tensors are sent from host memory, even if workers compute on GPUs: servers need no GPU.
 """
 
 from __future__ import annotations
@@ -22,15 +22,20 @@ FIELDS = 4  # float64 numbers in a header: kind and a, b, c of a request; a, b, 
 
 
 class Kind(IntEnum):
-    """A request and what its a, b and c are; every one but BYE is answered, and a worker asks one thing at a time.
+    """The kinds of requests, with their numbers a, b, c. A server answers all but BYE; a worker sends one request at a time.
 
-    PUSH: the gradient of this server's share follows; a: version it was computed on, b: learning rate, c: 1 where
-    parameters are wanted. Answered when the worker may begin its next step; a: version of the parameters, which follow
-    where they were wanted. PULL: parameters are wanted; answered as PUSH. MEET: a float64 numbers follow; answered when
-    all workers that are left have come, a: how many rows of that many numbers follow, by rank. ASK: answered with a bytes
-    of JSON, what the server knows of itself. BYE: the worker leaves. LOST: never sent; a server notes it for a worker
-    whose connection broke. SAVE: answered with a: 1 where this server has momentum, which follows. RESTORE: its share of
-    the parameters follows, where b is 1 with the momentum behind it; a: updates made so far. Answered when it is done.
+    PUSH: followed by the gradient for this server's share. a: version of the parameters on which it was computed, b: learning
+    rate, c: 1 to get parameters back. Answered when the worker may begin its next step: a: version of the parameters, which
+    follow if requested.
+    PULL: requests parameters; answered like PUSH.
+    MEET: followed by `a` float64 numbers. Answered when all workers that are left have sent it: a: number of rows that follow,
+    one row per rank.
+    ASK: answered with `a` bytes of JSON, the server's counts.
+    BYE: the worker leaves.
+    LOST: never sent; the server's own note that the connection to a worker broke.
+    SAVE: answered with a: 1 if this server has momentum, which then follows.
+    RESTORE: followed by the server's share of the parameters and, if b is 1, the momentum. a: number of updates so far.
+    Answered when it is done.
     """
 
     PUSH = 1
@@ -44,17 +49,17 @@ class Kind(IntEnum):
 
 
 class Link:
-    """The process group of a run's workers and servers. A call raises RuntimeError where the other end is lost."""
+    """The process group of a run's workers and servers. A call raises RuntimeError if the other end is lost."""
 
     def __init__(self, ranks: Ranks) -> None:
-        """All ranks open theirs together."""
+        """A collective: all ranks call it."""
         import torch.distributed as dist
 
         self._group = dist.new_group(list(range(ranks.world_size)), backend="gloo")
-        self._sending: dict[int, list[Work]] = {}  # gloo drops what nobody holds; the other end's answer says it has come
+        self._sending: dict[int, list[Work]] = {}  # keeps sends alive until the other end has answered
 
     def send(self, other: int, header: tuple[float, ...], payload: torch.Tensor | None = None) -> None:
-        """Begin to send, and do not wait for a slow receiver. The payload may change again when the other end has answered."""
+        """Begin to send, without waiting for the receiver. The payload must not change until the other end has answered."""
         import torch
         import torch.distributed as dist
 
@@ -83,9 +88,9 @@ class Link:
 
 
 def shares(elements: int, servers: int) -> list[slice]:
-    """The part of the flat parameters (all of a model's, in its order) that each server holds: equal but for one element.
+    """The slice of the flat vector of all parameters that each server has. Slices differ by at most one element.
 
-    It cuts through parameters where it comes to that: SGD works on each element alone.
+    A slice may begin or end inside a parameter, because SGD updates each element independently.
     """
     bounds = [elements * server // servers for server in range(servers + 1)]
     return [slice(begin, end) for begin, end in pairwise(bounds)]

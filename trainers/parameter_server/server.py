@@ -1,4 +1,4 @@
-"""A server: a thread listens to each worker, one loop answers them all, so that neither a slow nor a lost one holds it up."""
+"""A parameter server: one thread per worker receives, one loop answers, so that a slow or lost worker delays no other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a listening thread took from a worker; the payload is that thread's until the worker is answered."""
+    """A request that a listening thread received. The payload belongs to this thread; it is reused after the answer."""
 
     worker: int
     kind: Kind
@@ -37,13 +37,13 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class ParameterServer(Server):
-    """Holds its share of the parameters on the CPU and updates it with SGD as the mode says.
+    """Keeps its share of the parameters on the CPU and updates it with SGD, by the rules of its mode.
 
-    It takes the share's size in parameters, gradient and momentum, and for each worker in what it receives and replies.
+    Memory: the size of the share for parameters, gradient and momentum, and for each worker for requests and replies.
     """
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, mode: Mode) -> None:
-        """Its share is cut from the same weights that every worker draws from the cell's seed; nothing is sent for it."""
+        """The share is a slice of the weights that every worker too draws from the cell's seed; no weights are sent."""
         import torch
         from torch.nn.utils import parameters_to_vector
 
@@ -76,7 +76,7 @@ class ParameterServer(Server):
         return [Term("its share of the parameters, to every worker that pulls", "send", size, self._cell.world_size, pulls)]
 
     def _listen(self, worker: int) -> None:
-        """Take a worker's requests until it leaves or is lost."""
+        """Receive a worker's requests until it leaves or is lost."""
         import torch
 
         gradient = torch.empty_like(self._parameters, requires_grad=False)
@@ -123,7 +123,7 @@ class ParameterServer(Server):
             self._meet()
 
     def _take(self, request: Request) -> None:
-        """A gradient: wait for those of the other workers, or apply it at once."""
+        """Keep a gradient until those of all workers are here, or apply it at once."""
         if not self._ledger.mode.waits:
             self._update([request])
             self._held[request.worker] = request
@@ -149,7 +149,7 @@ class ParameterServer(Server):
         self._ledger.updates += 1
 
     def _restore(self, request: Request) -> None:
-        """Take over from a server of the same share that had made so many updates, a step of every worker each."""
+        """Load the saved state of a server of the same share. Each of its updates was one step of every worker."""
         import torch
 
         assert request.payload is not None
@@ -162,14 +162,14 @@ class ParameterServer(Server):
         self._reply(request.worker, (), None)
 
     def _let_begin(self) -> None:
-        """Answer those whose push is applied and who may begin their next step."""
+        """Answer the workers whose push is applied and that may begin their next step."""
         for worker in [worker for worker in self._held if self._ledger.may_begin(worker)]:
             self._ledger.begin(worker)
             push = self._held.pop(worker)
             self._reply_parameters(push, wanted=push.c == 1)
 
     def _meet(self) -> None:
-        """Answer those who meet when nobody else will come; a worker that came and was lost since counts as having come."""
+        """Answer all MEET requests when every worker that is left has sent one. A worker lost after its MEET counts too."""
         import torch
 
         if not self._met or not self._met.keys() >= self._ledger.present:

@@ -1,4 +1,4 @@
-"""A worker: computes a gradient, pushes a slice of it to each server, and goes on with the parameters that come back."""
+"""A worker: computes a gradient, pushes a slice of it to each server, and continues with the parameters that they return."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class WorkerEngine(ReplicatedEngine):
-    """The model's parameters and gradients are views of one vector each, of which every server holds a slice.
+    """The model's parameters are views of one vector, its gradients of another. Every server has a slice of these vectors.
 
-    `update` is push and pull: its time holds that of waiting for servers and, where the mode says so, for other workers.
-    The optimizer that the loop sets the learning rate of makes no step and has no state: the rate goes with each push.
+    `update` pushes and pulls: its time includes waiting for servers and, if the mode says so, for other workers. The optimizer
+    only carries the learning rate, which each push sends to the servers; it makes no step and has no state.
     """
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, mode: Mode) -> None:
@@ -50,7 +50,7 @@ class WorkerEngine(ReplicatedEngine):
         self._workers = dist.new_group(everyone, backend="gloo", use_local_synchronization=True) if mode.waits else None
 
     def _flatten(self) -> None:
-        """Make parameters and gradients views of one vector each, so that slices are sent without being put together."""
+        """Make parameters and gradients views of one vector each, so that slices are sent without a copy."""
         import torch
         from torch.nn.utils import parameters_to_vector
 
@@ -100,7 +100,7 @@ class WorkerEngine(ReplicatedEngine):
         return self._pushed.copy_(gradients)
 
     def _await_parameters(self, *, pulls: bool) -> None:
-        """The servers' answers to a push or a pull: with them the next step may begin, on the new parameters if any."""
+        """Wait for the servers' answers to a push or a pull, and take the new parameters if they were requested."""
         for server, part in self._slices.items():
             version = self._link.header(server)[0]
             if pulls:
@@ -110,7 +110,7 @@ class WorkerEngine(ReplicatedEngine):
             self._parameters.copy_(self._pulled)
 
     def state(self) -> State:
-        """Every worker has the parameters; the first one has the momentum, which it gets from the servers."""
+        """Every worker has the parameters. The first worker also has the momentum, which it gets from the servers."""
         import torch
 
         from trainers.saving.state_parts import Part
@@ -143,7 +143,7 @@ class WorkerEngine(ReplicatedEngine):
         self._room = torch.zeros_like(self._parameters, device="cpu")
 
     def restored(self, numbers: dict[str, float]) -> None:
-        """The first worker hands the servers their shares; the others' parameters came from the checkpoint as its own did."""
+        """The first worker sends the servers their shares. Every worker loaded its parameters from the checkpoint."""
         import torch
 
         super().restored(numbers)
@@ -159,7 +159,7 @@ class WorkerEngine(ReplicatedEngine):
         self._room = None
 
     def gradient_norm(self) -> float:
-        """Of the mean gradient where the servers wait for all workers; else of this worker's, which is an update alone."""
+        """The norm of the mean gradient if the servers wait for all workers; else of this worker's gradient."""
         import torch
         import torch.distributed as dist
 
@@ -217,7 +217,7 @@ class WorkerEngine(ReplicatedEngine):
 
 
 class AtServer:
-    """The workers meet at the first server: a collective over all ranks would fail with the first worker that is lost."""
+    """The workers synchronise through the first server: a collective of all ranks would fail if a worker is lost."""
 
     def __init__(self, link: Link, server: int, device: torch.device) -> None:
         self._link, self._server, self._device = link, server, device

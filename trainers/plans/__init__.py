@@ -1,1 +1,1 @@
-"""How a workload's model is cut: its linear layers over tensor-parallel ranks, its blocks over a pipeline's stages."""
+"""How a workload's model is divided: linear layers are split over tensor-parallel ranks, blocks into pipeline stages."""

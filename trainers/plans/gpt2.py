@@ -1,4 +1,4 @@
-"""The cuts of transformers' GPT-2, whose linear layers are stored transposed and whose q, k and v are one of them."""
+"""The plan of transformers' GPT-2. Its linear layers are stored transposed, and one layer computes q, k and v."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Gpt2Stage(nn.Module):
     def __init__(self, model: nn.Module, index: int, count: int) -> None:
         super().__init__()
         whole = cast("Any", model)
-        # By itself, a block's attention is causal in every implementation but this one, which needs a mask.
+        # Without a mask, attention is causal in every implementation except `eager`.
         assert whole.config._attn_implementation != "eager", "a stage gives its blocks no mask"
         body = whole.transformer
         first, last = index == 0, index == count - 1
@@ -79,7 +79,7 @@ class Gpt2Stage(nn.Module):
 
 
 def fused_rows(width: int, ranks: int) -> torch.Tensor:
-    """Which rows of q|k|v, (3 * width,), stand where after the reordering q0|k0|v0|q1|k1|v1|..., one q|k|v a rank."""
+    """The indices (3 * width,) that reorder the rows of q|k|v to q0|k0|v0|q1|k1|v1|..., so that each rank has its q|k|v."""
     return torch.arange(3 * width).reshape(3, ranks, width // ranks).transpose(0, 1).flatten()
 
 

@@ -1,4 +1,4 @@
-"""The cuts of transformers' LLaMA, whose blocks are told the positions' rotation instead of reading it off a table."""
+"""The plan of transformers' LLaMA. Its blocks get the rotation of the positions as an argument, not from a table."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LlamaStage(nn.Module):
     def __init__(self, model: nn.Module, index: int, count: int) -> None:
         super().__init__()
         whole = cast("Any", model)
-        # By itself, a block's attention is causal in every implementation but this one, which needs a mask.
+        # Without a mask, attention is causal in every implementation except `eager`.
         assert whole.config._attn_implementation != "eager", "a stage gives its blocks no mask"
         body = whole.model
         first, last = index == 0, index == count - 1

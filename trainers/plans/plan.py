@@ -1,4 +1,4 @@
-"""What tensor and pipeline parallelism have to know of a model, so that they need to know no model."""
+"""The interface between a model and tensor and pipeline parallelism: how to split its layers and divide it into stages."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 class Plan(ABC):
-    """The cuts of one model.
+    """How one model is split and divided into stages.
 
-    hidden: (positions, width) of one item between two blocks. backward_reductions: all-reduces of that size in a split
-    block's backward pass, one for each column-parallel layer that reads the block's input; forward has
-    `FORWARD_REDUCTIONS`, one behind attention and one behind the MLP (Shoeybi et al., Megatron-LM, 2019, section 3).
+    hidden: (positions, width) of the hidden state of one item between two blocks. backward_reductions: number of all-reduces of
+    a hidden state in the backward pass of a split block, one for each column-parallel layer that reads the block's input.
+    Forward has `FORWARD_REDUCTIONS`, one after attention and one after the MLP (Shoeybi et al., Megatron-LM, 2019, section 3).
     """
 
     hidden: tuple[int, int]
@@ -22,25 +22,25 @@ class Plan(ABC):
 
     @abstractmethod
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
-        """Cut a block's linear layers over the ranks of a 1-D mesh, in place; every rank comes with the same weights.
+        """Split a block's linear layers over the ranks of a 1-D mesh, in place. All ranks have the same weights before.
 
-        sequence: hidden states that enter and leave it have a slice of the positions. Given are the parameters whose
-        gradient is then a sum over the ranks that is still to be made: those that only see this rank's positions.
+        sequence: hidden states that enter and leave the block have only this rank's slice of the positions. Returns the
+        parameters that then see only this slice; the caller must sum their gradients over the ranks.
         """
 
     @abstractmethod
     def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
-        """A gathered parameter of a model split over `ranks`, as `Task.model` has the one of this name: shape and order."""
+        """A gathered parameter of a model that is split over `ranks`, in the shape and order that it has in `Task.model`."""
 
     @abstractmethod
     def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
-        """Stage `index` of `count`, sharing the model's modules: the first takes inputs, the last gives outputs, and
-        between stages goes a hidden state, (items, *hidden)."""
+        """Stage `index` of `count`. It shares the model's modules. The first stage takes inputs, the last stage returns
+        outputs; between stages goes a hidden state (items, *hidden)."""
 
 
 FORWARD_REDUCTIONS = 2
 
 
 def share(blocks: int, index: int, count: int) -> slice:
-    """The blocks of a stage: in order, and as equally many as can be."""
+    """The blocks of a stage: consecutive, and in numbers as equal as possible."""
     return slice(index * blocks // count, (index + 1) * blocks // count)

@@ -1,7 +1,7 @@
 """Sequence parallelism: between split layers each rank keeps a slice of the positions, not all of them.
 
-What tensor parallelism sums up on every rank is only needed in slices there, so a reduce-scatter and an all-gather take the
-place of each all-reduce: the same bytes, and 1/n of the memory (Korthikanti et al., Reducing activation recomputation, 2022).
+Between split layers, a rank needs only its slice of the sums of tensor parallelism. So a reduce-scatter and an all-gather
+replace each all-reduce: the same bytes, and 1/n of the memory (Korthikanti et al., Reducing activation recomputation, 2022).
 """
 
 from __future__ import annotations

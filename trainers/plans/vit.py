@@ -1,4 +1,4 @@
-"""The cuts of transformers' Vision Transformer, whose q, k and v are layers of their own."""
+"""The plan of transformers' Vision Transformer. Its q, k and v are separate layers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: what an engine goes on from, which bytes of it lie where, and how they are written and read."""
+"""Checkpoints of a run: the state of an engine, where its bytes are, and how they are written and read."""

@@ -1,4 +1,4 @@
-"""Save what an engine goes on from into a checkpoint, and put a checkpoint back into an engine, whatever its strategy is."""
+"""Saves the state of an engine into a checkpoint and loads a checkpoint into an engine, for every strategy."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ INDEX = "index.json"
 
 
 class Saver:
-    """The ranks that train as one of them sees them when it saves or loads. All of them call everything together.
+    """Saves and loads on one of the ranks that train. Every method is a collective: all these ranks call it.
 
-    group: of these ranks, over gloo: plans and gathered tensors are exchanged on the host.
+    group: the process group of these ranks, over gloo, because plans and gathered tensors are exchanged on the host.
     """
 
     def __init__(self, engine: Engine, rank: int, world: int, device: torch.device, group: dist.ProcessGroup) -> None:
         self._engine, self._rank, self._world, self._device, self._group = engine, rank, world, device, group
 
     def save(self, growing: Path, layout: Literal["sharded", "whole"]) -> tuple[list[checkpoint.File], int]:
-        """Write the files of a checkpoint into an empty folder that all ranks see; (what rank 0 has to put into the
-        manifest, bytes). Other ranks get nothing."""
+        """Write the files of a checkpoint into an empty folder that all ranks see. On rank 0, returns the entries of the files
+        for the manifest and their bytes; other ranks get ([], 0)."""
         state = self._named({**self._engine.state(), **state_parts.of_random_numbers(self._device)}, self._world)
         writer = Writer(growing, self._rank)
         if layout == "whole":
@@ -50,10 +50,10 @@ class Saver:
         return found, sum(file.bytes for file in found)
 
     def load(self, path: Path, manifest: Manifest) -> None:
-        """Fill the engine from a checkpoint, which has been found sound. Raises InputError where it is of another kind.
+        """Load an undamaged checkpoint into the engine. Raises InputError if it does not fit the engine.
 
-        What is each rank's own (buffers, PowerSGD's errors) a rank of another world takes from the saved rank of its
-        number modulo the world saved; random numbers then begin anew.
+        If the world size differs from the saved world size, rank r takes the tensors that each rank has for itself (buffers,
+        PowerSGD's errors) from the saved rank r modulo the saved world size, and random numbers start again from the seed.
         """
         self._engine.make_room(manifest.numbers)
         state: State = self._engine.state()
@@ -65,7 +65,7 @@ class Saver:
         for name, part in asked.items():
             entry = index.tensors.get(name)
             if entry is None:
-                raise InputError(f"{path}: has no {name}, which {manifest.strategy} saved there would have.")
+                raise InputError(f"{path}: has no tensor {name}, which this run needs (saved by {manifest.strategy}).")
             if not whole and entry.shape != list(part.shape):
                 raise InputError(f"{path}: {name} has the shape {entry.shape}, expected {list(part.shape)}.")
         sizes = {file.name: file.bytes for file in manifest.files}
@@ -77,6 +77,6 @@ class Saver:
             state_parts.set_random_numbers(state, self._device)
 
     def _named(self, state: State, saved_world: int) -> dict[str, Part]:
-        """Parts by their names in a checkpoint, where a tensor that is each rank's own has the rank in front."""
+        """Parts by their names in a checkpoint. The name of a tensor that each rank has for itself begins with the rank."""
         rank = self._rank % saved_world
         return {f"rank-{rank:05d}/{name}" if part.own else name: part for name, part in state.items()}

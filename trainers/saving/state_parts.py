@@ -1,4 +1,4 @@
-"""What training goes on from, as named parts of whole tensors: each rank says which boxes of them lie in its memory."""
+"""The state of training as named parts of whole tensors: each rank says which boxes of the tensors are in its memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from trainers import switches
 
 
 class Part:
-    """A box of a named tensor and the memory of this rank that it lies in: what is read goes into that very memory.
+    """A box of a named tensor, and this rank's memory of the box. Loading writes into this memory.
 
-    shape: of the whole tensor; offsets: where the box begins in it. A flat share of a parameter is a box of it laid out
-    flat. own: each rank has its own tensor of this name, such as the state of its random numbers.
-    torch.distributed.checkpoint takes it for a tensor by the three methods at its end.
+    shape: of the whole tensor. offsets: where the box begins in the tensor. A flat shard of a parameter is a box of the
+    flattened parameter. own: each rank has its own tensor of this name, such as the state of its random numbers.
+    The last three methods make torch.distributed.checkpoint treat a part like a tensor.
     """
 
     def __init__(self, memory: torch.Tensor, shape: Iterable[int], offsets: Iterable[int], *, own: bool = False) -> None:
@@ -28,7 +28,7 @@ class Part:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Part:
-        """A whole tensor, or the shard of one (DTensor) that lies here."""
+        """A whole tensor, or this rank's shard of a DTensor."""
         if isinstance(tensor, DTensor):
             (box,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
             return cls(tensor.to_local(), tensor.shape, box.offsets)
@@ -36,7 +36,7 @@ class Part:
 
     @classmethod
     def flat(cls, memory: torch.Tensor, elements: int, begin: int) -> Part:
-        """Elements from `begin` on of a tensor of so many, laid out flat."""
+        """The part from `begin` on of a flattened tensor of `elements` elements."""
         return cls(memory, (elements,), (begin,))
 
     def size(self) -> torch.Size:
@@ -56,7 +56,7 @@ State = dict[str, Part]
 
 
 def of_parameters(named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> State:
-    """Parameters and their optimizer state, whole or as DTensor; what lies on this rank only in part has no elements."""
+    """Parameters and their optimizer state, whole or as DTensor. Tensors of which this rank has no elements are left out."""
     found = {}
     for name, parameter in named:
         found[f"parameters/{name}"] = Part.of(parameter)
@@ -67,8 +67,8 @@ def of_parameters(named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.op
 
 
 def of_shares(shares: Iterable[tuple[str, torch.Tensor, int, int]], optimizer_state: Iterable[dict[str, Any]]) -> State:
-    """The same of parameters that ranks share out flat: (name, memory here, elements of the whole, where it begins) of
-    each, and the optimizer's state of each, laid out as that memory is."""
+    """Parameters that are sharded flat, and their optimizer state, which has the layout of the shard. shares: for each
+    parameter (name, memory of the shard, elements of the whole parameter, first element of the shard)."""
     found = {}
     for (name, memory, elements, begin), state in zip(shares, optimizer_state, strict=True):
         if not memory.numel():
@@ -82,7 +82,7 @@ def of_shares(shares: Iterable[tuple[str, torch.Tensor, int, int]], optimizer_st
 
 
 def of_buffers(model: nn.Module) -> State:
-    """Buffers that a model would save: each rank's own, as statistics of batches differ from rank to rank."""
+    """The persistent buffers of a model. Each rank has its own, because statistics of batches differ between ranks."""
     found = {}
     for path, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -93,7 +93,7 @@ def of_buffers(model: nn.Module) -> State:
 
 
 def of_random_numbers(device: torch.device) -> State:
-    """A copy of the states of torch's generators; `set_random_numbers` puts it into force."""
+    """A copy of the states of torch's random generators; `set_random_numbers` sets them."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -107,7 +107,7 @@ def set_random_numbers(state: State, device: torch.device) -> None:
 
 
 def make_room(optimizer: torch.optim.Optimizer) -> None:
-    """Have an optimizer make the state that it makes in its first step, with a step that changes no parameter."""
+    """Make an optimizer allocate its state as in its first step, by a step that changes no parameter."""
     kept = [(group["lr"], [p.grad for p in group["params"]]) for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0

@@ -1,6 +1,6 @@
-"""torch.distributed.checkpoint over files of our own: it plans who writes and who reads what, they hold bytes and JSON.
+"""Storage for torch.distributed.checkpoint in files of bytes and JSON; torch plans which rank writes and reads which bytes.
 
-Its own files hold pickles, which can run any code when they are read; these cannot.
+The files of torch's own storage contain pickles, which can run any code when they are read; our files cannot.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Index(msgspec.Struct, frozen=True):
 
 
 class SavingPlanner(DefaultSavePlanner):
-    """Looks up parts, of which a rank has one of a name."""
+    """Looks up parts by name; a rank has one part per name."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -67,7 +67,7 @@ class SavingPlanner(DefaultSavePlanner):
 
 
 class LoadingPlanner(DefaultLoadPlanner):
-    """The same."""
+    """Looks up parts by name, as `SavingPlanner` does."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -83,8 +83,8 @@ class LoadingPlanner(DefaultLoadPlanner):
 
 
 class Writer(StorageWriter):
-    """Each rank writes the boxes that fell to it into one file, one box after the other. What several ranks hold alike is
-    written by one of them. Afterwards the first rank has `index` and `files`."""
+    """Each rank writes its boxes into one file, one box after the other. If several ranks have the same box, one of them
+    writes it. Afterwards the first rank has `index` and `files`."""
 
     gathers = False
     index: Index
@@ -143,7 +143,7 @@ class Writer(StorageWriter):
 
 
 class Gatherer(Writer):
-    """The first rank gathers every tensor, one at a time, and writes it whole, in the order that `Task.model` has."""
+    """The first rank gathers the tensors one at a time and writes each whole, with elements in the order of `Task.model`."""
 
     gathers = True
 
@@ -194,9 +194,9 @@ class Gatherer(Writer):
 
 
 class Reader(StorageReader):
-    """Maps the files and copies out of them what overlaps with a rank's parts, whatever ranks wrote them.
+    """Maps the files and copies the boxes that overlap with a rank's parts, whichever ranks wrote the files.
 
-    state: what is to be read. Of a whole layout a tensor may be read in another shape of as many elements.
+    state: the parts to read. With the layout `whole`, a tensor may be read in another shape with the same number of elements.
     """
 
     def __init__(self, folder: Path, index: Index, sizes: dict[str, int], state: State, reorder: Reorder | None) -> None:

@@ -1,1 +1,1 @@
-"""How one model is spread over ranks: one file a family, each naming its variants."""
+"""The strategies: how a model is distributed over ranks. Each file is a family and lists its variants in `VARIANTS`."""

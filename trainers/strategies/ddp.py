@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound="DdpEngine")
 MIB = 2**20
 MOST_MIB = 2**43 - 1  # torch counts a bucket's bytes in 64 bits
-WITHOUT_GPU = "torch has SyncBatchNorm for GPUs only, and ranks on a CPU have none. Allowed: false."
+WITHOUT_GPU = "torch supports SyncBatchNorm on GPUs only, and the ranks of this run compute on a CPU. Allowed: false."
 
 
 RANK = 1  # of PowerSGD's approximation
@@ -36,7 +36,7 @@ EXACT_STEPS = 2  # before PowerSGD starts; its own least number with error feedb
 
 
 class DdpEngine(ReplicatedEngine):
-    hook = "none"  # what gradients go through on their way
+    hook = "none"  # how gradients are compressed before they are sent
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         wrapped = cast("DistributedDataParallel", self.model)
@@ -44,8 +44,8 @@ class DdpEngine(ReplicatedEngine):
 
     @contextmanager
     def join(self) -> Iterator[None]:
-        """A rank without data takes part in the others' collectives; gradients are means over those that have data. At the
-        end all get the parameters of one of those."""
+        """The context of a step in which some ranks have no data. A rank without data takes part in the collectives of the
+        other ranks. Gradients are averaged over the ranks with data. At the end all ranks get the parameters of one of them."""
         from torch.distributed.algorithms.join import _JoinConfig
 
         wrapped = cast("DistributedDataParallel", self.model)
@@ -88,7 +88,7 @@ class DdpEngine(ReplicatedEngine):
 
 
 class PowerSgdEngine(DdpEngine):
-    """What PowerSGD keeps from step to step lies by bucket, and DDP settles its buckets only in its first steps."""
+    """DDP with PowerSGD, which keeps its state per bucket. DDP decides its buckets only in its first steps."""
 
     kept: PowerSGDState
     hook = "powersgd"
@@ -106,7 +106,7 @@ class PowerSgdEngine(DdpEngine):
         return {**super().numbers(), "powersgd_iterations": float(self.kept.iter)}
 
     def make_room(self, numbers: dict[str, float]) -> None:
-        """Steps on one item, whose gradients are thrown away: until buckets are settled and all that was kept has its place."""
+        """Make steps on one item and discard the gradients, until DDP has its buckets and PowerSGD the memory of its state."""
         import numpy as np
 
         from trainers.instruments.timing import clock_for
@@ -121,13 +121,13 @@ class PowerSgdEngine(DdpEngine):
 
     def restored(self, numbers: dict[str, float]) -> None:
         super().restored(numbers)
-        self.kept.iter = int(numbers.get("powersgd_iterations", 0))  # 0 in a run that goes on from another strategy's
+        self.kept.iter = int(numbers.get("powersgd_iterations", 0))  # 0 if the checkpoint is of another strategy
 
 
 def _powersgd(model: nn.Module) -> tuple[int, int]:
-    """Bytes of the gradients that PowerSGD (Vogels et al., 2019) sends whole, and of the two factors of each other one.
+    """Bytes of the gradients that PowerSGD (Vogels et al., 2019) does not compress, and of the two factors of all others.
 
-    A gradient of r rows is taken as an r x c matrix; its factors have RANK (r + c) elements.
+    A gradient with r rows is an r x c matrix for PowerSGD; its two factors together have RANK (r + c) elements.
     """
     whole = factors = 0
     for parameter in model.parameters():
@@ -142,12 +142,15 @@ def _powersgd(model: nn.Module) -> tuple[int, int]:
 
 def refuse(cell: Cell) -> str | None:
     if cell.options.get("comm_hook", "none") == "bf16" and cell.precision not in ("bf16", "bf16-autocast"):
-        return f"comm_hook: found bf16 in an {cell.precision} run; it is for the fp32 gradients of a bf16 run. Allowed: none."
+        return (
+            f"comm_hook: found bf16 with precision {cell.precision}; the hook is only for the fp32 gradients of bf16 and "
+            "bf16-autocast. Allowed: none."
+        )
     if cell.options["sync_batch_norm"] is True and cell.launcher == "fork":
         return f"sync_batch_norm: {WITHOUT_GPU}"
     if cell.options.get("static_graph") is True and cell.gradient_accumulation_steps > 1:
         return (
-            "static_graph: torch learns the graph in the first pass, which has to exchange gradients. "
+            "static_graph: torch records the graph in the first pass, and this pass must exchange gradients. "
             "Allowed: gradient_accumulation_steps of 1, or false."
         )
     if cell.options.get("join") is True and (why := _join(cell)) is not None:
@@ -159,11 +162,11 @@ def _join(cell: Cell) -> str | None:
     if cell.epochs != 1:
         found = f"steps: {cell.steps}" if cell.epochs is None else f"epochs: {cell.epochs}"
         return (
-            "join: a rank without data makes no optimizer step, so that nothing may follow the short one: "
+            "join: a rank without data makes no optimizer step in the short step, so no other step may follow: "
             f"found {found}. Allowed: epochs: 1."
         )
     if cell.options.get("comm_hook", "none") != "none" or cell.options.get("static_graph") is True:
-        return "join: torch's join knows neither comm_hook nor static_graph. Allowed: leave both out, or join: false."
+        return "join: torch's join supports neither comm_hook nor static_graph. Allowed: leave both out, or join: false."
     return None
 
 
@@ -225,10 +228,10 @@ def build_powersgd(cell: Cell, task: Task, ranks: Ranks) -> PowerSgdEngine:
 
 
 OPTIONS = (
-    Option("bucket_cap_mb", 25, "gradients are exchanged in buckets of about so many MiB", least=1, most=MOST_MIB),
-    Option("static_graph", False, "promise that every step uses the same parameters in the same order"),
-    Option("sync_batch_norm", False, "BatchNorm over the parts of all ranks, as one process that takes them in one pass"),
-    Option("gradient_as_bucket_view", True, "gradients lie in the buckets instead of being copied there and back"),
+    Option("bucket_cap_mb", 25, "approximate size of a gradient bucket, in MiB", least=1, most=MOST_MIB),
+    Option("static_graph", False, "tell DDP that every step uses the same parameters in the same order"),
+    Option("sync_batch_norm", False, "compute BatchNorm's statistics over the micro-batches of all ranks together"),
+    Option("gradient_as_bucket_view", True, "store gradients in the buckets themselves, without copies into and out of them"),
 )
 VARIANTS = (
     Strategy(
@@ -241,23 +244,23 @@ VARIANTS = (
         cuts=(),
         options=(
             *OPTIONS,
-            Option("comm_hook", "none", "what gradients are rounded to on their way", ("none", "bf16")),
-            Option("join", False, "train what is left of the epoch too, on as many ranks as it fills"),
+            Option("comm_hook", "none", "round gradients to this dtype before they are sent", ("none", "bf16")),
+            Option("join", False, "train also on the items left at the end of the epoch, on as many ranks as they fill"),
         ),
     ),
     Strategy(
         name="ddp-powersgd",
-        summary=f"DDP whose gradients travel as matrices of rank {RANK} with error feedback (PowerSGD)",
+        summary=f"DDP with gradients compressed to matrices of rank {RANK}, with error feedback (PowerSGD)",
         precisions=tuple(name for name in ALL if not scales_loss(name)),
         reasons=dict.fromkeys(
-            filter(scales_loss, ALL), "what one step's gradient loses is added to the next one's, also where it overflowed"
+            filter(scales_loss, ALL), "the compression error of a step is added to the next gradient, even after an overflow"
         ),
         refuse=refuse,
         build=build_powersgd,
         switches=switches.ALL,
         cuts=(),
         options=OPTIONS,
-        other_work=lambda _: "PowerSGD approximates gradients: it is another computation than one process makes",
+        other_work=lambda _: "PowerSGD approximates gradients, so its computation differs from that of one process",
         communication_period=lambda _: None,  # the second of its two all-reduces starts in a callback of the first one
     ),
 )

@@ -1,4 +1,4 @@
-"""FSDP1 (`FullyShardedDataParallel`): flat parameters cut over the ranks, as the published studies of FSDP ran it."""
+"""FSDP1 (`FullyShardedDataParallel`): flat parameters sharded over the ranks, as in the published studies of FSDP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trainers.saving.state_parts import State
     from trainers.workload import Task
 
-WITHOUT_GPU = "FSDP1 moves what it offloads to a GPU and back, and ranks on a CPU have none. Allowed: none."
+WITHOUT_GPU = "FSDP1 copies offloaded parameters to a GPU and back, and the ranks of this run have no GPU. Allowed: none."
 HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 FREES = ("FULL_SHARD", "HYBRID_SHARD")  # blocks after forward, so that backward gathers them again
 
@@ -138,7 +138,7 @@ class Fsdp1Engine(ReplicatedEngine):
 
 
 def refuser(sharding: str) -> Callable[[Cell], str | None]:
-    """What says why a cell cannot be had with a sharding."""
+    """The function that says why a cell cannot run with this sharding."""
 
     def refuse(cell: Cell) -> str | None:
         # With one rank torch turns every sharding into NO_SHARD.
@@ -155,7 +155,7 @@ def refuser(sharding: str) -> Callable[[Cell], str | None]:
 
 
 def builder(sharding: str) -> Callable[[Cell, Task, Ranks], Fsdp1Engine]:
-    """What builds the engine with a sharding of FSDP's `ShardingStrategy`."""
+    """The function that builds the engine with this member of FSDP's `ShardingStrategy`."""
 
     def build(cell: Cell, task: Task, ranks: Ranks) -> Fsdp1Engine:
         import torch
@@ -205,11 +205,16 @@ def builder(sharding: str) -> Callable[[Cell, Task, Ranks], Fsdp1Engine]:
 
 
 OPTIONS = (
-    Option("wrap", "block", "one unit a block and one for the rest, or one flat unit for all", ("block", "none")),
-    Option("backward_prefetch", "pre", "gather the next unit before or after this one's gradients", ("pre", "post", "none")),
-    Option("forward_prefetch", False, "gather the next unit while this one computes"),
-    Option("limit_all_gathers", True, "hold the CPU back so that at most two gathered units wait"),
-    Option("offload", "none", "where shards, their gradients and the optimizer are kept", ("none", "cpu")),
+    Option("wrap", "block", "block: one FSDP unit per block and one for the rest; none: one unit for all", ("block", "none")),
+    Option(
+        "backward_prefetch",
+        "pre",
+        "in backward, gather the next unit before (pre) or after (post) the gradients of the current unit are computed",
+        ("pre", "post", "none"),
+    ),
+    Option("forward_prefetch", False, "in forward, gather the next unit while the current unit computes"),
+    Option("limit_all_gathers", True, "make the CPU wait, so that at most two units are gathered at a time"),
+    Option("offload", "none", "where to keep parameter shards, their gradients and optimizer state", ("none", "cpu")),
 )
 
 
@@ -229,8 +234,8 @@ def _variant(name: str, sharding: str, summary: str) -> Strategy:
 
 VARIANTS = (
     _variant("full-shard", "FULL_SHARD", "PyTorch FSDP1: parameters, gradients and optimizer state sharded (as ZeRO stage 3)"),
-    _variant("shard-grad-op", "SHARD_GRAD_OP", "FSDP1 that keeps parameters from forward to backward (as ZeRO stage 2)"),
+    _variant("shard-grad-op", "SHARD_GRAD_OP", "FSDP1 that keeps parameters gathered until backward (as ZeRO stage 2)"),
     _variant("no-shard", "NO_SHARD", "FSDP1 that shards nothing (as DDP, without its buckets)"),
     _variant("hybrid-shard", "HYBRID_SHARD", "FSDP1 that shards within a group of ranks and replicates across groups"),
-    _variant("hybrid-shard-zero2", "_HYBRID_SHARD_ZERO2", "hybrid alike, but parameters stay gathered until backward"),
+    _variant("hybrid-shard-zero2", "_HYBRID_SHARD_ZERO2", "as fsdp1-hybrid-shard, but parameters stay gathered until backward"),
 )

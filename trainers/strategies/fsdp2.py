@@ -1,4 +1,4 @@
-"""FSDP2 (`fully_shard`): parameters, gradients and optimizer state cut over the ranks, gathered block by block."""
+"""FSDP2 (`fully_shard`): parameters, gradients and optimizer state sharded over the ranks, gathered block by block."""
 
 from __future__ import annotations
 
@@ -119,9 +119,10 @@ class Fsdp2Engine(ReplicatedEngine):
 
 
 def builder(*, reshard_after_forward: bool, replicated: bool = False) -> Callable[[Cell, Task, Ranks], Fsdp2Engine]:
-    """What builds the engine: blocks are freed after forward and gathered again for backward, or kept for backward.
+    """The function that builds the engine.
 
-    replicated: over a mesh of replicas by shards instead of one row of shards.
+    reshard_after_forward: free the gathered parameters of a block after forward and gather them again for backward; else they
+    are kept for backward. replicated: shard over the ranks of each replica (a 2-D mesh), not over all ranks.
     """
 
     def build(cell: Cell, task: Task, ranks: Ranks) -> Fsdp2Engine:
@@ -166,13 +167,13 @@ def _prefetch(blocks: list[FSDPModule], ahead: int) -> None:
 
 def refuse(cell: Cell) -> str | None:
     if cell.options["offload"] == "cpu" and cell.max_grad_norm is not None:
-        return "offload: the norm of gradients that lie on the CPU cannot be summed by NCCL. Allowed: leave max_grad_norm out."
+        return "offload: NCCL cannot sum the norm of gradients that are in CPU memory. Allowed: leave max_grad_norm out."
     return refuse_replicas(cell) if "replicas" in cell.options else None
 
 
 OPTIONS = (
-    Option("prefetch", 0, "blocks gathered ahead of use, forward and backward; 0: torch's default, the next block", least=0),
-    Option("offload", "none", "where shards, their gradients and the optimizer are kept", ("none", "cpu")),
+    Option("prefetch", 0, "number of blocks that are gathered before their use; 0: torch's default, the next block", least=0),
+    Option("offload", "none", "where to keep parameter shards, their gradients and optimizer state", ("none", "cpu")),
 )
 
 
@@ -199,7 +200,7 @@ VARIANTS = (
     ),
     _variant(
         "fsdp2-zero2",
-        "sharded alike, but parameters stay gathered from forward to backward (as ZeRO stage 2)",
+        "as fsdp2, but parameters stay gathered from forward to backward (as ZeRO stage 2)",
         reshard_after_forward=False,
         replicated=False,
     ),
@@ -211,7 +212,7 @@ VARIANTS = (
     ),
     _variant(
         "fsdp2-hsdp-zero2",
-        "hybrid alike, but parameters stay gathered from forward to backward",
+        "as fsdp2-hsdp, but parameters stay gathered from forward to backward",
         reshard_after_forward=False,
         replicated=True,
     ),

@@ -1,4 +1,4 @@
-"""Tensor, pipeline and data parallelism on one mesh: blocks split, dealt out to stages, and what is left sharded."""
+"""Combinations of tensor parallelism (tp), pipeline parallelism (pp) and sharded data parallelism (dp) on one mesh."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Build = Callable[[Cell, "Task", "Ranks"], TensorEngine | PipelineEngine]
 
 
 class ShardedTensorEngine(TensorEngine):
-    """Blocks are split over tp, and what each rank is left with is sharded over dp."""
+    """Blocks are split over tp; the parameters that a rank then has are sharded over dp."""
 
     casts_itself = True
 
@@ -125,7 +125,7 @@ VARIANTS = (
     _variant(
         "tp-fsdp2",
         ("dp", "tp"),
-        "each block's layers cut over tp, what a rank is left with sharded over dp",
+        "each block's linear layers split over tp, all parameters of a rank sharded over dp (FSDP2)",
         refuse_split,
         build_sharded_tensor,
         SEQUENCE_PARALLEL,
@@ -133,15 +133,15 @@ VARIANTS = (
     _variant(
         "tp-pp",
         ("tp", "pp"),
-        "stages of a 1F1B pipeline, their blocks' layers cut over tp",
+        "1F1B pipeline over pp, each block's linear layers split over tp",
         refuse_split_pipeline,
         build_pipeline,
     ),
-    _variant("pp-fsdp2", ("dp", "pp"), "stages of a 1F1B pipeline, each sharded over dp", refuse_pipeline, build_pipeline),
+    _variant("pp-fsdp2", ("dp", "pp"), "1F1B pipeline over pp, each stage sharded over dp", refuse_pipeline, build_pipeline),
     _variant(
         "tp-pp-fsdp2",
         ("dp", "tp", "pp"),
-        "stages of a 1F1B pipeline, their blocks' layers cut over tp, what is left sharded over dp",
+        "1F1B pipeline over pp, linear layers split over tp, all parameters of a rank sharded over dp (FSDP2)",
         refuse_split_pipeline,
         build_pipeline,
     ),

@@ -4,8 +4,8 @@ The study (paper 3, sections 3.4 and 5.3.1) has three of them: synchronous ("all
 worker"), asynchronous ("workers independently compute and apply parameter updates"), and a modified asynchronous one
 against staleness: bounded staleness, gradients weighted by their age, and a chosen frequency of communication.
 
-Workers are the first ranks and servers the last: so workers count as the ranks of every other strategy do, rank 0 trains,
-and local rank r has GPU r, while servers, which compute on the CPU, have none.
+Workers are the first ranks, servers the last ranks. Workers therefore have the same numbers as the ranks of every other
+strategy: rank 0 trains, and local rank r has GPU r. Servers compute on the CPU and have no GPU.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def bounded(cell: Cell) -> Mode:
 
 def refuse(cell: Cell) -> str | None:
     if cell.optimizer.name != "sgd":
-        return f"the servers update with SGD and momentum: found optimizer {cell.optimizer.name}. Allowed: sgd."
+        return f"parameter servers update with SGD (and momentum) only: found optimizer {cell.optimizer.name}. Allowed: sgd."
     if cell.nnodes > 1:
-        return f"servers are the last ranks, which all lie on the last node: found nnodes: {cell.nnodes}. Allowed: nnodes: 1."
+        return f"parameter servers are the last ranks, all on the last node: found nnodes: {cell.nnodes}. Allowed: nnodes: 1."
     return None
 
 
 def worker(mode: Callable[[Cell], Mode]) -> Callable[[Cell, Task, Ranks], WorkerEngine]:
-    """What builds the engine of a rank that trains."""
+    """The function that builds the engine of a rank that trains."""
 
     def build(cell: Cell, task: Task, ranks: Ranks) -> WorkerEngine:
         from trainers.parameter_server.worker import WorkerEngine
@@ -67,7 +67,7 @@ def worker(mode: Callable[[Cell], Mode]) -> Callable[[Cell, Task, Ranks], Worker
 
 
 def server(mode: Callable[[Cell], Mode]) -> Callable[[Cell, Task, Ranks], ParameterServer]:
-    """What builds the server of one of the last ranks."""
+    """The function that builds the server of one of the last ranks."""
 
     def build(cell: Cell, task: Task, ranks: Ranks) -> ParameterServer:
         from trainers.parameter_server.server import ParameterServer
@@ -78,8 +78,8 @@ def server(mode: Callable[[Cell], Mode]) -> Callable[[Cell, Task, Ranks], Parame
 
 
 SWITCHES = ("activation_checkpointing", "compile")  # to clip, servers would have to know the norm of the whole gradient
-NO_COMMON_STEP = "workers are at different steps, and no moment's parameters belong to a step of all of them"
-OWN_ORDER = "each worker's gradient is an update by itself, in the order of arrival: no two runs do the same work"
+NO_COMMON_STEP = "workers are at different steps, so the parameters never belong to one step of all workers"
+OWN_ORDER = "each worker's gradient is applied on its own, in the order of arrival, so no two runs do the same work"
 
 VARIANTS = (
     Strategy(
@@ -107,7 +107,7 @@ VARIANTS = (
     ),
     Strategy(
         name="ps-ssp",
-        summary="asynchronous parameter servers with bounded staleness, old gradients weighted down",
+        summary="asynchronous parameter servers with bounded staleness; stale gradients get a smaller weight",
         precisions=ALL,
         refuse=refuse,
         build=worker(bounded),
@@ -115,8 +115,8 @@ VARIANTS = (
         servers=True,
         switches=SWITCHES,
         options=(
-            Option("staleness_bound", 4, "most steps that a worker may be ahead of the slowest worker", least=0),
-            Option("staleness_weighted", True, "a gradient counts 1 / (1 + staleness), in updates since it was pulled"),
+            Option("staleness_bound", 4, "maximum number of steps that a worker may be ahead of the slowest worker", least=0),
+            Option("staleness_weighted", True, "weight a gradient by 1 / (1 + updates since its worker pulled parameters)"),
             Option("pull_interval", 1, "a worker pulls parameters once in this many pushes", least=1),
         ),
         unprovable=lambda _: OWN_ORDER,

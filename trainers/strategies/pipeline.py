@@ -1,4 +1,4 @@
-"""Pipeline parallelism: blocks dealt out to the ranks in order, and micro-batches that follow one another through them."""
+"""Pipeline parallelism: ranks hold consecutive blocks as stages, and micro-batches pass through the stages in turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PipelineEngine(HeldEngine):
-    """A cell's micro-batches of one step are the pipeline's; all stages of one pipeline share a slice of the data."""
+    """The micro-batches of a step go through the pipeline. All stages of a pipeline train on the same slice of the data."""
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, held: Held, pipeline: Pipeline) -> None:
         from trainers.instruments.timing import clock_for
@@ -59,7 +59,7 @@ class PipelineEngine(HeldEngine):
 
 
 def tied_weights(held: Held) -> list[Term]:
-    """The gradients that stages with a weight in common sum up."""
+    """The all-reduces of gradients of tied weights, each between the stages that hold the weight."""
     from trainers.parallel.held import local
 
     return [
@@ -69,17 +69,17 @@ def tied_weights(held: Held) -> list[Term]:
 
 
 def why_not_staged(cell: Cell, stages_per_rank: int = 1) -> str | None:
-    """Why a workload's blocks cannot be dealt out to so many stages, or None."""
+    """Why a workload's blocks cannot be divided into so many stages, or None."""
     workload, stages = menu.workload(cell.workload), cell.pp * stages_per_rank
     if workload.blocks is None:
         able = ", ".join(name for name, other in menu.workloads().items() if other.blocks is not None)
-        return f"{cell.strategy} has no way to cut {cell.workload} into stages. Allowed workloads: {able}."
+        return f"{cell.strategy} cannot divide {cell.workload} into pipeline stages. Allowed workloads: {able}."
     blocks = cell.options[workload.blocks]
     assert isinstance(blocks, int)
     if stages > blocks:
-        found = f"pp: {cell.pp}" + (f" with {stages_per_rank} stages each" if stages_per_rank > 1 else "")
+        found = f"pp: {cell.pp}" + (f" with {stages_per_rank} stages per rank" if stages_per_rank > 1 else "")
         return (
-            f"{cell.workload} has {blocks} blocks ({workload.blocks}) for {stages} stages, found {found}. "
+            f"{cell.workload} has {blocks} blocks ({workload.blocks}), too few for {stages} stages: found {found}. "
             f"Allowed pp: up to {blocks // stages_per_rank}."
         )
     return None
@@ -89,8 +89,8 @@ def why_not_1f1b(cell: Cell) -> str | None:
     """Why the one-forward-one-backward schedule has no steady state for a cell, or None."""
     if cell.gradient_accumulation_steps < cell.pp:
         return (
-            f"one forward, one backward in turn needs a micro-batch for each of {cell.pp} stages, "
-            f"found {cell.gradient_accumulation_steps} a step. Allowed: microbatches from {cell.pp}."
+            f"the 1F1B schedule needs at least one micro-batch per step for each of {cell.pp} stages: "
+            f"found {cell.gradient_accumulation_steps} per step. Allowed: microbatches from {cell.pp}."
         )
     return None
 
@@ -109,8 +109,8 @@ def _refuse_interleaved(cell: Cell) -> str | None:
     rounds = max(1, passes // cell.pp)
     if passes % rounds:
         return (
-            f"{passes} micro-batches a step do not fill {rounds} rounds of {cell.pp} ranks evenly. "
-            f"Allowed: a multiple of {cell.pp}."
+            f"the interleaved schedule cannot divide {passes} micro-batches per step into {rounds} equal rounds "
+            f"on {cell.pp} ranks. Allowed: a multiple of {cell.pp}."
         )
     return why_not_staged(cell, per_rank)
 
@@ -143,12 +143,12 @@ def _variant(name: str, schedule: str, summary: str, refuse: Callable[[Cell], st
 
 VARIANTS = (
     _variant("pp-gpipe", "gpipe", "all micro-batches forward, then all backward (Huang et al., 2019)", _refuse_gpipe),
-    _variant("pp-1f1b", "1f1b", "one forward, one backward in turn: fewer activations are kept (PipeDream)", _refuse_1f1b),
+    _variant("pp-1f1b", "1f1b", "forward and backward alternate, so fewer activations are kept (PipeDream)", _refuse_1f1b),
     _variant(
         "pp-interleaved",
         "interleaved",
-        "one forward, one backward, several stages a rank: a smaller bubble, more messages (Narayanan et al., 2021)",
+        "1F1B with several stages per rank: a smaller bubble, more messages (Narayanan et al., 2021)",
         _refuse_interleaved,
-        Option("stages_per_rank", 2, "stages on each rank, a round of the pipeline apart; with 1 it is pp-1f1b", least=2),
+        Option("stages_per_rank", 2, "stages per rank: rank r holds stages r, r + pp, ...; 1 is pp-1f1b", least=2),
     ),
 )

@@ -40,7 +40,7 @@ def build(cell: Cell, task: Task, ranks: Ranks) -> SingleEngine:
 VARIANTS = (
     Strategy(
         name="single",
-        summary="one process, nothing shared: the reference",
+        summary="one process with the whole model and the whole batch: the reference",
         precisions=ALL,
         refuse=refuse,
         build=build,

@@ -1,4 +1,4 @@
-"""Tensor parallelism: each block's linear layers cut over the ranks, which all work on the same batch."""
+"""Tensor parallelism: each block's linear layers are split over the ranks, and all ranks work on the same batch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def activations(cell: Cell, task: Task, held: Held) -> list[Term]:
 
 
 def _activations_in_slices(cell: Cell, held: Held, written: int, read: int, blocks: int, again: int) -> list[Term]:
-    """The same of a model with a fused q|k|v between whose layers ranks keep a slice of the positions."""
+    """As `activations`, with sequence parallelism, for a model with a fused q|k|v layer."""
     n, passes = held.mesh["tp"].size(), cell.gradient_accumulation_steps
     return [
         Term("what column-parallel layers read, each block and pass", "all_gather", read, n, 2 * (blocks + again)),
@@ -86,7 +86,7 @@ def _activations_in_slices(cell: Cell, held: Held, written: int, read: int, bloc
 
 
 def split_layers(held: Held) -> int:
-    """Linear layers whose weight is cut over the tensor-parallel ranks."""
+    """The number of linear layers whose weight is split over the tensor-parallel ranks."""
     from torch import nn
     from torch.distributed.tensor import DTensor
 
@@ -95,11 +95,11 @@ def split_layers(held: Held) -> int:
 
 
 def why_not_split(cell: Cell) -> str | None:
-    """Why a workload's blocks cannot be cut over so many ranks, or None."""
+    """Why a workload's blocks cannot be split over so many ranks, or None."""
     workload = menu.workload(cell.workload)
     if workload.heads is None:
         able = ", ".join(name for name, other in menu.workloads().items() if other.heads is not None)
-        return f"{cell.strategy} has no way to split {cell.workload}: it says of no layers how. Allowed workloads: {able}."
+        return f"{cell.strategy} cannot split {cell.workload}: it defines no split of its layers. Allowed workloads: {able}."
     heads = cell.options[workload.heads]
     assert isinstance(heads, int)
     if heads % cell.tp:
@@ -109,13 +109,16 @@ def why_not_split(cell: Cell) -> str | None:
 
 
 def why_not_in_slices(cell: Cell) -> str | None:
-    """Why positions cannot be cut over so many ranks, or None; None as well where the option is off."""
+    """Why the positions of a sequence cannot be split over so many ranks, or None. Always None if the option is off."""
     if not cell.options["sequence_parallel"]:
         return None
     if cell.seq_len is None:
-        return f"sequence_parallel cuts sequences, {cell.workload} has none. Allowed: leave it out."
+        return f"sequence_parallel splits sequences, but {cell.workload} has no sequences. Allowed: leave it out."
     if cell.seq_len % cell.tp:
-        return f"sequence_parallel: {cell.seq_len} positions (seq_len) do not divide among tp: {cell.tp} ranks."
+        return (
+            f"sequence_parallel: tp: {cell.tp} does not divide the {cell.seq_len} positions of a sequence (seq_len). "
+            "Allowed: a seq_len that is a multiple of tp, or false."
+        )
     return None
 
 
@@ -130,11 +133,11 @@ def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine:
     return TensorEngine(cell, task, ranks, held)
 
 
-SEQUENCE_PARALLEL = Option("sequence_parallel", False, "between split layers each rank keeps a slice of the positions")
+SEQUENCE_PARALLEL = Option("sequence_parallel", False, "between split layers, each rank keeps only a slice of the positions")
 VARIANTS = (
     Strategy(
         name="tp",
-        summary="each block's linear layers cut by columns, then rows, over the ranks (PyTorch parallelize_module)",
+        summary="each block's linear layers split over the ranks, by columns, then by rows (PyTorch parallelize_module)",
         precisions=ALL,
         refuse=refuse,
         build=build,

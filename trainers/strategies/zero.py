@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO: optimizer state (stage 1), gradients too (2), parameters too (3) are cut over ranks; stage 0 cuts none."""
+"""DeepSpeed's ZeRO: stage 1 shards optimizer state, stage 2 also gradients, stage 3 also parameters; stage 0 shards nothing."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 
 def refuser(stage: int) -> Callable[[Cell], str | None]:
-    """What says why a cell cannot be had at a stage."""
+    """The function that says why a cell cannot run at this stage."""
 
     def refuse(cell: Cell) -> str | None:
         options = cell.options
         if cell.precision == "fp16" and cell.launcher == "fork":
-            return "DeepSpeed's fp16 needs a GPU: ranks that are forked have none. Allowed: bf16."
+            return "DeepSpeed's fp16 needs a GPU, and the launcher fork runs ranks on the CPU. Allowed: bf16."
         if options.get("communication_dtype", "fp32") != "fp32" and cell.precision not in ("bf16", "bf16-pure"):
-            return f"communication_dtype: found bf16 in an {cell.precision} run. Allowed: fp32."
+            return f"communication_dtype: found bf16 with precision {cell.precision}. Allowed: fp32."
         bucketed = options.get("reduce_bucket_size") is not None or options.get("overlap_comm") is True
         if stage == 1 and cell.precision == "bf16" and bucketed and options["offload_optimizer"] == "none":
             return (
-                "stage 1 in bf16 that adds gradients up in fp32 is done by DeepSpeed's BF16_Optimizer, which honours neither "
-                "reduce_bucket_size nor overlap_comm. Allowed: leave both out, or zero2."
+                "for stage 1 in bf16 with gradients added up in fp32, DeepSpeed uses its BF16_Optimizer, which ignores "
+                "reduce_bucket_size and overlap_comm. Allowed: leave both out, or zero2."
             )
         if stage == 0 and cell.precision in precision.CAST and cell.gradient_accumulation_steps > 1:
             return (
-                f"zero0 adds the gradients of several micro-batches in 16 bits in an {cell.precision} run; every other "
+                f"with precision {cell.precision}, zero0 adds the gradients of several micro-batches in 16 bits; every other "
                 "strategy adds them in fp32. Allowed: gradient_accumulation_steps of 1, or zero1 to zero3."
             )
         return _zeropp(cell) or _offload(cell)
@@ -46,23 +46,23 @@ def refuser(stage: int) -> Callable[[Cell], str | None]:
 def _zeropp(cell: Cell) -> str | None:
     size = cell.options.get("hpz_partition_size", 1)
     if isinstance(size, int) and cell.gpus % size:
-        return f"hpz_partition_size: found {size} on {cell.gpus} ranks. Allowed: a divisor of the ranks; 1 for none."
+        return f"hpz_partition_size: found {size} on {cell.gpus} ranks. Allowed: a divisor of {cell.gpus}; 1: no second copy."
     if cell.options.get("quantized_gradients") is True and cell.nnodes == 1:
-        return "quantized_gradients: DeepSpeed quantises only what travels between nodes: found nnodes: 1. Allowed: false."
+        return "quantized_gradients: DeepSpeed quantises gradients only between nodes: found nnodes: 1. Allowed: false."
     if cell.launcher == "fork" and (found := _quantized(cell)):
-        return f"{found}: DeepSpeed's quantiser needs a GPU, and ranks that are forked have none. Allowed: false."
+        return f"{found}: DeepSpeed's quantiser needs a GPU, and the launcher fork runs ranks on the CPU. Allowed: false."
     return None
 
 
 def _quantized(cell: Cell) -> str:
-    """The options that make what travels coarser, or nothing."""
+    """The names of the options that quantise messages, if any is on; else an empty string."""
     return " and ".join(name for name in ("quantized_weights", "quantized_gradients") if cell.options.get(name) is True)
 
 
 def unprovable(cell: Cell) -> str | None:
-    """Why a cell is not held against one process: ZeRO++'s quantisers round to 255 or 15 steps of each group's largest."""
+    """Why a cell is not compared with one process. ZeRO++'s quantisers round to 255 or 15 steps of a group's largest value."""
     if found := _quantized(cell):
-        return f"{found}: ZeRO++ rounds what travels to integers of 8 or 4 bits, which no tolerance for its precision covers"
+        return f"{found}: ZeRO++ rounds what it sends to integers of 8 or 4 bits, which no tolerance of a precision covers"
     return None
 
 
@@ -70,13 +70,13 @@ def _offload(cell: Cell) -> str | None:
     where = {name: cell.options.get(name, "none") for name in ("offload_optimizer", "offload_param")}
     path = cell.options.get("nvme_path")
     if "nvme" not in where.values():
-        return None if path is None else "nvme_path: found without anything that is offloaded to nvme."
+        return None if path is None else "nvme_path: nothing is offloaded to nvme. Allowed: leave it out, or offload to nvme."
     if not (isinstance(path, str) and path.startswith("/")):
         return f"offloading to nvme needs nvme_path, an absolute path on each node: found {path!r}."
     if cell.instruments.checkpoints is not None:
-        return "instruments.checkpoints: what is offloaded to nvme is not saved. Allowed: leave it out, or offload to cpu."
+        return "instruments.checkpoints: what is offloaded to nvme cannot be saved. Allowed: leave it out, or offload to cpu."
     if cell.launcher == "fork":
-        return "offloading to nvme needs a GPU beside the disk: ranks that are forked have none. Allowed: cpu."
+        return "offloading to nvme needs a GPU, and the launcher fork runs ranks on the CPU. Allowed: cpu."
     return None
 
 
@@ -89,14 +89,14 @@ def has_quantiser() -> bool:
 
 
 def builder(stage: int) -> Callable[[Cell, Task, Ranks], ZeroEngine]:
-    """What builds the engine of a stage."""
+    """The function that builds the engine of this stage."""
 
     def build(cell: Cell, task: Task, ranks: Ranks) -> ZeroEngine:
         from trainers.deepspeed_zero.engine import ZeroEngine
 
         if ranks.device.type == "cpu" and "nvme" in cell.options.values():
-            raise InputError("offloading to nvme needs a GPU beside the disk, and this rank has none. Allowed: cpu.")
-        if ranks.device.type == "cpu" and cell.precision == "fp16":  # which DeepSpeed leaves to what the CPU can do
+            raise InputError("offloading to nvme needs a GPU, and this rank has none. Allowed: cpu.")
+        if ranks.device.type == "cpu" and cell.precision == "fp16":  # DeepSpeed itself does not refuse it on every CPU
             raise InputError("DeepSpeed's fp16 needs a GPU, and this rank has none. Allowed: bf16.")
         if ranks.device.type == "cpu" and (found := _quantized(cell)):
             raise InputError(f"{found}: DeepSpeed's quantiser needs a GPU, and this rank has none. Allowed: false.")
@@ -119,10 +119,11 @@ def builder(stage: int) -> Callable[[Cell, Task, Ranks], ZeroEngine]:
 
 
 COMMUNICATION = Option(
-    "communication_dtype", "fp32", "how gradients travel in a bf16 run; DeepSpeed's own choice is bf16", ("fp32", "bf16")
+    "communication_dtype", "fp32", "dtype of sent gradients in a bf16 run (DeepSpeed's default: bf16)", ("fp32", "bf16")
 )
 BUCKET = Option(
-    "reduce_bucket_size", None, "elements; null: those of the model, at most 50 million (DeepSpeed's default: 500 million)",
+    "reduce_bucket_size", None,
+    "elements of a bucket; null: as many as the model has, at most 50 million (DeepSpeed's default: 500 million)",
     kind="int", least=1, nullable=True,
 )  # fmt: skip
 OVERLAP = "reduce gradients while backward still runs"
@@ -133,7 +134,14 @@ def _cut(*, overlaps: bool) -> tuple[Option, ...]:
     return (
         COMMUNICATION,
         BUCKET,
-        Option("allgather_bucket_size", None, "elements; null as above", kind="int", least=1, nullable=True),
+        Option(
+            "allgather_bucket_size",
+            None,
+            "elements of a bucket; null: as for reduce_bucket_size",
+            kind="int",
+            least=1,
+            nullable=True,
+        ),
         Option("overlap_comm", overlaps, OVERLAP),
         Option("offload_optimizer", "none", "where optimizer state is kept and updated", ("none", "cpu")),
     )
@@ -143,27 +151,38 @@ ALL_CUT = (
     COMMUNICATION,
     BUCKET,
     Option("overlap_comm", True, OVERLAP),
-    Option("prefetch_bucket_size", 50_000_000, "elements that are gathered ahead of use", least=0),
+    Option("prefetch_bucket_size", 50_000_000, "number of elements that are gathered before their use", least=0),
     Option("param_persistence_threshold", 100_000, "parameters of at most this many elements are not sharded", least=0),
     Option(
-        "max_reuse_distance", 1_000_000_000, "a parameter needed again within this many elements stays gathered; 0: no", least=0
+        "max_reuse_distance",
+        1_000_000_000,
+        "a parameter that is needed again within this number of elements stays gathered; 0: never",
+        least=0,
     ),
     Option(
-        "max_live_parameters", 1_000_000_000, "most elements gathered at a time; at this limit, none is gathered ahead", least=0
+        "max_live_parameters",
+        1_000_000_000,
+        "maximum number of gathered elements; at this limit, none are gathered before their use",
+        least=0,
     ),
-    Option("offload_optimizer", "none", "where optimizer state is kept; updated on the CPU", ("none", "cpu", "nvme")),
-    Option("offload_param", "none", "where cut parameters are kept", ("none", "cpu", "nvme")),
-    Option("nvme_path", None, "a folder on a local disk of each node", kind="str", nullable=True),
+    Option(
+        "offload_optimizer",
+        "none",
+        "where optimizer state is kept; offloaded state is updated on the CPU",
+        ("none", "cpu", "nvme"),
+    ),
+    Option("offload_param", "none", "where sharded parameters are kept", ("none", "cpu", "nvme")),
+    Option("nvme_path", None, "for nvme: a folder on a local disk of each node", kind="str", nullable=True),
     Option(
         "hpz_partition_size",
         1,
-        "ranks that share a second sharded copy, for repeated gathers in a step; 1: no copy (ZeRO++)",
+        "ranks over which a second copy of the parameters is sharded, for repeated gathers in a step; 1: no copy (ZeRO++)",
         least=1,
     ),
-    Option("quantized_weights", False, "parameters travel as 8-bit integers (ZeRO++)"),
-    Option("quantized_gradients", False, "gradients travel as 4-bit integers (ZeRO++)"),
+    Option("quantized_weights", False, "send parameters as 8-bit integers (ZeRO++)"),
+    Option("quantized_gradients", False, "send gradients as 4-bit integers (ZeRO++)"),
 )
-NO_PURE = "without ZeRO, DeepSpeed keeps fp32 weights behind those in bf16"
+NO_PURE = "without ZeRO, DeepSpeed keeps an fp32 copy of the bf16 weights"
 CUTS = ("", "parameter", "gradient", "optimizer_state")  # the last so many as the stage says
 HONOURED = ("activation_checkpointing", "max_grad_norm")
 
@@ -184,8 +203,8 @@ def _variant(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
 
 
 VARIANTS = (
-    _variant(0, "a whole model on every rank, driven by DeepSpeed: what its ZeRO stages are compared with", (COMMUNICATION,)),
-    _variant(1, "optimizer state cut over the ranks (DeepSpeed ZeRO stage 1)", _cut(overlaps=False)),
-    _variant(2, "optimizer state and gradients cut over the ranks (DeepSpeed ZeRO stage 2)", _cut(overlaps=True)),
-    _variant(3, "optimizer state, gradients and parameters cut over the ranks (DeepSpeed ZeRO stage 3)", ALL_CUT),
+    _variant(0, "a whole model on every rank, run by DeepSpeed without ZeRO: the reference for its stages", (COMMUNICATION,)),
+    _variant(1, "optimizer state sharded over the ranks (DeepSpeed ZeRO stage 1)", _cut(overlaps=False)),
+    _variant(2, "optimizer state and gradients sharded over the ranks (DeepSpeed ZeRO stage 2)", _cut(overlaps=True)),
+    _variant(3, "optimizer state, gradients and parameters sharded over the ranks (DeepSpeed ZeRO stage 3)", ALL_CUT),
 )

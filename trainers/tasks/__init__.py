@@ -1,1 +1,1 @@
-"""What the workloads of a kind have in common: their data, their options, and how batches come to the device."""
+"""The parts that workloads of a kind share: data, options, and the copy of batches to the device."""

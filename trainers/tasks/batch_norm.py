@@ -1,4 +1,4 @@
-"""BatchNorm beside strategies that keep or gather weights in bf16: its statistics stay in fp32, and torch takes no mixture."""
+"""BatchNorm with weights in bf16 and statistics in fp32, which torch's own BatchNorm does not support."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn.functional import batch_norm
 
 
 class MixedBatchNorm2d(nn.BatchNorm2d):
-    """torch's own, whose weights, where they are of another dtype than the statistics, are computed with as the statistics."""
+    """torch's BatchNorm2d. If its weights have another dtype than its statistics, it casts them to that of the statistics."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         mean, variance = self.running_mean, self.running_var
@@ -22,7 +22,7 @@ class MixedBatchNorm2d(nn.BatchNorm2d):
 
 
 def mix(model: nn.Module) -> nn.Module:
-    """Let every BatchNorm of a network be one of these; the same model, with the same parameters by the same names."""
+    """Turn every BatchNorm2d of a network into MixedBatchNorm2d, in place. Parameters and their names stay the same."""
     for module in model.modules():
         if type(module) is nn.BatchNorm2d:
             module.__class__ = MixedBatchNorm2d  # not every architecture can be told which class to build

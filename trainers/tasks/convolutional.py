@@ -1,4 +1,4 @@
-"""What all convolutional workloads have in common: how their work is counted, as no formula in a few sizes tells it."""
+"""The part that all convolutional workloads share. Their operations are counted layer by layer: no short formula gives them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ OPTIONS = (
 )
 SMALLEST = 32  # pixels a side: the networks halve an image five times
 FLOPS_SOURCE = (
-    "per image 6*M - 2*M0: M multiply-adds of all convolutions and linear layers, as 2 operations, once forward and twice "
-    "backward (Amodei and Hernandez, AI and Compute, 2018, appendix), less the gradient of the image, which the first "
-    "layer's M0 would make and nobody needs"
+    "per image 6*M - 2*M0: M multiply-adds of all convolutions and linear layers, 2 operations each, once in forward and "
+    "twice in backward (Amodei and Hernandez, AI and Compute, 2018, appendix), without the gradient of the image, which is "
+    "not needed (M0: multiply-adds of the first layer)"
 )
 
 
 class ConvolutionalTask(ImageTask):
-    """architecture: makes the network with so many classes, with its own dropout or none; torchvision is there by then.
-    blocks: finds its repeated blocks."""
+    """architecture: makes the network, given the number of classes and whether it has its own dropout; called when torchvision
+    is imported. blocks: finds its repeated blocks."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ConvolutionalTask(ImageTask):
         return cast("torch.Tensor", model(images))
 
     def flops_per_unit(self) -> float:
-        """By FLOPS_SOURCE, counted on a copy without memory that one image without pixels goes through."""
+        """By FLOPS_SOURCE, counted in a forward pass of one image on the meta device, which needs no memory."""
         import torch
 
         with torch.device("meta"):
@@ -112,8 +112,8 @@ def variant(
     dropout: str | None = None,
     smallest_alone: int = SMALLEST,
 ) -> Workload:
-    """A convolutional workload for the menu. smallest_alone: the image, in pixels a side, that may be a micro-batch by itself:
-    of a smaller one, a BatchNorm would see one number of a channel, which torch refuses."""
+    """A convolutional workload for the menu. smallest_alone: the smallest image (width in pixels) that may be a micro-batch of
+    one image. With a smaller image, a BatchNorm would see one value per channel, which torch refuses."""
     return Workload(
         name=name,
         summary=summary,

@@ -1,4 +1,4 @@
-"""The cross-entropy of logits in 16 bits without copies of them in fp32.
+"""The cross-entropy of 16-bit logits without fp32 copies of all logits.
 
 For GPT-2's vocabulary the logits of 8 x 1024 tokens are 0.8 GB in 16 bits. torch's cross_entropy on fp32
 logits keeps the logits, the log-softmax and the gradients in fp32: three times 1.6 GB. Here only one chunk of rows is cast to

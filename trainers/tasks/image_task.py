@@ -1,4 +1,4 @@
-"""What all workloads with images have in common: which images, how large, and how many classes that gives the head."""
+"""The part that all image workloads share: the data set, the size of the images and the number of classes."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ IMAGENET_CLASSES = 1000
 
 
 def options(image_size: int, dropout: str | None, smallest: int = 1) -> tuple[Option, ...]:
-    """The knobs of an image workload. dropout: the architecture's own rates in words, or None where it has none. smallest: the
-    image, in pixels a side, that the architecture still takes."""
-    rates = "the architecture has none" if dropout is None else f"as the architecture has it: {dropout}"
+    """The options of an image workload. dropout: the architecture's own rates in words, or None if it has no dropout. smallest:
+    the smallest width in pixels that the architecture supports."""
+    rates = "the architecture has no dropout" if dropout is None else f"the architecture's own dropout: {dropout}"
     return (
-        Option("data", "synthetic", "where images come from; the head gets as many outputs as it has classes", choices=NAMES),
-        Option("image_size", image_size, "pixels a side", least=smallest),
+        Option("data", "synthetic", "the data set; the model's head has one output per class of it", choices=NAMES),
+        Option("image_size", image_size, "width and height of an image in pixels", least=smallest),
         Option("dropout", False, rates, choices=(False,) if dropout is None else (False, True)),
-        Option("subset", None, "train on so many images, drawn by subset_seed; null: all", kind="int", least=1, nullable=True),
-        Option("subset_seed", SUBSET_SEED, "which images a subset has", least=0, most=2**63 - 1),
+        Option(
+            "subset", None, "number of images to train on, drawn by subset_seed; null: all", kind="int", least=1, nullable=True
+        ),
+        Option("subset_seed", SUBSET_SEED, "the seed that draws the images of a subset", least=0, most=2**63 - 1),
     )
 
 
 class ImageTask(Task):
-    """classes: of the synthetic set and of the workload as the menu has it; a set of files brings its own."""
+    """classes: number of classes of the synthetic data set, and of the workload on the menu. A data set in files has its own
+    number of classes."""
 
     units_per_item = 1
 
@@ -50,7 +53,7 @@ class ImageTask(Task):
 
     @property
     def classes(self) -> int:
-        """Of the data and so of the model's head."""
+        """Number of classes of the data, and of outputs of the model's head."""
         return self._images.classes
 
     def _opened(self, split: str, classes: int) -> ImageSet:

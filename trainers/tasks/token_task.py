@@ -1,4 +1,4 @@
-"""What all workloads with text have in common: which tokens, in sequences of which length, and that the next one is asked."""
+"""The part that all language workloads share: the tokens, the length of sequences, and prediction of the next token."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def options(data: str) -> tuple[Option, ...]:
-    """The knobs of a language workload, whose data is this one unless a cell says otherwise."""
+    """The options of a language workload. data: the default data set."""
     return (
-        Option("data", data, "where tokens come from", choices=NAMES),
+        Option("data", data, "the data set of tokens", choices=NAMES),
         Option(
-            "tokens_file", None, "for data: tokens, a file that `python -m trainers tokenize` wrote", kind="str", nullable=True
+            "tokens_file", None, "with data: tokens, a file that `python -m trainers tokenize` wrote", kind="str", nullable=True
         ),
     )
 
@@ -34,14 +34,14 @@ def refuse(cell: Cell) -> str | None:
     """Why the data of a language workload cannot be what a cell asks for, as a sentence, or None."""
     file, data = cell.options["tokens_file"], cell.options["data"]
     if data == "tokens" and not file:
-        return "tokens_file: data: tokens needs a path to a file that `python -m trainers tokenize` wrote."
+        return "tokens_file: data: tokens needs a file. Allowed: the path of a file that `python -m trainers tokenize` wrote."
     if data != "tokens" and file is not None:
         return f"tokens_file: found {file} with data: {data}. Allowed: null, or data: tokens."
     return None
 
 
 class TokenTask(Task):
-    """vocabulary: outputs of the model; the data's may be smaller."""
+    """vocabulary: number of outputs of the model; the vocabulary of the data may be smaller."""
 
     def __init__(self, cell: Cell, data_path: Path, vocabulary: int) -> None:
         assert cell.seq_len is not None, "the workload has a default"

@@ -1,4 +1,4 @@
-"""Batches on their way to the device, so that the host can make the next one meanwhile."""
+"""Asynchronous copies of batches to the device: meanwhile the host prepares the next batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """The array as a tensor on the device. On a GPU the copy is only ordered: before what the current stream does next."""
+    """The array as a tensor on the device. On a GPU the copy is asynchronous, on the current stream."""
     import torch
 
     tensor = torch.from_numpy(array)

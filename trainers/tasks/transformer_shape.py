@@ -1,4 +1,4 @@
-"""Layers, width and heads of a transformer, as a cell's options have them."""
+"""The shape of a transformer (layers, width, heads), from the options of a cell."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from shardlab.registry import Option
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """layers: blocks. width: of the hidden state. heads: of attention; they divide the width."""
+    """layers: number of blocks. width: of the hidden state. heads: number of attention heads; it divides the width."""
 
     layers: int
     width: int
     heads: int
 
     def options(self) -> tuple[Option, ...]:
-        """The knobs that change it, with this shape as the default."""
+        """The options that change the shape; their defaults are this shape."""
         return (
             Option("n_layer", self.layers, "transformer blocks", least=1),
             Option("n_embd", self.width, "width", least=1),
-            Option("n_head", self.heads, "attention heads; they divide the width", least=1),
+            Option("n_head", self.heads, "attention heads; a divisor of n_embd", least=1),
         )
 
 
@@ -36,5 +36,5 @@ def refuse(cell: Cell) -> str | None:
     """Why no transformer has the shape that a cell asks for, as a sentence, or None."""
     shape = of(cell)
     if shape.width % shape.heads:
-        return f"n_head: {shape.heads} heads do not divide the width of {shape.width} (n_embd)."
+        return f"n_head: {shape.heads} does not divide the width of {shape.width} (n_embd). Allowed: a divisor of the width."
     return None

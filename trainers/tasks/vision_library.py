@@ -1,8 +1,8 @@
-"""torchvision beside a torch that was built without CUDA, whose operators its compiled part cannot be loaded into.
+"""Imports torchvision even if torch was built without CUDA, so that torchvision's compiled operators cannot be loaded.
 
 The compiled part of the published wheel needs libtorch_cuda. Without it `import torchvision` fails ("operator
 torchvision::nms does not exist"), and so does every import of transformers' models, which look for torchvision first.
-No classifier uses these operators: it is enough that they have a name.
+No classifier uses these operators; it is enough to define their names.
 """
 
 from __future__ import annotations

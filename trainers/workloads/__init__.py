@@ -1,1 +1,1 @@
-"""What is trained: model, data, unit of work and loss; one file a family, each naming its variants."""
+"""The workloads: model, data, unit of work and loss. Each file is a family and lists its variants in `VARIANTS`."""

@@ -1,4 +1,4 @@
-"""Name what is in an image with torchvision's ConvNeXt, from random weights."""
+"""Image classification with torchvision's ConvNeXt, from random weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 OPTIMIZER = Optimizer(name="adamw", lr=1e-3)
 STOCHASTIC_DEPTH = 0.5
-RATES = "blocks are left out with a probability that rises to 0.5"
+RATES = "blocks are skipped with a probability that rises to 0.5"
 
 
 def original(classes: int, dropout: bool) -> nn.Module:

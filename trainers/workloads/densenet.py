@@ -1,4 +1,4 @@
-"""Name what is in an image with torchvision's DenseNet, from random weights."""
+"""Image classification with torchvision's DenseNet, from random weights."""
 
 from __future__ import annotations
 

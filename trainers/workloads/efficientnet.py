@@ -1,4 +1,4 @@
-"""Name what is in an image with torchvision's EfficientNetV2, from random weights."""
+"""Image classification with torchvision's EfficientNetV2, from random weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 OPTIMIZER = Optimizer(name="adamw", lr=1e-3)
 DROPOUT, STOCHASTIC_DEPTH = 0.4, 0.2
-RATES = "0.4 before the head, and blocks are left out with a probability that rises to 0.2"
+RATES = "0.4 before the head, and blocks are skipped with a probability that rises to 0.2"
 
 
 def original(classes: int, dropout: bool) -> nn.Module:
@@ -31,7 +31,7 @@ def original(classes: int, dropout: bool) -> nn.Module:
 
 
 def tiny(classes: int, dropout: bool) -> nn.Module:
-    """Both kinds of block, with and without a step to the half: 32 x 32 pixels end as 2 x 2."""
+    """Both kinds of block, with and without halving of the image: 32 x 32 pixels end as 2 x 2."""
     from torch import nn
     from torchvision.models.efficientnet import EfficientNet, FusedMBConvConfig, MBConvConfig
 

@@ -49,7 +49,7 @@ def flops_per_token(parameters: int, shape: Shape, seq_len: int) -> float:
 
 
 class Gpt2Task(TokenTask):
-    """positions: rows of the table of positions, more where the cell's sequences are longer."""
+    """positions: rows of the table of positions; more if the cell's sequences are longer."""
 
     def __init__(self, cell: Cell, data_path: Path, *, vocabulary: int, positions: int) -> None:
         self._shape = transformer_shape.of(cell)

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 VOCABULARY = 32_000
 FLOPS_SOURCE = (
-    "per token 6*(N - V*d) + 12*L*d*T (Chowdhery et al., PaLM, 2022, appendix B, without the table of V tokens, which "
-    "multiplies nothing and is not tied to the head): N parameters, L layers, width d, sequence length T"
+    "per token 6*(N - V*d) + 12*L*d*T (Chowdhery et al., PaLM, 2022, appendix B, without the embedding of V tokens, which "
+    "needs no multiplications and is not tied to the head): N parameters, L layers, width d, sequence length T"
 )
 
 
 def inner_width(width: int) -> int:
-    """Of the MLP: 43/16 of the width, which is 11,008 for 4096 (LLaMA 7B) and 5,504 for 2048 (Sheared-LLaMA 1.3B)."""
+    """Width of the MLP: 43/16 of the width, which is 11,008 for 4096 (LLaMA 7B) and 5,504 for 2048 (Sheared-LLaMA 1.3B)."""
     return width * 43 // 16
 
 
@@ -84,9 +84,9 @@ def refuse(cell: Cell) -> str | None:
         return why
     shape = transformer_shape.of(cell)
     if shape.width // shape.heads % 2:
-        return f"n_embd: {shape.width} over n_head {shape.heads} is an odd head width. Allowed: an even one."
+        return f"n_embd: {shape.width} / n_head {shape.heads} gives an odd head width. Allowed: an even head width."
     if (inner := inner_width(shape.width)) % cell.tp:
-        return f"tp: {cell.tp} ranks do not divide the MLP's width, {inner} (43/16 of n_embd)."
+        return f"tp: {cell.tp} does not divide the MLP's width, {inner} (43/16 of n_embd). Allowed: a divisor of {inner}."
     return None
 
 

@@ -1,4 +1,4 @@
-"""Name what is in an image with torchvision's ResNet, from random weights."""
+"""Image classification with torchvision's ResNet, from random weights."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def original(depth: int, classes: int, dropout: bool) -> nn.Module:
 
 
 def tiny(layers: tuple[int, int, int, int], classes: int, dropout: bool) -> nn.Module:
-    """Bottlenecks of 8 to 64 channels that do not widen fourfold. The last stage keeps 2 x 2 positions of 32 x 32 pixels,
-    so that BatchNorm has more than one number of a channel also where a micro-batch is one image."""
+    """Bottlenecks of 8 to 64 channels that do not widen fourfold. The last stage keeps 2 x 2 positions of 32 x 32 pixels, so
+    that BatchNorm has more than one value per channel even if a micro-batch is one image."""
     from torchvision.models.resnet import Bottleneck, ResNet
 
     class Narrow(Bottleneck):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Name what is in an image with torchvision's VGG, from random weights: most of them in three linear layers."""
+"""Image classification with torchvision's VGG, from random weights. Most of its weights are in three linear layers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tiny(classes: int, dropout: bool) -> nn.Module:
 
 
 def stages(configuration: Any) -> nn.Sequential:
-    """The library's layers, a module for every convolutions up to the next pooling."""
+    """The library's layers, grouped into one module per stage: the convolutions up to and including the next pooling."""
     from torch import nn
     from torchvision.models.vgg import make_layers
 

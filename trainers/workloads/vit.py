@@ -1,4 +1,4 @@
-"""Name what is in an image with a Vision Transformer of the transformers library, from random weights."""
+"""Image classification with a Vision Transformer of the transformers library, from random weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def flops_per_image(shape: Shape, image_size: int, patch: int, classes: int) -> 
 
 
 class VitTask(ImageTask):
-    """patch: pixels a side of what becomes one position."""
+    """patch: width and height in pixels of a patch, which becomes one position."""
 
     def __init__(self, cell: Cell, data_path: Path, *, classes: int, patch: int) -> None:
         self._shape, self._patch = transformer_shape.of(cell), patch

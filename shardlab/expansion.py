@@ -1,0 +1,44 @@
+"""What a matrix came to when it was last rendered, for commands that only read runs: .shardlab/matrices/NAME.json."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from shardlab.cell import Cell
+from shardlab.study import Assumed, Claim, Note, Reported, Setting, Traces
+
+
+class ExpandedCell(msgspec.Struct, frozen=True):
+    """A cell of an expansion."""
+
+    id: str
+    cell: Cell
+    runs: list[str]  # the ids of the first attempts of its repeats
+
+
+class Excluded(msgspec.Struct, frozen=True):
+    """A combination of keys that the matrix file excludes, and why."""
+
+    cell: dict[str, Any]
+    why: str
+
+
+class Expansion(msgspec.Struct, kw_only=True):
+    """The file as it is written and read. Fields with defaults are absent from files of older versions."""
+
+    schema: int
+    name: str
+    title: str
+    path: str  # of the matrix file
+    cells: list[ExpandedCell]
+    excluded: list[Excluded]
+    scale: Literal["full", "tiny"] = "full"  # tiny: each cell's `rehearses` is the cell that it stands for
+    reported: list[Reported] = []
+    claims: list[Claim] = []
+    settings: list[Setting] = []
+    baseline: str = "single"
+    traces: Traces = "exact"
+    assumed: list[Assumed] = []
+    notes: list[Note] = []
