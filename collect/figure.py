@@ -25,6 +25,7 @@ FEW = 40  # points of a line: of so few each is marked, as one between two gaps 
 MOST_SHOWN = 12  # lines that are drawn at first; the others wait in the legend
 MOST_CELLS = 100  # of a group that figures are of: the largest study has 59, and nobody reads a legend of thousands
 LEGEND_HEIGHT_PX = 132  # more lines of text than that scroll, so that a phone's narrow legend leaves the figure its room
+LABELS_PX = 64  # left of a plot, for the labels of a y axis of numbers and for its title
 ROW_PX, DENSE_ROW_PX, MARGIN_PX = 34, 24, 76
 FEW_ROWS = 16  # cells of a figure with a line each; lines of more cells are closer together
 PICTURE_PX, TITLE_PX = {False: 640, True: 1000}, 44
@@ -127,13 +128,19 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:
     """The look without plotly's own: no background, no frame, room for the labels only."""
+    left = 8
+    if more.get("showlegend") and y.get("automargin") and y.get("type") != "category":
+        # plotly chooses the ticks of a y axis by the height of the plot. The height depends on the lines of the legend, and
+        # these depend on the width that the labels of the ticks leave. If the labels set the margin, plotly may never finish.
+        left, y = LABELS_PX, y | {"automargin": False}
+        more |= {name: one | {"automargin": False} for name, one in more.items() if name.startswith("yaxis")}
     return {
         "xaxis": x,
         "yaxis": y,
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13, "color": INK},
-        "margin": {"l": 8, "r": 16, "t": 8, "b": 44, "pad": 4},
+        "margin": {"l": left, "r": 16, "t": 8, "b": 44, "pad": 4},
         "hoverlabel": {"bgcolor": "var(--raised)", "bordercolor": LINE, "font": {"color": INK, "size": 12}},
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "font": {"size": 12}}
         | {"maxheight": LEGEND_HEIGHT_PX},
@@ -151,7 +158,7 @@ def picture(found: Figure, title: str, wide: bool) -> dict[str, Any]:
     heading = {"text": html.escape(title, quote=False), "font": {"size": 16, "color": INK}}
     height = found.height_px + TITLE_PX
     alone: dict[str, Any] = {"paper_bgcolor": "var(--raised)", "width": PICTURE_PX[wide], "height": height}
-    alone |= {"margin": {"l": 16, "r": 24, "t": TITLE_PX, "b": 48, "pad": 4}}
+    alone |= {"margin": {"l": found.layout["margin"]["l"] + 8, "r": 24, "t": TITLE_PX, "b": 48, "pad": 4}}
     if found.layout["showlegend"]:
         lines = -(-len(shown) * LEGEND_PX // PICTURE_PX[wide])
         legend = found.layout["legend"] | {"title": heading | {"side": "top"}, "maxheight": 1}

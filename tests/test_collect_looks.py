@@ -149,3 +149,14 @@ def test_a_strategy_looks_the_same_in_every_figure(tmp_path):
     assert all(len(found) == 1 for found in colours.values()), colours
     looks = {(*colours[name], *shapes[name]) for name in names}
     assert len(looks) == len(names), looks
+
+
+def test_the_labels_of_a_y_axis_of_numbers_do_not_set_the_margin_beside_a_legend():
+    """plotly gave up on such a figure, with a warning: its ticks, its legend and its margin changed one another in turn."""
+    numbers, names = figure.axis("seconds"), figure.axis("", type="category")
+    beside = figure.layout(figure.axis("epoch"), numbers, showlegend=True, yaxis2=numbers)
+    assert [beside[name]["automargin"] for name in ("yaxis", "yaxis2")] == [False, False]
+    assert beside["margin"]["l"] == figure.LABELS_PX
+    for alone in (figure.layout(figure.axis("ms"), numbers), figure.layout(figure.axis("ms"), names, showlegend=True)):
+        assert alone["yaxis"]["automargin"] is True
+        assert alone["margin"]["l"] < figure.LABELS_PX
