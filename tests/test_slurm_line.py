@@ -116,17 +116,16 @@ def test_a_run_is_made_once_however_often_its_script_is_sent(study):
 KILLED = """
 import os, runpy, signal, sys
 step = sys.argv.pop(1)
-asked, written = False, 0
+asked = written = False
 
 def kill(event, arguments):
     global asked, written
     reached = ""
     if event == "subprocess.Popen" and arguments[1][0].endswith("sbatch"):
         reached, asked = "intended", True
-    elif event == "os.rename" and "/submissions/" in str(arguments[1]):
-        written += 1
-        reached = "noted" if written == 2 else ""
-    elif event == "open" and written == 2:
+    elif event == "os.rename" and asked and "/submissions/" in str(arguments[1]):
+        reached, written = "noted", True
+    elif event == "open" and written:
         reached = "kept"
     elif event == "open" and asked and "/events." in str(arguments[0]):
         reached = "answered"

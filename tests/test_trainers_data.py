@@ -41,7 +41,7 @@ def header(**other):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "found 0 bytes. Allowed: a token file, whose header alone has 64."),
+        (b"", "found 0 bytes. Allowed: a token file, whose header alone has 64 bytes."),
         (b"\x80\x04\x95 a pickle" * 8, "is not a token file: it starts with"),
         (header(version=2), "found version 2 of the token file format. Allowed: 1."),
         (header(width=8), "found 8 bytes per token. Allowed: 2, 4."),

@@ -350,7 +350,7 @@ MATRIX = "schema: 1\nname: m\ndefaults: {workload: gpt2-tiny, global_batch_size:
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ("strategy: ps-sync", "parameter servers update with SGD (and momentum) only: found optimizer adamw. Allowed: sgd."),
+        ("strategy: ps-sync", r"parameter servers update with SGD \(and momentum\) only: found optimizer adamw. Allowed: sgd."),
         ("strategy: ps-ssp, optimizer: {name: adam, lr: 0.1}", "found optimizer adam. Allowed: sgd."),
         ("strategy: ddp, servers: 1", "ddp has no parameter servers"),
         ("strategy: ps-async, max_grad_norm: 1.0", "ps-async does not support max_grad_norm"),

@@ -144,7 +144,7 @@ def test_work_that_differs_by_design_says_so_and_its_bytes_are_counted_over_a_wh
 def test_the_same_work_in_a_strategy_that_does_not_say_so_is_called_different(bench):
     found = prove(bench, cell_of(bench, strategy="ddp"), AVERAGING.replace("SAYS", "None"))
     assert found.verdict == "different", found.why
-    assert "against one process, 10 steps" in found.why  # two, and a whole period
+    assert "compared to one process, 10 steps" in found.why  # two, and a whole period
     assert found.communication_bytes["counted"] == PSI / 4
 
 

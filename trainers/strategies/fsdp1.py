@@ -182,7 +182,12 @@ def builder(sharding: str) -> Callable[[Cell, Task, Ranks], Fsdp1Engine]:
         inside = sum(p.numel() for block in blocks for p in block.parameters())
         sizes = inside, sum(p.numel() for p in model.parameters()) - inside
         low = cast_dtype(cell.precision)
-        mixed = MixedPrecision(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=True)
+        mixed = MixedPrecision(
+            param_dtype=low,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=True,
+            _module_classes_to_ignore=(),  # else BatchNorm keeps fp32 weights, as under no other strategy
+        )
         prefetch = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
         wrapped = FullyShardedDataParallel(
             model,
