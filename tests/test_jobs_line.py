@@ -323,7 +323,7 @@ def test_a_retry_after_the_time_limit_goes_on_from_what_was_saved_before_it(benc
     (first,) = bench.folders()
     step = step_of(whole(first.path)[0])
     sent = bench.run("jobs", "retry", "--only", "timeout").stdout
-    assert f"attempt 2 after timeout, from its checkpoint at step {step}" in sent
+    assert f"attempt 2 after timeout, resumes from its checkpoint at step {step}" in sent
     second = running(bench)
     assert second.read_run().resume == [first.run_id]
     until(lambda: len(second.steps(1).records) > step, "it makes steps of its own")

@@ -214,6 +214,14 @@ def test_one_process_computes_what_fully_shard_computes_on_one_rank(bench, workl
     assert ours != bench.losses(strategy="single", precision=f"{precision}-autocast", **keys)
 
 
+@pytest.mark.parametrize("strategy", ["fsdp1-full-shard", "fsdp2"])
+def test_the_weights_of_batch_norm_are_rounded_under_every_strategy(bench, strategy):
+    """FSDP1 keeps them in fp32 by default, which is another computation."""
+    keys = {"workload": "resnet50-tiny", "seq_len": None, "precision": "fp16", "prove": "auto", "steps": 1}
+    work = bench.complete(strategy=strategy, **keys).read_result().same_work
+    assert (work.verdict, work.loss_difference) == ("proven", 0.0), work.why
+
+
 def test_the_scale_grows_after_steps_in_a_row_and_is_halved_by_an_overflow():
     scaler, fine, overflowed = loss_scaling.LossScaler(torch.device("cpu")), torch.tensor(0.0), torch.tensor(2.0)
     assert all(scaler.settle(fine) for _ in range(loss_scaling.INTERVAL - 1))
