@@ -12,7 +12,7 @@ SYSTEM := chromium systemd-container debootstrap iproute2 openssh-client rsync t
 # One worker a core and one for the tests on practice nodes, which mostly wait (tests/support_lanes.py).
 SIDE_BY_SIDE := --numprocesses auto --dist loadscope --no-loadscope-reorder
 
-.PHONY: quickstart test test-long prepare check mutants gpu-proof system clean
+.PHONY: quickstart test test-long prepare check golden mutants gpu-proof system clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/provision examples/local.yaml --workspace "$(WORKSPACE)"
@@ -36,6 +36,12 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Writes all golden files and JSON schemas anew. Read the diff before you commit it. The help texts are written by Python 3.11 only.
+golden: $(VENV)/installed-dev
+	$(BIN)/python -m shardlab.json_schema
+	SHARDLAB_GOLDEN=write $(BIN)/pytest --quiet $$(grep -l same_as_golden tests/test_*.py)
+	git status --short tests/golden shardlab/schemas docs/menus.md
 
 # Tests shardlab on the GPUs of this machine; results go to docs/results. More arguments of prove.py: PROOF='--only A'
 gpu-proof:

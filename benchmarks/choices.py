@@ -16,9 +16,9 @@ import msgspec
 
 from collect.choices.family import choose
 from collect.choices.standing import CRITERIA, standings
-from collect.load import Loaded
-from collect.row import Row, RunRow
-from collect.statistics import estimate
+from collect.findings.row import CellRow, RunRow
+from collect.findings.statistics import estimate
+from collect.loading.load import Loaded
 from collect.verdicts.selection import Measurements
 from shardlab.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.record import SameWork
@@ -39,14 +39,14 @@ def cell(strategy: str, gpus: int, batch: int) -> Cell:
     )  # fmt: skip
 
 
-def row(name: str, what: Cell, metrics: tuple[str, ...], repeats: int, luck: random.Random) -> Row:
+def row(name: str, what: Cell, metrics: tuple[str, ...], repeats: int, luck: random.Random) -> CellRow:
     values = {metric: [luck.gauss(100, 1) for _ in range(repeats)] for metric in metrics}
     runs = [
         RunRow(f"{name}-r{repeat}", repeat, 1, "completed", "", {metric: known[repeat] for metric, known in values.items()})
         for repeat in range(repeats)
     ]
     estimates = {metric: estimate(known, "") for metric, known in values.items()}
-    return Row(name, msgspec.to_builtins(what), repeats, {"completed": repeats}, True, PROVEN, None, estimates, runs)
+    return CellRow(name, msgspec.to_builtins(what), repeats, {"completed": repeats}, True, PROVEN, None, estimates, runs)
 
 
 def cost(cells: int) -> float:

@@ -21,10 +21,12 @@ import torch
 from shardlab.cell import Cell, Instruments, Optimizer, Profile
 from shardlab.record import LineWriter, StepRecord, read_lines
 from shardlab.rundir import RunDir
-from trainers import instruments, loop, menu
+from trainers import loop, menu
 from trainers.data.order import Order
-from trainers.instrument import Watch
-from trainers.ranks import Place, Ranks
+from trainers.instrument import RunInstruments
+from trainers.instruments import selection
+from trainers.rank import Rank
+from trainers.ranks import Ranks
 
 HALF = 4  # steps that the profiler looks into, after as many that it leaves alone
 LOOKS: dict[str, Callable[[], tuple[Instruments, int]]] = {
@@ -60,7 +62,7 @@ def main() -> None:
     for name, default in (("--rounds", 7), ("--n-embd", 256), ("--seq-len", 128)):
         parser.add_argument(name, type=int, default=default, help=f"(default: {default})")
     arguments = parser.parse_args()
-    ranks = Ranks(Place())
+    ranks = Ranks(Rank())
     found: dict[str, list[tuple[float, float | None, float]]] = {name: [] for name in LOOKS}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(-1, arguments.rounds):  # the first warms up what instruments load
@@ -83,13 +85,13 @@ def measure(one: Cell, run_dir: RunDir, ranks: Ranks, data: Path) -> tuple[float
     order = Order(task.source.items, one.global_batch_size, one.seed)
     torch.manual_seed(one.seed)
     engine = menu.strategy(one.strategy).build(one, task, ranks)
-    watch = Watch(instruments.chosen(one, task, engine, run_dir, ranks, ranks, order, meets=True), ranks.device)
+    watch = RunInstruments(selection.chosen(one, task, engine, run_dir, ranks, ranks, order, meets=True), ranks.device)
     with LineWriter(run_dir.steps_file(0)) as lines:
         loop._steps(one, task, order, engine, ranks.device, ranks, loop.Recorder(lines), watch)
     records = [record for record in read_lines(run_dir.steps_file(0), StepRecord).records if not record.warmup]
     plain = statistics.median(record.step_ms for record in records if not record.watched)
     watched = [record.step_ms for record in records if record.watched]
-    return plain, statistics.median(watched) / plain if watched else None, watch.between_s()
+    return plain, statistics.median(watched) / plain if watched else None, sum(watch.cost_s.values())
 
 
 if __name__ == "__main__":

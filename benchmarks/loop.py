@@ -25,8 +25,9 @@ from shardlab.cell import Cell
 from shardlab.record import LineWriter
 from trainers import loop, menu
 from trainers.data.order import TIMED, Order
-from trainers.instrument import Watch
-from trainers.ranks import Place, Ranks
+from trainers.instrument import RunInstruments
+from trainers.rank import Rank
+from trainers.ranks import Ranks
 
 
 def cell(arguments: argparse.Namespace) -> Cell:
@@ -50,7 +51,7 @@ def main() -> None:
 
 def measure(one: Cell, rounds: int, folder: Path) -> tuple[list[float], list[float]]:
     """Milliseconds a step of the loop and of the bare loop, a pair a round; the two take turns in being first."""
-    ranks = Ranks(Place())
+    ranks = Ranks(Rank())
     task = menu.workload(one.workload).build(one, folder)
     order = Order(task.source.items, one.global_batch_size, one.seed)
     torch.manual_seed(one.seed)
@@ -62,7 +63,7 @@ def measure(one: Cell, rounds: int, folder: Path) -> tuple[list[float], list[flo
     def with_loop(number: int) -> float:
         with LineWriter(folder / f"steps-{number}.jsonl") as lines:
             started = time.perf_counter()
-            loop._steps(one, task, order, engine, ranks.device, ranks, loop.Recorder(lines), Watch([], ranks.device))
+            loop._steps(one, task, order, engine, ranks.device, ranks, loop.Recorder(lines), RunInstruments([], ranks.device))
             return (time.perf_counter() - started) / (one.steps or 1) * 1000
 
     def without(_: int) -> float:

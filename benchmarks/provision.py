@@ -21,9 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from provision import software
-from provision.checks import each
-from provision.facts import Facts
-from provision.operations import Nothing, Target, packages
+from provision.check import each
+from provision.fact import Facts
+from provision.operation import Nothing, Target
+from provision.operations import packages
 from provision.operations.reboot import boot_of
 from provision.practice.base import USER
 from provision.practice.machine import WHEELS

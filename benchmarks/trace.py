@@ -23,8 +23,7 @@ from pathlib import Path
 OURS = """
 import sys
 from pathlib import Path
-from collect.sources import trace
-from collect.traces import hta
+from collect.traces import hta, trace
 from collect.traces.breakdown import breakdown
 traces = [trace.read(path) for path in sorted(Path(sys.argv[1]).glob("rank-*"))]
 assert all(breakdown(one).communication_ns > 0 and not one.lost and not one.cut for one in traces)

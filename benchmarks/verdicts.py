@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 import statistics
 
-from collect.statistics import noise, standard_error
-from collect.verdicts import chance
+from collect.findings.statistics import noise, standard_error
+from collect.verdicts import draws
 from shardlab.expression import Expression
 
 PAIRS = 1000
@@ -24,8 +24,8 @@ def by_student(pair: list[list[float]], name: str) -> bool:
     for call, repeats in zip(("a()", "b()"), pair, strict=True):
         known = standard_error(repeats, noise([repeats]))
         assert known is not None
-        values[call] = chance.draws(statistics.fmean(repeats), *known, f"{call} {name}")
-    return not 0.025 < chance.share(TEST, values) < 0.975
+        values[call] = draws.draws(statistics.fmean(repeats), *known, f"{call} {name}")
+    return not 0.025 < draws.share(TEST, values) < 0.975
 
 
 def by_bootstrap(pair: list[list[float]], luck: random.Random) -> bool:

@@ -8,25 +8,36 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardlab import console, cycles, registry
+from shardlab import console, gc_pause, registry
 from shardlab.console import Output
 from shardlab.errors import InputError, MissingExtra
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
 if TYPE_CHECKING:
-    from collect.load import Loaded
+    from collect.loading.load import Loaded
 
+EXAMPLES = {
+    "fetch": "collect fetch --run 'ddp-*'",
+    "summarize": "collect summarize --matrix quickstart",
+    "verdicts": "collect verdicts --strict",
+    "trace": "collect trace RUN --against OTHER",
+    "compare": "collect compare ../before .",
+    "export": "collect export --to latex",
+    "sample": "collect sample --out node0.jsonl --hz 2",
+    "metrics": "collect metrics",
+}
 FASTEST_HZ = 10.0  # above it the sampler was measured to slow the ranks that it watches
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Exit codes: 0 all good, 1 something asked for did not succeed, 2 wrong input, nothing changed."""
     arguments = parser().parse_args(argv)
-    return console.run(lambda: int(arguments.command(arguments, Output.of(arguments))))
+    return console.run(lambda: int(arguments.run(arguments, Output.of(arguments))))
 
 
 def parser() -> console.Parser:
+    """The command line, with all verbs."""
     common = console.common_options()
     top = console.Parser(
         prog="collect",
@@ -35,87 +46,82 @@ def parser() -> console.Parser:
         parents=[common],
     )
     console.add_version(top)
-    verbs = top.add_subparsers(metavar="VERB", required=True)
-
-    def verb(name: str, summary: str, example: str) -> argparse.ArgumentParser:
-        return verbs.add_parser(name, help=summary, description=summary, epilog=f"example:\n  {example}", parents=[common])
-
-    fetch = verb(
-        "fetch",
-        "copy runs from the cluster if they are there, write checksums of their files, and report files that changed",
-        "collect fetch --run 'ddp-*'",
-    )
-    fetch.add_argument(
-        "--run", action="append", default=[], metavar="GLOB", help="only runs whose id matches; may be given several times"
-    )
-    fetch.set_defaults(command=_fetch)
-
-    summarize = verb("summarize", "print tables and write the report", "collect summarize --matrix quickstart")
-    _add_matrix(summarize)
-    summarize.add_argument("--out", metavar="DIR", help="write the report to this folder (default: report/ in the workspace)")
-    _add_baseline(summarize)
-    summarize.add_argument("--images", metavar="FORMATS", help="also write every figure as a file: svg, png or svg,png")
-    summarize.set_defaults(command=_summarize)
-
-    verdicts = verb(
-        "verdicts", "compare the claims and printed numbers of a study with the measured values", "collect verdicts --strict"
-    )
-    _add_matrix(verdicts)
-    _add_baseline(verdicts)
-    verdicts.add_argument("--strict", action="store_true", help="exit with code 1 if a claim is contradicted")
-    verdicts.set_defaults(command=_verdicts)
-
-    trace = verb(
-        "trace",
-        "show how profiled steps spend their time, and which operators differ between two runs",
-        "collect trace RUN --against OTHER",
-    )
-    trace.add_argument("run", metavar="RUN", help="a run id, or a path (with a slash) to a folder or file of Chrome traces")
-    trace.add_argument("--against", metavar="OTHER", help="list operators that are new, gone or changed compared with OTHER")
-    trace.add_argument(
-        "--like-hta", action="store_true", help="round times and leave out the last step, as HolisticTraceAnalysis does"
-    )
-    trace.set_defaults(command=_trace)
-
-    compare = verb("compare", "compare the same cells of two workspaces or two matrices", "collect compare ../before .")
-    compare.add_argument("a", metavar="A", help="the name of a matrix of this workspace, or the folder of a workspace")
-    compare.add_argument("b", metavar="B", help="the same kinds of values as A; the output says how B differs from A")
-    compare.add_argument(
-        "--matrix", metavar="NAME", help="if A and B are workspaces: the matrix to compare (default: the last matrix of each)"
-    )
-    compare.set_defaults(command=_compare)
-
-    export = verb("export", "write tables for papers or programs, or runs for experiment trackers", "collect export --to latex")
-    _add_matrix(export)
-    export.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(registry.modules("collect.exports")))
-    export.add_argument("--out", metavar="DIR", help="write to this folder (default: export/FORMAT in the workspace)")
-    export.set_defaults(command=_export)
-
-    sample = verb("sample", "write telemetry of this machine until a signal arrives", "collect sample --out node0.jsonl --hz 2")
-    sample.add_argument("--out", required=True, metavar="FILE", help="append the samples to this file")
-    sample.add_argument(
-        "--hz", type=float, default=2.0, metavar="N", help=f"samples per second, at most {FASTEST_HZ:g} (default: 2)"
-    )
-    sample.add_argument("--parent", type=int, metavar="PID", help="also stop when the process with this id has ended")
-    sample.set_defaults(command=_sample)
-
-    metrics = verb("metrics", "list all metrics with unit, direction and definition", "collect metrics")
-    metrics.set_defaults(command=_metrics)
+    verbs = console.Verbs(top, common, EXAMPLES)
+    for add in (_add_fetch, _add_summarize, _add_verdicts, _add_trace, _add_compare, _add_export, _add_sample):
+        add(verbs)
+    verbs.add("metrics", _metrics, "list all metrics with unit, direction and definition")
     return top
 
 
-def _add_matrix(verb: argparse.ArgumentParser) -> None:
+def _add_fetch(verbs: console.Verbs) -> None:
+    summary = "copy runs from the cluster if they are there, write checksums of their files, and report files that changed"
+    verb = verbs.add("fetch", _fetch, summary)
+    run_help = "only runs whose id matches; may be given several times"
+    verb.add_argument("--run", dest="runs", action="append", default=[], metavar="GLOB", help=run_help)
+
+
+def _add_summarize(verbs: console.Verbs) -> None:
+    verb = verbs.add("summarize", _summarize, "print tables and write the report")
+    _add_matrix(verb)
+    verb.add_argument("--out", metavar="DIR", help="write the report to this folder (default: report/ in the workspace)")
+    _add_baseline(verb)
+    verb.add_argument("--images", metavar="FORMATS", help="also write every figure as a file: svg, png or svg,png")
+
+
+def _add_verdicts(verbs: console.Verbs) -> None:
+    summary = "compare the claims and printed numbers of a study with the measured values"
+    verb = verbs.add("verdicts", _verdicts, summary)
+    _add_matrix(verb)
+    _add_baseline(verb)
+    verb.add_argument("--strict", action="store_true", help="exit with code 1 if a claim is contradicted")
+
+
+def _add_trace(verbs: console.Verbs) -> None:
+    summary = "show how profiled steps spend their time, and which operators differ between two runs"
+    verb = verbs.add("trace", _trace, summary)
+    run_help = "a run id, or a path (with a slash) to a folder or file of Chrome traces"
+    verb.add_argument("profiled", metavar="RUN", help=run_help)
+    against_help = "list operators that are new, gone or changed compared with OTHER"
+    verb.add_argument("--against", metavar="OTHER", help=against_help)
+    hta_help = "round times and leave out the last step, as HolisticTraceAnalysis does"
+    verb.add_argument("--like-hta", action="store_true", help=hta_help)
+
+
+def _add_compare(verbs: console.Verbs) -> None:
+    verb = verbs.add("compare", _compare, "compare the same cells of two workspaces or two matrices")
+    verb.add_argument("a", metavar="A", help="the name of a matrix of this workspace, or the folder of a workspace")
+    verb.add_argument("b", metavar="B", help="the same kinds of values as A; the output says how B differs from A")
+    matrix_help = "if A and B are workspaces: the matrix to compare (default: the last matrix of each)"
+    verb.add_argument("--matrix", metavar="NAME", help=matrix_help)
+
+
+def _add_export(verbs: console.Verbs) -> None:
+    verb = verbs.add("export", _export, "write tables for papers or programs, or runs for experiment trackers")
+    _add_matrix(verb)
+    verb.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(registry.modules("collect.exports")))
+    verb.add_argument("--out", metavar="DIR", help="write to this folder (default: export/FORMAT in the workspace)")
+
+
+def _add_sample(verbs: console.Verbs) -> None:
+    verb = verbs.add("sample", _sample, "write telemetry of this machine until a signal arrives")
+    verb.add_argument("--out", required=True, metavar="FILE", help="append the samples to this file")
+    hz_help = f"samples per second, at most {FASTEST_HZ:g} (default: 2)"
+    verb.add_argument("--hz", type=float, default=2.0, metavar="N", help=hz_help)
+    verb.add_argument("--parent", type=int, metavar="PID", help="also stop when the process with this id has ended")
+
+
+def _add_matrix(verb: console.Parser) -> None:
     verb.add_argument("--matrix", metavar="NAME", help="a matrix of this workspace (default: the last matrix)")
 
 
-def _add_baseline(verb: argparse.ArgumentParser) -> None:
+def _add_baseline(verb: console.Parser) -> None:
     verb.add_argument(
         "--baseline", metavar="STRATEGY", help="compute speed-up relative to this strategy (default: the matrix's baseline)"
     )
 
 
 def _need_report(command: str, *packages: str) -> None:
-    """Raises MissingExtra if one of these packages of the extra `report` is not installed."""
+    """Raises MissingExtra if one of these packages of the extra `write_report` is not installed."""
     for package in packages:
         try:
             importlib.import_module(package)
@@ -128,10 +134,10 @@ def _workspace(arguments: argparse.Namespace) -> Workspace:
 
 
 def _fetch(arguments: argparse.Namespace, output: Output) -> int:
-    from collect import fetch
+    from collect.fetching import fetch
 
     workspace = _workspace(arguments)
-    fetched = fetch.fetch(workspace, arguments.run, output.remark)
+    fetched = fetch.fetch(workspace, arguments.runs, output.remark)
     columns = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Truncated files (n)", "Corrupt lines (n)"]
     rows = [
         [run.run, run.state, *(f"{n:,}" for n in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt))]
@@ -164,27 +170,28 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
 
 def _summarize(arguments: argparse.Namespace, output: Output) -> int:
     _need_report("summarize", "polars", "plotly")
-    from collect import pictures, report, terminal
-    from collect.load import load
+    from collect import write_report
+    from collect.loading.load import load
+    from collect.report import pictures, terminal
     from collect.summary import summarize
 
     images = pictures.formats(arguments.images, "--images") if arguments.images else ()
     workspace = _workspace(arguments)
-    with cycles.not_searched():
+    with gc_pause.not_searched():
         loaded = load(workspace, arguments.matrix)
         summary = summarize(loaded, _baseline(arguments.baseline, loaded))
         folder = Path(arguments.out).absolute() if arguments.out else workspace.report
-        report.write(folder, workspace, loaded, summary, images)
+        write_report.write(folder, workspace, loaded, summary, images)
     terminal.show(output, summary)
-    output.line(f"report: {folder / report.PAGE}")
+    output.line(f"report: {folder / write_report.PAGE}")
     output.document(summary)
     return _set_aside(output, _of_loaded(loaded))
 
 
 def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
     _need_report("verdicts")
-    from collect import terminal
-    from collect.load import load
+    from collect.loading.load import load
+    from collect.report import terminal
     from collect.summary import summarize
 
     loaded = load(_workspace(arguments), arguments.matrix)
@@ -225,7 +232,7 @@ def _trace(arguments: argparse.Namespace, output: Output) -> int:
     _need_report("trace", "numpy")
     from collect.traces import command
 
-    return command.show(_workspace(arguments), arguments.run, arguments.against, output, like_hta=arguments.like_hta)
+    return command.show(_workspace(arguments), arguments.profiled, arguments.against, output, like_hta=arguments.like_hta)
 
 
 def _compare(arguments: argparse.Namespace, output: Output) -> int:
@@ -238,7 +245,7 @@ def _compare(arguments: argparse.Namespace, output: Output) -> int:
 def _export(arguments: argparse.Namespace, output: Output) -> int:
     _need_report("export", "polars", "plotly")
     from collect import export
-    from collect.load import load
+    from collect.loading.load import load
     from collect.summary import summarize
 
     workspace = _workspace(arguments)

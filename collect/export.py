@@ -11,8 +11,8 @@ from types import ModuleType
 
 import msgspec
 
-from collect import swap
-from collect.load import Loaded
+from collect import atomic_folder
+from collect.loading.load import Loaded
 from collect.summary import Summary
 from shardlab import registry
 from shardlab.errors import MissingExtra, UnknownName
@@ -75,6 +75,6 @@ def write(format_: Export, loaded: Loaded, summary: Summary, folder: Path) -> li
 
     Raises InputError if the folder contains anything that is not of this format, WorkspaceError if it cannot be written.
     """
-    with swap.replacing(folder, format_.holds, f"a {format_.name} export") as fresh:
+    with atomic_folder.replacing(folder, format_.holds, f"a {format_.name} export") as fresh:
         format_.write(loaded, summary, fresh, folder)
     return sorted(folder / name for name in format_.holds if (folder / name).exists())

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from collect.columns import labels
-from collect.load import Loaded, LoadedCell
-from collect.look import Look, look, variants
-from collect.row import Row
-from collect.statistics import Estimate
+from collect.findings.columns import labels
+from collect.findings.row import CellRow
+from collect.findings.statistics import Estimate
+from collect.loading.load import Loaded, LoadedCell
+from collect.strategy_style import Look, look, variants
 from collect.summary import Summary
 from shardlab.cell import Cell
 
@@ -43,7 +43,7 @@ class Figure(msgspec.Struct):
     layout: dict[str, Any]
 
 
-class Mark(msgspec.Struct, frozen=True):
+class CellMark(msgspec.Struct, frozen=True):
     """A cell as figures show it.
 
     label: escaped, as plotly reads some tags in any text. strategy: the place of the cell's strategy in the report, from 0.
@@ -52,7 +52,7 @@ class Mark(msgspec.Struct, frozen=True):
     label: str
     strategy: int
     look: Look
-    row: Row
+    row: CellRow
     cell: LoadedCell
 
 
@@ -64,11 +64,12 @@ class Group(msgspec.Struct, frozen=True):
 
     workload: str
     baseline: str
-    marks: list[Mark]
+    marks: list[CellMark]
     left_out: int = 0
 
     @property
     def labels(self) -> list[str]:
+        """The label of each cell, in the order of `marks`."""
         return [mark.label for mark in self.marks]
 
 
@@ -77,7 +78,7 @@ def groups(loaded: Loaded, summary: Summary) -> list[Group]:
     strategies: dict[str, int] = {}
     for row in summary.rows:
         strategies.setdefault(row.cell["strategy"], len(strategies))
-    by_workload: dict[str, list[tuple[Row, LoadedCell]]] = {}
+    by_workload: dict[str, list[tuple[CellRow, LoadedCell]]] = {}
     for row, cell in zip(summary.rows, loaded.cells, strict=True):
         by_workload.setdefault(cell.cell.workload, []).append((row, cell))
     found = []
@@ -86,7 +87,8 @@ def groups(loaded: Loaded, summary: Summary) -> list[Group]:
         names = [html.escape(name, quote=False) for name in labels([row for row, _ in entries])]
         places = [strategies[cell.cell.strategy] for _, cell in entries]
         marks = [
-            Mark(name, place, look(place), row, cell) for name, place, (row, cell) in zip(names, places, entries, strict=True)
+            CellMark(name, place, look(place), row, cell)
+            for name, place, (row, cell) in zip(names, places, entries, strict=True)
         ]
         in_order = [mark for mark, _ in shown_first(marks)]  # so that what is drawn at first has the plainest looks
         looks = dict(zip((mark.label for mark in in_order), variants([mark.strategy for mark in in_order]), strict=True))
@@ -95,7 +97,7 @@ def groups(loaded: Loaded, summary: Summary) -> list[Group]:
     return found
 
 
-def shown_first(marks: Sequence[Mark]) -> list[tuple[Mark, bool | str]]:
+def shown_first(marks: Sequence[CellMark]) -> list[tuple[CellMark, bool | str]]:
     """(mark, plotly's word for whether it is drawn at first), those first that are.
 
     Of too many cells, those on the most ranks at which half of the strategies or more have cells, and of these, where they
@@ -175,6 +177,7 @@ def by_cell(group: Group, x_title: str) -> dict[str, Any]:
 
 
 def by_cell_height(group: Group) -> int:
+    """The height in pixels of a figure with one line per cell."""
     return MARGIN_PX + (ROW_PX if len(group.marks) <= FEW_ROWS else DENSE_ROW_PX) * len(group.marks)
 
 
@@ -194,14 +197,14 @@ def states(group: Group, drawn: Sequence[bool]) -> dict[str, Any]:
     }
 
 
-def _by(marks: Sequence[Mark], key: Callable[[Cell], int]) -> dict[int, list[Mark]]:
-    found: dict[int, list[Mark]] = {}
+def _by(marks: Sequence[CellMark], key: Callable[[Cell], int]) -> dict[int, list[CellMark]]:
+    found: dict[int, list[CellMark]] = {}
     for mark in marks:
         found.setdefault(key(mark.cell.cell), []).append(mark)
     return found
 
 
-def _strategies(marks: Sequence[Mark]) -> int:
+def _strategies(marks: Sequence[CellMark]) -> int:
     return len({mark.cell.cell.strategy for mark in marks})
 
 

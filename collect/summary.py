@@ -8,22 +8,22 @@ from functools import cached_property
 
 import msgspec
 
-from collect import columns, equal_losses, instrument_cost, trace_tables
 from collect.choices.family import Family, choose
-from collect.columns import Table
-from collect.equal_losses import LossComparison
-from collect.gpu_trouble import gpu_trouble
-from collect.instrument_cost import InstrumentCost
-from collect.likeness import baseline_of, families
-from collect.load import Loaded, LoadedCell
-from collect.metric import Compared, Quantity, menu
-from collect.records import NO_FOLDER
-from collect.row import Row, RunRow
-from collect.statistics import Estimate, estimate, outliers
-from collect.telemetry import Coverage
-from collect.trace_tables import Collective, OperatorDifferences, Rounding
+from collect.findings import columns, equal_losses, instrument_cost, trace_tables
+from collect.findings.columns import Table
+from collect.findings.comparability import baseline_of, families, gpu_trouble
+from collect.findings.equal_losses import LossComparison
+from collect.findings.instrument_cost import InstrumentCost
+from collect.findings.row import CellRow, RunRow
+from collect.findings.statistics import Estimate, estimate, outliers
+from collect.findings.trace_tables import Collective, OperatorDifferences, Rounding
+from collect.loading.load import Loaded, LoadedCell
+from collect.loading.loaded_run import Quantity
+from collect.loading.records import NO_FOLDER
+from collect.loading.telemetry import Coverage
+from collect.metric import Compared, menu, quantities
 from collect.verdicts.claims import Verdict, is_illustrative, judge
-from collect.verdicts.reported import Beside, beside
+from collect.verdicts.reported import ReportedResult, beside
 from collect.verdicts.selection import Measurements
 from shardlab.state import STATES
 from shardlab.study import Assumed, Note
@@ -79,8 +79,8 @@ class Summary(msgspec.Struct, dict=True):
     rehearsal: bool
     synthetic: bool
     remarks: list[str]
-    rows: list[Row]
-    reported: list[Beside]
+    rows: list[CellRow]
+    reported: list[ReportedResult]
     verdicts: list[Verdict]
     choices: list[Family]
     illustrative: bool  # the study ran nothing itself
@@ -129,6 +129,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
             synthetic,
             [row for row in rows if row.does_other_work],
             [row.gpu_trouble for row in rows if row.gpu_trouble],
+            [run.run_id for cell in loaded.cells for run in cell.runs if run.run and run.run.shares_nodes],
             [run.run_id for cell in loaded.cells for run in cell.runs if run.resumed],
             [run.run_id for cell in loaded.cells for run in cell.runs if run.paused],
             [f"{entry.run} on {entry.host} ({entry.incomplete})" for entry in _incomplete_telemetry(loaded)],
@@ -142,7 +143,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         illustrative=is_illustrative(loaded),
         assumed=loaded.expansion.assumed,
         notes=loaded.expansion.notes,
-        outliers=[found for row in rows for found in _outliers(row)],
+        outliers=[outlier for row in rows for outlier in _outliers(row)],
         failures=[failure for cell in loaded.cells for failure in _failures(cell)],
         telemetry=[entry for run in loaded.runs for entry in run.coverage],
         losses=equal_losses.compare(loaded, baseline),
@@ -161,8 +162,9 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
 def _remarks(
     rehearsals: list[bool],
     synthetic: list[str],
-    other_work: list[Row],
+    other_work: list[CellRow],
     trouble: list[str],
+    shared: list[str],
     resumed: list[str],
     paused: list[str],
     unwatched: list[str],
@@ -186,6 +188,8 @@ def _remarks(
     remarks += [f"not compared, because they do other work by design ({why}): {_some(ids)}" for why, ids in by_design.items()]
     if trouble:
         remarks.append(f"not compared, because GPUs were shared or throttled while steps were timed: {_some(trouble)}")
+    if shared:
+        remarks.append(f"on nodes that other jobs may use too, which may change the speed (exclusive: false): {_some(shared)}")
     if resumed:
         remarks.append(f"resumed from a checkpoint, so telemetry does not cover the whole run: {_some(resumed)}")
     if paused:
@@ -210,19 +214,19 @@ def _some(ids: list[str]) -> str:
     return ", ".join([*ids[:MOST_NAMED], *([f"and {len(ids) - MOST_NAMED:,} more"] if len(ids) > MOST_NAMED else [])])
 
 
-def _row(cell: LoadedCell) -> Row:
+def _row(cell: LoadedCell) -> CellRow:
     measured: dict[str, list[Quantity]] = {}
     runs = []
     for run in cell.runs:
-        quantities = cell.quantities(run) if run.completed else {}
-        for name, quantity in quantities.items():
+        of_run = quantities(run) if run.completed else {}
+        for name, quantity in of_run.items():
             measured.setdefault(name, []).append(quantity)
-        values = {name: quantity.value for name, quantity in quantities.items()}
+        values = {name: quantity.value for name, quantity in of_run.items()}
         trouble = gpu_trouble(run) if run.completed else ""
         runs.append(RunRow(run.run_id, run.repeat, run.attempt, run.verdict.state, run.verdict.why, values, trouble))
     order = list(STATES)
     states = Counter(sorted((run.verdict.state for run in cell.runs), key=order.index))
-    return Row(
+    return CellRow(
         id=cell.id,
         cell=msgspec.to_builtins(cell.cell),
         n=len(cell.completed),
@@ -230,7 +234,7 @@ def _row(cell: LoadedCell) -> Row:
         expected=states.keys() <= {"completed", *cell.cell.expect},
         same_work=next((run.result.same_work for run in cell.runs if run.result and run.result.same_work), None),
         baseline=None,
-        metrics={name: found for name, values in measured.items() if (found := _over_repeats(values))},
+        metrics={name: over_repeats for name, values in measured.items() if (over_repeats := _over_repeats(values))},
         runs=runs,
     )
 
@@ -242,16 +246,16 @@ def _over_repeats(values: list[Quantity]) -> Estimate | None:
     return estimate([quantity.value for quantity in values], values[0].unit, values[0].kind)
 
 
-def _compare(cells: list[LoadedCell], rows: list[Row], baseline: str) -> None:
+def _compare(cells: list[LoadedCell], rows: list[CellRow], baseline: str) -> None:
     """Add the metrics that set a cell beside its baseline; what is of another unit or kind there is not compared."""
     row_of = {row.id: row for row in rows}
     compared = [metric for metric in menu() if metric.of_cells is not None]
     for cell, family in ((cell, alike) for alike in families(cells) for cell in alike):
         row, against = row_of[cell.id], baseline_of(cell, family, baseline)
-        if against is None or not all(_has_a_ratio(one) for one in (row, row_of[against.id])):
+        if against is None or not all(_has_a_ratio(compared_row) for compared_row in (row, row_of[against.id])):
             continue
         for metric in compared:
-            mine, theirs = (one.metrics.get(metric.compares) for one in (row, row_of[against.id]))
+            mine, theirs = (compared_row.metrics.get(metric.compares) for compared_row in (row, row_of[against.id]))
             if mine is None or theirs is None or (mine.unit, mine.kind) != (theirs.unit, theirs.kind):
                 continue
             assert metric.of_cells is not None
@@ -262,19 +266,19 @@ def _compare(cells: list[LoadedCell], rows: list[Row], baseline: str) -> None:
                 row.metrics[metric.name] = Estimate(value, quantity.unit, row.n, value, kind=quantity.kind)
 
 
-def _has_a_ratio(row: Row) -> bool:
+def _has_a_ratio(row: CellRow) -> bool:
     """Whether ratios between the speed of this cell and of another cell are allowed."""
     return not (row.does_other_work or row.gpu_trouble)
 
 
-def _outliers(row: Row) -> list[Outlier]:
-    found = []
+def _outliers(row: CellRow) -> list[Outlier]:
+    far = []
     for name, estimate_ in row.metrics.items():
         runs = [run for run in row.runs if name in run.metrics]
         for place in outliers([run.metrics[name] for run in runs]):
             run = runs[place]
-            found.append(Outlier(run.run_id, row.id, name, run.metrics[name], estimate_.median))
-    return found
+            far.append(Outlier(run.run_id, row.id, name, run.metrics[name], estimate_.median))
+    return far
 
 
 def _failures(cell: LoadedCell) -> list[Failure]:

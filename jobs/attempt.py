@@ -2,10 +2,11 @@
 
     python -m jobs.attempt RUN_DIR -- COMMAND...
 
-In a Slurm job COMMAND is a job step over all nodes, and telemetry is started there (jobs.node).
-Exit codes: the command's own; 75 if the run is claimed already; 76 if the packages or our source changed since the run was
-sent, after which the run is `planned` again; 124 at the time limit and after a hang; 127 if the command is not installed;
-143 if the run was told to end.
+In a Slurm job COMMAND is a job step over all nodes, and telemetry is started there (jobs.step_task). On nodes without Slurm,
+jobs.ssh.step takes the place of the job step.
+Exit codes: the command's own; 75 if the run is claimed already; 76 if the installed packages changed since the run was sent,
+after which the run is held (jobs.hold), or if its copy of our source is damaged, after which it is `planned` again; 124 at the
+time limit and after a hang; 127 if the command is not installed; 143 if the run was told to end.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ from typing import Any
 
 import psutil
 
-from jobs import claim, gpu_users, meeting, on_node
+from jobs import claim, hold, node_processes, rendezvous, wait_for_gpus
+from jobs.hang_detection import HangWatch
 from jobs.launcher import launcher
-from jobs.progress import Progress
 from jobs.slurm import query, states
 from jobs.slurm.commands import call, is_down
-from jobs.standstill import Standstill
-from shardlab import checkpoint, code, console, host, pauses
+from jobs.ssh import step
+from shardlab import checkpoint, console, host, source_digest, suspension
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.run import SAVE_AT
 from shardlab.rundir import RunDir
 
 CLAIMED, OUT_OF_TIME, NOT_FOUND, TOLD = 75, 124, 127, 143
-CHANGED = 76  # the queue holds the other runs of the same environment
-CHANGED_WHY = (
-    "the packages or shardlab's source changed since the run was submitted ({then}, now {now}); `jobs submit` or `jobs retry` "
-    "submits it with the packages and the source that are installed now"
+CHANGED = 76
+AGAIN_WITH = "`jobs submit` or `jobs retry` submits it with the packages and the source that are installed now"
+DAMAGED_WHY = (
+    "shardlab's source in {root} (digest {now}) is not the copy {then} that the run was submitted with: the copy was changed, "
+    f"or the script does not use it; {AGAIN_WITH}"
 )
+OLD_WHY = f"the run was rendered by an earlier version of shardlab, which kept no copy of its source; {AGAIN_WITH}"
 # Ranks that keep checkpoints save so many seconds before the time limit; of a short limit, this share before its end.
 SAVE_S, SAVE_SHARE = 60.0, 0.2
 CANCELLED = "cancelled while it ran"
@@ -60,56 +63,27 @@ class Attempt:
         self.folder = folder
         self.command = command
         self.run = folder.read_run()
-        self.in_slurm = self.run.scheduler == "slurm"
-        self.told = False  # to end, by SIGTERM
+        self.in_slurm = self.run.scheduler in ("slurm", "allocation")
+        self.ranks_here = self.run.scheduler == "local"  # else a step starts them on each node
+        self.told = False  # whether SIGTERM told this process to end
         self.begun = time.time()  # earlier requests to cancel do not apply to this start
         self.look = 0.0  # when to check the run's folder again
         self.why = ""
-        self.changed = ""  # why the packages or our source are not those that the run was sent with
 
     def main(self) -> int:
-        self.changed = self._changed()
-        if self.changed and not self.folder.claim.exists():
-            self._event("refused", why=self.changed, **claim.token())
-            print(f"{self.folder.run_id}: {self.changed}.", file=sys.stderr)
-            return CHANGED
-        taken = claim.take(self.folder)
-        if taken is None:
-            print(f"{self.folder.run_id}: claimed already; this start does nothing.", file=sys.stderr)
-            return CLAIMED
-        if taken == "again":
-            time.sleep(OVERLAP_S)
-            claim.set_aside(self.folder)
-        signal.signal(signal.SIGTERM, self._take_note)
-        me = psutil.Process()
-        place = {"job": claim.job(), "restarts": claim.restarts()} if self.in_slurm else {}
-        self._event("started", pid=me.pid, created=me.create_time(), boot_id=host.boot_id(), **place)
+        """Run it from its claim to its last event; return the exit code."""
+        if (refused := self._take()) is not None:
+            return refused
+        self._note_start()
         try:
             extra = self._prepared()
         except ShardlabError as error:
             self._event("exited", code=1, reason="failed", why=str(error))
             raise
         saved = _saved_step(self.folder)
-        sampler = on_node.start_sampler(self.folder) if not self.in_slurm else None
-        kills_before = on_node.oom_kills()
-        try:
-            code, reason = self._run_command(extra)
-        except on_node.CannotStart as error:
-            code, reason = NOT_FOUND, None
-            self._event("failed", why=str(error))
-            with self.folder.job_log.open("a") as log:
-                log.write(f"{error}\n")
-        if sampler is not None:
-            on_node.end(sampler, signal.SIGTERM, 2.0)
-        on_node.end_strays(str(self.folder.path))
-        if not self.in_slurm and code != 0 and reason is None and on_node.oom_kills() > kills_before:
-            self._event("oom", why="out of host memory: the kernel's OOM killer ended a process during the run")
-        if reason is None and code != 0 and self._asked_to_end():
-            reason, self.why = "cancelled", CANCELLED
-        elif reason is None and code != 0 and self.in_slurm and self.told:  # its ranks were faster
-            reason, self.why = "told", TOLD_WHY
-        elif reason is None and code != 0 and self.in_slurm and query.is_preempted(claim.job()):
-            reason, self.why = "preempted", states.WHY["PREEMPTED"]
+        code, reason = self._supervised(extra)
+        if reason is None and code != 0:
+            reason = self._reason_of_failure()
         if reason == "superseded":
             return CLAIMED
         self._event("exited", code=code, reason=reason, why=self.why, steps=self._counted(code, reason))
@@ -119,22 +93,103 @@ class Attempt:
             call(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
         return {"timeout": OUT_OF_TIME, "hung": OUT_OF_TIME, "cancelled": TOLD}.get(reason or "", code)
 
+    def _take(self) -> int | None:
+        """Claim the run. Returns the exit code if this start must not run it."""
+        if not self.folder.claim.exists() and (why := self._given_back()):
+            print(f"{self.folder.run_id}: {why}.", file=sys.stderr)
+            return CHANGED
+        taken = claim.take(self.folder)
+        if taken is None:
+            print(f"{self.folder.run_id}: claimed already; this start does nothing.", file=sys.stderr)
+            return CLAIMED
+        if taken == "again":
+            time.sleep(OVERLAP_S)
+            claim.set_aside(self.folder)
+        return None
+
+    def _given_back(self) -> str:
+        """Why the run must not start now, after it was held or is `planned` again; '' if it may start."""
+        why = self._source_fault()
+        if not why and (changed := self._packages_changed()):
+            why = hold.WHY.format(changed=changed)
+            if self.folder.judge().state == "pending" and not hold.hold(self.folder, self.run, why):
+                return why
+            why = f"{changed}; {AGAIN_WITH}"
+        if why:
+            self._event("refused", why=why, **claim.token())
+        return why
+
+    def _note_start(self) -> None:
+        signal.signal(signal.SIGTERM, self._take_note)
+        me = psutil.Process()
+        place = {"job": claim.job(), "restarts": claim.restarts()} if self.in_slurm else {}
+        self._event("started", pid=me.pid, created=me.create_time(), boot_id=host.boot_id(), **place)
+
+    def _supervised(self, extra: dict[str, str]) -> tuple[int, str | None]:
+        """Run the command with telemetry, then end all processes that it left; (exit code, why we ended it or None)."""
+        sampler = node_processes.start_sampler(self.folder) if self.ranks_here else None
+        kills_before = node_processes.oom_kills()
+        reason: str | None
+        try:
+            code, reason = self._run_command(extra)
+        except node_processes.CannotStart as error:
+            code, reason = NOT_FOUND, None
+            self._event("failed", why=str(error))
+            with self.folder.job_log.open("a") as log:
+                log.write(f"{error}\n")
+        if sampler is not None:
+            node_processes.end(sampler, signal.SIGTERM, 2.0)
+        node_processes.end_strays(str(self.folder.path))
+        if self.ranks_here and code != 0 and reason is None and node_processes.oom_kills() > kills_before:
+            self._event("oom", why="out of host memory: the kernel's OOM killer ended a process during the run")
+        return code, reason
+
+    def _reason_of_failure(self) -> str | None:
+        """Why the command failed by itself, if somebody else caused it; sets `why` as well."""
+        if self._asked_to_end():
+            self.why = CANCELLED
+            return "cancelled"
+        if self.in_slurm and self.told:  # the ranks received the signal too, and ended before this process ended them
+            self.why = TOLD_WHY
+            return "told"
+        if lost := next((event for event in self.folder.events() if event.event == step.LOST), None):
+            self.why = str(lost.data.get("why", ""))
+            return "node_fail"
+        if self.in_slurm and query.is_preempted(claim.job()):
+            self.why = states.WHY["PREEMPTED"]
+            return "preempted"
+        return None
+
     def _prepared(self) -> dict[str, str]:
         """Additional variables for the ranks' environment. Raises ShardlabError if the run must not start."""
-        if self.changed:
-            raise ShardlabError(f"{self.changed}.")
-        if claim.restarts() > self.run.requeues:
-            raise ShardlabError(f"Slurm has restarted the run {claim.restarts()} times; allowed: {self.run.requeues}.")
+        if why := self._source_fault() or self._packages_changed():
+            raise ShardlabError(f"{why}.")
+        if self._restarts() > self.run.requeues:
+            raise ShardlabError(f"Slurm has restarted the run {self._restarts()} times; allowed: {self.run.requeues}.")
         self._wait_for_slurm()
-        if not self.in_slurm:  # in Slurm, one task on each node waits (jobs/node.py)
-            gpu_users.wait(self.folder, self.run, os.environ, lambda: self.told or self._asked_to_end())
-        place = meeting.call_together(self.run.world.nnodes)
+        if self.ranks_here:  # else one task on each node waits (jobs/step_task.py)
+            wait_for_gpus.wait(self.folder, self.run, os.environ, lambda: self.told or self._asked_to_end())
+        # Without Slurm, this machine may not be a node of the run: jobs.ssh.step calls the nodes together.
+        place = rendezvous.call_together(self.run.world.nnodes) if self.run.scheduler != "ssh" else {}
         return place | launcher(self.run.launcher).prepare(self.folder, self.run)
 
-    def _changed(self) -> str:
-        """A clause if the packages or our source changed since the run was submitted; '' if they did not."""
-        then, now = self.run.environment, code.digest()
-        return CHANGED_WHY.format(then=then, now=now) if then not in (None, now) else ""
+    def _source_fault(self) -> str:
+        """A clause if this process does not run from the source that the run was submitted with; '' if it does."""
+        if self.run.environment is not None:
+            return OLD_WHY
+        then, now = self.run.source, source_digest.source()
+        if then is None or Path(then).name == now:
+            return ""
+        return DAMAGED_WHY.format(root=source_digest.ROOT, now=now, then=then)
+
+    def _packages_changed(self) -> str:
+        """A clause if the installed packages changed since the run was submitted; '' if they did not."""
+        then, now = self.run.packages, source_digest.packages()
+        return hold.CHANGED.format(then=then, now=now) if then not in (None, now) else ""
+
+    def _restarts(self) -> int:
+        """How often Slurm has started the job again, not counting restarts because the run was held."""
+        return claim.restarts() - hold.requeues(self.folder)
 
     def _wait_for_slurm(self) -> None:
         """Wait until Slurm's controller answers. Without it no step starts and no job is requeued: this run would fail, and so
@@ -157,22 +212,23 @@ class Attempt:
         limit = self.run.limit_s or self.run.cell.time_limit_s
         deadline = time.monotonic() + limit if limit else float("inf")
         with self.folder.job_log.open("ab") as log:
-            environment = {**os.environ, **extra, on_node.MARK: str(self.folder.path), **_save_at(limit)}
-            ranks = on_node.start(self.command, log.fileno(), environment)
-        progress, reason = Progress(self.folder, self.run.cell.hang_limit_s), None
-        with Standstill() as standstill:  # a thread, and so after the start of the ranks
+            environment = {**os.environ, **extra, node_processes.MARK: str(self.folder.path), **_save_at(limit)}
+            ranks = node_processes.start(self.command, log.fileno(), environment)
+        progress, reason = HangWatch(self.folder, self.run.cell.hang_limit_s), None
+        with suspension.SuspensionWatch() as suspended:  # a thread, and so after the start of the ranks
             while (code := ranks.poll()) is None:
-                if still_s := standstill.take_s():
-                    deadline += still_s  # as Slurm does with the limit of a job that was suspended
-                    self._event(pauses.EVENT, seconds=round(still_s, 3))
+                if suspended_s := suspended.take_s():
+                    deadline += suspended_s  # as Slurm does with the limit of a job that was suspended
+                    self._event(suspension.EVENT, seconds=round(suspended_s, 3))
                 if (reason := self._reason_to_end(deadline, progress)) is not None:
                     self.why = self._why(reason, limit, progress)  # before the end of the ranks, which may write more
-                    code = on_node.end(ranks, signal.SIGTERM, on_node.GRACE_S)
+                    grace_s = step.END_S if self.run.scheduler == "ssh" else node_processes.GRACE_S
+                    code = node_processes.end(ranks, signal.SIGTERM, grace_s)
                     break
                 time.sleep(0.05)
         return (128 - code if code < 0 else code), reason
 
-    def _reason_to_end(self, deadline: float, progress: Progress) -> str | None:
+    def _reason_to_end(self, deadline: float, progress: HangWatch) -> str | None:
         if time.monotonic() > self.look:
             self.look = time.monotonic() + LOOK_S
             if claim.lost(self.folder):
@@ -197,7 +253,7 @@ class Attempt:
             self.in_slurm
             and ended in AGAIN
             and ended not in self.run.cell.expect
-            and claim.restarts() < self.run.requeues
+            and self._restarts() < self.run.requeues
             and (ended == "preempted" or _saved_step(self.folder) > saved)
         )
 
@@ -209,7 +265,7 @@ class Attempt:
             return self.folder.timed_steps(self.run.cell.gpus)
         return None
 
-    def _why(self, reason: str, limit: int | None, progress: Progress) -> str:
+    def _why(self, reason: str, limit: int | None, progress: HangWatch) -> str:
         if reason == "hung":
             return progress.why()
         said = {"timeout": f"ended at its time limit of {limit} s", "cancelled": CANCELLED, "told": TOLD_WHY}
@@ -228,6 +284,7 @@ def _save_at(limit_s: int | None) -> dict[str, str]:
 
 
 def main(argv: list[str]) -> int:
+    """Supervise the run of the command line; return the exit code. argv: RUN_DIR -- COMMAND... Raises ShardlabError."""
     if len(argv) < 3 or argv[1] != "--":
         raise InputError("usage: python -m jobs.attempt RUN_DIR -- COMMAND...")
     folder = RunDir(Path(argv[0]).absolute())

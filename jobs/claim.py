@@ -44,7 +44,7 @@ def take(folder: RunDir) -> Literal["first", "again"] | None:
     return "first"
 
 
-def withhold(folder: RunDir) -> bool:
+def claim_as_cancelled(folder: RunDir) -> bool:
     """Claim a run so that nothing starts it, and record that it was cancelled; False if it is claimed already."""
     try:
         folder.claim.mkdir()
@@ -89,7 +89,7 @@ def _is_ours(folder: RunDir) -> bool:
 
 
 def _may_start_again(folder: RunDir) -> bool:
-    """A job may hold several runs (--pack), of which those that ended well, or were ended by a person, are left alone."""
+    """A job may hold several runs (--pack). Its runs that completed, or that a person cancelled, do not change."""
     if folder.judge().state in ("completed", "cancelled"):
         return False
     try:

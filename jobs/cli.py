@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jobs import datasets, forward, leftovers, menus, plan, render, submit, views, watch
-from jobs.left import Left
+from jobs import datasets, gpu_hours, menus, on_controller, plan, render, shared_options, stale_jobs, submit, views, watch
+from jobs.backlog import Backlog
+from jobs.invocation import Invocation
 from jobs.reconcile import Status
-from jobs.scheduler import Full, How, scheduler
+from jobs.scheduler import Full, SubmitOptions, scheduler
 from jobs.select import select
-from shardlab import cluster, console, state
+from jobs.slurm import preflight
+from shardlab import console, state
 from shardlab.cell import Cell
 from shardlab.console import Output
-from shardlab.errors import InputError
-from shardlab.workspace import Workspace, chosen
+from shardlab.errors import InputError, UnknownName
+from shardlab.workspace import Workspace
 
 EXAMPLES = {
     "plan": "jobs plan --matrix quickstart",
@@ -39,11 +41,11 @@ EPILOG = """example:
   eval "$(shardlab shell-init)"     after this line, `jobs status` runs this program too
 """
 INTERRUPTED = "interrupted; runs that were started continue, and their state is saved."
-LONGEST_WAIT_S = 7 * 24 * 3600
 RETRIED = "failed,node_fail,preempted,hung"
 
 
 def parser() -> console.Parser:
+    """The command line, with all verbs."""
     common = console.common_options()
     top = console.Parser(
         prog="jobs",
@@ -52,93 +54,77 @@ def parser() -> console.Parser:
         parents=[common],
     )
     console.add_version(top)
-    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = console.Verbs(top, common, EXAMPLES, sentences=True)
+    for add in (_add_plan, _add_render, _add_submit, _add_status, _add_cancel, _add_retry, _add_logs):
+        add(verbs)
+    verbs.add("matrices", _menu(menus.matrices), "list the matrices that ship with shardlab")
+    verbs.add("strategies", _menu(menus.strategies), "list the strategies and their options")
+    verbs.add("workloads", _menu(menus.workloads), "list the workloads and their options")
+    verbs.add("launchers", _menu(menus.launchers), "list the launchers, which start the ranks of a run")
+    return top
 
-    def verb(name: str, run: Callable[[argparse.Namespace], int], summary: str) -> console.Parser:
-        example = f"example:\n  {EXAMPLES[name]}"
-        added: console.Parser = verbs.add_parser(
-            name, parents=[common], help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=example
-        )
-        added.set_defaults(run=run)
-        return added
 
-    _of_a_matrix(verb("plan", _plan, "print the cells of a matrix, and which cells it excludes and why"))
+def _add_plan(verbs: console.Verbs) -> None:
+    shared_options.add_matrix_options(
+        verbs.add("plan", _plan, "print the cells of a matrix, and which cells it excludes and why")
+    )
 
-    added = verb("render", _render, "write the run folders with their scripts, but submit nothing")
-    _of_a_matrix(added)
-    added.add_argument("--out", metavar="DIR", help="folder for the run folders (default: runs/ of the workspace)")
 
-    added = verb("submit", _submit, "render and submit the runs of a matrix that were not submitted before")
-    _of_a_matrix(added)
-    _may_wait(added)
-    added.add_argument("--after", metavar="RUN", help="on Slurm: start after these runs have ended (run id or shell pattern)")
+def _add_render(verbs: console.Verbs) -> None:
+    verb = verbs.add("render", _render, "write the run folders with their scripts, but submit nothing")
+    shared_options.add_matrix_options(verb)
+    verb.add_argument("--out", metavar="DIR", help="folder for the run folders (default: runs/ of the workspace)")
+
+
+def _add_submit(verbs: console.Verbs) -> None:
+    verb = verbs.add("submit", _submit, "render and submit the runs of a matrix that were not submitted before")
+    shared_options.add_matrix_options(verb)
+    shared_options.add_wait(verb)
+    verb.add_argument("--after", metavar="RUN", help="on Slurm: start after these runs have ended (run id or shell pattern)")
     dry_run_help = "print what would be submitted, and submit nothing; with -v also print the scripts"
-    added.add_argument("--dry-run", action="store_true", help=dry_run_help)
+    verb.add_argument("--dry-run", action="store_true", help=dry_run_help)
     resume_help = (
         "resume from a checkpoint of this run; cells may differ from it only in their ranks and how the ranks share the batch "
         "(if the checkpoint has the layout `whole`, also in their strategy)"
     )
-    added.add_argument("--resume-from", metavar="RUN", help=resume_help)
+    inside_help = "inside `salloc` or a notebook's job: run the cells in this allocation, one after another"
+    verb.add_argument("--in-allocation", action="store_true", help=inside_help)
+    bound_help = "submit nothing if the runs may take more GPU hours: by recorded times, else by their time limits"
+    verb.add_argument("--max-gpu-hours", type=float, metavar="N", help=bound_help)
+    verb.add_argument("--resume-from", metavar="RUN", help=resume_help)
+    shared_options.add_sharing_options(verb)
 
-    _may_share(added)
 
-    added = verb("status", _status, "show the state of runs; cancel queued Slurm jobs whose runs have ended")
-    _of_runs(added)
-    added.add_argument("--watch", action="store_true", help="show a live table until all runs have ended or you press Ctrl-C")
+def _add_status(verbs: console.Verbs) -> None:
+    verb = verbs.add("status", _status, "show the state of runs; cancel queued Slurm jobs whose runs have ended")
+    shared_options.add_run_selection(verb)
+    verb.add_argument("--watch", action="store_true", help="show a live table until all runs have ended or you press Ctrl-C")
 
-    added = verb("cancel", _cancel, "cancel runs that are pending or running")
-    _of_runs(added)
-    added.add_argument("--all", action="store_true", help="cancel every run of the workspace that has not ended")
 
-    added = verb("retry", _retry, "submit a new attempt of runs that failed (see --only)")
-    _of_runs(added)
-    _may_wait(added)
-    _may_share(added)
-    only_help = f"retry runs that ended in one of these states (default: {RETRIED})"
-    added.add_argument("--only", default=RETRIED, metavar="STATE,...", help=only_help)
+def _add_cancel(verbs: console.Verbs) -> None:
+    verb = verbs.add("cancel", _cancel, "cancel runs that are pending or running")
+    shared_options.add_run_selection(verb)
+    verb.add_argument("--all", action="store_true", help="cancel every run of the workspace that has not ended")
 
-    added = verb("logs", _logs, "print the logs of a run")
-    added.add_argument("run_id", metavar="RUN", help="a run id, or a shell pattern that matches exactly one run")
+
+def _add_retry(verbs: console.Verbs) -> None:
+    verb = verbs.add("retry", _retry, "submit a new attempt of runs that failed (see --only)")
+    shared_options.add_run_selection(verb)
+    shared_options.add_wait(verb)
+    shared_options.add_sharing_options(verb)
+    only_help = (
+        f"retry runs that ended in one of these states (default: {RETRIED}); held: let runs start that were held because the "
+        "installed packages changed"
+    )
+    verb.add_argument("--only", default=RETRIED, metavar="STATE,...", help=only_help)
+
+
+def _add_logs(verbs: console.Verbs) -> None:
+    verb = verbs.add("logs", _logs, "print the logs of a run")
+    verb.add_argument("run_id", metavar="RUN", help="a run id, or a shell pattern that matches exactly one run")
     rank_help = "print the log of rank N (default: the log of the launcher, then the log of rank 0)"
-    added.add_argument("--rank", type=int, metavar="N", help=rank_help)
-    added.add_argument("--follow", action="store_true", help="keep printing new output until the run has ended")
-
-    verb("matrices", _menu(menus.matrices), "list the matrices that ship with shardlab")
-    verb("strategies", _menu(menus.strategies), "list the strategies and their options")
-    verb("workloads", _menu(menus.workloads), "list the workloads and their options")
-    verb("launchers", _menu(menus.launchers), "list the launchers, which start the ranks of a run")
-    return top
-
-
-def _of_a_matrix(added: argparse.ArgumentParser) -> None:
-    matrix_help = "name of a shipped matrix, or path of a matrix file (a path contains / or ends in .yaml)"
-    added.add_argument("--matrix", required=True, metavar="NAME|FILE", help=matrix_help)
-    cluster_help = "cluster file (default: cluster.yaml of the workspace, else this machine)"
-    added.add_argument("--cluster", metavar="FILE", help=cluster_help)
-    added.add_argument("--where", metavar="EXPR", help='only cells for which this expression is true, such as "gpus > 1"')
-    added.add_argument("--repeats", type=int, metavar="N", help="number of runs of each cell (default: as set in the matrix)")
-    scale_help = "tiny: rehearse every cell at a tiny size (its tiny twin), with all ranks on the CPU of one machine"
-    added.add_argument("--scale", choices=plan.SCALES, default="full", help=scale_help)
-
-
-def _of_runs(added: argparse.ArgumentParser) -> None:
-    added.add_argument("runs", nargs="*", metavar="RUN", help="run ids or shell patterns (quote them)")
-    added.add_argument("--matrix", metavar="NAME", help="only runs of this matrix")
-    where_help = "only runs for which this expression is true, such as \"state == 'failed'\""
-    added.add_argument("--where", metavar="EXPR", help=where_help)
-
-
-def _may_wait(added: argparse.ArgumentParser) -> None:
-    wait_help = "wait until all runs have ended; exit code 1 if a run did not end as expected"
-    added.add_argument("--wait", action="store_true", help=wait_help)
-
-
-def _may_share(added: argparse.ArgumentParser) -> None:
-    gpus_help = "how long a run waits if other processes use its GPUs, before it fails (default: 0)"
-    added.add_argument("--wait-gpus", type=int, default=0, metavar="SECONDS", help=gpus_help)
-    added.add_argument("--max-parallel", type=int, metavar="N", help="on Slurm: at most N runs at a time")
-    pack_help = "on Slurm: one allocation for all runs with the same sbatch options; they run one after another"
-    added.add_argument("--pack", action="store_true", help=pack_help)
+    verb.add_argument("--rank", type=int, metavar="N", help=rank_help)
+    verb.add_argument("--follow", action="store_true", help="keep printing new output until the run has ended")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -147,27 +133,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(words)
 
     def command() -> int:
-        there = forward.elsewhere(arguments, workspace := _workspace(arguments))
+        invocation = Invocation(arguments)
+        there = on_controller.elsewhere(invocation)
         if there is not None:
-            return forward.run(there, arguments, words, workspace)
-        return int(arguments.run(arguments))
+            return on_controller.run(there, invocation, words)
+        on_controller.enter_environment(invocation, words)
+        return int(arguments.run(invocation))
 
     return console.run(command, interrupted=INTERRUPTED)
 
 
-def _plan(arguments: argparse.Namespace) -> int:
-    out, workspace = Output.of(arguments), _workspace(arguments)
-    planned = _planned(arguments, workspace)
-    views.plan(out, planned, datasets.look(planned.cells, planned.source, workspace))
+def _plan(invocation: Invocation) -> int:
+    planned = _planned(invocation)
+    data = datasets.look(planned.cells, planned.source, invocation.workspace)
+    views.plan(invocation.out, planned, data, plan.hours(planned, planned.repeats), plan.account_share(planned))
     return 0
 
 
-def _render(arguments: argparse.Namespace) -> int:
-    out, workspace = Output.of(arguments), _workspace(arguments)
-    planned = _planned(arguments, workspace)
+def _render(invocation: Invocation) -> int:
+    arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
+    planned = _planned(invocation)
     plan.must_fit(planned)
     folder = Path(arguments.out).absolute() if arguments.out else workspace.runs
     if arguments.out:
+        planned = plan.with_source_in(planned, folder / ".source")
         rendered = plan.render_all(planned, folder)
     else:
         with workspace.alone():
@@ -176,96 +165,118 @@ def _render(arguments: argparse.Namespace) -> int:
     out.line(f"{len(rendered.folders)} run(s) rendered in {folder}; nothing was submitted.")
     for remark in planned.remarks:
         out.remark(f"note: {remark}")
-    named = _named(out, rendered.set_aside)
-    out.document([{"id": one.run_id, "path": str(one.path)} for one in rendered.folders])
-    return int(named > 0)
+    set_aside = _name_set_aside(out, rendered.set_aside)
+    out.document([{"id": run.run_id, "path": str(run.path)} for run in rendered.folders])
+    return int(set_aside > 0)
 
 
-def _submit(arguments: argparse.Namespace) -> int:
-    out, workspace = Output.of(arguments), _workspace(arguments)
-    planned = _planned(arguments, workspace)
+def _submit(invocation: Invocation) -> int:
+    arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
+    planned = _planned(invocation)
     plan.must_fit(planned)
-    forward.must_suit(planned.source.where, workspace)
+    how = shared_options.submit_options(invocation, planned.source)
+    on_controller.must_suit(planned.source.where, workspace)
     _data_must_be_there(out, workspace, planned.cells, planned.source)
     submit.check(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
     if arguments.dry_run:
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
+        _must_be_within(arguments.max_gpu_hours, planned, steps)
+        _slurm_must_accept(steps, planned.source, how)
         views.steps(out, steps, sent=False)
-        named = _named(out, [step.now for step in steps if step.now is not None])
+        set_aside = _name_set_aside(out, [step.now for step in steps if step.now is not None])
         views.scripts(out, steps, workspace, planned.source)
         out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
-        return int(named > 0)
-    plan.must_train_here(planned.source)
-    how = _how(arguments, tuple(chosen(workspace.run_ids(), [arguments.after])) if arguments.after else ())
+        return int(set_aside > 0)
+    plan.must_train_here(planned.source, here=invocation.arguments.here)
     with workspace.alone():
-        whole = _resolved(out, workspace, planned.source)
+        readable = _finish_interrupted(out, workspace, planned.source)
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
+        _must_be_within(arguments.max_gpu_hours, planned, steps)
+        _slurm_must_accept(steps, planned.source, how)
         render.keep(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
-        left = _send(arguments, workspace, steps, planned.source, how)
-    return max(int(not whole), _sent(arguments, workspace, steps, left, planned.remarks))
+        backlog = _send(invocation, steps, planned.source, how)
+    return max(int(not readable), _sent(invocation, steps, backlog, planned.remarks))
 
 
-def _status(arguments: argparse.Namespace) -> int:
-    out, workspace = Output.of(arguments), _workspace(arguments)
+def _status(invocation: Invocation) -> int:
+    arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
 
     def look() -> list[Status]:
         return select(workspace, arguments.runs, arguments.matrix, arguments.where)
 
     if arguments.watch:
-        found = watch.status(out, workspace, look)
+        runs = watch.status(out, workspace, look)
     else:
-        views.status(out, found := look(), workspace)
-    return int(not _tidied(out, workspace, found))
+        views.status(out, runs := look(), workspace)
+    return int(not _tidy(out, workspace, runs))
 
 
-def _cancel(arguments: argparse.Namespace) -> int:
-    out, workspace = Output.of(arguments), _workspace(arguments)
+def _cancel(invocation: Invocation) -> int:
+    arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
     if not (arguments.runs or arguments.where or arguments.matrix or arguments.all):
         raise InputError("say what to cancel: run ids, --where, --matrix, or --all.")
-    found = select(workspace, arguments.runs, arguments.matrix, arguments.where)
-    ended = watch.cancel(workspace, [one for one in found if one.state not in state.FINAL and not one.set_aside])
-    leftover = sum(one.leftover for one in found)
+    runs = select(workspace, arguments.runs, arguments.matrix, arguments.where)
+    ended = watch.cancel(workspace, [run for run in runs if run.state not in state.FINAL and not run.set_aside])
+    leftover = sum(run.leftover for run in runs)
     if ended or not leftover:
         out.line(f"{len(ended)} run(s) cancelled." if ended else "nothing to cancel: all selected runs have ended.")
     out.document({"runs": ended})
-    tidied = _tidied(out, workspace, found)
-    return 0 if tidied and all(one.state in state.FINAL for one in ended) else 1
+    tidied = _tidy(out, workspace, runs)
+    return 0 if tidied and all(run.state in state.FINAL for run in ended) else 1
 
 
-def _retry(arguments: argparse.Namespace) -> int:
-    out, workspace = Output.of(arguments), _workspace(arguments)
+def _retry(invocation: Invocation) -> int:
+    arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
     only = {name.strip() for name in arguments.only.split(",") if name.strip()}
-    if unknown := sorted(only - state.FINAL - {"unknown"}):
-        allowed = ", ".join(sorted(state.FINAL - {"completed"}))
-        raise InputError(f"--only: {unknown[0]!r} is not a state in which a run ends. Allowed: {allowed}.")
-    found = select(workspace, arguments.runs, arguments.matrix, arguments.where)
-    source = render.source("", cluster.find(None, workspace.path), workspace, wait_gpus_s=_wait_gpus_s(arguments))
-    how = _how(arguments)
-    cells = [step.run.cell for step in submit.retry(workspace, found, only, source)]
-    plan.must_train_here(source)
+    allowed = state.FINAL | {"unknown", submit.HELD}
+    if not_allowed := sorted(only - allowed):
+        raise UnknownName("state in which a run ends", not_allowed[0], allowed, where="--only")
+    runs = select(workspace, arguments.runs, arguments.matrix, arguments.where)
+    source = render.source("", invocation.cluster, workspace, wait_gpus_s=shared_options.wait_gpus_s(arguments))
+    how = shared_options.submit_options(invocation, source)
+    cells = [step.run.cell for step in submit.retry(workspace, runs, only, source)]
+    plan.must_train_here(source, here=invocation.arguments.here)
     _data_must_be_there(out, workspace, cells, source)
     with workspace.alone():
-        whole = _resolved(out, workspace, source)
-        found = select(workspace, arguments.runs, arguments.matrix, arguments.where)
-        whole = _tidied(out, workspace, found, of_scheduler=False) and whole
-        steps = submit.retry(workspace, found, only, source)
-        left = _send(arguments, workspace, steps, source, how)
-    return max(int(not whole), _sent(arguments, workspace, steps, left))
+        readable = _finish_interrupted(out, workspace, source)
+        runs = select(workspace, arguments.runs, arguments.matrix, arguments.where)
+        readable = _tidy(out, workspace, runs, of_scheduler=False) and readable
+        steps = submit.retry(workspace, runs, only, source)
+        _slurm_must_accept(steps, source, how)
+        backlog = _send(invocation, steps, source, how)
+    return max(int(not readable), _sent(invocation, steps, backlog))
 
 
-def _logs(arguments: argparse.Namespace) -> int:
-    return watch.logs(Output.of(arguments), _workspace(arguments), arguments.run_id, arguments.rank, follow=arguments.follow)
+def _logs(invocation: Invocation) -> int:
+    arguments = invocation.arguments
+    return watch.logs(invocation.out, invocation.workspace, arguments.run_id, arguments.rank, follow=arguments.follow)
 
 
-def _data_must_be_there(out: Output, workspace: Workspace, cells: Sequence[Cell], source: render.Source) -> None:
+def _data_must_be_there(out: Output, workspace: Workspace, cells: Sequence[Cell], source: render.RenderContext) -> None:
     """Raises InputError if a data set of these cells is missing; prints a note if it is not known whether nodes have them."""
-    found = datasets.look(cells, source, workspace)
-    if found.unknown:
-        out.remark(f"note: {found.unknown}")
-    datasets.must_be_there(found)
+    data_sets = datasets.look(cells, source, workspace)
+    if data_sets.unknown:
+        out.remark(f"note: {data_sets.unknown}")
+    datasets.must_be_there(data_sets)
 
 
-def _resolved(out: Output, workspace: Workspace, source: render.Source) -> bool:
+def _must_be_within(bound: float | None, planned: plan.MatrixPlan, steps: Sequence[submit.RunDecision]) -> None:
+    """Raises InputError if the runs that are to be submitted may take more GPU hours than `bound`; None: no bound."""
+    if bound is None:
+        return
+    if not (0 < bound < 1e9):
+        raise InputError(f"--max-gpu-hours: found {bound:g}. Allowed: a number above 0.")
+    runs = Counter(step.run.cell.name() for step in steps if step.send)
+    gpu_hours.must_be_within(bound, [entry for entry in plan.hours(planned, runs) if runs[entry.cell.name()]])
+
+
+def _slurm_must_accept(steps: Sequence[submit.RunDecision], source: render.RenderContext, how: SubmitOptions) -> None:
+    """Raises InputError if Slurm would reject a run that is to be submitted, before any run folder is written."""
+    if source.scheduler == "slurm":
+        preflight.must_be_accepted([step.run for step in steps if step.send], source, pack=how.pack)
+
+
+def _finish_interrupted(out: Output, workspace: Workspace, source: render.RenderContext) -> bool:
     """Finish interrupted submissions of earlier commands and print what was done.
 
     Returns whether every record of the scheduler can be read.
@@ -278,102 +289,78 @@ def _resolved(out: Output, workspace: Workspace, source: render.Source) -> bool:
     return not damaged
 
 
-def _tidied(out: Output, workspace: Workspace, found: Sequence[Status], *, of_scheduler: bool = True) -> bool:
-    """Cancel leftover jobs and name every record that is set aside; return whether no damaged record is left.
+def _tidy(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_scheduler: bool = True) -> bool:
+    """Cancel leftover jobs and name every record that is set aside; return whether no damaged record remains.
 
     of_scheduler: whether to check the schedulers' own records as well.
     """
-    cancelled = leftovers.cancel(found)
+    cancelled = stale_jobs.cancel(runs)
     for sentence in cancelled.sentences:
         out.remark(sentence)
-    names = {one.scheduler["name"] for one in found if not one.set_aside} if of_scheduler else set()
-    named = _named(out, found)
+    names = {run.scheduler["name"] for run in runs if not run.set_aside} if of_scheduler else set()
+    set_aside = _name_set_aside(out, runs)
     damaged = [sentence for name in sorted(names) for sentence in scheduler(name).damaged(workspace)]
     for sentence in damaged:
         out.remark(sentence, style="red")
-    return cancelled.all_gone and not named and not damaged
+    return cancelled.all_gone and not set_aside and not damaged
 
 
-def _named(out: Output, found: Sequence[Status]) -> int:
+def _name_set_aside(out: Output, runs: Sequence[Status]) -> int:
     """Name every run that is set aside, with the reason; return their number."""
-    set_aside = [one for one in found if one.set_aside]
-    for one in set_aside:
-        out.remark(f"{one.id}: {one.why}", style="red")
+    set_aside = [run for run in runs if run.set_aside]
+    for run in set_aside:
+        out.remark(f"{run.id}: {run.why}", style="red")
     return len(set_aside)
 
 
 def _send(
-    arguments: argparse.Namespace,
-    workspace: Workspace,
-    steps: Sequence[submit.Step],
-    source: render.Source,
-    how: How,
-) -> Left | None:
-    """Submit the runs. If the scheduler is full and the command waits, return the runs that are left. Raises ShardlabError."""
+    invocation: Invocation, steps: Sequence[submit.RunDecision], source: render.RenderContext, how: SubmitOptions
+) -> Backlog | None:
+    """Submit the runs. If the scheduler is full and the command waits, return the other runs. Raises ShardlabError."""
     try:
-        submit.send(workspace, steps, source, how)
+        submit.send(invocation.workspace, steps, source, how)
     except Full as full:
-        if not arguments.wait:
+        if not invocation.arguments.wait:
             raise
-        return Left(workspace, source.scheduler, how, full)
+        return Backlog(invocation.workspace, source.scheduler, how, full)
     return None
 
 
 def _sent(
-    arguments: argparse.Namespace,
-    workspace: Workspace,
-    steps: Sequence[submit.Step],
-    left: Left | None,
-    remarks: Sequence[str] = (),
+    invocation: Invocation, steps: Sequence[submit.RunDecision], backlog: Backlog | None, remarks: Sequence[str] = ()
 ) -> int:
     """Print what was submitted, and wait for the runs if --wait is given; return the exit code."""
-    out = Output.of(arguments)
-    views.steps(out, steps, sent=True, waiting={folder.run_id for folder in left.folders} if left else ())
+    out, workspace, wait = invocation.out, invocation.workspace, invocation.arguments.wait
+    views.steps(out, steps, sent=True, waiting={folder.run_id for folder in backlog.folders} if backlog else ())
     for remark in remarks:
         out.remark(f"note: {remark}")
-    if left:
-        out.remark(f"note: Slurm accepts no more jobs for now ({left.problem}); the rest is submitted when there is room.")
-    tidied = _tidied(out, workspace, [step.now for step in steps if step.now is not None and not step.send], of_scheduler=False)
-    code = watch.finish(out, workspace, [step.run.run_id for step in steps], wait=arguments.wait, left=left)
+    if backlog:
+        out.remark(f"note: Slurm accepts no more jobs for now ({backlog.problem}); the rest is submitted when there is room.")
+    tidied = _tidy(out, workspace, [step.now for step in steps if step.now is not None and not step.send], of_scheduler=False)
+    code = watch.finish(out, workspace, [step.run.run_id for step in steps], wait=wait, backlog=backlog)
     return code if tidied else max(code, 1)
 
 
-def _how(arguments: argparse.Namespace, after: tuple[str, ...] = ()) -> How:
-    if arguments.max_parallel is not None and not 1 <= arguments.max_parallel <= 100_000:
-        raise InputError(f"--max-parallel: found {arguments.max_parallel}. Allowed: 1 to 100000.")
-    return How(at_once=arguments.max_parallel, pack=arguments.pack, after=after)
-
-
-def _menu(show: Callable[[Output], None]) -> Callable[[argparse.Namespace], int]:
-    def run(arguments: argparse.Namespace) -> int:
-        show(Output.of(arguments))
+def _menu(show: Callable[[Output], None]) -> Callable[[Invocation], int]:
+    def run(invocation: Invocation) -> int:
+        show(invocation.out)
         return 0
 
     return run
 
 
-def _planned(arguments: argparse.Namespace, workspace: Workspace) -> plan.Plan:
+def _planned(invocation: Invocation) -> plan.MatrixPlan:
+    arguments = invocation.arguments
     return plan.of(
-        workspace,
+        invocation.workspace,
         arguments.matrix,
-        cluster_file=arguments.cluster,
+        invocation.cluster,
         where=arguments.where,
         repeats=arguments.repeats,
         scale=arguments.scale,
-        wait_gpus_s=_wait_gpus_s(arguments),
+        in_allocation=getattr(arguments, "in_allocation", False),
+        wait_gpus_s=shared_options.wait_gpus_s(arguments),
     )
-
-
-def _wait_gpus_s(arguments: argparse.Namespace) -> int:
-    """The value of --wait-gpus; 0 if the command has no such option. Raises InputError."""
-    seconds: int = getattr(arguments, "wait_gpus", 0)
-    if not 0 <= seconds <= LONGEST_WAIT_S:
-        raise InputError(f"--wait-gpus: found {seconds}. Allowed: 0 to {LONGEST_WAIT_S} seconds.")
-    return seconds
-
-
-def _workspace(arguments: argparse.Namespace) -> Workspace:
-    return Workspace.find(getattr(arguments, "workspace", None))
 
 
 if __name__ == "__main__":

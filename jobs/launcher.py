@@ -25,7 +25,7 @@ class Launcher(msgspec.Struct, frozen=True):
     command: builds the argv that starts all ranks of a run on this node, from the run and the path of the Python interpreter.
         It is run in the run's folder.
     task: the same for one task of a job step. Each node has one task (per_rank: each rank has one). Words may contain variables
-        that jobs.node replaces there, such as $SHARDLAB_ADDRESS.
+        that jobs.step_task replaces there, such as $SHARDLAB_ADDRESS.
     prepare: writes the files that a start of the run needs into the run's folder, on the job's first node. Returns variables
         for the environment of the whole start.
     sbatch: additional options for the run's sbatch script, in long form without the dashes.
@@ -43,16 +43,21 @@ class Launcher(msgspec.Struct, frozen=True):
     sbatch: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
 
-    def srun(self, run: Run, python: str) -> list[str]:
-        """argv that starts all ranks from within a job: a step with its tasks, which ends as a whole when one fails."""
+    def srun(self, run: Run, python: str, *, overlap: bool = False) -> list[str]:
+        """argv that starts all ranks from within a job: a step with its tasks, which ends as a whole when one fails.
+
+        overlap: whether the step may use what another step holds, such as the shell of an allocation.
+        """
         tasks = run.world.nproc_per_node if self.per_rank else 1
         step = [
             "srun", f"--nodes={run.world.nnodes}", f"--ntasks-per-node={tasks}", "--kill-on-bad-exit=1", "--cpu-bind=none",
             "--unbuffered",
         ]  # fmt: skip
+        if overlap:
+            step.append("--overlap")
         if self.per_rank:
             step.append("--distribution=block")  # ranks that follow each other share a node, as with the other launchers
-        return [*step, python, "-m", "jobs.node", ".", "--", *self.task(run, python)]
+        return [*step, python, "-m", "jobs.step_task", ".", "--", *self.task(run, python)]
 
 
 @functools.cache

@@ -17,23 +17,25 @@ from trainers.workload import Workload
 
 
 def strategies(out: Output) -> None:
-    found = list(menu.strategies().values())
-    rows = [[s.name, s.summary, ", ".join(s.precisions)] for s in found]
+    """Print the strategies and their options."""
+    entries = list(menu.strategies().values())
+    rows = [[s.name, s.summary, ", ".join(s.precisions)] for s in entries]
     out.table("strategies", ["name", "what it does", "precisions"], rows)
-    _options(out, found)
+    _options(out, entries)
     out.document(
         [
             {"name": s.name, "summary": s.summary, "precisions": s.precisions, "options": msgspec.to_builtins(s.options)}
-            for s in found
+            for s in entries
         ]
     )
 
 
 def workloads(out: Output) -> None:
-    found = list(menu.workloads().values())
-    rows = [[w.name, w.summary, f"{w.parameters:,}", w.unit, f"{w.flops_per_unit / 1e6:,.1f}"] for w in found]
+    """Print the workloads and their options."""
+    entries = list(menu.workloads().values())
+    rows = [[w.name, w.summary, f"{w.parameters:,}", w.unit, f"{w.flops_per_unit / 1e6:,.1f}"] for w in entries]
     out.table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit"], rows)
-    _options(out, found)
+    _options(out, entries)
     out.document(
         [
             {
@@ -47,30 +49,35 @@ def workloads(out: Output) -> None:
                 "optimizer": msgspec.to_builtins(w.optimizer),
                 "options": msgspec.to_builtins(w.options),
             }
-            for w in found
+            for w in entries
         ]
     )
 
 
 def launchers(out: Output) -> None:
-    found = list(launcher.launchers().values())
-    rows = [[one.name, one.summary, "yes" if one.several_nodes else "no", "yes" if one.rehearsal else "no"] for one in found]
+    """Print the launchers."""
+    entries = list(launcher.launchers().values())
+    rows = [
+        [entry.name, entry.summary, "yes" if entry.several_nodes else "no", "yes" if entry.rehearsal else "no"]
+        for entry in entries
+    ]
     out.table("launchers", ["name", "what it starts", "several nodes", "rehearsal"], rows)
     out.document(
         [
             {
-                "name": one.name,
-                "summary": one.summary,
-                "several_nodes": one.several_nodes,
-                "rehearsal": one.rehearsal,
-                "needs": one.needs,
+                "name": entry.name,
+                "summary": entry.summary,
+                "several_nodes": entry.several_nodes,
+                "rehearsal": entry.rehearsal,
+                "needs": entry.needs,
             }
-            for one in found
+            for entry in entries
         ]
     )
 
 
 def matrices(out: Output) -> None:
+    """Print the matrices that ship with shardlab."""
     entries: list[dict[str, Any]] = []
     for name, path in matrix.shipped().items():
         loaded = matrix.load(path)
@@ -80,15 +87,15 @@ def matrices(out: Output) -> None:
     out.document(entries)
 
 
-def _options(out: Output, found: Sequence[Strategy | Workload]) -> None:
+def _options(out: Output, entries: Sequence[Strategy | Workload]) -> None:
     """Print each option once, with its defaults and the strategies or workloads that have it."""
     having: dict[tuple[str, str], dict[str, list[str]]] = {}
-    for entry in found:
+    for entry in entries:
         for option in entry.options:
             defaults = having.setdefault((option.name, f"{option.summary} ({option.allowed})"), {})
             defaults.setdefault(_word(option.default), []).append(entry.name)
     rows = [
-        [name if first else "", default, summary if first else "", _shorter(names, [entry.name for entry in found])]
+        [name if first else "", default, summary if first else "", _shorter(names, [entry.name for entry in entries])]
         for (name, summary), defaults in having.items()
         for first, (default, names) in zip([True, *[False] * len(defaults)], defaults.items())
     ]

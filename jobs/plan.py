@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
-from jobs import render, tiny
+from jobs import frozen_source, gpu_hours, on_controller, render, tiny_twin
 from jobs import repeats as number_of_runs
+from jobs.gpu_hours import CellHours
 from jobs.launcher import launcher
 from jobs.reconcile import Status, not_replaceable
 from jobs.repeats import Cost
-from jobs.resolve import Machine, Misfit, misfits, resolve
+from jobs.resolve import Capacity, Misfit, misfits, resolve
 from jobs.select import condition, holds
-from shardlab import cluster, host, matrix
+from jobs.slurm import allocation, share
+from jobs.slurm.share import Share
+from shardlab import host, matrix
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, MissingExtra
+from shardlab.login_node import is_login_node
 from shardlab.matrix import Matrix
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
@@ -30,20 +33,21 @@ from trainers import menu
 SCALES = ("full", "tiny")
 
 
-class Plan(msgspec.Struct, frozen=True):
+class MatrixPlan(msgspec.Struct, frozen=True):
     """A matrix resolved on a cluster: `cells` are the cells that --where selects, `all_cells` all cells of the matrix.
 
     repeats: the number of runs of each of `all_cells`, by its name. cost: the time of `cells`, as far as it is known.
     misfits: the `cells` that do not fit the machines of the cluster, each with its place in the file. advice: sentences that
-    name the options with which all cells fit.
+    name the options with which all cells fit. recorded: the mean seconds of a run, by the name of its cell.
     """
 
     matrix: Matrix
     all_cells: list[Cell]
     cells: list[Cell]
     repeats: dict[str, int]
+    recorded: dict[str, float]
     cost: Cost
-    source: render.Source
+    source: render.RenderContext
     remarks: list[str]
     misfits: list[Misfit]
     advice: list[str]
@@ -52,98 +56,144 @@ class Plan(msgspec.Struct, frozen=True):
 def of(
     workspace: Workspace,
     name: str,
+    target: Cluster,
     *,
-    cluster_file: str | None,
     where: str | None,
     repeats: int | None,
     scale: str = "full",
     wait_gpus_s: int = 0,
-) -> Plan:
+    in_allocation: bool = False,
+) -> MatrixPlan:
     """Read, check and resolve a matrix. --where tests the cells of the file, even if their tiny twins run. wait_gpus_s: as in
-    `Run`.
+    `Run`. in_allocation: the cells run in the allocation of this process.
 
     Raises InputError; nothing is written.
     """
     if repeats is not None and not 1 <= repeats <= 1000:
         raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
     asked = matrix.load(matrix.find(name))
-    where_runs = cluster.find(Path(cluster_file) if cluster_file else None, workspace.path)
-    if where_runs.provider != "local" and where_runs.slurm is None:
-        raise InputError(
-            f"the cluster {where_runs.name}: the cluster file has no `slurm`; without Slurm, runs start only on this machine. "
-            "Allowed: a cluster file with `slurm`, a cluster file with `provider: local`, or no cluster file."
-        )
-    machine = _machine(where_runs)
-    cells = resolve(asked, per_node=machine.gpus if where_runs.slurm else None)
+    if in_allocation and target.slurm is None:
+        raise InputError(f"--in-allocation: the cluster {target.name} has no `slurm`. Allowed: a cluster file with `slurm`.")
+    machine = _allocated(target) if in_allocation else _machine(target)
+    cells = resolve(asked, cluster=None if machine.here else machine)
     if scale == "tiny":
-        cells = tiny.twins(cells, menu.workloads())
-        tiny.must_train(cells)
+        cells = tiny_twin.twins(cells, menu.workloads())
+        tiny_twin.must_train(cells)
     chosen = [cell for cell in cells if where is None or holds(condition(where), cell)]
     if not chosen:
         raise InputError(f"--where {where!r} selects none of the {len(cells)} cells.")
     unheld = misfits(asked, cells, machine, chosen)
     runs_as = asked.name if scale == "full" else f"{asked.name}-{scale}"
-    source = render.source(runs_as, where_runs, workspace, wait_gpus_s=wait_gpus_s)
+    source = render.source(runs_as, target, workspace, wait_gpus_s=wait_gpus_s, in_allocation=in_allocation)
     counts = number_of_runs.of(asked.file, cells, repeats)
-    return Plan(
+    recorded = number_of_runs.recorded_s(workspace, chosen, counts)
+    return MatrixPlan(
         matrix=asked,
         all_cells=cells,
         cells=chosen,
         repeats=counts,
-        cost=number_of_runs.cost(workspace, chosen, counts),
+        recorded=recorded,
+        cost=number_of_runs.cost(chosen, counts, recorded),
         source=source,
-        remarks=[*_remarks(chosen, machine, where_runs), *render.remarks(source)],
+        remarks=[*_remarks(chosen, machine, target), *render.remarks(source)],
         misfits=unheld,
         advice=advice(asked, cells, chosen, machine, where) if unheld else [],
     )
 
 
-def _machine(where: Cluster) -> Machine:
+def _machine(where: Cluster) -> Capacity:
+    types = {name: _of_type(where.for_gpu_type(name)) for name in where.gpu_types}
+    return msgspec.structs.replace(_of_type(where), types=types)
+
+
+def _allocated(where: Cluster) -> Capacity:
+    """The allocation of this process. Its GPUs are of one type, which cells may name if the cluster file names it."""
+    has = allocation.here()
+    room = Capacity(nodes=has.nodes, gpus=has.gpus_per_node if where.gpus is not None and where.gpus.per_node else None)
+    return msgspec.structs.replace(room, types=dict.fromkeys(where.gpu_types, room))
+
+
+def _of_type(where: Cluster) -> Capacity:
+    gpus = where.gpus.per_node or None if where.gpus else None
     if where.slurm is not None:
-        return Machine(nodes=len(where.with_role("worker")), gpus=where.gpus.per_node or None if where.gpus else None)
+        nodes = where.slurm.max_nodes if where.provider == "slurm" else len(where.with_role("worker"))
+        return Capacity(nodes=nodes, gpus=gpus, longest_s=where.slurm.max_time_s)
+    if where.provider != "local":
+        return Capacity(nodes=len(where.with_role("worker")), gpus=gpus, per_rank=False)
     here = host.observe()
-    return Machine(nodes=1, gpus=len(here.gpus) if here.gpus else None, here=True)
+    return Capacity(nodes=1, gpus=len(here.gpus) if here.gpus else None, here=True)
 
 
-def must_fit(plan: Plan) -> None:
+def hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]:
+    """The GPU hours of the selected cells; none if ranks are processes on the CPU.
+
+    runs: the number of runs of each cell, by its name.
+    """
+    where = plan.source.where
+    if where.provider == "local" and not host.observe().gpus:
+        return []
+    return gpu_hours.of(plan.cells, runs, plan.recorded, where)
+
+
+def account_share(plan: MatrixPlan) -> Share | None:
+    """What Slurm says is left of the account's GPU hours; None if it does not say so on this machine."""
+    where = plan.source.where
+    if where.slurm is None or not on_controller.is_here(where):
+        return None
+    return share.of(where.slurm.account)
+
+
+def must_fit(plan: MatrixPlan) -> None:
     """Raises InputError that lists every selected cell that does not fit the cluster, and the options that leave them out."""
     if plan.misfits:
-        problems = plan.matrix.document.errors([one.problem for one in plan.misfits])
+        problems = plan.matrix.document.errors([misfit.problem for misfit in plan.misfits])
         raise InputError("\n".join([str(problems), *plan.advice]))
 
 
-def advice(asked: Matrix, cells: Sequence[Cell], chosen: Sequence[Cell], machine: Machine, where: str | None) -> list[str]:
+def advice(asked: Matrix, cells: Sequence[Cell], chosen: Sequence[Cell], machine: Capacity, where: str | None) -> list[str]:
     """Options with which all cells fit: an expression for --where that selects exactly the cells that fit, and --scale tiny.
 
     cells: all cells of the matrix. chosen: the cells that `where` selects.
     """
     unheld = {one.cell for one in misfits(asked, cells, machine, chosen)}
     fitting = [cell for cell in chosen if cell.name() not in unheld]
-    found = []
+    sentences = []
     leaves = {one: [cell for cell in chosen if holds(condition(one), cell)] for one in _limits(machine)}
     expression = next((one for one, cells_left in leaves.items() if cells_left == fitting), None)
     if fitting and expression:
         both = f"({where}) and {expression}" if where else expression
         quoted = shlex.quote(both) if set(both) & set('"$`\\!') else f'"{both}"'
-        found.append(f"{len(fitting)} of {len(chosen)} cells fit this cluster: --where {quoted} leaves only those.")
+        sentences.append(f"{len(fitting)} of {len(chosen)} cells fit this cluster: --where {quoted} leaves only those.")
     with contextlib.suppress(InputError):  # a workload without a twin
-        if chosen[0].rehearses is None and not misfits(asked, (twins := tiny.twins(cells, menu.workloads())), machine, twins):
-            found.append("--scale tiny rehearses every cell at a tiny size, with its ranks on the CPU of one machine.")
-    return found
+        if chosen[0].rehearses is None and not misfits(
+            asked, (twins := tiny_twin.twins(cells, menu.workloads())), machine, twins
+        ):
+            sentences.append("--scale tiny rehearses every cell at a tiny size, with its ranks on the CPU of one machine.")
+    return sentences
 
 
-def _limits(machine: Machine) -> list[str]:
+def _limits(machine: Capacity) -> list[str]:
     """Expressions that are true for cells that fit the machines, the simplest first."""
-    nodes = "nnodes == 1" if machine.nodes == 1 else f"nnodes <= {machine.nodes}"
-    if machine.gpus is None:
-        return [nodes]
-    gpus = [f"gpus <= {machine.gpus}", f"gpus <= {machine.gpus} * nnodes"]
-    gpus.append(f"(launcher == 'fork' or {gpus[-1]})")
-    return [nodes, *gpus, *(f"{nodes} and {one}" for one in gpus)]
+    nodes = "nnodes >= 1" if machine.nodes is None else "nnodes == 1" if machine.nodes == 1 else f"nnodes <= {machine.nodes}"
+    limits = [nodes]
+    if machine.gpus is not None:
+        gpus = [f"gpus <= {machine.gpus}", f"gpus <= {machine.gpus} * nnodes"]
+        gpus.append(f"(launcher == 'fork' or {gpus[-1]})")
+        limits += [*gpus, *(f"{nodes} and {limit}" for limit in gpus)]
+    types = " or ".join(f"gpu_type == {name!r}" for name in (None, *machine.types))
+    return [*limits, f"({types})", *(f"({types}) and {limit}" for limit in limits)]
 
 
-def must_train_here(source: render.Source) -> None:
-    """Raises MissingExtra if the runs are to start on this machine and torch is not installed on it."""
+def must_train_here(source: render.RenderContext, *, here: bool) -> None:
+    """Checks this machine if the runs are to start on it. here: allow a login node.
+
+    Raises InputError if it is a login node, and MissingExtra if torch is not installed on it.
+    """
+    if source.scheduler == "local" and not here and is_login_node():
+        raise InputError(
+            "this machine is a login node of a Slurm cluster (sinfo answers, and this process is in no job). Training here "
+            "would disturb other users. To use Slurm, run: provision init > cluster.yaml. To train here all the same: --here."
+        )
     if source.scheduler == "local" and find_spec("torch") is None:
         raise MissingExtra("trainers", "training on this machine", "torch")
 
@@ -156,9 +206,16 @@ class Rendering(msgspec.Struct, frozen=True):
     set_aside: list[Status]
 
 
-def render_all(plan: Plan, runs: Path) -> Rendering:
+def with_source_in(plan: MatrixPlan, folder: Path) -> MatrixPlan:
+    """The plan with its copy of our source in this folder instead of the workspace."""
+    source = msgspec.structs.replace(plan.source, source=str(folder / Path(plan.source.source).name))
+    return msgspec.structs.replace(plan, source=source)
+
+
+def render_all(plan: MatrixPlan, runs: Path) -> Rendering:
     """Write the run folders of every repeat of every cell, below `runs`. The folder of a run that was sent stays as it is."""
     folders, set_aside = [], []
+    frozen_source.freeze(Path(plan.source.source))
     for cell, repeat in number_of_runs.rounds(plan.cells, plan.repeats):
         run = render.run_of(cell, repeat, 1, plan.source)
         existing = RunDir(runs / run.run_id)
@@ -172,21 +229,21 @@ def render_all(plan: Plan, runs: Path) -> Rendering:
     return Rendering(folders, set_aside)
 
 
-def _remarks(cells: Sequence[Cell], machine: Machine, where: Cluster) -> list[str]:
-    remarks = tiny.dropped([cell.rehearses for cell in cells if cell.rehearses])
-    processors = len(os.sched_getaffinity(0))
+def _remarks(cells: Sequence[Cell], machine: Capacity, where: Cluster) -> list[str]:
+    remarks = tiny_twin.dropped([cell.rehearses for cell in cells if cell.rehearses])
+    processors = host.usable_processors()
     most = max(cell.gpus for cell in cells)
-    if where.slurm is not None:
+    if where.provider != "local":
         for name in sorted({cell.launcher for cell in cells if launcher(cell.launcher).needs}):
             programs = " and ".join(launcher(name).needs)
             remarks.append(f"the launcher {name} needs {programs} on each node; `jobs plan` cannot check the nodes.")
     if where.provider == "virtual":
         remarks.append("practice nodes: their GPUs exist only in Slurm; every rank is a process on this machine's CPU.")
-    elif where.slurm is None and machine.gpus is None:
+    elif machine.here and machine.gpus is None:
         remarks.append("no GPU here: every rank is a process on the CPU.")
         if most > processors:
             remarks.append(f"up to {most} ranks share {processors} processors: the measured times say little.")
-    if where.slurm is None and find_spec("torch") is None:
+    if machine.here and find_spec("torch") is None:
         remarks.append("torch is not installed here: pip install 'shardlab[trainers]' before `jobs submit` on this machine.")
     if any(cell.rehearses for cell in cells):
         remarks.append("every cell is a rehearsal at scale tiny: it tests that everything works, not the speed.")

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from jobs.scheduler import Own, Seen, apart, scheduler
-from shardlab import cycles, pauses
+from jobs.scheduler import ObservedRun, RunOnDisk, apart, scheduler
+from shardlab import gc_pause, suspension
 from shardlab.errors import ShardlabError
 from shardlab.record import Event, StepRecord
 from shardlab.run import Run, attempt_of
@@ -46,6 +46,7 @@ class Status(msgspec.Struct, kw_only=True):
     rehearsal: bool | None
     resumed_from_step: int | None = None  # timed steps that a checkpoint brought along
     expected: bool  # completed, or an end that the cell says is proper
+    held: bool = False  # pending, and starts only after `jobs retry --only held`
     leftover: bool = False  # the scheduler still has its job to start, although the run has ended
 
     @property
@@ -56,33 +57,33 @@ class Status(msgspec.Struct, kw_only=True):
 
 def statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
     """The status of each run, with one query per scheduler; a folder that cannot be read is `unknown`, with the reason."""
-    with cycles.not_searched():
+    with gc_pause.not_searched():
         return _statuses(workspace, folders)
 
 
 def _statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
     read = [_read(folder) for folder in folders]
-    seen: dict[str, Seen] = {}
-    for name, runs in apart(one for one in read if isinstance(one, Own)).items():
+    seen: dict[str, ObservedRun] = {}
+    for name, runs in apart(one for one in read if isinstance(one, RunOnDisk)).items():
         found = scheduler(name).observe(workspace, runs)
         seen |= {one.folder.run_id: what for one, what in zip(runs, found, strict=True)}
     return [
-        _status(one, seen[folder.run_id]) if isinstance(one, Own) else _unreadable(folder, one)
+        _status(one, seen[folder.run_id]) if isinstance(one, RunOnDisk) else _unreadable(folder, one)
         for folder, one in zip(folders, read, strict=True)
     ]
 
 
-def own(folder: RunDir) -> Own:
+def own(folder: RunDir) -> RunOnDisk:
     """A run by its own records alone. Raises InputError or WorkspaceError, which name the file, if they cannot be read."""
     run, events = folder.read_run(), folder.events(strict=True)
     verdict, result = folder.told(events, run)
-    return Own(folder, run, events, verdict, result)
+    return RunOnDisk(folder, run, events, verdict, result)
 
 
 def set_aside(folder: RunDir) -> Status | None:
     """The status of a run whose records cannot be read; None if they can be read."""
     read = _read(folder)
-    return None if isinstance(read, Own) else _unreadable(folder, read)
+    return None if isinstance(read, RunOnDisk) else _unreadable(folder, read)
 
 
 def not_replaceable(folder: RunDir) -> Status | None:
@@ -91,28 +92,28 @@ def not_replaceable(folder: RunDir) -> Status | None:
     Such a folder has records that cannot be read, or a claim that its records do not explain.
     """
     read = _read(folder)
-    if isinstance(read, Own) and read.verdict.state == "planned" and folder.claim.exists():
+    if isinstance(read, RunOnDisk) and read.verdict.state == "planned" and folder.claim.exists():
         read = ShardlabError(f"{folder.claim}: the run is claimed, but its records do not say that it was submitted")
-    return None if isinstance(read, Own) else _unreadable(folder, read)
+    return None if isinstance(read, RunOnDisk) else _unreadable(folder, read)
 
 
-def _read(folder: RunDir) -> Own | ShardlabError:
+def _read(folder: RunDir) -> RunOnDisk | ShardlabError:
     try:
         return own(folder)
     except ShardlabError as error:
         return error
 
 
-def _status(one: Own, seen: Seen) -> Status:
-    folder, run, verdict = one.folder, one.run, seen.verdict
-    result = one.result or folder.read_result() if verdict.state == "completed" else None
+def _status(records: RunOnDisk, seen: ObservedRun) -> Status:
+    folder, run, verdict = records.folder, records.run, seen.verdict
+    result = records.result or folder.read_result() if verdict.state == "completed" else None
     has_steps = result is None and verdict.state != "planned"
     rank0 = [record for record in folder.steps(0).records if not record.warmup] if has_steps else []
-    paused = pauses.of(one.events)
-    rate, eta_s = _progress(run, pauses.set_aside(rank0, paused))
-    started, ended = span(one.events, verdict.state)
+    paused = suspension.of(records.events)
+    rate, eta_s = _progress(run, suspension.set_aside(rank0, paused))
+    started, ended = span(records.events, verdict.state)
     until = ended or (datetime.now(UTC) if verdict.state == "running" else None)
-    resumed = next((e.data.get("step") for e in reversed(one.events) if e.event == "resumed"), None)
+    resumed = next((e.data.get("step") for e in reversed(records.events) if e.event == "resumed"), None)
     return Status(
         id=run.run_id,
         cell=msgspec.to_builtins(run.cell),
@@ -127,12 +128,13 @@ def _status(one: Own, seen: Seen) -> Status:
         started=started,
         ended=ended,
         duration_s=max((until - started).total_seconds(), 0) if started and until else None,
-        hosts=_hosts(one),
+        hosts=_hosts(records),
         attempt=run.attempt,
         repeat=run.repeat,
         rehearsal=run.rehearsal,
         resumed_from_step=resumed,
         expected=verdict.state == "completed" or verdict.state in run.cell.expect,
+        held=verdict.held,
         leftover=seen.leftover,
     )
 
@@ -151,9 +153,11 @@ def _moment(wall_s: float | None) -> datetime | None:
     return datetime.fromtimestamp(wall_s, UTC) if wall_s is not None else None
 
 
-def _hosts(one: Own) -> list[str]:
-    """Where it ran: its supervisor's machine, and those of its ranks."""
-    return sorted({event.host for event in one.events if event.writer == "attempt"} | set(one.folder.hosts()))
+def _hosts(records: RunOnDisk) -> list[str]:
+    """The machines of its ranks, and of its supervisor unless that may run on another machine than the ranks."""
+    apart = records.run.scheduler in ("ssh", "allocation")
+    supervisor = {event.host for event in records.events if event.writer == "attempt" and not apart}
+    return sorted(supervisor | set(records.folder.hosts()))
 
 
 def latest(folders: Iterable[RunDir]) -> list[RunDir]:

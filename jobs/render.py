@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,28 +13,29 @@ from pathlib import Path
 import msgspec
 
 import templates
-from jobs import scripts
+from jobs import frozen_source, scripts
 from jobs.launcher import launcher
 from jobs.reconcile import not_replaceable
 from jobs.scheduler import scheduler
 from jobs.slurm import request
-from shardlab import __version__, code, files, host
+from shardlab import __version__, files, host, source_digest
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import ShardlabError
 from shardlab.expansion import ExpandedCell, Expansion
+from shardlab.login_node import PYTHON
 from shardlab.matrix import Matrix
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
 
-class Source(msgspec.Struct, frozen=True):
+class RenderContext(msgspec.Struct, frozen=True):
     """What all runs that are rendered together have in common.
 
     own_templates: the workspace's folder of templates, which take precedence over the shipped ones. digests: SHA-256 of every
     template from which the scheduler's scripts may be rendered, and of the files that these templates include, by name.
-    wait_gpus_s: as in `Run`.
+    source, packages, wait_gpus_s: as in `Run`.
     """
 
     matrix: str
@@ -41,7 +43,8 @@ class Source(msgspec.Struct, frozen=True):
     scheduler: str
     own_templates: Path
     digests: dict[str, str]
-    environment: str
+    source: str
+    packages: str
     data_path: str
     proofs_path: str
     versions: dict[str, str]
@@ -50,17 +53,23 @@ class Source(msgspec.Struct, frozen=True):
     wait_gpus_s: int = 0
 
 
-def source(matrix: str, cluster: Cluster, workspace: Workspace, *, wait_gpus_s: int = 0) -> Source:
-    """Collect the Source, once for a whole matrix."""
-    name = "local" if cluster.slurm is None else "slurm"
-    names = dict.fromkeys(part for one in scheduler(name).TEMPLATES for part in templates.parts(one, workspace.own_templates))
-    return Source(
+def source(
+    matrix: str, cluster: Cluster, workspace: Workspace, *, wait_gpus_s: int = 0, in_allocation: bool = False
+) -> RenderContext:
+    """Collect the Source, once for a whole matrix. in_allocation: runs start in the allocation of this process."""
+    name = "local" if cluster.provider == "local" else "ssh" if cluster.slurm is None else "slurm"
+    name = "allocation" if in_allocation else name
+    names = dict.fromkeys(
+        part for template in scheduler(name).TEMPLATES for part in templates.parts(template, workspace.own_templates)
+    )
+    return RenderContext(
         matrix=matrix,
         where=cluster,
         scheduler=name,
         own_templates=workspace.own_templates,
-        digests={one: templates.digest(one, workspace.own_templates) for one in names},
-        environment=code.digest(),
+        digests={template: templates.digest(template, workspace.own_templates) for template in names},
+        source=str(frozen_source.folder(workspace) / source_digest.source()),
+        packages=source_digest.packages(),
         data_path=str(workspace.data(cluster.data.path)),
         proofs_path=str(workspace.own / "proofs"),
         versions={**host.packages(), "shardlab": __version__, "python": sys.version.split()[0]},
@@ -70,18 +79,20 @@ def source(matrix: str, cluster: Cluster, workspace: Workspace, *, wait_gpus_s: 
     )
 
 
-def remarks(source: Source) -> list[str]:
+def remarks(source: RenderContext) -> list[str]:
     """A remark for each template of the workspace itself, which somebody else may have written."""
     own = [source.own_templates / name for name in source.digests if (source.own_templates / name).exists()]
     return [f"scripts are rendered from the workspace's own template {path}." for path in own]
 
 
-def cluster_of(source: Source) -> dict[str, str]:
+def cluster_of(source: RenderContext) -> dict[str, str]:
     """The cluster as run.json names it."""
     return {"name": source.where.name, "provider": source.where.provider}
 
 
-def run_of(cell: Cell, repeat: int, attempt: int, source: Source, resume: Sequence[str] = (), avoid: Sequence[str] = ()) -> Run:
+def run_of(
+    cell: Cell, repeat: int, attempt: int, source: RenderContext, resume: Sequence[str] = (), avoid: Sequence[str] = ()
+) -> Run:
     """The frozen run of one attempt at one repeat of a cell. resume: runs to resume from, in order; avoid: nodes not to use."""
     slurm = source.where.slurm
     return Run(
@@ -105,28 +116,34 @@ def run_of(cell: Cell, repeat: int, attempt: int, source: Source, resume: Sequen
         proofs_path=source.proofs_path,
         resume=list(resume),
         scheduler=source.scheduler,
-        environment=source.environment,
+        source=source.source,
+        packages=source.packages,
         limit_s=cell.time_limit_s or (slurm.time_s if slurm is not None else None),
-        requeues=slurm.requeue if slurm is not None else 0,
+        requeues=slurm.requeue if slurm is not None and source.scheduler == "slurm" else 0,
         avoid=list(avoid),
+        shares_nodes=slurm is not None and source.scheduler == "slurm" and not slurm.exclusive,
         wait_gpus_s=source.wait_gpus_s,
     )
 
 
 def script(run: Run, folder: Path, where: Cluster, own_templates: Path | None) -> str:
     """The run's script. A dry run shows the same text that `write` writes."""
-    python, started = sys.executable, launcher(run.launcher)
+    python, started = os.environ.get(PYTHON, sys.executable), launcher(run.launcher)
     values = {"run": run, "folder": folder, "python": python}
     if run.scheduler == "local":
         values["command"] = started.command(run, python)
+    elif run.scheduler == "allocation":
+        values["command"] = started.srun(run, python, overlap=True)
+    elif run.scheduler == "ssh":
+        values["command"] = [python, "-m", "jobs.ssh.step", ".", "--", *started.task(run, python)]
     else:
         values |= {"command": started.srun(run, python), "options": request.options(run, where)}
     return scripts.render(scheduler(run.scheduler).TEMPLATE, own_templates, **values)
 
 
-def write(run: Run, runs: Path, source: Source) -> RunDir:
+def write(run: Run, runs: Path, source: RenderContext) -> RunDir:
     """Create the complete run folder, or nothing. Raises ShardlabError if the folder exists and its run was or may have been
-    submitted. This is no InputError, because the command may have rendered other runs by then."""
+    submitted. It is not an InputError, because the command may have rendered other runs by then."""
     final = RunDir(runs / run.run_id)
     if final.path.exists():
         if (kept := not_replaceable(final)) is not None:
@@ -154,7 +171,9 @@ def write(run: Run, runs: Path, source: Source) -> RunDir:
     return final
 
 
-def keep(workspace: Workspace, source: Source, matrix: Matrix, cells: Sequence[Cell], repeats: Mapping[str, int]) -> None:
+def keep(
+    workspace: Workspace, source: RenderContext, matrix: Matrix, cells: Sequence[Cell], repeats: Mapping[str, int]
+) -> None:
     """Save the expanded matrix in the workspace, for commands that only read runs. repeats: by the name of the cell."""
     tiny = any(cell.rehearses for cell in cells)
     workspace.keep_expansion(

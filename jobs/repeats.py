@@ -64,17 +64,25 @@ def in_words(repeats: Mapping[str, int], split: int | Repeats) -> str:
     return f"{named} + {others} other(s) x {split.others} = {total} run(s)"
 
 
-def cost(workspace: Workspace, cells: Iterable[Cell], repeats: Mapping[str, int]) -> Cost:
-    """The estimated time of these runs, from runs of the same cells that completed in this workspace."""
-    known, hours, rank_hours = 0, 0.0, 0.0
+def recorded_s(workspace: Workspace, cells: Iterable[Cell], repeats: Mapping[str, int]) -> dict[str, float]:
+    """The mean seconds of a run of each of these cells that completed in this workspace, by the name of the cell."""
+    means = {}
     for cell in cells:
-        number = repeats[cell.name()]
-        folders = (RunDir(workspace.runs / run_id(cell, repeat)) for repeat in range(1, number + 1))
+        folders = (RunDir(workspace.runs / run_id(cell, repeat)) for repeat in range(1, repeats[cell.name()] + 1))
         times = [seconds for folder in folders if (seconds := _seconds(folder)) is not None]
         if times:
+            means[cell.name()] = fmean(times)
+    return means
+
+
+def cost(cells: Iterable[Cell], repeats: Mapping[str, int], recorded: Mapping[str, float]) -> Cost:
+    """The estimated time of these runs. recorded: the answer of `recorded_s`."""
+    known, hours, rank_hours = 0, 0.0, 0.0
+    for cell in cells:
+        if (seconds := recorded.get(cell.name())) is not None:
             known += 1
-            hours += number * fmean(times) / 3600
-            rank_hours += number * cell.world_size * fmean(times) / 3600
+            hours += repeats[cell.name()] * seconds / 3600
+            rank_hours += repeats[cell.name()] * cell.world_size * seconds / 3600
     return Cost(known, hours, rank_hours)
 
 

@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from socket import gethostname
 from typing import Any
 
 import msgspec
 
 from jobs.launcher import Launcher, launchers
-from shardlab import cell as cells
-from shardlab import claims
+from shardlab import cell as cell_sizes
+from shardlab import claim_check
 from shardlab.cell import Cell, Draft
 from shardlab.document import Problem
 from shardlab.errors import UnknownName
 from shardlab.matrix import Matrix, Point
 from trainers import menu
-from trainers.instruments import windows
+from trainers.instruments import observed_steps
 from trainers.strategy import Strategy
 from trainers.workload import Workload
 
+AddProblem = Callable[[str, str], None]  # adds the problem of a cell: its key, and the sentence
 
-class Machine(msgspec.Struct, frozen=True):
-    """What the scheduler has to offer. gpus: of a node; None if ranks are processes on a CPU. here: whether runs start on this
-    machine, so that the programs of their launchers can be looked for."""
 
-    nodes: int
-    gpus: int | None
-    here: bool = False
+class Capacity(msgspec.Struct, frozen=True):
+    """What the scheduler has to offer."""
+
+    nodes: int | None  # that a run may have; None: not known
+    gpus: int | None  # of a node; None if ranks are processes on a CPU
+    here: bool = False  # whether runs start on this machine, so that the programs of their launchers can be looked for
+    per_rank: bool = True  # whether it can start a task for each rank, and not only for each node
+    longest_s: int | None = None  # the largest time limit of a run, in seconds; None: not known
+    types: dict[str, Capacity] = {}  # by each GPU type that a cell may name: what a cell with this type has to offer
+
+    def of(self, gpu_type: str | None) -> Capacity | None:
+        """The capacity for cells with this GPU type; None if there is no such type."""
+        return self if gpu_type is None else self.types.get(gpu_type)
 
 
 class Misfit(msgspec.Struct, frozen=True):
@@ -48,11 +56,11 @@ class Menus(msgspec.Struct, frozen=True):
     launchers: dict[str, Launcher]
 
 
-def resolve(matrix: Matrix, machine: Machine | None = None, per_node: int | None = None) -> list[Cell]:
+def resolve(matrix: Matrix, machine: Capacity | None = None, cluster: Capacity | None = None) -> list[Cell]:
     """The cells of a matrix in its order, one for each point.
 
-    machine: if given, all cells must fit on it. per_node: the GPUs of a node; a cell without nnodes gets the fewest nodes that
-    hold its GPUs.
+    machine: if given, all cells must fit on it. cluster: if given, a cell without nnodes gets the fewest of its nodes that hold
+    the GPUs of the cell.
 
     Raises InputError that lists every problem with its place.
     """
@@ -61,59 +69,59 @@ def resolve(matrix: Matrix, machine: Machine | None = None, per_node: int | None
     if matrix.file.baseline not in menus.strategies:
         sentence = str(UnknownName("strategy", matrix.file.baseline, menus.strategies))
         problems.append(matrix.document.problem(("baseline",), sentence))
-    found: list[Cell] = []
+    cells: list[Cell] = []
     first: dict[str, int] = {}
     for number, point in enumerate(matrix.points, start=1):
-        cell = _cell(matrix, point, menus, problems, per_node)
+        cell = _cell(matrix, point, menus, problems, cluster)
         if cell is None:
             continue
         if cell.hash() in first:
             sentence = f"cells {first[cell.hash()]} and {number} are the same run. Use `repeats` to run a cell more than once."
             problems.append(matrix.problem(point, next(reversed(point.keys)), sentence))
         first.setdefault(cell.hash(), number)
-        found.append(cell)
+        cells.append(cell)
     if not problems:
         excluded = [entry.cell for entry in matrix.excluded]
-        problems = claims.without_cells(matrix.document, matrix.file.tests, found, excluded)
+        problems = claim_check.without_cells(matrix.document, matrix.file.tests, cells, excluded)
     if problems:
         raise matrix.document.errors(problems)
-    if machine is not None and (unheld := misfits(matrix, found, machine, found)):
-        raise matrix.document.errors([one.problem for one in unheld])
-    return found
+    if machine is not None and (unfit := misfits(matrix, cells, machine, cells)):
+        raise matrix.document.errors([misfit.problem for misfit in unfit])
+    return cells
 
 
-def misfits(matrix: Matrix, cells: Sequence[Cell], machine: Machine, chosen: Sequence[Cell]) -> list[Misfit]:
+def misfits(matrix: Matrix, cells: Sequence[Cell], machine: Capacity, chosen: Sequence[Cell]) -> list[Misfit]:
     """The cells of `chosen` that do not fit the machine. cells: all cells of the matrix, in its order."""
-    found = []
+    unfit = []
     names = {cell.name() for cell in chosen}
     for point, cell in zip(matrix.points, cells, strict=True):
-        launcher = _launcher(cell) if machine.here else None
-        for key, why in (("nnodes", _nodes(cell, machine)), ("gpus", _gpus(cell, machine)), ("launcher", launcher)):
+        room = machine.of(cell.gpu_type)
+        whys = {"gpu_type": _gpu_type(cell, machine)} if room is None else _whys(cell, room)
+        for key, why in whys.items():
             if why is not None and cell.name() in names:
-                found.append(Misfit(cell.name(), why, matrix.problem(point, key, why)))
-    return found
+                unfit.append(Misfit(cell.name(), why, matrix.problem(point, key, why)))
+    return unfit
 
 
-def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], per_node: int | None) -> Cell | None:
+def _whys(cell: Cell, machine: Capacity) -> dict[str, str | None]:
+    """Why the cell does not fit, by the key that decides it."""
+    return {
+        "nnodes": _nodes(cell, machine),
+        "gpus": _gpus(cell, machine),
+        "launcher": _launcher(cell) if machine.here else _per_rank(cell) if not machine.per_rank else None,
+        "time_limit": _time(cell, machine),
+    }
+
+
+def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], cluster: Capacity | None) -> Cell | None:
     """One resolved cell, or None after its problems were appended."""
     before = len(problems)
 
     def problem(key: str, sentence: str) -> None:
         problems.append(matrix.problem(point, key, sentence))
 
-    try:
-        draft = point.draft()
-    except msgspec.ValidationError as error:
-        problem("workload", f"a cell is not complete: {str(error)[0].lower()}{str(error)[1:]}.")
-        return None
-    for key, kind, names in (
-        ("strategy", "strategy", menus.strategies),
-        ("workload", "workload", menus.workloads),
-        ("launcher", "launcher", menus.launchers),
-    ):
-        if getattr(draft, key) not in names:
-            problem(key, str(UnknownName(kind, getattr(draft, key), names)))
-    if len(problems) > before:
+    draft = _draft(point, menus, problem)
+    if draft is None:
         return None
     strategy, workload = menus.strategies[draft.strategy], menus.workloads[draft.workload]
     options = _options(draft, strategy, workload, problem)
@@ -123,11 +131,48 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], p
     sizes = _sizes(draft, workload, strategy, degrees, problem)
     if len(problems) > before or sizes is None:
         return None
-    cell = Cell(
+    room = cluster.of(draft.gpu_type) if cluster is not None else None
+    nnodes = draft.nnodes or _fewest(draft, menus.launchers[draft.launcher], room.gpus if room is not None else None)
+    cell = _assembled(draft, strategy, workload, nnodes, degrees, sizes, limits, options)
+    _refusals(cell, strategy, workload, menus.launchers[draft.launcher], draft, problem)
+    return cell if len(problems) == before else None
+
+
+def _draft(point: Point, menus: Menus, problem: AddProblem) -> Draft | None:
+    """The point with its types checked, or None if it is not complete or a name is not on its menu."""
+    try:
+        draft = point.draft()
+    except msgspec.ValidationError as error:
+        problem("workload", f"a cell is not complete: {str(error)[0].lower()}{str(error)[1:]}.")
+        return None
+    menu_of: dict[str, Collection[str]] = {
+        "strategy": menus.strategies,
+        "workload": menus.workloads,
+        "launcher": menus.launchers,
+    }
+    unknown = [key for key, names in menu_of.items() if getattr(draft, key) not in names]
+    for key in unknown:
+        problem(key, str(UnknownName(key, getattr(draft, key), menu_of[key])))
+    return None if unknown else draft
+
+
+def _assembled(
+    draft: Draft,
+    strategy: Strategy,
+    workload: Workload,
+    nnodes: int,
+    degrees: dict[str, int],
+    sizes: tuple[int, int, int],
+    limits: tuple[int | None, int],
+    options: dict[str, Any],
+) -> Cell:
+    """The cell of a draft that was checked."""
+    return Cell(
         workload=draft.workload,
         strategy=draft.strategy,
         gpus=draft.gpus,
-        nnodes=draft.nnodes or _fewest(draft, menus.launchers[draft.launcher], per_node),
+        nnodes=nnodes,
+        gpu_type=draft.gpu_type,
         dp=degrees["dp"],
         tp=degrees["tp"],
         pp=degrees["pp"],
@@ -155,31 +200,45 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], p
         expect=draft.expect,
         options=options,
     )
+
+
+def _refusals(
+    cell: Cell, strategy: Strategy, workload: Workload, launcher: Launcher, draft: Draft, problem: AddProblem
+) -> None:
+    """The reasons why this cell cannot run, each at the option that it names first, if the file sets this option."""
     for key, why in (
         ("workload", workload.refuse(cell)),
         ("strategy", strategy.refuse(cell)),
-        ("nnodes", _uneven(cell, menus.launchers[draft.launcher])),
-        *windows.refusals(cell, cell.steps),
+        ("nnodes", _uneven(cell, launcher)),
+        *observed_steps.refusals(cell, cell.steps),
     ):
         if why is not None:
             named = [name for name in draft.options if why.startswith(f"{name}:") or f"({name})" in why]
             problem(f"options.{named[0]}" if named else key, why)
-    return cell if len(problems) == before else None
 
 
-def _options(draft: Draft, strategy: Strategy, workload: Workload, problem: Any) -> dict[str, Any]:
+def _options(draft: Draft, strategy: Strategy, workload: Workload, problem: AddProblem) -> dict[str, Any]:
     """The options of strategy and workload with every default written out."""
     known = {option.name: option for option in (*strategy.options, *workload.options)}
     for name, value in draft.options.items():
         if name not in known:
             what = f"option of {strategy.name} or {workload.name}"
-            problem(f"options.{name}", str(UnknownName(what, name, known)))
+            problem(f"options.{name}", str(UnknownName(what, name, known)) + _belongs_to_another(name))
         elif (why := known[name].refuse(value)) is not None:
             problem(f"options.{name}", why)
     return {name: draft.options.get(name, option.default) for name, option in known.items()}
 
 
-def _degrees(draft: Draft, strategy: Strategy, problem: Any) -> dict[str, int]:
+def _belongs_to_another(option: str) -> str:
+    """A sentence that shows how to give an option only to the cells of the strategy or workload that has it; else empty."""
+    for key, variants in (("strategy", menu.strategies()), ("workload", menu.workloads())):
+        if owners := [name for name, variant in variants.items() if option in {known.name for known in variant.options}]:
+            only = f"include: [{{when: \"{key} == '{owners[0]}'\", options: {{{option}: ...}}}}]"
+            return f" It is an option of {', '.join(owners)}; to give it only to cells of {owners[0]}, write {only}."
+    return ""
+
+
+def _degrees(draft: Draft, strategy: Strategy, problem: AddProblem) -> dict[str, int]:
     """dp, tp and pp: the given values, the missing one by division, and 1 for a dimension that the strategy does not have."""
     given = {"dp": draft.dp, "tp": draft.tp, "pp": draft.pp}
     for name, size in given.items():
@@ -187,19 +246,19 @@ def _degrees(draft: Draft, strategy: Strategy, problem: Any) -> dict[str, int]:
             problem(name, f"{strategy.name} has no {name} dimension. Allowed: {', '.join(strategy.degrees)}.")
             return {"dp": draft.gpus, "tp": 1, "pp": 1}
     known = {name: given[name] for name in strategy.degrees}
-    left = [name for name, size in known.items() if size is None]
+    unknown = [name for name, size in known.items() if size is None]
     product = math.prod(size for size in known.values() if size is not None)
-    if len(left) > 1:
-        problem("strategy", f"{strategy.name} on {draft.gpus} ranks needs a value for {' or '.join(left[::-1])}.")
-    elif draft.gpus % product or (not left and product != draft.gpus):
+    if len(unknown) > 1:
+        problem("strategy", f"{strategy.name} on {draft.gpus} ranks needs a value for {' or '.join(unknown[::-1])}.")
+    elif draft.gpus % product or (not unknown and product != draft.gpus):
         sizes = " x ".join(f"{name}: {size}" for name, size in known.items() if size is not None)
         problem(next(n for n, size in known.items() if size is not None), f"{sizes} does not match {draft.gpus} ranks.")
     else:
-        known |= dict.fromkeys(left, draft.gpus // product)
+        known |= dict.fromkeys(unknown, draft.gpus // product)
     return {name: known.get(name) or 1 for name in given}
 
 
-def _switches(draft: Draft, strategy: Strategy, problem: Any) -> None:
+def _switches(draft: Draft, strategy: Strategy, problem: AddProblem) -> None:
     """Refuse switches that the strategy does not support: a switch that is ignored would make a comparison unequal."""
     asked = {
         "activation_checkpointing": draft.activation_checkpointing != "none",
@@ -221,36 +280,36 @@ def _switches(draft: Draft, strategy: Strategy, problem: Any) -> None:
 
 
 def _sizes(
-    draft: Draft, workload: Workload, strategy: Strategy, degrees: dict[str, int], problem: Any
+    draft: Draft, workload: Workload, strategy: Strategy, degrees: dict[str, int], problem: AddProblem
 ) -> tuple[int, int, int] | None:
     """The batch sizes, after the checks that need no more than the draft."""
     if (draft.steps is None) == (draft.epochs is None):
-        found = "neither" if draft.steps is None else "both"
-        problem("steps", f"exactly one of steps and epochs is needed, found {found}.")
+        given = "neither" if draft.steps is None else "both"
+        problem("steps", f"exactly one of steps and epochs is needed, found {given}.")
     if draft.seq_len is not None and workload.seq_len is None:
         problem("seq_len", f"{workload.name} has no sequences. Allowed: leave seq_len out.")
     for key, every in (("validation", draft.instruments.validation), ("checkpoints", draft.instruments.checkpoints)):
         if every is not None and (every.every_steps is None) == (every.every_epochs is None):
-            found = "neither" if every.every_steps is None else "both"
-            problem(f"instruments.{key}", f"exactly one of every_steps and every_epochs is needed, found {found}.")
+            given = "neither" if every.every_steps is None else "both"
+            problem(f"instruments.{key}", f"exactly one of every_steps and every_epochs is needed, found {given}.")
     if (why := strategy.refuse_precision(draft.precision)) is not None:
         problem("precision", why)
     try:
-        return cells.batch(draft, degrees["dp"])
-    except cells.BatchError as error:
+        return cell_sizes.batch(draft, degrees["dp"])
+    except cell_sizes.BatchError as error:
         problem(error.key, str(error))
         return None
 
 
-def _limits(draft: Draft, problem: Any) -> tuple[int | None, int]:
+def _limits(draft: Draft, problem: AddProblem) -> tuple[int | None, int]:
     """The time limit and the hang limit, in seconds."""
-    found: dict[str, int] = {}
+    limits: dict[str, int] = {}
     for key, text in (("time_limit", draft.time_limit), ("hang_limit", draft.hang_limit)):
         try:
-            found |= {} if text is None else {key: cells.seconds(text)}
+            limits |= {} if text is None else {key: cell_sizes.seconds(text)}
         except ValueError as error:
             problem(key, str(error))
-    return found.get("time_limit"), found.get("hang_limit", 0)  # 0 beside a problem, which keeps the cell from being made
+    return limits.get("time_limit"), limits.get("hang_limit", 0)  # 0 beside a problem, which keeps the cell from being made
 
 
 def _fewest(draft: Draft, launcher: Launcher, per_node: int | None) -> int:
@@ -274,11 +333,32 @@ def _launcher(cell: Cell) -> str | None:
     return f"the launcher {cell.launcher} needs {programs}. Install what is missing, or choose another launcher."
 
 
-def _nodes(cell: Cell, machine: Machine) -> str | None:
-    return f"needs {cell.nnodes} nodes, the cluster has {machine.nodes}." if cell.nnodes > machine.nodes else None
+def _per_rank(cell: Cell) -> str | None:
+    if not launchers()[cell.launcher].per_rank:
+        return None
+    others = ", ".join(name for name, launcher in launchers().items() if not launcher.per_rank)
+    return f"the launcher {cell.launcher} starts its ranks by Slurm, which the cluster does not have. Allowed: {others}."
 
 
-def _gpus(cell: Cell, machine: Machine) -> str | None:
+def _nodes(cell: Cell, machine: Capacity) -> str | None:
+    if machine.nodes is None or cell.nnodes <= machine.nodes:
+        return None
+    return f"needs {cell.nnodes} nodes, the cluster has {machine.nodes}."
+
+
+def _gpu_type(cell: Cell, machine: Capacity) -> str | None:
+    if not machine.types:
+        return f"names the GPU type {cell.gpu_type}, but the cluster file names no type. Allowed: leave gpu_type out."
+    return str(UnknownName("GPU type of the cluster", str(cell.gpu_type), machine.types))
+
+
+def _time(cell: Cell, machine: Capacity) -> str | None:
+    if machine.longest_s is None or cell.time_limit_s is None or cell.time_limit_s <= machine.longest_s:
+        return None
+    return f"has a time limit of {cell.time_limit_s} s, the partition allows {machine.longest_s} s."
+
+
+def _gpus(cell: Cell, machine: Capacity) -> str | None:
     if machine.gpus is not None and cell.launcher != "fork" and cell.gpus > machine.gpus * cell.nnodes:
         return f"needs {cell.gpus} GPUs, the cluster has {machine.gpus} per node."
     return None

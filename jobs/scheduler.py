@@ -12,34 +12,34 @@ from shardlab.errors import ShardlabError
 from shardlab.record import Event, Result
 from shardlab.run import Run
 from shardlab.rundir import RunDir
-from shardlab.state import Verdict
+from shardlab.state import JudgedState
 from shardlab.workspace import Workspace
 
 
-class Own(msgspec.Struct, frozen=True):
+class RunOnDisk(msgspec.Struct, frozen=True):
     """A run as read from its own folder. result: the result of a run that has ended."""
 
     folder: RunDir
     run: Run
     events: list[Event]
-    verdict: Verdict
+    verdict: JudgedState
     result: Result | None = None
 
 
-class Seen(msgspec.Struct, frozen=True):
+class ObservedRun(msgspec.Struct, frozen=True):
     """The state of a run, from its folder and its scheduler together.
 
     id, raw: the scheduler's own number and words for the run's job. leftover: whether the scheduler still has the job to
     start although the run has ended.
     """
 
-    verdict: Verdict
+    verdict: JudgedState
     id: str
     raw: str
     leftover: bool = False
 
 
-class How(msgspec.Struct, frozen=True):
+class SubmitOptions(msgspec.Struct, frozen=True):
     """How runs are submitted.
 
     at_once: the largest number of runs at a time. pack: one allocation for all runs with the same sbatch options. after: runs
@@ -52,14 +52,14 @@ class How(msgspec.Struct, frozen=True):
 
 
 class Full(ShardlabError):
-    """A scheduler accepts no more jobs for now. left: the runs that it did not accept, in order. why: the scheduler's words."""
+    """A scheduler accepts no more jobs for now. unsubmitted: the runs that it did not accept, in order. why: its words."""
 
-    def __init__(self, scheduler: str, why: str, left: Sequence[RunDir]) -> None:
+    def __init__(self, scheduler: str, why: str, unsubmitted: Sequence[RunDir]) -> None:
         super().__init__(
-            f"{scheduler} accepts no more jobs for now ({why}): {len(left)} run(s) are not submitted. Run the command again "
-            "later; with --wait, the command itself submits them when there is room."
+            f"{scheduler} accepts no more jobs for now ({why}): {len(unsubmitted)} run(s) are not submitted. Run the command "
+            "again later; with --wait, the command itself submits them when there is room."
         )
-        self.left = list(left)
+        self.unsubmitted = list(unsubmitted)
         self.why = why
 
 
@@ -76,21 +76,29 @@ class Scheduler(Protocol):
     SCRIPT: str
     POLL_S: float
 
-    def submit(self, workspace: Workspace, folders: Sequence[RunDir], how: How) -> None:
+    def submit(self, workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
         """Submit rendered runs, in order. Raises Full if the scheduler accepts only some of them for now, ShardlabError if it
         rejects a run."""
 
     def resolve(self, workspace: Workspace) -> list[str]:
         """Finish interrupted submissions of earlier commands; return a sentence on each. Raises ShardlabError."""
 
-    def observe(self, workspace: Workspace, runs: Sequence[Own]) -> list[Seen]:
+    def observe(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
         """The state of each run; asks the scheduler once for all runs."""
 
-    def cancel(self, workspace: Workspace, runs: Sequence[Own]) -> None:
+    def cancel(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
         """Cancel runs that wait or run; runs that have ended stay as they are."""
 
     def cancel_jobs(self, jobs: Sequence[str]) -> str:
         """Cancel jobs by the scheduler's numbers; the scheduler's words if it did not, or ''."""
+
+    def hold(self, jobs: Sequence[str]) -> str:
+        """Keep jobs from starting, and requeue the job of this process, held too: in Slurm, this ends the process.
+
+        Returns the scheduler's words if it did not requeue the job, or ''."""
+
+    def release(self, jobs: Sequence[str]) -> None:
+        """Let held jobs start. Raises ShardlabError."""
 
     def damaged(self, workspace: Workspace) -> list[str]:
         """A sentence for each record of this scheduler that cannot be read, with the runs that it sets aside."""
@@ -104,9 +112,9 @@ def scheduler(name: str) -> Scheduler:
     return cast(Scheduler, registry.load("jobs.schedulers", name, "scheduler"))
 
 
-def apart(runs: Iterable[Own]) -> dict[str, list[Own]]:
+def apart(runs: Iterable[RunOnDisk]) -> dict[str, list[RunOnDisk]]:
     """Runs by the name of their scheduler."""
-    found: dict[str, list[Own]] = {}
-    for one in runs:
-        found.setdefault(one.run.scheduler, []).append(one)
-    return found
+    by_scheduler: dict[str, list[RunOnDisk]] = {}
+    for run in runs:
+        by_scheduler.setdefault(run.run.scheduler, []).append(run)
+    return by_scheduler

@@ -30,15 +30,15 @@ def select(workspace: Workspace, patterns: Sequence[str], matrix: str | None, wh
         folders = [RunDir(workspace.runs / run_id) for run_id in chosen(ids, patterns)]
     else:
         folders = latest(RunDir(workspace.runs / run_id) for run_id in ids)
-    found = statuses(workspace, folders)
+    last = statuses(workspace, folders)
     if where is None:
-        return found
+        return last
     wanted = condition(where)
 
-    def meant(one: Status) -> bool:
-        return one.cell is None or _true(wanted, names(one.cell) | {"state": one.state, "id": one.id})
+    def meant(run: Status) -> bool:
+        return run.cell is None or _true(wanted, names(run.cell) | {"state": run.state, "id": run.id})
 
-    return [one for one in found if meant(one)]
+    return [run for run in last if meant(run)]
 
 
 def condition(where: str) -> Expression:

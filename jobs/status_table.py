@@ -16,11 +16,11 @@ RUN, STATE, SCHEDULER, STEP, RATE, TO_GO, STARTED, ENDED, TOOK, WHY = (
     "run", "state", "scheduler", "step", "units/s", "to go", "started", "ended", "took", "why",
 )  # fmt: skip
 COLUMNS = (RUN, STATE, SCHEDULER, STEP, RATE, TO_GO, STARTED, ENDED, TOOK, WHY)
-# Which columns are left out of a terminal that is too narrow, in this order: while runs go on, and when all have ended.
+# The columns that a narrow terminal does not show, in the order in which they are dropped: while runs continue, and at the end.
 WHILE_RUNNING = (SCHEDULER, ENDED, RATE, STARTED, TO_GO, STEP, TOOK)
 WHEN_ENDED = (SCHEDULER, RATE, TO_GO, STEP, ENDED, STARTED, TOOK)
 GAP = 2  # spaces between two columns
-LEAST_WHY = 36  # columns that a reason needs to be read in the table; else it stands below
+LEAST_WHY = 36  # columns that a reason needs in the table; a narrower table has the reasons below it
 AROUND = 6  # lines of a live table that are no row: heading, rule, edges, summary
 
 
@@ -34,18 +34,18 @@ class StatusTable(msgspec.Struct, frozen=True):
     left_out: int = 0
 
 
-def table(found: Sequence[Status], width: int | None = None, height: int | None = None) -> StatusTable:
-    """The runs as a table. width, height: of the terminal, which decide what is shown; without them all of it is."""
-    runs = list(found) if height is None else _most_telling(found, max(height - AROUND, 1))
+def table(runs: Sequence[Status], width: int | None = None, height: int | None = None) -> StatusTable:
+    """The runs as a table. width, height: the size of the terminal, which limits what is shown; None: no limit."""
+    listed = list(runs) if height is None else _most_telling(runs, max(height - AROUND, 1))
     zone = datetime.now().astimezone().tzinfo
-    rows = [_row(run, zone) for run in runs]
+    rows = [_row(run, zone) for run in listed]
     shown, below = list(COLUMNS), list[str]()
     if width is not None:
-        shown = _fitting(runs, rows, width)
+        shown = _fitting(listed, rows, width)
         if WHY not in shown:
-            below = [f"{run.id}: {row[WHY]}" for run, row in zip(runs, rows, strict=True) if row[WHY]]
+            below = [f"{run.id}: {row[WHY]}" for run, row in zip(listed, rows, strict=True) if row[WHY]]
     cells = [[row[name] for name in shown] for row in rows]
-    return StatusTable(shown, cells, runs, below, len(found) - len(runs))
+    return StatusTable(shown, cells, listed, below, len(runs) - len(listed))
 
 
 def duration(seconds: float) -> str:
@@ -59,13 +59,13 @@ def duration(seconds: float) -> str:
     return f"{hours}h {minutes:02}m" if hours < 24 else f"{hours // 24}d {hours % 24:02}h"
 
 
-def summary(found: Sequence[Status]) -> str:
+def summary(runs: Sequence[Status]) -> str:
     """How many runs are in which state, and the zone of their times."""
-    counts = sorted(Counter(run.state for run in found).items(), key=lambda item: (item[0] in FINAL, item[0]))
-    rehearsed = sum(bool(run.rehearsal) for run in found)
+    counts = sorted(Counter(status.state for status in runs).items(), key=lambda item: (item[0] in FINAL, item[0]))
+    rehearsed = sum(bool(status.rehearsal) for status in runs)
     note = f" {rehearsed} of them a rehearsal (on CPU: it tests that everything works, not the speed)." if rehearsed else ""
-    zone = f" Times are {datetime.now().astimezone():%Z}." if any(run.started for run in found) else ""
-    return f"{len(found)} run(s): {', '.join(f'{count} {name}' for name, count in counts)}.{note}{zone}"
+    zone = f" Times are {datetime.now().astimezone():%Z}." if any(status.started for status in runs) else ""
+    return f"{len(runs)} run(s): {', '.join(f'{count} {name}' for name, count in counts)}.{note}{zone}"
 
 
 def _row(run: Status, zone: tzinfo | None) -> dict[str, str]:
@@ -106,7 +106,7 @@ def _fitting(runs: Sequence[Status], rows: Sequence[dict[str, str]], width: int)
     return shown
 
 
-def _most_telling(found: Sequence[Status], most: int) -> list[Status]:
+def _most_telling(runs: Sequence[Status], most: int) -> list[Status]:
     """At most `most` runs: first running runs, then unexpected ends, waiting runs, expected ends; in their original order."""
 
     def rank(run: Status) -> int:
@@ -114,5 +114,5 @@ def _most_telling(found: Sequence[Status], most: int) -> list[Status]:
             return 0
         return 3 if run.expected else 2 if run.state in ("pending", "planned") else 1
 
-    kept = {run.id for run in sorted(found, key=rank)[:most]}
-    return [run for run in found if run.id in kept]
+    kept = {run.id for run in sorted(runs, key=rank)[:most]}
+    return [run for run in runs if run.id in kept]

@@ -1,26 +1,32 @@
-"""Decide for every run of a matrix whether it is to be sent, and send it: a dry run is this without the sending."""
+"""Decides for every run of a matrix whether to submit it, and submits it. A dry run only decides."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
-from jobs import lost, render
+from jobs import frozen_source, hold, render
 from jobs.reconcile import Status, latest, not_replaceable, statuses
 from jobs.repeats import rounds
-from jobs.scheduler import How, scheduler
+from jobs.scheduler import SubmitOptions, scheduler
+from jobs.ssh.step import LOST
 from shardlab.cell import Cell
-from shardlab.checkpoint import Manifest, read, step_of, whole, why_not
+from shardlab.checkpoint import CheckpointManifest, read, step_of, whole, why_not
 from shardlab.errors import InputError, ShardlabError
+from shardlab.record import Sample, read_lines
 from shardlab.run import Run, attempt_of, run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 from trainers import menu
 
+HELD = "held"  # a word of `jobs retry --only`: no state, because a held run is pending
+SILENT_S = 10.0  # telemetry is sampled twice a second; at the end of a run it stops on all nodes within seconds
 
-class Step(msgspec.Struct, frozen=True):
-    """What is to be done with one run: send it, or leave it for the reason in `why`. now: what is known of it so far."""
+
+class RunDecision(msgspec.Struct, frozen=True):
+    """Whether to submit a run, and why. now: the status of its last attempt, if it has a folder."""
 
     run: Run
     send: bool
@@ -32,7 +38,7 @@ def check(
     workspace: Workspace,
     cells: Sequence[Cell],
     repeats: Mapping[str, int],
-    source: render.Source,
+    source: render.RenderContext,
     resume_from: str | None = None,
 ) -> None:
     """Before anything is changed: raises InputError if the workspace holds runs of another cluster, or if the cells cannot
@@ -47,16 +53,16 @@ def decide(
     workspace: Workspace,
     cells: Sequence[Cell],
     repeats: Mapping[str, int],
-    source: render.Source,
+    source: render.RenderContext,
     resume_from: str | None = None,
-) -> list[Step]:
+) -> list[RunDecision]:
     """A step for every repeat of every cell. repeats: the number of runs of each cell, by its name.
 
     resume_from: a run of another cell, from whose checkpoint new runs resume.
     """
     resume = [resume_from] if resume_from else []
     last = _there(workspace, cells, repeats)
-    known = {attempt_of(one.id)[0]: one for one in statuses(workspace, list(last.values()))}
+    known = {attempt_of(status.id)[0]: status for status in statuses(workspace, list(last.values()))}
     steps = []
     for cell, repeat in rounds(cells, repeats):
         run = render.run_of(cell, repeat, 1, source, resume)
@@ -64,11 +70,11 @@ def decide(
         if now is not None and now.state == "planned":
             now = not_replaceable(last[run.run_id]) or now
         if now is None:
-            steps.append(Step(run, True, "new"))
+            steps.append(RunDecision(run, True, "new"))
         elif now.state == "planned":
-            steps.append(Step(_anew(last[run.run_id], run, source), True, "was rendered", now))
+            steps.append(RunDecision(_anew(last[run.run_id], run, source), True, "was rendered", now))
         else:
-            steps.append(Step(run, False, now.why if now.set_aside else _why_not(now), now))
+            steps.append(RunDecision(run, False, now.why if now.set_aside else _why_not(now), now))
     return steps
 
 
@@ -79,25 +85,39 @@ def _there(workspace: Workspace, cells: Sequence[Cell], repeats: Mapping[str, in
     return {name: folder for name, folder in last.items() if name in wanted}
 
 
-def send(workspace: Workspace, steps: Iterable[Step], source: render.Source, how: How) -> list[RunDir]:
-    """Render the runs that are to be sent, then send them in order. Raises ShardlabError if the scheduler rejects a run."""
-    folders = [render.write(step.run, workspace.runs, source) for step in steps if step.send]
+def send(workspace: Workspace, steps: Iterable[RunDecision], source: render.RenderContext, how: SubmitOptions) -> list[RunDir]:
+    """Release the runs that are held; render the other runs that are to be sent, then send them in order.
+
+    Raises ShardlabError if the scheduler rejects a run. Returns the folders of the runs that were rendered.
+    """
+    sent = [step for step in steps if step.send]
+    hold.release(workspace, [step.run for step in sent if step.now is not None and step.now.held])
+    new = [step.run for step in sent if step.now is None or not step.now.held]
+    if new:
+        frozen_source.freeze(Path(source.source))
+    folders = [render.write(run, workspace.runs, source) for run in new]
     if folders:
         scheduler(source.scheduler).submit(workspace, folders, how)
+        frozen_source.remove_unused(workspace, Path(source.source))
     return folders
 
 
-def retry(workspace: Workspace, found: Sequence[Status], only: set[str], source: render.Source) -> list[Step]:
-    """A new attempt for each run whose last attempt, of those found, ended in one of the states `only`.
+def retry(workspace: Workspace, selected: Sequence[Status], only: set[str], source: render.RenderContext) -> list[RunDecision]:
+    """A new attempt for each run whose last attempt among the selected runs ended in one of the states `only`.
 
     It resumes from the newest checkpoint of the earlier attempts, if there is one; the ranks check whether it is intact. A run
-    that is rendered but not sent, because an earlier retry or a queue returned it, is sent as it is. Changes nothing. Raises
-    InputError if one of these runs is of another cluster.
+    that is rendered but not sent, because an earlier retry or a queue returned it, is sent as it is. With HELD in `only`, held
+    runs go on as the same attempt. Changes nothing. Raises InputError if one of these runs is of another cluster.
     """
     steps = []
-    last_ones = {folder.run_id for folder in latest(RunDir(workspace.runs / one.id) for one in found)}
-    for now in (one for one in found if one.id in last_ones):
+    last_ones = {folder.run_id for folder in latest(RunDir(workspace.runs / status.id) for status in selected)}
+    for now in (status for status in selected if status.id in last_ones):
         folder = RunDir(workspace.runs / now.id)
+        if now.held and HELD in only:
+            must_be_of_cluster(folder, source)
+            run = hold.accepting(folder.read_run(), source.packages, source.versions)
+            steps.append(RunDecision(run, True, "was held; goes on with the packages that are installed now", now))
+            continue
         unsent = now.state == "planned" and (attempt_of(now.id)[1] > 1 or now.why != "")
         if (now.state not in only and not unsent) or now.set_aside:
             continue
@@ -107,20 +127,39 @@ def retry(workspace: Workspace, found: Sequence[Status], only: set[str], source:
         if unsent:
             again = render.run_of(old.cell, old.repeat, attempt_of(now.id)[1], same_matrix, old.resume, old.avoid)
             kept = not_replaceable(folder)
-            steps.append(Step(again, True, "was rendered", now) if kept is None else Step(again, False, kept.why, kept))
+            steps.append(
+                RunDecision(again, True, "was rendered", now) if kept is None else RunDecision(again, False, kept.why, kept)
+            )
             continue
         last = attempt_of(old.run_id)[1]
         attempts = [workspace.runs / run_id(old.cell, old.repeat, attempt) for attempt in range(last, 0, -1)]
         saved = [(path.name, step_of(checkpoints[0])) for path in attempts if (checkpoints := whole(path))]
         saved.sort(key=lambda entry: entry[1], reverse=True)
-        avoid = dict.fromkeys([*old.avoid, *(lost.nodes(folder, now.hosts) if now.state == "node_fail" else [])])
+        avoid = dict.fromkeys([*old.avoid, *(lost_nodes(folder, now.hosts) if now.state == "node_fail" else [])])
         run = render.run_of(old.cell, old.repeat, last + 1, same_matrix, [name for name, _ in saved], list(avoid))
         resumes = f", resumes from its checkpoint at step {saved[0][1]}" if saved else ""
-        steps.append(Step(run, True, f"attempt {run.attempt} after {now.state}{resumes}", now))
+        steps.append(RunDecision(run, True, f"attempt {run.attempt} after {now.state}{resumes}", now))
     return steps
 
 
-def _anew(folder: RunDir, run: Run, source: render.Source) -> Run:
+def lost_nodes(folder: RunDir, hosts: Sequence[str]) -> list[str]:
+    """The nodes that a run lost: their telemetry stopped while the telemetry of its other nodes continued.
+
+    hosts: the nodes on which the run was running. A run on one node lost this node. Empty if not known. Without Slurm, an event
+    names the node.
+    """
+    if named := [str(event.data["node"]) for event in folder.events() if event.event == LOST]:
+        return named
+    if len(hosts) == 1:
+        return list(hosts)
+    last_s = {
+        host: max((s.wall_s for s in read_lines(folder.samples_file(host), Sample).records), default=None) for host in hosts
+    }
+    latest_s = max((wall_s for wall_s in last_s.values() if wall_s is not None), default=0.0)
+    return [host for host, wall_s in last_s.items() if wall_s is not None and wall_s < latest_s - SILENT_S]
+
+
+def _anew(folder: RunDir, run: Run, source: render.RenderContext) -> Run:
     """A run that is rendered but not sent, as it is sent now. A later attempt keeps the runs that it resumes from."""
     attempt = attempt_of(folder.run_id)[1]
     if attempt == 1:
@@ -132,7 +171,7 @@ def _anew(folder: RunDir, run: Run, source: render.Source) -> Run:
 def _can_go_on(saved: RunDir, cells: Sequence[Cell]) -> None:
     paths, theirs = whole(saved.path), saved.read_run().cell
     manifest = read(paths[0]) if paths else f"{saved.path}: has no checkpoint"
-    if not isinstance(manifest, Manifest):
+    if not isinstance(manifest, CheckpointManifest):
         raise InputError(f"--resume-from: {manifest}.")
     for cell in cells:
         options = [option.name for option in menu.workload(cell.workload).options]
@@ -144,6 +183,8 @@ def _can_go_on(saved: RunDir, cells: Sequence[Cell]) -> None:
 
 
 def _why_not(now: Status) -> str:
+    if now.held:
+        return now.why
     if now.state in ("pending", "running", "completed"):
         return f"{now.state} already"
     if now.state == "unknown" and now.scheduler["id"] == "-":
@@ -153,7 +194,7 @@ def _why_not(now: Status) -> str:
     return f"ended: {now.state} (`jobs retry --only {now.state}` makes a new attempt)"
 
 
-def must_be_of_cluster(folder: RunDir, source: render.Source) -> None:
+def must_be_of_cluster(folder: RunDir, source: render.RenderContext) -> None:
     """Raises InputError for a run of another cluster; a run that cannot be read is set aside later."""
     try:
         theirs = folder.read_run().cluster

@@ -7,11 +7,12 @@ from collections.abc import Collection, Sequence
 
 from rich.console import Group
 
-from jobs import datasets, differences, render, repeats, status_table
-from jobs.plan import Plan
+from jobs import cell_differences, datasets, gpu_hours, render, repeats, status_table
+from jobs.plan import MatrixPlan
 from jobs.reconcile import Status
 from jobs.scheduler import scheduler
-from jobs.submit import Step
+from jobs.slurm.share import Share
+from jobs.submit import RunDecision
 from shardlab.cell import Cell
 from shardlab.console import Output, drawn_table
 from shardlab.workspace import Workspace
@@ -22,11 +23,21 @@ PLAN_COLUMNS = [
 ]  # fmt: skip
 
 
-def plan(out: Output, planned: Plan, data: datasets.Found) -> None:
-    """data: what is known of the data sets that the cells read."""
+def plan(
+    out: Output,
+    planned: MatrixPlan,
+    data: datasets.MissingData,
+    hours: Sequence[gpu_hours.CellHours] = (),
+    share: Share | None = None,
+) -> None:
+    """Print a plan.
+
+    data: what is known of the data sets that the cells read. hours: the GPU hours of each cell; none without GPUs. share: what
+    Slurm says is left of them.
+    """
     rows = [[cell.name(), *_cell(cell)] for cell in planned.cells]
     columns = PLAN_COLUMNS
-    if any(differ := differences.of(planned.cells)):
+    if any(differ := cell_differences.of(planned.cells)):
         rows = [[*row, one] for row, one in zip(rows, differ, strict=True)]
         columns = [*PLAN_COLUMNS, "differs in"]
     named = planned.source.matrix
@@ -36,6 +47,11 @@ def plan(out: Output, planned: Plan, data: datasets.Found) -> None:
     out.line(f"{repeats.in_words(counts, planned.matrix.file.repeats)}.")
     if planned.cost.cells:
         out.line(f"{_hours(planned.cost, len(counts))}.")
+    asked = gpu_hours.total(hours) if hours else None
+    if asked is not None and asked.measured + asked.limits:
+        out.line(f"about {gpu_hours.in_words(asked)}.")
+    if share is not None:
+        out.line(f"sshare: the account {share.account} has {share.left:.4g} of {share.limit:.4g} GPU hours left.")
     for one in planned.matrix.excluded:
         keys = ", ".join(f"{key}={value}" for key, value in one.cell.items() if _varies(planned, key))
         out.line(f"excluded: {keys}: {one.why}")
@@ -56,6 +72,8 @@ def plan(out: Output, planned: Plan, data: datasets.Found) -> None:
             "repeats": max(counts.values()),
             "runs": sum(counts.values()),
             "cost": planned.cost,
+            "gpu_hours": asked,
+            "share": share,
             "cells": [{"id": cell.name(), "repeats": counts[cell.name()], "cell": cell} for cell in planned.cells],
             "excluded": planned.matrix.excluded,
             "misfits": [{"id": one.cell, "why": one.why} for one in planned.misfits],
@@ -64,7 +82,7 @@ def plan(out: Output, planned: Plan, data: datasets.Found) -> None:
     )
 
 
-def steps(out: Output, decided: Sequence[Step], *, sent: bool, waiting: Collection[str] = ()) -> None:
+def steps(out: Output, decided: Sequence[RunDecision], *, sent: bool, waiting: Collection[str] = ()) -> None:
     """One line per run: what is done with it and why. waiting: ids of runs that the scheduler has no room for."""
     verb = "submitted" if sent else "would be submitted"
     for step in decided:
@@ -79,7 +97,7 @@ def steps(out: Output, decided: Sequence[Step], *, sent: bool, waiting: Collecti
     out.line(f"{counts[True] - len(waiting)} run(s) {verb}{wait}, {counts[False]} skipped.")
 
 
-def scripts(out: Output, decided: Sequence[Step], workspace: Workspace, source: render.Source) -> None:
+def scripts(out: Output, decided: Sequence[RunDecision], workspace: Workspace, source: render.RenderContext) -> None:
     """With --verbose the very scripts that sending would write."""
     for step in decided:
         folder = workspace.runs / step.run.run_id
@@ -88,24 +106,25 @@ def scripts(out: Output, decided: Sequence[Step], workspace: Workspace, source: 
             out.line(f"\n# {folder}/{name}\n{render.script(step.run, folder, source.where, source.own_templates)}")
 
 
-def status(out: Output, found: Sequence[Status], workspace: Workspace) -> None:
-    if not found and not out.json:
+def status(out: Output, runs: Sequence[Status], workspace: Workspace) -> None:
+    """Print the table of runs, or the JSON document of their statuses."""
+    if not runs and not out.json:
         out.line(f"no runs in {workspace.path}.")
     elif not out.json:
-        shown = status_table.table(found, out.width)
+        shown = status_table.table(runs, out.width)
         out.table("", shown.columns, shown.rows, [STYLES.get(run.state, "yellow") for run in shown.runs])
         for line in shown.below:
             out.line(line)
-        out.line(status_table.summary(found))
-    out.document({"runs": found})
+        out.line(status_table.summary(runs))
+    out.document({"runs": runs})
 
 
-def live(found: Sequence[Status], width: int, height: int) -> Group:
+def live(runs: Sequence[Status], width: int, height: int) -> Group:
     """The table that --watch and --wait keep up to date, on a terminal of this size."""
-    shown = status_table.table(found, width, height)
+    shown = status_table.table(runs, width, height)
     table = drawn_table(shown.columns, shown.rows, [STYLES.get(run.state, "yellow") for run in shown.runs])
     more = f" {shown.left_out} of them not shown." if shown.left_out else ""
-    return Group(table, status_table.summary(found) + more)
+    return Group(table, status_table.summary(runs) + more)
 
 
 def _cell(cell: Cell) -> list[str]:
@@ -124,6 +143,6 @@ def _hours(cost: repeats.Cost, cells: int) -> str:
     return f"about {all_runs} in sequence, {all_ranks} summed over ranks (or GPUs){of}{told}"
 
 
-def _varies(planned: Plan, key: str) -> bool:
+def _varies(planned: MatrixPlan, key: str) -> bool:
     file = planned.matrix.file
     return key in file.axes or any(key in group for group in file.zip)

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Group
 from rich.live import Live
 
-from jobs import leftovers, status_table, views
-from jobs.left import Left
+from jobs import stale_jobs, status_table, views
+from jobs.backlog import Backlog
 from jobs.reconcile import Status, latest, own, set_aside, statuses
 from jobs.scheduler import apart, scheduler
 from shardlab.console import Output
@@ -26,10 +26,11 @@ LOG_PART = 2**20  # bytes that are read of a log at a time
 CANCEL_S = 60.0  # longer than a supervisor's grace before it kills, and Slurm's before it does
 
 
-def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: bool, left: Left | None = None) -> int:
+def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: bool, backlog: Backlog | None = None) -> int:
     """The last part of submit and retry; returns the exit code, which is 1 if a run did not end as expected.
 
-    wait: wait until all runs have ended. left: runs that the scheduler had no room for, which are submitted when it has room.
+    wait: wait until all runs have ended.
+    backlog: runs that the scheduler had no room for, which are submitted when it has room.
     """
 
     if not wait and not out.json:
@@ -44,47 +45,47 @@ def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: b
         out.document({"runs": look()})
         return 0
     try:
-        found = _until_ended(out, workspace, look, left=left)
+        ended = _until_ended(out, workspace, look, backlog=backlog)
     finally:
-        if left is not None and (unsent := left.unsent()):
+        if backlog is not None and (unsent := backlog.unsent()):
             names = ", ".join(folder.run_id for folder in unsent[:3]) + (", ..." if len(unsent) > 3 else "")
             again = "Run the same command again to submit them."
-            out.remark(f"{len(unsent)} run(s) are not submitted ({left.problem}): {names}. {again}")
-        if left is not None and left.unanswered is not None:
-            out.remark(str(left.unanswered))
-    out.line(status_table.summary(found))
+            out.remark(f"{len(unsent)} run(s) are not submitted ({backlog.problem}): {names}. {again}")
+        if backlog is not None and backlog.unanswered is not None:
+            out.remark(str(backlog.unanswered))
+    out.line(status_table.summary(ended))
     given_back: dict[str, list[str]] = {}
-    for one in found:
-        if one.state == "planned" and one.why:
-            given_back.setdefault(one.why, []).append(one.id)
-        elif not one.expected and not one.set_aside:  # which its command has said
-            out.line(f"{one.id}: {one.state}: {one.why}", style="red")
+    for run in ended:
+        if (run.state == "planned" or run.held) and run.why:
+            given_back.setdefault(run.why, []).append(run.id)
+        elif not run.expected and not run.set_aside:  # which its command has said
+            out.line(f"{run.id}: {run.state}: {run.why}", style="red")
     for why, runs in given_back.items():
         names = ", ".join(runs[:3]) + (", ..." if len(runs) > 3 else "")
         out.line(f"{len(runs)} run(s) did not start ({names}): {why}.", style="red")
-    cancelled = leftovers.cancel(found)
+    cancelled = stale_jobs.cancel(ended)
     for sentence in cancelled.sentences:
         out.remark(sentence)
-    out.document({"runs": found})
-    return 0 if cancelled.all_gone and all(one.expected for one in found) else 1
+    out.document({"runs": ended})
+    return 0 if cancelled.all_gone and all(run.expected for run in ended) else 1
 
 
 def status(out: Output, workspace: Workspace, look: Callable[[], list[Status]]) -> list[Status]:
     """`jobs status --watch`: until all have ended or Ctrl-C; it starts nothing."""
-    found = _until_ended(out, workspace, look, restart=False)
-    views.status(out, found, workspace)
-    return found
+    runs = _until_ended(out, workspace, look, restart=False)
+    views.status(out, runs, workspace)
+    return runs
 
 
 def cancel(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
     """Cancel runs and wait until they have ended, at most CANCEL_S; return their statuses."""
-    folders = [RunDir(workspace.runs / one.id) for one in runs]
+    folders = [RunDir(workspace.runs / run.id) for run in runs]
     for name, known in apart(own(folder) for folder in folders).items():
         scheduler(name).cancel(workspace, known)
     deadline = time.monotonic() + CANCEL_S
     while True:
         now = statuses(workspace, folders)
-        if all(one.state in FINAL for one in now) or time.monotonic() > deadline:
+        if all(run.state in FINAL for run in now) or time.monotonic() > deadline:
             return now
         time.sleep(_poll_s(now))
 
@@ -114,58 +115,58 @@ def logs(out: Output, workspace: Workspace, pattern: str, rank: int | None, *, f
 
 
 def _until_ended(
-    out: Output, workspace: Workspace, look: Callable[[], list[Status]], *, restart: bool = True, left: Left | None = None
+    out: Output, workspace: Workspace, look: Callable[[], list[Status]], *, restart: bool = True, backlog: Backlog | None = None
 ) -> list[Status]:
-    """Poll until all runs have ended. Show a live table on a terminal, elsewhere print a line for each change."""
-    found, sent = look(), False
+    """Poll until all runs have ended or are held. Show a live table on a terminal, elsewhere print a line for each change."""
+    runs, sent = look(), False
     if out.results.is_terminal and not out.json:
 
         def drawn() -> Group:
-            return views.live(found, *out.results.size)
+            return views.live(runs, *out.results.size)
 
         with Live(drawn(), console=out.results, auto_refresh=False) as screen:
-            while left or sent or not _ended(found):
-                _rest(workspace, found, restart=restart)
-                found, sent = _looked(look, left)
+            while backlog or sent or not _ended(runs):
+                _rest(workspace, runs, restart=restart)
+                runs, sent = _looked(look, backlog)
                 screen.update(drawn(), refresh=True)
-        return found
+        return runs
     before: dict[str, str] = {}
     while True:
-        for one in found:
+        for run in runs:
             # What a queue gave back is said in one sentence at the end.
-            if before.get(one.id) != one.state and not (one.state == "planned" and one.id in before):
-                out.line(f"{one.id}: {one.state}" + (f": {one.why}" if one.why else ""))
-            before[one.id] = one.state
-        if _ended(found) and not left and not sent:
-            return found
-        _rest(workspace, found, restart=restart)
-        found, sent = _looked(look, left)
+            if before.get(run.id) != run.state and not (run.state == "planned" and run.id in before):
+                out.line(f"{run.id}: {run.state}" + (f": {run.why}" if run.why else ""))
+            before[run.id] = run.state
+        if _ended(runs) and not backlog and not sent:
+            return runs
+        _rest(workspace, runs, restart=restart)
+        runs, sent = _looked(look, backlog)
 
 
-def _looked(look: Callable[[], list[Status]], left: Left | None) -> tuple[list[Status], bool]:
+def _looked(look: Callable[[], list[Status]], backlog: Backlog | None) -> tuple[list[Status], bool]:
     """The statuses, and whether runs were submitted after the statuses were read: then these are not final."""
-    found = look()
-    if not left:
-        return found, False
-    before = len(left.folders)
-    left.attend(found)
-    return found, len(left.folders) < before
+    runs = look()
+    if not backlog:
+        return runs, False
+    before = len(backlog.folders)
+    backlog.attend(runs)
+    return runs, len(backlog.folders) < before
 
 
-def _ended(found: Sequence[Status]) -> bool:
-    return not any(one.state in ("pending", "running") for one in found)
+def _ended(runs: Sequence[Status]) -> bool:
+    return not any(run.state in ("pending", "running") and not run.held for run in runs)
 
 
-def _rest(workspace: Workspace, found: Sequence[Status], *, restart: bool) -> None:
-    if restart and any(one.state == "pending" for one in found):
-        for name in {one.scheduler["name"] for one in found if one.state == "pending"}:
+def _rest(workspace: Workspace, runs: Sequence[Status], *, restart: bool) -> None:
+    if restart and any(run.state == "pending" for run in runs):
+        for name in {run.scheduler["name"] for run in runs if run.state == "pending"}:
             scheduler(name).attend(workspace)
-    time.sleep(_poll_s(found))
+    time.sleep(_poll_s(runs))
 
 
-def _poll_s(found: Sequence[Status]) -> float:
+def _poll_s(runs: Sequence[Status]) -> float:
     """As often as the most patient of their schedulers may be asked."""
-    names = {one.scheduler["name"] for one in found} - {"-"}
+    names = {run.scheduler["name"] for run in runs} - {"-"}
     return max((scheduler(name).POLL_S for name in names), default=LOGS_S)
 
 

@@ -9,14 +9,16 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from provision import display, interruption, lock, progress, roles
-from provision.checks import Outcome, each
-from provision.facts import Facts, Unanswered
-from provision.operations import Operation, Site, Target
-from provision.plan import BEGUN, MACHINE, Step, converge
-from provision.providers import STOPPING, Node
+from provision import display, interruption, lock, pretend, progress, roles
+from provision.check import Outcome, each
+from provision.fact import Facts, Unanswered
+from provision.interruption import STOPPING
+from provision.node import Node
+from provision.operation import Operation, Site, Target
+from provision.plan import BEGUN, MACHINE, OperationStep, converge
+from provision.provider import provider as load_provider
 from provision.verify import Finding, verified, verify
-from shardlab import cluster, console, registry
+from shardlab import cluster, console
 from shardlab.cluster import Cluster
 from shardlab.console import Output
 from shardlab.errors import InputError, UnknownName
@@ -30,6 +32,7 @@ VERBS = {
     "request": "show what to request from the provider",
     "warm": "prepare in advance what takes long (practice nodes: base system and wheels)",
     "down": "remove what provision created (practice nodes and their network)",
+    "init": "ask a Slurm site, SSH hosts or this machine, and print a commented cluster file; change nothing",
 }
 
 UNLOCKED = ("plan", "facts", "request")  # they change nothing, and do not disturb other commands
@@ -71,8 +74,22 @@ def _parser() -> console.Parser:
     parser.add_argument("--only", type=_names, metavar="OP,...", help="carry out only these operations")
     parser.add_argument("--skip", type=_names, metavar="OP,...", help="carry out all operations except these")
     parser.add_argument(
+        "--pretend",
+        type=Path,
+        metavar="FACTS.json",
+        help="with the verb plan: take the facts of the nodes from this file, as --json prints them; no machine is reached",
+    )
+    parser.add_argument(
         "--parallel", type=_count, metavar="N", help="number of nodes that an operation changes at the same time (default: all)"
     )
+    parser.add_argument(
+        "--site",
+        nargs="?",
+        const="",
+        metavar="USER@LOGIN",
+        help="init: a Slurm site; without a value: this machine is its login node",
+    )
+    parser.add_argument("--ssh", type=_names, metavar="HOST,...", help="init: machines with a login by SSH")
     console.add_version(parser)
     return parser
 
@@ -91,32 +108,53 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     output = Output.of(arguments)
     file, given = _file_and_verb(arguments.file, arguments.verb)
     verb = _verb(given, arguments.check)
+    if arguments.pretend is not None and verb != "plan":
+        raise InputError(f"--pretend needs the verb plan and cannot be combined with the verb {verb!r}.")
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     for sentence in workspace.exposed():  # host keys and the addresses of nodes lie there
         output.remark(f"warning: {sentence}", style="yellow")
+    if verb == "init":
+        from provision import init  # not at the top: providers import psutil, which --help does without
+
+        if file is not None:
+            raise InputError(f"init takes no cluster file, because it prints one: found {file}.")
+        return init.run(output, workspace, arguments.site, arguments.ssh or [])
+    if arguments.site is not None or arguments.ssh:
+        raise InputError(f"--site and --ssh belong to the verb init and cannot be combined with the verb {verb!r}.")
     described = _cluster(file, workspace)
-    provider = registry.load("provision.providers", described.provider, "provider")
-    nodes: list[Node] = provider.nodes(described, workspace)
+    provider = load_provider(described.provider)
+    nodes = provider.nodes(described, workspace)
     limited = _chosen("node", [node.name for node in nodes], arguments.limit, None)
-    order = roles.operations(described)
+    order = roles.operations(provider)
     chosen = _chosen("operation", [operation.name for operation in order], arguments.only, arguments.skip) | {MACHINE}
-    if verb == "request":
-        raise InputError(f"{file or workspace.path / 'cluster.yaml'}: {provider.request(described)}")
-    locks = [(path, f"the cluster {described.name}") for path in provider.locks(described)]
-    locks.append((workspace.own / "provision.lock", f"the workspace {workspace.path}"))
-    with lock.held([] if verb in UNLOCKED else locks, ["provision", *words]):
-        if verb in ("down", "warm"):
+    if verb == "request" and provider.request is None:
+        raise InputError(f"{file or workspace.path / 'cluster.yaml'}: {provider.carry_out(verb, described, workspace)}")
+    locks = []
+    if verb not in UNLOCKED:
+        locks = [(path, f"the cluster {described.name}") for path in provider.locks(described)]
+        locks.append((workspace.own / "provision.lock", f"the workspace {workspace.path}"))
+    with lock.held(locks, ["provision", *words]):
+        if verb in ("request", "warm", "down"):
             with interruption.handled(nodes, lambda: None):
-                said = provider.down(described) if verb == "down" else provider.warm(described)
+                said = provider.carry_out(verb, described, workspace)
             output.line(said)
             output.document(display.document(verb, Site(described, workspace, []), [], [], []))
             return 0
-        entries = {entry.name: entry for entry in described.nodes}
-        site = Site(described, workspace, [Target(node, Facts(node), entries.get(node.name)) for node in nodes])
-        if described.provider != "local":
+        site = _site(described, workspace, nodes, arguments.pretend)
+        if site.pretended:
+            output.remark(f"{arguments.pretend} describes the nodes; no machine is reached", style="dim")
+        elif provider.operations is None or MACHINE in provider.operations:
             order = [Operation(MACHINE, lambda site, target: provider.bring_up(described, workspace, target.node)), *order]
         targets = [target for target in site.targets if target.node.name in limited]
         return _converge(output, verb, site, targets, order, chosen, arguments.parallel)
+
+
+def _site(described: Cluster, workspace: Workspace, nodes: Sequence[Node], pretended: Path | None) -> Site:
+    """The nodes with their answers: those of the machines, or those in the file `pretended`. Raises InputError."""
+    answers = [Facts(node, roles.files()) for node in nodes] if pretended is None else pretend.facts(pretended, nodes)
+    entries = {entry.name: entry for entry in described.nodes}
+    targets = [Target(facts.node, facts, entries.get(facts.node.name)) for facts in answers]
+    return Site(described, workspace, targets, pretended=pretended is not None)
 
 
 def _converge(
@@ -147,7 +185,7 @@ def _carried_out(
     order: list[Operation],
     chosen: set[str],
     parallel: int | None,
-) -> tuple[list[Step], list[Finding]]:
+) -> tuple[list[OperationStep], list[Finding]]:
     """The steps and findings of a verb; the steps are displayed while they are done."""
     if verb == "facts":
         each(targets, _ask_all)
@@ -163,7 +201,8 @@ def _carried_out(
         findings = [Finding(name, "operations", Outcome(False, f"{what} failed", AGAIN)) for name, what in failed.items()]
         sound = [target for target in targets if target.node.name not in failed]
         begins = functools.partial(output.remark, style="dim")
-        findings += verify(site, sound, roles.checks(site.cluster), begins) if sound and not STOPPING.is_set() else []
+        if sound and not STOPPING.is_set():
+            findings += verify(site, sound, roles.checks(load_provider(site.cluster.provider)), begins)
     return steps, findings
 
 
@@ -191,8 +230,8 @@ def _cluster(file: str | None, workspace: Workspace) -> Cluster:
     own = workspace.path / "cluster.yaml"
     if file is None and not own.exists() and not own.is_symlink():
         raise InputError(
-            f"{own}: no such file, and the command names no other cluster file. Write this file (see examples/ and "
-            "docs/provision.md), or name a cluster file: provision FILE."
+            f"{own}: no such file, and the command names no other cluster file. To get one, run: "
+            "provision init > cluster.yaml. Or name a cluster file: provision FILE."
         )
     return cluster.find(Path(file) if file is not None else None, workspace.path)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
-from provision.facts import Unanswered, last_line
-from provision.providers import Node
+import msgspec
+
+from provision.fact import Unanswered
+from provision.node import Node, last_line
 
 MOST_S = 1.0
 
 
-@dataclass(frozen=True)
-class Offset:
+class Offset(msgspec.Struct, frozen=True):
     """seconds: positive if the node's clock is ahead. unsure_s: half of the round-trip time of the measurement."""
 
     seconds: float

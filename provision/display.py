@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from provision.facts import Unanswered
+from provision.fact import Unanswered
 from provision.facts.addresses import ADDRESSES
 from provision.facts.host import HOST
 from provision.facts.torch import TORCH
-from provision.operations import Site, Target
-from provision.plan import Step
+from provision.operation import Site, Target
+from provision.plan import OperationStep
 from provision.verify import Finding, verified
 from shardlab.console import Output
 from shardlab.host import Host
@@ -22,7 +22,9 @@ INTERNAL = ("packages", "files", "services", "nodes", "trial")  # hundreds of li
 STYLES = {"changed": "green", "would change": "yellow", "failed": "red", "skipped": "dim"}
 
 
-def document(verb: str, site: Site, targets: Sequence[Target], steps: Sequence[Step], findings: Sequence[Finding]) -> Any:
+def document(
+    verb: str, site: Site, targets: Sequence[Target], steps: Sequence[OperationStep], findings: Sequence[Finding]
+) -> Any:
     """The JSON document. facts: the answers of each node; unanswered: why a question has no answer."""
     return {
         "schema": SCHEMA,
@@ -36,7 +38,7 @@ def document(verb: str, site: Site, targets: Sequence[Target], steps: Sequence[S
     }
 
 
-def _node(target: Target, steps: Sequence[Step]) -> dict[str, Any]:
+def _node(target: Target, steps: Sequence[OperationStep]) -> dict[str, Any]:
     node = target.node
     answers = target.facts.answers
     known = {name: a for name, a in answers.items() if not isinstance(a, Unanswered) and name not in INTERNAL}
@@ -105,7 +107,7 @@ def _gpus(host: Host) -> str:
     return ", ".join(spoken) + f", driver {host.gpu_driver}"
 
 
-def operations(output: Output, steps: Sequence[Step]) -> None:
+def operations(output: Output, steps: Sequence[OperationStep]) -> None:
     """Tables of the operations on the nodes and of the changes, and the number of changes; for one node, all operations."""
     nodes = list(dict.fromkeys(step.node for step in steps))
     told = [step for step in steps if len(nodes) == 1 or output.verbose or step.state in ("changed", "would change", "failed")]

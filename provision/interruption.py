@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from provision.providers import STOPPING, Node
-from shardlab import start
+from provision.node import Node
+from shardlab import command_start
 
-LIMIT_S = 1.2  # for what runs to end, so that all is over within two seconds
+LIMIT_S = 1.2  # for commands to end, so that this process ends within two seconds
 CHILDREN_S = 0.7
+STOPPING = threading.Event()  # set when this process is interrupted: from then on no node starts a command
 AGAIN = "run the same command again to continue"
 
 
@@ -26,17 +27,19 @@ def handled(nodes: Sequence[Node], changes: Callable[[], int | None]) -> Iterato
     ender = threading.Thread(target=_end, args=(nodes, changes), name="interruption")
 
     def act() -> None:
-        start.on_signal(lambda: start.leave("interrupted again: commands on the nodes may still run."))
+        command_start.on_signal(lambda: command_start.leave("interrupted again: commands on the nodes may still run."))
         STOPPING.set()
         ender.start()
 
-    start.on_signal(act)
+    command_start.on_signal(act)
     try:
         yield
     finally:
         if STOPPING.is_set():
             ender.join()  # which ends this process
-        start.on_signal(lambda: start.leave("interrupted while the result was printed; the work itself had ended."))
+        command_start.on_signal(
+            lambda: command_start.leave("interrupted while the result was printed; the work itself had ended.")
+        )
 
 
 def _end(nodes: Sequence[Node], changes: Callable[[], int | None]) -> None:
@@ -51,7 +54,7 @@ def _end(nodes: Sequence[Node], changes: Callable[[], int | None]) -> None:
         thread.join(max(0.0, ends - time.monotonic()))
     if os.isatty(2):
         os.write(2, b"\x1b[?25h\n")  # the table of progress hides the cursor
-    start.leave(sentence(changes(), [node.name for node in running], {node.name: node.running for node in running}))
+    command_start.leave(sentence(changes(), [node.name for node in running], {node.name: node.running for node in running}))
 
 
 def sentence(changes: int | None, running: Sequence[str], left: dict[str, tuple[str, ...]]) -> str:
@@ -80,12 +83,12 @@ def _end_children() -> None:
     import psutil
 
     ours = os.getsid(0)
-    found = []
+    ended = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             if os.getsid(child.pid) == ours:
                 child.terminate()
-                found.append(child)
-    for child in psutil.wait_procs(found, CHILDREN_S)[1]:
+                ended.append(child)
+    for child in psutil.wait_procs(ended, CHILDREN_S)[1]:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import functools
 import os
 import pwd
 import shlex
-import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ import msgspec
 
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError
 
 READS_S = 1.0  # a holder writes who it is within milliseconds of taking the lock
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -39,36 +38,20 @@ class Holder(msgspec.Struct, frozen=True):
 def held(locks: Sequence[tuple[Path, str]], argv: Sequence[str]) -> Iterator[None]:
     """Hold several locks during the block.
 
-    locks: each a file, and what it protects, as the subject of the sentence that says who holds it; argv: the words of this
-    command. Raises InputError at once where another process holds one of the locks, and WorkspaceError where a lock file
-    cannot be opened.
+    locks: each a file, and what it protects, as the subject of the sentence that says who holds it.
+    argv: the words of this command.
+
+    Raises InputError at once if another process holds one of the locks, and WorkspaceError if a lock file cannot be opened.
     """
     with contextlib.ExitStack() as stack:
         for path, what in locks:
-            descriptor = _open(path)
-            stack.callback(os.close, descriptor)  # which releases the lock
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(f"{what} {_who(descriptor)}; wait until it has ended. Nothing was changed.") from None
+            descriptor = stack.enter_context(files.locked(path, functools.partial(_refuse, what)))
             _sign(descriptor, argv)
         yield
 
 
-def _open(path: Path) -> int:
-    """The lock file, made where it is not there; its descriptor is closed in programs that this one starts."""
-    files.make_folder(path.parent)
-    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    with files.as_workspace_error("lock"):
-        try:
-            mode = 0o600 | (path.parent.stat().st_mode & 0o044)  # a lock can be taken by whoever can open its file to read
-            descriptor = os.open(path, flags | os.O_RDWR, mode)
-        except PermissionError:  # of another user, such as root: it locks all the same, and who holds it is not written
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise WorkspaceError(f"cannot lock {path}: it is not a regular file; remove it.")
-    return descriptor
+def _refuse(what: str, descriptor: int) -> None:
+    raise InputError(f"{what} {_who(descriptor)}; wait until it has ended. Nothing was changed.")
 
 
 def _sign(descriptor: int, argv: Sequence[str]) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Literal
 
-from provision.facts import Unanswered
-from provision.operations import Change, Nothing, Operation, Site, Target
+import msgspec
+
+from provision.fact import Unanswered
+from provision.interruption import STOPPING
+from provision.node import Node
+from provision.operation import Change, Nothing, Operation, Site, Target
 from provision.operations.reboot import Reboot
-from provision.providers import STOPPING, Node
 from shardlab.remote import Unreachable
 
 State = Literal["changed", "would change", "nothing to do", "skipped", "failed", "not reached"]
@@ -18,8 +20,7 @@ MACHINE = "machine"  # the operation by which a provider brings nodes up
 BEGUN: list[str] = []  # the changes that this process has begun, in order
 
 
-@dataclass(frozen=True)
-class Step:
+class OperationStep(msgspec.Struct, frozen=True):
     """What one operation did, or would do, on one node. says: a sentence for each change, or why there is none."""
 
     node: str
@@ -27,16 +28,16 @@ class Step:
     state: State
     says: list[str]
     changes: int = 0
-    commands: list[str] = field(default_factory=list)  # what was run for it, or would be
+    commands: list[str] = []  # what was run for it, or would be
 
 
-class Watch:
+class PlanObserver:
     """Observes the progress of each node. Several threads call it. This base class does nothing."""
 
     def begins(self, node: str, operation: str) -> None:
         """An operation begins on a node."""
 
-    def ends(self, step: Step) -> None:
+    def ends(self, step: OperationStep) -> None:
         """An operation ended on a node."""
 
 
@@ -48,15 +49,15 @@ def converge(
     chosen: set[str],
     dry: bool,
     parallel: int | None = None,
-    watch: Watch = Watch(),  # noqa: B008 (it holds nothing)
-) -> list[Step]:
+    watch: PlanObserver = PlanObserver(),  # noqa: B008 (it holds nothing)
+) -> list[OperationStep]:
     """Carry out every operation on every node: one operation after the other, on all nodes at once, or on `parallel` of them.
 
     If an operation fails on a node, later operations skip this node; the other nodes continue. If an operation on one node
     fails because of another node, that other node fails, and the operation is planned again without it. dry: change nothing.
     Raises WorkspaceError.
     """
-    steps: list[Step] = []
+    steps: list[OperationStep] = []
     left = site.left
     with ThreadPoolExecutor(parallel or max(1, len(targets))) as pool:
         for operation in order:
@@ -64,7 +65,7 @@ def converge(
             rest = [] if operation.once else [target.node.name for target in targets if target.node.name in left]
             blamed = Blamed(site, operation.name)
 
-            def work(target: Target, operation: Operation = operation, blamed: Blamed = blamed) -> Step:
+            def work(target: Target, operation: Operation = operation, blamed: Blamed = blamed) -> OperationStep:
                 watch.begins(target.node.name, operation.name)
                 step = _step(site, target, operation, chosen, blamed, dry=dry)
                 if not STOPPING.is_set():  # what fails from then on failed because this program was told to end
@@ -73,7 +74,7 @@ def converge(
 
             own = list(pool.map(work, standing[:1] if operation.once else standing))
             done = blamed.judge(own)
-            missed = [Step(name, operation.name, "not reached", [left[name]]) for name in rest]
+            missed = [OperationStep(name, operation.name, "not reached", [left[name]]) for name in rest]
             if STOPPING.is_set():
                 break
             for step in [*(step for step in done if step not in own), *missed]:
@@ -82,6 +83,8 @@ def converge(
             left.update({step.node: f"{operation.name} failed" for step in done if step.state == "failed"})
             if operation.name == MACHINE:
                 left.update({step.node: "known only after this machine is up" for step in done if step.state == "would change"})
+            if site.pretended:
+                left.clear()  # nothing is carried out: an operation can be planned although an earlier one could not be
     return steps
 
 
@@ -100,24 +103,24 @@ class Blamed:
         self._site.left.update(dict.fromkeys(error.blames, f"{self._operation} failed"))
         return set(error.blames)
 
-    def judge(self, done: Sequence[Step]) -> list[Step]:
+    def judge(self, done: Sequence[OperationStep]) -> list[OperationStep]:
         """The steps of the operation with those of the blamed nodes failed, whatever their own threads made of it."""
         own = {step.node: step for step in done}
         judged = [step for step in done if step.state == "failed" or step.node not in self._why]
         for name, why in self._why.items():
             step = own.get(name)
             if step is None:
-                judged.append(Step(name, self._operation, "failed", [why]))
+                judged.append(OperationStep(name, self._operation, "failed", [why]))
             elif step.state != "failed":
                 says = [*step.says, why] if step.changes else [why]
-                judged.append(Step(name, self._operation, "failed", says, step.changes, step.commands))
+                judged.append(OperationStep(name, self._operation, "failed", says, step.changes, step.commands))
         return judged
 
 
-def _step(site: Site, target: Target, operation: Operation, chosen: set[str], blamed: Blamed, *, dry: bool) -> Step:
+def _step(site: Site, target: Target, operation: Operation, chosen: set[str], blamed: Blamed, *, dry: bool) -> OperationStep:
     node = target.node
     if operation.name not in chosen:
-        return Step(node.name, operation.name, "skipped", ["excluded by --only or --skip"])
+        return OperationStep(node.name, operation.name, "skipped", ["excluded by --only or --skip"])
     made: list[Change] = []
     accused: set[str] = set()
     while True:
@@ -131,16 +134,18 @@ def _step(site: Site, target: Target, operation: Operation, chosen: set[str], bl
             others = blamed.note(error, node.name)
             if others <= accused:  # nobody else is at fault, or the operation cannot do without them
                 says = [*(change.says for change in made), str(error)]
-                return Step(node.name, operation.name, "failed", says, len(made), _commands(made))
+                return OperationStep(node.name, operation.name, "failed", says, len(made), _commands(made))
             accused |= others
         finally:
             if made:
                 target.facts.forget()
     if isinstance(planned, Nothing) and not made:
-        return Step(node.name, operation.name, "nothing to do", [planned.why])
+        return OperationStep(node.name, operation.name, "nothing to do", [planned.why])
     changes = planned if dry and not isinstance(planned, Nothing) else made
     says = [change.says for change in changes]
-    return Step(node.name, operation.name, "would change" if dry else "changed", says, len(changes), _commands(changes))
+    return OperationStep(
+        node.name, operation.name, "would change" if dry else "changed", says, len(changes), _commands(changes)
+    )
 
 
 def _make(node: Node, changes: Sequence[Change], made: list[Change]) -> None:

@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
+import msgspec
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from provision.plan import State, Step, Watch
+from provision.plan import OperationStep, PlanObserver, State
 from shardlab.console import Output
 
 # One letter for each operation, so that a row shows all operations of a node.
@@ -28,11 +28,10 @@ LETTERS: dict[State, tuple[str, str]] = {
 LEGEND = "+ changed   = nothing to do   x failed   - excluded"
 
 
-@dataclass
-class Row:
+class NodeRow(msgspec.Struct):
     """The progress of a node: states of its finished operations, and the operation that runs since when."""
 
-    states: list[State] = field(default_factory=list)
+    states: list[State] = []
     running: str | None = None
     since: float = 0.0
     changes: int = 0
@@ -47,11 +46,11 @@ class Row:
         return line, str(self.changes or ""), doing
 
 
-class Progress(Watch):
+class ProgressTable(PlanObserver):
     """By node, as a table."""
 
     def __init__(self, nodes: Sequence[str], operations: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.rows = {name: Row() for name in nodes}
+        self.rows = {name: NodeRow() for name in nodes}
         self.operations = operations
         self._clock = clock
         self._lock = threading.Lock()
@@ -60,9 +59,9 @@ class Progress(Watch):
         with self._lock:
             self.rows[node].running, self.rows[node].since = operation, self._clock()
 
-    def ends(self, step: Step) -> None:
+    def ends(self, step: OperationStep) -> None:
         with self._lock:
-            row = self.rows.get(step.node, Row())  # --limit may leave a node out that fails because others need it
+            row = self.rows.get(step.node, NodeRow())  # --limit may leave a node out that fails because others need it
             row.running = None
             row.states.append(step.state)
             row.changes += step.changes
@@ -79,23 +78,23 @@ class Progress(Watch):
         return Group(table, Text(LEGEND, "dim"))
 
 
-class Lines(Watch):
+class ProgressLines(PlanObserver):
     """A line for each change and each failure."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
 
-    def ends(self, step: Step) -> None:
+    def ends(self, step: OperationStep) -> None:
         if step.state in ("changed", "failed"):
             self._output.remark(f"{step.node}: {step.operation}: {step.state}")
 
 
 @contextmanager
-def shown(output: Output, nodes: Sequence[str], operations: int) -> Iterator[Watch]:
+def shown(output: Output, nodes: Sequence[str], operations: int) -> Iterator[PlanObserver]:
     """On a terminal a table on standard error, gone when all is done; elsewhere a line for each change and failure."""
     if not output.remarks.is_terminal:
-        yield Lines(output)
+        yield ProgressLines(output)
         return
-    progress = Progress(nodes, operations)
+    progress = ProgressTable(nodes, operations)
     with Live(progress, console=output.remarks, refresh_per_second=4, transient=True):
         yield progress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from provision.checks import Check
+from provision.check import Check
 from provision.checks.all_reduce import ALL_REDUCE
 from provision.checks.clock import CLOCK
 from provision.checks.compiled import COMPILES
@@ -12,15 +12,16 @@ from provision.checks.driver import DRIVER_WORKS
 from provision.checks.environments import ENVIRONMENTS
 from provision.checks.gpus import GPUS
 from provision.checks.network import NETWORK
+from provision.checks.node_types import SITE_NODES
 from provision.checks.rdma import RDMA_UP
 from provision.checks.shared import SHARED
 from provision.checks.slurm import SLURM
 from provision.checks.torch import TORCH_IMPORTS
-from provision.facts import Fact
+from provision.fact import Fact
 from provision.facts.addresses import ADDRESSES
 from provision.facts.host import HOST
 from provision.facts.torch import TORCH
-from provision.operations import Operation
+from provision.operation import Operation
 from provision.operations.datasets import DATASETS
 from provision.operations.disks import DISKS
 from provision.operations.environment import SOFTWARE
@@ -32,11 +33,12 @@ from provision.operations.nfs import NFS, NFS_SERVER
 from provision.operations.nvidia import DRIVER
 from provision.operations.packages import INSTALL
 from provision.operations.rdma import LIBRARIES
+from provision.operations.site_environment import SITE_SOFTWARE
 from provision.operations.slurm import ACCOUNTS, CONTROLLER, REGISTERED, WORKERS
 from provision.operations.space import SPACE
 from provision.operations.time import CLOCK_OFFSET, TIME_SYNC
 from provision.operations.users import MUNGE_USER, USERS_AGREE
-from shardlab.cluster import Cluster
+from provision.provider import Provider
 
 FACTS: list[Fact[Any]] = [
     HOST,  # first: cheap, and a node that cannot answer it has no shardlab
@@ -44,36 +46,36 @@ FACTS: list[Fact[Any]] = [
     TORCH,  # last: importing torch takes seconds
 ]
 
-INSTALLATION: list[Operation] = [  # what a machine of its own needs, and this one, used as it is, does not
+OPERATIONS: list[Operation] = [
     SPACE,  # first: it refuses before anything is changed
-    MUNGE_USER,  # before the package that would make it with a number of its own
-    INSTALL,  # before all that configures what it installs
-    USERS_AGREE,  # once all users are there, before anything is owned by them
-    DRIVER,  # before anything runs that its reboot would end, and before torch, whose gigabytes an old GPU has no use for
-    LIBRARIES,  # of RDMA; nothing waits for them but ranks
-    HOSTS,  # before all that meets others by name
+    MUNGE_USER,  # before its package makes the user with a number of its own
+    INSTALL,  # before the operations that configure these packages
+    USERS_AGREE,  # when all users exist, and before they own any file
+    DRIVER,  # before services that its reboot would end, and before torch: it refuses GPUs that torch does not support
+    LIBRARIES,  # the libraries of RDMA, which only ranks use
+    HOSTS,  # before the operations that reach other nodes by name
     TIME_SYNC,
     CLOCK_OFFSET,  # before munge, whose messages expire
-    DISKS,  # before what is shared, which may lie on one
+    DISKS,  # before the shared folder, which may be on such a disk
     NFS_SERVER,
-    NFS,  # after the server, whose folder they mount; before the environment, which may lie there
-    SSH_KEYS,  # all nodes', before any is told of the others'
+    NFS,  # after the server, whose folder the nodes mount; before the environment, which may be in this folder
+    SSH_KEYS,  # the keys of all nodes, before a node gets the keys of the others
     SSH_TRUST,
     MUNGE_KEY,  # on the controller, before it is copied
     MUNGE,
-    ACCOUNTS,  # before the controller, which does not start without the accounts that it was told of
+    ACCOUNTS,  # before the controller, which does not start without accounting
     CONTROLLER,
-    WORKERS,  # after the controller, whose configuration they ask for
+    WORKERS,  # after the controller, from which they get their configuration
     REGISTERED,
     SOFTWARE,
-]
-
-OPERATIONS: list[Operation] = [
+    SITE_SOFTWARE,  # instead of the one above, where users have no root
     DATASETS,
-    INVENTORY,  # last of all operations: it records what the others have made
+    INVENTORY,  # last: it records the result of the other operations
 ]
 
-TOGETHER: list[Check] = [  # of nodes that work together
+OF_A_SITE = {SITE_SOFTWARE.name, SITE_NODES.name}  # only for a provider that names them
+
+TOGETHER: list[Check] = [  # checks of the nodes together
     CLOCK,
     SHARED,
     ENVIRONMENTS,
@@ -84,7 +86,7 @@ DEVICES: list[Check] = [
     RDMA_UP,
 ]
 
-CHECKS: list[Check] = [  # of torch on each node: one start of it answers all
+CHECKS: list[Check] = [  # checks of torch on each node: one import of torch serves them all
     TORCH_IMPORTS,
     GPUS,
     ALL_REDUCE,
@@ -92,17 +94,26 @@ CHECKS: list[Check] = [  # of torch on each node: one start of it answers all
 ]
 
 
-def operations(cluster: Cluster) -> list[Operation]:
-    """The operations for a cluster, in their order."""
-    return OPERATIONS if cluster.provider == "local" else [*INSTALLATION, *OPERATIONS]
+def operations(provider: Provider[Any]) -> list[Operation]:
+    """The operations that apply to the nodes of a provider, in their order."""
+    return [operation for operation in OPERATIONS if _applies(operation.name, provider.operations)]
 
 
-def checks(cluster: Cluster) -> list[list[Check]]:
-    """The checks for a cluster, in stages; the checks of a stage run at the same time, on all nodes."""
-    if cluster.provider == "local":
-        return [CHECKS]
-    return [
-        TOGETHER,  # first, and for a moment only: what takes the processor for seconds would blur the clocks
-        [*DEVICES, *CHECKS, SLURM],  # they wait for different things, and what Slurm starts takes milliseconds
-        [NETWORK],  # alone: it measures what all nodes share
+def files() -> list[str]:
+    """The paths of all files that operations write, for the fact FILES."""
+    return sorted({path for operation in OPERATIONS for path in operation.files})
+
+
+def checks(provider: Provider[Any]) -> list[list[Check]]:
+    """The checks that apply to a provider's nodes, in stages; the checks of a stage run at the same time, on all nodes."""
+    stages = [
+        TOGETHER,  # first, because checks that load the processor would disturb the measurement of the clocks
+        [*DEVICES, *CHECKS, SLURM],  # together: they wait for different things, and the jobs of SLURM take milliseconds
+        [NETWORK],  # alone: it measures the network, which all nodes share
+        [SITE_NODES],  # in jobs: nobody trains on a login node
     ]
+    return [[check for check in stage if _applies(check.name, provider.checks)] for stage in stages]
+
+
+def _applies(name: str, wanted: frozenset[str] | None) -> bool:
+    return name not in OF_A_SITE if wanted is None else name in wanted

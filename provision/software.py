@@ -9,18 +9,19 @@ import re
 import tarfile
 from importlib import metadata
 
-from shardlab import code
 from shardlab.errors import ShardlabError
+from shardlab.source_digest import ROOT, sources
 
 EXTRAS = ("trainers",)
 PACKAGES = ("shardlab", "matrices", "templates", "provision", "jobs", "trainers", "collect")
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 
 
 @functools.cache
 def constraints() -> bytes:
-    """The bundled constraints file. Raises ShardlabError where this installation lacks it."""
-    for path in (code.ROOT / "constraints.txt", code.ROOT / "shardlab" / "constraints.txt"):
+    """The bundled constraints file. Raises ShardlabError if this installation lacks it."""
+    for path in (ROOT / "constraints.txt", ROOT / "shardlab" / "constraints.txt"):
         if path.is_file():
             return path.read_bytes()
     raise ShardlabError("this installation of shardlab lacks its constraints.txt; install shardlab again.")
@@ -28,7 +29,7 @@ def constraints() -> bytes:
 
 @functools.cache
 def requirements() -> tuple[str, ...]:
-    """What pip is asked for: our own requirements with the extras that nodes need."""
+    """The requirements that pip installs: our own, with the extras that nodes need."""
     wanted = []
     for line in metadata.requires("shardlab") or ():
         extra = _EXTRA.search(line)
@@ -39,7 +40,7 @@ def requirements() -> tuple[str, ...]:
 
 @functools.cache
 def digest() -> str:
-    """12 hexadecimal digits over the packages, which name the environment."""
+    """A digest of the packages, 12 hexadecimal digits, which is part of the environment's path."""
     return hashlib.sha256(b"\n".join([constraints(), *(line.encode() for line in requirements())])).hexdigest()[:12]
 
 
@@ -48,8 +49,8 @@ def source() -> bytes:
     """Our own packages as a tar file; the same files always give the same bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for path in code.sources(PACKAGES):
-            entry = tarfile.TarInfo(path.relative_to(code.ROOT).as_posix())
+        for path in sources(PACKAGES):
+            entry = tarfile.TarInfo(path.relative_to(ROOT).as_posix())
             entry.size, entry.mode = path.stat().st_size, 0o644
             with path.open("rb") as handle:
                 archive.addfile(entry, handle)
@@ -57,4 +58,27 @@ def source() -> bytes:
 
 
 def source_digest() -> str:
+    """A digest of our own source, 12 hexadecimal digits, by which a node's source is compared."""
     return hashlib.sha256(source()).hexdigest()[:12]
+
+
+def differences(freeze: str) -> tuple[list[str], list[str]]:
+    """(the packages that an environment lacks, those with another version than tested); only those that we need directly.
+
+    freeze: the output of `pip list --format=freeze`.
+    """
+    there = {_plain(name): version for name, _, version in (line.partition("==") for line in freeze.splitlines()) if version}
+    pinned = dict(line.split("==") for line in constraints().decode().splitlines() if "==" in line and not line.startswith("#"))
+    needed = {_plain(_NAME.match(word)[0]) for word in requirements()}  # type: ignore[index]
+    missing = sorted(name for name in needed if name not in there)
+    others = sorted(
+        f"{name} {there[_plain(name)]} (tested: {version.split()[0]})"
+        for name, version in pinned.items()
+        if _plain(name) in needed and _plain(name) in there and there[_plain(name)] != version.split()[0]
+    )
+    return missing, others
+
+
+def _plain(name: str) -> str:
+    """A package's name as pip compares names."""
+    return re.sub(r"[-_.]+", "-", name).lower()

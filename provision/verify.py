@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
-from provision.checks import Check, Outcome, each
-from provision.facts import Unanswered, last_line
-from provision.operations import Site, Target
+import msgspec
+
+from provision.check import Check, Outcome, each
+from provision.fact import Unanswered
+from provision.node import last_line
+from provision.operation import Site, Target
 from shardlab.remote import Unreachable
 
 ANSWERS_S = 10.0
 ADVICE = "once the node answers, run: provision CLUSTER.yaml verify"
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """The outcome of one check on one node."""
 
     node: str

@@ -2,7 +2,7 @@
 
 import sys
 
-from shardlab.start import start
+from shardlab.command_start import start
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ import msgspec
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 Checkpointing = Annotated[str, msgspec.Meta(pattern=r"^(none|full|every-[1-9][0-9]{0,3}|segments-[1-9][0-9]{0,3})$")]
+GpuType = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 Precision = Literal["fp32", "tf32", "bf16", "bf16-autocast", "fp16", "fp16-autocast", "bf16-pure"]
 State = Literal[
     "completed", "oom", "timeout", "failed", "cancelled", "node_fail", "preempted", "hung"
@@ -33,6 +34,7 @@ class Role(enum.Enum):
     RANKS = enum.auto()  # the number of ranks of each kind
     PASSES = enum.auto()  # how a rank divides its part of a batch into passes
     NODES = enum.auto()
+    HARDWARE = enum.auto()  # on which accelerators a run trains; their results are compared and never averaged together
     START = enum.auto()  # what starts a rank, and what the rank may use
     INSTRUMENTS = enum.auto()
     BOOKKEEPING = enum.auto()  # keys that cannot change what is measured
@@ -105,7 +107,7 @@ class Validation(Recurring, frozen=True, forbid_unknown_fields=True, omit_defaul
     items: Positive | None = None
 
 
-class Checkpoints(Recurring, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+class CheckpointSettings(Recurring, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
     """Saves checkpoints, from which training can resume.
 
     every_steps, every_epochs: the interval; exactly one of the two is given.
@@ -127,7 +129,7 @@ class Instruments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     memory: Literal["peak", "categories", "snapshot"] = "peak"
     profile: Profile | None = None
     validation: Validation | None = None
-    checkpoints: Checkpoints | None = None
+    checkpoints: CheckpointSettings | None = None
 
 
 class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -137,6 +139,7 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     strategy: str
     gpus: Positive = 1
     nnodes: Positive | None = None
+    gpu_type: GpuType | None = None
     tp: Positive | None = None
     pp: Positive | None = None
     dp: Positive | None = None
@@ -220,6 +223,14 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     rehearses: Annotated[Cell | None, Role.BOOKKEEPING] = None
     # Last and with the default of matrix files, so that runs of older versions, which lack it, can be read.
     hang_limit_s: Annotated[int, Role.BOOKKEEPING] = 1800
+    gpu_type: Annotated[str | None, Role.HARDWARE] = None
+    """The GPU type, as the cluster file names it; null: the GPUs of the default partition.
+
+    The same training on another type is another cell with another hash. So no mean is made of runs on two types, and the
+    baseline of a speed-up is on the same type. The role is HARDWARE, because other hardware changes every measured time but not
+    the work: `collect compare` pairs the cells of one type with those of another and names the types, and a run may
+    resume from a checkpoint of another type.
+    """
 
     @property
     def world_size(self) -> int:
@@ -248,6 +259,8 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         head = f"{self.strategy}-{self.workload}-g{self.gpus}-b{self.global_batch_size}{accumulation}"
         for degree, size in (("tp", self.tp), ("pp", self.pp)):
             head += f"-{degree}{size}" if 1 < size < self.gpus else ""
+        if self.gpu_type is not None:
+            head += f"-{self.gpu_type}"
         if self.launcher != "torchrun":
             head += f"-{self.launcher}"
         head = re.sub(r"[^a-z0-9._-]+", "-", head.lower())[:39].strip("-._")
@@ -262,8 +275,11 @@ def keys_of(*roles: Role) -> frozenset[str]:
 
 
 def cell_hash(cell: dict[str, Any]) -> str:
-    """The hash of a resolved cell in its plain form, as it stands in run.json; twins of different cells are different."""
-    identity = {key: value for key, value in cell.items() if key not in keys_of(Role.BOOKKEEPING)}
+    """The hash of a resolved cell in its plain form, as in run.json. Twins of different cells have different hashes."""
+    bookkeeping = keys_of(Role.BOOKKEEPING)
+    identity = {key: value for key, value in cell.items() if key not in bookkeeping}
+    if identity.get("gpu_type") is None:
+        identity.pop("gpu_type", None)  # hashes of cells from before this key stay the same
     if cell.get("rehearses") is not None:
         identity["rehearses"] = cell_hash(cell["rehearses"])
     return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]
@@ -306,8 +322,8 @@ def batch(draft: Draft, dp: int) -> tuple[int, int, int]:
     if per_rank % parts:
         raise BatchError(
             key,
-            f"{parts} does not divide the {per_rank} units that each of {dp} data-parallel ranks has per step. "
-            f"Allowed: a divisor of {per_rank}.",
+            f"{parts} does not divide a rank's batch: {per_rank} items, the global batch of {per_rank * dp} divided among {dp} "
+            f"data-parallel ranks. Allowed: a divisor of {per_rank}.",
         )
     micro = per_rank // parts if key == "microbatches" else parts
     return per_rank * dp, micro, per_rank // micro

@@ -28,7 +28,7 @@ MANIFEST = "manifest.json"
 _WHOLE = re.compile(r"step-(\d{8,})")
 
 
-class File(msgspec.Struct, frozen=True):
+class CheckpointFile(msgspec.Struct, frozen=True):
     """A file of a checkpoint beside its manifest."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
@@ -36,7 +36,7 @@ class File(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     """manifest.json, written last.
 
     step: number of timed steps that were done.
@@ -55,10 +55,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     cell_hash: str
     train_time_s: float
     numbers: dict[str, float]
-    files: list[File]
+    files: list[CheckpointFile]
     seal: str = ""
 
-    def sealed(self) -> Manifest:
+    def sealed(self) -> CheckpointManifest:
         """This manifest with its seal."""
         bare = msgspec.json.encode(msgspec.structs.replace(self, seal=""), order="deterministic")
         return msgspec.structs.replace(self, seal=hashlib.sha256(bare).hexdigest())
@@ -89,7 +89,7 @@ def growing_path(run: Path, step: int) -> Path:
     return run / FOLDER / f".step-{step:08d}.tmp"
 
 
-def commit(run: Path, manifest: Manifest, keep: int) -> None:
+def commit(run: Path, manifest: CheckpointManifest, keep: int) -> None:
     """Publish the checkpoint, whose files are complete in its temporary folder, then remove all but the `keep` newest.
 
     Raises WorkspaceError; the earlier checkpoints are then unchanged.
@@ -111,15 +111,15 @@ def commit(run: Path, manifest: Manifest, keep: int) -> None:
 def whole(run: Path) -> list[Path]:
     """The finished checkpoints of a run, newest first; `damage` checks whether one is still intact."""
     with contextlib.suppress(FileNotFoundError):
-        found = [(int(match[1]), path) for path in (run / FOLDER).iterdir() if (match := _WHOLE.fullmatch(path.name))]
-        return [path for _, path in sorted(found, reverse=True)]
+        steps = [(int(match[1]), path) for path in (run / FOLDER).iterdir() if (match := _WHOLE.fullmatch(path.name))]
+        return [path for _, path in sorted(steps, reverse=True)]
     return []
 
 
-def read(path: Path) -> Manifest | str:
+def read(path: Path) -> CheckpointManifest | str:
     """The manifest of a checkpoint, or a sentence that says why it cannot be used."""
     try:
-        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=CheckpointManifest)
     except OSError as error:
         return f"{path}: its manifest cannot be read: {error.strerror}"
     except DECODE_FAULTS as error:
@@ -129,7 +129,7 @@ def read(path: Path) -> Manifest | str:
     return manifest
 
 
-def damage(path: Path, these: Iterable[File]) -> str | None:
+def damage(path: Path, these: Iterable[CheckpointFile]) -> str | None:
     """What is wrong with these files of a checkpoint, or None."""
     for file in these:
         there = path / file.name
@@ -146,7 +146,7 @@ def damage(path: Path, these: Iterable[File]) -> str | None:
 
 # Keys that may differ between a cell and the cell of the checkpoint from which it resumes: the number of ranks, how they share
 # the same work, and what does not affect the work. For a checkpoint with the layout whole, the strategy may differ as well.
-_RANKS = keys_of(Role.RANKS, Role.PASSES, Role.NODES, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
+_RANKS = keys_of(Role.RANKS, Role.PASSES, Role.NODES, Role.HARDWARE, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
 _STRATEGY = keys_of(Role.STRATEGY, Role.EXECUTION)
 
 
@@ -161,7 +161,7 @@ def why_not(saved: Cell, cell: Cell, layout: str, of_workload: Iterable[str]) ->
     return f"its cell differs in {', '.join(differ)}" if differ else None
 
 
-class Growing:
+class GrowingFile:
     """A file of a checkpoint while it is written, hashed as it grows and synced at its end."""
 
     def __init__(self, path: Path) -> None:
@@ -176,7 +176,7 @@ class Growing:
         self._hash.update(content)
         self.size += len(content)
 
-    def close(self) -> File:
+    def close(self) -> CheckpointFile:
         """What stands on disk when this returns."""
         try:
             self._handle.flush()
@@ -184,4 +184,4 @@ class Growing:
             self._handle.close()
         except OSError as error:
             raise WorkspaceError.from_os_error(error, "write") from error
-        return File(self._path.name, self.size, self._hash.hexdigest())
+        return CheckpointFile(self._path.name, self.size, self._hash.hexdigest())

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import resources
 
-from shardlab import console, shell
+from shardlab import console, shell_init
 from shardlab.errors import UnknownName
 
 COMMANDS = {
@@ -62,7 +62,7 @@ def _parser() -> console.Parser:
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "shell-init":
-        sys.stdout.buffer.write(os.fsencode(shell.init(arguments.name)))  # a path need not be UTF-8
+        sys.stdout.buffer.write(os.fsencode(shell_init.init(arguments.name)))  # a path need not be UTF-8
     elif arguments.command == "schema":
         if arguments.name not in SCHEMAS:
             raise UnknownName("schema", arguments.name or "", SCHEMAS)

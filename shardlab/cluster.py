@@ -11,23 +11,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from shardlab import document, shape
-from shardlab.cell import seconds
+from shardlab import document, slurm_keys, validation
 from shardlab.errors import InputError
+from shardlab.slurm_keys import Gpus, Slurm
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")]
 Role = Literal["controller", "worker"]
-# A value that a line #SBATCH can hold without quotes; sbatch has its own rules for quotes.
-SbatchWord = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,@%+/=&|()*\[\]-]{0,200}$")]
-SbatchOption = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{1,40}$")]
-# Options that `jobs` sets itself, and options with which `jobs` could not follow a run.
-OWN_OPTIONS = {
-    "job-name", "output", "error", "array", "nodes", "ntasks", "ntasks-per-node", "time", "partition", "account", "qos",
-    "constraint", "gpus-per-node", "gres", "exclusive", "cpus-per-task", "requeue", "no-requeue", "open-mode", "export",
-    "wrap", "parsable", "wait", "test-only", "chdir", "exclude", "dependency", "kill-on-invalid-dep", "hold",
-}  # fmt: skip
 HOST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$")
 REMOTE = (
+    "login",
     "nodes",
     "ssh",
     "lan",
@@ -74,6 +66,7 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_url(self) -> bool:
+        """Whether the archive is downloaded."""
         return self.archive is not None and "://" in self.archive
 
 
@@ -92,7 +85,7 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [DataSet(name=one) if isinstance(one, str) else one for one in self.sets]
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node of the cluster.
 
     host: an address, or a name from ~/.ssh/config; required for provider ssh, not allowed for provider virtual.
@@ -123,6 +116,18 @@ class Ssh(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     between_nodes: bool = False
 
 
+class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The login node of a Slurm site (provider slurm), if `provision`, `jobs` and `collect` run on another machine.
+
+    host: an address, or a name from ~/.ssh/config.
+    user, port: null: from ~/.ssh/config.
+    """
+
+    host: Annotated[str, msgspec.Meta(pattern=HOST.pattern)]
+    user: str | None = None
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
+
+
 class Lan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The network between practice nodes (provider virtual).
 
@@ -132,17 +137,6 @@ class Lan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     subnet: str = "10.88.0.0/24"
     mbps: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
-
-
-class Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The GPUs of each worker. The GPUs of practice nodes are dummy devices that only Slurm uses: ranks train on the CPU.
-
-    per_node: the number of GPUs of each worker.
-    type: the name of the GPU type in Slurm, such as a100; null: no name.
-    """
-
-    per_node: Annotated[int, msgspec.Meta(ge=0, le=64)]
-    type: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_]{0,30}$")] | None = None
 
 
 class Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,57 +158,36 @@ class Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The Python environment of the nodes.
 
+    modules: modules that are loaded before anything of ours runs (provider slurm).
+    python: the interpreter from which the environment is made (provider slurm); null: python3 after the modules are loaded.
+    build: where the packages are downloaded and installed (provider slurm). job: both in a job. login: both on the login node.
+    auto: downloaded on the login node, installed in a job.
+    use: an existing virtual or conda environment that is used as it is (provider slurm); null: `provision` makes one.
     wheelhouse: a folder of wheels on every node, from which pip installs without a network; null: pip uses its index.
     For practice nodes it is a folder of this machine, which they can only read; null: `provision` makes the folder.
     """
 
+    modules: list[Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}$")]] = []
+    python: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/+-]+$")] | None = None
+    build: Literal["auto", "job", "login"] = "auto"
+    use: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/+-]+$")] | None = None
     wheelhouse: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
-
-
-class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Slurm: what `provision` installs (slurmctld and slurmdbd on the one controller, slurmd on the workers), and the options
-    with which `jobs` submits.
-
-    account, qos, constraint: passed to sbatch; null: not passed.
-    gpu_request: the option of sbatch that requests GPUs; some sites allow only one of the two.
-    time: the time limit of jobs whose cells have no time limit, as HH:MM:SS or D-HH:MM:SS.
-    exclusive: true: a job gets whole nodes, so that no other job disturbs the measurement; false: each rank gets cpus_per_rank.
-    cpus_per_rank: CPUs of each rank if `exclusive` is false; null: 8 for a rank with a GPU, because its threads (autograd,
-    NCCL, data) should not share one CPU, and 1 for other ranks.
-    requeue: how often Slurm may start a job again because a node failed, the job was preempted, or the job reached its time
-    limit and has a checkpoint.
-    extra: further options of sbatch by their long names; null for an option without a value.
-    """
-
-    partition: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,30}$")] = "batch"
-    account: SbatchWord | None = None
-    qos: SbatchWord | None = None
-    constraint: SbatchWord | None = None
-    gpu_request: Literal["gpus-per-node", "gres"] = "gpus-per-node"
-    time: str = "01:00:00"
-    exclusive: bool = True
-    cpus_per_rank: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
-    requeue: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
-    extra: dict[SbatchOption, SbatchWord | None] = {}
-
-    @property
-    def time_s(self) -> int:
-        """Raises ValueError."""
-        return seconds(self.time)
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of cluster.yaml.
 
     provider: `local` uses this machine as the only node; `ssh` uses existing machines, listed under `nodes`; `virtual` boots
-    practice nodes on this machine.
-    slurm: null: the cluster has no Slurm.
+    practice nodes on this machine; `slurm` uses a managed Slurm site, where nothing needs root.
+    login: null: this machine is the login node (provider slurm).
+    slurm: null: the cluster has no Slurm; runs on its nodes are started over SSH.
     """
 
     schema: Literal[1]
     name: Name
-    provider: Literal["local", "ssh", "virtual"]
-    nodes: list[Entry] = []
+    provider: Literal["local", "ssh", "virtual", "slurm"]
+    login: Login | None = None
+    nodes: list[NodeEntry] = []
     ssh: Ssh = msgspec.field(default_factory=Ssh)
     lan: Lan = msgspec.field(default_factory=Lan)
     gpus: Gpus | None = None
@@ -223,9 +196,35 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slurm: Slurm | None = None
     data: Data = msgspec.field(default_factory=Data)
 
-    def with_role(self, role: Role) -> list[Entry]:
+    def with_role(self, role: Role) -> list[NodeEntry]:
         """The nodes that have this role, in the order of the file."""
         return [entry for entry in self.nodes if role in entry.roles]
+
+    @property
+    def controller(self) -> NodeEntry | None:
+        """The node on which commands about runs are executed; without Slurm the first node, if no node has this role."""
+        return next(iter(self.with_role("controller") or self.nodes), None)
+
+    @property
+    def gpu_types(self) -> list[str]:
+        """The GPU types that a cell may name: of the partitions, or of `gpus` if there are no partitions."""
+        if self.slurm is not None and self.slurm.partitions:
+            return [partition.gpus.type for partition in self.slurm.partitions if partition.gpus.type is not None]
+        return [self.gpus.type] if self.gpus is not None and self.gpus.type is not None else []
+
+    def for_gpu_type(self, gpu_type: str | None) -> Cluster:
+        """This cluster as a cell with this gpu_type uses it: with the partition of the type, its GPUs and its limits.
+
+        gpu_type: null, or one of `gpu_types`; for another type, the cluster is returned as it is.
+        """
+        if self.slurm is None or gpu_type is None:
+            return self
+        for partition in self.slurm.partitions:
+            if partition.gpus.type == gpu_type:
+                limits = {"max_time": partition.max_time, "max_nodes": partition.max_nodes}
+                slurm = msgspec.structs.replace(self.slurm, partition=partition.name, **limits)
+                return msgspec.structs.replace(self, gpus=partition.gpus, slurm=slurm)
+        return self
 
 
 THIS_MACHINE = Cluster(schema=1, name="local", provider="local")
@@ -234,7 +233,7 @@ THIS_MACHINE = Cluster(schema=1, name="local", provider="local")
 def load(path: Path) -> Cluster:
     """Read and check a cluster file. Raises InputError with file:line:column for every problem in it."""
     text = document.load(path)
-    cluster = shape.convert(text, Cluster)
+    cluster = validation.convert(text, Cluster)
     if cluster.data.path is not None and not cluster.data.path.strip():
         raise text.error(("data", "path"), "found an empty path. Allowed: the path of a folder, or null.")
     _check_sets(text, cluster.data.named())
@@ -250,6 +249,43 @@ def _check_nodes(text: document.Document, cluster: Cluster) -> None:
                     (key,), "not allowed with provider local, which uses only this machine. Remove it, or change the provider."
                 )
         return
+    if cluster.provider == "slurm":
+        _check_site(text, cluster)
+        return
+    _check_installed(text, cluster)
+
+
+def _check_site(text: document.Document, cluster: Cluster) -> None:
+    """A managed Slurm site: Slurm knows its nodes, and nothing is installed on them."""
+    for key in ("nodes", "lan"):
+        if getattr(cluster, key) != getattr(THIS_MACHINE, key):
+            raise text.error((key,), "not allowed with provider slurm, because Slurm itself knows the nodes. Remove it.")
+    for key in ("server", "disk", "mount"):
+        if getattr(cluster.storage, key) is not None:
+            raise text.error(("storage", key), "not allowed with provider slurm, which changes no machine. Allowed: shared.")
+    if cluster.ssh.between_nodes:
+        raise text.error(("ssh", "between_nodes"), "not allowed with provider slurm, which starts ranks by Slurm. Remove it.")
+    if cluster.slurm is None:
+        raise text.error(
+            ("provider",), "provider slurm needs the key slurm. Allowed: a mapping such as `slurm: {partition: gpu}`."
+        )
+    if cluster.storage.shared is None:
+        raise text.error(
+            ("provider",),
+            "provider slurm needs storage.shared. Allowed: a folder of yours that the login node and all nodes share.",
+        )
+    slurm_keys.check(text, cluster.slurm)
+
+
+def _check_installed(text: document.Document, cluster: Cluster) -> None:
+    """Nodes that `provision` sets up as root."""
+    if cluster.login is not None:
+        raise text.error(("login",), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm.")
+    for key in ("modules", "python", "use"):
+        if getattr(cluster.environment, key):
+            raise text.error(
+                ("environment", key), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm."
+            )
     if not cluster.nodes:
         raise text.error(("provider",), f"provider {cluster.provider} needs nodes. Allowed: one or more, in the list nodes.")
     names = [entry.name for entry in cluster.nodes]
@@ -268,20 +304,12 @@ def _check_nodes(text: document.Document, cluster: Cluster) -> None:
         raise text.error(("slurm",), f"{len(cluster.with_role('controller'))} nodes have the role controller. Allowed: 1.")
     if cluster.slurm is not None and not cluster.with_role("worker"):
         raise text.error(("slurm",), "no node has the role worker. Allowed: one node or more with this role.")
+    if cluster.slurm is not None and cluster.slurm.partition is None:
+        raise text.error(("slurm", "partition"), "found null. Allowed: the name of the partition that `provision` makes.")
+    if cluster.slurm is not None and cluster.slurm.partitions:
+        raise text.error(("slurm", "partitions"), f"not allowed with provider {cluster.provider}, which makes one partition.")
     if cluster.slurm is not None:
-        _check_slurm(text, cluster.slurm)
-
-
-def _check_slurm(text: document.Document, slurm: Slurm) -> None:
-    try:
-        _ = slurm.time_s
-    except ValueError as error:
-        raise text.error(("slurm", "time"), str(error)) from None
-    for name in slurm.extra:
-        if name in OWN_OPTIONS:
-            raise text.error(
-                ("slurm", "extra", name), f"{name} is not allowed, because `jobs` controls it. Allowed: sbatch's other options."
-            )
+        slurm_keys.check(text, cluster.slurm)
 
 
 def _check_storage(text: document.Document, cluster: Cluster) -> None:
@@ -318,25 +346,25 @@ def _check_lan(text: document.Document, cluster: Cluster) -> None:
 
 
 def _check_sets(text: document.Document, sets: list[DataSet]) -> None:
-    for index, one in enumerate(sets):
+    for index, data_set in enumerate(sets):
         place = ("data", "sets", index)
-        if one.name in [other.name for other in sets[:index]]:
-            raise text.error(place, f"the data set {one.name} is listed twice. Allowed: each data set once.")
-        if one.archive is None:
-            if one.sha256 is not None:
+        if data_set.name in [other.name for other in sets[:index]]:
+            raise text.error(place, f"the data set {data_set.name} is listed twice. Allowed: each data set once.")
+        if data_set.archive is None:
+            if data_set.sha256 is not None:
                 raise text.error(
                     (*place, "sha256"), "a checksum without an archive. Allowed: both, an archive alone, or neither."
                 )
             continue
-        if not one.archive.strip():
+        if not data_set.archive.strip():
             raise text.error((*place, "archive"), "found an empty path. Allowed: a URL, a path, or null.")
-        if one.is_url:
-            url = urlsplit(one.archive)
+        if data_set.is_url:
+            url = urlsplit(data_set.archive)
             if url.scheme not in ("http", "https") or not url.hostname:
-                raise text.error((*place, "archive"), f"found {one.archive!r}. Allowed: http://, https://, or a path.")
+                raise text.error((*place, "archive"), f"found {data_set.archive!r}. Allowed: http://, https://, or a path.")
             if url.username or url.password:
                 raise text.error((*place, "archive"), "a URL with a user or password in it. Allowed: a URL without them.")
-            if one.sha256 is None:
+            if data_set.sha256 is None:
                 raise text.error(place, "a URL without a checksum. Allowed: a URL together with the key sha256.")
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -18,7 +18,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from shardlab import __version__, printable, start
+from shardlab import __version__, command_start, printable
 from shardlab.errors import ShardlabError, WorkspaceError
 
 INTERRUPTED = "interrupted; finished work is kept, and the same command continues from there."
@@ -33,6 +33,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
+        """Print the message with the command that shows the help, and exit with code 2."""
         self.exit(2, printable.clean(f"{self.prog}: {message}. See: {self.prog} --help\n"))
 
 
@@ -46,7 +47,29 @@ def common_options() -> Parser:
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
+    """Add the option --version."""
     parser.add_argument("--version", action="version", version=f"shardlab {__version__}")
+
+
+class Verbs:
+    """The verbs of a command line. A verb has options of its own, an example, and a function that carries it out."""
+
+    def __init__(self, top: Parser, common: Parser, examples: Mapping[str, str], *, sentences: bool = False) -> None:
+        """common: options that all verbs have. examples: by verb. sentences: describe a verb by a sentence with a full stop."""
+        self._verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+        self._common, self._examples, self._sentences = common, examples, sentences
+
+    def add(self, name: str, run: Callable[..., int], summary: str) -> Parser:
+        """Add a verb. run: carries out the verb and returns the exit code; it becomes `run` of the parsed arguments."""
+        verb: Parser = self._verbs.add_parser(
+            name,
+            parents=[self._common],
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}." if self._sentences else summary,
+            epilog=f"example:\n  {self._examples[name]}",
+        )
+        verb.set_defaults(run=run)
+        return verb
 
 
 class CleanConsole(Console):
@@ -61,9 +84,11 @@ class CleanConsole(Console):
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
+        """The text without control characters and escape sequences."""
         return super().render_str(printable.clean(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """The segments of a renderable, each cleaned; control segments of rich pass unchanged."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             if not control:
@@ -83,15 +108,16 @@ class Output:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Output:
+        """The output that the common options ask for."""
         return cls(json=getattr(arguments, "json", False), verbose=getattr(arguments, "verbose", False))
 
     @property
     def width(self) -> int | None:
-        """Columns of the terminal that tables are drawn on; None where they are plain lines, for a program or a file."""
+        """Columns of the terminal that tables are drawn on; None if tables are plain lines, for a program or a file."""
         return self.results.width if self.results.is_terminal and not self.json else None
 
     def line(self, text: str, style: str | None = None) -> None:
-        """A line of the result; on standard error where a JSON document is asked for."""
+        """A line of the result; on standard error if a JSON document is asked for."""
         (self.remarks if self.json else self.results).print(text, style=style)
 
     def remark(self, text: str, style: str | None = None) -> None:
@@ -104,7 +130,7 @@ class Output:
             self.remark(text, style="dim")
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
-        """Rows of text: a table on a terminal, aligned plain lines elsewhere; columns of numbers are set to the right."""
+        """Rows of text: a table on a terminal, aligned plain lines elsewhere; columns of numbers are aligned to the right."""
         on_terminal = self.results.is_terminal and not self.json
         if title:
             self.line(title, style="bold" if on_terminal else None)
@@ -144,7 +170,7 @@ def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) ->
     """
     try:
         if interrupted is not None:
-            start.raise_on_signal()
+            command_start.raise_on_signal()
         code = command()
         sys.stdout.flush()
         return code
@@ -152,9 +178,9 @@ def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) ->
         sys.stderr.write(printable.clean(f"error: {error}") + "\n")
         return error.exit_code
     except KeyboardInterrupt:
-        start.on_signal(lambda: start.leave("interrupted again."))
+        command_start.on_signal(lambda: command_start.leave("interrupted again."))
         sys.stderr.write(f"{interrupted or INTERRUPTED}\n")
-        return start.INTERRUPTED
+        return command_start.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
@@ -166,12 +192,12 @@ def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) ->
 
 
 def _of_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
-    """Which columns hold nothing but numbers, and are set to the right."""
+    """Whether each column contains only numbers, which are aligned to the right."""
     return [all(_NUMERIC.match(row[index]) for row in rows) for index in range(len(columns))]
 
 
 def _aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    """Rows as lines, a line each whatever is in them; `right`: which columns are set to the right."""
+    """Rows as text, one line for each row whatever it contains. right: which columns are aligned to the right."""
     lines = [[printable.one_line(cell) for cell in row] for row in rows]
     widths = [max(cell_len(cell) for cell in column) for column in zip(*lines, strict=True)]
     set_ = [

@@ -22,10 +22,10 @@ _BUILT: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 def decoder(shape: type[T]) -> msgspec.json.Decoder[T]:
     """The decoder of a type. Once it is built, `msgspec.convert` to that type is safe in threads as well."""
-    found = _BUILT.get(shape)
-    if found is None:
+    built = _BUILT.get(shape)
+    if built is None:
         with _LOCK:
-            found = _BUILT.get(shape)
-            if found is None:
-                found = _BUILT[shape] = msgspec.json.Decoder(shape)
-    return found
+            built = _BUILT.get(shape)
+            if built is None:
+                built = _BUILT[shape] = msgspec.json.Decoder(shape)
+    return built

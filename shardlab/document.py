@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from shardlab.errors import InputError, WorkspaceError
@@ -32,39 +32,36 @@ _ODD_BOOL = {"yes", "no", "on", "off", "y", "n"}
 Path_ = tuple[str | int, ...]
 
 
-@dataclass(frozen=True)
-class Mark:
+class Position(msgspec.Struct, frozen=True):
     """A place in a file; line and column count from 1."""
 
     line: int
     column: int
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong: where it stands and the sentence."""
+class Problem(msgspec.Struct, frozen=True):
+    """A problem of a file: its place, the key, and the sentence."""
 
-    mark: Mark
+    mark: Position
     path: str
     sentence: str
 
 
-@dataclass
-class Document:
+class Document(msgspec.Struct):
     """A file's plain data and the mark of every value and key in it."""
 
     file: str
     data: Any = None
-    values: dict[Path_, Mark] = field(default_factory=dict)
-    keys: dict[Path_, Mark] = field(default_factory=dict)
+    values: dict[Path_, Position] = {}
+    keys: dict[Path_, Position] = {}
 
     def problem(self, path: Path_, sentence: str, *, at_key: bool = False) -> Problem:
-        """Place a sentence at `path`, or at its nearest ancestor that stands in the file."""
+        """Place a sentence at `path`, or at its nearest ancestor that the file contains."""
         marks = self.keys if at_key else self.values
         probe = path
         while probe and probe not in marks and probe not in self.values:
             probe = probe[:-1]
-        mark = marks.get(probe) or self.values.get(probe) or Mark(1, 1)
+        mark = marks.get(probe) or self.values.get(probe) or Position(1, 1)
         return Problem(mark, dotted(path), sentence)
 
     def error(self, path: Path_, sentence: str, *, at_key: bool = False) -> InputError:
@@ -186,7 +183,8 @@ class _Builder:
                 raise self.refuse(event, path, "found a merge key (<<). Allowed: the keys themselves")
             if key in items:
                 first = self.document.keys[here]
-                raise self.refuse(event, here, f"found this key twice, first on line {first.line}. Allowed: each key once")
+                where = f"first at {first.line}:{first.column}"
+                raise self.refuse(event, here, f"found this key twice, {where}. Allowed: each key once")
             self.document.keys[here] = _mark(event)
             items[key] = self.node(next(self.events), here)
         return items
@@ -204,7 +202,10 @@ class _Builder:
         if _FLOAT.match(value) and not re.match(r"[-+]?0[0-9]", value):
             return float(value)
         if _TIME.match(value):
-            raise self.refuse(event, path, f'a time without quotes, which some YAML parsers read as a number; write "{value}"')
+            sentence = (
+                f'found {value} without quotes, which some YAML parsers read as a number. Allowed: a number, or "{value}"'
+            )
+            raise self.refuse(event, path, f"{sentence} if it is a time")
         if _ODD_NUMBER.match(value):
             raise self.refuse(
                 event, path, f'{value} is read differently by different YAML parsers; write a plain decimal or "{value}"'
@@ -214,6 +215,6 @@ class _Builder:
         return value
 
 
-def _mark(event: yaml.Event) -> Mark:
+def _mark(event: yaml.Event) -> Position:
     assert event.start_mark is not None  # the pure-Python parser always sets it
-    return Mark(event.start_mark.line + 1, event.start_mark.column + 1)
+    return Position(event.start_mark.line + 1, event.start_mark.column + 1)

@@ -9,6 +9,8 @@ import msgspec
 from shardlab.cell import Cell
 from shardlab.study import Assumed, Claim, Note, Reported, Setting, Traces
 
+LAST_MATRIX = "last-matrix.json"  # a file in .shardlab, beside the folder of the expansions
+
 
 class ExpandedCell(msgspec.Struct, frozen=True):
     """A cell of an expansion."""
@@ -34,7 +36,7 @@ class Expansion(msgspec.Struct, kw_only=True):
     path: str  # of the matrix file
     cells: list[ExpandedCell]
     excluded: list[Excluded]
-    scale: Literal["full", "tiny"] = "full"  # tiny: each cell's `rehearses` is the cell that it stands for
+    scale: Literal["full", "tiny"] = "full"  # tiny: each cell's `rehearses` is the original cell
     reported: list[Reported] = []
     claims: list[Claim] = []
     settings: list[Setting] = []
@@ -42,3 +44,10 @@ class Expansion(msgspec.Struct, kw_only=True):
     traces: Traces = "exact"
     assumed: list[Assumed] = []
     notes: list[Note] = []
+
+
+class LastMatrix(msgspec.Struct, frozen=True):
+    """last-matrix.json: the name of the matrix that was rendered last."""
+
+    schema: int
+    name: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 MAX_LENGTH = 2000
@@ -57,7 +57,7 @@ class Expression:
     def filters(self) -> list[tuple[str, dict[str, Any]]]:
         """For each call: its function and its named arguments. Raises ExpressionError for an argument that is not constant."""
         return [
-            (node.func.id, {k.arg: _evaluate(k.value, {}, {}) for k in node.keywords if k.arg})
+            (node.func.id, {k.arg: Evaluator({}).value(k.value) for k in node.keywords if k.arg})
             for node in ast.walk(self.tree)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         ]
@@ -65,7 +65,7 @@ class Expression:
     def evaluate(self, names: Mapping[str, Any], calls: Mapping[str, Callable[..., Any]] | None = None) -> Any:
         """The value for these names and functions. Raises ExpressionError, never anything else."""
         try:
-            return _evaluate(self.tree, names, calls or {})
+            return Evaluator(names, calls).value(self.tree)
         except (TypeError, ZeroDivisionError, OverflowError, RecursionError) as error:
             raise ExpressionError(f"{self.text!r} cannot be evaluated: {error}") from None
 
@@ -111,49 +111,80 @@ def _dotted(node: ast.AST) -> str:
     raise ExpressionError(f"{ast.unparse(node)!r} is not allowed; a name has at most one dot, as in options.name")
 
 
-def _evaluate(node: ast.AST, names: Mapping[str, Any], calls: Mapping[str, Callable[..., Any]]) -> Any:
-    def value(child: ast.AST) -> Any:
-        return _evaluate(child, names, calls)
+class Evaluator:
+    """Evaluates the tree of an expression. `collect.verdicts.draws` derives an evaluator of arrays of random draws."""
 
-    match node:
-        case ast.Constant(value=constant):
-            return constant
-        case ast.Name(id=name):
-            return _lookup(name, names)
-        case ast.Attribute():
-            return _lookup(_dotted(node), names)
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [value(item) for item in items]
-        case ast.BoolOp(op=ast.And(), values=values):
-            return all(value(item) for item in values)
-        case ast.BoolOp(values=values):
-            return any(value(item) for item in values)
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not value(operand)
-        case ast.UnaryOp(operand=operand):
-            return -value(operand)
-        case ast.BinOp(left=left, op=op, right=right):
-            a, b = value(left), value(right)
-            if not all(isinstance(side, int | float) for side in (a, b)):
-                raise TypeError("arithmetic needs numbers")
-            return _BINARY[type(op)](a, b)
-        case ast.Compare(left=left, ops=ops, comparators=rest):
-            here = value(left)
-            for comparison, other in zip(ops, rest, strict=True):
-                there = value(other)
-                if not _COMPARE[type(comparison)](here, there):
-                    return False
-                here = there
-            return True
-        case ast.Call(func=ast.Name(id=name), keywords=keywords):
-            if name not in calls:
-                raise ExpressionError(f"unknown function {name!r}. Allowed: {', '.join(sorted(calls)) or 'none here'}")
-            return calls[name](**{k.arg: value(k.value) for k in keywords if k.arg})
-        case _:  # pragma: no cover - _check has refused it
-            raise AssertionError(ast.dump(node))
+    def __init__(self, names: Mapping[str, Any], calls: Mapping[str, Callable[..., Any]] | None = None) -> None:
+        self.names = names
+        self.calls = calls or {}
 
+    def value(self, node: ast.AST) -> Any:
+        """The value of a part of the tree. Raises TypeError and ZeroDivisionError as Python does."""
+        match node:
+            case ast.Constant(value=constant):
+                return constant
+            case ast.Name(id=name):
+                return self.lookup(name)
+            case ast.Attribute():
+                return self.lookup(_dotted(node))
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                return [self.value(item) for item in items]
+            case ast.BoolOp(op=op, values=values):
+                tests = (self.value(item) for item in values)
+                return self.all_of(tests) if isinstance(op, ast.And) else self.any_of(tests)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return self.negated(self.value(operand))
+            case ast.UnaryOp(operand=operand):
+                return -self.number(self.value(operand))
+            case ast.BinOp(left=left, op=op, right=right):
+                return _BINARY[type(op)](self.number(self.value(left)), self.number(self.value(right)))
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                return self.all_of(self._comparisons(left, ops, others))
+            case ast.Call():
+                return self.call(node)
+            case _:  # pragma: no cover - _check has refused it
+                raise AssertionError(ast.dump(node))
 
-def _lookup(name: str, names: Mapping[str, Any]) -> Any:
-    if name not in names:
-        raise ExpressionError(f"unknown name {name!r}. Allowed: {', '.join(sorted(names))}")
-    return names[name]
+    def all_of(self, tests: Iterable[Any]) -> Any:
+        """The value of `and`. The later tests are evaluated only if the earlier tests hold."""
+        return all(tests)
+
+    def any_of(self, tests: Iterable[Any]) -> Any:
+        """The value of `or`."""
+        return any(tests)
+
+    def negated(self, test: Any) -> Any:
+        """The value of `not`."""
+        return not test
+
+    def number(self, side: Any) -> Any:
+        """A side of an arithmetic operation. Raises TypeError if it is no number."""
+        if not isinstance(side, int | float):
+            raise TypeError("arithmetic needs numbers")
+        return side
+
+    def compared(self, left: Any, op: ast.cmpop, right: Any) -> Any:
+        """The value of one comparison."""
+        return _COMPARE[type(op)](left, right)
+
+    def call(self, node: ast.Call) -> Any:
+        """The value of a call. Raises ExpressionError for a function that is not allowed."""
+        assert isinstance(node.func, ast.Name)
+        name = node.func.id
+        if name not in self.calls:
+            raise ExpressionError(f"unknown function {name!r}. Allowed: {', '.join(sorted(self.calls)) or 'none here'}")
+        return self.calls[name](**{k.arg: self.value(k.value) for k in node.keywords if k.arg})
+
+    def _comparisons(self, left: ast.expr, ops: list[ast.cmpop], others: list[ast.expr]) -> Iterator[Any]:
+        """Each comparison of a chain such as a < b < c. A side is evaluated when it is needed, and once."""
+        here = self.value(left)
+        for op, other in zip(ops, others, strict=True):
+            there = self.value(other)
+            yield self.compared(here, op, there)
+            here = there
+
+    def lookup(self, name: str) -> Any:
+        """The value of a name. Raises ExpressionError for an unknown name."""
+        if name not in self.names:
+            raise ExpressionError(f"unknown name {name!r}. Allowed: {', '.join(sorted(self.names))}")
+        return self.names[name]

@@ -10,7 +10,7 @@ import io
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,7 +40,7 @@ def read(path: Path | str) -> bytes:
         if len(content) == size:
             return content
         parts = [content]
-        while content := os.read(descriptor, 1 << 20):  # it grew meanwhile, or is larger than the kernel reads at once
+        while content := os.read(descriptor, 1 << 20):  # it grew since, or is larger than the kernel reads at once
             parts.append(content)
         return b"".join(parts)
     finally:
@@ -100,7 +100,7 @@ def write_new(path: Path, content: bytes | memoryview, *, mode: int = 0o644) -> 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """A new file to write beside `path`, synced and renamed over it at the end, deleted where the block raises.
+    """A new file to write beside `path`, synced and renamed over it at the end, deleted if the block raises.
 
     Raises WorkspaceError.
     """
@@ -167,7 +167,7 @@ def names(folder: Path | str) -> list[str]:
 
 
 def sync_folder(path: Path) -> None:
-    """Make a rename in `path` survive a power loss, where the file system allows it."""
+    """Make a rename in `path` survive a power loss, if the file system allows it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -177,14 +177,39 @@ def sync_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of this file; wait for it first. The kernel releases it however its holder ends. Raises WorkspaceError."""
+def locked(path: Path, busy: Callable[[int], object] = lambda _descriptor: None) -> Iterator[int]:
+    """Hold the lock of this file; yield the descriptor of the file. The kernel releases the lock however its holder ends.
+
+    busy: called with the descriptor if another process holds the lock. If it returns, wait for the lock; to refuse, it raises.
+    Raises WorkspaceError if the file cannot be opened.
+    """
+    descriptor = _open_lock(path)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            busy(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    """The lock file, created if it does not exist. Programs that this program starts do not inherit the descriptor."""
     make_folder(path.parent)
+    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     with as_workspace_error("lock"):
-        handle = path.open("ab")
-    with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        try:
+            # Whoever can open the file can hold the lock: allow this to nobody who has no access to the folder.
+            mode = 0o600 | (path.parent.stat().st_mode & 0o066)
+            descriptor = os.open(path, flags | os.O_RDWR, mode)
+        except PermissionError:  # the file of another user, such as root: it can be locked, but not written
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise WorkspaceError(f"cannot lock {path}: it is not a regular file; remove it.")
+    return descriptor
 
 
 def sha256(path: Path) -> str:

@@ -38,7 +38,7 @@ def all_models() -> tuple[GpuModel, ...]:
 
 def model(gpu: str) -> GpuModel | None:
     """The GPU model with this NVML name, or None if the file does not list it."""
-    return next((one for one in all_models() if fits(one, gpu)), None)
+    return next((entry for entry in all_models() if fits(entry, gpu)), None)
 
 
 def fits(model: GpuModel, gpu: str) -> bool:
@@ -48,8 +48,8 @@ def fits(model: GpuModel, gpu: str) -> bool:
 
 def peak_flops(gpu: str, precision: str) -> float | None:
     """Peak FLOP/s of a GPU with this NVML name in a cell's precision, or None if the peak is not known."""
-    found = model(gpu)
-    if found is None:
+    listed = model(gpu)
+    if listed is None:
         return None
-    tera = {"fp32": found.fp32, "tf32": found.tf32, "bf16": found.bf16, "fp16": found.fp16}[precision.partition("-")[0]]
+    tera = {"fp32": listed.fp32, "tf32": listed.tf32, "bf16": listed.bf16, "fp16": listed.fp16}[precision.partition("-")[0]]
     return None if tera is None else tera * 1e12

@@ -55,7 +55,7 @@ class Host(msgspec.Struct, omit_defaults=True, kw_only=True):
     system: str
     cpu_model: str | None
     cpus: int
-    cpus_allowed: int  # that this process may use
+    cpus_allowed: int  # that this process may use: affinity and quota
     memory_bytes: int
     gpu_driver: str | None = None
     gpus: list[Gpu] | None = None
@@ -79,7 +79,7 @@ def observe() -> Host:
         system=_system(),
         cpu_model=_cpu_model(),
         cpus=os.cpu_count() or 1,
-        cpus_allowed=len(os.sched_getaffinity(0)),
+        cpus_allowed=usable_processors(),
         memory_bytes=psutil.virtual_memory().total,
         gpu_driver=driver,
         gpus=gpus,
@@ -91,6 +91,19 @@ def observe() -> Host:
     )
 
 
+def usable_processors(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """The number of processors that this process may use, by its affinity and by the quota of its container.
+
+    quota: the file of the quota in version 2 of cgroups.
+    """
+    affine = len(os.sched_getaffinity(0))
+    try:
+        allowed_us, period_us = quota.read_text().split()
+    except OSError:  # no container, or version 1 of cgroups
+        return affine
+    return affine if allowed_us == "max" else max(1, min(affine, int(allowed_us) // int(period_us)))
+
+
 def boot_id() -> str:
     """The kernel's id of this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -98,13 +111,13 @@ def boot_id() -> str:
 
 def packages() -> dict[str, str]:
     """Versions of the installed packages that a result can depend on, without importing them."""
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def nics(root: Path = Path("/sys/class/net")) -> list[Nic]:
@@ -130,7 +143,7 @@ def _nic(folder: Path) -> Nic:
 
 
 def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> list[NumaNode]:
-    """The NUMA nodes that the kernel shows, in order; none where it shows none."""
+    """The NUMA nodes that the kernel shows, in order; empty if it shows none."""
     folders = sorted(root.glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node")))
     return [NumaNode(int(folder.name.removeprefix("node")), _text(folder / "cpulist") or "") for folder in folders]
 

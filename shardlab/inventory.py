@@ -13,7 +13,7 @@ from shardlab.remote import Address
 from shardlab.workspace import Workspace
 
 
-class Node(msgspec.Struct, frozen=True):
+class InventoryNode(msgspec.Struct, frozen=True):
     """A node of inventory.json. The other fields there are for people and other programs.
 
     host, port, user, identity: for the login by SSH.
@@ -30,34 +30,45 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Inventory(msgspec.Struct, frozen=True):
+    """inventory.json: the nodes of a cluster, as `provision` found them."""
+
     schema: int
     cluster: str
-    nodes: list[Node]
+    nodes: list[InventoryNode]
+
+    def with_role(self, role: str) -> list[InventoryNode]:
+        """The nodes that have this role, in the order of the cluster file."""
+        return [node for node in self.nodes if role in node.roles]
 
 
 def path_of(workspace: Workspace) -> Path:
+    """The path of the inventory in a workspace."""
     return workspace.own / "inventory.json"
 
 
-def read(workspace: Workspace, cluster: Cluster) -> Inventory:
-    """The inventory of this cluster. Raises InputError if `provision` has not written it in this workspace."""
+def read(workspace: Workspace, cluster: str) -> Inventory:
+    """The inventory of the cluster with this name. Raises InputError if `provision` has not written it in this workspace."""
     path = path_of(workspace)
     first = "Run first: provision CLUSTER.yaml"
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Inventory)
+        inventory = msgspec.json.decode(path.read_bytes(), type=Inventory)
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file, so the nodes of the cluster {cluster.name} are not known. {first}.") from None
+        raise InputError(f"{path}: no such file, so the nodes of the cluster {cluster} are not known. {first}.") from None
     except DECODE_FAULTS as error:
         raise InputError(f"{path}: is not an inventory of this version: {error}. {first}.") from None
-    if found.cluster != cluster.name:
-        raise InputError(f"{path}: describes the cluster {found.cluster}, not {cluster.name}. {first}.")
-    return found
+    if inventory.cluster != cluster:
+        raise InputError(f"{path}: describes the cluster {inventory.cluster}, not {cluster}. {first}.")
+    return inventory
 
 
 def controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, str]:
-    """(the address of the controller, the interpreter on it in which shardlab is installed). Raises InputError."""
-    found = read(workspace, cluster)
-    node = next((one for one in found.nodes if "controller" in one.roles), None)
+    """(the address of the controller, the interpreter on it in which shardlab is installed). Raises InputError.
+
+    Without Slurm, the first node takes the place of a controller if no node has this role.
+    """
+    inventory = read(workspace, cluster.name)
+    nodes = inventory.with_role("controller") or (inventory.nodes if cluster.slurm is None else [])
+    node = next(iter(nodes), None)
     if node is None or node.python is None:
         raise InputError(f"{path_of(workspace)}: lists no controller with shardlab. Run again: provision CLUSTER.yaml.")
     address = Address(
@@ -67,5 +78,6 @@ def controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, str]:
         identity=Path(node.identity) if node.identity else None,
         known_hosts=workspace.own / "known_hosts",
         host_keys=cluster.ssh.host_keys,
+        shared=cluster.login is not None,
     )
     return address, node.python

@@ -77,7 +77,7 @@ def _cell_keys() -> tuple[Schema, Schema]:
     for name in REFINED:
         members = definitions[name.capitalize()]["properties"]
         keys |= {f"{name}.{member}": schema for member, schema in members.items()}
-    assert all(key_type(key) is not None for key in keys)  # what we offer is what the reader takes
+    assert all(key_type(key) is not None for key in keys)  # the schema offers only keys that the reader accepts
     return keys, definitions
 
 

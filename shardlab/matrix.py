@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from shardlab import claims, document, shape
+from shardlab import claim_check, document, validation
 from shardlab.cell import Draft, Instruments, Optimizer, Schedule
 from shardlab.cell_names import PLAIN, is_name
 from shardlab.document import Document, Path_, Problem
@@ -25,7 +25,7 @@ from shardlab.expression import Expression, ExpressionError
 from shardlab.study import Assumed, Claim, Note, Reported, Setting, Traces
 
 MAX_CELLS = 100_000
-Placed = dict[str, tuple[Any, Path_]]  # cell key -> its value and where that stands in the file
+Placed = dict[str, tuple[Any, Path_]]  # cell key -> its value and the place of the value in the file
 
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
@@ -95,6 +95,7 @@ class Matrix(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
+        """The name of the matrix in its file."""
         return self.file.name
 
     def problem(self, point: Point, key: str, sentence: str) -> Problem:
@@ -105,8 +106,8 @@ class Matrix(msgspec.Struct, frozen=True):
 def shipped() -> dict[str, Path]:
     """Name to file of the matrices that come with the package."""
     folder = resources.files("matrices")
-    found = (Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-    return {path.stem: path for path in sorted(found)}
+    files = (Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return {path.stem: path for path in sorted(files)}
 
 
 def find(name: str) -> Path:
@@ -122,7 +123,7 @@ def find(name: str) -> Path:
 def load(path: Path) -> Matrix:
     """Read, check and expand a matrix file. Raises InputError that lists every problem with its place."""
     text = document.load(path)
-    file = shape.convert(text, MatrixFile)
+    file = validation.convert(text, MatrixFile)
     problems: list[Problem] = []
     _check_keys(text, file, problems)
     _check_source(text, file, problems)
@@ -210,7 +211,7 @@ def _check_value(text: Document, key: str, value: Any, path: Path_, problems: li
         sentence = str(UnknownName("cell key", key, names)) + " Options of a strategy or workload belong under `options`."
         problems.append(text.problem(path if isinstance(path[-1], str) else path[:-1], sentence, at_key=True))
     else:
-        shape.check(text, value, wanted, path, problems)
+        validation.check(text, value, wanted, path, problems)
 
 
 def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> None:
@@ -220,7 +221,7 @@ def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> 
             known = [field.name for field in msgspec.structs.fields(Draft)]
             problems.append(text.problem(("assumed", index, "key"), str(UnknownName("cell key", assumed.key, known))))
             continue
-        for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list: what an axis takes
+        for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list: the values of an axis
             _check_value(text, assumed.key, value, ("assumed", index, "value"), problems)
     described: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (("settings", file.settings), ("reported", file.reported))
     for what, entries in described:
@@ -229,7 +230,7 @@ def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> 
                 for key in cell:
                     if not is_name(key):
                         problems.append(text.problem((what, index, of, key), _no_name(key), at_key=True))
-    problems += claims.problems(text, file.tests, [entry.metric for entry in file.reported])
+    problems += claim_check.problems(text, file.tests, [entry.metric for entry in file.reported])
 
 
 def _no_name(key: str) -> str:

@@ -59,12 +59,12 @@ def gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
-        found = [_gpu(handle, uuid) for handle, uuid in zip(handles, uuids)]
-        for gpu, handle in zip(found, handles):
+        observed = [_gpu(handle, uuid) for handle, uuid in zip(handles, uuids)]
+        for gpu, handle in zip(observed, handles):
             others = [(uuid, other) for uuid, other in zip(uuids, handles) if uuid != gpu.uuid]
             paths = {uuid: path for uuid, other in others if (path := _asked(_path, handle, other)) is not None}
             gpu.paths = paths or None
-        return pynvml.nvmlSystemGetDriverVersion(), found, None
+        return pynvml.nvmlSystemGetDriverVersion(), observed, None
     except pynvml.NVMLError as error:
         return None, None, f"NVML: {error}"
     finally:
@@ -160,10 +160,10 @@ def _nvlinks(handle: Any) -> dict[str, int] | None:
     return ends or None
 
 
-def _path(one: Any, other: Any) -> str | None:
+def _path(gpu: Any, other: Any) -> str | None:
     import pynvml as nvml
 
-    return ANCESTORS.get(nvml.nvmlDeviceGetTopologyCommonAncestor(one, other))
+    return ANCESTORS.get(nvml.nvmlDeviceGetTopologyCommonAncestor(gpu, other))
 
 
 def _asked(question: Callable[..., T], *about: Any) -> T | None:

@@ -108,6 +108,6 @@ def _cut(line: str) -> str:
 
 
 def _json_escape(char: str) -> str:
-    """The escape of a character in a text of JSON, in two halves where it lies beyond the first plane of Unicode."""
+    """The escape of a character in a text of JSON, in two halves if it lies beyond the first plane of Unicode."""
     units = char.encode("utf-16-be").hex()
     return "".join(f"\\u{units[place : place + 4]}" for place in range(0, len(units), 4))

@@ -197,7 +197,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
 T = TypeVar("T")
 
 
-class Lines(msgspec.Struct, Generic[T]):
+class RecordLines(msgspec.Struct, Generic[T]):
     """The records of one file, and whether parts of the file could not be read."""
 
     records: list[T]
@@ -205,7 +205,7 @@ class Lines(msgspec.Struct, Generic[T]):
     corrupt: int = 0  # number of complete lines that are not such a record
 
 
-def read_lines(path: Path | str, kind: type[T]) -> Lines[T]:
+def read_lines(path: Path | str, kind: type[T]) -> RecordLines[T]:
     """Read a record file. A torn last line is noted, a bad line is counted; neither stops the reading.
 
     A file that is not there gives no records.
@@ -213,7 +213,7 @@ def read_lines(path: Path | str, kind: type[T]) -> Lines[T]:
     try:
         raw = files.read(path)
     except FileNotFoundError:
-        return Lines([])
+        return RecordLines([])
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
     of_kind = decoder(kind)
@@ -221,10 +221,10 @@ def read_lines(path: Path | str, kind: type[T]) -> Lines[T]:
         # All at once is several times as fast as line by line, and the same where every line begins an object and ends one.
         records = of_kind.decode_lines(raw)
         if len(records) == raw.count(b"\n") and raw[:1] == b"{" and raw[-2:] == b"}\n" and not _NO_OBJECT.search(raw):
-            return Lines(records)
+            return RecordLines(records)
     except DECODE_FAULTS:
         pass
-    lines = Lines[T]([])
+    lines = RecordLines[T]([])
     parts = raw.split(b"\n")
     tail = parts.pop()
     for part in parts:
@@ -288,6 +288,7 @@ class LineWriter:
             raise WorkspaceError.from_os_error(error, "write") from error
 
     def close(self) -> None:
+        """Close the file."""
         os.close(self._descriptor)
 
     def __enter__(self) -> LineWriter:

@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from shardlab import files, jumps
+import msgspec
+
+from shardlab import files, proxy_jump, shared_connection
 from shardlab.errors import ShardlabError
-from shardlab.jumps import Jump
+from shardlab.proxy_jump import Jump
 
 CONNECT_S = 10.0
 KEEPALIVE_S = 15
@@ -50,8 +51,7 @@ mv -fT -- "$new" "$1"
 """
 
 
-@dataclass(frozen=True)
-class Answer:
+class CommandOutput(msgspec.Struct, frozen=True):
     """The output of a command. `code` is its exit status (negative: minus the signal), or None if it exceeded its limit."""
 
     code: int | None
@@ -70,8 +70,7 @@ class Unreachable(ShardlabError):
         return {self.node: str(self)} if self.node is not None else {}
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(msgspec.Struct, frozen=True):
     """How to log in to a machine. host: an address or a name from `~/.ssh/config`, which also applies to what is None."""
 
     host: str
@@ -80,6 +79,7 @@ class Address:
     identity: Path | None = None
     known_hosts: Path | None = None  # of the workspace, besides the user's own
     host_keys: HostKeys = "strict"
+    shared: bool = False  # whether all our commands use one connection (shared_connection), as for a site's login node
 
 
 class Remote:
@@ -100,7 +100,7 @@ class Remote:
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
         root: bool = False,
-    ) -> Answer:
+    ) -> CommandOutput:
         """Run `argv` there; no shell interprets its words. It is ended there after `timeout_s` seconds.
 
         env and argv can be read by everyone on that machine: a secret goes through `stdin`. Raises Unreachable.
@@ -113,7 +113,7 @@ class Remote:
             *(f"{name}={value}" for name, value in (env or {}).items()),
             *argv,
         ]
-        # `timeout` ends what it started also when this side is gone; sudo stands before it, or it could not end root's.
+        # `timeout` ends its command even if this side is gone. sudo comes first, or `timeout` could not end root's process.
         words = [*(["sudo", "-n", "--"] if root else []), "timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", *words]
         mark = secrets.token_hex(8)  # a .bashrc may print before the command does
         # The session ends only after it has read the end of its input: a server disconnects a client that says this end of a
@@ -137,9 +137,9 @@ class Remote:
             self._running.pop(mark, None)
         ended = answer.code in (124, 137) and time.monotonic() - begin >= timeout_s  # what `timeout` ends with when it had to
         code = None if ended else answer.code
-        return Answer(code, _after(mark, answer.stdout), _after(mark, answer.stderr))
+        return CommandOutput(code, _after(mark, answer.stdout), _after(mark, answer.stderr))
 
-    def put(self, content: bytes, path: str, *, mode: int, owner: str, timeout_s: float = 60) -> Answer:
+    def put(self, content: bytes, path: str, *, mode: int, owner: str, timeout_s: float = 60) -> CommandOutput:
         """Write the file `path` as root, completely or not at all; the content is sent as standard input."""
         return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=timeout_s, stdin=content, root=True)
 
@@ -157,7 +157,7 @@ class Remote:
         ends = time.monotonic() + limit_s
         with contextlib.suppress(Exception):  # a connection that broke: what is left in `running` says it
             transport = self._connection.transport  # without the lock, which is held while somebody logs in
-            pattern = f"[{SESSION[0]}]{SESSION[1:]}"  # which does not match the command line that it stands on
+            pattern = f"[{SESSION[0]}]{SESSION[1:]}"  # which does not match its own command line
             kill = shlex.quote(f"pkill -TERM -f {shlex.quote(pattern)}")
             channel = transport.open_session(timeout=limit_s)
             channel.settimeout(limit_s)
@@ -198,12 +198,14 @@ def ssh_command(address: Address, *, terminal: bool = False) -> list[str]:
     words += ["-t"] if terminal else []
     words += ["-i", _literal(address.identity)] if address.identity is not None else []
     to = Jump(address.host, address.user, address.port)
-    way = jumps.way(to)
-    return [*words, *(jumps.option(way.jumps, rules) if way is not None else []), *to.words]
+    if address.shared:  # OpenSSH finds its way by itself, and may ask for a code on the way
+        return [*words, *shared_connection.options(), *to.words]
+    way = proxy_jump.way(to)
+    return [*words, *(proxy_jump.option(way.jumps, rules) if way is not None else []), *to.words]
 
 
 def _literal(path: Path, *, quotes: bool = False) -> str:
-    """A path in an option of ssh, where a % begins what it fills in."""
+    """A path in an option of ssh, with every % doubled: ssh replaces % and a letter by other text."""
     text = str(path).replace("%", "%%")
     return text.replace("\\", "\\\\").replace('"', '\\"') if quotes else text
 
@@ -223,10 +225,10 @@ def fingerprint(key: bytes) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
 
-def _converse(channel: Any, stdin: bytes, silence_s: float) -> Answer:
-    """Send and receive until the command ends; code None where the machine says nothing for `silence_s` seconds.
+def _converse(channel: Any, stdin: bytes, silence_s: float) -> CommandOutput:
+    """Send and receive until the command ends; code None if the machine sends nothing for `silence_s` seconds.
 
-    Raises OSError where the connection ends before the command does.
+    Raises OSError if the connection ends before the command does.
     """
     channel.settimeout(silence_s)
     with ThreadPoolExecutor(3) as pool:
@@ -239,17 +241,17 @@ def _converse(channel: Any, stdin: bytes, silence_s: float) -> Answer:
         sent.result()
     if code == -1:
         raise OSError("it was closed before the command ended")
-    return Answer(code, *((stream or b"").decode("utf-8", "replace") for stream in (stdout, stderr)))
+    return CommandOutput(code, *((stream or b"").decode("utf-8", "replace") for stream in (stdout, stderr)))
 
 
 def _send(channel: Any, stdin: bytes) -> None:
-    with contextlib.suppress(OSError):  # the command ended without reading all of it; its exit status says why
+    with contextlib.suppress(OSError):  # the command ended before it read all input; its exit status says why
         channel.sendall(stdin)
         channel.shutdown_write()
 
 
 def _receive(read: Callable[[int], bytes]) -> bytes | None:
-    """All of a stream, or None where it fell silent."""
+    """All of a stream, or None if nothing came for too long."""
     parts = []
     try:
         while part := read(CHUNK):
@@ -260,76 +262,94 @@ def _receive(read: Callable[[int], bytes]) -> bytes | None:
 
 
 def _after(mark: str, text: str) -> str:
-    """What stands behind the mark's line; nothing where it does not stand."""
+    """The text after the line of the mark; '' if the text has no such line."""
     return text.partition(mark + "\n")[2]
 
 
 def _open(address: Address) -> Any:
     """A logged-in fabric Connection. Raises Unreachable."""
+    import paramiko
+
+    host, port = address.host, address.port
+    connections = _connections(address)
+    try:
+        for connection in connections:
+            is_target = connection is connections[-1]
+            host, port = (address if is_target else connection).host, connection.port
+            connection.client.load_system_host_keys()
+            if address.known_hosts is not None and address.known_hosts.exists():
+                connection.client.load_host_keys(str(address.known_hosts))
+            connection.client.set_missing_host_key_policy(_policy(address))
+            connection.open()
+    except Unreachable:
+        raise
+    except (OSError, EOFError, paramiko.SSHException) as error:
+        raise Unreachable(f"{host}: {_why_not_open(error, host, port, address)}") from None
+    return connections[-1]
+
+
+def _connections(address: Address) -> list[Any]:
+    """fabric's connections to the proxy jumps in their order, and then to the machine. None of them is open."""
     import fabric
+
+    def connection(to: Jump, gateway: Any, keys: dict[str, Any]) -> Any:
+        timeout_s = int(CONNECT_S)
+        return fabric.Connection(to.host, to.user, to.port, gateway=gateway, connect_timeout=timeout_s, connect_kwargs=keys)
+
+    keys: dict[str, Any] = {"banner_timeout": CONNECT_S, "auth_timeout": CONNECT_S}
+    if address.identity is not None:
+        keys["key_filename"] = str(address.identity)
+    target = Jump(address.host, address.user, address.port)
+    way = proxy_jump.way(target)
+    # If the gateway is None, fabric reads ~/.ssh/config itself; '' means no gateway.
+    gateway: Any = way.command if way is not None else None
+    jumps = []
+    for jump in way.jumps if way is not None else ():
+        gateway = connection(jump, gateway, {})
+        jumps.append(gateway)
+    return [*jumps, connection(target, gateway, keys)]
+
+
+def _policy(address: Address) -> Any:
+    """paramiko's policy for a machine whose host key is not known: refuse it, or remember the key if the address allows it."""
     import paramiko
 
     def missing(_client: Any, hostname: str, key: Any) -> None:
-        said = f"{hostname}: its host key is not known: {key.get_name()} {fingerprint(key.asbytes())}"
         if address.host_keys == "strict" or address.known_hosts is None:
             raise Unreachable(
-                f"{said}. Compare it with the one that the machine's console or provider shows, then log in once with ssh, or "
-                "write host_keys: accept-new under ssh in the cluster file."
+                f"{hostname}: its host key is not known: {key.get_name()} {fingerprint(key.asbytes())}. Compare it with the "
+                "one that the machine's console or provider shows, then log in once with ssh, or write host_keys: accept-new "
+                "under ssh in the cluster file."
             )
         _remember(address.known_hosts, hostname, key)
 
-    policy = type("Policy", (paramiko.MissingHostKeyPolicy,), {"missing_host_key": staticmethod(missing)})
-    given: dict[str, Any] = {"banner_timeout": CONNECT_S, "auth_timeout": CONNECT_S}
-    if address.identity is not None:
-        given["key_filename"] = str(address.identity)
+    return type("Policy", (paramiko.MissingHostKeyPolicy,), {"missing_host_key": staticmethod(missing)})()
 
-    def connection(to: Jump, before: Any, keys: dict[str, Any]) -> Any:
-        timeout_s = int(CONNECT_S)
-        return fabric.Connection(to.host, to.user, to.port, gateway=before, connect_timeout=timeout_s, connect_kwargs=keys)
 
-    target = Jump(address.host, address.user, address.port)
-    way = jumps.way(target)
-    # fabric finds its own way where it is given None, and takes '' for none
-    before: Any = way.command if way is not None else None
-    through = []
-    for jump in way.jumps if way is not None else ():
-        before = connection(jump, before, {})
-        through.append(before)
-    host, port = address.host, address.port
-    try:
-        for each in [*through, last := connection(target, before, given)]:
-            host, port = address.host if each is last else each.host, each.port
-            each.client.load_system_host_keys()
-            if address.known_hosts is not None and address.known_hosts.exists():
-                each.client.load_host_keys(str(address.known_hosts))
-            each.client.set_missing_host_key_policy(policy())
-            each.open()
-    except Unreachable:
-        raise
-    except paramiko.BadHostKeyException as error:
+def _why_not_open(error: Exception, host: str, port: int | None, address: Address) -> str:
+    """Why a login failed, as the rest of a sentence that begins with the name of the machine."""
+    import paramiko
+
+    if isinstance(error, paramiko.BadHostKeyException):
         file = ["-f", str(address.known_hosts)] if address.known_hosts else []
         forget = shlex.join(["ssh-keygen", "-R", host if port == 22 else f"[{host}]:{port}", *file])
-        raise Unreachable(
-            f"{host}: its host key CHANGED: known is {fingerprint(error.expected_key.asbytes())}, found is "
+        return (
+            f"its host key CHANGED: known is {fingerprint(error.expected_key.asbytes())}, found is "
             f"{fingerprint(error.key.asbytes())}. If the machine was reinstalled, remove the old key: {forget}. "
             "Otherwise the connection may be intercepted."
-        ) from None
-    except paramiko.PasswordRequiredException:
-        raise Unreachable(f"{host}: the key needs a passphrase; add it to an agent: ssh-add.") from None
-    except paramiko.AuthenticationException as error:
-        if "saw EOF" in str(error):  # as a machine does that is still starting: of keys it said nothing
-            raise Unreachable(
-                f"{host}: it closed the connection during the login: it may be starting, or have too many logins."
-            ) from None
-        raise Unreachable(f"{host}: it accepts no SSH key of this user: {_said(error)}.") from None
-    except (OSError, EOFError, paramiko.SSHException) as error:
-        if str(error) == "No authentication methods available":
-            raise Unreachable(
-                f"{host}: found no SSH key: no SSH agent has a key, and ~/.ssh has no key with a default name. Add a key to "
-                "an agent (ssh-add), or set ssh.identity in the cluster file to the path of a key."
-            ) from None
-        raise Unreachable(f"{host}: cannot be reached: {_said(error)}.") from None
-    return last
+        )
+    if isinstance(error, paramiko.PasswordRequiredException):
+        return "the key needs a passphrase; add it to an agent: ssh-add."
+    if isinstance(error, paramiko.AuthenticationException):
+        if "saw EOF" in str(error):  # a machine that is still starting closes the connection, and says nothing about keys
+            return "it closed the connection during the login: it may be starting, or have too many logins."
+        return f"it accepts no SSH key of this user: {_said(error)}."
+    if str(error) == "No authentication methods available":
+        return (
+            "found no SSH key: no SSH agent has a key, and ~/.ssh has no key with a default name. Add a key to an agent "
+            "(ssh-add), or set ssh.identity in the cluster file to the path of a key."
+        )
+    return f"cannot be reached: {_said(error)}."
 
 
 _REMEMBERING = threading.Lock()

@@ -15,6 +15,7 @@ from shardlab.errors import InputError, WorkspaceError
 
 SAVE_AT = "SHARDLAB_SAVE_AT"  # set by the supervisor: when ranks that keep checkpoints save and end, seconds since the epoch
 RUN_ID = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
+_PARTS = re.compile(r"(?P<first>(?P<cell>.+)-r(?P<repeat>\d+))(?:-a(?P<attempt>\d+))?")
 
 
 class World(msgspec.Struct, frozen=True):
@@ -53,10 +54,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     proofs_path: str | None = None  # where same-work proofs are kept, so that a computation is proven once
     resume: list[str] = []
     scheduler: str = "local"
-    environment: str | None = None  # digest of packages and source at submission: shardlab.code
+    source: str | None = None  # folder of the frozen copy of our source that the run uses; its name is the digest of the copy
+    packages: str | None = None  # digest of the installed packages at submission: shardlab.source_digest
+    environment: str | None = None  # only in runs that earlier versions rendered: one digest of packages and source
     limit_s: int | None = None  # time after which its supervisor ends it: the limit of the cell or of the scheduler
     requeues: int = 0  # how often the scheduler may start it again
     avoid: list[str] = []  # nodes that failed under earlier attempts
+    shares_nodes: bool = False  # other jobs may run on its nodes at the same time, which may change its speed
     wait_gpus_s: int = 0  # how long the run waits before its ranks start, if other processes use its GPUs
 
 
@@ -66,14 +70,29 @@ def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:
     return name if attempt == 1 else f"{name}-a{attempt}"
 
 
+class RunIdParts(msgspec.Struct, frozen=True):
+    """What a run id says."""
+
+    cell: str  # the name of the cell
+    repeat: int
+    attempt: int
+    first: str  # the run id of the first attempt
+
+
+def parts_of(name: str) -> RunIdParts | None:
+    """The parts of a run id; None for a name that `run_id` does not make."""
+    match = _PARTS.fullmatch(name)
+    return RunIdParts(match["cell"], int(match["repeat"]), int(match["attempt"] or 1), match["first"]) if match else None
+
+
 def attempt_of(name: str) -> tuple[str, int]:
-    """(the run id of the first attempt, the number of this attempt) that a run id names."""
-    match = re.fullmatch(r"(.*-r\d+)-a(\d+)", name)
-    return (match[1], int(match[2])) if match else (name, 1)
+    """(the run id of the first attempt, the number of this attempt). Any other name is its own first attempt."""
+    parts = parts_of(name)
+    return (parts.first, parts.attempt) if parts else (name, 1)
 
 
 def read(path: Path) -> Run:
-    """Read a run.json. Raises InputError where it is not one."""
+    """Read a run.json. Raises InputError if the file is missing or damaged."""
     try:
         return decoder(Run).decode(files.read(path))
     except FileNotFoundError:

@@ -12,7 +12,7 @@ from shardlab import files, state
 from shardlab import run as run_file
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
-from shardlab.record import SCHEMA, Event, Lines, LineWriter, Result, StepRecord, damaged_line, read_lines
+from shardlab.record import SCHEMA, Event, LineWriter, RecordLines, Result, StepRecord, damaged_line, read_lines
 
 VALIDATION = "validation.jsonl"
 
@@ -25,32 +25,40 @@ class RunDir:
 
     @property
     def run_id(self) -> str:
+        """The run id, which is the name of the folder."""
         return self.path.name
 
     @property
     def run_json(self) -> Path:
+        """The frozen description of the run."""
         return self.path / "run.json"
 
     @property
     def claim(self) -> Path:
+        """The folder that exists once a start of the run has claimed it."""
         return self.path / "claim"
 
     @property
     def result(self) -> Path:
+        """The result, which is written last."""
         return self.path / "result.json"
 
     @property
     def log(self) -> Path:
+        """The folder of all logs."""
         return self.path / "log"
 
     @property
     def job_log(self) -> Path:
+        """The log of the launcher."""
         return self.log / "job.log"
 
     def events_file(self, writer: str) -> Path:
+        """The events of one writer."""
         return self.path / f"events.{writer}.jsonl"
 
     def environment(self, host: str) -> Path:
+        """The description of a host."""
         return self.path / "env" / f"{host}.json"
 
     def hosts(self) -> list[str]:
@@ -58,28 +66,36 @@ class RunDir:
         return [name.removesuffix(".json") for name in files.names(f"{self.path}/env") if name.endswith(".json")]
 
     def steps_file(self, rank: int) -> Path:
+        """The step records of a rank."""
         return self.path / "steps" / f"rank-{rank:05d}.jsonl"
 
     @property
     def validation_file(self) -> Path:
+        """The records of the validations."""
         return self.path / VALIDATION
 
     def samples_file(self, host: str) -> Path:
+        """The telemetry of a host."""
         return self.path / "samples" / f"{host}.jsonl"
 
     def trace_file(self, rank: int) -> Path:
+        """The profiler trace of a rank."""
         return self.path / "trace" / f"rank-{rank:05d}.json.gz"
 
     def memory_file(self, rank: int) -> Path:
+        """The memory by category of a rank."""
         return self.path / "memory" / f"rank-{rank:05d}.json"
 
     def snapshot_file(self, rank: int) -> Path:
+        """The snapshot of a rank's CUDA allocator."""
         return self.path / "memory" / f"rank-{rank:05d}.snapshot.json.gz"
 
     def rank_log(self, rank: int) -> Path:
+        """The log of a rank."""
         return self.log / f"rank-{rank:05d}.log"
 
     def read_run(self) -> run_file.Run:
+        """The content of run.json. Raises InputError if the file is damaged."""
         return run_file.read(self.run_json)
 
     def read_result(self) -> Result | None:
@@ -105,28 +121,29 @@ class RunDir:
 
         strict: raise InputError with the file and the line if a line is damaged, because the state of the run is then unknown.
         """
-        found: list[Event] = []
+        events: list[Event] = []
         for name in files.names(self.path):
             if name.startswith("events.") and name.endswith(".jsonl"):
                 path = f"{self.path}/{name}"
                 lines = read_lines(path, Event)
                 if strict and lines.corrupt and (damaged := damaged_line(path, Event)) is not None:
                     raise InputError(f"{path}:{damaged[0]}: is not an event of this version: {damaged[1]}.")
-                found += lines.records
-        return sorted(found, key=lambda event: event.wall_s)
+                events += lines.records
+        return sorted(events, key=lambda event: event.wall_s)
 
-    def steps(self, rank: int) -> Lines[StepRecord]:
+    def steps(self, rank: int) -> RecordLines[StepRecord]:
+        """The step records of a rank, and how many lines are damaged."""
         return read_lines(self.steps_file(rank), StepRecord)
 
     def timed_steps(self, gpus: int) -> int:
         """The timed steps that every rank that trains has recorded, one that was lost included: ranks 0 to gpus - 1."""
         return _timed_steps([self.steps(rank).records for rank in range(gpus)], self.events())
 
-    def judge(self) -> state.Verdict:
+    def judge(self) -> state.JudgedState:
         """The state of this run according to its files."""
         return self.told(self.events())[0]
 
-    def told(self, events: Sequence[Event], run: run_file.Run | None = None) -> tuple[state.Verdict, Result | None]:
+    def told(self, events: Sequence[Event], run: run_file.Run | None = None) -> tuple[state.JudgedState, Result | None]:
         """(the state of this run according to its files, its result if it ended). events, run: as read before.
 
         Its recorded steps are counted only if its supervisor did not count all of them at the end.
@@ -137,7 +154,7 @@ class RunDir:
         try:
             run, result = run or self.read_run(), self.read_result()
         except InputError as error:
-            return state.Verdict("unknown", str(error)), None
+            return state.JudgedState("unknown", str(error)), None
         asked, counted = _asked(run, result), exited.data.get("steps")
         if asked is None or not isinstance(counted, int) or counted < asked:
             counted = self.timed_steps(run.cell.gpus)
@@ -146,7 +163,7 @@ class RunDir:
 
 def judged(
     run: run_file.Run, result: Result | None, events: Sequence[Event], steps: Mapping[int, Sequence[StepRecord]]
-) -> state.Verdict:
+) -> state.JudgedState:
     """The state of a run according to its records. steps: by rank."""
     recorded = _timed_steps([steps.get(rank, ()) for rank in range(run.cell.gpus)], events)
     return state.judge(events, has_result=result is not None, steps=recorded, steps_asked=_asked(run, result))

@@ -23,17 +23,19 @@ STATES = {
     "unknown": "its records are damaged, or contradict the scheduler",
 }
 SENDING = ("submitting", "submitted", "refused")  # a scheduler may accept a run or reject it
+HOLDING = ("held", "released")  # a pending run is kept from starting, or may start again
 FINAL = frozenset(STATES) - {"planned", "pending", "running", "unknown"}
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class JudgedState(msgspec.Struct, frozen=True):
     """A state and, in a sentence, why it is not completed."""
 
     state: str
     why: str = ""
+    held: bool = False  # a pending run that starts only after a person releases it
 
 
-def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked: int | None) -> Verdict:
+def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked: int | None) -> JudgedState:
     """The state that a run's own events tell; the scheduler may know more (`jobs` reconciles the two).
 
     steps: timed steps that every rank recorded; steps_asked: None where the length is given in epochs and no result
@@ -49,16 +51,24 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
     ended = by_name.get("exited")
     if ended is None:
         if "cancelled" in by_name:
-            return Verdict("cancelled", "cancelled before it started")
+            return JudgedState("cancelled", "cancelled before it started")
         last = last_sending(ordered)
         if last is not None and last.event == "refused" and "started" not in by_name:
-            return Verdict("planned", str(last.data.get("why", "")))
+            return JudgedState("planned", str(last.data.get("why", "")))
+        if (hold := _last_hold(ordered)) is not None and last is not None and "started" not in by_name:
+            return JudgedState("pending", str(hold.data.get("why", "")), held=True)
         for name, state in (("started", "running"), *((name, "pending") for name in SENDING), ("rendered", "planned")):
             if name in by_name:
                 waits = by_name.get("waiting") if name == "started" and "met" not in by_name else None
-                return Verdict(state, f"waits: {waits.data.get('why', '')}" if waits else "")
-        return Verdict("unknown", "no event says that it was rendered")
+                return JudgedState(state, f"waits: {waits.data.get('why', '')}" if waits else "")
+        return JudgedState("unknown", "no event says that it was rendered")
     return _ended(by_name, ended, has_result, steps, steps_asked)
+
+
+def _last_hold(ordered: Sequence[Event]) -> Event | None:
+    """The event that holds the run; None if nothing held it, or if it was released since."""
+    last = next((event for event in reversed(ordered) if event.event in HOLDING), None)
+    return last if last is not None and last.event == "held" else None
 
 
 def last_sending(ordered: Sequence[Event]) -> Event | None:
@@ -79,19 +89,19 @@ def last_sending(ordered: Sequence[Event]) -> Event | None:
     return refusals[-1] if refusals else sent
 
 
-def _ended(by_name: dict[str, Event], ended: Event, has_result: bool, steps: int, asked: int | None) -> Verdict:
+def _ended(by_name: dict[str, Event], ended: Event, has_result: bool, steps: int, asked: int | None) -> JudgedState:
     reason, code = ended.data.get("reason"), ended.data.get("code")
     if reason in FINAL - {"completed"}:
-        return Verdict(str(reason), str(ended.data.get("why", "")))
+        return JudgedState(str(reason), str(ended.data.get("why", "")))
     if code == 0:
         if not has_result:
-            return Verdict("failed", "exit code 0, but there is no result.json")
+            return JudgedState("failed", "exit code 0, but there is no result.json")
         if asked is None or steps < asked:
-            return Verdict("failed", f"exit code 0, but {steps} steps are recorded of {asked or 'an unknown number'}")
-        return Verdict("completed")
+            return JudgedState("failed", f"exit code 0, but {steps} steps are recorded of {asked or 'an unknown number'}")
+        return JudgedState("completed")
     if "oom" in by_name:
-        return Verdict("oom", str(by_name["oom"].data.get("why", "out of memory")))
+        return JudgedState("oom", str(by_name["oom"].data.get("why", "out of memory")))
     if "timeout" in by_name:
-        return Verdict("timeout", str(by_name["timeout"].data.get("why", "")))
+        return JudgedState("timeout", str(by_name["timeout"].data.get("why", "")))
     failed = by_name.get("failed")
-    return Verdict("failed", str((failed or ended).data.get("why") or f"exit code {code}"))
+    return JudgedState("failed", str((failed or ended).data.get("why") or f"exit code {code}"))

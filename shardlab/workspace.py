@@ -14,7 +14,7 @@ import msgspec
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError, UnknownName, WorkspaceError
-from shardlab.expansion import Expansion
+from shardlab.expansion import LAST_MATRIX, Expansion, LastMatrix
 from shardlab.run import RUN_ID
 from shardlab.rundir import RunDir
 
@@ -44,14 +44,14 @@ class Workspace:
         path = Path(given or os.environ.get("SHARDLAB_WORKSPACE") or ".")
         if path.exists() and not path.is_dir():
             raise InputError(f"{path}: the workspace has to be a folder.")
-        found = cls(path)
+        workspace = cls(path)
         try:
-            f"{found.path}\n{found.real_path}".encode()
+            f"{workspace.path}\n{workspace.real_path}".encode()
         except UnicodeEncodeError:
             raise InputError(
-                f"{str(found.path)!r}: contains bytes that are not UTF-8. Allowed: a workspace whose path is in UTF-8."
+                f"{str(workspace.path)!r}: contains bytes that are not UTF-8. Allowed: a workspace whose path is in UTF-8."
             ) from None
-        return found
+        return workspace
 
     def exposed(self) -> list[str]:
         """Why other users of this machine could change files here, one sentence for each folder; none if they cannot.
@@ -60,17 +60,17 @@ class Workspace:
         """
         caller = os.environ.get("SUDO_UID", "")
         trusted = {0, os.geteuid(), int(caller) if caller.isdecimal() else 0}
-        found = []
+        whys = []
         for folder in (self.path, self.own, self.runs):
             try:
                 status = folder.stat()
             except OSError:  # it is not there yet, or whoever needs it says why
                 continue
             if status.st_uid not in trusted:
-                found.append(f"{folder}: it belongs to another user (uid {status.st_uid}), who can change its content.")
+                whys.append(f"{folder}: it belongs to another user (uid {status.st_uid}), who can change its content.")
             elif status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-                found.append(f"{folder}: every user of this machine can write to it; run: chmod o-w {shlex.quote(str(folder))}")
-        return found
+                whys.append(f"{folder}: every user of this machine can write to it; run: chmod o-w {shlex.quote(str(folder))}")
+        return whys
 
     def relative(self, path: str) -> Path:
         """The absolute path for a path in a file of the user; `~` is their home."""
@@ -81,13 +81,13 @@ class Workspace:
         return self.relative(given) if given else self.own / "data"
 
     def run(self, run_id: str) -> RunDir:
-        """The run with exactly this id. Raises InputError for anything that is no run id or no run here."""
+        """The run with exactly this id. Raises InputError for a text that is not the id of a run in this workspace."""
         if not RUN_ID.fullmatch(run_id):
             raise InputError(f"{run_id!r} is no run id. Allowed: text that matches {RUN_ID.pattern}.")
-        found = RunDir(self.runs / run_id)
-        if not found.run_json.exists():
+        folder = RunDir(self.runs / run_id)
+        if not folder.run_json.exists():
             raise UnknownName("run", run_id, self.run_ids()[:20], where=str(self.runs))
-        return found
+        return folder
 
     def run_ids(self) -> list[str]:
         """The ids of all runs here, sorted."""
@@ -113,7 +113,7 @@ class Workspace:
         folder = self.own / "matrices"
         files.make_folder(folder)
         files.write_json(folder / f"{expansion.name}.json", expansion)
-        files.write_json(self.own / "last-matrix.json", {"schema": 1, "name": expansion.name})
+        files.write_json(self.own / LAST_MATRIX, LastMatrix(schema=1, name=expansion.name))
 
     def expansions(self) -> list[str]:
         """The names of the matrices that were rendered here."""
@@ -123,7 +123,7 @@ class Workspace:
         """The expansion of this matrix; None: of the last matrix. Raises InputError if there is none."""
         try:
             if name is None:
-                name = str(msgspec.json.decode(files.read(self.own / "last-matrix.json"))["name"])
+                name = msgspec.json.decode(files.read(self.own / LAST_MATRIX), type=LastMatrix).name
             if name not in self.expansions():
                 raise UnknownName("matrix in this workspace", name, self.expansions())
             raw = files.read(self.own / "matrices" / f"{name}.json")
@@ -135,7 +135,7 @@ class Workspace:
             ) from None
         except OSError as error:
             raise WorkspaceError.from_os_error(error, "read") from error
-        except (*DECODE_FAULTS, KeyError, TypeError) as error:
+        except DECODE_FAULTS as error:
             raise InputError(f"{self.own}: the notes on the matrix cannot be read: {error}.") from None
 
 

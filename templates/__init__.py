@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import shlex
 import traceback
 from collections.abc import Callable
@@ -98,6 +99,7 @@ def _scripts(own: Path | None) -> jinja2.Environment:
     environment = _Sandbox(loader=loader, autoescape=False, **_COMMON)
     environment.filters["quote"] = lambda value: shlex.quote(str(value))
     environment.filters["comment"] = _comment
+    environment.filters["yaml"] = lambda value: json.dumps(str(value))  # a text in JSON is a text in YAML
     return environment
 
 

@@ -4,11 +4,10 @@ import os
 import subprocess
 from pathlib import Path
 
-from provision.facts import Facts
-from provision.operations import Nothing, Target
-from provision.providers import Answer
-from shardlab.cluster import Entry
-from shardlab.remote import putting
+from provision.fact import Facts
+from provision.operation import Nothing, Target
+from shardlab.cluster import NodeEntry
+from shardlab.remote import CommandOutput, putting
 
 SETTLE = r"""\
 mount --make-rprivate /
@@ -43,16 +42,16 @@ class Aside:
         )
         assert self.process.stdout.readline() == "ready\n"
 
-    def run(self, argv, *, timeout_s, env=None, stdin=b"", root=False, secret=False) -> Answer:
+    def run(self, argv, *, timeout_s, env=None, stdin=b"", root=False, secret=False) -> CommandOutput:
         words = ["nsenter", "--mount", f"--target={self.process.pid}", "env", "-u", "SUDO_USER", "LC_ALL=C", *argv]
         done = subprocess.run(words, input=stdin, capture_output=True, timeout=timeout_s, check=False)
-        return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+        return CommandOutput(done.returncode, done.stdout.decode(), done.stderr.decode())
 
-    def put(self, content, path, *, mode, owner) -> Answer:
+    def put(self, content, path, *, mode, owner) -> CommandOutput:
         return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=True)
 
     def target(self) -> Target:
-        return Target(self, Facts(self), Entry(name=self.name))
+        return Target(self, Facts(self), NodeEntry(name=self.name))
 
     def end(self) -> None:
         self.process.kill()

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from collect.loading.loaded_run import LoadedRun
 from shardlab import files
 from shardlab.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.expansion import ExpandedCell, Expansion
@@ -19,6 +20,7 @@ from shardlab.nvml import Gpu
 from shardlab.record import SCHEMA, Event, GpuSample, LineWriter, NicSample, Result, Sample, StepRecord
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
+from shardlab.state import JudgedState
 from shardlab.workspace import Workspace
 
 START_S = 1_760_000_000.0  # seconds since the epoch of every run's first step
@@ -73,13 +75,11 @@ def step_ms(what: Cell, rank: int, step: int, repeat: int) -> float:
     return 100 * overhead / what.gpus + 2 * rank + repeat + 3 * math.sin(step * 1.7)
 
 
-def prepare(workspace: Workspace, what: Cell, repeat: int = 1, attempt: int = 1, rehearsal: bool = True) -> RunDir:
-    """A rendered run: run.json and its first event."""
-    folder = RunDir(workspace.runs / run_id(what, repeat, attempt))
-    files.make_folder(folder.path)
-    run = Run(
+def run_file(what: Cell, repeat: int = 1, attempt: int = 1, rehearsal: bool = True) -> Run:
+    """The content of run.json of a run of this cell."""
+    return Run(
         schema=1,
-        run_id=folder.run_id,
+        run_id=run_id(what, repeat, attempt),
         matrix="quickstart",
         cell=what,
         cell_hash=what.hash(),
@@ -95,9 +95,21 @@ def prepare(workspace: Workspace, what: Cell, repeat: int = 1, attempt: int = 1,
         templates={},
         created="2026-01-01T00:00:00Z",
     )
-    files.write_json(folder.run_json, run, sync=False)
+
+
+def prepare(workspace: Workspace, what: Cell, repeat: int = 1, attempt: int = 1, rehearsal: bool = True) -> RunDir:
+    """A rendered run: run.json and its first event."""
+    folder = RunDir(workspace.runs / run_id(what, repeat, attempt))
+    files.make_folder(folder.path)
+    files.write_json(folder.run_json, run_file(what, repeat, attempt, rehearsal), sync=False)
     event(folder, "rendered", -5)
     return folder
+
+
+def loaded(what: Cell, **records: Any) -> LoadedRun:
+    """A run of this cell with these records, as a metric gets it; it has no folder."""
+    run = run_file(what)
+    return LoadedRun(RunDir(Path(run.run_id)), JudgedState("completed", ""), run, **records)
 
 
 def event(folder: RunDir, name: str, after_s: float, **data: Any) -> None:

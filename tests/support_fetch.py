@@ -17,8 +17,8 @@ from typing import Any
 
 import support_collect as support
 
-from shardlab import away
-from shardlab.away import Away
+from shardlab import remote_workspace
+from shardlab.remote_workspace import RemoteWorkspace
 from shardlab.workspace import Workspace
 
 # The first line of the file `fault` says what happens: which connection, counted from 1, after how many bytes, and what. The
@@ -74,7 +74,7 @@ class Cluster:
         """As `jobs submit` leaves the workspace here."""
         where: dict[str, Any] = {"host": "far", "port": None, "user": None, "identity": None, "known_hosts": "/none"}
         rest = {"schema": 1, "cluster": "far", "host_keys": "strict", "python": sys.executable, "mark": "far:/ws\n"}
-        away.keep(self.here, Away(workspace=str(self.there.path), **where, **rest))
+        remote_workspace.keep(self.here, RemoteWorkspace(workspace=str(self.there.path), **where, **rest))
 
     def no_fault(self) -> None:
         (self.folder / "connections").write_text("")

@@ -14,10 +14,12 @@ HOSTILE = '/tmp/it\'s "here"\n; touch owned; $(touch owned) `touch owned` #'
 
 
 def same_as_golden(name: str, text: str) -> None:
+    """Compare a text with its golden file. `make golden` writes the golden files instead."""
     path = GOLDEN / name
     if os.environ.get("SHARDLAB_GOLDEN") == "write":
         path.write_text(text)
-    assert text == path.read_text()
+    assert path.exists(), f"there is no golden file {path}: make golden, then read the diff"
+    assert text == path.read_text(), "if the change is meant: make golden, then read the diff"
 
 
 def run_of(launcher: str) -> Run:
@@ -39,4 +41,6 @@ def run_of(launcher: str) -> Run:
         git_commit=None,
         templates={},
         created="2026-01-01T00:00:00+00:00",
+        source="/work space/.shardlab/source/0123456789ab",
+        packages="ba9876543210",
     )

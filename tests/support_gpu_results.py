@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from collect.sources import trace
+from collect.traces import trace
 from collect.traces.breakdown import breakdown
 from shardlab.host import Host
 

@@ -107,13 +107,13 @@ def holds_pause(record: StepRecord, stood_still: Event) -> bool:
     return record.wall_s - record.step_ms / 1000 < middle < record.wall_s
 
 
-def until(true: Callable[[], Any], what: str, limit_s: float = PATIENCE_S) -> Any:
+def until(true: Callable[[], Any], what: str, limit_s: float = PATIENCE_S, *, least_pause_s: float = 0.05) -> Any:
     """Look again until it is true; what it gave. A look that starts a process has a pause that leaves others the processor."""
     deadline = time.monotonic() + limit_s
     while (begun := time.monotonic()) < deadline:
         if found := true():
             return found
-        time.sleep(max(0.05, 2 * (time.monotonic() - begun)))
+        time.sleep(max(least_pause_s, 2 * (time.monotonic() - begun)))
     raise AssertionError(f"{what}: not within {limit_s} s")
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from support_skips import CI
 
-from provision.practice import base, cgroup, network
+from provision.practice import base, network
 from provision.practice.base import NoBase
-from provision.practice.machine import MARK, STATE, Machine, init_of
+from provision.practice.machine import CGROUP, MARK, STATE, PracticeMachine, init_of
 from provision.providers import virtual
 from shardlab import cluster
 from shardlab.workspace import Workspace
@@ -82,8 +82,8 @@ class Practice:
         assert process.returncode == code, stderr + stdout
         return json.loads(stdout)
 
-    def machine(self, name: str) -> Machine:
-        return Machine(NAME, name, "", 0, "", Path(), "")
+    def machine(self, name: str) -> PracticeMachine:
+        return PracticeMachine(NAME, name, "", 0, "", Path(), "")
 
     def give_disk(self, name: str, size: str) -> None:
         """A removed node's files will lie on a small disk of their own; given one already, it gets another size."""
@@ -139,7 +139,7 @@ def clusters(folder: Path) -> Iterator[Practice]:
         assert init_of(STATE / NAME / "head" / "upper") is None
         assert NAME not in Path("/proc/mounts").read_text()
         for mounted in ("", "*/"):
-            assert not list(Path("/sys/fs/cgroup").glob(f"{mounted}{cgroup.NAME}/{NAME}"))
+            assert not list(Path("/sys/fs/cgroup").glob(f"{mounted}{CGROUP}/{NAME}"))
 
 
 def _state() -> set[Path]:

@@ -12,7 +12,7 @@ from jobs import cli, reconcile
 from jobs.schedulers import slurm
 from shardlab.workspace import Workspace
 
-COMMANDS = ("sbatch", "squeue", "sacct", "scontrol", "scancel")
+COMMANDS = ("sbatch", "squeue", "sacct", "scontrol", "scancel", "sinfo")
 CLUSTER = """\
 schema: 1
 name: c
@@ -48,8 +48,9 @@ name, words = Path(sys.argv[0]).name, sys.argv[1:]
 here = Path(sys.argv[0]).parent
 options = dict(word.partition("=")[::2] for word in words if word.startswith("--"))
 rules, queue = json.loads((here / "rules.json").read_text()), json.loads((here / "queue.json").read_text())
-with (here / "calls").open("a") as log:
-    log.write(json.dumps([name, *words]) + "\\n")
+if "--test-only" not in words:
+    with (here / "calls").open("a") as log:
+        log.write(json.dumps([name, *words]) + "\\n")
 
 
 def end(code, *lines):
@@ -61,6 +62,11 @@ def end(code, *lines):
 (here / f"{{name}}.environment").write_text(json.dumps(dict(os.environ)))
 if rules["away"] or name in rules["unreachable"]:
     end(1, f"{{name}}: error: Unable to contact slurm controller (connect failure)")
+if "--test-only" in words:
+    wrong = [says for part, says in rules["rejects"].items() if part in " ".join(words) + Path(words[-1]).read_text()]
+    end(1 if wrong else 0, *(line for says in wrong[:1] for line in says.split("\\n")))
+if name == "sinfo":
+    end(0, *rules["node_states"])
 if name == "sbatch":
     if Path(words[-1]).parent.name in rules["never"]:
         end(1, "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified")
@@ -131,6 +137,8 @@ class Queue:
             "answers": ["NUMBER"],
             "loses_answers": False,
             "reason": "None",
+            "rejects": {},
+            "node_states": ["idle"],
         }
         (self.folder / "rules.json").write_text(json.dumps(rules | given))
 

@@ -73,13 +73,9 @@ class Scripts:
 
 def _serve() -> None:
     """Fork a process for each request, a line of JSON on standard input, and answer with its exit code."""
-    from trainers import menu
-    from trainers.forking import warm
-    from trainers.tasks import vision_library
+    from trainers.forking import fork_server
 
-    vision_library.load()
-    menu.strategies(), menu.workloads()
-    for name in ("trainers.proof", "torch.distributed.algorithms", *warm.PRELOADED):
+    for name in fork_server.preloaded():
         importlib.import_module(name)
     _tell("ready")
     for line in sys.stdin:

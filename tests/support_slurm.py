@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from support_line import until
+
 from jobs.slurm import submission
 from jobs.slurm.submission import Submission
-from provision.practice.machine import Machine
-from shardlab import away, cluster
-from shardlab.remote import Address, Answer, Remote
+from provision.practice.machine import PracticeMachine
+from shardlab import cluster, remote_workspace
+from shardlab.remote import Address, CommandOutput, Remote
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
@@ -70,15 +72,15 @@ class SlurmCluster:
             for node in inventory["nodes"]
         }
 
-    def machine(self, name: str) -> Machine:
-        return Machine(self.cluster.name, name, "", 0, "", Path(), "")
+    def machine(self, name: str) -> PracticeMachine:
+        return PracticeMachine(self.cluster.name, name, "", 0, "", Path(), "")
 
     def boot(self, name: str) -> None:
         """Boot a node that crashed, as `provision` does, by a process that ends: the node goes on without it."""
         done = subprocess.run([sys.executable, "-P", "-c", BOOT, self.file, self.folder, name], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
-    def answer(self, node: str, *argv: str, root: bool = False, **options: Any) -> Answer:
+    def answer(self, node: str, *argv: str, root: bool = False, **options: Any) -> CommandOutput:
         return self.nodes[node].run(argv, timeout_s=300, root=root, **options)
 
     def run(self, node: str, script: str, *, root: bool = False) -> str:
@@ -154,7 +156,7 @@ class Study:
     def matrix(self, more: str, *, steps: int = 3, name: str = "small") -> str:
         return self.write(f"{name}.yaml", MATRIX.format(name=name, steps=steps, more=more))
 
-    def start(self, *words: str, env: dict[str, str] | None = None) -> Answer:
+    def start(self, *words: str, env: dict[str, str] | None = None) -> CommandOutput:
         argv = [self.slurm.python, "-P", "-m", "jobs", *words, "--workspace", str(self.path)]
         return self.slurm.nodes["head"].run(argv, timeout_s=300, env=env)
 
@@ -190,12 +192,10 @@ class Study:
         return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-2000:]}" for path in files)
 
     def until(self, true: Callable[[], Any], what: str, limit_s: float = 240.0) -> Any:
-        ends = time.monotonic() + limit_s
-        while (begun := time.monotonic()) < ends:
-            if found := true():
-                return found
-            time.sleep(max(1.0, 2 * (time.monotonic() - begun)))
-        raise AssertionError(f"{what}: not within {limit_s} s\n{self.start('status').stdout}\n{self.logs()}")
+        try:
+            return until(true, what, limit_s, least_pause_s=1.0)
+        except AssertionError as late:
+            raise AssertionError(f"{late}\n{self.start('status').stdout}\n{self.logs()}") from None
 
     def end(self) -> None:
         self.start("cancel", "--all")
@@ -227,6 +227,6 @@ class Desk:
 
     def twin(self) -> Study:
         """The workspace on the cluster that its runs are in."""
-        found = away.known(Workspace(self.path))
+        found = remote_workspace.known(Workspace(self.path))
         assert found is not None
         return Study(self.slurm, Path(found.workspace))

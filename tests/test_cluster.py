@@ -18,6 +18,55 @@ def test_the_example_is_a_cluster():
     assert cluster.load(Path("examples/local.yaml")).provider == "local"
 
 
+@pytest.mark.parametrize("path", sorted(Path("examples/sites").glob("*.yaml")), ids=lambda path: path.stem)
+def test_an_example_of_a_site_is_a_cluster(path):
+    assert cluster.load(path).provider == "slurm"
+
+
+A100 = "{name: a, gpus: {per_node: 4, type: a100}}"
+SITE = "schema: 1\nname: site\nprovider: slurm\nslurm: {partition: gpu}\nstorage: {shared: /scratch/a}\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (SITE.replace("slurm: {partition: gpu}\n", ""), "3:11: provider: provider slurm needs the key slurm."),
+        (SITE.replace("storage: {shared: /scratch/a}\n", ""), "3:11: provider: provider slurm needs storage.shared."),
+        (SITE + "nodes: [{name: a}]\n", "nodes: not allowed with provider slurm"),
+        (SITE.replace("shared: /scratch/a", "shared: /scratch/a, disk: /dev/sdb"), "disk: not allowed with provider slurm"),
+        (
+            SITE.replace("partition: gpu", "partitions: [{name: a, gpus: {per_node: 4}}]"),
+            "slurm.partitions[0].gpus: the key type is missing",
+        ),
+        (
+            SITE.replace("partition: gpu", f"partitions: [{A100}, {A100}]"),
+            "slurm.partitions[1].gpus.type: another partition has the type a100",
+        ),
+        (
+            SITE.replace("partition: gpu", f'partitions: [{A100[:-1]}, max_time: "00:30:00"}}]'),
+            "found 00:30:00. Allowed: slurm.time, 01:00:00, or more",
+        ),
+        (
+            SITE.replace("partition: gpu", 'partition: gpu, time: "03:00:00", max_time: "02:00:00"'),
+            "at most max_time, which is 02:00:00",
+        ),
+        (SITE.replace("partition: gpu", "partition: gpu, setup: ['']"), "one line of shell with printable characters"),
+        (
+            SITE.replace("partition: gpu", "partition: gpu, extra: {gpus: '4'}"),
+            "gpus is not allowed, because `jobs` controls it",
+        ),
+        (
+            SITE.replace("provider: slurm", "provider: virtual") + "login: {host: a}\nnodes: [{name: a}]\n",
+            "only with provider slurm",
+        ),
+    ],
+)
+def test_a_site_that_cannot_be_is_refused(tmp_path, changed, why):
+    with pytest.raises(InputError) as caught:
+        cluster.load(write(tmp_path, changed))
+    assert why in str(caught.value)
+
+
 def test_all_problems_come_together(tmp_path):
     path = write(tmp_path, "schema: 2\nname: Foo Bar\nprovider: slurn\nproivder: local\ndata: {path: 7}\n")
     with pytest.raises(InputError) as caught:
@@ -31,7 +80,7 @@ def test_all_problems_come_together(tmp_path):
         ["5:14", "data.path"],
     ]
     assert "Allowed: 1." in lines[0]
-    assert "Allowed: local, ssh, virtual." in lines[2]
+    assert "Allowed: local, ssh, virtual, slurm." in lines[2]
     assert "Did you mean 'provider'? Allowed here: data, environment, gpus, lan," in lines[3]
     assert "expected text, found the number 7" in lines[4]
 

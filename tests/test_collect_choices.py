@@ -9,13 +9,15 @@ import support_collect as support
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collect import choice_text, figure, load, summary
+from collect import figure, summary
 from collect.choices import contest as contests
 from collect.choices import standing
 from collect.choices.family import choose
 from collect.cli import main
 from collect.figures import head_to_head
-from collect.statistics import Estimate
+from collect.findings.statistics import Estimate
+from collect.loading import load
+from collect.report import choice_text
 from collect.verdicts.selection import Measurements
 from shardlab.cell import Instruments, Optimizer, Profile
 from shardlab.record import SameWork

@@ -7,8 +7,8 @@ import sys
 import pytest
 import support_collect as support
 
-from collect import manifest
 from collect.cli import main
+from collect.fetching import manifest
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 

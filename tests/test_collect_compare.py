@@ -12,12 +12,12 @@ import support_collect as support
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collect import likeness
 from collect.cli import main
 from collect.comparison import ratio
 from collect.comparison.match import match
 from collect.comparison.ratio import Mean
-from collect.load import LoadedCell
+from collect.findings import comparability
+from collect.loading.load import LoadedCell
 from shardlab import files
 from shardlab.record import SameWork
 from shardlab.workspace import Workspace
@@ -272,8 +272,17 @@ def test_a_precision_that_differs_throughout_is_another_computation():
     found = match(loaded(cast), loaded(autocast))
     assert paired(found) == [(cast.name(), autocast.name())]
     assert [(one.key, one.a, one.b) for one in found.differs] == [("precision", "bf16", "bf16-autocast")]
-    assert likeness.different_computation([cast, autocast]) == "different computation: precision bf16 and bf16-autocast"
-    assert likeness.different_computation([cast, support.cell("ddp", 2, precision="bf16")]) is None
+    assert comparability.different_computation([cast, autocast]) == "different computation: precision bf16 and bf16-autocast"
+    assert comparability.different_computation([cast, support.cell("ddp", 2, precision="bf16")]) is None
+
+
+def test_the_same_cells_on_two_types_of_gpus_are_compared_and_never_one_cell():
+    a, b = (support.cell("ddp", 2, gpu_type=name) for name in ("a100", "h100"))
+    assert a.hash() != b.hash() != support.cell("ddp", 2).hash()
+    matches = match(loaded(a), loaded(b))
+    assert [(one.key, one.a, one.b) for one in matches.differs] == [("gpu_type", "a100", "h100")]
+    assert len(matches.pairs) == 1
+    assert not comparability.same_work(a, b)
 
 
 def test_a_key_that_differs_in_some_cells_only_pairs_none():

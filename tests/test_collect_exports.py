@@ -12,9 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from collect import export, load, prose, summary
+from collect import export, summary
 from collect.cli import main
 from collect.exports import latex, markdown
+from collect.loading import load
+from collect.report import text_tables
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
@@ -151,7 +153,7 @@ SEEN = st.text(alphabet=st.characters(exclude_categories=("C", "Z"), include_cha
 @settings(max_examples=40)
 @given(st.lists(st.lists(SEEN, min_size=2, max_size=2), min_size=1, max_size=4))
 def test_markdown_shows_every_text_as_it_is(texts):
-    drawn = markdown._drawn(prose.TextTable("t", "", ["a", "b"], texts))
+    drawn = markdown._drawn(text_tables.TextTable("t", "", ["a", "b"], texts))
     assert rows_of(drawn)[1:] == [[flat(text) for text in row] for row in texts]
 
 
@@ -166,7 +168,7 @@ def test_markdown_holds_the_summary_the_claims_and_the_reported_numbers(hostile,
     assert any(row[0] == "c1" and row[1] == "undecided (rehearsal)" and HOSTILE in row[2] for row in rows)
     assert any(row[0] == "table 1" and row[3] == "102 ms" for row in rows)
     assert "- rehearsal on CPU: tests that everything works, not the speed" in text
-    for table in prose.tables(found):
+    for table in text_tables.tables(found):
         assert len({len(row) for row in (table.headings, *table.rows)}) == 1
 
 

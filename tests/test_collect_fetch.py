@@ -15,7 +15,7 @@ import support_collect as support
 from support_fetch import COMMAND, Cluster, contents, tree
 
 from collect.cli import main
-from shardlab import away
+from shardlab import remote_workspace
 
 SUBJECT = "result.json"
 
@@ -98,7 +98,7 @@ def test_a_list_of_names_of_more_than_a_page_arrives(fetch, there, here):
 
 
 def test_storage_that_both_share_needs_no_connection_for_files(cluster, fetch, there, here):
-    (cluster.there.path / away.MARK).write_text("far:/ws\n")
+    (cluster.there.path / remote_workspace.MARK).write_text("far:/ws\n")
     fetch()
     assert connections(cluster) == 1
     assert contents(here) == contents(there)
@@ -274,7 +274,7 @@ def test_a_name_that_ends_with_a_newline_is_refused(cluster, fetch):
 
 
 def test_an_answer_that_is_too_large_is_told_in_a_sentence(cluster, fetch, monkeypatch):
-    monkeypatch.setattr(away, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(remote_workspace, "MOST_BYTES", 1 << 20)
     (cluster.folder / "answer").write_bytes(b"[" + b" " * (2 << 20) + b"]")
     said, _ = fetch(code=1)
     assert "(more than 1 MiB)" in said

@@ -8,9 +8,10 @@ import polars as pl
 import pytest
 import support_collect as support
 
-from collect import curves, figure, load, summary
+from collect import figure, summary
 from collect.figures import batch_scaling, loss, memory_by_run, scaling, telemetry, utilization
-from collect.metric import Measured
+from collect.figures.drawing import curves
+from collect.loading import load
 from collect.metrics import network
 from collect.sources import samples, steps
 from shardlab.nvml import Gpu
@@ -55,8 +56,9 @@ def test_a_curve_of_rates_holds_the_bytes_that_the_metric_counts():
     start = found.first_s - found.width_s / 2
     span = (start + 10 * found.width_s, start + 60 * found.width_s)
     ends = [StepRecord(schema=1, step=place, t_s=t, wall_s=t, units=1, step_ms=1.0) for place, t in enumerate(span, 1)]
-    recorded = steps.frames(steps.Recorded({0: ends}, 1, 1))
-    counted = network.network(Measured(support.cell(), recorded.timed, recorded.world, seen, None, []))
+    run = support.loaded(support.cell(), step_records={0: ends})
+    run.samples = seen
+    counted = network.network(run)
     assert sum(found.values[10:60]) * found.width_s == pytest.approx(counted.value)
 
 

@@ -7,7 +7,7 @@ import pytest
 import support_collect as support
 import support_traces as traces
 
-from collect import figure, load, page, stack, summary
+from collect import figure, summary
 from collect.figures import (
     breakdown,
     bubble,
@@ -18,7 +18,10 @@ from collect.figures import (
     overlap,
     sharding,
 )
+from collect.figures.drawing import stacked_bars
+from collect.loading import load
 from collect.metrics.memory_categories import CATEGORIES
+from collect.report import page
 from shardlab.workspace import Workspace
 
 MIB = support.MIB
@@ -155,7 +158,7 @@ def test_operators_are_held_against_the_baseline(gpu):
 def test_the_operators_are_the_ten_that_differ_most():
     spread = {f"kernel {number}": operator_differences.Use(1, number) for number in range(30)}
     there = {"kernel 29": operator_differences.Use(3, 29), "gone": operator_differences.Use(1, 100)}
-    assert operator_differences.largest([operator_differences.Pair(None, spread, None, there)]) == [
+    assert operator_differences.largest([operator_differences.BaselinePair(None, spread, None, there)]) == [
         "gone",
         *(f"kernel {number}" for number in range(28, 19, -1)),
     ]
@@ -296,7 +299,7 @@ def many(group, count):
 def test_figures_of_many_profiled_cells_are_bounded_and_say_so(gpu, module):
     _, group = drawn(gpu, module.draw)
     found = module.draw(many(group, 200))
-    assert len(found.layout["annotations"]) <= stack.MOST_BARS
+    assert len(found.layout["annotations"]) <= stacked_bars.MOST_BARS
     assert found.height_px < 4000
     assert len(json.dumps(found.data)) < 100_000
     assert found.caption.endswith("more cells are not drawn.")

@@ -1,11 +1,14 @@
 """A run whose GPUs were shared or throttled while steps were timed is marked, and its cell is neither ranked nor compared."""
 
+import msgspec
 import pytest
 import support_collect as support
 from test_collect_choices import PROVEN
 
-from collect import load, summary
+from collect import summary
 from collect.comparison.compare import Half, compare
+from collect.loading import load
+from shardlab import files
 from shardlab.workspace import Workspace
 
 OWN = ["GPU-0", "GPU-1"]
@@ -77,3 +80,14 @@ def test_a_gpu_of_its_own_at_its_power_limit_is_no_trouble(tmp_path, gpu, uuids)
     found = summarized(tmp_path, gpu, uuids)
     assert all(row.gpu_trouble == "" for row in found.rows)
     assert not any("shared or throttled" in remark for remark in found.remarks)
+
+
+def test_a_run_on_nodes_that_other_jobs_may_use_is_named(tmp_path):
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, [DDP], repeats=0)
+    folders = [support.completed(workspace, DDP, repeat=repeat) for repeat in (1, 2)]
+    frozen = folders[0].read_run()
+    files.write_json(folders[0].run_json, msgspec.structs.replace(frozen, shares_nodes=True))
+    (remark,) = [said for said in summary.summarize(load.load(workspace, None), "ddp").remarks if "other jobs" in said]
+    assert folders[0].run_id in remark
+    assert folders[1].run_id not in remark

@@ -5,9 +5,11 @@ import json
 import pytest
 import support_collect as support
 
-from collect import figure, instrument_cost, load, metric, summary
+from collect import figure, metric, summary
 from collect.cli import main
 from collect.figures import memory_timeline
+from collect.findings import instrument_cost
+from collect.loading import load
 from collect.sources import memory
 from shardlab import files
 from shardlab.cell import Instruments, Profile

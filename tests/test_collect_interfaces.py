@@ -7,10 +7,8 @@ import msgspec
 import pytest
 import support_collect as support
 
-from collect.metric import Measured
 from collect.metrics import network
-from collect.sources import samples, steps
-from shardlab.record import Result, Sample, StepRecord
+from shardlab.record import Sample, StepRecord
 
 # Runs in a network namespace of its own, with a sysfs that shows it: two interfaces are the ends of one cable. Sends frames
 # through the first one, and prints what the sampler sees 9, 15 and 21 s after the epoch. What happens after 9 s is given.
@@ -78,9 +76,7 @@ def looked(happens):
 def network_bytes(seen):
     """What was sent between 10 s and 20 s, by these samples."""
     ranks = {0: [StepRecord(schema=1, step=n, t_s=at, wall_s=at, units=1, step_ms=1) for n, at in ((1, 10.0), (2, 20.0))]}
-    frames = steps.frames(steps.Recorded(ranks, 1, 1))
-    result = Result(schema=1, run_id="r", state="completed", rehearsal=True, steps=2, unit="tokens")
-    return network.network(Measured(support.cell(), frames.timed, frames.world, samples.frames({"h": seen}), result, []))
+    return network.network(support.loaded(support.cell(), step_records=ranks, sample_records={"h": seen}))
 
 
 def test_an_interface_that_is_renamed_keeps_its_count():

@@ -10,7 +10,7 @@ from collect import figure
 from collect.cli import main
 from collect.figures import bubble
 from collect.sampler import host
-from collect.verdicts import printed
+from collect.verdicts import printed_number
 from shardlab.workspace import Workspace
 
 
@@ -90,4 +90,4 @@ def test_time_that_a_hypervisor_took_is_busy_time():
 
 @pytest.mark.parametrize(("text", "value"), [("1.5 billion", 1.5e9), ("2 million", 2e6), ("7 thousand", 7e3)])
 def test_a_printed_number_with_a_word_is_exactly_that_number(text, value):
-    assert printed.parse(text, None, "parameters").value == value
+    assert printed_number.parse(text, None, "parameters").value == value

@@ -11,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_long import LONG
 
-from collect import notation, statistics, telemetry
+from collect import notation
 from collect.figure import thin
-from collect.metric import Compared, Measured, Quantity, menu
+from collect.findings import statistics
+from collect.loading import telemetry
+from collect.loading.loaded_run import Quantity
+from collect.metric import Compared, menu
 from collect.metrics import (
     bubble,
     energy,
@@ -32,8 +35,8 @@ from collect.metrics.loss import final_loss
 from collect.metrics.parameters import parameters
 from collect.metrics.step_time import percentile
 from collect.metrics.training_time import epoch_time, train_time
-from collect.sources import samples, steps
-from collect.traces.breakdown import Breakdown, Tally
+from collect.sources import steps
+from collect.traces.breakdown import Breakdown, EventTally
 from shardlab.host import Gpu, Host
 from shardlab.record import GpuSample, NicSample, Result, Sample, StepRecord, ValidationRecord
 
@@ -59,8 +62,9 @@ def measured(ranks, telemetry_of=(), gpus=None, *, result=RESULT, hosts_of=(), v
         hosts.setdefault(entry.host, []).append(entry)
     world = gpus or max(len(ranks), 1)
     cell = msgspec.structs.replace(support.cell("ddp", world), **keys)
-    frames = steps.frames(steps.Recorded(ranks, world, world))
-    return Measured(cell, frames.timed, frames.world, samples.frames(hosts), result, list(hosts_of), validation=validation)
+    run = support.loaded(cell, sample_records=hosts, result=result, hosts=list(hosts_of), validation=list(validation))
+    run.step_frames = steps.frames(steps.Recorded(ranks, world, world))
+    return run
 
 
 TWO_RANKS = {
@@ -249,16 +253,16 @@ def test_bubbles_by_theory_are_those_that_study_4_simulates(stages, passes, pct)
 
 def test_shares_of_a_trace_are_of_its_span_and_collectives_of_a_step():
     times = {"compute_ns": 60, "communication_ns": 30, "memory_ns": 0, "non_compute_ns": 20, "idle_ns": 20, "overlap_ns": 10}
-    tallies = [Tally("all_reduce", 6, 8_000_000), Tally("broadcast", 2, 4_000_000)]
+    tallies = [EventTally("all_reduce", 6, 8_000_000), EventTally("broadcast", 2, 4_000_000)]
     one = Breakdown(rank=0, source="gpu", steps=2, span_ns=100, collectives=tallies, kernels=[], **times)
     other = msgspec.structs.replace(one, rank=1, span_ns=200, collectives=[])
-    found = msgspec.structs.replace(measured(TWO_RANKS), breakdowns=[one, other])
+    found = measured(TWO_RANKS).with_breakdowns([one, other])
     by_name = {metric.name: metric.of_run(found) for metric in trace_shares.METRICS}
     assert {name: quantity.value for name, quantity in by_name.items()} == {
         "compute_pct": 45, "communication_pct": 22.5, "non_compute_pct": 15, "idle_pct": 15,
         "collective_count": 2, "collective_ms": 3, "collective_mean_ms": 1.5,
     }  # fmt: skip
-    alone = msgspec.structs.replace(measured(TWO_RANKS), breakdowns=[other])
+    alone = measured(TWO_RANKS).with_breakdowns([other])
     assert trace_shares.collective_mean_ms(alone) is None
     assert {metric.of_run(measured(TWO_RANKS)) for metric in trace_shares.METRICS} == {None}
 
@@ -277,7 +281,7 @@ def test_step_time_is_of_the_slowest_rank_with_linear_percentiles():
 
 def test_the_loss_of_the_world_weighs_ranks_by_their_units():
     assert final_loss(measured(TWO_RANKS)).value == pytest.approx(2.0)
-    assert steps.of_world(measured(TWO_RANKS).steps)["loss"].to_list() == pytest.approx([2.5, 2.0])
+    assert steps.of_world(measured(TWO_RANKS).timed)["loss"].to_list() == pytest.approx([2.5, 2.0])
 
 
 def test_a_step_that_a_rank_did_not_record_is_in_no_metric():
@@ -430,11 +434,11 @@ def test_no_degree_of_freedom_has_no_quantile():
 )
 def test_a_host_whose_sampler_ended_early_is_said_to_lack_samples(times, incomplete, coverage_pct):
     seen = measured(WINDOW, [sample(9, host="b"), sample(10, host="b"), *(sample(time) for time in times)])
-    found = {entry.host: entry for entry in telemetry.coverage("r", seen.steps, seen.samples.hosts, ["a"])}
+    found = {entry.host: entry for entry in telemetry.coverage("r", seen.timed, seen.samples.hosts, ["a"])}
     entry = found["a"]
     assert (entry.samples, entry.incomplete, entry.coverage_pct) == (len(times), incomplete, pytest.approx(coverage_pct))
     assert found["b"].incomplete == "no samples in the last 10.0 s"  # it is in no list of hosts, but has samples
-    nothing_timed = telemetry.coverage("r", seen.steps.clear(), seen.samples.hosts, ["a"])
+    nothing_timed = telemetry.coverage("r", seen.timed.clear(), seen.samples.hosts, ["a"])
     assert [entry.incomplete for entry in nothing_timed] == ["", ""]
 
 

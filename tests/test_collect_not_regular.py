@@ -7,10 +7,11 @@ import socket
 import pytest
 import support_collect as support
 
-from collect import fetch, manifest, records
 from collect.cli import main
+from collect.fetching import fetch, manifest
+from collect.loading.records import RunRecords
 from collect.sources import memory
-from collect.traces import command, of_run
+from collect.traces import command, run_traces
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
@@ -49,23 +50,23 @@ def put(kind, path, outside):
 def test_what_stands_in_the_place_of_a_record_file_is_named_and_not_read(run, tmp_path, monkeypatch, kind, place):
     monkeypatch.chdir(tmp_path)  # the path of a socket has at most 108 bytes
     put(kind, run.path / place, tmp_path / "outside")
-    found = records.read(run)
+    found = RunRecords.read(run)
     if place in ("run.json", "result.json"):
         assert found.verdict.state == "unknown"
         assert f"it is {kind}, and only regular files are read" in found.verdict.why
     else:
         assert found.damage.says() == f"{place}: {kind}, which was not read"
-    assert not (found.steps.get(0) and place.startswith("steps"))
-    assert not (found.samples.get("node0") and place.startswith("samples"))
+    assert not (found.step_records.get(0) and place.startswith("steps"))
+    assert not (found.sample_records.get("node0") and place.startswith("samples"))
 
 
 @pytest.mark.parametrize("name", ["env", "samples", "steps"])
 def test_a_folder_that_is_a_link_is_named_and_not_entered(run, tmp_path, name):
     (run.path / name).rename(tmp_path / "outside")
     (run.path / name).symlink_to(tmp_path / "outside")
-    found = records.read(run)
+    found = RunRecords.read(run)
     assert found.damage.says() == f"{name}: a symlink, which was not read"
-    assert not {"env": found.hosts, "samples": found.samples, "steps": found.steps}[name]
+    assert not {"env": found.hosts, "samples": found.sample_records, "steps": found.step_records}[name]
 
 
 @pytest.mark.parametrize("name", ["", "env", "steps"])
@@ -103,7 +104,7 @@ def test_traces_and_memory_curves_behind_a_link_are_not_read(workspace, run, tmp
             for file in outside.iterdir():
                 (folder / file.name).symlink_to(file)
     assert memory.read(run.memory_file(0)) is None
-    assert of_run.read(run.path, "exact").exact == []
+    assert run_traces.read(run.path, "exact").exact == []
     with pytest.raises(InputError, match="no traces"):
         command.files(workspace, run.run_id)
     assert sorted(path.name for path in outside.iterdir()) == ["rank-00000.json", "rank-00000.json.gz"]

@@ -8,8 +8,10 @@ import pytest
 import support_browser
 import support_collect as support
 
-from collect import figure, load, page, summary
+from collect import figure, summary
 from collect.cli import main
+from collect.loading import load
+from collect.report import page
 from shardlab.workspace import Workspace
 
 

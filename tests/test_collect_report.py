@@ -15,11 +15,14 @@ import polars as pl
 import pytest
 import support_collect as support
 
-from collect import columns, excerpt, figure, likeness, load, page, provenance, summary, swap, tables
+from collect import atomic_folder, figure, flat_tables, summary
 from collect.cli import main
-from collect.equal_losses import compare
 from collect.figures import accuracy, epoch_histogram, epoch_time, scaling, throughput
-from collect.verdicts.reported import Beside
+from collect.findings import columns, comparability
+from collect.findings.equal_losses import compare
+from collect.loading import load
+from collect.report import page, provenance, truncation
+from collect.verdicts.reported import ReportedResult
 from shardlab.errors import InputError
 from shardlab.record import LineWriter, ValidationRecord
 from shardlab.run import run_id
@@ -94,8 +97,8 @@ def test_a_baseline_on_several_rank_counts_is_the_one_on_the_fewest(loaded):
     few = load.LoadedCell("few", support.cell("ddp", 1, global_batch_size=4, micro_batch_size=4), ddp.runs, [])
     many = load.LoadedCell("many", support.cell("ddp", 2, global_batch_size=8), ddp.runs, [])
     assert few.cell.gpu_batch_size == many.cell.gpu_batch_size
-    assert likeness.baseline_of(many, [many, few], "ddp") is few
-    assert likeness.baseline_of(few, [many, few], "ddp") is few
+    assert comparability.baseline_of(many, [many, few], "ddp") is few
+    assert comparability.baseline_of(few, [many, few], "ddp") is few
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ def test_a_baseline_that_does_other_work_is_none(loaded, other):
     single, ddp = loaded.cells[:2]
     changed = load.LoadedCell(single.id, support.cell(**({"options": {"n_layer": 4}} | other)), single.runs, [])
     mine = load.LoadedCell(ddp.id, support.cell("ddp", 2, options={"n_layer": 4, "bucket_mb": 25}), ddp.runs, [])
-    assert likeness.baseline_of(mine, [changed, mine], "single") is None
+    assert comparability.baseline_of(mine, [changed, mine], "single") is None
 
 
 def test_the_latest_attempt_counts_and_the_earlier_is_history(summarized):
@@ -384,7 +387,7 @@ HOSTILE = "</script><script>alert(1)</script>\"'&{{ 7*7 }}<img src=x onerror=ale
 
 
 def test_of_more_cells_than_a_page_holds_some_are_shown_and_the_files_have_all(workspace, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(excerpt, "MOST", 2)
+    monkeypatch.setattr(truncation, "MOST", 2)
     assert main(["summarize", "--workspace", str(workspace.path), "--out", str(tmp_path / "report")]) == 0
     said = "shown here: 2 of 6 cells, 2 of 3 loss comparisons, 2 of 4 runs that did not complete"
     told = capsys.readouterr().out
@@ -400,7 +403,7 @@ def test_of_more_cells_than_a_page_holds_some_are_shown_and_the_files_have_all(w
 
 
 def test_a_cell_whose_baseline_is_not_shown_names_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(excerpt, "MOST", 2)
+    monkeypatch.setattr(truncation, "MOST", 2)
     workspace = support.matrix(tmp_path)
     expansion = workspace.expansion(None)
     workspace.keep_expansion(msgspec.structs.replace(expansion, cells=[*expansion.cells[1:], expansion.cells[0]]))
@@ -409,14 +412,14 @@ def test_a_cell_whose_baseline_is_not_shown_names_it(tmp_path, monkeypatch):
 
 
 def test_cells_that_claims_name_are_shown_before_others(summarized, monkeypatch):
-    monkeypatch.setattr(excerpt, "MOST", 3)
-    assert excerpt.of(summarized).rows == summarized.rows[:3]
+    monkeypatch.setattr(truncation, "MOST", 3)
+    assert truncation.of(summarized).rows == summarized.rows[:3]
     last = summarized.rows[-1].id
-    named = Beside(where="table 1", metric="state", cell={}, printed="oom", kind="measured", row=last)
-    cut = excerpt.of(msgspec.structs.replace(summarized, reported=[named]))
+    named = ReportedResult(where="table 1", metric="state", cell={}, printed="oom", kind="measured", row=last)
+    cut = truncation.of(msgspec.structs.replace(summarized, reported=[named]))
     assert [row.id for row in cut.rows] == [*(row.id for row in summarized.rows[:2]), last]
-    monkeypatch.setattr(excerpt, "MOST", 6)
-    assert excerpt.of(summarized) == summarized
+    monkeypatch.setattr(truncation, "MOST", 6)
+    assert truncation.of(summarized) == summarized
 
 
 def test_hostile_names_are_text(tmp_path):
@@ -465,7 +468,7 @@ def test_an_error_midway_leaves_the_old_report(tmp_path, monkeypatch):
 
 KILLED_AT = """
 import os, signal, sys
-from collect import report, swap
+from collect import atomic_folder, write_report
 from collect.cli import main
 point = sys.argv.pop(1)
 def killed_before(module, name, when=lambda *arguments: True):
@@ -475,10 +478,10 @@ def killed_before(module, name, when=lambda *arguments: True):
             os.kill(os.getpid(), signal.SIGKILL)
         return there(*arguments, **options)
     setattr(module, name, instead)
-if point == "first file": killed_before(report.files, "write_new")
-if point == "page": killed_before(report.files, "write_atomic", lambda path, *_: path.name == "index.html")
-if point == "exchange": killed_before(swap, "_exchange")
-if point == "old folder removed": killed_before(swap.shutil, "rmtree")
+if point == "first file": killed_before(write_report.files, "write_new")
+if point == "page": killed_before(write_report.files, "write_atomic", lambda path, *_: path.name == "index.html")
+if point == "exchange": killed_before(atomic_folder, "_exchange")
+if point == "old folder removed": killed_before(atomic_folder.shutil, "rmtree")
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -514,7 +517,7 @@ def test_a_kill_leaves_the_old_report_or_the_new_one_whole(reported_twice, tmp_p
     assert found.keys() == old.keys()
     assert (found == old) is (title == "the old title")
     os.utime(left, (0, 0))
-    with swap.replacing(workspace.report, frozenset({"index.html", "summary.json", "tables"})) as fresh:
+    with atomic_folder.replacing(workspace.report, frozenset({"index.html", "summary.json", "tables"})) as fresh:
         (fresh / "index.html").write_text("next")
     assert not list(workspace.path.glob(".report*")), "the next report removes what a killed one left, once it is old"
     assert [path.name for path in workspace.report.iterdir()] == ["index.html"]
@@ -523,7 +526,7 @@ def test_a_kill_leaves_the_old_report_or_the_new_one_whole(reported_twice, tmp_p
 def test_what_a_command_that_may_still_write_left_is_not_removed(tmp_path):
     young = tmp_path / ".report.0a1b2c3d.tmp"
     young.mkdir()
-    with swap.replacing(tmp_path / "report", frozenset()):
+    with atomic_folder.replacing(tmp_path / "report", frozenset()):
         pass
     assert young.exists()
 
@@ -534,7 +537,7 @@ def test_a_file_that_somebody_puts_into_the_folder_meanwhile_is_not_lost(tmp_pat
     (folder / "index.html").write_text("old")
 
     def replace():
-        with swap.replacing(folder, frozenset({"index.html"})) as fresh:
+        with atomic_folder.replacing(folder, frozenset({"index.html"})) as fresh:
             (fresh / "index.html").write_text("new")
             (folder / "notes.txt").write_text("of a person")
 
@@ -547,7 +550,7 @@ def test_a_file_that_somebody_puts_into_the_folder_meanwhile_is_not_lost(tmp_pat
 def test_where_folders_cannot_be_exchanged_they_are_renamed(tmp_path, monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
     for content in ("old", "new"):
-        with swap.replacing(tmp_path / "report", frozenset({"a"})) as fresh:
+        with atomic_folder.replacing(tmp_path / "report", frozenset({"a"})) as fresh:
             (fresh / "a").write_text(content)
         assert (tmp_path / "report" / "a").read_text() == content
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
@@ -556,7 +559,7 @@ def test_where_folders_cannot_be_exchanged_they_are_renamed(tmp_path, monkeypatc
 def test_a_link_in_the_reports_place_is_refused(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "report").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match="is not a folder"), swap.replacing(tmp_path / "report", frozenset()):
+    with pytest.raises(InputError, match="is not a folder"), atomic_folder.replacing(tmp_path / "report", frozenset()):
         raise AssertionError("the block must not run")
 
 
@@ -579,8 +582,8 @@ def test_a_workspace_without_a_matrix_is_wrong_input(tmp_path, capsys):
 def test_the_shape_of_the_table_does_not_depend_on_what_was_measured(loaded, tmp_path):
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell()])
-    empty = tables.summary(summary.summarize(load.load(workspace, None), "single"))
-    assert empty.schema == tables.summary(summary.summarize(loaded, "single")).schema
+    empty = flat_tables.summary(summary.summarize(load.load(workspace, None), "single"))
+    assert empty.schema == flat_tables.summary(summary.summarize(loaded, "single")).schema
 
 
 def test_accuracy_is_drawn_over_the_seconds_of_training(tmp_path):

@@ -7,14 +7,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collect.study_tables import heading, redraw, remarks
-from collect.verdicts.reported import Beside
+from collect.report.study_tables import heading, redraw, remarks
+from collect.verdicts.reported import ReportedResult
 
 MATRICES = Path(__file__).parent.parent / "matrices"
 
 
 def entry(where, metric, printed, of="", **cell):
-    return Beside(where=where, metric=metric, cell=cell, printed=printed, kind="measured", of=of)
+    return ReportedResult(where=where, metric=metric, cell=cell, printed=printed, kind="measured", of=of)
 
 
 def study(name):

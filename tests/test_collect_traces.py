@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_traces_hta import CASES, GOLDEN, HTA, said_by_hta
 
-from collect import load, summary
+from collect import summary
 from collect.cli import main
-from collect.metric import Compared, Measured, menu
+from collect.loading import load
+from collect.metric import Compared, menu
 from collect.metrics import operators
-from collect.traces import names
-from collect.traces.breakdown import Breakdown, Tally
+from collect.traces import operator_classes
+from collect.traces.breakdown import Breakdown, EventTally
 from jobs.cli import main as jobs
 from shardlab import matrix
 from shardlab.errors import InputError
@@ -193,25 +194,27 @@ def test_a_damaged_rank_is_left_out_of_both(tmp_path):
     ],
 )  # fmt: skip
 def test_a_name_means_whole_words_and_a_class_its_patterns(of, name, fits):
-    assert bool(names.pattern(of, "gpu").search(name)) == fits
+    assert bool(operator_classes.pattern(of, "gpu").search(name)) == fits
 
 
 def test_classes_of_a_cpu_are_operators():
-    assert names.pattern("GEMM", "gloo").search("aten::addmm")
-    assert not names.pattern("GEMM", "cpu").search("aten::addmm_out")
-    assert names.pattern("vectorized kernels", "gloo") is None
+    assert operator_classes.pattern("GEMM", "gloo").search("aten::addmm")
+    assert not operator_classes.pattern("GEMM", "cpu").search("aten::addmm_out")
+    assert operator_classes.pattern("vectorized kernels", "gloo") is None
 
 
 def told(rank, tallies, *, steps=2, source="gpu"):
     """A breakdown of which only the kernels matter."""
     return Breakdown(
         rank=rank, source=source, steps=steps, span_ns=1, compute_ns=0, communication_ns=0, memory_ns=None, non_compute_ns=0,
-        idle_ns=0, overlap_ns=0, collectives=[], kernels=[Tally(name, count, ns) for name, (count, ns) in tallies.items()],
+        idle_ns=0, overlap_ns=0, collectives=[], kernels=[EventTally(name, count, ns) for name, (count, ns) in tallies.items()],
     )  # fmt: skip
 
 
 def seen(*ranks):
-    return Measured(DDP, None, None, None, None, [], list(ranks))
+    run = support.loaded(DDP)
+    run.breakdowns = list(ranks)
+    return run
 
 
 def test_a_named_kernel_is_counted_and_timed_a_step_and_rank():

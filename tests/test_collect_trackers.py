@@ -11,8 +11,9 @@ import threading
 import pytest
 import support_collect as support
 
-from collect import load, summary, tracked
+from collect import summary, tracked_run
 from collect.cli import main
+from collect.loading import load
 from shardlab.record import LineWriter, ValidationRecord
 from shardlab.workspace import Workspace
 
@@ -37,7 +38,7 @@ def workspace(tmp_path_factory) -> Workspace:
 @pytest.fixture(scope="module")
 def runs(workspace):
     loaded = load.load(workspace, None)
-    return {run.id: run for run in tracked.runs(loaded, summary.summarize(loaded, "single"))}
+    return {run.id: run for run in tracked_run.runs(loaded, summary.summarize(loaded, "single"))}
 
 
 @pytest.fixture

@@ -1,15 +1,16 @@
 """What a claim is worth: every verdict by a case of it, numbers beside those of a study, and a whole study as a golden file."""
 
 import json
-import os
-from pathlib import Path
 
 import msgspec
 import pytest
 import support_collect as support
+from support_golden import same_as_golden
 
-from collect import load, summary, verdict_text
+from collect import summary
 from collect.cli import main
+from collect.loading import load
+from collect.report import verdict_text
 from collect.verdicts import reasons
 from shardlab import matrix
 from shardlab.cell import Instruments, Profile
@@ -18,7 +19,6 @@ from shardlab.nvml import Gpu
 from shardlab.record import SameWork
 from shardlab.workspace import Workspace
 
-GOLDEN = Path(__file__).parent / "golden" / "summary.json"
 PROVEN = SameWork(verdict="proven", why="against one process")
 SINGLE, DDP, DDP4, FSDP, PS = "single", "ddp", "ddp4", "fsdp2", "ps-async"
 CELLS = {
@@ -373,13 +373,10 @@ def whole(path):
 
 
 def test_the_summary_of_recorded_runs_is_the_golden_one(tmp_path):
-    """To accept a change: SHARDLAB_GOLDEN=write pytest tests/test_collect_verdicts.py"""
     found = summary.summarize(load.load(whole(tmp_path), None), "single")
     found.created_s = 0.0
     text = msgspec.json.format(msgspec.json.encode(support.ten_digits(msgspec.to_builtins(found))), indent=1).decode() + "\n"
-    if os.environ.get("SHARDLAB_GOLDEN") == "write":
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    same_as_golden("summary.json", text)
 
 
 def test_the_command_shows_and_counts(tmp_path, capsys):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from jobs.schedulers import local
+from jobs.run_queue import RunQueue
 from jobs.slurm import submission
-from shardlab import away
+from shardlab import remote_workspace
 from shardlab.errors import InputError
 from shardlab.run import read as read_run
 from shardlab.rundir import RunDir
@@ -53,10 +53,10 @@ def test_the_notes_on_a_submission(damaged, tmp_path):
 
 def test_the_note_of_a_runner(damaged, tmp_path):
     damaged(".shardlab/local/runner.json")
-    assert not local.runner_alive(Workspace(tmp_path))
+    assert not RunQueue("local", Workspace(tmp_path)).runner_alive()
 
 
 def test_where_the_runs_of_a_workspace_are(damaged, tmp_path):
     damaged(".shardlab/away.json")
     with pytest.raises(InputError, match="is not of this version"):
-        away.known(Workspace(tmp_path))
+        remote_workspace.known(Workspace(tmp_path))

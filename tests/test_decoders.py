@@ -12,13 +12,13 @@ AT_ONCE = """
 import sys, threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from collect import records
+from collect.loading.records import RunRecords
 from shardlab.rundir import RunDir
 sys.setswitchinterval(1e-6)
 gate = threading.Barrier(4)
 def read(_):
     gate.wait()
-    records.read(RunDir(Path(sys.argv[1])))
+    RunRecords.read(RunDir(Path(sys.argv[1])))
 with ThreadPoolExecutor(4) as pool:
     list(pool.map(read, range(4)))
 """

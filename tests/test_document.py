@@ -39,14 +39,15 @@ def test_plain_scalars_mean_what_they_look_like(text, value):
 @pytest.mark.parametrize(
     ("text", "place", "words"),
     [
-        ("a: 1\nb: 2\na: 3\n", "3:1", "found this key twice, first on line 1"),
+        ("a: 1\nb: 2\na: 3\n", "3:1", "found this key twice, first at 1:1"),
         ("a: &x 1\nb: *x\n", "1:4", "an anchor (&x)"),
         ("a: *x\n", "1:4", "an alias (*x)"),
         ("a: !!python/object:os.system ls\n", "1:4", "a tag"),
         ("a: !x 1\n", "1:4", "a tag (!x)"),
         ("a:\n  <<: {b: 1}\n", "2:3", "a merge key"),
-        ("time: 1:30:00\n", "1:7", 'write "1:30:00"'),
-        ("time: 12:00\n", "1:7", 'write "12:00"'),
+        ("time: 1:30:00\n", "1:7", 'Allowed: a number, or "1:30:00" if it is a time'),
+        ("time: 12:00\n", "1:7", 'or "12:00" if it is a time'),
+        ("{a: 1, b: 2, a: 3}\n", "1:14", "found this key twice, first at 1:2"),
         ("a: on\n", "1:4", "true or false to some YAML parsers"),
         ("a: No\n", "1:4", "true or false to some YAML parsers"),
         ("a: 010\n", "1:4", "read differently"),
@@ -104,6 +105,6 @@ def test_missing_file_and_folder(tmp_path):
 
 def test_every_value_keeps_its_place():
     found = document.parse(b"a:\n  - {b: 1}\n  - c: x\n", "f.yaml")
-    assert found.values[("a", 1, "c")] == document.Mark(3, 8)
-    assert found.keys[("a", 0, "b")] == document.Mark(2, 6)
+    assert found.values[("a", 1, "c")] == document.Position(3, 8)
+    assert found.keys[("a", 0, "b")] == document.Position(2, 6)
     assert str(found.error(("a", 1, "c"), "is wrong.")) == "f.yaml:3:8: a[1].c: is wrong."

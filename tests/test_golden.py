@@ -1,6 +1,6 @@
 """Generated text is compared whole: the help of every command, the scripts of runs, the summary of runs that were recorded.
 
-To accept a change: SHARDLAB_GOLDEN=write pytest tests/test_golden.py tests/test_golden_slurm.py
+To accept a change: make golden
 
 golden/recorded holds what `jobs submit --matrix ./recorded.yaml --wait` left in a workspace of its own, on a machine with two
 processors that were busy with other things. Logs, scripts and the network cards of other work are taken out. A new schema of
@@ -19,7 +19,8 @@ from support_collect import ten_digits
 from support_golden import GOLDEN, HOSTILE, run_of, same_as_golden
 
 import jobs.cli
-from collect import load, summary
+from collect import summary
+from collect.loading import load
 from jobs import render
 from jobs.launcher import launchers
 from shardlab.cluster import THIS_MACHINE

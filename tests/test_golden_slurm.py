@@ -1,4 +1,4 @@
-"""What Slurm is given is compared whole, for cells that ask for different things; how to accept a change: test_golden.py."""
+"""What Slurm is given is compared whole, for cells that ask for different things."""
 
 import re
 import shlex
@@ -13,15 +13,20 @@ from support_golden import GOLDEN, HOSTILE, run_of, same_as_golden
 from support_queue import Queue
 
 from jobs import render
-from jobs.scheduler import How
+from jobs.scheduler import SubmitOptions
 from jobs.schedulers import slurm
-from shardlab.cluster import Cluster, Gpus, Slurm
+from shardlab.cluster import Cluster
 from shardlab.run import World
+from shardlab.slurm_keys import Gpus, Partition, Slurm
 from shardlab.workspace import Workspace
 
 A100, NO_GPUS = Gpus(per_node=4, type="a100"), None
 SHARED = {"exclusive": False, "cpus_per_rank": 6}
 SITE = {"account": "g_ml-2026", "qos": "normal", "constraint": "gpu&hbm80g|[rack1*2]"}
+PARTITIONS = [
+    Partition(name="a", gpus=Gpus(per_node=4, type="a100")),
+    Partition(name="h", gpus=Gpus(per_node=8, type="h100")),
+]
 # name: launcher, nodes, ranks on each, the cluster's GPUs, its `slurm`, what the run has besides
 CASES = {
     "torchrun-1-node": ("torchrun", 1, 1, A100, {}, {}),
@@ -39,6 +44,7 @@ CASES = {
     "fork-rehearsal": ("fork", 1, 2, A100, SHARED, {}),
     "short-and-never-again": ("torchrun", 1, 1, A100, {}, {"limit_s": 1, "requeues": 0}),
     "days-after-a-lost-node": ("torchrun", 2, 4, A100, {}, {"limit_s": 172_801, "avoid": ["gpu03", "gpu17"], "attempt": 3}),
+    "partition-of-a-gpu-type": ("torchrun", 2, 8, A100, {"partition": "small", "partitions": PARTITIONS}, {"gpu_type": "h100"}),
     "extra": (
         "torchrun", 1, 1, A100,
         {"extra": {"reservation": "course-2", "spread-job": None, "mail-user": "a.b@c.edu", "gres-flags": "enforce-binding"}},
@@ -55,8 +61,10 @@ def python(monkeypatch):
 def case(name):
     """The run and its cluster."""
     launcher, nnodes, ranks, gpus, asked, more = CASES[name]
+    more = dict(more)
     run, world = run_of(launcher), World(nnodes, ranks, nnodes * ranks)
     cell = msgspec.structs.replace(run.cell, gpus=world.world_size, dp=world.world_size, nnodes=nnodes)
+    cell = msgspec.structs.replace(cell, gpu_type=more.pop("gpu_type", None))
     run = msgspec.structs.replace(
         run, **{"scheduler": "slurm", "cell": cell, "world": world, "limit_s": 600, "requeues": 2, **more}
     )
@@ -78,11 +86,11 @@ def test_the_script_of_a_run_in_a_folder_with_a_hostile_name():
 @pytest.mark.parametrize(
     ("name", "how", "folder"),
     [
-        ("array", How(), "study"),
-        ("array-throttled-after", How(at_once=2, after=("earlier",)), "study"),
-        ("array-hostile", How(), f"{HOSTILE}\n#SBATCH --partition=owned\n%j"),
-        ("pack", How(pack=True), "study"),
-        ("one-hostile", How(), f"{HOSTILE}\n#SBATCH --partition=owned\n%j"),
+        ("array", SubmitOptions(), "study"),
+        ("array-throttled-after", SubmitOptions(at_once=2, after=("earlier",)), "study"),
+        ("array-hostile", SubmitOptions(), f"{HOSTILE}\n#SBATCH --partition=owned\n%j"),
+        ("pack", SubmitOptions(pack=True), "study"),
+        ("one-hostile", SubmitOptions(), f"{HOSTILE}\n#SBATCH --partition=owned\n%j"),
     ],
 )
 def test_what_sbatch_is_given(name, how, folder, tmp_path, monkeypatch):
@@ -92,7 +100,7 @@ def test_what_sbatch_is_given(name, how, folder, tmp_path, monkeypatch):
     run, where = case("torchrun-2-nodes")
     source = render.source("m", where, workspace)
     earlier = render.write(msgspec.structs.replace(run, run_id="earlier"), workspace.runs, source)
-    slurm.submit(workspace, [earlier], How())
+    slurm.submit(workspace, [earlier], SubmitOptions())
     names = [f"run-{number}" for number in range(1 if name.startswith("one") else 3)]
     folders = [render.write(msgspec.structs.replace(run, run_id=one), workspace.runs, source) for one in names]
     slurm.submit(workspace, folders, how)
@@ -118,7 +126,7 @@ def test_an_array_asks_for_what_a_persons_own_template_asks_for(tmp_path, monkey
     )
     run, where = case("torchrun-1-node")
     source = render.source("m", where, workspace)
-    for how, minutes in ((How(), 7), (How(pack=True), 14)):
+    for how, minutes in ((SubmitOptions(), 7), (SubmitOptions(pack=True), 14)):
         names = [f"run-{number}-{minutes}" for number in range(2)]
         folders = [render.write(msgspec.structs.replace(run, run_id=one), workspace.runs, source) for one in names]
         slurm.submit(workspace, folders, how)
@@ -145,7 +153,7 @@ def test_an_array_and_a_pack_start_the_script_of_each_run_and_nothing_else(tmp_p
     own.write_text('#!/bin/bash\n{% for option in options %}\n#SBATCH {{ option }}\n{% endfor %}\n: >"${0%/*}/made"\nexit 3\n')
     run, where = case("torchrun-1-node")
     source = render.source("m", where, workspace)
-    for how, code in ((How(), 3), (How(pack=True), 1)):
+    for how, code in ((SubmitOptions(), 3), (SubmitOptions(pack=True), 1)):
         folders = [
             render.write(msgspec.structs.replace(run, run_id=f"run-{number}-{code}"), workspace.runs, source)
             for number in range(2)

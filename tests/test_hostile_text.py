@@ -9,8 +9,10 @@ import pytest
 import support_hostile as hostile
 from support_hostile import STEERING, on_terminal, steering
 
-from collect import export, load, page, summary
+from collect import export, summary
 from collect.cli import main
+from collect.loading import load
+from collect.report import page
 from shardlab.workspace import Workspace
 
 # What rich draws with: styles, and for a table that renews itself the cursor hidden, shown and moved up, and lines cleared.

@@ -2,15 +2,18 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 from support_cells import CELL
 
-from jobs import claim, lost
-from jobs.schedulers import local
-from shardlab import code, files, host
+from jobs import claim, hold, submit
+from jobs.reconcile import own
+from jobs.run_queue import RunQueue
+from shardlab import files, host, source_digest
 from shardlab.record import SCHEMA, LineWriter, Sample
 from shardlab.run import Run, World
 from shardlab.rundir import RunDir
@@ -38,7 +41,7 @@ def write_run(folder, **changed):
 def supervised(folder, *command, before="", **environment):
     """A supervisor of this run; `before`: Python that its process runs first."""
     start = "sys.exit(attempt.console.run(lambda: attempt.main(sys.argv[1:])))"
-    program = f"import sys; from jobs import attempt, on_node; {before or 'pass'}; {start}"
+    program = f"import sys; from jobs import attempt, node_processes; {before or 'pass'}; {start}"
     words = [sys.executable, "-P", "-c", program, folder.path, "--", *(command or ["true"])]
     given = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")} | environment
     return subprocess.run(words, capture_output=True, text=True, env=given, check=False, timeout=120)
@@ -83,30 +86,42 @@ def test_a_run_is_started_again_as_often_as_it_may_and_no_more(folder, restarts)
         assert "has restarted the run" not in ended.data["why"]
 
 
-def test_a_run_whose_packages_changed_is_given_back_and_not_started(folder):
-    write_run(folder, environment="0" * 12)
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"source": "/w/.shardlab/source/000000000000"},
+            f"(digest {source_digest.source()}) is not the copy /w/.shardlab/source/",
+        ),
+        ({"environment": "0" * 12}, "rendered by an earlier version of shardlab, which kept no copy of its source"),
+    ],
+)
+def test_a_run_without_its_source_is_given_back_and_not_started(folder, changed, words):
+    write_run(folder, **changed)
     done = supervised(folder, "touch", str(folder.path / "begun"))
     assert done.returncode == 76
+    assert done.stderr.count("\n") == 1
     assert not folder.claim.exists()
     assert not (folder.path / "begun").exists()
     verdict = folder.judge()
     assert verdict.state == "planned"
-    assert f"source changed since the run was submitted (000000000000, now {code.digest()})" in verdict.why
+    assert words in verdict.why
+    assert "`jobs submit` or `jobs retry` submits it" in verdict.why
 
 
 def test_a_run_that_was_begun_with_other_packages_fails_and_says_so(folder):
-    write_run(folder, environment="0" * 12, scheduler="slurm", requeues=1)
+    write_run(folder, packages="0" * 12, scheduler="slurm", requeues=1)
     folder.claim.mkdir()
     done = supervised(folder, SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1")
     assert done.returncode == 1
     assert folder.judge().state == "failed"
-    assert "source changed since the run was submitted" in folder.judge().why
+    assert "packages changed since the run was submitted" in folder.judge().why
 
 
 @pytest.mark.parametrize(("kills", "state"), [((4, 5), "oom"), ((4, 4), "failed")])
 def test_a_run_during_which_the_kernel_killed_for_memory_is_out_of_memory(folder, kills, state):
     # No test can move the kernel's counter.
-    counter = f"kills = iter({kills}); on_node.oom_kills = lambda: next(kills)"
+    counter = f"kills = iter({kills}); node_processes.oom_kills = lambda: next(kills)"
     assert supervised(folder, "sh", "-c", "kill -KILL $$", before=counter).returncode == 137
     verdict = folder.judge()
     assert verdict.state == state
@@ -130,15 +145,17 @@ def at_work(folder):
     ],
 )
 def test_a_supervisor_is_known_by_more_than_its_number(folder, at_work, changed, state, words):
-    data = {"pid": at_work.pid, "created": local.psutil.Process(at_work.pid).create_time(), "boot_id": host.boot_id()}
+    data = {"pid": at_work.pid, "created": psutil.Process(at_work.pid).create_time(), "boot_id": host.boot_id()}
     data |= {"created": data["created"] + changed["created"]} if "created" in changed else changed
     folder.claim.mkdir()
     folder.write_event("attempt", "started", **data)
-    verdict, _ = local._true(Workspace(folder.path.parent.parent), folder, folder.judge())
+    queue = RunQueue("local", Workspace(folder.path.parent.parent))
+    (seen,) = queue.observe([own(folder)])
+    verdict = seen.verdict
     assert verdict.state == state
     assert words in verdict.why
     if state != "running":
-        local._wait_for_running(Workspace(folder.path.parent.parent))
+        queue.wait_for_running()
         assert folder.judge().state == state
 
 
@@ -163,4 +180,55 @@ def test_the_lost_nodes_are_those_whose_telemetry_fell_silent_first(folder, last
     for name, wall_s in last.items():
         if wall_s is not None:
             sampled(folder, name, wall_s - 20, wall_s)
-    assert lost.nodes(folder, list(last)) == lost_ones
+    assert submit.lost_nodes(folder, list(last)) == lost_ones
+
+
+SCONTROL = """\
+#!/bin/sh
+echo "$*" >> {0}/calls
+case $1 in requeuehold) {1};; esac
+"""
+
+
+@pytest.fixture
+def scontrol(tmp_path):
+    """Slurm's command as a stand-in: the folder of its calls, which does at a requeue what the test says."""
+
+    def make(at_requeue):
+        (tmp_path / "scontrol").write_text(SCONTROL.format(tmp_path, at_requeue))
+        (tmp_path / "scontrol").chmod(0o755)
+        return f"{tmp_path}:{os.environ['PATH']}"
+
+    return make
+
+
+def waiting_beside(folder, name, job, packages="0" * 12):
+    beside = RunDir(folder.path.parent / name)
+    beside.path.mkdir()
+    write_run(beside, packages=packages, scheduler="slurm")
+    beside.write_event("controller", "submitted", scheduler="slurm", job=job)
+    return beside
+
+
+def test_a_run_whose_packages_changed_holds_those_of_the_same_packages_and_is_requeued(folder, tmp_path, scontrol, monkeypatch):
+    write_run(folder, packages="0" * 12, scheduler="slurm", requeues=0)
+    packed, other = waiting_beside(folder, "b-r1", "7"), waiting_beside(folder, "c-r1", "8_3")
+    later = waiting_beside(folder, "d-r1", "9", source_digest.packages())
+    done = supervised(folder, PATH=scontrol("kill $PPID"), SLURM_JOB_ID="7")
+    assert done.returncode == -signal.SIGTERM
+    assert (tmp_path / "calls").read_text().splitlines() == ["hold 8_3", "update JobId=7 Requeue=1", "requeuehold 7"]
+    assert [run.judge().held for run in (folder, packed, other, later)] == [True, True, True, False]
+    assert folder.judge().state == "pending"
+    assert "`jobs retry --only held` goes on with the packages that are installed then" in folder.judge().why
+    in_job(monkeypatch, "7", 1)
+    assert [hold.requeues(run) for run in (folder, packed, other, later)] == [1, 1, 0, 0]
+    write_run(folder, packages=source_digest.packages(), scheduler="slurm", requeues=0)  # as a release does
+    assert supervised(folder, PATH=scontrol("true"), SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1").returncode == 0
+    assert folder.claim.exists()
+
+
+def test_a_run_that_slurm_does_not_requeue_is_given_back(folder, scontrol):
+    write_run(folder, packages="0" * 12, scheduler="slurm", requeues=0)
+    assert supervised(folder, PATH=scontrol("exit 1"), SLURM_JOB_ID="7").returncode == 76
+    assert (folder.judge().state, folder.judge().held) == ("planned", False)
+    assert "`jobs submit` or `jobs retry` submits it" in folder.judge().why

@@ -1,4 +1,4 @@
-"""A queue on this machine whose packages change while runs wait: it holds them, in one sentence, and fails none of them."""
+"""A queue on this machine whose packages change while runs wait: they are held, in one sentence, and none of them fails."""
 
 import os
 import subprocess
@@ -41,16 +41,22 @@ def test_runs_that_wait_are_held_and_sent_again_with_what_is_installed_then(benc
         (bench.path / "go").touch()
         said, _ = waiting.communicate(timeout=120)
     assert waiting.returncode == 1
-    (sentence,) = [line for line in said.splitlines() if "packages or shardlab's source changed" in line]
+    (sentence,) = [line for line in said.splitlines() if "the installed packages changed" in line]
     assert sentence.startswith("4 run(s) did not start (")
-    assert "`jobs submit` or `jobs retry` submits it with the packages and the source that are installed now" in sentence
-    assert set(bench.states().values()) == {"planned"}
+    assert "`jobs retry --only held` goes on with the packages that are installed then" in sentence
+    waits = bench.json("jobs", "status")["runs"]
+    assert {(run["state"], run["held"], run["scheduler"]["raw"]) for run in waits} == {("pending", True, "held")}
+    assert all(run["why"].startswith("held, because the installed packages changed") for run in waits)
     assert not any(started(folder) for folder in bench.folders())
     assert not any(folder.claim.exists() for folder in bench.folders())
-    refused = sorted(event.writer for folder in bench.folders() for event in folder.events() if event.event == "refused")
-    assert refused == ["attempt", "queue", "queue", "queue"]  # the first one looked, and no other was started
-    assert "2 run(s) submitted" in bench.run("jobs", "retry", "--where", "seed < 3").stdout
-    assert "2 run(s) submitted, 2 skipped" in bench.run("jobs", "submit", "--matrix", name).stdout
+    held = {folder.run_id: event.writer for folder in bench.folders() for event in folder.events() if event.event == "held"}
+    (first,) = [run_id for run_id, writer in held.items() if writer == "attempt"]  # it looked, and no other was started
+    assert sorted(held.values()) == ["attempt", *[f"hold.{first}"] * 3]
+    assert "0 run(s) submitted, 4 skipped" in bench.run("jobs", "submit", "--matrix", name).stdout
+    assert "0 run(s) submitted" in bench.run("jobs", "retry").stdout
+    assert "2 run(s) submitted" in bench.run("jobs", "retry", "--only", "held", "--where", "seed < 3").stdout
+    until(lambda: sorted(bench.states().values()) == ["failed", "failed", "pending", "pending"], "the released ones are made")
+    assert "2 run(s) submitted" in bench.run("jobs", "retry", "--only", "held").stdout
     until(lambda: set(bench.states().values()) == {"failed"}, "they are made")
     assert {folder.judge().why for folder in bench.folders()} == {"exit code 3"}
 
@@ -65,4 +71,4 @@ def test_runs_that_were_sent_since_go_on(bench, tmp_path):
     def states():
         return {folder.read_run().cell.seed: folder.judge().state for folder in bench.folders()}
 
-    until(lambda: states() == {1: "planned", 2: "planned", 3: "failed", 4: "failed"}, "the older ones are held")
+    until(lambda: states() == {1: "pending", 2: "pending", 3: "failed", 4: "failed"}, "the older ones are held")

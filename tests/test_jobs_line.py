@@ -16,9 +16,9 @@ import pytest
 from support_line import PATIENCE_S, benches, clock, holds_pause, processes_of, started, time_limit_s, until
 from support_long import only_long
 
-from jobs.standstill import LOOK_S
-from shardlab import pauses
+from shardlab import suspension
 from shardlab.checkpoint import step_of, whole
+from shardlab.suspension import LOOK_S
 
 pytestmark = pytest.mark.line
 FOUR = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
@@ -244,7 +244,9 @@ def test_what_a_run_stood_still_is_on_record_and_no_part_of_its_time(bench, tmp_
     assert still.data["seconds"] >= 0.8 * limit_s - LOOK_S
     assert when["exited"].wall_s - when["started"].wall_s >= 0.8 * limit_s + still.data["seconds"] - 1
     for rank in (0, 1):
-        counted = [one for one in pauses.set_aside(folder.steps(rank).records, pauses.of(folder.events())) if not one.watched]
+        counted = [
+            one for one in suspension.set_aside(folder.steps(rank).records, suspension.of(folder.events())) if not one.watched
+        ]
         assert counted
         assert not any(holds_pause(record, still) for record in counted)
 

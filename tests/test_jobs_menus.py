@@ -1,10 +1,10 @@
-"""What `jobs strategies` prints, what a plan remarks, the limits of --max-parallel, and which files make up our source."""
+"""What `jobs strategies` prints, what a plan remarks, which options are refused, and which files make up our source."""
 
 import pytest
 
-from jobs import cli
+from jobs import on_controller
 from jobs.cli import main
-from shardlab import code
+from shardlab import source_digest
 
 
 @pytest.fixture
@@ -43,9 +43,56 @@ def test_too_few_or_too_many_runs_at_a_time_are_refused(count, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("count", ["1", "100000"])
-def test_the_least_and_the_largest_number_of_runs_at_a_time_are_accepted(count):
-    arguments = cli.parser().parse_args(["submit", "--matrix", "quickstart", "--max-parallel", count])
-    assert cli._how(arguments).at_once == int(count)
+def test_the_least_and_the_largest_number_of_runs_at_a_time_are_accepted(count, tmp_path, monkeypatch):
+    monkeypatch.setattr(on_controller, "is_here", lambda _where: True)
+    (tmp_path / "cluster.yaml").write_text(CLUSTER.replace("PROVIDER", "ssh").replace("/shared", str(tmp_path)))
+    words = ["submit", "--matrix", "quickstart", "--dry-run", "--where", "gpus == 1", "--workspace", str(tmp_path)]
+    assert main([*words, "--max-parallel", count]) == 0
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "named"),
+    [
+        (["submit", "--matrix", "quickstart"], ["--max-parallel", "2"], "--max-parallel: only for Slurm"),
+        (["submit", "--matrix", "quickstart", "--dry-run"], ["--pack"], "--pack: only for Slurm"),
+        (["submit", "--matrix", "quickstart"], ["--pack", "--after", "*"], "--pack and --after: only for Slurm"),
+        (["retry"], ["--max-parallel", "2"], "--max-parallel: only for Slurm"),
+    ],
+)
+def test_options_of_slurm_are_refused_on_this_machine(verb, options, named, tmp_path, capsys):
+    assert main([*verb, "--where", "gpus == 1", *options, "--workspace", str(tmp_path)]) == 2
+    assert f"error: {named}, and the cluster local has no `slurm`; its runs start" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_retry_names_the_allowed_states(tmp_path, capsys):
+    assert main(["retry", "--only", "failed,broken", "--workspace", str(tmp_path)]) == 2
+    assert (
+        "error: --only: unknown state in which a run ends 'broken'. Allowed: cancelled, completed, failed, held, hung, "
+        "node_fail, oom, preempted, timeout, unknown." in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("cell", "problem"),
+    [
+        (
+            "strategy: zero3\n  gpus: 2\n  options: {offload_param: nvme, nvme_path: here}",
+            "defaults.options.nvme_path: nvme_path: found here. Allowed: an absolute path on each node",
+        ),
+        (
+            "strategy: zero3\n  gpus: 2\n  options: {offload_param: nvme}",
+            "nvme_path: found null. Allowed: an absolute path on each node",
+        ),
+    ],
+)
+def test_a_refusal_of_an_option_begins_with_the_option(cell, problem, tmp_path, capsys):
+    (tmp_path / "m.yaml").write_text(
+        f"schema: 1\nname: m\ndefaults:\n  workload: gpt2-tiny\n  launcher: torchrun\n  steps: 2\n"
+        f"  gpu_batch_size: 2\n  {cell}\naxes: {{precision: [bf16]}}\n"
+    )
+    assert main(["plan", "--matrix", str(tmp_path / "m.yaml"), "--workspace", str(tmp_path)]) == 2
+    assert problem in capsys.readouterr().err
 
 
 CLUSTER = """\
@@ -82,15 +129,14 @@ def test_only_of_practice_nodes_a_plan_says_that_their_gpus_do_not_exist(provide
     assert ("practice nodes: their GPUs exist only in Slurm;" in told.out + told.err) is remarks
 
 
-def test_our_source_is_every_file_but_hidden_ones_and_bytecode(tmp_path, monkeypatch):
+def test_our_source_is_every_file_but_hidden_ones_and_bytecode(tmp_path):
     kept = ["jobs/a.py", "jobs/sub/b.j2"]
     for name in (*kept, "jobs/.hidden", "jobs/sub/.a.py.swp", "jobs/__pycache__/a.cpython-311.pyc"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    monkeypatch.setattr(code, "ROOT", tmp_path)
-    assert [str(path.relative_to(tmp_path)) for path in code.sources(["jobs"])] == kept
-    before = code.digest()
+    assert [str(path.relative_to(tmp_path)) for path in source_digest.sources(["jobs"], tmp_path)] == kept
+    before = source_digest.source(tmp_path)
     (tmp_path / "jobs" / ".hidden").write_text("changed")
-    assert code.digest() == before
+    assert source_digest.source(tmp_path) == before
     (tmp_path / "jobs" / "a.py").write_text("changed")
-    assert code.digest() != before
+    assert source_digest.source(tmp_path) != before

@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jobs import datasets, differences, forward, plan
+from jobs import cell_differences, datasets, on_controller, plan, render
 from jobs.cli import main
-from jobs.resolve import Machine, resolve
-from shardlab import away, matrix
-from shardlab.errors import ShardlabError
+from jobs.resolve import Capacity, resolve
+from jobs.slurm import request
+from shardlab import cluster, matrix, remote_workspace
+from shardlab.errors import InputError, ShardlabError
 from shardlab.workspace import Workspace
 
 HEAD = """\
@@ -70,7 +71,7 @@ def images(folder):
     ],
 )
 def test_every_key_in_which_cells_differ_is_shown(tmp_path, axis, shown):
-    assert differences.of(cells(tmp_path, f"axes: {{{axis}}}\n")) == shown
+    assert cell_differences.of(cells(tmp_path, f"axes: {{{axis}}}\n")) == shown
 
 
 @pytest.mark.parametrize(
@@ -82,15 +83,15 @@ def test_every_key_in_which_cells_differ_is_shown(tmp_path, axis, shown):
     ],
 )
 def test_limits_and_expected_ends_are_shown_too(tmp_path, axis, shown):
-    found = differences.of(cells(tmp_path, f"zip: [{{seed: [1, 2], {axis}}}]\n"))  # which alone would be the same run
+    found = cell_differences.of(cells(tmp_path, f"zip: [{{seed: [1, 2], {axis}}}]\n"))  # which alone would be the same run
     assert found == [f"seed=1, {shown[0]}", f"seed=2, {shown[1]}"]
 
 
 def test_a_default_of_one_workload_is_no_difference_until_a_cell_sets_it(tmp_path):
     two = "include: [{workload: gpt2-tiny}, {workload: vit-tiny}, {workload: vit-tiny, options.data: cifar10}]\n"
-    shown = differences.of(cells(tmp_path, two))
+    shown = cell_differences.of(cells(tmp_path, two))
     assert shown == ["options.data=stdlib-text", "options.data=synthetic", "options.data=cifar10"]
-    assert differences.of(cells(tmp_path, "include: [{workload: gpt2-tiny}, {workload: vit-tiny}]\n")) == ["", ""]
+    assert cell_differences.of(cells(tmp_path, "include: [{workload: gpt2-tiny}, {workload: vit-tiny}]\n")) == ["", ""]
 
 
 def test_a_plan_shows_them_in_a_column(tmp_path, capsys):
@@ -134,27 +135,27 @@ def test_torch_is_missed_where_this_machine_trains(tmp_path, capsys, monkeypatch
 @pytest.mark.parametrize(
     ("axes", "machine", "where", "says"),
     [
-        ("nnodes: [1, 2]", Machine(1, None), None, '1 of 2 cells fit this cluster: --where "nnodes == 1" leaves only those.'),
-        ("gpus: [4], nnodes: [1, 2, 4]", Machine(2, 4), None,
+        ("nnodes: [1, 2]", Capacity(1, None), None, '1 of 2 cells fit this cluster: --where "nnodes == 1" leaves only those.'),
+        ("gpus: [4], nnodes: [1, 2, 4]", Capacity(2, 4), None,
          '2 of 3 cells fit this cluster: --where "nnodes <= 2" leaves only those.'),
-        ("gpus: [2, 4, 8]", Machine(1, 4), None, '2 of 3 cells fit this cluster: --where "gpus <= 4" leaves only those.'),
+        ("gpus: [2, 4, 8]", Capacity(1, 4), None, '2 of 3 cells fit this cluster: --where "gpus <= 4" leaves only those.'),
         (
-            "nnodes: [1, 2], gpus: [4, 8]", Machine(2, 4), None,
+            "nnodes: [1, 2], gpus: [4, 8]", Capacity(2, 4), None,
             '3 of 4 cells fit this cluster: --where "gpus <= 4 * nnodes" leaves only those.',
         ),
         (
-            "nnodes: [1, 2], gpus: [4, 8]", Machine(1, 4), None,
+            "nnodes: [1, 2], gpus: [4, 8]", Capacity(1, 4), None,
             '1 of 4 cells fit this cluster: --where "nnodes == 1 and gpus <= 4" leaves only those.',
         ),
         (
-            "gpus: [2, 8], launcher: [fork, torchrun]", Machine(1, 4), None,
+            "gpus: [2, 8], launcher: [fork, torchrun]", Capacity(1, 4), None,
             "3 of 4 cells fit this cluster: --where \"(launcher == 'fork' or gpus <= 4 * nnodes)\" leaves only those.",
         ),
         (
-            "nnodes: [1, 2], seed: [1, 2]", Machine(1, None), 'seed == 1 or "a" == "b"',
+            "nnodes: [1, 2], seed: [1, 2]", Capacity(1, None), 'seed == 1 or "a" == "b"',
             "1 of 2 cells fit this cluster: --where '(seed == 1 or \"a\" == \"b\") and nnodes == 1' leaves only those.",
         ),
-        ("nnodes: [2]", Machine(1, None), None, None),
+        ("nnodes: [2]", Capacity(1, None), None, None),
     ],
 )  # fmt: skip
 def test_a_matrix_that_does_not_fit_is_told_what_leaves_the_cells_that_do(tmp_path, axes, machine, where, says):
@@ -165,13 +166,76 @@ def test_a_matrix_that_does_not_fit_is_told_what_leaves_the_cells_that_do(tmp_pa
     assert [one for one in found if "--where" in one] == ([says] if says else [])
 
 
+SITE = """\
+schema: 1
+name: site
+provider: slurm
+slurm:
+  partition: small
+  partitions:
+    - {name: a, gpus: {per_node: 4, type: a100}, max_nodes: 2}
+    - {name: h, gpus: {per_node: 8, type: h100}, max_time: "02:00:00"}
+gpus: {per_node: 2}
+storage: {shared: /scratch/a}
+"""
+
+
+def planned(tmp_path, text, site=SITE):
+    (tmp_path / "cluster.yaml").write_text(site)
+    file = written(tmp_path, text)
+    return plan.of(Workspace(tmp_path), file, cluster.load(tmp_path / "cluster.yaml"), where=None, repeats=None)
+
+
+def test_a_cell_goes_to_the_partition_of_its_gpu_type(tmp_path):
+    asked = planned(tmp_path, "axes: {gpus: [8], gpu_type: [a100, h100, null]}\n")
+    assert [cell.nnodes for cell in asked.cells] == [2, 1, 4]
+    assert asked.misfits == []
+    names = [cell.name() for cell in asked.cells]
+    assert "-a100-" in names[0]
+    assert len(set(names)) == 3
+    runs = [render.run_of(cell, 1, 1, asked.source) for cell in asked.cells]
+    options = [request.options(run, asked.source.where) for run in runs]
+    assert [words[0] for words in options] == ["--partition=a", "--partition=h", "--partition=small"]
+    gpus = ["--gpus-per-node=a100:4", "--gpus-per-node=h100:8", "--gpus-per-node=2"]
+    assert [word for words in options for word in words if "gpus" in word] == gpus
+
+
+def test_each_partition_has_its_own_limits(tmp_path):
+    long = 'include: [{when: "gpus == 8", time_limit: "03:00:00"}]\n'
+    asked = planned(tmp_path, "axes: {gpus: [8, 16], gpu_type: [a100, h100]}\n" + long)
+    assert [misfit.why for misfit in asked.misfits] == [
+        "has a time limit of 10800 s, the partition allows 7200 s.",
+        "needs 4 nodes, the cluster has 2.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("site", "allowed"),
+    [
+        (SITE, "unknown GPU type of the cluster 'h200'. Did you mean 'h100'? Allowed: a100, h100."),
+        (SITE[: SITE.index("slurm:")] + "slurm: {}\ngpus: {per_node: 8, type: h100}\nstorage: {shared: /scratch/a}\n",
+         "Allowed: h100."),
+        (SITE[: SITE.index("slurm:")] + "slurm: {}\ngpus: {per_node: 8}\nstorage: {shared: /scratch/a}\n",
+         "the cluster file names no type. Allowed: leave gpu_type out."),
+    ],
+)  # fmt: skip
+def test_a_gpu_type_that_the_cluster_does_not_have_is_refused_with_its_place(tmp_path, site, allowed):
+    asked = planned(tmp_path, "axes: {gpus: [2], gpu_type: [null, h200]}\n", site)
+    with pytest.raises(InputError) as caught:
+        plan.must_fit(asked)
+    (problem,) = [line for line in str(caught.value).splitlines() if "axes.gpu_type[1]" in line]
+    assert allowed in problem
+    assert ".yaml:" in problem
+    assert "leaves only those" in str(caught.value)
+
+
 def test_scale_tiny_is_named_where_it_helps(tmp_path):
     asked = matrix.load(Path(written(tmp_path, "axes: {nnodes: [2]}\n")))
     every = resolve(asked)
-    assert plan.advice(asked, every, every, Machine(1, None), None)[0].startswith("--scale tiny rehearses every cell")
+    assert plan.advice(asked, every, every, Capacity(1, None), None)[0].startswith("--scale tiny rehearses every cell")
     on_gpus = matrix.load(Path(written(tmp_path, "axes: {nnodes: [2], gpus: [8]}\n")))
     every = resolve(on_gpus)
-    assert plan.advice(on_gpus, every, every, Machine(1, 4), None) == []  # its one cell with torchrun takes 8 GPUs
+    assert plan.advice(on_gpus, every, every, Capacity(1, 4), None) == []  # its one cell with torchrun takes 8 GPUs
 
 
 def test_both_are_said_where_a_matrix_is_refused(tmp_path, capsys):
@@ -215,7 +279,7 @@ class Far:
         self.folder = folder
         self.asked = 0
         self.cluster = "far"
-        monkeypatch.setattr(away, "known", lambda _workspace: self)
+        monkeypatch.setattr(remote_workspace, "known", lambda _workspace: self)
         (workspace / "cluster.yaml").write_text(FAR.replace("SHARED", str(folder)))
 
     def ask(self, module, arguments, shape, *, given):
@@ -247,7 +311,9 @@ def test_the_cluster_of_earlier_runs_is_not_asked_about_another_cluster(tmp_path
     here.mkdir()
     far = Far(tmp_path / "there", here, monkeypatch)
     far.cluster = "another"
-    monkeypatch.setattr(away, "of", lambda _workspace, where: (_ for _ in ()).throw(ShardlabError(f"{where.name} was asked.")))
+    monkeypatch.setattr(
+        remote_workspace, "of", lambda _workspace, where: (_ for _ in ()).throw(ShardlabError(f"{where.name} was asked."))
+    )
     assert main(["plan", "--matrix", images(tmp_path), "--workspace", str(here)]) == 0
     assert "mnist: far was asked." in capsys.readouterr().err
     assert far.asked == 0
@@ -272,10 +338,10 @@ def test_a_matrix_without_files_asks_nobody(tmp_path, monkeypatch):
 
 def test_a_controller_knows_shared_storage_and_no_disk_of_another_node(tmp_path, monkeypatch, capsys):
     (tmp_path / "cluster.yaml").write_text(FAR.replace("SHARED", str(tmp_path)))
-    monkeypatch.setattr(forward, "is_here", lambda _where: True)
+    monkeypatch.setattr(on_controller, "is_here", lambda _where: True)
     assert main(["submit", "--matrix", images(tmp_path), "--workspace", str(tmp_path)]) == 2
     assert f"read mnist: {tmp_path}/.shardlab/data/mnist: not found" in capsys.readouterr().err
-    own = datasets.Question(str(tmp_path), "/scratch/sets", [{"data": "cifar10"}])
+    own = datasets.DataSetQuestion(str(tmp_path), "/scratch/sets", [{"data": "cifar10"}])
     found = datasets.answer(own, Workspace(tmp_path))
     assert found.missing == []
     why = "cannot check from here whether every node has the data sets cifar10: /scratch/sets is not on storage that all"

@@ -80,7 +80,7 @@ def test_a_workspace_that_cannot_be_written_stops_it_with_a_sentence(tmp_path):
 
 def test_a_job_that_slurm_started_again_leaves_a_cancelled_run_alone(workspace, monkeypatch):
     folder, other = submitted(workspace, 1), submitted(workspace, 2)
-    assert claim.withhold(folder)
+    assert claim.claim_as_cancelled(folder)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert claim.take(other) == "first"
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
@@ -103,13 +103,13 @@ def test_records_of_an_earlier_start_are_moved_aside_unless_there_is_a_checkpoin
 
 def test_a_refusal_of_a_job_names_the_submission_that_it_refuses(workspace, monkeypatch, capsys):
     folder = submitted(workspace, 1)
-    files.write_json(folder.run_json, msgspec.structs.replace(folder.read_run(), environment="of other packages"))
+    files.write_json(folder.run_json, msgspec.structs.replace(folder.read_run(), source="/of other source"))
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NAME", "m.0123456789")
     assert attempt.main([str(folder.path), "--", "true"]) == attempt.CHANGED
     (refused,) = [event for event in folder.events() if event.event == "refused"]
     assert refused.data["token"] == "m.0123456789"
-    assert "packages or shardlab's source changed" in capsys.readouterr().err
+    assert "/of other source that the run was submitted with" in capsys.readouterr().err
 
 
 def test_the_token_of_a_job_is_its_name_and_outside_of_slurm_there_is_none(monkeypatch):

@@ -15,8 +15,8 @@ from test_jobs_attempt import write_run
 from jobs import plan
 from jobs.launcher import Launcher, launchers
 from jobs.launchers import submitit
-from jobs.resolve import Machine, misfits, resolve
-from shardlab import cluster, matrix
+from jobs.resolve import Capacity, misfits, resolve
+from shardlab import cluster, matrix, slurm_keys
 from shardlab.errors import InputError
 from shardlab.rundir import RunDir
 
@@ -78,7 +78,7 @@ def test_a_path_that_submitit_would_change_is_refused(tmp_path, name):
 
 
 def test_a_program_that_a_launcher_needs_and_this_machine_lacks_is_missed_before_anything_is_sent(launched):
-    here = Machine(nodes=1, gpus=None, here=True)
+    here = Capacity(nodes=1, gpus=None, here=True)
     found = launched("sh", MISSING)
     with pytest.raises(InputError) as refused:
         resolve(found, here)
@@ -86,15 +86,15 @@ def test_a_program_that_a_launcher_needs_and_this_machine_lacks_is_missed_before
     assert f"m.yaml:3:93: defaults.launcher: {why}" in str(refused.value)
     cells = resolve(found)
     assert [one.why.startswith(why) for one in misfits(found, cells, here, cells)] == [True]
-    assert misfits(found, cells, Machine(nodes=1, gpus=None), cells) == []  # nodes of a cluster: nothing is known of them
+    assert misfits(found, cells, Capacity(nodes=1, gpus=None), cells) == []  # nodes of a cluster: nothing is known of them
     present = launched("sh")
     assert misfits(present, resolve(present), here, resolve(present)) == []
 
 
 def test_what_the_nodes_of_a_cluster_have_is_said_to_be_unknown(launched):
     cells = resolve(launched(MISSING))
-    machine = Machine(nodes=2, gpus=None)
-    slurm = cluster.Cluster(schema=1, name="c", provider="ssh", slurm=cluster.Slurm())
+    machine = Capacity(nodes=2, gpus=None)
+    slurm = cluster.Cluster(schema=1, name="c", provider="ssh", slurm=slurm_keys.Slurm())
     assert any(f"the launcher mpi needs {MISSING} on each node" in one for one in plan._remarks(cells, machine, slurm))
     assert not any(MISSING in one for one in plan._remarks(cells, machine, cluster.THIS_MACHINE))
 
@@ -115,7 +115,7 @@ def test_a_task_whose_program_is_missing_says_so_as_the_runs_reason(tmp_path):
     write_run(folder)
     before = len(folder.events())
     environment = {**os.environ, "SHARDLAB_RENDEZVOUS": "127.0.0.1:1"}
-    words = [sys.executable, "-P", "-m", "jobs.node", tmp_path, "--", MISSING]
+    words = [sys.executable, "-P", "-m", "jobs.step_task", tmp_path, "--", MISSING]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     why = f"{MISSING} is not installed on {gethostname()}."
     assert (done.returncode, why in done.stderr) == (1, True)

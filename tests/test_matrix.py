@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 
 from jobs import plan
-from jobs.resolve import Machine, resolve
+from jobs.resolve import Capacity, resolve
 from shardlab import matrix
+from shardlab.cluster import THIS_MACHINE
 from shardlab.errors import InputError, UnknownName
 from shardlab.matrix import Matrix
 from shardlab.workspace import Workspace
 
 HEAD = "schema: 1\nname: m\n"
 BASE = "defaults: {workload: gpt2-tiny, strategy: ddp, global_batch_size: 8, steps: 3}\n"
-CPU = Machine(nodes=1, gpus=None)
+CPU = Capacity(nodes=1, gpus=None)
 
 
 def load(folder: Path, text: str) -> Matrix:
@@ -135,10 +136,19 @@ def test_a_wrong_matrix_is_refused_with_its_place(tmp_path, text, place, words):
     [
         ("axes: {strategy: [ddp, dpp]}", "4:24: axes.strategy[1]", "Did you mean 'ddp'?"),
         ("axes: {workload: [gpt3]}", "4:19: axes.workload[0]", "Did you mean 'gpt2'? Allowed: convnext-large, "),
-        ("axes: {launcher: [mpirun]}", "4:19: axes.launcher[0]", "Allowed: deepspeed, fork, submitit, torchrun."),
+        ("axes: {launcher: [qsub]}", "4:19: axes.launcher[0]", "unknown launcher 'qsub'. Allowed: deepspeed, fork, "),
         ("axes: {gpus: [3]}", "3:67: defaults.global_batch_size", "8 cannot be divided among 3 data-parallel ranks"),
-        ("axes: {gpus: [2], micro_batch_size: [3]}", "4:38: axes.micro_batch_size[0]", "Allowed: a divisor of 4."),
+        (
+            "axes: {gpus: [2], micro_batch_size: [3]}",
+            "4:38: axes.micro_batch_size[0]",
+            "3 does not divide a rank's batch: 4 items, the global batch of 8 divided among 2 data-parallel ranks",
+        ),
         ("axes: {strategy: [single], gpus: [2]}", "4:19: axes.strategy[0]", "one"),
+        (
+            "axes: {strategy: [ddp, fsdp2], options.bucket_cap_mb: [50]}",
+            "4:56: axes.options.bucket_cap_mb[0]",
+            "to give it only to cells of ddp, write include: [{when: \"strategy == 'ddp'\", options: {bucket_cap_mb: ...}}].",
+        ),
         ("axes: {options.colour: [red]}", "4:25: axes.options.colour[0]", "unknown option of ddp or gpt2-tiny 'colour'"),
         (
             "axes: {options.bucket_cap_mb: [big]}",
@@ -198,7 +208,7 @@ def test_more_ranks_than_gpus_are_refused_where_there_are_gpus(tmp_path):
     found = load(tmp_path, BASE + "axes: {gpus: [4]}\n")
     assert len(resolve(found, CPU)) == 1
     with pytest.raises(InputError, match="needs 4 GPUs, the cluster has 2 per node"):
-        resolve(found, Machine(nodes=1, gpus=2))
+        resolve(found, Capacity(nodes=1, gpus=2))
 
 
 def test_defaults_of_workload_and_options_are_written_out(tmp_path):
@@ -234,7 +244,7 @@ def test_a_claim_on_a_cell_that_is_excluded_or_left_out_by_a_selection_is_no_mis
     excluded = "axes: {gpus: [1, 2, 4]}\nexclude: [{gpus: 4, why: there are two}]\n"
     found = load(tmp_path, BASE + excluded + claim("final_loss(gpus=4) < final_loss(gpus=2)") + "\n")
     assert [cell.gpus for cell in resolve(found, CPU)] == [1, 2]
-    chosen = plan.of(Workspace(tmp_path), f"{tmp_path}/m.yaml", cluster_file=None, where="gpus == 1", repeats=None)
+    chosen = plan.of(Workspace(tmp_path), f"{tmp_path}/m.yaml", THIS_MACHINE, where="gpus == 1", repeats=None)
     assert [cell.gpus for cell in chosen.cells] == [1]
 
 
@@ -245,7 +255,7 @@ def test_a_twin_that_cannot_be_trained_is_refused_when_the_file_is_read(tmp_path
 
     def planned(scale):
         file = f"{tmp_path}/m.yaml"
-        return plan.of(Workspace(tmp_path), file, cluster_file=None, where=None, repeats=None, scale=scale)
+        return plan.of(Workspace(tmp_path), file, THIS_MACHINE, where=None, repeats=None, scale=scale)
 
     assert len(planned("full").cells) == 1
     with pytest.raises(InputError, match=r"--scale tiny: the twin of tp-gpt2-.* cannot be trained: .*Allowed tp: 1, 2, 4\."):

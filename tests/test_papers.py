@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from support_line import HANG_S
 
-from jobs import tiny
+from jobs import tiny_twin
 from jobs.resolve import resolve
 from shardlab import matrix
 from shardlab.cell_names import matches
@@ -108,7 +108,7 @@ def test_notes_say_recomputed_numbers(name, printed, computed):
 
 def test_twins_keep_apart_and_know_what_they_stand_for(study):
     _, cells = study
-    twins = tiny.twins(cells, menu.workloads())
+    twins = tiny_twin.twins(cells, menu.workloads())
     assert [twin.rehearses for twin in twins] == cells
     assert len({twin.hash() for twin in twins} | {cell.hash() for cell in cells}) == 2 * len(cells)
     assert len({twin.name() for twin in twins}) == len(cells)
@@ -117,7 +117,7 @@ def test_twins_keep_apart_and_know_what_they_stand_for(study):
 def test_twins_have_the_ranks_and_passes_of_their_cells_and_little_work(study):
     _, cells = study
     strategies = menu.strategies()
-    for twin in tiny.twins(cells, menu.workloads()):
+    for twin in tiny_twin.twins(cells, menu.workloads()):
         cell = twin.rehearses
         for key in (
             "strategy",
@@ -135,15 +135,15 @@ def test_twins_have_the_ranks_and_passes_of_their_cells_and_little_work(study):
         assert twin.workload == f"{cell.workload}-tiny"
         assert twin.options["data"] == "synthetic"
         assert twin.global_batch_size == twin.micro_batch_size * twin.gradient_accumulation_steps * twin.dp
-        assert (twin.steps or 0) <= tiny.STEPS
-        assert (twin.epochs or 0) <= tiny.EPOCHS
+        assert (twin.steps or 0) <= tiny_twin.STEPS
+        assert (twin.epochs or 0) <= tiny_twin.EPOCHS
         assert twin.nnodes == 1
         assert strategies[twin.strategy].refuse(twin) is None
 
 
 def test_one_twin_of_a_study_goes_through_torchrun(study):
     _, cells = study
-    twins = tiny.twins(cells, menu.workloads())
+    twins = tiny_twin.twins(cells, menu.workloads())
     launched = [twin for twin in twins if twin.launcher == "torchrun"]
     assert [twin.world_size for twin in launched] == [2]
     assert {twin.launcher for twin in twins} == {"fork", "torchrun"}
@@ -152,7 +152,7 @@ def test_one_twin_of_a_study_goes_through_torchrun(study):
 def test_what_is_scaled_keeps_its_proportions(study):
     _, cells = study
     by_workload = {}
-    for twin in tiny.twins(cells, menu.workloads()):
+    for twin in tiny_twin.twins(cells, menu.workloads()):
         ratio = twin.rehearses.global_batch_size / twin.global_batch_size
         assert by_workload.setdefault(twin.workload, ratio) == ratio
         assert twin.rehearses.micro_batch_size / twin.micro_batch_size == ratio
@@ -169,7 +169,7 @@ def twins_of(folder, text):
     path = folder / "m.yaml"
     path.write_text(MATRIX + text)
     cells = resolve(matrix.load(path))
-    return tiny.twins(cells, menu.workloads()), tiny.dropped(cells)
+    return tiny_twin.twins(cells, menu.workloads()), tiny_twin.dropped(cells)
 
 
 def test_cells_that_scaling_makes_equal_stay_two(tmp_path):
@@ -228,7 +228,7 @@ def test_a_workload_without_a_twin_is_refused(tmp_path):
     (tmp_path / "m.yaml").write_text(MATRIX)
     cells = resolve(matrix.load(tmp_path / "m.yaml"))
     with pytest.raises(InputError, match="vgg16 has no tiny twin"):
-        tiny.twins(cells, {})
+        tiny_twin.twins(cells, {})
 
 
 def jobs(*words, code=0):

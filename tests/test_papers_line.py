@@ -32,7 +32,7 @@ CELLS = {"paper5": 10, **(ALL if LONG else {"paper2": 22, "paper1": 18, "paper4"
 REPEATED = "paper5" if LONG else None
 RUNS = CELLS | ({REPEATED: 9 * 2 + 1} if REPEATED else {})
 ARRIVAL = "each worker's gradient is applied on its own, in the order of arrival, so no two runs do the same work"
-OVERFLOWS = "the gradients of one process are not finite in its first 3 steps"
+OVERFLOWS = "the gradients of one process, or in fp16 those of the strategy, are not finite in the first 3 steps"
 # Each needs a figure that only a GPU gives; paper1's network bytes need samples, of which a twin may be too short to get any.
 NOT_MEASURED = {
     "paper1": {"p1-deepspeed-more-network", "p1-full-shard-least-network"},
@@ -58,7 +58,7 @@ def unprovable(cell):
     """Why a cell's work cannot be proven, as far as that is known; None for all others, which have to be proven."""
     if cell.strategy in ("ps-async", "ps-ssp"):
         return ARRIVAL
-    # BatchNorm frozen at the statistics of 4 or 2 images, which a micro-batch of the twin has, is too steep for fp16.
+    # With BatchNorm frozen, the gradients of this deep twin overflow in fp16.
     if cell.workload == "efficientnet-v2-l-tiny" and cell.gpus > 1:
         return OVERFLOWS
     return None

@@ -18,10 +18,10 @@ from support_long import LONG
 from support_practice import NAME, WHY, states
 
 from provision.checks.clock import CLOCK
-from provision.facts import Facts
+from provision.fact import Facts
 from provision.facts.services import SERVICES
 from provision.facts.system import SYSTEM
-from provision.operations import Change, Nothing, Operation, Site, Target, shell
+from provision.operation import Change, Nothing, Operation, Site, Target, shell
 from provision.operations.reboot import Reboot, boot_of
 from provision.plan import converge
 from provision.practice import base

@@ -1,13 +1,12 @@
 """How many practice nodes a machine carries is asked before any of them is made."""
 
-import dataclasses
-
+import msgspec
 import pytest
 from support_practice import FILE
 
 from provision.practice import base
 from provision.practice.base import NoBase
-from provision.practice.machine import Machine
+from provision.practice.machine import PracticeMachine
 from provision.providers import virtual
 from shardlab import cluster
 from shardlab.workspace import Workspace
@@ -33,11 +32,11 @@ def changes(three, tmp_path):
 
 
 def test_a_node_that_was_made_from_another_base_is_refused_before_it_is_booted(three, tmp_path):
-    machine = Machine(three.name, "head", "10.0.0.1", 24, "bridge", tmp_path / "base-1", "")
+    machine = PracticeMachine(three.name, "head", "10.0.0.1", 24, "bridge", tmp_path / "base-1", "")
     machine._check_base()
     (machine.folder / "upper").mkdir()
     machine._check_base()
-    other = dataclasses.replace(machine, base=tmp_path / "base-2")
+    other = msgspec.structs.replace(machine, base=tmp_path / "base-2")
     with pytest.raises(NoBase, match="head: this practice node was made by another version of shardlab; remove the nodes"):
         other._check_base()
     (machine.folder / "base").unlink()  # as versions left it that did not write it

@@ -8,18 +8,19 @@ import pytest
 from test_provision_operations import A_MACHINE, RUNNING, commands, site
 
 from provision import clock, roles
-from provision.facts import Unanswered, keys
+from provision.fact import Unanswered
+from provision.facts import keys
 from provision.facts.keys import KEYS, Keys
 from provision.facts.services import SERVICES, Service
 from provision.facts.users import USERS, User, Users
 from provision.facts.users import parse as parse_users
-from provision.operations import Nothing, Site, Target
+from provision.operation import Nothing, Site, Target
 from provision.operations import keys as keys_operation
 from provision.operations import time as time_operation
 from provision.operations import users as users_operation
-from provision.providers import Answer
 from provision.providers.local import LocalNode
 from shardlab.cluster import Ssh
+from shardlab.remote import CommandOutput
 
 A_CONTAINER = msgspec.structs.replace(A_MACHINE, virt="systemd-nspawn")
 
@@ -44,30 +45,30 @@ def test_chrony_alone_sets_the_clock():
 class Skewed(LocalNode):
     """A machine whose clock is ahead by so many seconds; chronyc helps it, or does not."""
 
-    def __init__(self, ahead: float, helped: bool) -> None:
-        self.__dict__.update(ahead=ahead, helped=helped)
+    ahead: float = 0.0
+    helped: bool = True
 
-    def run(self, argv, **keys_) -> Answer:
+    def run(self, argv, **keys_) -> CommandOutput:
         if argv[0] == "date":
-            return Answer(0, f"{time.time() + self.ahead:.9f}\n", "")
+            return CommandOutput(0, f"{time.time() + self.ahead:.9f}\n", "")
         if "chronyc makestep" in argv[-1] and self.helped:
-            self.__dict__["ahead"] = 0.0
-        return Answer(0, "", "")
+            self.ahead = 0.0
+        return CommandOutput(0, "", "")
 
 
 def test_a_container_shares_the_clock_of_its_host_which_alone_can_set_it():
     one = site(system=A_CONTAINER)
     facts = one.targets[2].facts
     assert time_operation.plan_daemon(one, one.targets[2]) == Nothing("it is a container, which uses the clock of its host")
-    assert isinstance(time_operation.plan_offset(one, Target(Skewed(0.1, helped=False), facts)), Nothing)
+    assert isinstance(time_operation.plan_offset(one, Target(Skewed(ahead=0.1, helped=False), facts)), Nothing)
     with pytest.raises(Unanswered, match=r"its clock is \+3\.00.*uses the clock of its host: set that clock"):
-        time_operation.plan_offset(one, Target(Skewed(3.0, helped=False), facts))
+        time_operation.plan_offset(one, Target(Skewed(ahead=3.0, helped=False), facts))
 
 
 @pytest.mark.parametrize("ahead", [-0.4, 0.0, 0.4])
 def test_a_clock_within_a_second_is_left_as_it_is(ahead):
     one = site()
-    target = Target(Skewed(ahead, helped=False), one.targets[0].facts)
+    target = Target(Skewed(ahead=ahead, helped=False), one.targets[0].facts)
     assert isinstance(time_operation.plan_offset(one, target), Nothing)
 
 
@@ -75,7 +76,7 @@ def test_a_clock_within_a_second_is_left_as_it_is(ahead):
 def test_a_clock_that_is_off_gets_one_step_and_stops_the_node_where_that_does_not_help(ahead):
     one = site()
     for helped in (True, False):
-        node = Skewed(ahead, helped)
+        node = Skewed(ahead=ahead, helped=helped)
         target = Target(node, one.targets[0].facts)
         step, again = time_operation.plan_offset(one, target)
         assert step.command.count("chronyc makestep") == 1
@@ -94,7 +95,7 @@ def test_the_way_there_and_back_counts_against_a_clock():
 
 
 def test_the_order_has_its_reasons():
-    names = [operation.name for operation in roles.INSTALLATION]
+    names = [operation.name for operation in roles.OPERATIONS]
     for first, then in (
         ("space", "munge-user"), ("munge-user", "packages"), ("packages", "users"), ("users", "munge"), ("time", "clock"),
         ("clock", "munge-key"), ("disks", "nfs-server"), ("nfs-server", "nfs"), ("nfs", "environment"), ("keys", "trust"),
@@ -228,7 +229,7 @@ def test_all_are_let_in_and_known_by_name_and_address_and_then_nothing_is_asked(
 def test_a_port_of_its_own_stands_with_the_name():
     one = with_keys_between()
     with_keys(one)
-    one.targets[2].node.__dict__["port"] = 2222
+    one.targets[2].node.port = 2222
     lines = keys_operation.known([(target, target.facts[KEYS]) for target in one.targets])
     assert lines[2].startswith("w2,10.0.0.3,[w2]:2222,[10.0.0.3]:2222 ssh-ed25519 ")
 

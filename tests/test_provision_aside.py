@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 from support_aside import Aside, settle, why_not
 
-from provision.facts import Unanswered
+from provision.fact import Unanswered
 from provision.facts import disk as disk_fact
 from provision.facts.keys import KEYS
 from provision.facts.users import USERS, User
-from provision.operations import Nothing, Site, disks
+from provision.operation import Nothing, Site
+from provision.operations import disks
 from provision.operations.keys import SSH_KEYS, SSH_TRUST
 from provision.operations.users import MUNGE_USER, USERS_AGREE
-from shardlab.cluster import Cluster, Entry, Slurm, Ssh, Storage
+from shardlab.cluster import Cluster, NodeEntry, Ssh, Storage
+from shardlab.slurm_keys import Slurm
 
 # A table of partitions as DOS wrote it: one of Linux from the second sector on.
 PARTITIONS = (
@@ -41,7 +43,7 @@ def nodes(tmp_path):
 
 
 def site(nodes, **keys) -> Site:
-    entries = [Entry(name=node.name) for node in nodes]
+    entries = [NodeEntry(name=node.name) for node in nodes]
     cluster = Cluster(schema=1, name="bench", provider="ssh", nodes=entries, **keys)
     return Site(cluster, None, [node.target() for node in nodes])
 

@@ -9,16 +9,18 @@ import pytest
 
 from provision.checks import network
 from provision.datasets import download
-from provision.facts import Facts, Unanswered
+from provision.fact import Facts, Unanswered
 from provision.facts.addresses import ADDRESSES
-from provision.facts.files import FILES, File
+from provision.facts.files import FILES, NodeFile
 from provision.facts.services import SERVICES, Service
-from provision.operations import Site, Target, munge
+from provision.operation import Site, Target
+from provision.operations import munge
 from provision.practice import base
 from provision.practice.base import NoBase
-from provision.providers import Answer
-from shardlab.cluster import Cluster, Entry, Slurm
+from shardlab.cluster import Cluster, NodeEntry
 from shardlab.errors import InputError, ShardlabError
+from shardlab.remote import CommandOutput
+from shardlab.slurm_keys import Slurm
 
 REPORT = {"backend": "gloo", "ranks": 2, "bytes": 1_000_000, "wrong": 0, "iterations": 10, "time_s": 0.001}
 SENT = 10_000_000  # what each of two nodes sends by theory: 2 * (2 - 1) / 2 * bytes * iterations
@@ -41,15 +43,18 @@ class Node:
 def site(*nodes, roles=("worker", "worker"), **of_nodes):
     targets = []
     for node, role in zip(nodes, roles, strict=True):
-        target = Target(node, Facts(node), Entry(name=node.name, roles=[role]))
+        target = Target(node, Facts(node), NodeEntry(name=node.name, roles=[role]))
         target.facts.answers = {ADDRESSES.name: {"eth0": [node.host], "eth1": ["10.0.0.9"]}, **of_nodes}
         targets.append(target)
     return Site(Cluster(schema=1, name="bench", provider="ssh", slurm=Slurm()), None, targets)
 
 
-def two(before="eth0 5\n", after=f"eth0 {SENT + 5}\n", *, ranks=Answer(0, json.dumps(REPORT), "")):  # noqa: B008
+def two(before="eth0 5\n", after=f"eth0 {SENT + 5}\n", *, ranks=CommandOutput(0, json.dumps(REPORT), "")):  # noqa: B008
     """Two nodes whose counters of sent bytes say this before and after their ranks summed."""
-    return [Node(name, f"10.0.0.{at}", Answer(0, before, ""), ranks, Answer(0, after, "")) for at, name in enumerate("ab", 1)]
+    return [
+        Node(name, f"10.0.0.{at}", CommandOutput(0, before, ""), ranks, CommandOutput(0, after, ""))
+        for at, name in enumerate("ab", 1)
+    ]
 
 
 def check(nodes):
@@ -68,7 +73,7 @@ def test_nodes_that_sum_over_their_own_interface_pass():
 
 
 def test_ranks_that_fail_are_named_with_what_they_said():
-    outcome = check(two(ranks=Answer(1, "", "Connection refused\n")))
+    outcome = check(two(ranks=CommandOutput(1, "", "Connection refused\n")))
     assert outcome.passed is False
     assert outcome.says.startswith("an all-reduce of 2 nodes failed; a: ")
     assert "Connection refused" in outcome.says
@@ -88,13 +93,13 @@ def shared_key(controller_answer, worker_answer):
     head, worker = Node("head", "10.0.0.1", controller_answer), Node("w1", "10.0.0.2", worker_answer)
     running = {"munge": Service("active", True, 200.0)}
     found = site(head, worker, roles=("controller", "worker"), **{FILES.name: {}, SERVICES.name: running})
-    found.targets[0].facts.answers[FILES.name] = {munge.PATH: File(0o400, "munge:munge", 100.0, "a" * 64)}
+    found.targets[0].facts.answers[FILES.name] = {munge.PATH: NodeFile(0o400, "munge:munge", 100.0, "a" * 64)}
     return munge.plan_shared(found, found.targets[1])[0], head, worker
 
 
 def test_the_munge_key_crosses_as_standard_input_and_in_no_command_line():
     key = base64.b64encode(b"secret").decode()
-    change, _, worker = shared_key(Answer(0, key, ""), Answer(0, "", ""))
+    change, _, worker = shared_key(CommandOutput(0, key, ""), CommandOutput(0, "", ""))
     change.make(worker)
     assert worker.given == [key.encode()]
     assert key not in " ".join(worker.asked[0])
@@ -102,14 +107,14 @@ def test_the_munge_key_crosses_as_standard_input_and_in_no_command_line():
 
 @pytest.mark.parametrize("code", [1, 255, -9, None])
 def test_a_munge_key_that_cannot_be_written_names_the_node(code):
-    change, _, worker = shared_key(Answer(0, "", ""), Answer(code, "", "No space left on device\n"))
+    change, _, worker = shared_key(CommandOutput(0, "", ""), CommandOutput(code, "", "No space left on device\n"))
     with pytest.raises(Unanswered, match="w1: the munge key cannot be written: No space left on device"):
         change.make(worker)
 
 
 @pytest.mark.parametrize("code", [1, -9, None])
 def test_a_munge_key_that_cannot_be_read_names_the_controller(code):
-    change, _, worker = shared_key(Answer(code, "", "Permission denied\n"), Answer(0, "", ""))
+    change, _, worker = shared_key(CommandOutput(code, "", "Permission denied\n"), CommandOutput(0, "", ""))
     with pytest.raises(Unanswered, match="head: the munge key cannot be read: Permission denied"):
         change.make(worker)
     assert worker.asked == []

@@ -1,18 +1,20 @@
 """The node that failed is the node that is blamed, whichever node an operation was asked on; all others go on."""
 
+import msgspec
 import pytest
 from test_provision_operations import RUNNING, site
 
-from provision.facts import Fact, Facts, Unanswered
+from provision.fact import Fact, Facts, Unanswered
 from provision.facts.addresses import ADDRESSES
-from provision.facts.environment import ENVIRONMENT, Environment
+from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
 from provision.facts.services import SERVICES
 from provision.facts.system import SYSTEM
-from provision.operations import Here, Nothing, Operation, Run, Site, Target, munge, slurm
+from provision.operation import Here, Nothing, Operation, RunCommand, Site, Target
+from provision.operations import munge, slurm
 from provision.operations.inventory import INVENTORY
-from provision.plan import Watch, converge
+from provision.plan import PlanObserver, converge
 from provision.providers.ssh import SshNode
-from shardlab.cluster import Cluster, Entry
+from shardlab.cluster import Cluster, NodeEntry
 from shardlab.remote import Unreachable
 from shardlab.workspace import Workspace
 
@@ -28,7 +30,7 @@ def cut(target) -> None:
     """From now on this node answers nothing more; what it said before is still known."""
     node = target.node
     gone = SshNode(node.name, node.host, None, None, None, node.python, Cut())
-    object.__setattr__(target, "node", gone)
+    msgspec.structs.force_setattr(target, "node", gone)
     target.facts.node = gone
 
 
@@ -45,7 +47,7 @@ def test_a_worker_that_cannot_be_reached_at_the_inventory_fails_itself_and_not_t
     made = site()
     one = Site(made.cluster, Workspace(tmp_path), made.targets)
     for target in one.targets:
-        target.facts.answers |= {ENVIRONMENT.name: Environment(source="x"), ADDRESSES.name: {}}
+        target.facts.answers |= {ENVIRONMENT.name: InstalledEnvironment(source="x"), ADDRESSES.name: {}}
     worker = one.targets[2]
     cut(worker)
     worker.facts.forget()
@@ -89,7 +91,7 @@ def test_a_worker_whose_facts_fail_while_the_controller_is_configured_fails_itse
 
 
 def two(plan) -> tuple[Site, Operation]:
-    entries = [Entry(name="a"), Entry(name="b")]
+    entries = [NodeEntry(name="a"), NodeEntry(name="b")]
     cluster = Cluster(schema=1, name="bench", provider="ssh", nodes=entries)
     nodes = [SshNode(entry.name, entry.name, None, None, None, "python", Cut()) for entry in entries]
     found = [Target(node, Facts(node), entry) for node, entry in zip(nodes, entries, strict=True)]
@@ -152,7 +154,7 @@ def test_an_operation_that_cannot_do_without_the_other_node_fails_where_it_was_a
 def test_a_change_names_the_node_that_did_not_do_it():
     one, _ = two(None)
     with pytest.raises(Unreachable) as caught:
-        Run("do it", ["true"]).make(one.targets[1].node)
+        RunCommand("do it", ["true"]).make(one.targets[1].node)
     assert caught.value.blames == {"b": "10.0.0.3: cannot be reached: no route to host."}
     fact = Fact("five", lambda python: ["five"], int, timeout_s=1)
     with pytest.raises(Unanswered) as unanswered:
@@ -163,7 +165,7 @@ def test_a_change_names_the_node_that_did_not_do_it():
 def test_each_node_is_told_of_once_more_when_another_blames_it():
     told = []
 
-    class Told(Watch):
+    class Told(PlanObserver):
         def ends(self, step):
             told.append((step.node, step.state))
 

@@ -56,7 +56,7 @@ def test_an_archive_becomes_the_set_and_a_second_time_there_is_nothing_to_do(tmp
     folder = tmp_path / "data" / {"cifar10": CIFAR}.get(name, name)
     assert tree(folder) == {path.removeprefix(kept): content for path, content in members.items()}
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
-    assert stage.stage(want) == stage.look(want) == stage.Found(True, True, f"{folder} is staged")
+    assert stage.stage(want) == stage.look(want) == stage.DataSetState(True, True, f"{folder} is staged")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")} == before
     assert {path.name for path in (tmp_path / "data" / ".staging").iterdir()} == {f"{name}.lock", f"{name}.json"}
 
@@ -193,7 +193,7 @@ def test_folders_are_copied_linked_or_unpacked(tmp_path):
 
 def test_what_was_there_already_is_verified_once_and_what_has_changed_is_said(tmp_path):
     folder = put(tmp_path / "data", cifar_members()) / CIFAR
-    assert stage.look(wanted(tmp_path)) == stage.Found(False, True, f"verify {folder}, which already exists")
+    assert stage.look(wanted(tmp_path)) == stage.DataSetState(False, True, f"verify {folder}, which already exists")
     assert stage.stage(wanted(tmp_path)).ready
     assert stage.look(wanted(tmp_path)).ready
     (folder / "test_batch.bin").write_bytes(b"")

@@ -12,16 +12,16 @@ import pytest
 from provision import roles
 from provision.checks import _trial, all_reduce, gpus
 from provision.checks import torch as torch_check
-from provision.facts import Facts, Unanswered
+from provision.fact import Facts, Unanswered
 from provision.facts.addresses import parse as parse_addresses
 from provision.facts.host import HOST
 from provision.facts.host import parse as parse_host
 from provision.facts.torch import TORCH, Torch
 from provision.facts.torch import parse as parse_torch
-from provision.operations import Site, Target
+from provision.operation import Site, Target
 from provision.operations.inventory import render
-from provision.providers import Answer
 from shardlab.cluster import THIS_MACHINE
+from shardlab.remote import CommandOutput
 from shardlab.workspace import Workspace
 
 A100S = """\
@@ -111,20 +111,20 @@ def test_a_broken_answer_is_no_answer(parse, text):
 
 
 def test_a_question_is_asked_once_and_its_failure_says_where():
-    asked = target({"shardlab.host": Answer(1, "", "Traceback ...\nModuleNotFoundError: No module named 'shardlab'\n")})
+    asked = target({"shardlab.host": CommandOutput(1, "", "Traceback ...\nModuleNotFoundError: No module named 'shardlab'\n")})
     for _ in range(2):
         says = r"gpu0: the fact 'host' is not known, as its command failed: ModuleNotFoundError.*'shardlab'"
         with pytest.raises(Unanswered, match=says):
             asked.facts[HOST]
     assert len(asked.node.asked) == 1
-    late = target({"_torch": Answer(None, "", "")})
+    late = target({"_torch": CommandOutput(None, "", "")})
     with pytest.raises(Unanswered, match="not answered within 120 s"):
         late.facts[TORCH]
 
 
 def test_the_inventory_holds_nothing_that_changes_by_itself(tmp_path):
     def of(host):
-        asked = target({"shardlab.host": Answer(0, host, ""), "psutil": Answer(0, ADDRESSES, "")})
+        asked = target({"shardlab.host": CommandOutput(0, host, ""), "psutil": CommandOutput(0, ADDRESSES, "")})
         return render(Site(THIS_MACHINE, Workspace(tmp_path), [asked]))
 
     later = A100S.replace("0b7e3c1a", "ffffffff").replace('"cpus_allowed":96', '"cpus_allowed":4').replace("veth1", "veth2")
@@ -179,12 +179,16 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 @pytest.mark.parametrize(
     ("answer", "passed", "says"),
     [
-        (Answer(0, "[Gloo] Rank 0 is connected\n" + REPORT % 0, ""), True, "16 MiB (gloo) is exact; bus bandwidth 1.34 GB/s"),
-        (Answer(0, REPORT % 3, ""), False, "gave 3 wrong sums"),
-        (Answer(0, "", ""), False, "it printed nothing"),
-        (Answer(1, "", CHILD_FAILED), False, "RuntimeError: Unable to find address for: lo"),
-        (Answer(-9, "", ""), False, "exit status -9"),
-        (Answer(None, "", ""), False, "did not end within 75 s"),
+        (
+            CommandOutput(0, "[Gloo] Rank 0 is connected\n" + REPORT % 0, ""),
+            True,
+            "16 MiB (gloo) is exact; bus bandwidth 1.34 GB/s",
+        ),
+        (CommandOutput(0, REPORT % 3, ""), False, "gave 3 wrong sums"),
+        (CommandOutput(0, "", ""), False, "it printed nothing"),
+        (CommandOutput(1, "", CHILD_FAILED), False, "RuntimeError: Unable to find address for: lo"),
+        (CommandOutput(-9, "", ""), False, "exit status -9"),
+        (CommandOutput(None, "", ""), False, "did not end within 75 s"),
     ],
 )
 def test_the_all_reduce_is_judged(answer, passed, says):
@@ -197,9 +201,9 @@ def test_the_all_reduce_is_judged(answer, passed, says):
 
 
 def test_one_start_of_torch_answers_all_its_checks():
-    summed = msgspec.json.encode(Answer(0, REPORT % 0, "")).decode()
+    summed = msgspec.json.encode(CommandOutput(0, REPORT % 0, "")).decode()
     said = f'{{"torch": {TORCH_CPU.splitlines()[1]}, "all_reduce": {summed}}}\n'
-    asked = target({"shardlab.host": Answer(0, NO_GPU, ""), "_trial": Answer(0, said, "")})
+    asked = target({"shardlab.host": CommandOutput(0, NO_GPU, ""), "_trial": CommandOutput(0, said, "")})
     outcomes = [check.run(None, asked).passed for check in roles.CHECKS]
     assert outcomes == [True, None, True, None]
     assert [words[-1] for words in asked.node.asked].count("provision.checks._trial") == 1
@@ -213,7 +217,7 @@ def test_a_child_that_fails_or_hangs_leaves_the_others_and_says_why():
     def crash():
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assert _trial.together([lambda: os.write(1, b"one\n"), lambda: os.write(1, b"two\n")], 30) == Answer(0, "one\n", "")
+    assert _trial.together([lambda: os.write(1, b"one\n"), lambda: os.write(1, b"two\n")], 30) == CommandOutput(0, "one\n", "")
     hangs = functools.partial(time.sleep, 600)
     failed = _trial.together([hangs, fail], 30)
     assert (failed.code, "RuntimeError: it breaks" in failed.stderr) == (1, True)

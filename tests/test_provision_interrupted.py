@@ -26,12 +26,12 @@ time.sleep(600)
 CHANGE = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from shardlab import start
+from shardlab import command_start
 from provision import interruption
 from provision.practice import base
 import signal
-for number in start.SIGNALS:
-    signal.signal(number, start._handle)
+for number in command_start.SIGNALS:
+    signal.signal(number, command_start._handle)
 with interruption.handled([], lambda: 1), ThreadPoolExecutor() as pool:
     print("ready", flush=True)
     list(pool.map(lambda seconds: base.run(["sleep", seconds]), ["601", "602"]))
@@ -73,7 +73,7 @@ def test_while_a_command_still_imports_a_signal_ends_it_with_a_sentence(command,
 def test_a_signal_that_the_shell_ignores_stays_ignored():
     """As of a command that a script puts in the background."""
     script = f"trap '' INT; exec {sys.executable} -P -m provision --version"
-    code = "from shardlab import start; import signal; start.start('shardlab')"
+    code = "from shardlab import command_start; import signal; command_start.start('shardlab')"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("shardlab ")
     look = f"trap '' INT; exec {sys.executable} -P -c \"{code}; print(signal.getsignal(2) is signal.SIG_IGN)\" schema cluster"

@@ -14,10 +14,10 @@ import pytest
 from support_line import until
 
 from provision import cli
-from provision.checks import Outcome
+from provision.check import Outcome
 from provision.cli import main
-from provision.facts import Facts
-from provision.operations import Here, Operation
+from provision.fact import Facts
+from provision.operation import Here, Operation
 from provision.plan import converge
 from provision.providers.local import LocalNode
 from provision.verify import Finding, verified
@@ -177,8 +177,7 @@ def test_without_any_file_it_says_which_one_is_expected(workspace, capsys):
         assert said.startswith(
             f"error: {workspace / 'cluster.yaml'}: no such file, and the command names no other cluster file"
         )
-        assert "examples/" in said
-        assert "docs/provision.md" in said
+        assert "provision init > cluster.yaml" in said
         assert said.count("\n") == 1
         assert stamps(workspace) == before
     (workspace / "cluster.yaml").symlink_to("nowhere")

@@ -109,7 +109,7 @@ def test_another_workspace_does_not_go_round_the_lock_of_a_cluster(workspace, ho
     for name in ("one", "two"):
         (workspace / name).mkdir()
         (workspace / name / "cluster.yaml").write_text(text)
-    (path,) = {"virtual": virtual, "ssh": ssh}[provider].locks(cluster.load(workspace / "one/cluster.yaml"))
+    (path,) = {"virtual": virtual, "ssh": ssh}[provider].PROVIDER.locks(cluster.load(workspace / "one/cluster.yaml"))
     assert workspace in path.parents
     hold(path)
     for name in ("one", "two"):

@@ -10,15 +10,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from provision import generations
+from provision import gpu_generations
 from provision.checks import _compiled, _matmul
 from provision.checks import compiled as compiled_check
 from provision.checks import driver as driver_check
 from provision.checks import rdma as rdma_check
-from provision.facts import Facts, Unanswered, wheels
+from provision.fact import Facts, Unanswered
 from provision.facts import nvidia as nvidia_fact
+from provision.facts import wheels
 from provision.facts.addresses import ADDRESSES
-from provision.facts.files import FILES, File
+from provision.facts.files import FILES, NodeFile
 from provision.facts.nodes import NODES, SlurmNode
 from provision.facts.nvidia import NVIDIA
 from provision.facts.packages import PACKAGES, Packages
@@ -27,11 +28,13 @@ from provision.facts.rdma import RDMA
 from provision.facts.rdma import parse as parse_rdma
 from provision.facts.services import SERVICES, Service
 from provision.facts.system import SYSTEM, System
-from provision.operations import Nothing, Site, Target, nvidia, rdma
+from provision.operation import Nothing, Site, Target
+from provision.operations import nvidia, rdma
 from provision.operations.reboot import Reboot
-from provision.providers import Answer
 from provision.providers.ssh import SshNode
-from shardlab.cluster import Cluster, Entry, Gpus, Slurm
+from shardlab.cluster import Cluster, NodeEntry
+from shardlab.remote import CommandOutput
+from shardlab.slurm_keys import Gpus, Slurm
 from templates import render
 
 KERNEL = "6.8.0-90-generic"
@@ -75,7 +78,7 @@ DRIVEN = {
     f"linux-headers-{KERNEL}": "6.8",
 }
 WRITTEN = {
-    path: File(0o644, "root:root", 100.0, hashlib.sha256(render(template).encode()).hexdigest())
+    path: NodeFile(0o644, "root:root", 100.0, hashlib.sha256(render(template).encode()).hexdigest())
     for path, template in ((nvidia.NOUVEAU, "node/nouveau.conf.j2"), (nvidia.PERSISTENCE, "node/persistence.conf.j2"))
 }
 RUNNING = {name: Service("active", True, 200.0) for name in ("nvidia-persistenced", "nvidia-fabricmanager")}
@@ -83,7 +86,7 @@ RUNNING = {name: Service("active", True, 200.0) for name in ("nvidia-persistence
 
 def site(found, *, packages=FRESH, files=None, services=None, system=NOBLE, state="idle", wheelhouse=None, **more) -> Site:
     """A controller and one worker, which has answered."""
-    entries = [Entry(name="head", roles=["controller"]), Entry(name="w1")]
+    entries = [NodeEntry(name="head", roles=["controller"]), NodeEntry(name="w1")]
     gpus = Gpus(per_node=more.get("asked", 4))
     cluster = Cluster(schema=1, name="bench", provider="ssh", nodes=entries, gpus=gpus, slurm=Slurm())
     targets = []
@@ -134,7 +137,7 @@ def test_a_machine_that_works_is_read():
     found = working(A100_SXM, 4, switches=6, held=["nvidia-utils-580-server"])
     assert (found.loaded, found.module, found.nvml) == ("580.105.08",) * 3
     assert (len(found.gpus), len(found.switches), found.gpus[0].address) == (4, 6, "0000:01:00.0")
-    assert found.seen[3] == nvidia_fact.Gpu("NVIDIA X", "GPU-3", persistence=True, mig=False, ecc=True)
+    assert found.seen[3] == nvidia_fact.GpuSettings("NVIDIA X", "GPU-3", persistence=True, mig=False, ecc=True)
     assert found.works
     assert found.held == ["nvidia-utils-580-server"]
     assert said(V100, 1, loaded=CLOSED.format("535.183.01")).loaded == "535.183.01"
@@ -159,26 +162,26 @@ def test_a_machine_that_does_not_work_is_read():
      (0x2B85, "Blackwell"), (0x31C2, "Blackwell")],
 )  # fmt: skip
 def test_generations_by_device(device, name):
-    assert generations.of(device).name == name
+    assert gpu_generations.of(device).name == name
 
 
 def test_generations_do_not_overlap_and_are_of_the_pinned_torch():
-    ranges = sorted(pair for one in generations.GENERATIONS for pair in one.ids)
+    ranges = sorted(pair for one in gpu_generations.GENERATIONS for pair in one.ids)
     assert all(before[1] < after[0] for before, after in itertools.pairwise(ranges))
     constraints = (Path(__file__).parent.parent / "constraints.txt").read_text().splitlines()
-    assert f"torch=={generations.TORCH}" in constraints  # read RELEASE.md of PyTorch again when this changes
+    assert f"torch=={gpu_generations.TORCH}" in constraints  # read RELEASE.md of PyTorch again when this changes
 
 
 def test_flavours():
-    of = generations.of
-    assert generations.flavour([of(V100)]) == "proprietary"
-    assert generations.flavour([of(A100_SXM)]) == "open"
-    assert generations.flavour([of(P100), of(A100_SXM)]) == "proprietary"
-    mixed = [{"Volta", "Blackwell"} <= names for names in generations.SERVED.values()]
+    of = gpu_generations.of
+    assert gpu_generations.flavour([of(V100)]) == "proprietary"
+    assert gpu_generations.flavour([of(A100_SXM)]) == "open"
+    assert gpu_generations.flavour([of(P100), of(A100_SXM)]) == "proprietary"
+    mixed = [{"Volta", "Blackwell"} <= names for names in gpu_generations.SERVED.values()]
     assert not any(mixed)
-    assert generations.branch([of(A100_SXM)], "13.0", 595) == 595
-    assert generations.branch([of(A100_SXM)], "13.0", 535) == 580
-    assert generations.branch([of(V100)], "12.6", 595) == 580
+    assert gpu_generations.branch([of(A100_SXM)], "13.0", 595) == 595
+    assert gpu_generations.branch([of(A100_SXM)], "13.0", 535) == 580
+    assert gpu_generations.branch([of(V100)], "12.6", 595) == 580
 
 
 @pytest.mark.parametrize("device", [A100_SXM, A100_PCIE])
@@ -337,14 +340,14 @@ def test_the_driver_check():
     assert fewer.says == "the cluster file requests 4 GPUs, the PCI bus has 3, the driver sees 3"
     half = driver_check.judge(said(A100_SXM, 4, module="580.105.08", why=MISMATCH), 4)
     assert half.says.endswith(f"NVML none); nvidia-smi: {MISMATCH}")
-    right = driver_check.judge_product(Answer(0, '{"wrong": [0, 0, 0, 0]}\n', ""), working(A100_SXM, 4))
+    right = driver_check.judge_product(CommandOutput(0, '{"wrong": [0, 0, 0, 0]}\n', ""), working(A100_SXM, 4))
     assert right.passed
     assert right.says == "all parts of the driver have version 580.105.08; 4 x NVIDIA X compute exactly"
     for answer, says in [
-        (Answer(0, '{"wrong": [0, 7, 0, 0]}\n', ""), "wrong elements in a matrix product: GPU 1: 7"),
-        (Answer(0, '{"wrong": []}\n', ""), "torch computed on 0 of 4 GPUs"),
-        (Answer(1, "", "torch.AcceleratorError: CUDA error: no kernel image\n"), "no kernel image"),
-        (Answer(None, "", ""), "did not end within"),
+        (CommandOutput(0, '{"wrong": [0, 7, 0, 0]}\n', ""), "wrong elements in a matrix product: GPU 1: 7"),
+        (CommandOutput(0, '{"wrong": []}\n', ""), "torch computed on 0 of 4 GPUs"),
+        (CommandOutput(1, "", "torch.AcceleratorError: CUDA error: no kernel image\n"), "no kernel image"),
+        (CommandOutput(None, "", ""), "did not end within"),
     ]:
         outcome = driver_check.judge_product(answer, working(A100_SXM, 4))
         assert outcome.passed is False
@@ -352,17 +355,17 @@ def test_the_driver_check():
 
 
 def test_the_compile_check():
-    right = compiled_check.judge(Answer(0, '{"difference": 2.4e-07}\n', ""))
+    right = compiled_check.judge(CommandOutput(0, '{"difference": 2.4e-07}\n', ""))
     assert right.passed
     assert right.measured == {"largest_difference": 2.4e-07}
     for answer, says in [
-        (Answer(0, '{"difference": 0.5}\n', ""), "differs from the plain one by 0.5"),
-        (Answer(0, '{"difference": NaN}\n', ""), "cannot be read"),
+        (CommandOutput(0, '{"difference": 0.5}\n', ""), "differs from the plain one by 0.5"),
+        (CommandOutput(0, '{"difference": NaN}\n', ""), "cannot be read"),
         (
-            Answer(1, "", "torch._inductor.exc.InductorError: RuntimeError: Failed to find C compiler.\n"),
+            CommandOutput(1, "", "torch._inductor.exc.InductorError: RuntimeError: Failed to find C compiler.\n"),
             "Failed to find C compiler",
         ),
-        (Answer(None, "", ""), "did not end within 120 s"),
+        (CommandOutput(None, "", ""), "did not end within 120 s"),
     ]:
         outcome = compiled_check.judge(answer)
         assert outcome.passed is False

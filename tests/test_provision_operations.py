@@ -6,29 +6,31 @@ import msgspec
 import pytest
 
 from provision import software
-from provision.facts import Facts, Unanswered
-from provision.facts.environment import ENVIRONMENT, Environment
-from provision.facts.files import FILES, File
+from provision.fact import Facts, Unanswered
+from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
+from provision.facts.files import FILES, NodeFile
 from provision.facts.nodes import NODES
 from provision.facts.nodes import parse as parse_nodes
 from provision.facts.packages import PACKAGES, Packages
 from provision.facts.services import SERVICES, Service
 from provision.facts.system import SYSTEM, System
-from provision.operations import Nothing, Site, Target, environment, hosts, munge, packages, slurm, slurm_files
+from provision.operation import Nothing, Site, Target
+from provision.operations import environment, hosts, munge, packages, slurm, slurm_files
 from provision.providers.ssh import SshNode
-from shardlab.cluster import Cluster, Entry, Gpus, Slurm, Storage
+from shardlab.cluster import Cluster, NodeEntry, Storage
+from shardlab.slurm_keys import Gpus, Slurm
 
 A_MACHINE = System(
     id="debian", codename="bookworm", pretty="Debian", kernel="6.1", arch="x86_64", hostname="x", virt="none", boot_id="1",
     cpus=64, memory_kib=512 * 2**20, cgroup="cgroup2fs", user="alice",
 )  # fmt: skip
-KEY = File(0o400, "munge:munge", 100.0, "a" * 64)
+KEY = NodeFile(0o400, "munge:munge", 100.0, "a" * 64)
 RUNNING = {name: Service("active", True, 200.0) for name in ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmd", "chrony")}
 
 
 def site(*, gpus=None, shared=None, slurm_=True, **of_worker) -> Site:
     """A controller and two workers, of which one may differ."""
-    entries = [Entry(name="head", roles=["controller"]), Entry(name="w1"), Entry(name="w2")]
+    entries = [NodeEntry(name="head", roles=["controller"]), NodeEntry(name="w1"), NodeEntry(name="w2")]
     cluster = Cluster(
         schema=1,
         name="bench",
@@ -48,7 +50,7 @@ def site(*, gpus=None, shared=None, slurm_=True, **of_worker) -> Site:
             PACKAGES.name: of_node.get("packages", Packages({}, interrupted=False)),
             FILES.name: of_node.get("files", {}),
             SERVICES.name: of_node.get("services", {}),
-            ENVIRONMENT.name: of_node.get("environment", Environment()),
+            ENVIRONMENT.name: of_node.get("environment", InstalledEnvironment()),
             NODES.name: {},
         }
         found.append(target)
@@ -63,7 +65,7 @@ def commands(planned) -> list[str]:
 def with_files(target: Target, wanted: dict[str, tuple[bytes, int, str]], at: float = 100.0) -> None:
     """As if these files had been written."""
     found = {
-        path: File(mode, owner, at, hashlib.sha256(content).hexdigest()) for path, (content, mode, owner) in wanted.items()
+        path: NodeFile(mode, owner, at, hashlib.sha256(content).hexdigest()) for path, (content, mode, owner) in wanted.items()
     }
     target.facts.answers[FILES.name] = {**target.facts.answers[FILES.name], **found}
 
@@ -136,7 +138,9 @@ def test_the_key_is_random_and_readable_by_munge_alone():
     assert changes[0].command == ""  # a key is in no command
 
 
-@pytest.mark.parametrize("found", [File(0o600, "munge:munge", 1.0, "a" * 64), File(0o400, "alice:alice", 1.0, "a" * 64)])
+@pytest.mark.parametrize(
+    "found", [NodeFile(0o600, "munge:munge", 1.0, "a" * 64), NodeFile(0o400, "alice:alice", 1.0, "a" * 64)]
+)
 def test_a_key_that_others_could_read_is_made_anew(found):
     one = site()
     head = one.targets[0]
@@ -244,10 +248,10 @@ def test_the_environment_is_named_by_its_packages_and_made_once_on_shared_storag
     assert "-c /opt/shardlab/python-x/constraints.txt" in text
     assert "'torch==2.13.0'" in text
     assert "runuser -u alice" in text
-    there = Environment(packages=software.digest(), source=software.source_digest(), version="3.11")
+    there = InstalledEnvironment(packages=software.digest(), source=software.source_digest(), version="3.11")
     made = site(environment=there)
     assert isinstance(environment.plan(made, made.targets[2]), Nothing)
-    old = site(environment=Environment(packages=software.digest(), source="0" * 12, version="3.11"))
+    old = site(environment=InstalledEnvironment(packages=software.digest(), source="0" * 12, version="3.11"))
     assert len(environment.plan(old, old.targets[2])) == 2  # the source alone
     shared = site(shared="/mydata")
     assert environment.plan(shared, shared.targets[1]) == Nothing(
@@ -265,7 +269,7 @@ def test_the_source_is_the_same_bytes_each_time():
 @pytest.mark.parametrize("word", ["a b", "x\nProlog=/x", "$(id)", ""])
 def test_a_name_that_could_end_a_line_is_refused(word):
     one = site()
-    one.targets[1].node.__dict__["host"] = word
+    one.targets[1].node.host = word
     with pytest.raises(Unanswered, match=r"is not allowed in slurm\.conf"):
         slurm_files.files(one)
 

@@ -8,9 +8,9 @@ from rich.console import Console
 
 from provision import progress
 from provision.cli import main
-from provision.facts import Facts
-from provision.operations import Here, Nothing, Operation, Site, Target
-from provision.plan import Step, Watch, converge
+from provision.fact import Facts
+from provision.operation import Here, Nothing, Operation, Site, Target
+from provision.plan import OperationStep, PlanObserver, converge
 from provision.providers.local import LocalNode
 from shardlab.console import Output
 
@@ -22,10 +22,10 @@ def output(*, terminal: bool) -> Output:
 
 
 def step(node, operation, state, changes=0):
-    return Step(node, operation, state, [], changes)
+    return OperationStep(node, operation, state, [], changes)
 
 
-def drawn(table: progress.Progress) -> list[str]:
+def drawn(table: progress.ProgressTable) -> list[str]:
     console = Console(file=io.StringIO(), width=100, color_system=None)
     console.print(table)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
@@ -33,7 +33,7 @@ def drawn(table: progress.Progress) -> list[str]:
 
 def test_a_row_a_node_a_letter_an_operation():
     seconds = iter([10.0, 20.0, 31.0, 31.0, 31.0])
-    table = progress.Progress(["head", "w1", "[red]"], 4, lambda: next(seconds))
+    table = progress.ProgressTable(["head", "w1", "[red]"], 4, lambda: next(seconds))
     table.begins("head", "space")
     table.ends(step("head", "space", "nothing to do"))
     table.ends(step("head", "packages", "changed", 2))
@@ -68,13 +68,8 @@ def test_lines_in_a_pipe():
     assert said.remarks.file.getvalue() == "head: packages: changed\nhead: hosts: failed\n"
 
 
-class Named(LocalNode):
-    def __init__(self, name):
-        self.__dict__["name"] = name
-
-
 def targets(count):
-    nodes = [Named(f"w{number}") for number in range(count)]
+    nodes = [LocalNode(f"w{number}") for number in range(count)]
     return [Target(node, Facts(node)) for node in nodes]
 
 
@@ -87,7 +82,7 @@ def test_by_default_all_nodes_are_changed_at_once():
 
 
 def test_no_more_nodes_at_once_than_are_asked_for():
-    class Seen(Watch):
+    class Seen(PlanObserver):
         now, most, lock = 0, 0, threading.Lock()
 
         def begins(self, node, operation):

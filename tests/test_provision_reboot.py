@@ -2,13 +2,12 @@
 
 import pytest
 
-from provision.facts import Facts, Unanswered
-from provision.operations import Nothing, Operation, Site, Target, shell
+from provision.fact import Facts, Unanswered
+from provision.operation import Nothing, Operation, Site, Target, shell
 from provision.operations.reboot import BOOT_ID, Reboot
 from provision.plan import converge
-from provision.providers import Answer
-from shardlab.cluster import Cluster, Entry
-from shardlab.remote import Unreachable
+from shardlab.cluster import Cluster, NodeEntry
+from shardlab.remote import CommandOutput, Unreachable
 
 
 class Machine:
@@ -30,8 +29,8 @@ class Machine:
             now, self.boot = self.boot, "down" if self.boot == "away" else self.boot
             if now == "away":
                 raise Unreachable("w1: cannot be reached.")
-            return Answer(0, f"{now}\n", "")
-        return Answer(0, "", "")
+            return CommandOutput(0, f"{now}\n", "")
+        return CommandOutput(0, "", "")
 
 
 def test_a_reboot_is_proven_by_another_boot():
@@ -50,7 +49,7 @@ def test_a_reboot_that_does_not_end_says_so(after, says):
 def restarted(wanted):
     """One operation, made by `converge`; wanted: its plan by boot."""
     machine = Machine()
-    target = Target(machine, Facts(machine), Entry(name="w1"))
+    target = Target(machine, Facts(machine), NodeEntry(name="w1"))
     operation = Operation("it", lambda site, target: wanted[target.node.boot])
     one = Site(Cluster(schema=1, name="bench", provider="ssh"), None, [target])
     (step,) = converge(one, [operation], targets=[target], chosen={"it"}, dry=False)

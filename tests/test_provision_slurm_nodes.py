@@ -2,14 +2,16 @@
 
 import subprocess
 
+import msgspec
 import pytest
 from test_provision_operations import RUNNING, site, with_files
 
-from provision.facts import Unanswered
+from provision.fact import Unanswered
 from provision.facts.nodes import NODES, SlurmNode, parse
 from provision.facts.services import SERVICES
-from provision.operations import Nothing, slurm, slurm_files
-from provision.providers import Answer
+from provision.operation import Nothing
+from provision.operations import slurm, slurm_files
+from shardlab.remote import CommandOutput
 
 LOW = "Low RealMemory (reported:1000 < 100.00% of configured:2000)"
 
@@ -124,7 +126,7 @@ class Controller:
     def run(self, argv, *, timeout_s, root):
         words = [word.replace("seq 120", "seq 1") for word in argv]
         done = subprocess.run(words, env={"PATH": self.path}, capture_output=True, text=True, check=False)
-        return Answer(done.returncode, done.stdout, done.stderr)
+        return CommandOutput(done.returncode, done.stdout, done.stderr)
 
 
 def waited(tmp_path, line):
@@ -133,7 +135,7 @@ def waited(tmp_path, line):
     (wait,) = slurm.plan_nodes(one, head)
     one.left["w1"] = "away"  # so that one line is all that sinfo has to say
     (wait,) = slurm.plan_nodes(one, head)
-    object.__setattr__(head, "node", Controller(tmp_path, line))
+    msgspec.structs.force_setattr(head, "node", Controller(tmp_path, line))
     wait.make(head.node)
 
 

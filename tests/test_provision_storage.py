@@ -9,20 +9,22 @@ import pytest
 from test_provision_operations import RUNNING, commands, site, with_files
 
 from provision import software
-from provision.facts import Unanswered, disk, mounts
-from provision.facts.environment import ENVIRONMENT, Environment
+from provision.fact import Unanswered
+from provision.facts import disk, mounts
+from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
 from provision.facts.exports import EXPORTED_BY_US, EXPORTS
 from provision.facts.exports import parse as parse_exports
 from provision.facts.files import FILES
-from provision.facts.mounts import NFS_MOUNTS, Mount, Place
+from provision.facts.mounts import NFS_MOUNTS, Mount, MountPlace
 from provision.facts.packages import PACKAGES, Packages
 from provision.facts.room import Room, room
 from provision.facts.room import parse as parse_room
 from provision.facts.services import SERVICES, Service
-from provision.operations import Nothing, Site, Target, disks, environment, fstab, nfs, packages, reason, space
-from provision.providers import Answer
+from provision.operation import Nothing, Site, Target, reason
+from provision.operations import disks, environment, fstab, nfs, packages, space
 from provision.providers.local import LocalNode
 from shardlab.cluster import Storage
+from shardlab.remote import CommandOutput
 
 DISK, MOUNT, SHARED = "/dev/nvme1n1", "/mydata", "/mydata/bench"
 LSBLK = '{"blockdevices": [{"path":"/dev/nvme1n1","type":"disk","mountpoints":[null]%s}]}'
@@ -34,7 +36,7 @@ def with_storage(storage: Storage, provider: str = "ssh", **keys_) -> Site:
     return Site(msgspec.structs.replace(one.cluster, storage=storage, provider=provider, **keys_), None, one.targets)
 
 
-def with_place(target: Target, path: str, found: Place) -> None:
+def with_place(target: Target, path: str, found: MountPlace) -> None:
     target.facts.answers[f"place {path}"] = found
 
 
@@ -78,7 +80,7 @@ def test_a_disk_that_does_not_answer_is_not_taken_for_an_empty_one(said):
         disk.parse(said)
 
 
-def planned(storage: Storage, place: Place, found: disk.Disk | None = None):
+def planned(storage: Storage, place: MountPlace, found: disk.Disk | None = None):
     one = with_storage(storage)
     w1 = one.targets[1]
     with_place(w1, MOUNT, place)
@@ -87,7 +89,7 @@ def planned(storage: Storage, place: Place, found: disk.Disk | None = None):
 
 
 def test_an_empty_disk_is_looked_at_again_made_and_mounted_by_its_uuid():
-    make, entry, folder, mount = commands(planned(ON_DISK, Place(there=False), EMPTY))
+    make, entry, folder, mount = commands(planned(ON_DISK, MountPlace(there=False), EMPTY))
     for word in ("wipefs --no-act", "lsblk", "cmp -s", "setsid --wait mkfs.ext4 -q -L shardlab -- /dev/nvme1n1"):
         assert word in make
     assert make.index("cmp -s") < make.index("mkfs.ext4")
@@ -96,32 +98,38 @@ def test_an_empty_disk_is_looked_at_again_made_and_mounted_by_its_uuid():
 
 
 def test_a_disk_that_is_mounted_asks_for_nothing_also_under_another_name():
-    there = Place(mount=Mount("/dev/nvme0n1", "ext4", ("rw",)), fstab=Mount("UUID=1-2", "ext4", ("defaults",)), empty=False)
+    there = MountPlace(
+        mount=Mount("/dev/nvme0n1", "ext4", ("rw",)), fstab=Mount("UUID=1-2", "ext4", ("defaults",)), empty=False
+    )
     assert planned(ON_DISK, there) == Nothing("/dev/nvme0n1 is mounted at /mydata")
     assert planned(Storage(), there) == Nothing("cluster.yaml names no storage.disk")
 
 
 def test_what_was_begun_is_gone_on_with():
     made = disk.Disk(DISK, ("a signature of ext4",), ours=True)
-    entry, _, _ = commands(planned(ON_DISK, Place(), made))
+    entry, _, _ = commands(planned(ON_DISK, MountPlace(), made))
     assert "mkfs" not in entry
-    assert commands(planned(ON_DISK, Place(fstab=Mount("UUID=1-2", "ext4", ("defaults",))))) == [
+    assert commands(planned(ON_DISK, MountPlace(fstab=Mount("UUID=1-2", "ext4", ("defaults",))))) == [
         "mkdir -p -- /mydata",
         "mount -- /mydata",
     ]
-    (entry,) = commands(planned(ON_DISK, Place(mount=Mount(DISK, "ext4", ()), empty=False), made))
+    (entry,) = commands(planned(ON_DISK, MountPlace(mount=Mount(DISK, "ext4", ()), empty=False), made))
     assert "/etc/fstab" in entry
 
 
 @pytest.mark.parametrize(
     ("place", "found", "says"),
     [
-        (Place(), disk.Disk(DISK, ("the part /dev/nvme1n1p1",)), "is not empty and was not changed: the part /dev/nvme1n1p1"),
-        (Place(), disk.Disk(), "there is no disk /dev/nvme1n1"),
-        (Place(empty=False), EMPTY, "contains files that a mount would hide"),
-        (Place(fstab=Mount("/dev/sdb1", "xfs", ())), EMPTY, "/etc/fstab already lists /dev/sdb1 for /mydata"),
-        (Place(mount=Mount("/dev/sdb1", "xfs", ()), empty=False), EMPTY, "/dev/sdb1 is mounted at /mydata"),
-        (Place(hangs=True, mount=Mount("head:/x", "nfs4", ())), EMPTY, r"w1: /mydata \(head:/x\) does not answer"),
+        (
+            MountPlace(),
+            disk.Disk(DISK, ("the part /dev/nvme1n1p1",)),
+            "is not empty and was not changed: the part /dev/nvme1n1p1",
+        ),
+        (MountPlace(), disk.Disk(), "there is no disk /dev/nvme1n1"),
+        (MountPlace(empty=False), EMPTY, "contains files that a mount would hide"),
+        (MountPlace(fstab=Mount("/dev/sdb1", "xfs", ())), EMPTY, "/etc/fstab already lists /dev/sdb1 for /mydata"),
+        (MountPlace(mount=Mount("/dev/sdb1", "xfs", ()), empty=False), EMPTY, "/dev/sdb1 is mounted at /mydata"),
+        (MountPlace(hangs=True, mount=Mount("head:/x", "nfs4", ())), EMPTY, r"w1: /mydata \(head:/x\) does not answer"),
     ],
 )
 def test_a_disk_that_is_not_plainly_empty_is_refused(place, found, says):
@@ -152,7 +160,7 @@ def test_packages_of_the_server_and_of_those_who_mount():
 def test_the_server_exports_to_the_others_alone_and_then_asks_for_nothing():
     one = with_storage(SHARES)
     head = one.targets[0]
-    with_place(head, SHARED, Place(there=False))
+    with_place(head, SHARED, MountPlace(there=False))
     head.facts.answers[EXPORTS.name] = {}
     changes = nfs.plan_server(one, head)
     assert [change.says for change in changes] == [
@@ -164,7 +172,7 @@ def test_the_server_exports_to_the_others_alone_and_then_asks_for_nothing():
     ]
     options = "(rw,sync,no_subtree_check,no_root_squash)"
     assert changes[3].content.decode().splitlines()[1] == f"/mydata/bench 10.0.0.2{options} 10.0.0.3{options}"
-    with_place(head, SHARED, Place())
+    with_place(head, SHARED, MountPlace())
     head.facts.answers |= {EXPORTS.name: {SHARED: ["10.0.0.2", "10.0.0.3"]}, SERVICES.name: SERVES}
     with_files(head, {nfs.EXPORTED: (nfs.content(one, head), 0o644, "root:root")})
     assert nfs.plan_server(one, head) == Nothing("/mydata/bench is exported to 2 nodes")
@@ -176,7 +184,7 @@ def test_the_server_exports_to_the_others_alone_and_then_asks_for_nothing():
 def test_the_folder_is_made_on_its_mount_or_not_at_all():
     one = with_storage(Storage(shared=SHARED, server="head", disk=DISK, mount=MOUNT))
     head = one.targets[0]
-    with_place(head, SHARED, Place(there=False))
+    with_place(head, SHARED, MountPlace(there=False))
     head.facts.answers[EXPORTS.name] = {}
     guard, make, *_ = nfs.plan_server(one, head)
     assert guard.says == "check that /mydata is mounted"
@@ -219,16 +227,16 @@ def test_the_second_look_at_a_disk_finds_what_lies_at_its_end_alone(tmp_path):
 def test_the_others_mount_it_and_then_ask_for_nothing():
     one = with_storage(SHARES)
     head, w1, _ = one.targets
-    with_place(w1, SHARED, Place(there=False))
+    with_place(w1, SHARED, MountPlace(there=False))
     entry, folder, mount = commands(nfs.plan_client(one, w1))
     assert "head:/mydata/bench /mydata/bench nfs hard,vers=4.2,_netdev 0 0" in entry
     assert (folder, mount) == ("mkdir -p -- /mydata/bench", "mount -- /mydata/bench")
     source = "head:/mydata/bench"
     wanted = Mount(source, "nfs", ("hard", "vers=4.2", "_netdev"))
     there = Mount(source, "nfs4", ("rw", "relatime", "vers=4.2", "hard", "proto=tcp"))
-    with_place(w1, SHARED, Place(mount=there, fstab=wanted, empty=False))
+    with_place(w1, SHARED, MountPlace(mount=there, fstab=wanted, empty=False))
     assert nfs.plan_client(one, w1) == Nothing("head:/mydata/bench is mounted")
-    with_place(w1, SHARED, Place(fstab=wanted))
+    with_place(w1, SHARED, MountPlace(fstab=wanted))
     assert commands(nfs.plan_client(one, w1))[-1] == "mount -- /mydata/bench"
     assert nfs.plan_client(one, head) == Nothing("it is the server of the folder")
     one.left["head"] = "packages failed"
@@ -239,13 +247,13 @@ def test_the_others_mount_it_and_then_ask_for_nothing():
     ("place", "says"),
     [
         (
-            Place(hangs=True, mount=Mount("head:/mydata/bench", "nfs4", ())),
+            MountPlace(hangs=True, mount=Mount("head:/mydata/bench", "nfs4", ())),
             r"w1: /mydata/bench \(head:/mydata/bench\) does",
         ),
-        (Place(mount=Mount("old:/x", "nfs4", ()), empty=False), "w1: it mounts old:/x at /mydata/bench"),
-        (Place(fstab=Mount("old:/x", "nfs", ())), "w1: it lists in /etc/fstab old:/x at /mydata/bench"),
-        (Place(mount=Mount("head:/mydata/bench", "nfs4", ("soft", "vers=4.2"))), "is mounted with soft,vers=4.2"),
-        (Place(empty=False), "contains files that a mount would hide"),
+        (MountPlace(mount=Mount("old:/x", "nfs4", ()), empty=False), "w1: it mounts old:/x at /mydata/bench"),
+        (MountPlace(fstab=Mount("old:/x", "nfs", ())), "w1: it lists in /etc/fstab old:/x at /mydata/bench"),
+        (MountPlace(mount=Mount("head:/mydata/bench", "nfs4", ("soft", "vers=4.2"))), "is mounted with soft,vers=4.2"),
+        (MountPlace(empty=False), "contains files that a mount would hide"),
     ],
 )
 def test_a_mount_that_is_not_as_it_should_be_names_the_node(place, says):
@@ -258,9 +266,9 @@ def test_a_mount_that_is_not_as_it_should_be_names_the_node(place, says):
 def test_without_a_server_the_folder_is_expected_and_that_is_said():
     one = with_storage(Storage(shared=SHARED))
     w1 = one.targets[1]
-    with_place(w1, SHARED, Place())
+    with_place(w1, SHARED, MountPlace())
     assert nfs.plan_client(one, w1) == Nothing("/mydata/bench exists, as required without storage.server")
-    with_place(w1, SHARED, Place(there=False))
+    with_place(w1, SHARED, MountPlace(there=False))
     with pytest.raises(Unanswered, match=r"w1: /mydata/bench does not exist: without storage\.server"):
         nfs.plan_client(one, w1)
 
@@ -274,13 +282,13 @@ def test_practice_nodes_have_the_folder_and_are_asked_nothing():
 
 def test_a_client_that_could_end_a_line_is_refused():
     one = with_storage(SHARES)
-    one.targets[1].node.__dict__["host"] = "10.0.0.2(rw) *"
+    one.targets[1].node.host = "10.0.0.2(rw) *"
     with pytest.raises(Unanswered, match=r"is not allowed in /etc/exports\.d"):
         nfs.content(one, one.targets[0])
 
 
 def test_what_is_mounted_here_is_read(tmp_path):
-    def asked(path: str) -> Place:
+    def asked(path: str) -> MountPlace:
         answer = LocalNode().run(mounts.place(path).command(""), timeout_s=30)
         assert answer.code == 0, answer.stderr
         return mounts.parse(answer.stdout)
@@ -288,10 +296,10 @@ def test_what_is_mounted_here_is_read(tmp_path):
     proc = asked("/proc")
     assert proc.mount is not None
     assert (proc.mount.kind, proc.empty, proc.hangs) == ("proc", False, False)
-    assert asked(str(tmp_path)) == Place()
+    assert asked(str(tmp_path)) == MountPlace()
     (tmp_path / "file").write_text("")
-    assert asked(str(tmp_path)) == Place(empty=False)
-    assert asked(str(tmp_path / "nonesuch")) == Place(there=False, empty=False)
+    assert asked(str(tmp_path)) == MountPlace(empty=False)
+    assert asked(str(tmp_path / "nonesuch")) == MountPlace(there=False, empty=False)
     with pytest.raises(ValueError, match="does not say whether the folder answers"):
         mounts.parse("")
     assert mounts.parse("mount a:/b nfs4 rw,hard\nfstab a:/b nfs hard\nhangs\n").hangs
@@ -335,7 +343,7 @@ def test_what_we_exported_is_read_off_our_file(tmp_path):
 
 DONE = {
     PACKAGES.name: Packages(dict.fromkeys(packages.ALL, "1"), interrupted=False),
-    ENVIRONMENT.name: Environment(packages=software.digest()),
+    ENVIRONMENT.name: InstalledEnvironment(packages=software.digest()),
 }
 LARGE = Room(10**12, 10**7, "/")
 HERE = "/opt/shardlab/python-x"  # of the nodes' environment
@@ -374,7 +382,7 @@ def test_room_is_asked_for_what_comes_alone():
     one = with_room(site(shared="/mydata"), root=Room(3 * 2**30, 0, "/"))
     assert space.plan(one, one.targets[2]) == Nothing("3.0 GiB are free on /, and packages may take 2 GiB")
     one = with_room(site(), root=Room(5 * 2**30, 10**7, "/"))
-    one.targets[2].node.__dict__["wheelhouse"] = "/opt/wheels"
+    one.targets[2].node.wheelhouse = "/opt/wheels"
     assert "may take 4 GiB" in space.plan(one, one.targets[2]).why
 
 
@@ -398,9 +406,9 @@ def test_room_on_shared_storage_is_told_by_the_node_that_has_it():
             else:
                 assert "environment" not in space.plan(one, target).why
     one = with_room(with_storage(Storage(shared=SHARED, disk=DISK, mount=MOUNT)), environment=small)
-    with_place(one.targets[0], MOUNT, Place())  # an empty disk to come: what is there now is not where it will lie
+    with_place(one.targets[0], MOUNT, MountPlace())  # an empty disk to come: what is there now is not where it will lie
     assert "environment" not in space.plan(one, one.targets[0]).why
-    with_place(one.targets[0], MOUNT, Place(mount=Mount(DISK, "ext4", ())))
+    with_place(one.targets[0], MOUNT, MountPlace(mount=Mount(DISK, "ext4", ())))
     with pytest.raises(Unanswered, match="GiB are free on /mydata/bench"):
         space.plan(one, one.targets[0])
 
@@ -422,7 +430,7 @@ def test_room_is_read_where_a_folder_will_lie(tmp_path):
     ],
 )
 def test_a_full_disk_is_said_whatever_the_last_line_is(said):
-    found = reason(Answer(100, "", f"{said}E: Sub-process /usr/bin/dpkg returned an error code (1)\n"))
+    found = reason(CommandOutput(100, "", f"{said}E: Sub-process /usr/bin/dpkg returned an error code (1)\n"))
     assert found.startswith("a disk is full: ")
     assert found.endswith("; free some space on it and run the same command again")
-    assert reason(Answer(1, "", "one\ntwo\n")) == "two"
+    assert reason(CommandOutput(1, "", "one\ntwo\n")) == "two"

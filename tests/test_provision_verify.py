@@ -2,13 +2,12 @@
 
 import threading
 
-from provision.checks import Check, Outcome, each, without
-from provision.facts import Fact, Facts
-from provision.operations import Site, Target
-from provision.providers import Answer
+from provision.check import Check, Outcome, each, without
+from provision.fact import Fact, Facts
+from provision.operation import Site, Target
 from provision.verify import verified, verify
-from shardlab.cluster import Cluster, Entry
-from shardlab.remote import Unreachable
+from shardlab.cluster import Cluster, NodeEntry
+from shardlab.remote import CommandOutput, Unreachable
 
 
 class Node:
@@ -17,7 +16,7 @@ class Node:
     host, port, user, python, wheelhouse = "10.0.0.1", None, None, "python", None
 
     def __init__(self, name, answer=None):
-        self.name, self.answer, self.asked = name, answer or Answer(0, "", ""), []
+        self.name, self.answer, self.asked = name, answer or CommandOutput(0, "", ""), []
 
     def run(self, argv, *, timeout_s, env=None, stdin=b"", root=False, secret=False):
         self.asked.append(argv)
@@ -28,7 +27,7 @@ class Node:
 
 def site(*nodes):
     cluster = Cluster(schema=1, name="bench", provider="ssh")
-    return Site(cluster, None, [Target(node, Facts(node), Entry(name=node.name)) for node in nodes])
+    return Site(cluster, None, [Target(node, Facts(node), NodeEntry(name=node.name)) for node in nodes])
 
 
 def passes(says="good"):
@@ -52,7 +51,7 @@ def test_the_checks_of_a_stage_wait_for_one_another_and_so_run_at_once():
 
 
 def test_a_node_that_is_away_is_named_once_and_the_others_are_proven_without_it():
-    dead, hung = Node("w1", Unreachable("w1: cannot be reached: no route.")), Node("w2", Answer(None, "", ""))
+    dead, hung = Node("w1", Unreachable("w1: cannot be reached: no route.")), Node("w2", CommandOutput(None, "", ""))
     one = site(dead, hung, Node("w3"))
     findings = verify(
         one, one.targets, [[Check("a", passes()), Check("b", passes(), once=True)], [Check("c", passes())]], print
@@ -92,7 +91,7 @@ def test_one_that_nobody_asked_for_is_left_out_and_is_no_failure():
 
 
 def test_a_question_that_two_ask_at_once_is_asked_once():
-    node, both = Node("w1", Answer(0, "5", "")), threading.Barrier(2, timeout=60)
+    node, both = Node("w1", CommandOutput(0, "5", "")), threading.Barrier(2, timeout=60)
     facts, fact = Facts(node), Fact("five", lambda python: ["five"], int, timeout_s=1)
 
     def ask(_):

@@ -80,19 +80,23 @@ def test_the_plan_says_both_numbers_of_repeats(file, tmp_path, capsys):
     assert "3 cell(s) x 2 repeat(s) = 6 run(s)." in capsys.readouterr().out
 
 
+def cost(workspace, cells, counts):
+    return repeats.cost(cells, counts, repeats.recorded_s(workspace, cells, counts))
+
+
 def test_the_cost_is_that_of_runs_that_completed_here(file, tmp_path):
     """Two runs of 3.2 s and of 7.2 s from their start to their end: three planned runs of the cell take 3 x 5.2 s."""
     workspace = Workspace(tmp_path)
     ddp, single = support.cell("ddp", 2), support.cell()
     counts = {ddp.name(): 3, single.name(): 1}
-    assert repeats.cost(workspace, [ddp, single], counts) == repeats.Cost(0, 0.0, 0.0)
+    assert cost(workspace, [ddp, single], counts) == repeats.Cost(0, 0.0, 0.0)
     for repeat, ended in ((1, 0.2), (2, 4.2)):
         folder = support.prepare(workspace, ddp, repeat)
         support.event(folder, "started", -2)
         support.finish(folder, ended)
     unfinished = support.prepare(workspace, single, 1)
     support.event(unfinished, "started", -2)
-    found = repeats.cost(workspace, [ddp, single], counts)
+    found = cost(workspace, [ddp, single], counts)
     assert found.cells == 1
     assert found.hours == pytest.approx(3 * 5.2 / 3600)
     assert found.rank_hours == pytest.approx(2 * 3 * 5.2 / 3600)
@@ -103,9 +107,9 @@ def test_a_run_whose_events_cannot_be_read_has_no_known_time(file, tmp_path):
     folder = support.prepare(workspace, cell, 1)
     support.event(folder, "started", -2)
     support.finish(folder, 0.2)
-    assert repeats.cost(workspace, [cell], {cell.name(): 1}).cells == 1
+    assert cost(workspace, [cell], {cell.name(): 1}).cells == 1
     folder.events_file("another").symlink_to("/etc/hostname")
-    assert repeats.cost(workspace, [cell], {cell.name(): 1}) == repeats.Cost(0, 0.0, 0.0)
+    assert cost(workspace, [cell], {cell.name(): 1}) == repeats.Cost(0, 0.0, 0.0)
 
 
 def test_rendering_notes_the_runs_of_each_cell(file, tmp_path):

@@ -21,7 +21,7 @@ FILES = [("cluster", ROOT / "examples/local.yaml"), *(("matrix", path) for path 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_files_are_current(name, capsys):
     made = json_schema.text(json_schema.schemas()[name])
-    assert (json_schema.FOLDER / f"{name}.schema.json").read_bytes() == made, "run: python -m shardlab.json_schema"
+    assert (json_schema.FOLDER / f"{name}.schema.json").read_bytes() == made, "make golden, then read the diff"
     assert main(["schema", name]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(made)
 

@@ -72,7 +72,7 @@ def test_elsewhere_skips_stay_skips(skipping, ci):
     [
         ("tests/test_trainers_gpu.py::test_a[ddp]", "needs a GPU, and torch sees none", True),
         ("tests/test_trainers_gpu.py::test_a[ddp]", "nccl is not installed", False),
-        ("tests/test_shell.py::test_a[zsh]", "zsh is not installed here", False),
+        ("tests/test_shell_init.py::test_a[zsh]", "zsh is not installed here", False),
         ("tests/test_traces_hta.py::test_a", "no Python with HolisticTraceAnalysis is named in SHARDLAB_HTA", False),
         ("tests/test_provision_aside.py::test_a", "no loop device: losetup: cannot find an unused loop device", False),
         ("tests/test_slurm_line.py::test_a", "practice nodes need root on this machine: sudo provision ...", False),

@@ -9,10 +9,11 @@ from typing import ClassVar
 import pytest
 from support_queue import Queue, Study
 
-from jobs import left, reconcile, watch
+from jobs import backlog, reconcile, watch
+from jobs.scheduler import SubmitOptions
 from jobs.schedulers import slurm
 from jobs.slurm import query, submission
-from jobs.slurm.commands import Answer
+from jobs.slurm.commands import SlurmOutput
 from shardlab.console import Output
 from shardlab.workspace import Workspace
 
@@ -55,12 +56,14 @@ def sizes(queue):
     return [int(match[1]) + 1 if match else 1 for match in found]
 
 
-def refusal(tmp_path, queue, says):
+def refusal(tmp_path, queue, says, runs=("r1",)):
     """What `submission.send` raises where sbatch has no place for a job and says this."""
     queue.rule(places=0, says=says.split("\n"))
     workspace = Workspace(tmp_path / "w")
-    (workspace.runs / "r1").mkdir(parents=True)
-    one = submission.Submission(token="r1.1", kind="one", runs=["r1"], script="job.sbatch", options=[], created_s=0.0)
+    for run in runs:
+        (workspace.runs / run).mkdir(parents=True)
+    kind = "one" if len(runs) == 1 else "pack"
+    one = submission.Submission(token="r1.1", kind=kind, runs=[*runs], script="job.sbatch", options=[], created_s=0.0)
     submission.intend(workspace, one)
     with pytest.raises(submission.Refused) as refused:
         submission.send(workspace, one)
@@ -70,7 +73,7 @@ def refusal(tmp_path, queue, says):
 
 @pytest.mark.parametrize("word", LATER)
 def test_these_words_say_that_there_may_be_room_later(tmp_path, queue, word):
-    answer = Answer(1, "", LATER[word])
+    answer = SlurmOutput(1, "", LATER[word])
     assert not query.is_away(answer)
     assert refusal(tmp_path, queue, LATER[word]).why == word
 
@@ -80,6 +83,10 @@ def test_these_do_not(tmp_path, queue, text):
     refused = refusal(tmp_path, queue, text)
     assert not isinstance(refused, submission.NoRoom)
     assert "Slurm rejected the job of r1: " in str(refused)
+
+
+def test_a_rejected_job_of_several_runs_is_named_by_all_of_them(tmp_path, queue):
+    assert "Slurm rejected the job of r1, r2, r3: " in str(refusal(tmp_path, queue, NEVER[0], ("r1", "r2", "r3")))
 
 
 @pytest.mark.parametrize("word", ["AssocMaxSubmitJobLimit", BUSY])
@@ -205,7 +212,7 @@ def test_what_was_sent_after_a_look_is_looked_at_again(tmp_path, monkeypatch, ca
 
     out = Output.of(Namespace(json=True, quiet=False))
     monkeypatch.setattr(watch, "statuses", lambda *_: look())
-    assert watch.finish(out, Workspace(tmp_path), [], wait=True, left=Last()) == 0
+    assert watch.finish(out, Workspace(tmp_path), [], wait=True, backlog=Last()) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     assert run["state"] == "completed"
 
@@ -250,7 +257,9 @@ def test_what_is_cancelled_meanwhile_is_not_sent_nor_waited_for(tmp_path, queue)
     queue.rule(places=0, **MAX_SUBMIT)
     study = Study(tmp_path, 3)
     assert study.jobs("submit") == 1
-    waiting = left.Left(study.workspace, "slurm", slurm.How(), left.Full("Slurm", "full", study.workspace.all_runs()))
+    waiting = backlog.Backlog(
+        study.workspace, "slurm", SubmitOptions(), backlog.Full("Slurm", "full", study.workspace.all_runs())
+    )
     queue.rule(ends=0)
     assert study.jobs("cancel", "--all") == 0
     waiting.attend(study.statuses())
@@ -262,7 +271,9 @@ def test_a_slurm_that_is_away_meanwhile_is_waited_for(tmp_path, queue):
     queue.rule(places=0, **MAX_SUBMIT)
     study = Study(tmp_path, 3)
     assert study.jobs("submit") == 1
-    waiting = left.Left(study.workspace, "slurm", slurm.How(), left.Full("Slurm", "full", study.workspace.all_runs()))
+    waiting = backlog.Backlog(
+        study.workspace, "slurm", SubmitOptions(), backlog.Full("Slurm", "full", study.workspace.all_runs())
+    )
     before = study.statuses()
     queue.rule(away=True)
     waiting.attend(before)
@@ -279,13 +290,13 @@ def test_a_slurm_that_is_away_meanwhile_is_waited_for(tmp_path, queue):
 
 def test_tries_in_vain_become_rare(tmp_path, queue, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(left.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(backlog.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(slurm, "POLL_S", 5.0)
     queue.rule(places=0, **MAX_SUBMIT)
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 1
     folders = study.workspace.all_runs()
-    waiting = left.Left(study.workspace, "slurm", slurm.How(), left.Full("Slurm", "full", folders))
+    waiting = backlog.Backlog(study.workspace, "slurm", SubmitOptions(), backlog.Full("Slurm", "full", folders))
     before_any, before, tried = study.statuses(), len(sizes(queue)), []
     while now[0] < 3600:
         now[0] += 5

@@ -13,10 +13,11 @@ from support_line import clock, holds_pause
 from support_long import LONG
 from support_slurm import FOREVER, MATRIX, RANKS, Desk, Study
 
-from shardlab import pauses
+import templates
+from shardlab import suspension
 from shardlab.checkpoint import step_of, whole
-from shardlab.pauses import LEAST_S
 from shardlab.rundir import RunDir
+from shardlab.suspension import LEAST_S
 
 pytestmark = pytest.mark.line
 HELD = "extra: {begin: now+1hour}"  # jobs that wait, where nothing has to run
@@ -121,7 +122,7 @@ asked = written = False
 def kill(event, arguments):
     global asked, written
     reached = ""
-    if event == "subprocess.Popen" and arguments[1][0].endswith("sbatch"):
+    if event == "subprocess.Popen" and arguments[1][0].endswith("sbatch") and "--test-only" not in arguments[1]:
         reached, asked = "intended", True
     elif event == "os.rename" and asked and "/submissions/" in str(arguments[1]):
         reached, written = "noted", True
@@ -158,7 +159,8 @@ def test_an_answer_that_leaves_it_open_is_looked_into(study, accepts, jobs):
     one = study(HELD)
     first = '/usr/bin/sbatch "$@" > /dev/null\n' if accepts else ""
     # the first answer is lost; later ones come through
-    lost = one.stand_in("sbatch", f"if [ ! -e {one.path}/lost ]; then\n: > {one.path}/lost\n{first}"
+    tested = 'case "$*" in *--test-only*) exec /usr/bin/sbatch "$@";; esac\n'
+    lost = one.stand_in("sbatch", f"{tested}if [ ! -e {one.path}/lost ]; then\n: > {one.path}/lost\n{first}"
               'echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2\nexit 1\nfi\n'
               'exec /usr/bin/sbatch "$@"')  # fmt: skip
     one.jobs("submit", "--matrix", one.matrix(SEEDS), env=lost)
@@ -178,15 +180,13 @@ def test_two_submitters_at_once_send_each_run_once(study):
     assert one.queue().count(sent.token) == 1
 
 
-def test_what_slurm_refuses_is_said_and_sent_when_it_is_mended(study):
-    one = study("partition: nowhere")
+def test_what_slurm_refuses_is_said_before_anything_is_written_and_sent_when_it_is_mended(study):
+    one = study("constraint: nowhere")
     name = one.matrix("axes: {strategy: [single]}")
     refused = one.start("submit", "--matrix", name)
-    assert refused.code == 1
-    assert "Batch job submission failed: Invalid partition name specified" in refused.stderr
-    (run,) = one.runs()
-    assert run["state"] == "planned"
-    assert "Invalid partition" in run["why"]
+    assert refused.code == 2
+    assert "Invalid feature specification. Decided in the cluster file by: slurm.constraint." in refused.stderr
+    assert one.runs() == []
     one.write("cluster.yaml", one.slurm.file.read_text())
     assert "1 run(s) submitted" in one.jobs("submit", "--matrix", name)
 
@@ -353,7 +353,53 @@ def test_a_suspended_run_goes_on_and_its_pause_is_on_record(study):
     one.until(lambda: len(folder.steps(3).records) > before + 1, "it makes more steps")
     (run,) = one.runs()
     assert (run["state"], run["scheduler"]["raw"]) == ("running", "RUNNING")
-    records = pauses.set_aside(folder.steps(3).records, pauses.of(folder.events()))
+    records = suspension.set_aside(folder.steps(3).records, suspension.of(folder.events()))
     counted = [record for record in records if not record.watched]
     assert counted
     assert not any(holds_pause(record, still) for record in counted)
+
+
+def test_cells_run_inside_an_allocation_that_a_person_has(study):
+    one = study()
+    cells = "axes: {strategy: [ddp], gpus: [2, 4]}"
+    words = ["submit", "--matrix", one.matrix(cells), "--in-allocation", "--wait", "--json"]
+    outside = one.start(*words)
+    assert outside.code == 2
+    assert "this process is in no job of Slurm" in outside.stderr
+    jobs = [one.slurm.python, "-P", "-m", "jobs", *words, "--workspace", str(one.path)]
+    small = one.slurm.answer("head", "salloc", "--quiet", "--nodes=1", "--gpus-per-node=2", *jobs)
+    assert small.code == 2
+    assert "needs 2 nodes, the cluster has 1." in small.stderr
+    assert one.runs() == []
+    done = one.slurm.answer("head", "salloc", "--quiet", "--nodes=2", "--exclusive", "--gpus-per-node=2", *jobs)
+    assert done.code == 0, f"{done.stdout}\n{done.stderr}\n{one.logs()}"
+    assert [run["state"] for run in json.loads(done.stdout)["runs"]] == ["completed"] * 2
+    assert {run["scheduler"]["name"] for run in one.runs()} == {"allocation"}
+    assert {run["cell"]["gpus"]: len(run["hosts"]) for run in one.runs()} == {2: 1, 4: 2}
+    ends = sorted((event.wall_s, event.event) for name in ("started", "exited") for event in one.events(name))
+    assert [name for _, name in ends] == ["started", "exited"] * 2
+    assert one.queue() == []
+
+
+def test_changed_packages_hold_all_runs_and_a_person_releases_them_in_their_place(study):
+    """Slurm may start none of them again by itself (requeue: 0): that they were held must not count as a start."""
+    made = study("requeue: 0, extra: {begin: now+10}")
+    packages = {"PYTHONPATH": f"{made.path}/site"}
+    shipped = (Path(templates.FOLDER) / "launch/slurm.sbatch.j2").read_text()
+    path = 'PYTHONPATH="$SHARDLAB_SOURCE'
+    assert path in shipped
+    made.write("templates/launch/slurm.sbatch.j2", shipped.replace(path, f"{path}:{made.path}/site"))
+    made.jobs("submit", "--matrix", made.matrix(SEEDS), env=packages)
+    made.write("site/some_package-1.0.dist-info/METADATA", "")  # what pip leaves of a package
+    made.until(lambda: all(run["held"] and "held" in run["scheduler"]["raw"].lower() for run in made.runs()), "all are held")
+    assert {run["state"] for run in made.runs()} == {"pending"}
+    assert all("`jobs retry --only held`" in run["why"] for run in made.runs())
+    assert not made.events("started")
+    jobs = {run["id"]: run["scheduler"]["id"] for run in made.runs()}
+    requeued = {event.data["requeued"] for event in made.events("held")} - {""}
+    assert 1 <= len(requeued) <= 2  # as many as the nodes started at the same time
+    assert "4 run(s) submitted" in made.jobs("retry", "--only", "held", env=packages)
+    made.slurm.run("head", f"for job in {' '.join(requeued)}; do scontrol update JobId=$job StartTime=now; done")
+    made.until(lambda: made.states() == ["completed"] * 4, "they are made")
+    assert {run["id"]: run["scheduler"]["id"] for run in made.runs()} == jobs
+    assert {run["attempt"] for run in made.runs()} == {1}

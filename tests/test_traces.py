@@ -6,7 +6,6 @@ import random
 import re
 from fractions import Fraction
 
-import msgspec
 import numpy as np
 import pytest
 import support_collect
@@ -15,12 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from collect.metric import Measured
 from collect.metrics import trace as metrics
-from collect.sources import samples, steps, trace
-from collect.traces import intervals, kept
-from collect.traces.breakdown import Tally, breakdown
-from collect.traces.nanoseconds import UNKNOWN, nanoseconds
+from collect.traces import figure_cache, intervals, trace
+from collect.traces.breakdown import EventTally, breakdown
+from collect.traces.event import UNKNOWN, nanoseconds
 from collect.traces.operators import differences
 
 EXACT = ("span_ns", "compute_ns", "communication_ns", "memory_ns", "idle_ns", "non_compute_ns", "overlap_ns")
@@ -58,10 +55,10 @@ def test_the_figures_are_the_truth_to_the_nanosecond(tmp_path, start, gz, pretty
 def test_figures_are_kept_until_the_trace_or_the_code_that_reads_it_changes(tmp_path, monkeypatch):
     path = support.Rank(0, kernels=40).write(tmp_path, gz=True)
     told = breakdown(trace.read(path))
-    assert kept.figures(path) == told
+    assert figure_cache.figures(path) == told
     with monkeypatch.context() as patched:
         patched.setattr(trace, "read", None)
-        assert kept.figures(path) == told
+        assert figure_cache.figures(path) == told
     (beside,) = tmp_path.glob(".*")
     whole = beside.read_bytes()
     digest = json.loads(whole)["code"]
@@ -69,13 +66,13 @@ def test_figures_are_kept_until_the_trace_or_the_code_that_reads_it_changes(tmp_
     made_by_other_code = whole.replace(digest.encode(), b"other code")
     for damaged in (b"", whole[:-9], b"[]", made_by_other_code):
         beside.write_bytes(damaged)
-        assert kept.figures(path) == told
+        assert figure_cache.figures(path) == told
         assert beside.read_bytes() == whole
     path.write_bytes(path.read_bytes()[:-20])  # half a trace has no figures
-    assert kept.figures(path) is None
-    assert kept.figures(path) is None
+    assert figure_cache.figures(path) is None
+    assert figure_cache.figures(path) is None
     support.Rank(0, kernels=10).write(tmp_path, gz=True)
-    assert kept.figures(path) == breakdown(trace.read(path)) != told
+    assert figure_cache.figures(path) == breakdown(trace.read(path)) != told
 
 
 def test_kernels_and_collectives_are_counted_by_name(tmp_path):
@@ -83,7 +80,7 @@ def test_kernels_and_collectives_are_counted_by_name(tmp_path):
     told = breakdown(trace.read(rank.write(tmp_path)))
     kernels = [event for event in rank.events if support.kind(event)]
     by_hand = {
-        name: Tally(name, len(found), sum(found))
+        name: EventTally(name, len(found), sum(found))
         for name in {event["name"] for event in kernels}
         if (found := [event["dur"] for event in kernels if event["name"] == name])
     }
@@ -118,7 +115,7 @@ def test_blocks_of_any_size_and_gzip_change_nothing(tmp_path_factory, size, pret
     content = rank.text(pretty=pretty)
     whole = rows(read(folder / "whole.json", content))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("collect.traces.blocks.BLOCK", size)
+        patch.setattr("collect.traces.salvage.BLOCK", size)
         found = read(folder / "t.json", gzip.compress(content) if gz else content)
     assert (rows(found), found.lost, found.cut) == (whole, {}, "")
 
@@ -178,9 +175,8 @@ def test_metrics_are_ms_a_step_and_mean_over_ranks(tmp_path):
     ranks = [support.Rank(rank, steps=4) for rank in range(2)]
     told = [breakdown(trace.read(rank.write(tmp_path))) for rank in ranks]
     truths = [support.truth(rank.events) for rank in ranks]
-    nothing = steps.frames(steps.Recorded({}))
-    measured = Measured(support_collect.cell(), nothing.timed, nothing.world, samples.frames({}), None, [], told)
-    found = {metric.name: metric.of_run(measured) for metric in metrics.METRICS}
+    run = support_collect.loaded(support_collect.cell())
+    found = {metric.name: metric.of_run(run.with_breakdowns(told)) for metric in metrics.METRICS}
     for name in ("compute", "communication", "non_compute", "idle"):
         by_hand = sum(truth[f"{name}_ns"] for truth in truths) / 2 / 4 / 1e6
         assert found[f"{name}_ms"].value == pytest.approx(by_hand, rel=1e-12)
@@ -190,8 +186,7 @@ def test_metrics_are_ms_a_step_and_mean_over_ranks(tmp_path):
     assert found["exposed_communication_ms"].value == pytest.approx(exposed, rel=1e-12)
     shares = [100 * truth["overlap_ns"] / truth["communication_ns"] for truth in truths]
     assert found["overlap_pct"].value == pytest.approx(sum(shares) / 2, rel=1e-12)
-    unprofiled = msgspec.structs.replace(measured, breakdowns=())
-    assert all(metric.of_run(unprofiled) is None for metric in metrics.METRICS)
+    assert all(metric.of_run(run) is None for metric in metrics.METRICS)
 
 
 def _op(name: str, at: int, dur: int, cat: str = "cpu_op") -> dict:

@@ -8,8 +8,7 @@ import support_traces as support
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collect.sources import trace
-from collect.traces import command
+from collect.traces import command, trace
 
 
 def complete(count: int = 8) -> list[dict]:

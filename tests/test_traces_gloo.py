@@ -14,7 +14,7 @@ import support_collect
 import support_traces as support
 
 from collect.cli import main
-from collect.sources import trace
+from collect.traces import trace
 from collect.traces.breakdown import breakdown
 from shardlab.workspace import Workspace
 

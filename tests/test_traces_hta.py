@@ -23,8 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collect.cli import main
-from collect.sources import trace
-from collect.traces import hta
+from collect.traces import hta, trace
 from collect.traces.breakdown import breakdown
 
 HTA = os.environ.get("SHARDLAB_HTA")

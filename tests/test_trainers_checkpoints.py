@@ -12,13 +12,13 @@ import pytest
 from support_line import HANG_S
 from support_long import LONG, only_long
 
-from shardlab import checkpoint, files, pauses
-from shardlab.cell import Checkpoints, Instruments, Optimizer
+from shardlab import checkpoint, files, suspension
+from shardlab.cell import CheckpointSettings, Instruments, Optimizer
 
 pytest_plugins = ["support_trainers"]
 ADAM = Optimizer(name="adamw", lr=1e-3)  # here it may: what is looked for is state that was lost, and Adam has most of it
 SGD = Optimizer(name="sgd", lr=0.1, momentum=0.9)
-EVERY_4 = Instruments(checkpoints=Checkpoints(every_steps=4))
+EVERY_4 = Instruments(checkpoints=CheckpointSettings(every_steps=4))
 FAMILIES = {
     "single": {"strategy": "single"},
     "ddp": {"strategy": "ddp", "gpus": 2},
@@ -111,7 +111,7 @@ def test_going_on_gives_the_losses_of_an_undisturbed_run(bench, family):
 
 @pytest.mark.parametrize("family", GATHERED)
 def test_a_gathered_checkpoint_is_one_file_of_the_whole_model(bench, family):
-    layout = Instruments(checkpoints=Checkpoints(every_steps=4, layout="whole"))
+    layout = Instruments(checkpoints=CheckpointSettings(every_steps=4, layout="whole"))
     keys = {"optimizer": ADAM, "steps": 8, "instruments": layout, **FAMILIES[family]}
     undisturbed = bench.complete(**keys)
     without(undisturbed, 8)
@@ -138,7 +138,7 @@ def test_the_comparison_can_fail(bench):
             data[box["begin"] : box["begin"] + size] = bytes(size)
     (path / "rank-00000.bin").write_bytes(data)
     manifest = checkpoint.read(path)
-    listed = [checkpoint.File(f.name, f.bytes, files.sha256(path / f.name)) for f in manifest.files]
+    listed = [checkpoint.CheckpointFile(f.name, f.bytes, files.sha256(path / f.name)) for f in manifest.files]
     files.write_json(path / checkpoint.MANIFEST, msgspec.structs.replace(manifest, files=listed).sealed())
     again = gone_on(bench, resuming(bench, undisturbed, **keys))
     ours, theirs = losses(again), losses(undisturbed)
@@ -166,16 +166,16 @@ def test_what_a_run_stood_still_is_told_of_the_one_that_goes_on_with_its_times(b
     first = bench.complete(**keys)
     without(first, 8)
     held = first.steps(0).records[2]
-    first.write_event("attempt", pauses.EVENT, seconds=0.25, ended_s=held.wall_s)
+    first.write_event("attempt", suspension.EVENT, seconds=0.25, ended_s=held.wall_s)
     again = gone_on(bench, resuming(bench, first, **keys))
-    (pause,) = pauses.of(again.events())
+    (pause,) = suspension.of(again.events())
     assert pause == pytest.approx((held.wall_s - 0.25, held.wall_s), rel=0, abs=0.001)
-    aside = pauses.set_aside(again.steps(0).records, [pause])
+    aside = suspension.set_aside(again.steps(0).records, [pause])
     assert held.step in [record.step for record in aside if record.watched]
 
 
 def test_only_the_newest_are_kept_and_none_is_half(bench):
-    asked = Instruments(checkpoints=Checkpoints(every_steps=2, keep=2))
+    asked = Instruments(checkpoints=CheckpointSettings(every_steps=2, keep=2))
     run_dir = bench.complete(steps=8, instruments=asked)
     assert [path.name for path in checkpoint.whole(run_dir.path)] == ["step-00000008", "step-00000006"]
     assert sorted(path.name for path in (run_dir.path / checkpoint.FOLDER).iterdir()) == ["step-00000006", "step-00000008"]
@@ -240,7 +240,7 @@ ELSEWHERE = [
 
 @pytest.mark.parametrize(("layout", "one", "other"), ELSEWHERE, ids=lambda v: v if isinstance(v, str) else v["strategy"])
 def test_other_ranks_go_on_from_a_checkpoint(bench, layout, one, other):
-    common = {"steps": 8, "instruments": Instruments(checkpoints=Checkpoints(every_steps=4, layout=layout))}
+    common = {"steps": 8, "instruments": Instruments(checkpoints=CheckpointSettings(every_steps=4, layout=layout))}
     undisturbed = bench.complete(**{"optimizer": ADAM, **common, **one})
     without(undisturbed, 8)
     again = gone_on(bench, resuming(bench, undisturbed, **{"optimizer": ADAM, **common, **other}))
@@ -253,7 +253,7 @@ def test_other_ranks_go_on_from_a_checkpoint(bench, layout, one, other):
 
 
 def test_a_kill_in_the_middle_of_a_save_leaves_the_last_good_one(bench):
-    asked = Instruments(checkpoints=Checkpoints(every_steps=2, keep=1))
+    asked = Instruments(checkpoints=CheckpointSettings(every_steps=2, keep=1))
     forever = 1_000_000
     keys = {"strategy": "ddp", "gpus": 2, "optimizer": ADAM, "steps": forever, "instruments": asked, "options": {"n_embd": 256}}
     run_dir = bench.run_dir(**keys)
@@ -288,7 +288,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_last_good_one(bench):
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_to_one_rank_has_all_save_and_end(bench, number):
-    asked = Instruments(checkpoints=Checkpoints(every_steps=1_000_000))
+    asked = Instruments(checkpoints=CheckpointSettings(every_steps=1_000_000))
     run_dir = bench.run_dir(strategy="fsdp2", gpus=2, steps=1_000_000, instruments=asked)
     client = bench.start(run_dir)
     wait_for(lambda: len(run_dir.steps(1).records) > 3)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from shardlab.errors import InputError, WorkspaceError
-from trainers.data import stdlib_text, tokens
-from trainers.data.once import make_once
+from trainers.data import token_sets, tokens
+from trainers.data.made_once import make_once
 from trainers.data.order import TIMED, WARMUP, Order
 
 
@@ -71,11 +71,11 @@ def test_a_token_file_that_cannot_be_read_says_so(tmp_path):
 
 
 def test_the_stdlib_is_the_same_text_each_time_and_without_tests(tmp_path):
-    one, two = (tokens.TokenFile(stdlib_text.ready(tmp_path / name)) for name in ("one", "two"))
+    one, two = (tokens.TokenFile(token_sets.stdlib_text(tmp_path / name)) for name in ("one", "two"))
     assert one.sha256 == two.sha256
-    assert len(one.tokens) == stdlib_text.MOST_BYTES
+    assert len(one.tokens) == token_sets.MOST_BYTES
     start = bytes(one.tokens[:2000].astype(np.uint8))
-    assert start in stdlib_text.sources(stdlib_text.Path(stdlib_text.sysconfig.get_path("stdlib")))[0].read_bytes()
+    assert start in token_sets.sources(token_sets.Path(token_sets.sysconfig.get_path("stdlib")))[0].read_bytes()
 
 
 def test_of_the_library_only_its_own_modules_are_taken_in_order(tmp_path):
@@ -91,7 +91,7 @@ def test_of_the_library_only_its_own_modules_are_taken_in_order(tmp_path):
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert [str(path.relative_to(tmp_path)) for path in stdlib_text.sources(tmp_path)] == ["a.py", "a/z.py", "b.py"]
+    assert [str(path.relative_to(tmp_path)) for path in token_sets.sources(tmp_path)] == ["a.py", "a/z.py", "b.py"]
 
 
 def _make_slowly(path, made):

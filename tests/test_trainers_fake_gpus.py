@@ -9,7 +9,7 @@ from fake_cuda import build
 from support_long import only_long
 
 from shardlab import checkpoint, files
-from shardlab.cell import Checkpoints, Instruments, Optimizer, Validation
+from shardlab.cell import CheckpointSettings, Instruments, Optimizer, Validation
 
 pytest_plugins = ["support_trainers", "support_fake_gpus"]
 pytestmark = pytest.mark.skipif(build.why_not() is not None, reason=f"no fake GPUs: {build.why_not()}")
@@ -99,7 +99,11 @@ def test_the_allocators_snapshot_is_kept(gpus):
 def test_a_run_goes_on_from_its_checkpoint(gpus, strategy):
     """What lies in a GPU's memory is saved, and comes back to it."""
     keys = {"strategy": strategy, "gpus": 2, "precision": "bf16", "prove": "off", "optimizer": ADAMW, "steps": 4}
-    keys |= {"instruments": Instruments(checkpoints=Checkpoints(every_steps=2), validation=Validation(every_steps=2, items=16))}
+    keys |= {
+        "instruments": Instruments(
+            checkpoints=CheckpointSettings(every_steps=2), validation=Validation(every_steps=2, items=16)
+        )
+    }
     undisturbed = gpus.complete(**keys)
     shutil.rmtree(checkpoint.path_of(undisturbed.path, 4))
     again = gpus.bench.run_dir(**{"launcher": "torchrun", **keys})

@@ -11,7 +11,7 @@ from support_datasets import CIFAR, cifar_members, cifar_records, idx, imagenet_
 from shardlab.errors import InputError, UnknownName, WorkspaceError
 from trainers.data import image_list, imagenet, mnist
 from trainers.data.image_sets import open_images
-from trainers.data.resize import resized
+from trainers.data.images import resized
 
 ALL = np.arange(3)
 

@@ -9,8 +9,8 @@ import pytest
 
 from shardlab import host
 from shardlab.cell import Instruments, Optimizer, Profile
-from trainers import memory_estimate
 from trainers.instruments import environment
+from trainers.instruments.memory_categories import estimate
 from trainers.instruments.memory_timeline import POINTS, timeline
 
 pytest_plugins = ["support_trainers"]
@@ -145,16 +145,16 @@ def test_what_a_run_cannot_have_is_refused_before_it_trains(bench, look, keys, w
 
 def test_the_estimate_is_that_of_the_study():
     """The study calls it GPT-2 Large in FP16; its figures are those of GPT-2 (124,439,808) with 4 bytes a parameter."""
-    found = memory_estimate.estimate(124_439_808, "fp32", ADAM)
+    found = estimate(124_439_808, "fp32", ADAM)
     assert [round(nbytes / 2**20, 2) for nbytes in found.values()] == [474.70, 474.70, 949.40]
     assert round(sum(found.values()) / 2**20, 2) == 1898.80
 
 
 def test_the_estimate_follows_rule_precision_and_cut():
     plain = Optimizer(name="sgd", lr=0.1, momentum=0.0)
-    assert memory_estimate.estimate(10, "fp32", plain) == {"parameter": 40, "gradient": 40, "optimizer_state": 0}
-    assert memory_estimate.estimate(10, "bf16", Optimizer(name="sgd", lr=0.1))["optimizer_state"] == 40
-    cut = memory_estimate.estimate(10, "bf16-pure", ADAM, cut={"optimizer_state": 3})
+    assert estimate(10, "fp32", plain) == {"parameter": 40, "gradient": 40, "optimizer_state": 0}
+    assert estimate(10, "bf16", Optimizer(name="sgd", lr=0.1))["optimizer_state"] == 40
+    cut = estimate(10, "bf16-pure", ADAM, cut={"optimizer_state": 3})
     assert cut == {"parameter": 20, "gradient": 20, "optimizer_state": 14}
 
 

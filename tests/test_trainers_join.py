@@ -21,8 +21,9 @@ from shardlab.rundir import RunDir
 from trainers import loop, menu, optimization
 from trainers.data.order import TIMED, WARMUP, Order
 from trainers.instruments.timing import HostClock
-from trainers.ranks import Place, Ranks
-from trainers.strategies.ddp import DdpEngine
+from trainers.rank import Rank
+from trainers.ranks import Ranks
+from trainers.engines.ddp import DdpEngine
 from trainers.tasks import vision_library
 vision_library.load()
 
@@ -35,12 +36,12 @@ def keep(name, engine, **more):
 
 def ours(rank, store):
     DdpEngine.close = lambda engine: keep(f"rank-{rank}", engine)
-    ranks = Ranks(Place(rank, rank, cell.world_size, store))
+    ranks = Ranks(Rank(rank, rank, cell.world_size, store))
     loop.train(run, run_dir, ranks)
     ranks.leave()
 
 def one_process():
-    ranks = Ranks(Place())
+    ranks = Ranks(Rank())
     task = menu.workload(cell.workload).build(cell, Path(run.data_path))
     torch.manual_seed(cell.seed)
     engine = menu.strategy("single").build(cell, task, ranks)

@@ -11,12 +11,13 @@ import pytest
 from support_line import HANG_S, until
 from support_long import only_long
 
-from jobs.resolve import Machine, resolve
+from jobs.resolve import Capacity, resolve
 from shardlab import matrix
 from shardlab.cell import Optimizer
 from shardlab.errors import InputError
 from trainers.parameter_server.ledger import Ledger, Mode
-from trainers.ranks import Place, devices
+from trainers.rank import Rank
+from trainers.ranks import devices
 
 pytest_plugins = ["support_trainers"]
 ROUNDING = 1e-4  # sums in another order; at most 1e-6 was seen
@@ -252,13 +253,13 @@ def test_torchrun_gives_what_forked_ranks_give(bench):
     ],
 )  # fmt: skip
 def test_servers_take_no_gpu_and_keep_nccl_from_the_world(rank, servers, gpus, expected):
-    assert devices(Place(rank, rank, 4), servers, gpus=gpus) == expected
+    assert devices(Rank(rank, rank, 4), servers, gpus=gpus) == expected
 
 
 def test_a_slurm_task_that_sees_one_gpu_takes_it_and_other_ranks_need_one_each():
     launched = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4"}
-    assert devices(Place.of(launched | {"SLURM_LOCALID": "3"}), 0, gpus=1) == ("cuda:0", "nccl")
-    for place, gpus in ((Place.of(launched | {"SLURM_LOCALID": "0"}), 1), (Place.of(launched), 1), (Place.of(launched), 2)):
+    assert devices(Rank.of(launched | {"SLURM_LOCALID": "3"}), 0, gpus=1) == ("cuda:0", "nccl")
+    for place, gpus in ((Rank.of(launched | {"SLURM_LOCALID": "0"}), 1), (Rank.of(launched), 1), (Rank.of(launched), 2)):
         with pytest.raises(InputError, match=f"LOCAL_RANK=3, but the process sees {gpus} GPU"):
             devices(place, 0, gpus=gpus)
 
@@ -271,18 +272,19 @@ from trainers import menu
 from trainers.communication import counting
 from trainers.data.order import TIMED, Order
 from trainers.instruments.timing import HostClock
-from trainers.ranks import Place, Ranks
+from trainers.rank import Rank
+from trainers.ranks import Ranks
 from trainers.tasks import vision_library
 vision_library.load()
 import torch.distributed.algorithms, transformers.models.gpt2.modeling_gpt2  # once, before the ranks are forked
 
 STEPS = 3
 def work(rank, cell, data, store):
-    ranks, strategy = Ranks(Place(rank, rank, cell.world_size, store), cell.servers), menu.strategy(cell.strategy)
+    ranks, strategy = Ranks(Rank(rank, rank, cell.world_size, store), cell.servers), menu.strategy(cell.strategy)
     task = menu.workload(cell.workload).build(cell, Path(data))
     torch.manual_seed(0)
     if rank >= cell.gpus:
-        server = strategy.server(cell, task, ranks)
+        server = strategy.build_server(cell, task, ranks)
         with counting() as calls:
             server.serve()
         theory, norm = server.theory(), None
@@ -373,13 +375,13 @@ def test_what_cannot_be_had_is_refused_at_plan_time(tmp_path, keys, why):
     path = tmp_path / "m.yaml"
     path.write_text(MATRIX % keys)
     with pytest.raises(InputError, match=r"(?s).*" + why.replace(".", r"\.")):
-        resolve(matrix.load(path), Machine(nodes=2, gpus=None))
+        resolve(matrix.load(path), Capacity(nodes=2, gpus=None))
 
 
 def test_servers_come_on_top_of_the_workers(tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text(MATRIX % "strategy: ps-async, servers: 2, optimizer: {name: sgd, lr: 0.1}")
-    (cell,) = resolve(matrix.load(path), Machine(nodes=1, gpus=None))
+    (cell,) = resolve(matrix.load(path), Capacity(nodes=1, gpus=None))
     assert (cell.gpus, cell.servers, cell.world_size, cell.dp) == (2, 2, 4, 2)
 
 

@@ -56,7 +56,8 @@ from shardlab.cell import Cell
 from trainers import menu
 from trainers.data.order import PROOF, Order
 from trainers.instruments.timing import clock_for
-from trainers.ranks import Place, Ranks
+from trainers.rank import Rank
+from trainers.ranks import Ranks
 
 cell = msgspec.json.decode(sys.argv[1], type=Cell)
 WHOLE_ON_EVERY_RANK = ("single", "ddp", "fsdp1-no-shard", "ps-sync")  # where an overflow has to come before the reduction
@@ -81,7 +82,7 @@ def steps(number, ranks):
     torch.manual_seed(cell.seed)
     seen = []
     if number >= cell.gpus:
-        strategy.server(cell, task, ranks).serve()
+        strategy.build_server(cell, task, ranks).serve()
         seen = [0.0] * 9
     else:
         engine = strategy.build(cell, task, ranks)
@@ -103,7 +104,7 @@ def steps(number, ranks):
     return seen
 
 def rank(number, store):
-    ranks = Ranks(Place(number, number, cell.world_size, store))
+    ranks = Ranks(Rank(number, number, cell.world_size, store))
     everyone = ranks.gather(steps(number, ranks))  # the engine is gone before its process group: torch can hang otherwise
     if number == 0:
         print(json.dumps(everyone.tolist()[: cell.gpus]))

@@ -5,7 +5,9 @@ import os
 import pytest
 
 from shardlab.errors import InputError
-from trainers.ranks import Place, threads, usable_processors
+from shardlab.host import usable_processors
+from trainers.rank import Rank
+from trainers.ranks import threads
 
 
 @pytest.mark.parametrize(
@@ -20,18 +22,18 @@ from trainers.ranks import Place, threads, usable_processors
     ],
 )
 def test_a_rank_with_a_gpu_has_its_share_of_the_processors_of_its_node(local_ranks, usable, environment, expected):
-    place = Place(world_size=local_ranks, local_world_size=local_ranks)
+    place = Rank(world_size=local_ranks, local_world_size=local_ranks)
     assert threads(place, environment, usable, gpus=True) == expected
 
 
 @pytest.mark.parametrize(("environment", "expected"), [({}, 1), ({"OMP_NUM_THREADS": "3"}, 3)])
 def test_a_rank_on_a_cpu_has_one_thread_unless_told_otherwise(environment, expected):
-    assert threads(Place(), environment, 64, gpus=False) == expected
+    assert threads(Rank(), environment, 64, gpus=False) == expected
 
 
 def test_no_threads_are_refused():
     with pytest.raises(InputError, match=r"OMP_NUM_THREADS: found 0\. Allowed: a number from 1\."):
-        threads(Place(), {"OMP_NUM_THREADS": "0"}, 64, gpus=False)
+        threads(Rank(), {"OMP_NUM_THREADS": "0"}, 64, gpus=False)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("max 100000\n", 2), ("100000 100000\n", 1), ("10000 100000\n", 1), (None, 2)])

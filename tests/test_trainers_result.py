@@ -7,7 +7,7 @@ import socket
 import numpy as np
 import pytest
 
-from shardlab.cell import Optimizer, Schedule
+from shardlab.cell import Instruments, Optimizer, Schedule, Validation
 from trainers.instruments.timing import BACKWARD, DATA, FORWARD, HostClock
 
 pytest_plugins = ["support_trainers"]
@@ -102,3 +102,48 @@ def test_a_part_that_comes_often_is_summed(monkeypatch):
         clock.mark(part)
     monkeypatch.undo()
     assert clock.stop().parts_ms() == {"data": 1000.0, "forward": 6000.0, "backward": 8000.0, "optimizer": 0.0}
+
+
+# Trains with an engine that sets all parameters to zero in `finish`, and prints the calls of the engine in their order.
+FINISHING = """
+import json, sys
+from pathlib import Path
+import torch
+from shardlab.rundir import RunDir
+from trainers import loop
+from trainers.engines.single import SingleEngine
+from trainers.rank import Rank
+from trainers.ranks import Ranks
+
+calls, effective = [], SingleEngine.effective
+
+def finish(self):
+    with torch.no_grad():
+        for parameter in self.model.parameters():
+            parameter.zero_()
+
+SingleEngine.finish = finish
+SingleEngine.effective = lambda self: {**effective(self), "largest": max(float(p.abs().max()) for p in self.model.parameters())}
+for name in ("update", "finish", "evaluate", "effective", "close"):
+    def called(self, *given, name=name, real=getattr(SingleEngine, name)):
+        if calls[-1:] != [name]:
+            calls.append(name)
+        return real(self, *given)
+    setattr(SingleEngine, name, called)
+run_dir = RunDir(Path(sys.argv[1]))
+ranks = Ranks(Rank())
+loop.train(run_dir.read_run(), run_dir, ranks)
+ranks.leave()
+print(json.dumps(calls))
+"""
+
+
+def test_an_engine_finishes_in_the_last_step_before_its_parameters_are_read(bench):
+    instruments = Instruments(validation=Validation(every_steps=4, items=8))
+    run_dir = bench.run_dir(steps=4, warmup_steps=2, instruments=instruments)
+    made = bench.scripts.run(FINISHING, str(run_dir.path))
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout) == ["update", "finish", "evaluate", "effective", "close"]
+    assert run_dir.read_result().knobs["effective"]["largest"] == 0.0
+    records = [json.loads(line) for line in run_dir.validation_file.read_text().splitlines()]
+    assert records[-1]["loss"] == pytest.approx(math.log(256), rel=1e-3)  # a model of zeros predicts all tokens alike

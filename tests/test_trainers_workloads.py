@@ -10,14 +10,12 @@ from support_cells import CELL
 
 from trainers import menu
 from trainers.data import cifar10
+from trainers.task import Batch
 from trainers.tasks import vision_library
-from trainers.workload import Batch
 
 pytest_plugins = ["support_trainers"]
 WORKLOADS = list(menu.workloads())
-TWINS = [name for name in WORKLOADS if name.endswith("-tiny")]
-CONVOLUTIONAL = [n for n in WORKLOADS if n.startswith(("convnext", "densenet", "efficientnet", "resnet", "vgg"))]
-GROUPED = ("convnext", "efficientnet")  # have convolutions of single channels
+TINY = [name for name in WORKLOADS if name.endswith("-tiny")]
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +41,6 @@ def on_meta(task):
         return task.model()
 
 
-def multiply_adds_of_the_first_layer(model, size):
-    import torch
-
-    first = next(module for module in model.modules() if isinstance(module, torch.nn.Conv2d))
-    positions = (size // first.stride[0]) ** 2
-    return positions * first.weight.numel()
-
-
 def test_the_menu_has_what_the_studies_trained_and_a_twin_of_each():
     originals = {
         "vit-b-32": 88_224_232, "vgg16": 138_357_544, "efficientnet-v2-l": 118_515_272, "convnext-large": 197_767_336,
@@ -58,8 +48,8 @@ def test_the_menu_has_what_the_studies_trained_and_a_twin_of_each():
         "gpt2-large": 774_030_080, "llm-1.3b": 1_345_423_360, "llm-7b": 6_738_415_616,
     }  # fmt: skip
     assert {name: menu.workload(name).parameters for name in originals} == originals
-    assert {f"{name}-tiny" for name in originals} | {"vit-tiny"} == set(TWINS)
-    assert all(50_000 < menu.workload(name).parameters < 500_000 for name in TWINS)
+    twins = [menu.workload(f"{name}-tiny") for name in originals]
+    assert all(50_000 < twin.parameters < 500_000 for twin in twins)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -73,60 +63,44 @@ def test_parameters_and_operations_stand_on_the_menu_as_they_are_in_the_model(na
     assert set(workload.proof_options) <= {option.name for option in workload.options}
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONAL)
-def test_the_operations_of_a_convolutional_network_are_those_that_torch_counts(name, task_of):
-    """Torch's counter takes no account of groups in backward: there its forward has to do."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_operations_are_those_that_torch_counts(name, task_of):
+    """Torch counts matrix products and convolutions of tensors without memory, in a model of two blocks if it has blocks.
 
-    task = task_of(name)
-    model, size = on_meta(task), task.image_size
-    with FlopCounterMode(display=False) as counter:
-        loss = model(torch.empty(2, 3, size, size, device="meta")).sum()
-    forward = counter.get_total_flops() / 2
-    idle = 2 * multiply_adds_of_the_first_layer(model, size)
-    assert task.flops_per_unit() == 3 * forward - idle
-    if not name.startswith(GROUPED):
-        with FlopCounterMode(display=False) as counter:
-            loss.backward()
-        assert counter.get_total_flops() / 2 == 2 * forward - idle
-
-
-@pytest.mark.parametrize("name", ["gpt2", "gpt2-large", "llm-1.3b", "llm-7b"])
-def test_the_operations_of_a_large_language_model_are_those_that_torch_counts(name, task_of):
-    """Two layers of tensors that hold nothing. PaLM's 6N also counts weights that multiply nothing (biases, norms, the table
-    of positions): its excess has to be exactly six times their number."""
+    PaLM's 6N also counts weights that multiply nothing (biases, norms, the table of positions): its excess has to be exactly
+    six times their number. Torch ignores groups of convolutions in backward: a model with groups is held to three times its
+    forward, less the gradient of the images, which nobody needs.
+    """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
-    task = task_of(name, n_layer=2)
-    with FakeTensorMode():
+    workload = menu.workload(name)
+    task = task_of(name, **({workload.blocks: 2} if workload.blocks else {}))
+    batch = task.fetch(np.arange(2), torch.device("cpu"))
+    # The libraries build language models on no meta device, and other models much more slowly with fake tensors.
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake if workload.unit == "tokens" else torch.device("meta"), FlopCounterMode(display=False) as counter:
         model = task.model()
-        model.set_attn_implementation("eager")  # the fused one is not counted on a CPU
-        tokens = torch.zeros(1, task.seq_len, dtype=torch.int64)
-        with FlopCounterMode(display=False) as counter:
-            task.criterion(model(input_ids=tokens).logits, tokens).backward()
-    idle = sum(p.numel() for p in model.parameters() if p.dim() == 1)
-    idle += model.transformer.wpe.weight.numel() if name.startswith("gpt2") else 0
-    assert task.flops_per_unit() == pytest.approx(counter.get_total_flops() / task.seq_len + 6 * idle, rel=1e-9)
+        if hasattr(model, "set_attn_implementation"):
+            model.set_attn_implementation("eager")  # the fused attention is not counted on a CPU
+        inputs, targets = (torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in (batch.inputs, batch.targets))
+        outputs = task.outputs(model, Batch(inputs=inputs, targets=targets))
+        forward = counter.get_total_flops()
+        outputs.sum().backward()
+    counted = counter.get_total_flops()
+    convolutions = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
+    if any(module.groups > 1 for module in convolutions):
+        positions = (batch.inputs.shape[-1] // convolutions[0].stride[0]) ** 2
+        counted = 3 * forward - 2 * (2 * positions * convolutions[0].weight.numel())
+    idle = 0
+    if workload.unit == "tokens" and "PaLM" in workload.flops_source:
+        idle = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 1 or name.endswith("wpe.weight"))
+    assert task.flops_per_unit() == pytest.approx(counted / (2 * task.units_per_item) + 6 * idle, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["vit-b-32", "vit-b-32-tiny"])
-def test_the_operations_of_a_vision_transformer_are_those_that_torch_counts(name, task_of):
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    task = task_of(name)
-    model = on_meta(task)
-    model.set_attn_implementation("eager")  # the fused one is not counted on a CPU
-    with FlopCounterMode(display=False) as counter:
-        model(pixel_values=torch.empty(1, 3, task.image_size, task.image_size, device="meta")).logits.sum().backward()
-    assert task.flops_per_unit() == pytest.approx(counter.get_total_flops(), rel=1e-9)
-
-
-@pytest.mark.parametrize("name", TWINS)
-def test_every_parameter_of_a_twin_gets_a_gradient_from_one_item(name, task_of):
+@pytest.mark.parametrize("name", TINY)
+def test_every_parameter_of_a_tiny_workload_gets_a_gradient_from_one_item(name, task_of):
     """One image a micro-batch, so that BatchNorm too has to find more than one number of a channel."""
     import torch
 
@@ -142,13 +116,17 @@ def test_every_parameter_of_a_twin_gets_a_gradient_from_one_item(name, task_of):
     assert int(task.correct(outputs, (likeliest + 1) % classes)) == 0
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_a_twin_has_something_to_learn(name, bench):
+@pytest.mark.parametrize("name", TINY)
+def test_a_tiny_workload_has_something_to_learn(name, bench, task_of):
+    import torch
+
     run = bench.complete(workload=name, steps=30, global_batch_size=16, optimizer=menu.workload(name).optimizer, warmup_steps=0)
     losses = [record.loss for record in run.steps(0).records]
-    outputs = 10 if menu.workload(name).unit == "images" else 256 if name == "gpt2-tiny" else 512
+    task = task_of(name)
+    batch = task.fetch(np.array([0]), torch.device("cpu"))
+    outputs = task.counted_classes or task.outputs(task.model(), batch).shape[-1]
     assert losses[0] == pytest.approx(np.log(outputs), rel=0.25)
-    assert np.mean(losses[-5:]) < 0.85 * losses[0]
+    assert np.median(losses[-10:]) < 0.85 * losses[0]  # the mean follows single steps that differ between processors
     result = run.read_result()
     assert result.parameters == menu.workload(name).parameters
     assert result.data["classes"] == (10 if result.unit == "images" else None)
@@ -266,26 +244,22 @@ def grid(name):
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_what_is_not_refused_can_be_built_and_takes_a_micro_batch(name, tmp_path):
-    """Nothing that passes `jobs plan` fails because of its sizes. Convolutional networks are built on the meta device."""
+    """Nothing that passes `jobs plan` fails because of its sizes. Models without a width are built on the meta device."""
     import torch
 
     vision_library.load()
-    refused, network = [], None
-    for cell in grid(name):
-        refused.append(menu.refuse(cell) is not None)
-        if refused[-1]:
-            continue
+    buildable = [cell for cell in grid(name) if menu.refuse(cell) is None]
+    assert buildable
+    for cell in buildable:
         task = menu.workload(name).build(cell, tmp_path)
-        with torch.device("meta" if name in CONVOLUTIONAL else "cpu"):
-            model = network or task.model().train()
-            network = model if name in CONVOLUTIONAL else None  # the same for images of all sizes
+        with torch.device("cpu" if cell.options.keys() & {"n_embd"} else "meta"):
+            model = task.model().train()
             if cell.seq_len is None:
                 inputs = torch.zeros(cell.micro_batch_size, 3, task.image_size, task.image_size)
             else:
                 inputs = torch.zeros(cell.micro_batch_size, cell.seq_len, dtype=torch.int64)
             outputs = task.outputs(model, Batch(inputs=inputs, targets=inputs))
         assert outputs.shape[0] == cell.micro_batch_size
-    assert {*refused} == {True, False}
 
 
 def test_an_architecture_without_dropout_takes_none():
@@ -336,7 +310,7 @@ def test_batch_norm_bears_weights_in_bf16(name, strategy, bench):
 def test_batch_norm_in_bf16_counts_and_follows_its_batches_as_torchs_own():
     import torch
 
-    from trainers.tasks.batch_norm import mix
+    from trainers.tasks.convolutional import mix
 
     torch.manual_seed(0)
     images = torch.randn(4, 3, 5, 5) * 2 + 1

@@ -11,7 +11,7 @@ import pytest
 from jobs.cli import main
 from provision.providers import virtual
 from provision.providers.virtual import NoBase
-from shardlab import away, cluster, files
+from shardlab import cluster, files, remote_workspace
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
@@ -63,7 +63,7 @@ def spelled(tmp_path, how):
 
 def folder_of(path):
     found = Workspace(Path(path))
-    return away.of(found, cluster.load(found.path / "cluster.yaml")).workspace
+    return remote_workspace.of(found, cluster.load(found.path / "cluster.yaml")).workspace
 
 
 def test_runs_are_sent_to_one_folder_of_the_cluster_by_every_spelling(ws, tmp_path, monkeypatch):
@@ -85,15 +85,17 @@ def test_runs_are_sent_to_one_folder_of_the_cluster_by_every_spelling(ws, tmp_pa
 def test_a_workspace_that_was_recorded_by_another_spelling_keeps_its_folder(ws, tmp_path, how):
     old = recorded_away(ws, f"{tmp_path}/link")
     assert folder_of(spelled(tmp_path, how)) == old.workspace
-    assert away.of(Workspace(ws), cluster.load(ws / "cluster.yaml")).mark == old.mark
+    assert remote_workspace.of(Workspace(ws), cluster.load(ws / "cluster.yaml")).mark == old.mark
 
 
 def recorded_away(ws, path, shared="/mydata"):
     """What an older release wrote down for that spelling."""
-    there = away.of(Workspace(ws), cluster.load(ws / "cluster.yaml"))
+    there = remote_workspace.of(Workspace(ws), cluster.load(ws / "cluster.yaml"))
     fields = {name: getattr(there, name) for name in there.__struct_fields__}
-    old = away.Away(**fields | {"workspace": f"{shared}/workspaces/link-01234567", "mark": f"host:{path}\n"})
-    away.keep(Workspace(ws), old)
+    old = remote_workspace.RemoteWorkspace(
+        **fields | {"workspace": f"{shared}/workspaces/link-01234567", "mark": f"host:{path}\n"}
+    )
+    remote_workspace.keep(Workspace(ws), old)
     return old
 
 
@@ -114,16 +116,16 @@ def test_a_copy_of_a_workspace_changes_no_runs_of_the_first_one(ws, tmp_path, ve
     said = capsys.readouterr().err
     assert (asked, said.count("\n")) == (2, 1)
     assert f"{tmp_path / 'copy'}: is a copy of {ws}, and this command would change the runs of the original on far" in said
-    assert away.of_this_workspace(Workspace(ws)) == away.known(Workspace(tmp_path / "copy"))
+    assert remote_workspace.of_this_workspace(Workspace(ws)) == remote_workspace.known(Workspace(tmp_path / "copy"))
 
 
 def test_a_matrix_that_was_delivered_is_named_by_its_path_here(ws, tmp_path):
     there = recorded_away(ws, ws)
-    away.keep_matrix(Workspace(ws), tmp_path / "my study.yaml")
+    remote_workspace.keep_matrix(Workspace(ws), tmp_path / "my study.yaml")
     delivered = f"{there.workspace}/matrices/my study.yaml"
-    assert away.path_here(Workspace(ws), delivered) == str(tmp_path / "my study.yaml")
+    assert remote_workspace.path_here(Workspace(ws), delivered) == str(tmp_path / "my study.yaml")
     for other in ("/opt/shardlab/matrices/paper1.yaml", f"{there.workspace}/matrices/unknown.yaml"):
-        assert away.path_here(Workspace(ws), other) == other
+        assert remote_workspace.path_here(Workspace(ws), other) == other
 
 
 def test_another_shared_folder_of_the_cluster_gets_a_folder_of_its_own(ws):

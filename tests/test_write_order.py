@@ -20,9 +20,9 @@ from shardlab import checkpoint
 
 def save(run, step, before_commit=lambda: None):
     growing = checkpoint.begin(run, step)
-    written = checkpoint.Growing(growing / "rank-00000.bin")
+    written = checkpoint.GrowingFile(growing / "rank-00000.bin")
     written.write(b"weights" * 1000)
-    manifest = checkpoint.Manifest(
+    manifest = checkpoint.CheckpointManifest(
         schema=1, step=step, world=1, layout="sharded", strategy="single", tp=1, cell_hash="c", train_time_s=1.0, numbers={{}},
         files=[written.close()],
     )
@@ -104,10 +104,10 @@ def test_a_file_is_synced_before_its_rename_and_its_folder_after_it(tmp_path, ca
 
 def test_a_checkpoint_is_synced_before_its_rename_and_the_folder_of_checkpoints_after_it(tmp_path, calls):
     growing = checkpoint.begin(tmp_path, NEW_STEP)
-    weights = checkpoint.Growing(growing / "rank-00000.bin")
+    weights = checkpoint.GrowingFile(growing / "rank-00000.bin")
     weights.write(b"weights")
     written = weights.close()
-    manifest = checkpoint.Manifest(
+    manifest = checkpoint.CheckpointManifest(
         schema=1, step=NEW_STEP, world=1, layout="sharded", strategy="single", tp=1, cell_hash="c", train_time_s=1.0,
         numbers={}, files=[written],
     )  # fmt: skip

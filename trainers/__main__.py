@@ -53,9 +53,9 @@ def _do(verb: str, path: Path) -> int:
         from trainers.forking import client
 
         return client.run(path)
-    from trainers.forking import warm
+    from trainers.forking import fork_server
 
-    return warm.serve(path)
+    return fork_server.serve(path)
 
 
 if __name__ == "__main__":

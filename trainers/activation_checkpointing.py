@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from shardlab.errors import InputError
 
 if TYPE_CHECKING:
-    from trainers.workload import Task
+    from trainers.task import Task
 
 IN_CHAIN = "_at:"  # before the name that a block has in the bare model, with : for each dot
 
@@ -41,7 +41,7 @@ class Chain(nn.Module):
         return hidden
 
 
-class Moved(nn.Module):
+class MovedBlock(nn.Module):
     """Replaces a block that was moved into a chain; returns its input."""
 
     def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -69,8 +69,8 @@ def count(model: nn.Module) -> int:
 
 
 def units(task: Task, model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model, with a chain as one block and without the `Moved` placeholders."""
-    return [block for block in task.blocks(model) if not isinstance(block, Moved)]
+    """The blocks of a model, with a chain as one block and without the `MovedBlock` placeholders."""
+    return [block for block in task.blocks(model) if not isinstance(block, MovedBlock)]
 
 
 def _chain(model: nn.Module, blocks: Sequence[nn.Module], segments: int) -> None:
@@ -85,7 +85,7 @@ def _chain(model: nn.Module, blocks: Sequence[nn.Module], segments: int) -> None
         run = blocks[begin:end]
         model.set_submodule(names[id(run[0])], _wrapped(Chain([(names[id(block)], block) for block in run])))
         for block in run[1:]:
-            model.set_submodule(names[id(block)], Moved())
+            model.set_submodule(names[id(block)], MovedBlock())
 
 
 def _wrapped(module: nn.Module) -> nn.Module:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
-
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch.distributed import ProcessGroup
+from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
+from torch.utils._python_dispatch import TorchDispatchMode
 
 FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -63,8 +64,6 @@ def counting() -> Iterator[list[Call]]:
     It sees the collectives that go through torch's dispatcher: of DDP's buckets, FSDP, tensor and pipeline parallelism and
     DeepSpeed, and calls of torch.distributed. It slows every operator down, so it must not be used in a timed step.
     """
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     calls: list[Call] = []
 
     class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -123,24 +122,17 @@ _FUNCTIONAL = {
 
 
 def _bytes(value: Any) -> int:
-    import torch
-
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
 def _group_size(args: Iterable[Any]) -> int:
-    import torch
-    from torch.distributed import ProcessGroup
-
     boxed = next(value for value in args if isinstance(value, torch.ScriptObject))
     return int(ProcessGroup.unbox(boxed).size())
 
 
 def _named_group_size(args: Iterable[Any]) -> int:
-    from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
-
     name = [value for value in args if isinstance(value, str)][-1]  # the reduction comes before the group
     return int(_resolve_process_group(name).size())  # type: ignore[arg-type]
 

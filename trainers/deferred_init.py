@@ -16,7 +16,7 @@ from torch import nn
 
 if TYPE_CHECKING:
     from trainers.ranks import Ranks
-    from trainers.workload import Task
+    from trainers.task import Task
 
 
 class Deferred:

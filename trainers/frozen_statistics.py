@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from torch import nn
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-    from trainers.workload import Task
+if TYPE_CHECKING:
+    from trainers.task import Task
 
 
 def frozen(task: Task, indices: np.ndarray, device: torch.device) -> Task:
@@ -35,14 +36,10 @@ def frozen(task: Task, indices: np.ndarray, device: torch.device) -> Task:
 
 def layers(model: nn.Module) -> list[nn.Module]:
     """The BatchNorm layers of a model."""
-    from torch.nn.modules.batchnorm import _BatchNorm
-
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
 def _freeze(model: nn.Module, task: Task, indices: np.ndarray, device: torch.device) -> None:
-    import torch
-
     normalising = layers(model)
     if not normalising:
         return

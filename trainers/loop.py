@@ -20,20 +20,21 @@ from shardlab.errors import InputError
 from shardlab.record import SCHEMA, LineWriter, StepRecord
 from shardlab.run import Run
 from shardlab.rundir import RunDir
-from trainers import instruments, memory_limit, menu, optimization, outcome, precision, proof, stacks
+from trainers import dtypes, hang_dump, memory_limit, menu, optimization, proof, result
 from trainers.data.order import TIMED, WARMUP, Order
 from trainers.data.prefetch import prefetched
-from trainers.instrument import Watch
-from trainers.instruments import environment
+from trainers.engine import Engine, Trained
+from trainers.instrument import RunInstruments, TrainTime
+from trainers.instruments import environment, selection
 from trainers.instruments.checkpoints import Checkpoints, Resumed
 from trainers.instruments.memory import MemoryMeter
 from trainers.instruments.timing import DATA, OPTIMIZER, Reading, clock_for
-from trainers.late_loss import LateLoss
-from trainers.ranks import Company, Ranks
+from trainers.ranks import Peers, Ranks
 from trainers.stage import stage
-from trainers.strategy import Engine
-from trainers.tasks.transfer import SideStream
-from trainers.workload import Batch, Task
+from trainers.task import Batch, Task
+from trainers.tasks.device_copy import SideStream
+
+SLOTS = 3  # losses that may be unread: of the current step, of the step before, and one spare
 
 
 def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
@@ -51,15 +52,15 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
         raise InputError(f"{cell.strategy} cannot save checkpoints: {strategy.no_checkpoints}.")
     if ranks.local_rank == 0:
         environment.write(run_dir.environment(gethostname()), ranks)
-    precision.set_tf32(cell.precision, ranks.device)
+    dtypes.set_tf32(cell.precision, ranks.device)
     task = workload.build(cell, Path(run.data_path))
     order = Order(task.source.items, cell.global_batch_size, cell.seed)
     proofs = Path(run.proofs_path) if run.proofs_path else None
     with stage("proving"):
         same_work = proof.prove(cell, task, Path(run.data_path), ranks, proofs)
     torch.manual_seed(cell.seed)
-    if strategy.server is not None and ranks.rank >= cell.gpus:
-        strategy.server(cell, task, ranks).serve()
+    if strategy.servers and ranks.rank >= cell.gpus:
+        strategy.build_server(cell, task, ranks).serve()
         return
     with stage("building"):
         if cell.memory_limit_gib is not None:
@@ -69,19 +70,12 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
             order = order.with_rest(cell.gpu_batch_size)
         torch.manual_seed(cell.seed + 1 + engine.data_rank)  # dropout: apart where the data is, alike on ranks of one model
         company = engine.company(ranks)
-        meets = not strategy.tolerates_lost_ranks
-        chosen = instruments.chosen(cell, task, engine, run_dir, ranks, company, order, meets=meets)
-        checkpoints, resumed = None, None
-        if (asked := cell.instruments.checkpoints) is not None:
-            checkpoints = Checkpoints(asked, engine, run, run_dir, ranks, company, order.steps_per_epoch)
-            resumed = checkpoints.resume()
-            chosen.append(checkpoints)  # last: what it saves is what the others left
-    watch = Watch(chosen, ranks.device)
+        watch, resumed = _instruments(run, run_dir, ranks, company, task, engine, order)
     with stage("training"), LineWriter(run_dir.steps_file(ranks.rank)) as lines:
         recorder = Recorder(lines, resumed.records if resumed else ())
-        train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder, watch, checkpoints, resumed)
+        train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder, watch, resumed)
     first = resumed.step if resumed and not resumed.records else 0  # steps of another cell's checkpoint have no records here
-    mine = outcome.OfRank(
+    mine = result.RankResult(
         train_time_s=train_time_s,
         loss=recorder.loss,
         peak_bytes=recorder.peak_bytes,
@@ -90,100 +84,167 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
         items=[order.items_in(TIMED, first + step) for step in range(len(recorder.step_ms))],
         goes_back=first == 0,
     )
-    outcome.write(
+    result.write(
         run, run_dir, ranks, company, mine, engine, task, order.steps_per_epoch, same_work, watch.found(),
         resumed_from_step=resumed.step if resumed else None,
     )  # fmt: skip
     engine.close()
 
 
+def _instruments(
+    run: Run, run_dir: RunDir, ranks: Ranks, company: Peers, task: Task, engine: Engine, order: Order
+) -> tuple[RunInstruments, Resumed | None]:
+    """The instruments that the cell asks for, and the point at which the run resumes, if it does."""
+    cell, train_time = run.cell, TrainTime()
+    meets = not menu.strategy(cell.strategy).tolerates_lost_ranks
+    chosen = selection.chosen(cell, task, engine, run_dir, ranks, company, order, meets=meets)
+    resumed = None
+    if (asked := cell.instruments.checkpoints) is not None:
+        checkpoints = Checkpoints(asked, engine, run, run_dir, ranks, company, order.steps_per_epoch, train_time)
+        resumed = checkpoints.resume()
+        chosen.append(checkpoints)  # last: what it saves is what the others left
+    return RunInstruments(chosen, ranks.device, train_time), resumed
+
+
 def _steps(
     cell: Cell,
     task: Task,
     order: Order,
-    engine: Engine,
+    engine: Trained,
     device: torch.device,
-    company: Company,
+    company: Peers,
     recorder: Recorder,
-    watch: Watch,
-    checkpoints: Checkpoints | None = None,
+    watch: RunInstruments,
     resumed: Resumed | None = None,
 ) -> float:
     """Run the warm-up steps, then the timed steps. Returns the wall-clock seconds of the timed steps on this rank, without the
     time of instruments between steps.
 
     A resumed run makes no warm-up steps. Instead its first timed steps, as many as warm-up steps, are marked as `watched`, so
-    that their times do not count. Raises OutOfTime if the run saved a checkpoint to end early.
+    that their times do not count. Raises the exception of an instrument that ends the run early.
     """
-    clock, memory, late, side = clock_for(device), MemoryMeter(device), LateLoss(device), SideStream(device)
-    timed = order.timed_steps(cell)
     done = resumed.step if resumed else 0
-    warmup = (WARMUP, range(0 if resumed else cell.warmup_steps), 0)
-    phases = (warmup, (TIMED, range(done, timed), cell.warmup_steps))
     settled = done + cell.warmup_steps if resumed else 0
-
-    def fetch(phase: int, step: int) -> tuple[int, list[Batch], torch.cuda.Event | None]:
-        parts = order.micro_batches(phase, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
-        with side.copying():
-            batches = [task.fetch(indices, device) for indices in parts]
-        return sum(map(len, parts)) * task.units_per_item, batches, side.copied()
-
-    coming = prefetched(partial(fetch, phase, step) for phase, steps, _ in phases for step in steps)
-    before_s, started = resumed.train_time_s if resumed else 0.0, 0.0
-    for phase, steps, before in phases:
+    phases = ((WARMUP, range(0 if resumed else cell.warmup_steps)), (TIMED, range(done, order.timed_steps(cell))))
+    maker = StepMaker(cell, task, order, engine, device, phases)
+    for phase, steps in phases:
         company.barrier()  # no rank starts its timed steps before all ranks are ready
-        started = time.perf_counter()
+        watch.train_time.start()
         goes_on = False  # whether this step is timed from the end of the step before: no instrument ran between them
         for step in steps:
             watched = phase == TIMED and watch.watches(step + 1)
             if watched:
                 watch.before(step + 1)
-            rate = optimization.learning_rate(
-                cell.optimizer, cell.schedule, before + step, cell.warmup_steps + timed, engine.data_ranks
-            )
-            optimization.set_learning_rate(engine.optimizer, rate)
-            memory.start()
-            clock.start(goes_on=goes_on and not watched)
-            units, batches, copied = next(coming)
-            side.take((tensor for batch in batches for tensor in (batch.inputs, batch.targets)), copied)
-            clock.mark(DATA)
-            whole = order.items_in(phase, step) == cell.global_batch_size
-            with nullcontext() if whole else engine.join():
-                loss = late.of(engine.forward_backward(batches, clock)) if batches else None
-                if batches:
-                    engine.update()
-            clock.mark(OPTIMIZER)
-            recorder.add(
-                Passed(
-                    step=step + 1,
-                    warmup=phase == WARMUP,
-                    watched=watched or (phase == TIMED and step < settled),
-                    t_s=time.monotonic(),
-                    wall_s=time.time(),
-                    units=units,
-                    reading=clock.stop(),
-                    loss=loss,
-                    memory=memory.read(),
-                )
-            )
-            if phase == TIMED and checkpoints is not None and checkpoints.due(step + 1):
-                recorder.settle()  # write the step's record before its checkpoint
-                checkpoints.train_time_s = before_s + time.perf_counter() - started - watch.between_s()
-            goes_on = phase == WARMUP or not watch.due(step + 1)
-            if phase == TIMED:
-                watch.after(step + 1)
-            if phase == TIMED and checkpoints is not None and checkpoints.ends(step + 1):
+            slow = watched or (phase == TIMED and step < settled)
+            recorder.add(maker.make(phase, step, watched=slow, goes_on=goes_on and not watched))
+            if phase == WARMUP:
+                goes_on = True
+                continue
+            goes_on = not watch.due(step + 1)
+            if not goes_on:
+                recorder.settle()  # a checkpoint needs the record of its last step
+            watch.after(step + 1)
+            if watch.ends(step + 1):
                 recorder.settle()
-                checkpoints.train_time_s = before_s + time.perf_counter() - started - watch.between_s()
-                ended = checkpoints.end(step + 1)
+                ended = watch.end(step + 1)
                 engine.close()
                 raise ended
         recorder.settle()
-    coming.close()
-    return before_s + time.perf_counter() - started - watch.between_s()
+    maker.close()
+    return watch.train_time.seconds()
 
 
-class Passed(msgspec.Struct):
+class StepMaker:
+    """Makes the steps of a rank one after the other. The batches of the next step are fetched while this step computes."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        task: Task,
+        order: Order,
+        engine: Trained,
+        device: torch.device,
+        phases: Sequence[tuple[int, range]],
+    ) -> None:
+        """phases: the steps that will be made, in this order."""
+        self._cell, self._task, self._order, self._engine, self._device = cell, task, order, engine, device
+        self._timed = order.timed_steps(cell)
+        self._clock, self._memory, self._late = clock_for(device), MemoryMeter(device), LateLoss(device)
+        self._side = SideStream(device)
+        self._coming = prefetched(partial(self._fetch, phase, step) for phase, steps in phases for step in steps)
+
+    def _fetch(self, phase: int, step: int) -> tuple[int, list[Batch], torch.cuda.Event | None]:
+        """(units of this rank's batches, the batches, an event after their copy to the GPU)."""
+        engine, size = self._engine, self._cell.micro_batch_size
+        parts = self._order.micro_batches(phase, step, part=engine.data_rank, parts=engine.data_ranks, size=size)
+        with self._side.copying():
+            batches = [self._task.fetch(indices, self._device) for indices in parts]
+        return sum(map(len, parts)) * self._task.units_per_item, batches, self._side.copied()
+
+    def make(self, phase: int, step: int, *, watched: bool, goes_on: bool) -> FinishedStep:
+        """Make the next step. goes_on: time it from the end of the step before."""
+        engine, clock = self._engine, self._clock
+        self._set_learning_rate(phase, step)
+        self._memory.start()
+        clock.start(goes_on=goes_on)
+        units, batches, copied = next(self._coming)
+        self._side.take((tensor for batch in batches for tensor in (batch.inputs, batch.targets)), copied)
+        clock.mark(DATA)
+        whole = self._order.items_in(phase, step) == self._cell.global_batch_size
+        with nullcontext() if whole else engine.join():
+            loss = self._late.of(engine.forward_backward(batches, clock)) if batches else None
+            if batches:
+                engine.update()
+        if phase == TIMED and step + 1 == self._timed:
+            engine.finish()
+        clock.mark(OPTIMIZER)
+        return FinishedStep(
+            step=step + 1,
+            warmup=phase == WARMUP,
+            watched=watched,
+            t_s=time.monotonic(),
+            wall_s=time.time(),
+            units=units,
+            reading=clock.stop(),
+            loss=loss,
+            memory=self._memory.read(),
+        )
+
+    def _set_learning_rate(self, phase: int, step: int) -> None:
+        cell, before = self._cell, 0 if phase == WARMUP else self._cell.warmup_steps
+        steps = cell.warmup_steps + self._timed
+        rate = optimization.learning_rate(cell.optimizer, cell.schedule, before + step, steps, self._engine.data_ranks)
+        optimization.set_learning_rate(self._engine.optimizer, rate)
+
+    def close(self) -> None:
+        """Stop fetching batches."""
+        self._coming.close()
+
+
+class LateLoss:
+    """Copies losses from the GPU to pinned host tensors asynchronously, so that no step waits for a loss.
+
+    A copy is queued right after its step; reading it does not wait for the next step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._slots = [torch.empty((), pin_memory=True) for _ in range(SLOTS)] if on_gpu else []
+        self._next = 0
+
+    def of(self, loss: torch.Tensor) -> torch.Tensor:
+        """Start to copy a step's loss (0-dim, fp32) to the host; returns the host tensor.
+
+        The tensor is valid after the last event of the step, for SLOTS - 1 further steps.
+        """
+        if not self._slots:
+            return loss
+        slot = self._slots[self._next % SLOTS]
+        self._next += 1
+        return slot.copy_(loss, non_blocking=True)
+
+
+class FinishedStep(msgspec.Struct):
     """A step that the host has finished; the device may still be working on it."""
 
     step: int
@@ -203,7 +264,7 @@ class Recorder:
     def __init__(self, lines: LineWriter, earlier: Sequence[StepRecord] = ()) -> None:
         """earlier: the records that are already in the file, if the run resumed from a checkpoint."""
         self._lines = lines
-        self._passed: deque[Passed] = deque()
+        self._passed: deque[FinishedStep] = deque()
         self.step_ms: list[float] = []  # of the timed steps
         self.watched: list[bool] = []  # which of them an instrument slowed down
         self.loss = math.nan  # of the last step, on a rank that had data in it
@@ -212,7 +273,7 @@ class Recorder:
             sizes = {"allocated": record.allocated_bytes, "reserved": record.reserved_bytes, "rss": record.rss_bytes}
             self._count(record, {kind: size for kind, size in sizes.items() if size is not None})
 
-    def add(self, passed: Passed) -> None:
+    def add(self, passed: FinishedStep) -> None:
         """Add a step. Writes all steps whose times are known, and all steps before the last one."""
         self._passed.append(passed)
         while self._passed and (len(self._passed) > 1 or self._passed[0].reading.ready()):
@@ -223,7 +284,7 @@ class Recorder:
         while self._passed:
             self._write(self._passed.popleft())
 
-    def _write(self, passed: Passed) -> None:
+    def _write(self, passed: FinishedStep) -> None:
         parts = passed.reading.parts_ms()
         step_ms, loss = sum(parts.values()), None if passed.loss is None else float(passed.loss)
         if loss is not None and not math.isfinite(loss):
@@ -244,7 +305,7 @@ class Recorder:
             **memory,
         )
         self._lines.write(record)
-        stacks.alive()
+        hang_dump.alive()
         self._count(record, passed.memory)
 
     def _count(self, record: StepRecord, sizes: dict[str, int]) -> None:

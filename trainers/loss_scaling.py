@@ -9,13 +9,13 @@ torch's GradScaler (Micikevicius et al., Mixed Precision Training, 2018, section
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
 
 from trainers.communication import Term
 from trainers.precision import scales_loss
-
-if TYPE_CHECKING:
-    import torch
 
 START = 65536.0
 GROWTH, INTERVAL = 2.0, 2000  # times, after so many steps in a row that did not overflow
@@ -30,8 +30,6 @@ class LossScaler:
     """
 
     def __init__(self, device: torch.device) -> None:
-        import torch
-
         self.scale, self.skipped = START, 0
         self.overflowed = torch.zeros((), device=device)  # above 0 where this rank's gradient of the step is not finite
         self._made_in_a_row = 0
@@ -42,9 +40,6 @@ class LossScaler:
 
     def unscale(self, gradients: Iterable[torch.Tensor]) -> None:
         """Scale the gradients of a whole step back, in place, and record whether any of them is infinite or NaN."""
-        import torch
-        from torch.distributed.tensor import DTensor
-
         self.overflowed.zero_()
         by_device: dict[torch.device, list[torch.Tensor]] = {}  # offloaded ones lie elsewhere than the rank computes
         for gradient in gradients:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 GIB = 2**30
 
@@ -19,13 +18,9 @@ def hold(limit_gib: float, device: torch.device) -> None:
     the limit torch reports that it cannot allocate memory.
     """
     if device.type == "cuda":
-        import torch
-
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gib * GIB / total), device)
         return
-    import resource
-
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + int(limit_gib * GIB), hard))
 

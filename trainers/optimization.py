@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from shardlab.cell import Optimizer, Schedule
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 
 def make(rule: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer that a cell names, over these parameters (whole, or shards of them)."""
-    import torch
-
     if rule.name == "sgd":
         return torch.optim.SGD(parameters, lr=rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay)
     kind = torch.optim.Adam if rule.name == "adam" else torch.optim.AdamW

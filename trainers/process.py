@@ -12,9 +12,10 @@ from shardlab import checkpoint, files
 from shardlab.errors import InputError, ShardlabError
 from shardlab.run import Run
 from shardlab.rundir import RunDir
-from trainers import met, stacks, stage
+from trainers import hang_dump, stage, world_check
 from trainers.out_of_memory import is_out_of_memory
-from trainers.ranks import Place, Ranks
+from trainers.rank import Rank
+from trainers.ranks import Ranks
 
 
 def run(path: Path) -> None:
@@ -25,16 +26,16 @@ def run(path: Path) -> None:
     it stayed. Raises InputError if `path` is not a run or the launcher's environment is contradictory.
     """
     run_dir = RunDir(path.absolute())
-    frozen, place = run_dir.read_run(), Place.of(os.environ)
+    frozen, place = run_dir.read_run(), Rank.of(os.environ)
     launcher_stderr = _redirect(run_dir.rank_log(place.rank))
-    stacks.arm(frozen.cell.hang_limit_s)
+    hang_dump.arm(frozen.cell.hang_limit_s)
     try:
         _refuse(frozen, run_dir, place)
         from trainers import loop  # torch from here on
 
         # A rank may come early: each node of the run waits for its own GPUs before it starts its ranks.
         ranks = Ranks(place, frozen.cell.servers, frozen.cell.hang_limit_s + frozen.wait_gpus_s)
-        met.check(frozen, run_dir, ranks)
+        world_check.check(frozen, run_dir, ranks)
         loop.train(frozen, run_dir, ranks)
         ranks.leave()
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank has to be on record
@@ -60,7 +61,7 @@ def _event(error: BaseException) -> str:
     return "oom" if is_out_of_memory(error) else "failed"
 
 
-def _refuse(run: Run, run_dir: RunDir, place: Place) -> None:
+def _refuse(run: Run, run_dir: RunDir, place: Rank) -> None:
     """Raises InputError if the launcher and the run do not fit, or if the run was already trained."""
     if place.world_size != run.world.world_size:
         raise InputError(
@@ -87,7 +88,7 @@ def _redirect(log: Path) -> int:
     return before
 
 
-def _end(error: BaseException, run_dir: RunDir, place: Place, launcher_stderr: int) -> NoReturn:
+def _end(error: BaseException, run_dir: RunDir, place: Rank, launcher_stderr: int) -> NoReturn:
     try:
         traceback.print_exception(error)
         sys.stderr.flush()

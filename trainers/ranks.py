@@ -6,50 +6,23 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import distributed_c10d
 
+from shardlab import host
 from shardlab.errors import InputError
+from trainers.rank import Rank, number
 
-if TYPE_CHECKING:
-    import numpy as np
-
-STORE = "SHARDLAB_STORE"  # set by the fork launcher: the file at which its ranks meet
 # A rank may have waited almost one hang limit when the last other rank makes progress; then the supervisor waits another.
 WAITS, MARGIN_S = 2, 60
 
 
-class Place(msgspec.Struct, frozen=True):
-    """The rank of this process and the world size, from the launcher's environment. Without a launcher: the only rank."""
-
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    store: str | None = None
-    is_slurm_task: bool = False  # whether Slurm itself started this process as one of its tasks
-    local_world_size: int = 1
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Place:
-        """From RANK, LOCAL_RANK and WORLD_SIZE of an environment. Raises InputError if only some of them are set."""
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-        found = [name for name in names if name in environment]
-        if not found:
-            return cls()
-        if len(found) < len(names):
-            missing = ", ".join(name for name in names if name not in environment)
-            raise InputError(f"the environment has {', '.join(found)} but not {missing}; a launcher sets all three.")
-        rank, local_rank, world_size = (_number(environment, name) for name in names)
-        if not (rank < world_size and local_rank < world_size):
-            raise InputError(f"RANK={rank} and LOCAL_RANK={local_rank} do not fit WORLD_SIZE={world_size}.")
-        is_slurm_task = environment.get("SLURM_LOCALID") == str(local_rank)
-        local = _number(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else world_size
-        return cls(rank, local_rank, world_size, environment.get(STORE), is_slurm_task, max(1, local))
-
-
-def devices(place: Place, servers: int, *, gpus: int) -> tuple[str, str]:
+def devices(place: Rank, servers: int, *, gpus: int) -> tuple[str, str]:
     """(this rank's device, the backend of all ranks): GPU number LOCAL_RANK and NCCL if there are GPUs, else CPU and gloo.
 
     gpus: the number of GPUs that this process sees. The last `servers` ranks compute on the CPU. NCCL needs a GPU for every
@@ -66,7 +39,7 @@ def devices(place: Place, servers: int, *, gpus: int) -> tuple[str, str]:
     return f"cuda:{index}", "gloo" if servers else "nccl"
 
 
-class Company(Protocol):
+class Peers(Protocol):
     """The ranks that train, as seen by one of them: all ranks, unless a strategy also has parameter servers."""
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
@@ -79,15 +52,10 @@ class Company(Protocol):
 class Ranks:
     """All processes of a run, as seen by one of them: its device, and collectives on plain numbers (never on objects)."""
 
-    def __init__(self, place: Place, servers: int = 0, hang_limit_s: float = 1800) -> None:
+    def __init__(self, place: Rank, servers: int = 0, hang_limit_s: float = 1800) -> None:
         """Join the process group; blocks until all ranks have joined. Device and backend are those of `devices`. The last
         `servers` ranks are parameter servers. hang_limit_s: how long the supervisor waits for progress; the timeout of all
         process groups is longer."""
-        import torch
-        import torch.distributed as dist
-        from torch._C._distributed_c10d import HashStore
-        from torch.distributed import distributed_c10d
-
         self.rank, self.local_rank, self.world_size = place.rank, place.local_rank, place.world_size
         self.forked = place.store is not None
         cuda = torch.cuda.is_available()
@@ -97,7 +65,7 @@ class Ranks:
             torch.cuda.set_device(self.device)  # before any other question to CUDA, which may take memory of the current GPU
         # The device that the training ranks compute on: a GPU's name, or cpu. The same on parameter servers.
         self.trains_on = torch.cuda.get_device_name() if cuda else "cpu"
-        torch.set_num_threads(threads(place, os.environ, usable_processors(), gpus=cuda))
+        torch.set_num_threads(threads(place, os.environ, host.usable_processors(), gpus=cuda))
         # torch's default timeouts of 10 or 30 minutes could end a rank that may still wait, or act before the supervisor, which
         # makes every rank log its stacks. Groups that strategies make take the defaults, not the timeout of the first group.
         waits = timedelta(seconds=WAITS * hang_limit_s + MARGIN_S)
@@ -125,9 +93,6 @@ class Ranks:
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
         """Every rank's numbers, (world_size, n) in float64. Every rank passes n numbers."""
-        import torch
-        import torch.distributed as dist
-
         mine = torch.tensor(numbers, dtype=torch.float64, device=self.device if self.backend == "nccl" else "cpu")
         if self.world_size == 1:
             return mine[None].cpu().numpy()
@@ -137,31 +102,16 @@ class Ranks:
 
     def barrier(self) -> None:
         """Wait until every rank is here and its device is idle."""
-        import torch
-        import torch.distributed as dist
-
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if self.world_size > 1:
             dist.barrier()
 
     def leave(self) -> None:
-        import torch.distributed as dist
-
         dist.destroy_process_group()
 
 
-def usable_processors(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Processors that this process may use. quota: the file in which version 2 of cgroups says how many a container may use."""
-    bound = len(os.sched_getaffinity(0))
-    try:
-        allowed_us, period_us = quota.read_text().split()
-    except OSError:  # no container, or version 1 of cgroups
-        return bound
-    return bound if allowed_us == "max" else max(1, min(bound, int(allowed_us) // int(period_us)))
-
-
-def threads(place: Place, environment: Mapping[str, str], usable: int, *, gpus: bool) -> int:
+def threads(place: Rank, environment: Mapping[str, str], usable: int, *, gpus: bool) -> int:
     """Number of threads of a rank.
 
     On a node with GPUs: the rank's share of the node's processors. OMP_NUM_THREADS is ignored there: launchers set it to 1, and
@@ -172,18 +122,11 @@ def threads(place: Place, environment: Mapping[str, str], usable: int, *, gpus: 
     """
     if gpus:
         # Slurm may bind each rank to processors of its own; SLURM_CPUS_ON_NODE counts those of all ranks of the node.
-        node = _number(environment, "SLURM_CPUS_ON_NODE") if "SLURM_CPUS_ON_NODE" in environment else usable
+        node = number(environment, "SLURM_CPUS_ON_NODE") if "SLURM_CPUS_ON_NODE" in environment else usable
         return max(1, min(usable, node // place.local_world_size))
     if "OMP_NUM_THREADS" not in environment:
         return 1
-    asked = _number(environment, "OMP_NUM_THREADS")
+    asked = number(environment, "OMP_NUM_THREADS")
     if asked == 0:
         raise InputError("OMP_NUM_THREADS: found 0. Allowed: a number from 1.")
     return asked
-
-
-def _number(environment: Mapping[str, str], name: str) -> int:
-    text = environment[name]
-    if not (text.isascii() and text.isdigit()):
-        raise InputError(f"{name}: found {text!r}. Allowed: a whole number from 0.")
-    return int(text)

@@ -7,22 +7,20 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
+from torch import nn
 
 from shardlab.cell import Cell
-from trainers import optimization, precision, switches
+from trainers import dtypes, model_options, optimization, precision
 from trainers.cast_weights import cast_weights
+from trainers.engine import Engine
 from trainers.instruments.timing import BACKWARD, FORWARD
 from trainers.loss_scaling import LossScaler
-from trainers.strategy import Engine
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from trainers.instruments.timing import Clock
     from trainers.ranks import Ranks
-    from trainers.saving.state_parts import State
-    from trainers.workload import Batch, Task
+    from trainers.task import Batch, Task
 
 
 class ReplicatedEngine(Engine):
@@ -45,11 +43,11 @@ class ReplicatedEngine(Engine):
 
     def weights(self) -> AbstractContextManager[object]:
         """The context of forward and backward passes in which the model computes with weights in the cell's precision."""
-        return cast_weights(self.model, None if self.casts_itself else precision.cast_dtype(self.cell.precision))
+        return cast_weights(self.model, None if self.casts_itself else dtypes.cast_dtype(self.cell.precision))
 
     def computing(self) -> AbstractContextManager[object]:
         """The context of a forward pass in which operators compute in the cell's precision."""
-        return precision.autocast(self.cell.precision, self.device)
+        return dtypes.autocast(self.cell.precision, self.device)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulate the gradients of a pass. `loss` is already divided by the number of micro-batches."""
@@ -69,8 +67,6 @@ class ReplicatedEngine(Engine):
         return self.scaler is None or self.scaler.settle(self.everywhere(self.scaler.overflowed))
 
     def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
-        import torch
-
         total = torch.zeros((), device=self.device)
         for index, given in enumerate(micro_batches, start=1):
             batch = self._cast(given)
@@ -87,15 +83,13 @@ class ReplicatedEngine(Engine):
         return total
 
     def _cast(self, batch: Batch) -> Batch:
-        return msgspec.structs.replace(batch, inputs=precision.as_inputs(batch.inputs, self.cell.precision))
+        return msgspec.structs.replace(batch, inputs=dtypes.as_inputs(batch.inputs, self.cell.precision))
 
     def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        import torch
-
         with torch.no_grad(), self.weights(), self.computing():
             outputs = self.task.outputs(self.model, self._cast(batch))
             found = self.task.criterion(outputs, batch.targets), self.task.correct(outputs, batch.targets)
-        switches.free_gathered(self.model)
+        model_options.free_gathered(self.model)
         return found
 
     def update(self) -> None:
@@ -107,28 +101,11 @@ class ReplicatedEngine(Engine):
 
     def clip(self, max_norm: float) -> None:
         """Scale the gradients by max_norm / norm if this is below 1."""
-        switches.clip(self.model.parameters(), max_norm, switches.gradient_norm(self.model.parameters()))
+        model_options.clip(self.model.parameters(), max_norm, model_options.gradient_norm(self.model.parameters()))
 
     def start_loss_scale(self, scale: float) -> None:
         if self.scaler is not None:
             self.scaler.scale = scale
-
-    def gradient_norm(self) -> float:
-        return float(switches.gradient_norm(self.model.parameters()))
-
-    def whole_parameters(self) -> dict[str, torch.Tensor]:
-        return switches.whole_parameters(self.model)
-
-    def state(self) -> State:
-        from trainers.saving import state_parts
-
-        named = [(switches.plain_name(name), parameter) for name, parameter in self.model.named_parameters()]
-        return {**state_parts.of_parameters(named, self.optimizer), **state_parts.of_buffers(self.model)}
-
-    def make_room(self, numbers: dict[str, float]) -> None:
-        from trainers.saving import state_parts
-
-        state_parts.make_room(self.optimizer)
 
     def numbers(self) -> dict[str, float]:
         return {} if self.scaler is None else self.scaler.numbers()
@@ -153,12 +130,12 @@ class ReplicatedEngine(Engine):
             "weights_dtype": _names(weights),
             "optimizer_state_dtype": _names(state),
             "output_dtype": _names({self._output_dtype} - {None}),
-            **switches.effective(self.model),
+            **model_options.effective(self.model),
             "max_grad_norm": self.cell.max_grad_norm,
-            "tf32": precision.tf32_in_effect(self.device),
+            "tf32": dtypes.tf32_in_effect(self.device),
             **(self.scaler.effective() if self.scaler is not None else {}),
         }
 
 
-def _names(dtypes: set[Any]) -> str | None:
-    return ", ".join(sorted(precision.dtype_name(dtype) for dtype in dtypes)) or None
+def _names(kinds: set[Any]) -> str | None:
+    return ", ".join(sorted(dtypes.dtype_name(dtype) for dtype in kinds)) or None

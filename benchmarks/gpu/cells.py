@@ -14,7 +14,7 @@ import msgspec
 from records import Record
 
 from jobs import plan
-from shardlab import checkpoint, files
+from shardlab import checkpoint, cluster, files
 from shardlab.errors import InputError
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
@@ -47,7 +47,9 @@ def made(folder: Path, matrix: str, how: How) -> Iterator[Record]:
     (folder / "proof.yaml").write_text(matrix)
     workspace = Workspace(folder)
     try:  # plan.of does not check that there is a GPU for each rank: in stage B, ranks share one GPU
-        planned = plan.of(workspace, str(folder / "proof.yaml"), cluster_file=None, where=how.where or None, repeats=None)
+        planned = plan.of(
+            workspace, str(folder / "proof.yaml"), cluster.find(None, workspace.path), where=how.where or None, repeats=None
+        )
     except InputError as error:
         if how.where and "selects none of" in str(error):
             return
@@ -104,7 +106,7 @@ def _resumed(done: RunDir, how: How) -> Record:
     again = RunDir(done.path.with_name(run.run_id))
     again.path.mkdir()
     files.write_json(again.run_json, run)
-    shutil.rmtree(max(checkpoint.whole(done.path)))
+    shutil.rmtree(checkpoint.whole(done.path)[0])
     record = _record(again, how)
     if record["verdict"] != "holds":
         return record

@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None, observe: Callable[[], Host] = host.o
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="where results are kept (default: docs/results)")
     parser.add_argument("--minutes", type=float, default=9.0, help="no further check starts after so many minutes (default: 9)")
     parser.add_argument("--only", default="A,C,D,E,B", metavar="STAGE,...", help="only these stages, in this order")
-    parser.add_argument("--where", default="", help="stages A and B: only cells for which this holds, as in jobs plan")
+    parser.add_argument("--where", default="", help="stages A, B and E: only cells for which this holds, as in jobs plan")
     arguments = parser.parse_args(argv)
     stages = arguments.only.split(",")
     if unknown := [stage for stage in stages if stage not in STAGES]:

@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from one_rank_cell import small
+from one_rank_cell import nvml_handle, small, train, uuid
 from records import Finding
 from torch.nn.functional import cross_entropy
 
 from shardlab import gpu_models, nvml
 from shardlab.cell import Cell, Optimizer
 from shardlab.record import LineWriter
-from trainers import loop, menu, precision
+from trainers import dtypes, loop, menu
 from trainers.data.order import TIMED, Order
-from trainers.instrument import Watch
-from trainers.ranks import Place, Ranks
-from trainers.workload import Batch
+from trainers.instrument import RunInstruments
+from trainers.rank import Rank
+from trainers.ranks import Ranks
+from trainers.task import Batch
 
 LARGE = {"workload": "gpt2-large", "seq_len": 1024, "optimizer": Optimizer(name="adamw", lr=3e-4, fused=True)}
 WARMUP = 5
@@ -32,10 +33,10 @@ def row(batch: int, steps: int, least_pct: float = 0.0, **keys: Any) -> Finding:
 
     least_pct: the required MFU on an H200, in percent.
     """
-    ranks = Ranks(Place())
+    ranks = Ranks(Rank())
     cell = small(**{**LARGE, "precision": "bf16", "steps": steps, "warmup_steps": WARMUP, **_batch(batch), **keys})
     try:
-        step_ms = _ours(cell, ranks)
+        _, step_ms = train(cell, ranks, weights_on=ranks.device)
     except torch.OutOfMemoryError:
         return _out_of_memory()
     figures = _figures(cell, statistics.median(step_ms))
@@ -46,14 +47,14 @@ def row(batch: int, steps: int, least_pct: float = 0.0, **keys: Any) -> Finding:
 
 def beside_a_plain_loop(batch: int, steps: int, rounds: int, plain: type[PlainLoop]) -> Finding:
     """Run our loop and a plain loop of the same computation in turns; the ratio of their step times must be at most 1.02."""
-    ranks = Ranks(Place())
+    ranks = Ranks(Rank())
     cell = small(**{**LARGE, "precision": plain.precision, "steps": steps, "warmup_steps": 0, **_batch(batch)})
-    precision.set_tf32(cell.precision, ranks.device)
+    dtypes.set_tf32(cell.precision, ranks.device)
     with tempfile.TemporaryDirectory() as folder:
         task = menu.workload(cell.workload).build(cell, Path(folder))
         order = Order(task.source.items, cell.global_batch_size, cell.seed)
         try:
-            with ranks.device:  # weights are drawn on the GPU: on a CPU this takes ten seconds
+            with ranks.device:  # as in `train`
                 engine = menu.strategy("single").build(cell, task, ranks)
                 beside = plain(task.model())
         except torch.OutOfMemoryError:
@@ -61,7 +62,7 @@ def beside_a_plain_loop(batch: int, steps: int, rounds: int, plain: type[PlainLo
 
         def ours() -> float:
             with LineWriter(Path(folder) / "steps.jsonl") as lines:
-                recorder, watch = loop.Recorder(lines), Watch([], ranks.device)
+                recorder, watch = loop.Recorder(lines), RunInstruments([], ranks.device)
                 return loop._steps(cell, task, order, engine, ranks.device, ranks, recorder, watch)
 
         def theirs() -> float:
@@ -141,20 +142,6 @@ def _batch(size: int) -> dict[str, int]:
     return {"global_batch_size": size, "micro_batch_size": size}
 
 
-def _ours(cell: Cell, ranks: Ranks) -> list[float]:
-    precision.set_tf32(cell.precision, ranks.device)
-    with tempfile.TemporaryDirectory() as folder:
-        task = menu.workload(cell.workload).build(cell, Path(folder))
-        order = Order(task.source.items, cell.global_batch_size, cell.seed)
-        torch.manual_seed(cell.seed)
-        with ranks.device:  # as above
-            engine = menu.strategy(cell.strategy).build(cell, task, ranks)
-        with LineWriter(Path(folder) / "steps.jsonl") as lines:
-            recorder, watch = loop.Recorder(lines), Watch([], ranks.device)
-            loop._steps(cell, task, order, engine, ranks.device, ranks, recorder, watch)
-    return recorder.step_ms
-
-
 def _figures(cell: Cell, step_ms: float) -> Finding:
     """MFU: the model's FLOPs a second (PaLM, 2022, appendix B) over the data sheet's peak; None if the peak is unknown."""
     flops = menu.workload(cell.workload).flops_per_unit * cell.global_batch_size * (cell.seq_len or 1)
@@ -167,13 +154,9 @@ def _figures(cell: Cell, step_ms: float) -> Finding:
     }  # fmt: skip
 
 
-def _uuid() -> str:
-    return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-
-
 def _others() -> Finding | None:
     """A finding that drops the check if another process computes on this GPU, else None; None also if NVML does not answer."""
-    processes = (nvml.users() or {}).get(_uuid(), [])
+    processes = (nvml.users() or {}).get(uuid(), [])
     return {"dropped": f"{len(processes)} processes computed on this GPU"} if len(processes) > 1 else None
 
 
@@ -182,8 +165,7 @@ def _throttled() -> list[str] | None:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
-        return nvml.throttles(pynvml.nvmlDeviceGetHandleByUUID(_uuid()))
+        return nvml.throttles(nvml_handle())
     except pynvml.NVMLError:
         return None
 

@@ -2,57 +2,29 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from one_rank_cell import small
+from one_rank_cell import nvml_handle, small, train
 from records import Finding
 
-from shardlab.record import LineWriter
-from trainers import loop, menu, precision
-from trainers.data.order import Order
-from trainers.instrument import Watch
-from trainers.ranks import Place, Ranks
+from trainers import dtypes
+from trainers.rank import Rank
+from trainers.ranks import Ranks
 
 STRATEGIES = ("single", "ddp", "fsdp1-full-shard", "fsdp2", "tp")
 FLASH = ("flash", "cudnn", "fmha", "sdpa")
 TF32 = ("tf32", "s1688", "tensorop_s")  # in names of kernels: cuBLAS' and CUTLASS' products of fp32 numbers on tensor cores
 
 
-def steps(strategy: str = "single", at_first: Callable[[], object] | None = None, **keys: Any) -> tuple[float, list[float]]:
-    """Train a cell with one rank. Returns (seconds of all timed steps by the host's clock, their step_ms).
-
-    at_first: called when the first timed step begins.
-    """
-    ranks = Ranks(Place())
-    cell = small(strategy=strategy, **keys)
-    precision.set_tf32(cell.precision, ranks.device)
-    with tempfile.TemporaryDirectory() as folder:
-        task = menu.workload(cell.workload).build(cell, Path(folder))
-        order = Order(task.source.items, cell.global_batch_size, cell.seed)
-        torch.manual_seed(cell.seed)
-        engine = menu.strategy(strategy).build(cell, task, ranks)
-        step, passed = engine.forward_backward, 0
-
-        def noticed(*args: Any) -> torch.Tensor:
-            nonlocal passed
-            passed += 1
-            if at_first is not None and passed == cell.warmup_steps + 1:
-                at_first()
-            return step(*args)
-
-        engine.forward_backward = noticed  # type: ignore[method-assign]
-        with LineWriter(Path(folder) / "steps.jsonl") as lines:
-            recorder = loop.Recorder(lines)
-            took_s = loop._steps(cell, task, order, engine, ranks.device, ranks, recorder, Watch([], ranks.device))
-        torch.cuda.set_sync_debug_mode("default")
-        engine.close()
+def steps(strategy: str = "single", **keys: Any) -> tuple[float, list[float]]:
+    """Train a small cell with one rank; returns the result of `train`."""
+    ranks = Ranks(Rank())
+    found = train(small(strategy=strategy, **keys), ranks, weights_on=torch.device("cpu"))
     ranks.leave()
-    return took_s, recorder.step_ms
+    return found
 
 
 def no_step_waits_for_the_gpu(strategy: str) -> Finding:
@@ -62,7 +34,13 @@ def no_step_waits_for_the_gpu(strategy: str) -> Finding:
     waits of collectives and of FSDP1's rate limiter, which one rank does not have.
     """
     try:
-        steps(strategy, lambda: torch.cuda.set_sync_debug_mode("error"), precision="bf16", steps=5, warmup_steps=2)
+        train(
+            small(strategy=strategy, precision="bf16", steps=5, warmup_steps=2),
+            Ranks(Rank()),
+            weights_on=torch.device("cpu"),
+            at_first=lambda: torch.cuda.set_sync_debug_mode("error"),
+            at_last=lambda: torch.cuda.set_sync_debug_mode("default"),
+        )
     except RuntimeError as error:
         return {"holds": False, "why": str(error).splitlines()[0]}
     return {"holds": True}
@@ -97,7 +75,7 @@ def tf32_rounds_and_fp32_does_not() -> Finding:
     exact = one @ other
     errors = {}
     for which in ("fp32", "tf32"):
-        precision.set_tf32(which, torch.device("cuda"))
+        dtypes.set_tf32(which, torch.device("cuda"))
         found = (one.float() @ other.float()).double()
         errors[which] = float((found - exact).abs().max() / exact.abs().max())
     has_tf32 = torch.cuda.get_device_capability() >= (8, 0)
@@ -109,7 +87,7 @@ def the_allocator_counts_no_more_than_the_driver() -> Finding:
     """allocated <= reserved <= what NVML says is used on the GPU, in bytes."""
     import pynvml
 
-    handle = _handle()
+    handle = nvml_handle()
     held = [torch.empty(2**28, dtype=torch.uint8, device="cuda") for _ in range(4)]
     used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
     allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
@@ -131,19 +109,11 @@ def _if_nvml_answers(check: Callable[[], Finding]) -> Callable[[], Finding]:
     return checked
 
 
-def _handle() -> Any:
-    """NVML's handle of the GPU that torch calls 0."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
-
-
 def energy_is_power_over_time(seconds: float = 8.0) -> Finding:
     """NVML's energy counter equals the integral of its power samples (10 a second, GPU under load), within 15 %."""
     import pynvml
 
-    handle = _handle()
+    handle = nvml_handle()
     one = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     powers: list[float] = []
     for _ in range(20):

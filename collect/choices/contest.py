@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from collect import likeness
 from collect.choices.standing import Standing
-from collect.columns import distinguishing, telling
-from collect.row import Row, flat
+from collect.findings import comparability
+from collect.findings.columns import distinguishing, telling
+from collect.findings.row import CellRow, flat
 
 Outcome = Literal[
     "measured",
@@ -72,6 +72,7 @@ class Contest(msgspec.Struct):
         return sum(contender.outcome in RESULTS for contender in self.contenders) > 1
 
     def named(self, outcome: Outcome) -> list[str]:
+        """The names of the contenders with this outcome."""
         return [contender.name for contender in self.contenders if contender.outcome == outcome]
 
 
@@ -83,15 +84,15 @@ class Ground(NamedTuple):
 
     workload: str
     about: str
-    contests: dict[tuple[int, int, int], list[Row]]
+    contests: dict[tuple[int, int, int], list[CellRow]]
 
 
-def grounds(rows: Sequence[Row]) -> list[Ground]:
+def grounds(rows: Sequence[CellRow]) -> list[Ground]:
     """All rows, each once, in an order that does not depend on theirs."""
     options = _shared_options(rows)
-    by_work: dict[bytes, list[Row]] = defaultdict(list)
+    by_work: dict[bytes, list[CellRow]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.id):
-        work = likeness.work(row.cell, options[row.cell["workload"]])
+        work = comparability.work(row.cell, options[row.cell["workload"]])
         for one in (work, work["rehearses"] or {}):
             one.pop("global_batch_size", None)
         by_work[msgspec.json.encode(work, order="deterministic")].append(row)
@@ -103,14 +104,14 @@ def grounds(rows: Sequence[Row]) -> list[Ground]:
         told = telling(list(families.values()), (), _USUAL)
         for key, cell in sorted(families.items()):
             about = ", ".join(filter(None, (_said(one, cell.get(one)) for one in told)))
-            contests: dict[tuple[int, int, int], list[Row]] = defaultdict(list)
+            contests: dict[tuple[int, int, int], list[CellRow]] = defaultdict(list)
             for row in by_work[key]:
                 contests[row.cell["gpus"], _told(row)["nnodes"], row.cell["global_batch_size"]].append(row)
             found.append(Ground(workload, about, dict(sorted(contests.items()))))
     return found
 
 
-def contenders(rows: Sequence[Row]) -> list[Contender]:
+def contenders(rows: Sequence[CellRow]) -> list[Contender]:
     """The rows of a contest, by name."""
     found = []
     plainest = _plainest(rows)
@@ -126,21 +127,21 @@ def contenders(rows: Sequence[Row]) -> list[Contender]:
     return sorted(found, key=lambda contender: (natural(contender.name), contender.cell))
 
 
-def _plainest(rows: Sequence[Row]) -> set[str]:
+def _plainest(rows: Sequence[CellRow]) -> set[str]:
     """Of measured cells that differ in nothing but instruments, the one with the fewest; every other measured cell."""
-    alike: dict[bytes, list[Row]] = defaultdict(list)
+    alike: dict[bytes, list[CellRow]] = defaultdict(list)
     for row in rows:
         if row.n:
-            alike[likeness.without_instruments(row.cell)].append(row)
+            alike[comparability.without_instruments(row.cell)].append(row)
     return {min(twins, key=lambda row: (_instruments(row), row.id)).id for twins in alike.values()}
 
 
-def _instruments(row: Row) -> int:
+def _instruments(row: CellRow) -> int:
     asked = row.cell["instruments"]
     return sum([asked["memory"] != "peak", *(asked[name] is not None for name in ("profile", "validation", "checkpoints"))])
 
 
-def _outcome(row: Row) -> Outcome:
+def _outcome(row: CellRow) -> Outcome:
     if row.n:
         if row.is_ranked:
             return "measured"
@@ -154,9 +155,9 @@ def _outcome(row: Row) -> Outcome:
     return "not measured" if row.states.keys() <= _GOING else "failed"
 
 
-def _names(rows: Sequence[Row]) -> list[tuple[str, Row]]:
+def _names(rows: Sequence[CellRow]) -> list[tuple[str, CellRow]]:
     """Each row with its strategy, and where several have it, with the values in which those differ."""
-    by_strategy: dict[str, list[Row]] = defaultdict(list)
+    by_strategy: dict[str, list[CellRow]] = defaultdict(list)
     for row in rows:
         by_strategy[row.cell["strategy"]].append(row)
     found = []
@@ -180,7 +181,7 @@ def natural(name: str) -> list[str | int]:
     return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", name))]
 
 
-def _shared_options(rows: Sequence[Row]) -> dict[str, set[str]]:
+def _shared_options(rows: Sequence[CellRow]) -> dict[str, set[str]]:
     """The options that all cells of a workload have: its own. Those that some have belong to a strategy."""
     found: dict[str, set[str]] = {}
     for row in rows:
@@ -189,17 +190,17 @@ def _shared_options(rows: Sequence[Row]) -> dict[str, set[str]]:
     return found
 
 
-def _told(row: Row) -> dict[str, Any]:
+def _told(row: CellRow) -> dict[str, Any]:
     """The cell, or the one that it stands for."""
     cell: dict[str, Any] = row.cell.get("rehearses") or row.cell
     return cell
 
 
-def _shown(row: Row, options: dict[str, set[str]]) -> dict[str, Any]:
+def _shown(row: CellRow, options: dict[str, set[str]]) -> dict[str, Any]:
     """What is equal in all rows of a family, with dotted keys; of twins, first what they stand for."""
     found: dict[str, Any] = {}
     for whose, cell in (("", _told(row)), ("rehearses.", row.cell)):
-        work = likeness.work(cell, options[row.cell["workload"]] & cell["options"].keys()) | {"rehearses": None}
+        work = comparability.work(cell, options[row.cell["workload"]] & cell["options"].keys()) | {"rehearses": None}
         work.pop("global_batch_size")
         found |= {whose + key: value for key, value in flat(work).items()}
     return found | {"launcher": row.cell["launcher"]}

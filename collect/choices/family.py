@@ -9,7 +9,7 @@ import msgspec
 
 from collect.choices.contest import UNRANKED, Contender, Contest, contenders, grounds, natural
 from collect.choices.standing import CRITERIA, SENT, Standing, Word, standings
-from collect.row import Row
+from collect.findings.row import CellRow
 from collect.verdicts.selection import Measurements
 
 Chosen = Word | Literal["only one fits", "only one", "none fits", "not measured"]
@@ -34,7 +34,7 @@ class Answer(msgspec.Struct):
     best: list[str]
 
 
-class Question(msgspec.Struct):
+class CriterionChoice(msgspec.Struct):
     """A criterion, with the answers that differ."""
 
     criterion: str
@@ -52,7 +52,7 @@ class Family(msgspec.Struct):
     contests: list[Contest]
     one_rank: list[Fit]
     more_ranks: list[Fit]
-    questions: list[Question]
+    questions: list[CriterionChoice]
 
     @property
     def open(self) -> bool:
@@ -65,7 +65,7 @@ def choose(measurements: Measurements) -> list[Family]:
     return [_family(measurements, *ground) for ground in grounds(measurements.rows)]
 
 
-def _family(measurements: Measurements, workload: str, about: str, rows: dict[tuple[int, int, int], list[Row]]) -> Family:
+def _family(measurements: Measurements, workload: str, about: str, rows: dict[tuple[int, int, int], list[CellRow]]) -> Family:
     contests = []
     for (ranks, nodes, batch), members in rows.items():
         known = contenders(members)
@@ -107,7 +107,7 @@ def _sort_in(contender: Contender, fits: list[str], rest: Fit) -> None:
         rest.unknown.append(contender.name)
 
 
-def _question(contests: Sequence[Contest], criterion: str) -> Question:
+def _question(contests: Sequence[Contest], criterion: str) -> CriterionChoice:
     found: dict[Hashable, Answer] = {}
     for place, contest in enumerate(contests):
         if criterion == SENT and contest.ranks == 1:
@@ -116,7 +116,7 @@ def _question(contests: Sequence[Contest], criterion: str) -> Question:
         alike = found.setdefault((answer.word, () if answer.word in ("only one", "same work") else tuple(answer.best)), answer)
         alike.contests.append(place)
         alike.best = sorted({*alike.best, *answer.best}, key=natural)
-    return Question(
+    return CriterionChoice(
         criterion, sorted(found.values(), key=lambda answer: answer.word in ("only one", "none fits", "not measured"))
     )
 

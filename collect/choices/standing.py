@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
-import polars as pl
+import numpy as np
 
-from collect import likeness
+from collect.findings import comparability
+from collect.findings.row import CellRow
+from collect.findings.statistics import standard_error, t_975
 from collect.metric import Metric
-from collect.row import Row
-from collect.statistics import standard_error, t_975
-from collect.verdicts.chance import DRAWS, draws, half_width
 from collect.verdicts.claims import LEVEL
+from collect.verdicts.draws import DRAWS, Drawn, draws, half_width
 from collect.verdicts.selection import Measurements
 
 ACCURACY = "final_accuracy_pct"
@@ -57,7 +57,7 @@ class _Mean:
     known: (standard error of the mean, degrees of freedom), or None where nothing tells it.
     """
 
-    def __init__(self, measurements: Measurements, metric: Metric, row: Row) -> None:
+    def __init__(self, measurements: Measurements, metric: Metric, row: CellRow) -> None:
         values = [run.metrics[metric.name] for run in row.runs if metric.name in run.metrics]
         self.metric = metric
         self.row = row
@@ -73,14 +73,14 @@ class _Mean:
         half = t_975(self.known[1]) * self.known[0]
         return self.value - half, self.value + half
 
-    def draws(self) -> pl.Series:
+    def draws(self) -> Drawn:
         """The same that a claim on this number has. For a known error only."""
         assert self.known is not None
-        found = draws(self.value, *self.known, f"{self.metric.name} {self.row.id}")
-        return found if isinstance(found, pl.Series) else pl.Series([found] * DRAWS)
+        drawn = draws(self.value, *self.known, f"{self.metric.name} {self.row.id}")
+        return drawn if isinstance(drawn, np.ndarray) else np.full(DRAWS, drawn)
 
 
-def standings(measurements: Measurements, rows: Sequence[Row]) -> list[Standing]:
+def standings(measurements: Measurements, rows: Sequence[CellRow]) -> list[Standing]:
     """Rank by each criterion that two or more of these rows have in the same unit. rows: of one contest, may be ranked.
 
     One cell is the best if it is ahead of all others; no correction is needed, because every test has to hold (Berger, 1982).
@@ -90,12 +90,12 @@ def standings(measurements: Measurements, rows: Sequence[Row]) -> list[Standing]
     return [standing for standing in found if standing is not None]
 
 
-def _standing(measurements: Measurements, name: str, rows: Sequence[Row]) -> Standing | None:
+def _standing(measurements: Measurements, name: str, rows: Sequence[CellRow]) -> Standing | None:
     estimates = [row.metrics[name] for row in rows]
     if len(rows) < 2 or len({(estimate.unit, estimate.kind) for estimate in estimates}) > 1:
         return None
     metric = measurements.metrics[name]
-    if metric.of_all_steps and likeness.instruments_differ(row.cell for row in rows):
+    if metric.of_all_steps and comparability.instruments_differ(row.cell for row in rows):
         return None
     higher = metric.direction == "higher is better"
     numbers = [_Mean(measurements, metric, row) for row in rows]

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from collect import notation, verdict_text
-from collect.comparison.compare import Comparison, Figure, Half, Side, compare, told_apart
-from collect.load import load
+from collect import notation
+from collect.comparison.compare import Comparison, Half, MetricComparison, Side, compare, told_apart
+from collect.loading.load import load
+from collect.report import verdict_text
 from collect.summary import summarize
 from shardlab.console import Output
 from shardlab.errors import InputError
@@ -115,7 +116,7 @@ def _why_none(found: Comparison) -> str:
     return f": {'; '.join(keys)}"
 
 
-def _row(figure: Figure) -> list[str]:
+def _row(figure: MetricComparison) -> list[str]:
     interval = "none"
     if 1 in (figure.n_a, figure.n_b) and figure.verdict == "undecided":
         interval = "none: n = 1"

@@ -6,15 +6,16 @@ from collections.abc import Iterable
 
 import msgspec
 
-from collect import likeness
-from collect.comparison import environment, ratio
-from collect.comparison.environment import Difference
+from collect import notation
+from collect.comparison import ratio
 from collect.comparison.match import Apart, Differs, Matches, apart, match
 from collect.comparison.ratio import Mean, Word
-from collect.load import Loaded, LoadedCell
+from collect.findings import comparability
+from collect.findings.row import CellRow
+from collect.findings.statistics import standard_error
+from collect.loading.load import Loaded, LoadedCell
+from collect.loading.loaded_run import LoadedRun
 from collect.metric import Metric, menu
-from collect.row import Row
-from collect.statistics import standard_error
 from collect.summary import Summary
 from collect.verdicts.selection import Measurements
 from shardlab.workspace import Workspace
@@ -37,7 +38,15 @@ class Side(msgspec.Struct, frozen=True):
     remarks: list[str]
 
 
-class Figure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class EnvironmentDifference(msgspec.Struct, frozen=True):
+    """A property of the machines or the software, and its values in the runs of A and of B."""
+
+    what: str
+    a: list[str]
+    b: list[str]
+
+
+class MetricComparison(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A metric of a cell in A and B. ratio: b / a with its 95 % interval, low to high; absent if they are not known (ratio.py).
     why: why there is no interval."""
 
@@ -54,7 +63,7 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     why: str = ""
 
 
-class Pair(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class ComparedCell(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A cell in A and B. different_work: why it is not compared (then it has no metrics), or "". remarks: other remarks."""
 
     a: str
@@ -64,7 +73,7 @@ class Pair(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     state_b: str
     different_work: str = ""
     remarks: list[str] = []
-    metrics: list[Figure] = []
+    metrics: list[MetricComparison] = []
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -75,12 +84,12 @@ class Comparison(msgspec.Struct, frozen=True):
     schema: int
     a: Side
     b: Side
-    pairs: list[Pair]
+    pairs: list[ComparedCell]
     only_a: list[str]
     only_b: list[str]
     differs: list[Differs]
     apart: list[Apart]
-    environment: list[Difference]
+    environment: list[EnvironmentDifference]
     by_chance: float
 
 
@@ -93,6 +102,7 @@ class Half(msgspec.Struct, frozen=True):
     summary: Summary
 
     def side(self) -> Side:
+        """This side as the output describes it, without its runs."""
         summary = self.summary
         place = str(self.workspace.path)
         return Side(self.name, place, summary.matrix, summary.title, summary.rehearsal, summary.remarks)
@@ -123,18 +133,19 @@ def compare(a: Half, b: Half) -> Comparison:
     )
 
 
-def _environment(found: Matches) -> list[Difference]:
-    sides = zip(*found.pairs, strict=True) if found.pairs else ((), ())
-    a, b = ([run for cell in cells for run in cell.runs] for cells in sides)
-    return environment.differences(a, b)
+def _environment(matches: Matches) -> list[EnvironmentDifference]:
+    """Every difference that both sides know: a possible reason for other results."""
+    sides = zip(*matches.pairs, strict=True) if matches.pairs else ((), ())
+    a, b = (_known_environment(run for cell in cells for run in cell.runs) for cells in sides)
+    return [EnvironmentDifference(what, a[what], b[what]) for what in a if what in b and a[what] != b[what]]
 
 
-_Known = tuple[LoadedCell, Row, Measurements]
+_Known = tuple[LoadedCell, CellRow, Measurements]
 
 
-def _pair(label: str, a: _Known, b: _Known) -> Pair:
+def _pair(label: str, a: _Known, b: _Known) -> ComparedCell:
     different = _different_work(a, b)
-    return Pair(
+    return ComparedCell(
         a=a[1].id,
         b=b[1].id,
         label=label,
@@ -171,26 +182,26 @@ def _remarks(a: _Known, b: _Known) -> list[str]:
     proof = a[1].same_work
     if proof and proof.verdict == "other work":  # in both, or they would not be compared
         found.append(f"by design, not the same work as one process ({proof.why})")
-    if (said := likeness.different_computation([a[0].cell, b[0].cell])) is not None:
+    if (said := comparability.different_computation([a[0].cell, b[0].cell])) is not None:
         found.append(said)
     if not (proof and b[1].same_work):
         found.append("A, B or both have no same-work proof")
     return found
 
 
-def _figures(a: _Known, b: _Known) -> list[Figure]:
+def _figures(a: _Known, b: _Known) -> list[MetricComparison]:
     found = (_figure(metric, a, b) for metric in menu() if metric.of_run)
     return [figure for figure in found if figure]
 
 
-def _figure(metric: Metric, a: _Known, b: _Known) -> Figure | None:
+def _figure(metric: Metric, a: _Known, b: _Known) -> MetricComparison | None:
     """None if A or B lacks the metric, or if the kinds differ, such as the memory of a GPU and of a process."""
     one, other = a[1].metrics.get(metric.name), b[1].metrics.get(metric.name)
     if one is None or other is None or (one.unit, one.kind) != (other.unit, other.kind):
         return None
     means = [_mean(metric, side) for side in (a, b)]
     value, low, high = ratio.ratio(*means)
-    return Figure(
+    return MetricComparison(
         metric=metric.name,
         unit=one.unit,
         a=one.value,
@@ -223,6 +234,37 @@ def _mean(metric: Metric, side: _Known) -> Mean:
     return Mean(value, known[0], known[1]) if known else Mean(value, None, 0)
 
 
-def told_apart(figures: Iterable[Figure]) -> list[Figure]:
+def told_apart(figures: Iterable[MetricComparison]) -> list[MetricComparison]:
     """Those that differ beyond what repeats allow."""
     return [figure for figure in figures if figure.verdict not in ("equal", "not to be told apart", "undecided")]
+
+
+def _known_environment(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:
+    """The values of each property over all runs, sorted. Names of hosts are left out, because another machine of the same kind
+    is no reason for other results."""
+    values_of: dict[str, set[str]] = {}
+
+    def add(what: str, value: str | None) -> None:
+        if value:
+            values_of.setdefault(what, set()).add(value)
+
+    for run in runs:
+        for host in run.hosts:
+            gpus = [gpu.name for gpu in host.gpus or ()]
+            add("GPU", ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "none")
+            add("GPU driver", host.gpu_driver)
+            add("processor", host.cpu_model)
+            add("processors allowed", str(host.cpus_allowed))
+            add("memory", f"{notation.number(host.memory_bytes / notation.GIB, 3)} GiB")
+            speeds = [nic.speed_mbps for nic in host.nics if nic.kind != "loopback" and nic.speed_mbps]
+            add("network", f"{max(speeds)} Mbit/s" if speeds else None)
+            add("system", host.system)
+            add("kernel", host.kernel)
+            add("Python", host.python)
+        if run.run:
+            add("git commit", run.run.git_commit)
+            add("cluster", ", ".join(f"{key} {value}" for key, value in sorted(run.run.cluster.items())))
+            versions = (run.result.versions if run.result else {}) or run.run.versions
+            for package, version in versions.items():
+                add(package, version)
+    return {what: sorted(values) for what, values in values_of.items()}

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from collect.load import LoadedCell
+from collect.loading.load import LoadedCell
 from shardlab import cell_names
 from shardlab.cell import Role, keys_of
 
 # What a whole matrix may have otherwise than another while its cells are still the same cells, trained by other means. Options
 # are not among it: some are a workload's, and make other work.
-_MAY_DIFFER = keys_of(Role.NODES, Role.START, Role.PASSES, Role.EXECUTION, Role.INSTRUMENTS, Role.PRECISION)
+_MAY_DIFFER = keys_of(Role.NODES, Role.HARDWARE, Role.START, Role.PASSES, Role.EXECUTION, Role.INSTRUMENTS, Role.PRECISION)
 # What follows from other keys, and what changes no work.
 _LEFT_OUT = {"gpu_batch_size"} | keys_of(Role.BOOKKEEPING) - {"rehearses"}
 _Key = tuple[tuple[str, str], ...]

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from collect.statistics import t_975
+from collect.findings.statistics import t_975
 
 Word = Literal["faster", "slower", "higher", "lower", "equal", "not to be told apart", "undecided"]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from collect.export import Export
-from collect.load import Loaded
+from collect.loading.load import Loaded
 from collect.summary import Summary
 from shardlab import files
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
+    """One JSON file with the whole summary."""
     files.write_document(folder / "summary.json", summary)
 
 

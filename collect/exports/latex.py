@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from collect import prose
 from collect.export import Export
-from collect.load import Loaded
-from collect.prose import TextTable
+from collect.loading.load import Loaded
+from collect.report import text_tables
+from collect.report.text_tables import TextTable
 from collect.summary import Summary
 from shardlab import files, printable
 
@@ -40,8 +40,9 @@ def escape(text: str) -> str:
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
-    for table in prose.tables(summary):
-        said = escape(". ".join([prose.title(summary), table.title, *prose.about(summary)]))
+    """One LaTeX file per table."""
+    for table in text_tables.tables(summary):
+        said = escape(". ".join([text_tables.title(summary), table.title, *text_tables.about(summary)]))
         label = re.sub(r"[^A-Za-z0-9]+", "-", f"{summary.matrix}-{table.name}")
         caption = rf"\caption{{{said}.}}\label{{tab:{label}}}"
         draw = _over_pages if table.long or len(table.rows) > _PAGE else _floating

@@ -6,10 +6,11 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from collect import notation, prose
+from collect import notation
 from collect.export import Export
-from collect.load import Loaded
-from collect.prose import TextTable
+from collect.loading.load import Loaded
+from collect.report import text_tables
+from collect.report.text_tables import TextTable
 from collect.summary import Summary
 from shardlab import files, printable
 
@@ -26,9 +27,10 @@ def escape(text: str) -> str:
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
-    parts = [f"# {escape(prose.title(summary))}", notation.moment(summary.created_s)]
-    parts += ["\n".join(f"- {escape(remark)}" for remark in prose.about(summary))]
-    for table in prose.tables(summary):
+    """One Markdown file with all tables."""
+    parts = [f"# {escape(text_tables.title(summary))}", notation.moment(summary.created_s)]
+    parts += ["\n".join(f"- {escape(remark)}" for remark in text_tables.about(summary))]
+    for table in text_tables.tables(summary):
         parts += [f"**{escape(table.title)}**", _drawn(table)]
     files.write_atomic(folder / "summary.md", ("\n\n".join(parts) + "\n").encode())
 

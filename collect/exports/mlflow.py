@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from collect import tracked
+from collect import tracked_run
 from collect.export import Export, environment, package
-from collect.load import Loaded
+from collect.loading.load import Loaded
 from collect.summary import Summary
-from collect.tracked import Tracked
+from collect.tracked_run import Tracked
 
 FOLDER = "mlruns"
 STATUS = {"completed": "FINISHED", "planned": "SCHEDULED", "pending": "SCHEDULED", "running": "RUNNING", "cancelled": "KILLED",
@@ -21,13 +21,16 @@ _METRICS, _PARAMS = 1000, 100  # of one request
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, place: Path) -> None:
+    """A file store of MLflow with one run per run. place: the final path of the folder, which MLflow writes into the files."""
     (folder / FOLDER).mkdir()  # one that is there gets no experiment besides ours
     # MLflow writes no file store without this consent: new features go into its databases, which need packages that are not
     # in the extra. `mlflow migrate-filestore` makes a database of it.
     with environment(MLFLOW_ALLOW_FILE_STORE="true", MLFLOW_DISABLE_TELEMETRY="true"):
         client = package("mlflow.tracking").MlflowClient((folder / FOLDER).as_uri())
-        experiment = client.create_experiment(tracked.name(loaded), artifact_location=(place / FOLDER / "artifacts").as_uri())
-        for run in tracked.runs(loaded, summary):
+        experiment = client.create_experiment(
+            tracked_run.name(loaded), artifact_location=(place / FOLDER / "artifacts").as_uri()
+        )
+        for run in tracked_run.runs(loaded, summary):
             try:
                 _run(client, experiment, run)
             except package("mlflow.exceptions").MlflowException as error:

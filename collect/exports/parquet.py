@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from collect import tables
+from collect import flat_tables
 from collect.export import Export
-from collect.load import Loaded
+from collect.loading.load import Loaded
 from collect.summary import Summary
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
-    for name, frame in tables.frames(loaded, summary).items():
-        tables.write_parquet(frame, folder / f"{name}.parquet")
+    """One Parquet file per table."""
+    for name, frame in flat_tables.frames(loaded, summary).items():
+        flat_tables.write_parquet(frame, folder / f"{name}.parquet")
 
 
 EXPORT = Export(

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from collect import pictures
+from collect.report import pictures
 
 EXPORT = pictures.export("png", "every figure of the report, as an image in pixels")

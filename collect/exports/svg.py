@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from collect import pictures
+from collect.report import pictures
 
 EXPORT = pictures.export("svg", "every figure of the report, as a vector image")

@@ -6,18 +6,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from collect import tracked
+from collect import tracked_run
 from collect.export import Export, package
-from collect.load import Loaded
+from collect.loading.load import Loaded
 from collect.summary import Summary
-from collect.tracked import Tracked
+from collect.tracked_run import Tracked
 
 VERSION = "brain.Event:2"  # the first event of every file: tensorflow/core/util/event.proto
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
+    """One event file of TensorBoard per run."""
     writer = package("tensorboard.summary.writer.record_writer")
-    for run in tracked.runs(loaded, summary):
+    for run in tracked_run.runs(loaded, summary):
         path = folder / "runs" / run.id / f"events.out.tfevents.{int(run.began_s or 0)}.{run.id}"
         path.parent.mkdir(parents=True)
         with path.open("wb") as handle:

@@ -9,25 +9,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from collect import swap, tracked
+from collect import atomic_folder, tracked_run
 from collect.export import Export, environment, package
-from collect.load import Loaded
+from collect.loading.load import Loaded
 from collect.summary import Summary
-from collect.tracked import Tracked
+from collect.tracked_run import Tracked
 
 FOLDER = "wandb"  # the library's own name for it
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
+    """One offline run of Weights & Biases per run."""
     # The library's reports of its own errors leave the machine unless this is set before it is imported.
     with environment(WANDB_ERROR_REPORTING="false"), _without_complaints_of_logging():
         wandb = package("wandb")
         try:
-            for run in tracked.runs(loaded, summary):
-                _run(wandb, tracked.name(loaded), run, folder)
+            for run in tracked_run.runs(loaded, summary):
+                _run(wandb, tracked_run.name(loaded), run, folder)
         finally:
             wandb.teardown()
-    swap.must_have_room(folder)  # a process of the library writes the runs, and ends well also if the disk is full
+    atomic_folder.must_have_room(folder)  # a process of the library writes the runs, and ends well also if the disk is full
     _tidy(folder / FOLDER)
 
 

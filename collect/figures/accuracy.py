@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from collect.figure import Figure, Group, axis, layout, shown_first
-from collect.load import LoadedRun
+from collect.loading.loaded_run import LoadedRun
 from collect.sources.steps import seconds_until
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from collect import notation
-from collect.figure import MOST_SHOWN, MUTED, Figure, Group, Mark, axis, layout
-from collect.lines import alike, names
-from collect.look import Look, variants
+from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, axis, layout
+from collect.figures.drawing.series import alike, names
+from collect.strategy_style import Look, variants
 
 THROUGHPUT, MEMORY = "throughput_per_s", "peak_memory_bytes"
 BATCH = ("global_batch_size", "micro_batch_size")
@@ -47,7 +47,7 @@ def draw(group: Group) -> Figure | None:
     return Figure("batch_scaling", "Batch sizes", caption, 520, data, shape)
 
 
-def _line(marks: Sequence[Mark], look: Look, metric: str, size: float, unit: str) -> dict[str, Any]:
+def _line(marks: Sequence[CellMark], look: Look, metric: str, size: float, unit: str) -> dict[str, Any]:
     """The means of the cells that have one, with their intervals."""
     known = [(mark, estimate) for mark in marks if (estimate := mark.row.metrics.get(metric))]
     above = [None if estimate.high is None else (estimate.high - estimate.value) / size for _, estimate in known]
@@ -65,7 +65,7 @@ def _line(marks: Sequence[Mark], look: Look, metric: str, size: float, unit: str
     }
 
 
-def _missing(marks: Sequence[Mark]) -> dict[str, Any]:
+def _missing(marks: Sequence[CellMark]) -> dict[str, Any]:
     """The states of the cells without a throughput, at their batch."""
     states: dict[int, list[str]] = {}
     for mark in marks:

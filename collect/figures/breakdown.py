@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.figure import Figure, Group, Mark
-from collect.stack import Panel, Part, some
-from collect.stack import draw as stacked
+from collect.figure import CellMark, Figure, Group
+from collect.figures.drawing.stacked_bars import BarPanel, BarPart, some
+from collect.figures.drawing.stacked_bars import draw as stacked
 
 NAME = "breakdown"
 PARTS = {
@@ -22,17 +22,17 @@ def draw(group: Group) -> Figure | None:
     if not shown.marks:
         return None
     found = [parts(mark) for mark in shown.marks]
-    bars = [Part(name, colour, [part.get(name) for part in found]) for name, colour in PARTS.items()]
+    bars = [BarPart(name, colour, [part.get(name) for part in found]) for name, colour in PARTS.items()]
     bars = [bar for bar in bars if any(bar.values)]
     ends = [notation.number(sum(part.values()), 3) for part in found]
     caption = (
         "One profiled step; mean over profiled ranks and repeats. Exposed: while nothing computes. Communication that is "
         f"hidden behind compute counts as compute. Profiling itself makes steps longer.{left_out}"
     )
-    return stacked(NAME, "Where a step's time went", caption, shown, [Panel("ms per step", "ms", bars, ends)])
+    return stacked(NAME, "Where a step's time went", caption, shown, [BarPanel("ms per step", "ms", bars, ends)])
 
 
-def parts(mark: Mark) -> dict[str, float]:
+def parts(mark: CellMark) -> dict[str, float]:
     """Milliseconds by part, which add up to the span: its busy time is compute and non-compute, all else is idle."""
     found = {name: mark.row.metrics[f"{name}_ms"].value for name in ("compute", "non_compute", "exposed_communication", "idle")}
     return {

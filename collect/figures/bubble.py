@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from collect.figure import INK, Figure, Group, Mark, axis, layout
-from collect.look import DASHES, look
+from collect.figure import INK, CellMark, Figure, Group, axis, layout
 from collect.metrics.bubble import theory_pct
+from collect.strategy_style import DASHES, look
 
 NAME = "bubble_pct"
 CURVE_POINTS = 40
@@ -51,7 +51,7 @@ def _curve(pp: int, passes: list[int], dash: str) -> dict[str, Any]:
     }
 
 
-def _measured(name: str, marks: list[Mark], variant: int) -> dict[str, Any]:
+def _measured(name: str, marks: list[CellMark], variant: int) -> dict[str, Any]:
     """variant: the place of the number of ranks, which fills the shape of the strategy."""
     own = look(marks[0].strategy, variant)
     found = [mark.row.metrics[NAME] for mark in marks]

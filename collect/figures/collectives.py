@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.figure import Figure, Group, Mark
-from collect.stack import Panel, Part, some
-from collect.stack import draw as stacked
+from collect.figure import CellMark, Figure, Group
+from collect.figures.drawing.stacked_bars import BarPanel, BarPart, some
+from collect.figures.drawing.stacked_bars import draw as stacked
 from collect.traces import per_step
 from collect.traces.breakdown import renamed
 from collect.traces.per_step import Use
@@ -35,7 +35,7 @@ def draw(group: Group) -> Figure | None:
     for place, (title, unit) in enumerate((("calls per step", "calls"), ("ms per step", "ms"))):
         values = {kind: [tally[kind][place] if kind in tally else None for tally in found] for kind, _ in kinds}
         ends = [_written(sum(one[place] for one in tally.values())) for tally in found]
-        panels.append(Panel(title, unit, [Part(kind, colour, values[kind]) for kind, colour in kinds], ends))
+        panels.append(BarPanel(title, unit, [BarPart(kind, colour, values[kind]) for kind, colour in kinds], ends))
     caption = (
         "One profiled step; mean over profiled ranks and repeats. Times are sums of durations, including the wait for other "
         f"ranks; if collectives run at the same time, each counts fully.{left_out}"
@@ -43,7 +43,7 @@ def draw(group: Group) -> Figure | None:
     return stacked(NAME, "Collectives", caption, shown, panels)
 
 
-def tallies(mark: Mark) -> dict[str, Use]:
+def tallies(mark: CellMark) -> dict[str, Use]:
     """What a step's collectives are, by kind."""
     runs = (run.traces.exact for run in mark.cell.completed)
     return per_step.uses(runs, lambda one: renamed(one.collectives, lambda name: KIND_OF.get(name, OTHER)))

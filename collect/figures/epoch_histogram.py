@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from collect.figure import MOST_SHOWN, Figure, Group, Mark, axis, layout
+from collect.figure import MOST_SHOWN, CellMark, Figure, Group, axis, layout
 
 FEWEST = 5  # epochs; of fewer a histogram shows only where they are
 ROW_PX, MARGIN_PX, GAP = 120, 40, 0.4  # GAP: share of a row that its label and its axis take
@@ -12,7 +12,7 @@ ROW_PX, MARGIN_PX, GAP = 120, 40, 0.4  # GAP: share of a row that its label and 
 
 def draw(group: Group) -> Figure | None:
     """One histogram a cell over all its completed repeats, one below the other, each over its own seconds."""
-    found: list[tuple[Mark, list[float]]] = []
+    found: list[tuple[CellMark, list[float]]] = []
     for mark in group.marks:
         times = [time for run in mark.cell.completed if run.result for time in run.result.epoch_time_s or ()]
         if len(times) >= FEWEST:

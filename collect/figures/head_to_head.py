@@ -10,10 +10,10 @@ import msgspec
 
 from collect import notation
 from collect.choices.contest import contenders, grounds
-from collect.figure import MUTED, Figure, Group, Mark, axis, layout
+from collect.figure import MUTED, CellMark, Figure, Group, axis, layout
 from collect.figures.throughput import CUT, MOST_INTERVAL
-from collect.look import variants
-from collect.statistics import Estimate
+from collect.findings.statistics import Estimate
+from collect.strategy_style import variants
 
 THROUGHPUT, MEMORY = "throughput_per_s", "peak_memory_bytes"
 
@@ -65,16 +65,16 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
     return kept
 
 
-def _has_both(mark: Mark) -> bool:
+def _has_both(mark: CellMark) -> bool:
     return {THROUGHPUT, MEMORY} <= mark.row.metrics.keys() and mark.row.is_ranked
 
 
-def _kinds(mark: Mark) -> tuple[str, str, str]:
+def _kinds(mark: CellMark) -> tuple[str, str, str]:
     throughput, memory = mark.row.metrics[THROUGHPUT], mark.row.metrics[MEMORY]
     return throughput.unit, memory.unit, memory.kind
 
 
-def _front(shown: Sequence[Mark], size: float) -> dict[str, Any]:
+def _front(shown: Sequence[CellMark], size: float) -> dict[str, Any]:
     points = [(mark.row.metrics[MEMORY].value / size, mark.row.metrics[THROUGHPUT].value) for mark in shown]
     kept = [points[place] for place in front(points)]
     line = {"color": MUTED, "width": 1.5, "dash": "dot", "shape": "hv"}
@@ -91,7 +91,7 @@ def _front(shown: Sequence[Mark], size: float) -> dict[str, Any]:
     }
 
 
-def _mark(mark: Mark, name: str, unit: str, size_unit: str, size: float) -> dict[str, Any]:
+def _mark(mark: CellMark, name: str, unit: str, size_unit: str, size: float) -> dict[str, Any]:
     throughput, memory = mark.row.metrics[THROUGHPUT], mark.row.metrics[MEMORY]
     return {
         "type": "scatter",

@@ -8,7 +8,7 @@ import polars as pl
 
 from collect import notation
 from collect.figure import FEW, Figure, Group, axis, layout, points_a_line, shown_first, thin
-from collect.load import LoadedRun
+from collect.loading.loaded_run import LoadedRun
 from collect.metrics.memory import KINDS, column_of
 from collect.sources.steps import unwatched, window
 

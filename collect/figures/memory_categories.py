@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.figure import Figure, Group, Mark
+from collect.figure import CellMark, Figure, Group
+from collect.figures.drawing.stacked_bars import BarPanel, BarPart, some
+from collect.figures.drawing.stacked_bars import draw as stacked
 from collect.figures.memory_timeline import CATEGORIES, written
-from collect.stack import Panel, Part, some
-from collect.stack import draw as stacked
 
 NAME = "memory_categories"
 
@@ -19,7 +19,7 @@ def draw(group: Group) -> Figure | None:
     found = [peak_bytes(mark) for mark in shown.marks]
     unit, size = notation.bytes_unit([sum(peak.values()) for peak in found])
     bars = [
-        Part(written(name), colour, [peak[name] / size if name in peak else None for peak in found])
+        BarPart(written(name), colour, [peak[name] / size if name in peak else None for peak in found])
         for name, colour in CATEGORIES.items()
         if any(peak.get(name) for peak in found)
     ]
@@ -30,10 +30,10 @@ def draw(group: Group) -> Figure | None:
     )
     estimates = [mark.row.metrics.get("estimated_memory_bytes") for mark in shown.marks]
     strokes = [estimate.value / size if estimate else None for estimate in estimates]
-    return stacked(NAME, "Memory by category at the peak", caption, shown, [Panel(unit, unit, bars, ends, strokes)])
+    return stacked(NAME, "Memory by category at the peak", caption, shown, [BarPanel(unit, unit, bars, ends, strokes)])
 
 
-def peak_bytes(mark: Mark) -> dict[str, float]:
+def peak_bytes(mark: CellMark) -> dict[str, float]:
     """Bytes by category at the peak, mean over the completed repeats that were looked into."""
     found = [run.result.instruments.get("memory", {}).get("peak_bytes") for run in mark.cell.completed if run.result]
     known = [peak for peak in found if peak]

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from collect import notation
-from collect.figure import MUTED, Figure, Group, Mark, axis, layout
+from collect.figure import MUTED, CellMark, Figure, Group, axis, layout
 from collect.sources.memory import MemoryCurves
 
 PANEL_PX = 190
@@ -45,6 +45,7 @@ def draw(group: Group) -> Figure | None:
 
 
 def written(category: str) -> str:
+    """The name of a memory category in a figure."""
     return "master copy" if category == "master_parameter" else category.replace("_", " ")
 
 
@@ -80,7 +81,7 @@ def _picked(curves: MemoryCurves) -> list[int]:
     return [max(range(begin, end), key=sums.__getitem__) for begin, end in pairwise(bounds)]
 
 
-def _panels(shown: list[tuple[Mark, MemoryCurves]], unit: str) -> dict[str, Any]:
+def _panels(shown: list[tuple[CellMark, MemoryCurves]], unit: str) -> dict[str, Any]:
     shape = layout({}, {}, showlegend=True)
     shape["annotations"] = []
     for number, (mark, _) in enumerate(shown, 1):

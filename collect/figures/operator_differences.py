@@ -7,10 +7,10 @@ import re
 from typing import Any, NamedTuple
 
 from collect import notation
-from collect.figure import MUTED, Figure, Group, Mark, axis
-from collect.stack import lines
+from collect.figure import MUTED, CellMark, Figure, Group, axis
+from collect.figures.drawing.stacked_bars import lines
 from collect.traces import gloo, per_step
-from collect.traces.breakdown import Breakdown, Tally
+from collect.traces.breakdown import Breakdown, EventTally
 from collect.traces.per_step import Use
 
 NAME = "operator_differences"
@@ -24,12 +24,12 @@ SMALLEST = 0.01  # of the longest bar: what is shorter is not worth a line, nor 
 ROOM = 0.22  # of the range, on both sides, for the numbers
 
 
-class Pair(NamedTuple):
+class BaselinePair(NamedTuple):
     """A cell and its baseline, each with what a step of it calls."""
 
-    mark: Mark
+    mark: CellMark
     here: dict[str, Use]
-    against: Mark
+    against: CellMark
     there: dict[str, Use]
 
 
@@ -41,7 +41,7 @@ def draw(group: Group) -> Figure | None:
         against = by_id.get(mark.row.baseline or "")
         if against is not None and against is not mark and _kind(mark) is not None and _kind(mark) == _kind(against):
             pairs.append((mark, against))
-    shown = [Pair(mark, uses(mark), against, uses(against)) for mark, against in pairs[:MOST_CELLS]]
+    shown = [BaselinePair(mark, uses(mark), against, uses(against)) for mark, against in pairs[:MOST_CELLS]]
     names = largest(shown)
     if not names:
         return None
@@ -57,7 +57,7 @@ def draw(group: Group) -> Figure | None:
     return Figure(NAME, "Operators against the baseline", caption, height_px, data, _layout(names, data, line_px))
 
 
-def largest(pairs: list[Pair]) -> list[str]:
+def largest(pairs: list[BaselinePair]) -> list[str]:
     """The names whose time differs most in any pair, the largest difference first; none that hardly differs."""
     differs: dict[str, float] = {}
     for pair in pairs:
@@ -67,27 +67,28 @@ def largest(pairs: list[Pair]) -> list[str]:
     return sorted((name for name in differs if differs[name] > least), key=lambda name: (-differs[name], name))[:MOST_NAMES]
 
 
-def uses(mark: Mark) -> dict[str, Use]:
+def uses(mark: CellMark) -> dict[str, Use]:
+    """The calls and times of each kernel or operator of a cell, mean over its completed runs; without the wrappers of gloo."""
     return per_step.uses((run.traces.exact for run in mark.cell.completed), _unwrapped)
 
 
-def _unwrapped(one: Breakdown) -> list[Tally]:
+def _unwrapped(one: Breakdown) -> list[EventTally]:
     return [tally for tally in one.kernels if not tally.name.startswith(gloo.WRAPPER)]
 
 
-def _kind(mark: Mark) -> str | None:
+def _kind(mark: CellMark) -> str | None:
     """What the names are of: kernels do not compare with operators."""
     sources = {one.source for run in mark.cell.completed for one in run.traces.exact if one.steps}
     kinds = {"kernels" if source == "gpu" else "operators" for source in sources}
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def _more(name: str, pair: Pair) -> float:
+def _more(name: str, pair: BaselinePair) -> float:
     """Additional ms per step; a name that is not called counts as 0 ms."""
     return (pair.here[name].ms if name in pair.here else 0) - (pair.there[name].ms if name in pair.there else 0)
 
 
-def _bars(names: list[str], place: int, line_px: int, pair: Pair) -> dict[str, Any]:
+def _bars(names: list[str], place: int, line_px: int, pair: BaselinePair) -> dict[str, Any]:
     """A cell's bars, under the name that stands at the top of each line."""
     more = [_more(name, pair) for name in names]
     seen = SMALLEST * max(map(abs, more))
@@ -111,7 +112,7 @@ def _bars(names: list[str], place: int, line_px: int, pair: Pair) -> dict[str, A
     }
 
 
-def _said(mark: Mark, uses: dict[str, Use], name: str) -> str:
+def _said(mark: CellMark, uses: dict[str, Use], name: str) -> str:
     use = uses.get(name)
     says = f"{notation.number(use.ms)} ms in {notation.number(use.calls, 3)} calls per step" if use else "not called"
     return f"{mark.label}: {says}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collect import notation
 from collect.figure import Figure, Group
-from collect.stack import Panel, Part, some
-from collect.stack import draw as stacked
+from collect.figures.drawing.stacked_bars import BarPanel, BarPart, some
+from collect.figures.drawing.stacked_bars import draw as stacked
 
 NAME = "overlap"
 
@@ -18,10 +18,10 @@ def draw(group: Group) -> Figure | None:
     metrics = [mark.row.metrics for mark in shown.marks]
     exposed = [found["exposed_communication_ms"].value for found in metrics]
     hidden = [found["communication_ms"].value - apart for found, apart in zip(metrics, exposed, strict=True)]
-    bars = [Part("hidden behind compute", "var(--series-1)", hidden), Part("exposed", "var(--series-2)", exposed)]
+    bars = [BarPart("hidden behind compute", "var(--series-1)", hidden), BarPart("exposed", "var(--series-2)", exposed)]
     ends = [f"{notation.number(found['overlap_pct'].value, 3)} % hidden" for found in metrics]
     caption = (
         "Communication of a profiled step, including the wait for other ranks; mean over profiled ranks and repeats. At the "
         f"end of each bar: the overlap, which is the mean over ranks of the hidden share of their communication.{left_out}"
     )
-    return stacked(NAME, "Overlap", caption, shown, [Panel("ms of communication per step", "ms", bars, ends)])
+    return stacked(NAME, "Overlap", caption, shown, [BarPanel("ms of communication per step", "ms", bars, ends)])

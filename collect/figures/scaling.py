@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collect.figure import MOST_SHOWN, MUTED, Figure, Group, Mark, axis, layout
-from collect.lines import alike, names
-from collect.look import variants
+from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, axis, layout
+from collect.figures.drawing.series import alike, names
+from collect.strategy_style import variants
 
 NAME = "speed_up"
 # What follows from the ranks, or from how they share a batch.
@@ -47,13 +47,13 @@ def draw(group: Group) -> Figure | None:
     )
 
 
-def _lines(marks: Sequence[Mark], baseline: str) -> dict[tuple[int, str], list[Mark]]:
+def _lines(marks: Sequence[CellMark], baseline: str) -> dict[tuple[int, str], list[CellMark]]:
     """The lines by (a number, the batch that is held); a cell on as many ranks as its baseline holds both.
 
     Cells that are on no line, points beside the lines of others, come last; of the baseline strategy they say nothing.
     """
     ranks_of = {mark.row.id: mark.cell.cell.gpus for mark in marks}
-    found: dict[tuple[int, str], list[Mark]] = {}
+    found: dict[tuple[int, str], list[CellMark]] = {}
     for number, family in enumerate(alike(marks, SHARES)):
         for mark in sorted(family, key=lambda mark: mark.cell.cell.gpus):
             cell, kind = mark.cell.cell, mark.row.metrics[NAME].kind
@@ -71,11 +71,11 @@ def _lines(marks: Sequence[Mark], baseline: str) -> dict[tuple[int, str], list[M
     return lines
 
 
-def _ranks(line: Sequence[Mark]) -> int:
+def _ranks(line: Sequence[CellMark]) -> int:
     return len({mark.cell.cell.gpus for mark in line})
 
 
-def _names(lines: Mapping[tuple[int, str], Sequence[Mark]]) -> list[str]:
+def _names(lines: Mapping[tuple[int, str], Sequence[CellMark]]) -> list[str]:
     """What tells the lines apart: not the ranks, but the batch that is held where that differs."""
     said = [(marks[0], {"gpus": 0, "batch": batch}) for (_, batch), marks in lines.items()]
     return [name.replace(" ×0", "", 1) for name in names(said, SHARES)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.figure import Figure, Group, Mark
+from collect.figure import CellMark, Figure, Group
+from collect.figures.drawing.stacked_bars import BarPanel, BarPart, some
+from collect.figures.drawing.stacked_bars import draw as stacked
 from collect.figures.memory_timeline import CATEGORIES, written
-from collect.stack import Panel, Part, some
-from collect.stack import draw as stacked
 
 NAME = "sharding"
 # the estimate's three terms, and what a rank has of each; the optimizer's own copy of the weights is beyond the estimate
@@ -29,13 +29,13 @@ def draw(group: Group) -> Figure | None:
     panels = []
     for term, names in TERMS.items():
         parts = [
-            Part(written(name), CATEGORIES[name], [_in(size, found[name]) for found in measured])
+            BarPart(written(name), CATEGORIES[name], [_in(size, found[name]) for found in measured])
             for name in names
             if any(found[name] for found in measured)
         ]
         ends = [notation.number(sum(found[name] or 0 for name in names) / size, 3) for found in measured]
         panels.append(
-            Panel(
+            BarPanel(
                 f"{term.removesuffix('_state')}, {unit}", unit, parts, ends, [_in(size, found.get(term)) for found in estimates]
             )
         )
@@ -47,13 +47,13 @@ def draw(group: Group) -> Figure | None:
     return stacked(NAME, "What sharding leaves on a rank", caption, shown, panels)
 
 
-def estimate_bytes(mark: Mark) -> dict[str, int]:
+def estimate_bytes(mark: CellMark) -> dict[str, int]:
     """The estimate by term of the first completed repeat that has one: arithmetic is the same in all."""
     found = [run.result.instruments.get("memory", {}).get("estimate_bytes") for run in mark.cell.completed if run.result]
     return next((estimate for estimate in found if estimate), {})
 
 
-def _bytes(mark: Mark, category: str) -> float | None:
+def _bytes(mark: CellMark, category: str) -> float | None:
     found = mark.row.metrics.get(f"memory_{category}_bytes")
     return found.value if found else None
 

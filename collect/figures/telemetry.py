@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from collect.curves import STRETCHES, Curve, Together, levels, rates, together
-from collect.figure import FEW, LEGEND_HEIGHT_PX, MUTED, Figure, Group, Mark, axis, layout, shown_first
-from collect.load import LoadedRun
+from collect.figure import FEW, LEGEND_HEIGHT_PX, MUTED, CellMark, Figure, Group, axis, layout, shown_first
+from collect.figures.drawing.curves import STRETCHES, Curve, Together, levels, rates, together
+from collect.loading.loaded_run import LoadedRun
 from collect.metrics.network import of_loopback, of_network
 from collect.metrics.utilization import memory_shares
 from collect.notation import GIB, MB
@@ -21,7 +21,7 @@ GAP = 0.24  # of a panel, for its title
 MOST_INTERFACES = 3  # of the network that have a panel of their own: those that sent the most
 
 
-class Seen(NamedTuple):
+class RunSamples(NamedTuple):
     """The samples of all runs that are drawn, `run` being the label of the cell and wall_s since its first timed step."""
 
     hosts: pl.DataFrame
@@ -30,13 +30,13 @@ class Seen(NamedTuple):
     shares: pl.DataFrame  # of GPU memory
 
 
-class Panel(NamedTuple):
+class TelemetryPanel(NamedTuple):
     """title: with its unit, which is `scale` of the readings'; how: stretches and devices come together."""
 
     title: str
     scale: float
     how: Together
-    readings: Callable[[Seen], pl.DataFrame]
+    readings: Callable[[RunSamples], pl.DataFrame]
 
 
 def draw(group: Group) -> Figure | None:
@@ -75,16 +75,16 @@ def draw(group: Group) -> Figure | None:
     return Figure("telemetry", "Telemetry", caption, height_px, data, _stacked([title for title, _ in panels]))
 
 
-def _run(mark: Mark) -> LoadedRun | None:
+def _run(mark: CellMark) -> LoadedRun | None:
     return next((run for run in mark.cell.completed if not run.resumed), None)
 
 
-def _seen(spans: Mapping[str, tuple[LoadedRun, float]]) -> Seen:
+def _seen(spans: Mapping[str, tuple[LoadedRun, float]]) -> RunSamples:
     def every(of: Callable[[LoadedRun], pl.DataFrame]) -> pl.DataFrame:
         parts = (of(run).with_columns(pl.col("wall_s") - zero_s, run=pl.lit(label)) for label, (run, zero_s) in spans.items())
         return pl.concat(parts, rechunk=True)
 
-    return Seen(
+    return RunSamples(
         every(lambda run: run.samples.hosts),
         every(lambda run: run.samples.nics),
         every(lambda run: run.samples.gpus),
@@ -92,7 +92,7 @@ def _seen(spans: Mapping[str, tuple[LoadedRun, float]]) -> Seen:
     )
 
 
-def _networks(nics: pl.DataFrame) -> tuple[list[Panel], int]:
+def _networks(nics: pl.DataFrame) -> tuple[list[TelemetryPanel], int]:
     """A panel for each of the interfaces that sent anything, by name, and one for loopback; how many have none."""
     counted = of_network(nics).group_by("run", "host", "name").agg(sent=pl.max("tx_bytes") - pl.min("tx_bytes"))
     sent = dict(counted.group_by("name").agg(pl.sum("sent")).iter_rows())
@@ -101,9 +101,9 @@ def _networks(nics: pl.DataFrame) -> tuple[list[Panel], int]:
     return [*panels, LOOPBACK], max(len(names) - MOST_INTERFACES, 0)
 
 
-def _interface(name: str) -> Panel:
+def _interface(name: str) -> TelemetryPanel:
     title = f"Sent on the network, {html.escape(name, quote=False)} (MB/s)"
-    return Panel(title, MB, "sum", lambda seen: rates(of_network(seen.nics).filter(pl.col("name") == name)))
+    return TelemetryPanel(title, MB, "sum", lambda seen: rates(of_network(seen.nics).filter(pl.col("name") == name)))
 
 
 def _scaled(curve: Curve, scale: float) -> Curve:
@@ -115,7 +115,7 @@ def _is_a_line(curve: Curve) -> bool:
     return sum(value is not None for value in curve.values) > 1
 
 
-def _line(mark: Mark, curve: Curve, number: int, visible: bool | str, named: bool) -> dict[str, Any]:
+def _line(mark: CellMark, curve: Curve, number: int, visible: bool | str, named: bool) -> dict[str, Any]:
     """A trace of the number-th panel; `named`: it is the one of its cell that stands in the legend."""
     return {
         "type": "scatter",
@@ -165,11 +165,13 @@ def _y(number: int) -> str:
 
 
 GPU = (
-    Panel("GPU memory in use (%)", 1, "max", lambda seen: levels(seen.shares, "uuid", "memory_pct")),
-    Panel("GPUs busy (%)", 1, "mean", lambda seen: levels(seen.gpus, "uuid", "utilization_pct")),
+    TelemetryPanel("GPU memory in use (%)", 1, "max", lambda seen: levels(seen.shares, "uuid", "memory_pct")),
+    TelemetryPanel("GPUs busy (%)", 1, "mean", lambda seen: levels(seen.gpus, "uuid", "utilization_pct")),
 )
-LOOPBACK = Panel("Sent over loopback, within a host (MB/s)", MB, "sum", lambda seen: rates(of_loopback(seen.nics)))
+LOOPBACK = TelemetryPanel("Sent over loopback, within a host (MB/s)", MB, "sum", lambda seen: rates(of_loopback(seen.nics)))
 HOST = (
-    Panel("Processors busy (%)", 1, "mean", lambda seen: levels(seen.hosts, "host", "cpu_pct")),
-    Panel("Memory of the hosts in use (GiB)", GIB, "mean", lambda seen: levels(seen.hosts, "host", "memory_used_bytes")),
+    TelemetryPanel("Processors busy (%)", 1, "mean", lambda seen: levels(seen.hosts, "host", "cpu_pct")),
+    TelemetryPanel(
+        "Memory of the hosts in use (GiB)", GIB, "mean", lambda seen: levels(seen.hosts, "host", "memory_used_bytes")
+    ),
 )

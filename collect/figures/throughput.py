@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collect.figure import INK, MUTED, Figure, Group, axis, by_cell, by_cell_height, interval, states
-from collect.statistics import Estimate
+from collect.findings.statistics import Estimate
 
 NAME = "throughput_per_s"
 PADDING = 0.03  # of the axis, so that no mark is cut at its ends

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collect.metric import Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
 from collect.sources.steps import seconds_until
 
 
-def final_accuracy(measured: Measured) -> Quantity | None:
+def final_accuracy(run: LoadedRun) -> Quantity | None:
     """The result's final_accuracy in percent; None where the run was not validated."""
-    found = measured.result.final_accuracy if measured.result else None
-    return None if found is None else Quantity(100 * found, "%")
+    accuracy = run.result.final_accuracy if run.result else None
+    return None if accuracy is None else Quantity(100 * accuracy, "%")
 
 
-def time_to_accuracy(measured: Measured, accuracy_pct: float) -> Quantity | None:
+def time_to_accuracy(run: LoadedRun, accuracy_pct: float) -> Quantity | None:
     """Seconds of training up to the first validation with at least this accuracy in percent; None where none had it, or
     where it stood still."""
-    if measured.paused:
+    if run.paused:
         return None
-    seconds = seconds_until(measured.steps)
-    able = [record for record in measured.validation if record.step in seconds and 100 * record.accuracy >= accuracy_pct]
+    seconds = seconds_until(run.timed)
+    able = [record for record in run.validation if record.step in seconds and 100 * record.accuracy >= accuracy_pct]
     return Quantity(seconds[min(record.step for record in able)], "s") if able else None
 
 
 METRICS = (
     Metric(
         name="final_accuracy_pct",
+        column=MetricColumn("summary", 100, "Accuracy", 3),
         unit="%",
         direction="higher is better",
         definition="Share of the targets of the validation split (labels, or next tokens) for which the most probable class "

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import polars as pl
 
-from collect.metric import Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
 from collect.sources.steps import unwatched
 
 
-def theory(measured: Measured) -> Quantity | None:
+def theory(run: LoadedRun) -> Quantity | None:
     """100 (P - 1) / (v M + P - 1) for P ranks, M micro-batches and v stages a rank; None for a cell without a pipeline, and
     before anything ran."""
-    cell = measured.cell
-    if cell.pp < 2 or measured.steps.is_empty():
+    cell = run.cell
+    if cell.pp < 2 or run.timed.is_empty():
         return None
     per_rank = cell.options.get("stages_per_rank", 1)
     assert isinstance(per_rank, int)
@@ -24,7 +25,7 @@ def theory_pct(ranks: int, passes: float) -> float:
     return 100 * (ranks - 1) / (passes + ranks - 1)
 
 
-def seen(measured: Measured) -> Quantity | None:
+def seen(run: LoadedRun) -> Quantity | None:
     """100 (1 - (F + B) / T): F, the first stage's forward time; B, the last stage's backward time; T, forward and backward of
     the slowest rank; sums over the timed steps, means over replicas.
 
@@ -32,11 +33,11 @@ def seen(measured: Measured) -> Quantity | None:
     is what a pipeline of equally long stages computes. None with several stages a rank, and where F + B exceeds T: then the
     stages are not equally long.
     """
-    cell = measured.cell
+    cell = run.cell
     if cell.pp < 2 or cell.options.get("stages_per_rank", 1) != 1:
         return None
-    rows = unwatched(measured.steps).drop_nulls(["forward_ms", "backward_ms"])
-    across = cell.gpus // cell.pp  # ranks of one stage; they follow one another (trainers/parallel/held.py)
+    rows = unwatched(run.timed).drop_nulls(["forward_ms", "backward_ms"])
+    across = cell.gpus // cell.pp  # ranks of one stage; they follow one another (trainers/parallel/mesh_model.py)
     rows = rows.with_columns(stage=pl.col("rank") // across, passes=pl.col("forward_ms") + pl.col("backward_ms"))
     total = float(rows.group_by("step", maintain_order=True).agg(pl.max("passes"))["passes"].sum())
     first, last = rows.filter(pl.col("stage") == 0), rows.filter(pl.col("stage") == cell.pp - 1)
@@ -49,6 +50,7 @@ def seen(measured: Measured) -> Quantity | None:
 METRICS = (
     Metric(
         name="bubble_theory_pct",
+        column=MetricColumn("times", 50, "Bubble, theory", 3),
         unit="%",
         direction="lower is better",
         definition="Share of a pipeline's time in which a rank has nothing to do, (P - 1) / (v M + P - 1) for P ranks, M "
@@ -59,6 +61,7 @@ METRICS = (
     ),
     Metric(
         name="bubble_pct",
+        column=MetricColumn("times", 40, "Bubble", 3),
         unit="%",
         direction="lower is better",
         definition="Share of the forward and backward time in which a rank waits, computed from the step records for stages "

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from collect.metric import Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
 
 
-def _of(kind: str) -> Callable[[Measured], Quantity | None]:
-    def sent(measured: Measured) -> Quantity | None:
-        found = measured.result.communication_bytes if measured.result else None
-        return Quantity(found[kind], "bytes") if found and kind in found else None
+def _of(kind: str) -> Callable[[LoadedRun], Quantity | None]:
+    def sent(run: LoadedRun) -> Quantity | None:
+        counts = run.result.communication_bytes if run.result else None
+        return Quantity(counts[kind], "bytes") if counts and kind in counts else None
 
     return sent
 
 
-def _metric(kind: str, definition: str) -> Metric:
+def _metric(kind: str, place: int, definition: str) -> Metric:
     return Metric(
         name=f"sent_{kind}_bytes",
+        column=MetricColumn("sent", place, f"Per step, {kind}"),
         unit="bytes",
         direction="lower is better",
         definition=f"Bytes sent in one step by all ranks together, {definition}. Each collective counts as the ring algorithm "
@@ -28,7 +30,7 @@ def _metric(kind: str, definition: str) -> Metric:
 
 
 METRICS = (
-    _metric("theory", "computed with the strategy's own formula, which has all its terms"),
-    _metric("counted", "counted from the collectives of one step of the same-work proof"),
-    _metric("textbook", "as given in textbooks (2 psi for data parallel, 3 psi for ZeRO-3; psi: bytes of the gradients)"),
+    _metric("theory", 20, "computed with the strategy's own formula, which has all its terms"),
+    _metric("counted", 10, "counted from the collectives of one step of the same-work proof"),
+    _metric("textbook", 30, "as given in textbooks (2 psi for data parallel, 3 psi for ZeRO-3; psi: bytes of the gradients)"),
 )

@@ -7,40 +7,41 @@ import itertools
 import numpy as np
 import polars as pl
 
-from collect.metric import Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.loading.telemetry import covered
+from collect.metric import Metric, MetricColumn
 from collect.metrics.network import LEAST_COVERAGE
-from collect.telemetry import covered
 
 
-def energy(measured: Measured) -> Quantity | None:
+def energy(run: LoadedRun) -> Quantity | None:
     """Joules of the GPUs that were trained on between the ends of the first and the last timed step.
 
     From the energy counters if each of these GPUs has a counter, else from power samples. None if a GPU has neither, if its
     samples cover less than 80 % of that time, or if the run was suspended during that time.
     """
-    if measured.paused or measured.gpus.is_empty() or (span := measured.window) is None:
+    if run.paused or run.gpu_samples.is_empty() or (span := run.window) is None:
         return None
-    used = measured.result.gpus if measured.result else None
-    sampled = measured.gpus.select(pl.struct("host", "uuid").n_unique()).item()
+    used = run.result.gpus if run.result else None
+    sampled = run.gpu_samples.select(pl.struct("host", "uuid").n_unique()).item()
     if used is not None and sampled != len(used):
         return None  # some GPUs have no telemetry
     for column, of_gpu, kind in (("energy_j", _from_counter, "counter"), ("power_w", _from_power, "power samples")):
-        gpus = measured.gpus.drop_nulls(column).sort("wall_s")
+        gpus = run.gpu_samples.drop_nulls(column).sort("wall_s")
         known = [of_gpu(rows, span) for _, rows in gpus.group_by("host", "uuid", maintain_order=True)]
         if len(known) == sampled and None not in known:
             return Quantity(sum(joules for joules in known if joules is not None), "J", kind)
     return None
 
 
-def energy_per_unit(measured: Measured) -> Quantity | None:
+def energy_per_unit(run: LoadedRun) -> Quantity | None:
     """Joules over the units of data of the steps between those ends: all timed steps but the first."""
-    total, rows = energy(measured), measured.steps
+    total, rows = energy(run), run.timed
     if total is None:
         return None
     units = float(rows.filter(pl.col("step") > rows["step"].min())["units"].sum())
     if units <= 0:
         return None
-    unit = measured.result.unit.removesuffix("s") if measured.result else "unit"
+    unit = run.result.unit.removesuffix("s") if run.result else "unit"
     return Quantity(total.value / units, f"J/{unit}", total.kind)
 
 
@@ -83,6 +84,7 @@ _WHILE = (
 METRICS = (
     Metric(
         name="energy_j",
+        column=MetricColumn("times", 80, "Energy"),
         of_all_steps=True,
         unit="J",
         direction="lower is better",
@@ -91,6 +93,7 @@ METRICS = (
     ),
     Metric(
         name="energy_per_unit_j",
+        column=MetricColumn("times", 90, "Energy per unit", 3),
         of_all_steps=True,
         unit="J/unit",
         direction="lower is better",

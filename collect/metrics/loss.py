@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collect.metric import Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
 
 
-def final_loss(measured: Measured) -> Quantity | None:
+def final_loss(run: LoadedRun) -> Quantity | None:
     """The loss of the last timed step, as the mean over the global batch before the update."""
-    losses = measured.world["loss"]
+    losses = run.world["loss"]
     return None if losses.is_empty() or losses[-1] is None else Quantity(losses[-1], "nats")
 
 
 METRICS = (
     Metric(
         name="final_loss",
+        column=MetricColumn("summary", 90, "Final loss"),
         unit="nats",
         direction="lower is better",
         definition="Mean loss over the global batch (cross-entropy, in nats) at the last timed step, before its update.",

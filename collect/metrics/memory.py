@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import polars as pl
 
-from collect.metric import Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
 from collect.sources.steps import unwatched
 
 KINDS = {"allocated_bytes": "allocated on the GPU", "rss_bytes": "resident set of the process"}
 
 
-def peak_memory(measured: Measured) -> Quantity | None:
+def peak_memory(run: LoadedRun) -> Quantity | None:
     """The highest value over ranks and timed steps, in bytes: of the GPU allocator, or of the process without a GPU.
 
     None where some ranks have the one and some the other: they do not compare.
     """
-    steps = unwatched(measured.steps)
+    steps = unwatched(run.timed)
     column = column_of(steps)
     if column is None:
         return None
@@ -29,23 +30,25 @@ def column_of(steps: pl.DataFrame) -> str | None:
     return next((name for name in KINDS if steps[name].count()), None)
 
 
-def reserved(measured: Measured) -> Quantity | None:
+def reserved(run: LoadedRun) -> Quantity | None:
     """The highest value over ranks and timed steps of what the GPU allocator had reserved, in bytes; None without a GPU."""
-    sizes = unwatched(measured.steps)["reserved_bytes"]
+    sizes = unwatched(run.timed)["reserved_bytes"]
     if sizes.is_empty() or sizes.null_count():
         return None
     return Quantity(_largest(sizes), "bytes")
 
 
 def _largest(sizes: pl.Series) -> int:
-    found = sizes.max()
-    assert isinstance(found, int)
-    return found
+    size = sizes.max()
+    assert isinstance(size, int)
+    return size
 
 
+_HEADINGS = {KINDS["allocated_bytes"]: "Peak GPU memory", KINDS["rss_bytes"]: "Peak RSS"}
 METRICS = (
     Metric(
         name="peak_memory_bytes",
+        column=MetricColumn("summary", 50, "Peak memory", headings=_HEADINGS),
         unit="bytes",
         direction="lower is better",
         definition="Largest memory that the GPU allocator had allocated within a step, over ranks and timed steps; without a "
@@ -54,6 +57,7 @@ METRICS = (
     ),
     Metric(
         name="reserved_memory_bytes",
+        column=MetricColumn("memory", 100, "Reserved"),
         unit="bytes",
         direction="lower is better",
         definition="Largest memory that the GPU allocator had reserved within a step, over ranks and timed steps: allocated "

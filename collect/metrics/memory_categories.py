@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from collect.metric import Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
 
 # The words of docs/instruments.md, which says how a storage gets its category.
 CATEGORIES = {
@@ -19,30 +20,32 @@ CATEGORIES = {
     "temporary": "what is used and dropped, and what collectives work on",
 }
 
-
-def _found(measured: Measured) -> dict[str, Any]:
-    return measured.result.instruments.get("memory", {}) if measured.result else {}
+_HEADINGS = ("Parameters", "Gathered", "Gradients", "Optimizer", "Master copy", "Activations", "Buffers", "Temporary")
 
 
-def largest(category: str) -> Callable[[Measured], Quantity | None]:
+def _found(run: LoadedRun) -> dict[str, Any]:
+    return run.result.instruments.get("memory", {}) if run.result else {}
+
+
+def largest(category: str) -> Callable[[LoadedRun], Quantity | None]:
     """A metric: the most that this category held at any moment of the step that was looked into, in bytes."""
 
-    def of_run(measured: Measured) -> Quantity | None:
-        value = _found(measured).get("largest_bytes", {}).get(category)
+    def of_run(run: LoadedRun) -> Quantity | None:
+        value = _found(run).get("largest_bytes", {}).get(category)
         return None if value is None else Quantity(value, "bytes")
 
     return of_run
 
 
-def estimated(measured: Measured) -> Quantity | None:
+def estimated(run: LoadedRun) -> Quantity | None:
     """The estimate of parameters, gradients and optimizer state on a rank, in bytes; None for strategies that have none."""
-    parts = _found(measured).get("estimate_bytes")
+    parts = _found(run).get("estimate_bytes")
     return Quantity(sum(parts.values()), "bytes") if parts else None
 
 
-def over_estimate(measured: Measured) -> Quantity | None:
+def over_estimate(run: LoadedRun) -> Quantity | None:
     """All categories at the peak of the step that was looked into, over the estimate."""
-    estimate, peak = estimated(measured), _found(measured).get("peak_bytes")
+    estimate, peak = estimated(run), _found(run).get("peak_bytes")
     return Quantity(sum(peak.values()) / estimate.value, "x") if estimate and estimate.value and peak else None
 
 
@@ -50,6 +53,7 @@ METRICS = (
     *(
         Metric(
             name=f"memory_{category}_bytes",
+            column=MetricColumn("memory", 10 * place, heading),
             unit="bytes",
             direction="lower is better",
             definition=f"Largest size, during the one observed step, of {what}; on the rank with the highest peak "
@@ -58,7 +62,7 @@ METRICS = (
             of_run=largest(category),
             exact=category in ("parameter", "optimizer_state", "master_parameter"),  # the others depend on what overlaps
         )
-        for category, what in CATEGORIES.items()
+        for place, ((category, what), heading) in enumerate(zip(CATEGORIES.items(), _HEADINGS, strict=True), 1)
     ),
     Metric(
         name="estimated_memory_bytes",
@@ -72,6 +76,7 @@ METRICS = (
     ),
     Metric(
         name="memory_over_estimate",
+        column=MetricColumn("memory", 90, "Peak / estimate", 3),
         unit="x",
         direction="lower is better",
         definition="All categories together at the peak of the observed step, divided by the estimate. Activations, buffers "

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collect.metric import Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
 from collect.metrics.throughput import throughput
 from shardlab.gpu_models import peak_flops
 
 
-def mfu(measured: Measured) -> Quantity | None:
+def mfu(run: LoadedRun) -> Quantity | None:
     """Throughput times FLOPs of a unit, over the peak of all GPUs, in percent. Absent where any of the three is not known."""
-    flops = measured.result.flops_per_unit if measured.result else None
-    names = {gpu.name for host in measured.hosts for gpu in host.gpus or ()}
+    flops = run.result.flops_per_unit if run.result else None
+    names = {gpu.name for host in run.hosts for gpu in host.gpus or ()}
     if flops is None or len(names) != 1:
         return None
-    rate, peak = throughput(measured), peak_flops(names.pop(), measured.cell.precision)
-    return None if rate is None or peak is None else Quantity(100 * rate.value * flops / (peak * measured.cell.gpus), "%")
+    rate, peak = throughput(run), peak_flops(names.pop(), run.cell.precision)
+    return None if rate is None or peak is None else Quantity(100 * rate.value * flops / (peak * run.cell.gpus), "%")
 
 
-def hfu(measured: Measured) -> Quantity | None:
+def hfu(run: LoadedRun) -> Quantity | None:
     """MFU with what is computed again: the same where nothing is, and unknown where it is not counted how much."""
-    return mfu(measured) if measured.cell.activation_checkpointing == "none" else None
+    return mfu(run) if run.cell.activation_checkpointing == "none" else None
 
 
 METRICS = (
     Metric(
         name="mfu_pct",
+        column=MetricColumn("summary", 80, "MFU", 3),
         unit="%",
         direction="higher is better",
         definition="Model FLOPs utilization (Chowdhery et al., PaLM, 2022, appendix B): throughput times the FLOPs of forward "

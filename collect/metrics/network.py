@@ -8,20 +8,21 @@ from operator import itemgetter
 
 import polars as pl
 
-from collect.metric import Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
 from collect.sources.samples import Seen
 
 LEAST_COVERAGE = 0.8  # of the timed window that has to lie between samples of an interface
 
 
-def network(measured: Measured) -> Quantity | None:
+def network(run: LoadedRun) -> Quantity | None:
     """Bytes sent on physical interfaces, or on virtual ones where a host (a container) shows no physical one."""
-    return _sent(measured, network_kind)
+    return _sent(run, network_kind)
 
 
-def loopback(measured: Measured) -> Quantity | None:
+def loopback(run: LoadedRun) -> Quantity | None:
     """Bytes sent over loopback interfaces: what ranks of one host, and anything else on it, say to each other."""
-    return _sent(measured, lambda _: "loopback")
+    return _sent(run, lambda _: "loopback")
 
 
 def network_kind(kinds: Set[str]) -> str:
@@ -36,18 +37,19 @@ def of_network(nics: pl.DataFrame) -> pl.DataFrame:
 
 
 def of_loopback(nics: pl.DataFrame) -> pl.DataFrame:
+    """The samples of loopback interfaces."""
     return nics.filter(pl.col("kind") == "loopback")
 
 
-def _sent(measured: Measured, wanted: Callable[[Set[str]], str]) -> Quantity | None:
+def _sent(run: LoadedRun, wanted: Callable[[Set[str]], str]) -> Quantity | None:
     """Bytes of the interfaces of the kind that is wanted on a host with interfaces of these kinds."""
-    span = measured.window
+    span = run.window
     if span is None:
         return None
     shown: dict[str, set[str]] = {}
-    for host, kind, _ in measured.interfaces:
+    for host, kind, _ in run.interfaces:
         shown.setdefault(host, set()).add(kind)
-    parts = [counted(seen, span) for (host, kind, _), seen in measured.interfaces.items() if kind == wanted(shown[host])]
+    parts = [counted(seen, span) for (host, kind, _), seen in run.interfaces.items() if kind == wanted(shown[host])]
     known = [part for part in parts if part is not None]
     return Quantity(sum(known), "bytes") if known and len(known) == len(parts) else None
 
@@ -90,6 +92,7 @@ _WHILE = (
 METRICS = (
     Metric(
         name="network_bytes",
+        column=MetricColumn("sent", 40, "All timed steps, network"),
         unit="bytes",
         direction="neither",
         definition=f"Bytes sent by all hosts on physical interfaces (virtual ones if a host has no physical one) {_WHILE}",
@@ -97,6 +100,7 @@ METRICS = (
     ),
     Metric(
         name="loopback_bytes",
+        column=MetricColumn("sent", 50, "All timed steps, loopback"),
         unit="bytes",
         direction="neither",
         definition=f"Bytes sent over the loopback interfaces of all hosts {_WHILE}",

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from collect.metric import Compared, Measured, Metric, Quantity
-from collect.metrics.beside import more
-from collect.traces import names
-from collect.traces.breakdown import Tally
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Compared, Metric
+from collect.metrics.baseline_differences import more
+from collect.traces import operator_classes
+from collect.traces.breakdown import EventTally
 
-OF = "`of` is a name in whole words, or the beginning of names followed by *, or a class: " + ", ".join(names.CLASSES)
+OF = "`of` is a name in whole words, or the beginning of names followed by *, or a class: " + ", ".join(
+    operator_classes.CLASSES
+)
 EXAMPLE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
-def calls(measured: Measured, of: str) -> Quantity | None:
+def calls(run: LoadedRun, of: str) -> Quantity | None:
     """Calls a step, mean over the ranks that were profiled by steps."""
-    return _a_step(measured, of, "calls", lambda one: one.count)
+    return _a_step(run, of, "calls", lambda one: one.count)
 
 
-def time(measured: Measured, of: str) -> Quantity | None:
+def time(run: LoadedRun, of: str) -> Quantity | None:
     """ms a step, mean over the ranks that were profiled by steps."""
-    return _a_step(measured, of, "ms", lambda one: one.total_ns / 1e6)
+    return _a_step(run, of, "ms", lambda one: one.total_ns / 1e6)
 
 
-def _a_step(measured: Measured, of: str, unit: str, size: Callable[[Tally], float]) -> Quantity | None:
+def _a_step(run: LoadedRun, of: str, unit: str, size: Callable[[EventTally], float]) -> Quantity | None:
     """None without profiled steps, and where nothing of a trace of operators has the name: it may be a kernel's. 0 where a GPU
     has no such kernel."""
-    ranks = [one for one in measured.breakdowns if one.steps]
-    wanted = [names.pattern(of, one.source) for one in ranks]
+    ranks = [one for one in run.breakdowns if one.steps]
+    wanted = [operator_classes.pattern(of, one.source) for one in ranks]
     found = [[each for each in one.kernels if look and look.search(each.name)] for one, look in zip(ranks, wanted, strict=True)]
     if not ranks or (not any(found) and any(one.source != "gpu" for one in ranks)):
         return None
@@ -36,6 +39,7 @@ def _a_step(measured: Measured, of: str, unit: str, size: Callable[[Tally], floa
 
 
 def difference(compared: Compared) -> Quantity | None:
+    """How much more time in ms than in the baseline."""
     return more(compared, "ms")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collect.metric import Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric
 
 
-def parameters(measured: Measured) -> Quantity | None:
+def parameters(run: LoadedRun) -> Quantity | None:
     """The result's count of trainable parameters of the whole model."""
-    found = measured.result.parameters if measured.result else None
-    return None if found is None else Quantity(found, "parameters")
+    count = run.result.parameters if run.result else None
+    return None if count is None else Quantity(count, "parameters")
 
 
 METRICS = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collect.metric import Compared, Metric, Quantity
+from collect.loading.loaded_run import Quantity
+from collect.metric import Compared, Metric, MetricColumn
 
 
 def speed_up(compared: Compared) -> Quantity | None:
@@ -23,6 +24,7 @@ def efficiency(compared: Compared) -> Quantity | None:
 METRICS = (
     Metric(
         name="speed_up",
+        column=MetricColumn("summary", 30, "Speed-up", 3, {"strong": "Speed-up, strong", "weak": "Speed-up, weak"}),
         unit="x",
         direction="higher is better",
         definition="Mean throughput over the baseline's mean throughput, with the same workload, launcher, precision, sequence "
@@ -32,6 +34,7 @@ METRICS = (
     ),
     Metric(
         name="scaling_efficiency_pct",
+        column=MetricColumn("summary", 40, "Efficiency", 3),
         unit="%",
         direction="higher is better",
         definition="Speed-up over the ratio of ranks to the baseline's ranks; 100 % is ideal.",

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collect.metric import Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
 
 
-def _counts(measured: Measured) -> dict[int, int]:
-    effective = measured.result.knobs.get("effective", {}) if measured.result else {}
+def _counts(run: LoadedRun) -> dict[int, int]:
+    effective = run.result.knobs.get("effective", {}) if run.result else {}
     return {int(age): count for age, count in effective.get("staleness_counts", {}).items() if count}
 
 
-def mean(measured: Measured) -> Quantity | None:
+def mean(run: LoadedRun) -> Quantity | None:
     """Mean staleness over all pushes; None where there is no parameter server."""
-    counts = _counts(measured)
+    counts = _counts(run)
     if not counts:
         return None
     return Quantity(sum(age * count for age, count in counts.items()) / sum(counts.values()), "updates")
 
 
-def largest(measured: Measured) -> Quantity | None:
+def largest(run: LoadedRun) -> Quantity | None:
     """The largest staleness of any push."""
-    counts = _counts(measured)
+    counts = _counts(run)
     return Quantity(max(counts), "updates") if counts else None
 
 
@@ -31,10 +32,16 @@ _WHAT = (
 )
 METRICS = (
     Metric(
-        name="staleness_mean", unit="updates", direction="lower is better", definition=f"Mean staleness {_WHAT}", of_run=mean
+        name="staleness_mean",
+        column=MetricColumn("times", 60, "Staleness, mean", 3),
+        unit="updates",
+        direction="lower is better",
+        definition=f"Mean staleness {_WHAT}",
+        of_run=mean,
     ),
     Metric(
         name="staleness_max",
+        column=MetricColumn("times", 70, "Staleness, max", 3),
         unit="updates",
         direction="lower is better",
         definition=f"Largest staleness {_WHAT}",

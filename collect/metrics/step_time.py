@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from collect.metric import Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
 
 
-def percentile(share: float) -> Callable[[Measured], Quantity | None]:
+def percentile(share: float) -> Callable[[LoadedRun], Quantity | None]:
     """A metric: this linear percentile over the timed steps of the slowest rank's step_ms, in milliseconds."""
 
-    def of_run(measured: Measured) -> Quantity | None:
-        value = measured.undisturbed["step_ms"].quantile(share, interpolation="linear")
+    def of_run(run: LoadedRun) -> Quantity | None:
+        value = run.undisturbed["step_ms"].quantile(share, interpolation="linear")
         return None if value is None else Quantity(value, "ms")
 
     return of_run
 
 
-def _metric(name: str, share: float, which: str) -> Metric:
+def _metric(name: str, share: float, which: str, column: MetricColumn | None = None) -> Metric:
     return Metric(
         name=name,
+        column=column,
         unit="ms",
         direction="lower is better",
         definition=f"{which}, over the timed steps, of the step time of the slowest rank.",
@@ -28,7 +30,7 @@ def _metric(name: str, share: float, which: str) -> Metric:
 
 
 METRICS = (
-    _metric("step_time_ms", 0.50, "Median"),
+    _metric("step_time_ms", 0.50, "Median", MetricColumn("summary", 20, "Step, median")),
     _metric("step_time_p5_ms", 0.05, "5th percentile (linear)"),
     _metric("step_time_p95_ms", 0.95, "95th percentile (linear)"),
 )

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collect.metric import Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
 
 
-def throughput(measured: Measured) -> Quantity | None:
+def throughput(run: LoadedRun) -> Quantity | None:
     """Units of all ranks over the time that the slowest rank took, summed over the timed steps; in units per second."""
-    world = measured.undisturbed
+    world = run.undisturbed
     milliseconds = float(world["step_ms"].sum())
     if milliseconds <= 0:
         return None
-    unit = measured.result.unit if measured.result else "units"
+    unit = run.result.unit if run.result else "units"
     return Quantity(1000 * float(world["units"].sum()) / milliseconds, f"{unit}/s")
 
 
 METRICS = (
     Metric(
         name="throughput_per_s",
+        column=MetricColumn("summary", 10, "Throughput", has_interval=True),
         unit="units/s",
         direction="higher is better",
         definition="Units of data (tokens, images) of all ranks in the timed steps, divided by the sum of the slowest rank's "

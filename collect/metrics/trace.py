@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from collect.metric import Direction, Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Direction, Metric
 
 if TYPE_CHECKING:
     from collect.traces.breakdown import Breakdown
@@ -20,8 +21,8 @@ _MS = 1e6  # ns
 def _a_step(name: str, ns: Callable[[Breakdown], int | None], direction: Direction, definition: str) -> Metric:
     """A time in ms a profiler step; None where no rank was profiled by steps."""
 
-    def of_run(measured: Measured) -> Quantity | None:
-        known = [(time, one) for one in measured.breakdowns if one.steps and (time := ns(one)) is not None]
+    def of_run(run: LoadedRun) -> Quantity | None:
+        known = [(time, one) for one in run.breakdowns if one.steps and (time := ns(one)) is not None]
         if not known:
             return None
         return Quantity(sum(time / one.steps for time, one in known) / len(known) / _MS, "ms", known[0][1].kind)
@@ -29,9 +30,9 @@ def _a_step(name: str, ns: Callable[[Breakdown], int | None], direction: Directi
     return Metric(name=name, unit="ms", direction=direction, definition=definition, of_run=of_run)
 
 
-def overlap(measured: Measured) -> Quantity | None:
+def overlap(run: LoadedRun) -> Quantity | None:
     """None where no profiled rank communicated."""
-    known = [(share, one) for one in measured.breakdowns if (share := one.overlap_pct) is not None]
+    known = [(share, one) for one in run.breakdowns if (share := one.overlap_pct) is not None]
     return Quantity(sum(share for share, _ in known) / len(known), "%", known[0][1].kind) if known else None
 
 

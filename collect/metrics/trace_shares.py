@@ -5,45 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from collect.metric import Direction, Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Direction, Metric
 
 if TYPE_CHECKING:
     from collect.traces.breakdown import Breakdown
 
 
-def share(ns: Callable[[Breakdown], int | None]) -> Callable[[Measured], Quantity | None]:
+def share(ns: Callable[[Breakdown], int | None]) -> Callable[[LoadedRun], Quantity | None]:
     """A metric: this time over the span, in percent, mean over the profiled ranks; None where none has both."""
 
-    def of_run(measured: Measured) -> Quantity | None:
-        known = [
-            (100 * time / one.span_ns, one) for one in measured.breakdowns if one.span_ns and (time := ns(one)) is not None
-        ]
+    def of_run(run: LoadedRun) -> Quantity | None:
+        known = [(100 * time / one.span_ns, one) for one in run.breakdowns if one.span_ns and (time := ns(one)) is not None]
         return Quantity(sum(pct for pct, _ in known) / len(known), "%", known[0][1].kind) if known else None
 
     return of_run
 
 
-def collective_count(measured: Measured) -> Quantity | None:
+def collective_count(run: LoadedRun) -> Quantity | None:
     """Collectives of a step, mean over the ranks that were profiled by steps; None where there is none such."""
-    known = [one for one in measured.breakdowns if one.steps]
+    known = [one for one in run.breakdowns if one.steps]
     if not known:
         return None
     counts = [sum(tally.count for tally in one.collectives) / one.steps for one in known]
     return Quantity(sum(counts) / len(counts), "calls", known[0].kind)
 
 
-def collective_ms(measured: Measured) -> Quantity | None:
+def collective_ms(run: LoadedRun) -> Quantity | None:
     """Their durations added up, in ms a step."""
-    known = [one for one in measured.breakdowns if one.steps]
+    known = [one for one in run.breakdowns if one.steps]
     if not known:
         return None
     times = [sum(tally.total_ns for tally in one.collectives) / one.steps / 1e6 for one in known]
     return Quantity(sum(times) / len(times), "ms", known[0].kind)
 
 
-def collective_mean_ms(measured: Measured) -> Quantity | None:
+def collective_mean_ms(run: LoadedRun) -> Quantity | None:
     """The mean duration of a collective, in ms; None where there was none."""
-    time, count = collective_ms(measured), collective_count(measured)
+    time, count = collective_ms(run), collective_count(run)
     return Quantity(time.value / count.value, "ms", time.kind) if time and count and count.value else None
 
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from collect.metric import Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
 
 
-def train_time(measured: Measured) -> Quantity | None:
+def train_time(run: LoadedRun) -> Quantity | None:
     """The result's train_time_s, in seconds."""
-    found = measured.result.train_time_s if measured.result else None
-    return None if found is None else Quantity(found, "s")
+    seconds = run.result.train_time_s if run.result else None
+    return None if seconds is None else Quantity(seconds, "s")
 
 
-def epoch_time(average: Callable[[Sequence[float]], float]) -> Callable[[Measured], Quantity | None]:
+def epoch_time(average: Callable[[Sequence[float]], float]) -> Callable[[LoadedRun], Quantity | None]:
     """A metric: this average over the result's epoch_time_s, in seconds; None for a cell whose length is in steps."""
 
-    def of_run(measured: Measured) -> Quantity | None:
-        epochs = measured.result.epoch_time_s if measured.result else None
+    def of_run(run: LoadedRun) -> Quantity | None:
+        epochs = run.result.epoch_time_s if run.result else None
         return Quantity(average(epochs), "s") if epochs else None
 
     return of_run
@@ -27,6 +28,7 @@ def epoch_time(average: Callable[[Sequence[float]], float]) -> Callable[[Measure
 METRICS = (
     Metric(
         name="train_time_s",
+        column=MetricColumn("times", 10, "Training"),
         of_all_steps=True,
         unit="s",
         direction="lower is better",
@@ -36,6 +38,7 @@ METRICS = (
     ),
     Metric(
         name="epoch_time_s",
+        column=MetricColumn("times", 20, "Epoch, mean"),
         of_all_steps=True,
         unit="s",
         direction="lower is better",
@@ -44,6 +47,7 @@ METRICS = (
     ),
     Metric(
         name="epoch_time_median_s",
+        column=MetricColumn("times", 30, "Epoch, median"),
         of_all_steps=True,
         unit="s",
         direction="lower is better",

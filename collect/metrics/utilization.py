@@ -6,29 +6,30 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from collect.metric import Measured, Metric, Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
 from collect.sources.samples import within
 from shardlab.host import Host
 
 
-def cpu(measured: Measured) -> Quantity | None:
+def cpu(run: LoadedRun) -> Quantity | None:
     """Mean over hosts of the mean cpu_pct of the samples within the timed window, 0 to 100."""
-    return _mean_of_means(measured, measured.samples.hosts, "host", "cpu_pct")
+    return _mean_of_means(run, run.whole_samples.hosts, "host", "cpu_pct")
 
 
-def gpu(measured: Measured) -> Quantity | None:
+def gpu(run: LoadedRun) -> Quantity | None:
     """Mean over GPUs of the mean utilization_pct of the samples within the timed window, 0 to 100."""
-    return _mean_of_means(measured, measured.gpus, "uuid", "utilization_pct")
+    return _mean_of_means(run, run.gpu_samples, "uuid", "utilization_pct")
 
 
-def gpu_memory(measured: Measured) -> Quantity | None:
+def gpu_memory(run: LoadedRun) -> Quantity | None:
     """Highest share of a GPU's memory that was in use, over GPUs and samples of the timed window, in percent.
 
     None where the size of any of these GPUs is not known.
     """
-    if measured.gpus.is_empty() or (span := measured.window) is None:
+    if run.gpu_samples.is_empty() or (span := run.window) is None:
         return None
-    shares = memory_shares(within(measured.gpus, span), measured.hosts)["memory_pct"]
+    shares = memory_shares(within(run.gpu_samples, span), run.hosts)["memory_pct"]
     return Quantity(float(shares.sort()[-1]), "%") if shares.len() else None
 
 
@@ -42,8 +43,8 @@ def memory_shares(gpus: pl.DataFrame, hosts: Sequence[Host]) -> pl.DataFrame:
     return used.with_columns(memory_pct=100 * pl.col("memory_used_bytes") / whole)
 
 
-def _mean_of_means(measured: Measured, samples: pl.DataFrame, key: str, value: str) -> Quantity | None:
-    if samples.is_empty() or (span := measured.window) is None:
+def _mean_of_means(run: LoadedRun, samples: pl.DataFrame, key: str, value: str) -> Quantity | None:
+    if samples.is_empty() or (span := run.window) is None:
         return None
     rows = within(samples, span)
     if rows[key].n_unique() > 1:
@@ -56,6 +57,7 @@ def _mean_of_means(measured: Measured, samples: pl.DataFrame, key: str, value: s
 METRICS = (
     Metric(
         name="cpu_pct",
+        column=MetricColumn("summary", 60, "CPU", 3),
         of_all_steps=True,
         unit="%",
         direction="neither",
@@ -65,6 +67,7 @@ METRICS = (
     ),
     Metric(
         name="gpu_pct",
+        column=MetricColumn("summary", 70, "GPU", 3),
         of_all_steps=True,
         unit="%",
         direction="neither",
@@ -74,6 +77,7 @@ METRICS = (
     ),
     Metric(
         name="gpu_memory_pct",
+        column=MetricColumn("memory", 110, "GPU memory", 3),
         unit="%",
         direction="neither",
         definition="Highest share of a GPU's memory in use by any process (including libraries and memory that the allocator "

@@ -29,6 +29,7 @@ class GpuSource(Source):
             self.why_absent = f"NVML: {error}"
 
     def fill(self, sample: Sample) -> None:
+        """Set `gpus`: one entry per GPU of this machine."""
         if self._handles:
             sample.gpus = [self._read(uuid, handle) for uuid, handle in self._handles.items()]
 

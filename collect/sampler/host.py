@@ -26,6 +26,7 @@ class HostSource(Source):
                 self.failures[name] += 1
 
     def fill(self, sample: Sample) -> None:
+        """Set the fields of processors, memory and disks."""
         for name, file in self._files.items():
             try:
                 text = file.read()

@@ -17,7 +17,7 @@ from shardlab.record import SCHEMA, LineWriter, Sample
 ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
-class Tally(msgspec.Struct):
+class TickTally(msgspec.Struct):
     """What a sampler did. missed: ticks that passed while the machine did not let it run."""
 
     samples: int = 0
@@ -25,13 +25,13 @@ class Tally(msgspec.Struct):
     failures: dict[str, int] = {}
 
 
-def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> Tally:
+def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> TickTally:
     """Write one sample per 1/hz seconds to `out` until a signal ends us or the process `parent` is gone.
 
     A tick that is missed is skipped, not made up for, so that samples stay where the schedule puts them.
     Raises WorkspaceError where `out` cannot be written.
     """
-    tally = Tally()
+    tally = TickTally()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # so that a signal waits for the end of a line
     try:
         started = _identity(parent)

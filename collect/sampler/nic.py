@@ -21,6 +21,7 @@ class OpenNic(msgspec.Struct):
     counters: dict[str, KernelFile]
 
     def close(self) -> None:
+        """Close the files of all counters."""
         for file in self.counters.values():
             file.close()
 
@@ -35,6 +36,7 @@ class NicSource(Source):
         self._listed: frozenset[str] = frozenset()
 
     def fill(self, sample: Sample) -> None:
+        """Set `nics`: one entry per interface whose counters could be read."""
         try:
             self._follow()
         except OSError:

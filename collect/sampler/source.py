@@ -42,4 +42,5 @@ class KernelFile:
         return content
 
     def close(self) -> None:
+        """Close the file."""
         os.close(self._descriptor)

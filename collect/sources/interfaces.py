@@ -12,7 +12,7 @@ IDENTITY = {"mac": pl.String, "pci": pl.String}  # columns of the samples beside
 _KEYS = ("run", "host", "kind", "name", *IDENTITY)
 
 
-class Interface(msgspec.Struct):
+class InterfaceSpan(msgspec.Struct):
     """An interface as long as its name and its addresses stay the same. first_s, last_s: its first and last sample (wall_s).
 
     known_as: the name in the rows of all its samples.
@@ -28,7 +28,7 @@ class Interface(msgspec.Struct):
     last_s: float
     known_as: str = ""
 
-    def becomes(self, later: Interface) -> bool:
+    def becomes(self, later: InterfaceSpan) -> bool:
         """Whether `later` is this interface, renamed or with another MAC address: then its counter goes on."""
         if self.last_s > later.first_s or (self.kind, self.pci) != (later.kind, later.pci):
             return False
@@ -47,19 +47,19 @@ def with_one_name_each(nics: pl.DataFrame) -> pl.DataFrame:
     if by_name.n_unique() == by_identity.n_unique() == seen.height:
         return nics.drop(IDENTITY)
     spans = nics.group_by(_KEYS).agg(first_s=pl.min("wall_s"), last_s=pl.max("wall_s"))
-    interfaces = [Interface(**row) for row in spans.iter_rows(named=True)]
+    interfaces = [InterfaceSpan(**row) for row in spans.iter_rows(named=True)]
     interfaces.sort(key=attrgetter("last_s", "first_s", "name"), reverse=True)
     for place in dict.fromkeys((interface.run, interface.host) for interface in interfaces):
         _name(interface for interface in interfaces if (interface.run, interface.host) == place)
     columns = {key: [getattr(interface, key) for interface in interfaces] for key in (*_KEYS, "known_as")}
     names = pl.DataFrame(columns, {key: nics.schema.get(key, pl.String) for key in columns})
-    found = nics.join(names, on=_KEYS, how="left", nulls_equal=True, maintain_order="left")
-    return found.with_columns(name=pl.col("known_as")).drop(*IDENTITY, "known_as")
+    named = nics.join(names, on=_KEYS, how="left", nulls_equal=True, maintain_order="left")
+    return named.with_columns(name=pl.col("known_as")).drop(*IDENTITY, "known_as")
 
 
-def _name(interfaces: Iterable[Interface]) -> None:
+def _name(interfaces: Iterable[InterfaceSpan]) -> None:
     """Set the names of the interfaces of one host, which come in the order of their last samples, the latest first."""
-    earliest: list[Interface] = []  # of each that was named so far
+    earliest: list[InterfaceSpan] = []  # of each that was named so far
     taken: set[str] = set()
     for interface in interfaces:
         place = next((place for place, other in enumerate(earliest) if interface.becomes(other)), None)

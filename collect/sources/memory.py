@@ -24,7 +24,7 @@ def read(path: Path) -> MemoryCurves | None:
     if path.parent.is_symlink():
         return None
     try:
-        found = decoder(MemoryCurves).decode(files.read(path))
+        curves = decoder(MemoryCurves).decode(files.read(path))
     except (OSError, *DECODE_FAULTS):
         return None
-    return found if all(len(curve) == len(found.t_ms) for curve in found.points.values()) else None
+    return curves if all(len(curve) == len(curves.t_ms) for curve in curves.points.values()) else None

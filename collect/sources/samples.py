@@ -75,10 +75,10 @@ def within(rows: pl.DataFrame, window: tuple[float, float]) -> pl.DataFrame:
 def of_interfaces(nics: pl.DataFrame) -> dict[Interface, list[Seen]]:
     """The samples of each network interface of each host, in their order."""
     columns = [nics[name].to_list() for name in ("host", "kind", "name", "wall_s", "tx_bytes", "boot_id")]
-    found: dict[Interface, list[Seen]] = {}
+    seen_of: dict[Interface, list[Seen]] = {}
     for interface, seen in zip(zip(*columns[:3], strict=True), zip(*columns[3:], strict=True), strict=True):
-        found.setdefault(interface, []).append(seen)
-    return found
+        seen_of.setdefault(interface, []).append(seen)
+    return seen_of
 
 
 def frames(hosts: Mapping[str, Sequence[Sample]]) -> Samples:
@@ -91,20 +91,20 @@ def of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
     samples: list[Sample] = []
     counts = []
     for run in runs:
-        found = [sample for records in run.values() for sample in records]
-        samples += sorted(found, key=lambda sample: (sample.host, sample.wall_s))
-        counts.append(len(found))
+        of_run = [sample for records in run.values() for sample in records]
+        samples += sorted(of_run, key=lambda sample: (sample.host, sample.wall_s))
+        counts.append(len(of_run))
     hosts = _frame(HOSTS, samples).insert_column(0, pl.Series("run", _repeated(counts)))
     nics = with_one_name_each(_devices(hosts, NICS | IDENTITY, [sample.nics or () for sample in samples]))
     gpus = _devices(hosts, GPUS, [sample.gpus or () for sample in samples])
     return Samples(hosts, nics, gpus)
 
 
-def _devices(hosts: pl.DataFrame, schema: Mapping[str, Any], found: Sequence[Sequence[Record]]) -> pl.DataFrame:
+def _devices(hosts: pl.DataFrame, schema: Mapping[str, Any], devices: Sequence[Sequence[Record]]) -> pl.DataFrame:
     """The devices that each row of hosts has, beside what the schema wants of that row."""
-    beside = hosts.select("run", *(name for name in _MOMENT if name in schema))[_repeated(list(map(len, found)))]
+    beside = hosts.select("run", *(name for name in _MOMENT if name in schema))[_repeated(list(map(len, devices)))]
     own = {name: of for name, of in schema.items() if name not in _MOMENT}
-    return beside.hstack(_frame(own, [one for each in found for one in each]))
+    return beside.hstack(_frame(own, [device for of_sample in devices for device in of_sample]))
 
 
 def _repeated(counts: Sequence[int]) -> np.ndarray:

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.sources.trace import Trace
 from collect.traces import gloo, intervals
 from collect.traces.intervals import Intervals
+from collect.traces.trace import Trace
 
 NCCL = re.compile(r"nccl.*Kernel")  # as HolisticTraceAnalysis tells them (hta/utils/utils.py)
 _COLLECTIVE = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
@@ -20,7 +20,7 @@ _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 Source = Literal["gpu", "gloo", "cpu"]
 
 
-class Tally(msgspec.Struct, frozen=True):
+class EventTally(msgspec.Struct, frozen=True):
     """Events of one name: how many, and the sum and mean of their durations."""
 
     name: str
@@ -29,6 +29,7 @@ class Tally(msgspec.Struct, frozen=True):
 
     @property
     def mean_ns(self) -> float:
+        """The mean duration in ns."""
         return self.total_ns / self.count
 
 
@@ -66,8 +67,8 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     non_compute_ns: int
     idle_ns: int
     overlap_ns: int
-    collectives: list[Tally]  # by what they do
-    kernels: list[Tally]  # by name, the longest total first; gloo and cpu: of the main thread's operators
+    collectives: list[EventTally]  # by what they do
+    kernels: list[EventTally]  # by name, the longest total first; gloo and cpu: of the main thread's operators
     hta_bounds: HtaBounds | None = None
 
     @property
@@ -82,10 +83,12 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exposed_communication_ns(self) -> int:
+        """The time in ns in which collectives run and nothing computes."""
         return self.communication_ns - self.overlap_ns
 
     @property
     def overlap_pct(self) -> float | None:
+        """The share of the communication during which something computes, in percent; None if there is no communication."""
         return 100 * self.overlap_ns / self.communication_ns if self.communication_ns > 0 else None
 
 
@@ -117,7 +120,7 @@ def _on_cpu(trace: Trace) -> Breakdown | None:
     source: Source = "gloo" if found.collectives.any() else "cpu"
     names = gloo.meanings(trace, found)
     spans = np.flatnonzero(found.collectives)
-    collectives = [Tally(name, 1, int(trace.duration_ns[row])) for name, row in zip(names, spans, strict=True)]
+    collectives = [EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(names, spans, strict=True)]
     return _told(
         trace,
         source,
@@ -138,8 +141,8 @@ def _told(
     communication: Intervals,
     memory: Intervals | None,
     *,
-    collectives: list[Tally],
-    kernels: list[Tally],
+    collectives: list[EventTally],
+    kernels: list[EventTally],
 ) -> Breakdown:
     busy = intervals.either(compute, communication)
     if memory is not None:
@@ -167,24 +170,24 @@ def steps(trace: Trace) -> int:
 
 def tally(
     trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp], duration_ns: NDArray[np.int64] | None = None
-) -> list[Tally]:
+) -> list[EventTally]:
     """The chosen events by name, the longest total first. duration_ns: instead of the events' own, one per chosen row."""
     lasted = trace.duration_ns[rows] if duration_ns is None else duration_ns
     labels, group = np.unique(trace.name[rows], return_inverse=True)
     counts = np.bincount(group, minlength=len(labels))
     totals = np.zeros(len(labels), np.int64)
     np.add.at(totals, group, lasted)
-    found = [Tally(trace.labels[label], int(n), int(ns)) for label, n, ns in zip(labels, counts, totals, strict=True)]
+    found = [EventTally(trace.labels[label], int(n), int(ns)) for label, n, ns in zip(labels, counts, totals, strict=True)]
     return sorted(found, key=lambda one: (-one.total_ns, one.name))
 
 
-def renamed(tallies: Sequence[Tally], rename: Callable[[str], str]) -> list[Tally]:
+def renamed(tallies: Sequence[EventTally], rename: Callable[[str], str]) -> list[EventTally]:
     """Added up under the names that they get, the longest total first."""
-    totals: dict[str, Tally] = {}
+    totals: dict[str, EventTally] = {}
     for one in tallies:
         name = rename(one.name)
-        before = totals.get(name, Tally(name, 0, 0))
-        totals[name] = Tally(name, before.count + one.count, before.total_ns + one.total_ns)
+        before = totals.get(name, EventTally(name, 0, 0))
+        totals[name] = EventTally(name, before.count + one.count, before.total_ns + one.total_ns)
     return sorted(totals.values(), key=lambda one: (-one.total_ns, one.name))
 
 

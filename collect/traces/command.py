@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from collect import notation
-from collect.sources import trace as source
-from collect.sources.trace import Trace
-from collect.traces import hta, of_run
-from collect.traces.breakdown import Breakdown, Tally, breakdown
-from collect.traces.operators import Difference, differences
+from collect.traces import hta, run_traces
+from collect.traces import trace as source
+from collect.traces.breakdown import Breakdown, EventTally, breakdown
+from collect.traces.operators import OperatorDifference, differences
+from collect.traces.trace import Trace
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
@@ -29,7 +29,7 @@ def files(workspace: Workspace, run: str) -> list[Path]:
     named = "/" in run
     folder = Path(run) if named else workspace.run(run).path / "trace"
     inside = [path for path in folder.glob("*.json*") if not path.name.startswith(".")]
-    found = [folder] if named and folder.is_file() else sorted(inside) if named else of_run.regular(inside)
+    found = [folder] if named and folder.is_file() else sorted(inside) if named else run_traces.regular(inside)
     if not found:
         raise InputError(
             f"{folder}: no traces. Allowed: a run whose cell has instruments: {{profile: ...}}, "
@@ -115,7 +115,7 @@ def _tables(output: Output, run: str, told: Sequence[Breakdown], *, like_hta: bo
     )
 
 
-def _tallies(output: Output, title: str, heading: str, tallies: Sequence[Tally]) -> None:
+def _tallies(output: Output, title: str, heading: str, tallies: Sequence[EventTally]) -> None:
     totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     for one in tallies:
         totals[one.name][0] += one.count
@@ -127,7 +127,7 @@ def _tallies(output: Output, title: str, heading: str, tallies: Sequence[Tally])
         output.table(f"{title}{more}", [heading, "Calls (n)", "Total (ms)", "Mean (us)"], shown)
 
 
-def _operators(output: Output, run: str, against: str, differ: Sequence[Difference]) -> None:
+def _operators(output: Output, run: str, against: str, differ: Sequence[OperatorDifference]) -> None:
     chosen = [one for one in differ if one.change != "same"]
     rows = [
         [

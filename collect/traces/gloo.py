@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.sources.trace import Trace
 from collect.traces import intervals
 from collect.traces.intervals import Intervals
+from collect.traces.trace import Trace
 
 _SPAN = "gloo:"
 _C10D = ("c10d::", "_c10d_functional::", "c10d_functional::")

@@ -27,9 +27,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.sources.trace import Trace
 from collect.traces import intervals
-from collect.traces.breakdown import NCCL, Breakdown, HtaBounds, Tally, collective_of, renamed, steps, tally
+from collect.traces.breakdown import NCCL, Breakdown, EventTally, HtaBounds, collective_of, renamed, steps, tally
+from collect.traces.trace import Trace
 from shardlab.errors import InputError
 
 _MEMORY = re.compile(r"Memcpy|Memset|dma")
@@ -46,6 +46,7 @@ class Kernels(NamedTuple):
     end_us: NDArray[np.int64]
 
     def only(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> Kernels:
+        """The chosen kernels. chosen: a boolean mask, or indexes."""
         return Kernels(*(column[chosen] for column in self))
 
 
@@ -185,7 +186,7 @@ def _length(merged: tuple[NDArray[np.int64], NDArray[np.int64]]) -> int:
     return int(np.sum(merged[1] - merged[0]))
 
 
-def _tally(trace: Trace, kernels: Kernels) -> list[Tally]:
+def _tally(trace: Trace, kernels: Kernels) -> list[EventTally]:
     return tally(trace, kernels.rows, (kernels.end_us - kernels.start_us) * 1000)
 
 

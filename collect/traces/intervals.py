@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.sources.trace import Trace
+from collect.traces.trace import Trace
 
 
 class Intervals(NamedTuple):
@@ -18,6 +18,7 @@ class Intervals(NamedTuple):
 
     @property
     def length(self) -> int:
+        """The sum of all lengths."""
         return int(np.sum(self.end - self.start))
 
 
@@ -43,6 +44,7 @@ def both(one: Intervals, other: Intervals) -> int:
 
 
 def either(one: Intervals, other: Intervals) -> Intervals:
+    """The union of both sets."""
     return union(np.concatenate([one.start, other.start]), np.concatenate([one.end, other.end]))
 
 

@@ -7,14 +7,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from collect.sources.trace import Trace
 from collect.traces.breakdown import steps, tally
+from collect.traces.trace import Trace
 
 KINDS = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset")
 Change = Literal["new", "gone", "changed", "same"]
 
 
-class Difference(msgspec.Struct, frozen=True):
+class OperatorDifference(msgspec.Struct, frozen=True):
     """An operator or kernel of a run beside that of another. calls, time_ns: a step and rank; 0: it is not there.
 
     change: `changed` where it is called more or less often a step; a difference in time alone is noise as well.
@@ -30,6 +30,7 @@ class Difference(msgspec.Struct, frozen=True):
 
     @property
     def more_time_ns(self) -> float:
+        """How much more time a step takes than in the other run, in ns."""
         return self.time_ns - self.against_time_ns
 
 
@@ -40,7 +41,7 @@ class Uses(NamedTuple):
     share: int
 
 
-def differences(run: Sequence[Trace], against: Sequence[Trace]) -> list[Difference]:
+def differences(run: Sequence[Trace], against: Sequence[Trace]) -> list[OperatorDifference]:
     """Every operator of either, that whose time differs most first.
 
     Steps are counted where both have profiler steps; otherwise whole traces are compared.
@@ -52,7 +53,7 @@ def differences(run: Sequence[Trace], against: Sequence[Trace]) -> list[Differen
         calls, ns = here.totals.get((kind, name), (0, 0))
         other_calls, other_ns = there.totals.get((kind, name), (0, 0))
         found.append(
-            Difference(
+            OperatorDifference(
                 name=name,
                 kind=kind,
                 change=_change(calls * there.share, other_calls * here.share),

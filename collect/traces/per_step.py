@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from collect.traces.breakdown import Breakdown, Tally
+from collect.traces.breakdown import Breakdown, EventTally
 
 
 class Use(NamedTuple):
@@ -15,7 +15,7 @@ class Use(NamedTuple):
     ms: float
 
 
-def uses(runs: Iterable[Sequence[Breakdown]], tallies: Callable[[Breakdown], Sequence[Tally]]) -> dict[str, Use]:
+def uses(runs: Iterable[Sequence[Breakdown]], tallies: Callable[[Breakdown], Sequence[EventTally]]) -> dict[str, Use]:
     """By name: the mean over ranks that were profiled by steps, then over the runs that have such."""
     by_run = [known for run in runs if (known := [one for one in run if one.steps])]
     totals: dict[str, Use] = {}

@@ -1,20 +1,70 @@
-"""What can be read of a stretch of a trace that is not JSON as a whole, event by event, and how many events cannot."""
+"""Reads as much as possible of the file of a trace that is cut short or damaged: its text in blocks, and single events."""
 
 from __future__ import annotations
 
 import json
 import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec import Raw
 
-from collect.traces.event import Args, Event
+from collect.traces.event import Args, TraceEvent
 
+BLOCK = 1 << 18  # bytes: what is decoded at once fits the second-level cache, which made it a quarter faster than 4 MiB
+_GZIP = b"\x1f\x8b"
 _BETWEEN = re.compile(r"[\s,]*")
 _LIST_END = re.compile(r"\]\s*(?:\}|,\s*\"|\Z)")
 _NEXT = re.compile(r"\}\s*,\s*(?=\{)")
 _PHASE = re.compile(r"\"ph\"\s*:")
 _BARE = re.compile(r"(:\s*)(-?)(?:inf|nan)(?=\s*[,}\]])")  # as C's printf writes what is not finite
+
+
+class CutShort(Exception):
+    """Nothing further can be had of a file; the sentence says why."""
+
+
+def blocks(path: Path) -> Iterator[bytes]:
+    """The text in blocks of at most BLOCK bytes. Raises CutShort after all that could be had; OSError as open does."""
+    with path.open("rb") as file:
+        gzipped = file.read(len(_GZIP)) == _GZIP
+        file.seek(0)
+        raw = iter(lambda: file.read(BLOCK), b"")
+        yield from _inflated(raw) if gzipped else raw
+
+
+def _inflated(raw: Iterator[bytes]) -> Iterator[bytes]:
+    """What gzipped blocks hold; members that stand one behind the other are one text."""
+    member, ended = zlib.decompressobj(wbits=31), False
+    for block in raw:
+        while block:
+            if ended:
+                member, ended = zlib.decompressobj(wbits=31), False
+            before = member.copy()
+            try:
+                text = member.decompress(block, BLOCK)
+            except zlib.error as error:
+                yield _until_damage(before, block)
+                raise CutShort(f"its gzip stream is damaged ({error})") from None
+            if text:
+                yield text
+            ended = member.eof
+            block = member.unused_data if ended else member.unconsumed_tail
+    if not ended:
+        raise CutShort("its gzip stream ends too early")
+
+
+def _until_damage(member: zlib._Decompress, block: bytes) -> bytes:
+    """What a damaged block gives byte by byte: zlib throws away the output of a call that fails."""
+    text = bytearray()
+    for index in range(len(block)):
+        try:
+            text += member.decompress(block[index : index + 1])
+        except zlib.error:
+            break
+    return bytes(text)
 
 
 class _Number(str):
@@ -24,7 +74,7 @@ class _Number(str):
 class Salvaged(NamedTuple):
     """rest: the offset of what may become readable with more text; ended: the list of events is complete."""
 
-    events: list[Event]
+    events: list[TraceEvent]
     lost: int
     rest: int
     ended: bool
@@ -42,7 +92,7 @@ def salvage(raw: bytes, *, final: bool) -> Salvaged:
     """
     text = raw.decode("latin-1")  # a character is a byte, so that offsets agree
     text = _BARE.sub(lambda found: found[1] + " " * len(found[2]) + "NaN", text)
-    events: list[Event] = []
+    events: list[TraceEvent] = []
     lost, at = 0, 0
     while True:
         at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # matches nothing too
@@ -80,10 +130,10 @@ def _resume(text: str, at: int) -> int | None:
     return None
 
 
-def _event(fields: dict[str, Any]) -> Event:
+def _event(fields: dict[str, Any]) -> TraceEvent:
     args = fields.get("args")
     tid = fields.get("tid", -1)
-    return Event(
+    return TraceEvent(
         ph=_text(fields.get("ph")),
         cat=_text(fields.get("cat")),
         name=_text(fields.get("name")),

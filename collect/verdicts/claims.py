@@ -10,12 +10,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from collect import likeness, notation
-from collect.load import Loaded
-from collect.verdicts import chance, reasons
-from collect.verdicts.chance import Value
-from collect.verdicts.number import ALONE, Number
-from collect.verdicts.selection import STATE, Measurements, Unanswered
+from collect import notation
+from collect.findings import comparability
+from collect.loading.load import Loaded
+from collect.verdicts import draws, reasons
+from collect.verdicts.draws import Value
+from collect.verdicts.selection import STATE, Measurements, NoMeasurement
+from collect.verdicts.uncertain_number import ALONE, Number
 from shardlab import cell_names, matrix
 from shardlab.expansion import Expansion
 from shardlab.expression import MAX_LENGTH, Expression, ExpressionError
@@ -26,10 +27,13 @@ LEAST_REPEATS = 3  # of which an interval is by their own scatter
 LEVEL = 0.025  # of each side: the tests are those of two-sided 95 % intervals
 
 
-class Entered(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A number that a verdict rests on. call: its call in the test; value: its value in the cell; low, high: 95 % interval, if
-    known; against: the cell that it is compared with, if the metric compares two; how: how the interval was computed, or why
-    there is none; runs: the runs whose mean it is."""
+class ClaimNumber(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A number that the verdict on a claim uses.
+
+    call: the metric and the cell, as the test of the claim names them. value: the metric's value in this cell. low, high: the
+    95 % interval, if known. against: the cell with which this cell is compared, if the metric compares two cells. how: how the
+    interval was computed, or why there is none. runs: the runs whose mean `value` is.
+    """
 
     call: str
     cell: str
@@ -43,7 +47,7 @@ class Entered(msgspec.Struct, omit_defaults=True, kw_only=True):
     against: str = ""
 
 
-class Part(msgspec.Struct, omit_defaults=True, kw_only=True):
+class ClaimPart(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One of the tests that a claim says all hold.
 
     holds: whether it holds for the measured means. left, right: measured values of its sides; left_interval, right_interval:
@@ -76,8 +80,8 @@ class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):
     test: str
     verdict: Word
     why: str
-    numbers: list[Entered] = []
-    parts: list[Part] = []
+    numbers: list[ClaimNumber] = []
+    parts: list[ClaimPart] = []
     remarks: list[str] = []
     reasons: list[str] = []
     notes: list[str] = []
@@ -131,10 +135,10 @@ def _judge(loaded: Loaded, measurements: Measurements, claim: Claim, illustrativ
     except ExpressionError as error:
         verdict.verdict, verdict.why = "undecided", f"{error}"
     parts = [part for number in numbers for part in number.found.parts if part.metric.of_all_steps]
-    if likeness.instruments_differ(part.row.cell for part in parts):
+    if comparability.instruments_differ(part.row.cell for part in parts):
         names = ", ".join(dict.fromkeys(part.metric.name for part in parts))
         verdict.remarks.append(f"the cells have different instruments, and {names} includes the steps that these slowed down")
-    if (said := likeness.different_computation([measurements.cell(row).cell for row in cells])) is not None:
+    if (said := comparability.different_computation([measurements.cell(row).cell for row in cells])) is not None:
         verdict.remarks.append(said)
     if unproven := _unproven(measurements, verdict, numbers):
         verdict.verdict, verdict.why = "undecided", unproven
@@ -149,7 +153,7 @@ def _judge(loaded: Loaded, measurements: Measurements, claim: Claim, illustrativ
 
 
 class _Unanswerable(Exception):
-    def __init__(self, found: list[Unanswered]) -> None:
+    def __init__(self, found: list[NoMeasurement]) -> None:
         super().__init__()
         order: tuple[Word, ...] = ("ambiguous", "not run", "undecided")
         self.verdict: Word = min((one.verdict for one in found), key=order.index)
@@ -163,27 +167,27 @@ def _enter(measurements: Measurements, verdict: Verdict, tree: ast.expr) -> tupl
     """
     values: dict[str, Value | None] = {}
     numbers: list[Number] = []
-    missing: list[Unanswered] = []
-    for text, call in chance.calls(tree).items():
+    missing: list[NoMeasurement] = []
+    for text, call in draws.calls(tree).items():
         wanted = Expression(text).filters[0][1]
         assert isinstance(call.func, ast.Name)
         try:
             if call.func.id == STATE:
                 row, values[text] = measurements.state(wanted)
                 ended = [run.run_id for run in row.runs]
-                verdict.numbers.append(Entered(call=text, cell=row.id, value=row.state, n=len(ended), runs=ended))
+                verdict.numbers.append(ClaimNumber(call=text, cell=row.id, value=row.state, n=len(ended), runs=ended))
                 continue
             metric = measurements.metrics.get(call.func.id)
             argument = wanted.pop(metric.argument, None) if metric and metric.argument else None
             number = Number(measurements, measurements.find(call.func.id, wanted, argument))
-        except Unanswered as unanswered:
+        except NoMeasurement as unanswered:
             missing.append(unanswered)
             continue
         numbers.append(number)
         values[text] = number.draws
         row = number.found.row
         verdict.numbers.append(
-            Entered(
+            ClaimNumber(
                 call=text,
                 cell=row.id,
                 value=number.value,
@@ -203,19 +207,19 @@ def _enter(measurements: Measurements, verdict: Verdict, tree: ast.expr) -> tupl
 
 def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]) -> None:
     """Raises ExpressionError for a test that cannot be evaluated."""
-    tests = chance.parts(tree)
+    tests = draws.parts(tree)
     measured: dict[str, Value] = {entered.call: entered.value for entered in verdict.numbers}
     drawn = {text: value for text, value in values.items() if value is not None}
     for test in tests:
-        mine = chance.calls(test).keys()
-        part = Part(test=ast.unparse(test), holds=chance.share(test, {text: measured[text] for text in mine}) == 1)
-        part.left, part.right = chance.sides(test, {text: measured[text] for text in mine})
+        mine = draws.calls(test).keys()
+        part = ClaimPart(test=ast.unparse(test), holds=draws.share(test, {text: measured[text] for text in mine}) == 1)
+        part.left, part.right = draws.sides(test, {text: measured[text] for text in mine})
         units = {entered.call: entered.unit for entered in verdict.numbers}
         if sides := _sides(test):
             part.left_unit, part.right_unit = (_unit(side, units) or "" for side in sides)
         if mine <= drawn.keys():
-            part.holds_pct = 100 * chance.share(test, {text: drawn[text] for text in mine})
-            part.left_interval, part.right_interval = chance.intervals(test, {text: drawn[text] for text in mine})
+            part.holds_pct = 100 * draws.share(test, {text: drawn[text] for text in mine})
+            part.left_interval, part.right_interval = draws.intervals(test, {text: drawn[text] for text in mine})
         verdict.parts.append(part)
     failing = [part for part in verdict.parts if part.holds_pct is not None and part.holds_pct <= 100 * LEVEL / len(tests)]
     open_ = [part for part in verdict.parts if part.holds_pct is None or part.holds_pct < 100 * (1 - LEVEL)]
@@ -305,13 +309,13 @@ def _unit(node: ast.expr, units: Mapping[str, str]) -> str | None:
             return None
 
 
-def _fails(part: Part) -> str:
+def _fails(part: ClaimPart) -> str:
     if part.left is None or part.right is None:
         return f"does not hold: {part.test}"
     return f"{notation.number(part.left)} is not {_words(part.test)} {notation.number(part.right)}: {part.test}"
 
 
-def _overlaps(part: Part) -> str:
+def _overlaps(part: ClaimPart) -> str:
     sides = ""
     if part.left is not None and part.right is not None:
         sides = f"{notation.number(part.left)} and {notation.number(part.right)}, "

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from collect.load import Loaded, LoadedCell
-from collect.row import Row
+from collect.findings.row import CellRow
+from collect.loading.load import Loaded, LoadedCell
 from shardlab import cell_names
 from shardlab.study import Assumed, Setting
 
@@ -50,7 +50,7 @@ def rehearsal(cell: LoadedCell) -> str:
     return ""
 
 
-def likely(loaded: Loaded, cell: LoadedCell, row: Row, metrics: set[str]) -> list[str]:
+def likely(loaded: Loaded, cell: LoadedCell, row: CellRow, metrics: set[str]) -> list[str]:
     """One clause a reason: GPU, link, network and software against what the study states, the data, and what was assumed."""
     found = []
     hosts = [host for run in cell.completed for host in run.hosts]
@@ -107,7 +107,7 @@ def common(lists: Sequence[Sequence[str]]) -> list[str]:
     return [clause for clause in (lists[0] if lists else ()) if all(clause in one for one in lists)]
 
 
-def _settings(loaded: Loaded, row: Row) -> Iterable[Setting]:
+def _settings(loaded: Loaded, row: CellRow) -> Iterable[Setting]:
     return (one for one in loaded.expansion.settings if cell_names.matches(row.cell, one.cell))
 
 

@@ -6,19 +6,19 @@ from typing import Any
 
 import msgspec
 
-from collect.load import Loaded
+from collect.loading.load import Loaded
 from collect.metric import Metric
 from collect.metrics.memory import KINDS
 from collect.verdicts import reasons
-from collect.verdicts.number import Number
-from collect.verdicts.printed import Printed, parse
-from collect.verdicts.selection import STATE, Measurements, Unanswered
+from collect.verdicts.printed_number import Printed, parse
+from collect.verdicts.selection import STATE, Measurements, NoMeasurement
+from collect.verdicts.uncertain_number import Number
 from shardlab.study import Reported
 
 _OF_A_CPU = {KINDS["rss_bytes"], "cpu"}  # kinds of a number that a study on GPUs has in another way
 
 
-class Beside(msgspec.Struct, omit_defaults=True, kw_only=True):
+class ReportedResult(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One printed number. cell: the filter; row: the one cell that the filter matches, absent if it matches none or several.
 
     head: the unit in the head of its table. of: the argument of the metric, such as the name of an operator, if it needs one.
@@ -55,13 +55,13 @@ class Beside(msgspec.Struct, omit_defaults=True, kw_only=True):
     notes: list[str] = []
 
 
-def beside(loaded: Loaded, measurements: Measurements) -> list[Beside]:
+def beside(loaded: Loaded, measurements: Measurements) -> list[ReportedResult]:
     """Every reported entry of the matrix, in its order."""
     return [_beside(loaded, measurements, entry) for entry in loaded.expansion.reported]
 
 
-def _beside(loaded: Loaded, measurements: Measurements, entry: Reported) -> Beside:
-    found = Beside(
+def _beside(loaded: Loaded, measurements: Measurements, entry: Reported) -> ReportedResult:
+    found = ReportedResult(
         where=entry.where,
         metric=entry.metric,
         cell=entry.cell,
@@ -84,7 +84,7 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Reported) -> Besi
             found.measured, found.low, found.high = number.value, number.low, number.high
             found.n, found.how, found.unit = number.n, number.how, number.found.unit
         found.row = row.id
-    except Unanswered as unanswered:
+    except NoMeasurement as unanswered:
         found.why = unanswered.why
     metric = measurements.metrics.get(found.metric)
     try:
@@ -116,7 +116,7 @@ def _is_change(metric: Metric | None) -> bool:
     return metric is not None and metric.of_cells is not None
 
 
-def _doubts(found: Beside, number: Number | None) -> list[str]:
+def _doubts(found: ReportedResult, number: Number | None) -> list[str]:
     """What makes the printed number itself doubtful, or ours another thing."""
     kinds = {"estimated": "the study computed its number", "assumed": "the study assumed its number: nobody measured it"}
     remark = found.reported.remark if found.reported else ""
@@ -125,7 +125,7 @@ def _doubts(found: Beside, number: Number | None) -> list[str]:
     return [clause for clause in (kinds.get(found.kind, ""), remark, other) if clause]
 
 
-def _compare(found: Beside, printed: Printed) -> None:
+def _compare(found: ReportedResult, printed: Printed) -> None:
     if isinstance(found.measured, str) or printed.state:
         found.comparable = isinstance(found.measured, str) and bool(printed.state)
         found.agrees = found.measured == printed.state if found.comparable else None

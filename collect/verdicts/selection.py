@@ -1,4 +1,4 @@
-"""Finds the cell that a filter matches, and a metric of this cell. If no cell or several cells match, `Unanswered` says so."""
+"""Finds the cell that a filter matches, and a metric of this cell. Raises `NoMeasurement` if no cell or several cells match."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from collect import columns
-from collect.load import Loaded, LoadedCell
-from collect.metric import Argument, Compared, Metric, Quantity, menu
-from collect.row import Row
-from collect.statistics import Noise, noise
+from collect.findings import columns
+from collect.findings.row import CellRow
+from collect.findings.statistics import Noise, noise
+from collect.loading.load import Loaded, LoadedCell
+from collect.loading.loaded_run import Quantity
+from collect.metric import Argument, Compared, Metric, menu
 from shardlab import cell_names
 from shardlab.metric_names import STATE as STATE
 
 
-class Unanswered(Exception):
+class NoMeasurement(Exception):
     """A filter that leads to no number: ambiguous, or not run."""
 
     def __init__(self, verdict: Literal["ambiguous", "not run", "undecided"], why: str) -> None:
@@ -27,27 +28,28 @@ class Unanswered(Exception):
         self.why = why
 
 
-class Found(msgspec.Struct, frozen=True):
+class SelectedMetric(msgspec.Struct, frozen=True):
     """The repeats of one metric in one cell. argument: what it was asked for besides.
 
     beside: for a metric that compares two cells, what it compares of this one and of its baseline; `values` are then the
     first one's.
     """
 
-    row: Row
+    row: CellRow
     metric: Metric
     values: list[float]
     unit: str
     kind: str = ""
     argument: Argument | None = None
-    beside: tuple[Found, Found] | None = None
+    beside: tuple[SelectedMetric, SelectedMetric] | None = None
 
     @property
     def mean(self) -> float:
+        """The mean over the repeats."""
         return statistics.fmean(self.values)
 
     @property
-    def parts(self) -> tuple[Found, ...]:
+    def parts(self) -> tuple[SelectedMetric, ...]:
         """What was measured of it: itself, or what it compares."""
         return self.beside or (self,)
 
@@ -55,44 +57,46 @@ class Found(msgspec.Struct, frozen=True):
 class Measurements:
     """All that a matrix came to, as claims and reported numbers ask for it."""
 
-    def __init__(self, loaded: Loaded, rows: Sequence[Row]) -> None:
+    def __init__(self, loaded: Loaded, rows: Sequence[CellRow]) -> None:
         self.rows = list(rows)
         self.metrics = {metric.name: metric for metric in menu()}
         self._cells = {cell.id: cell for cell in loaded.cells}
         self._excluded = loaded.expansion.excluded
         self._noise: dict[tuple[str, Argument | None], Noise | None] = {}
 
-    def cell(self, row: Row) -> LoadedCell:
+    def cell(self, row: CellRow) -> LoadedCell:
+        """The cell of a row, with its runs."""
         return self._cells[row.id]
 
     @cached_property
     def _labels(self) -> dict[str, str]:
         return columns.label_of(self.rows)
 
-    def label(self, row: Row) -> str:
+    def label(self, row: CellRow) -> str:
+        """The short and unique name of a row."""
         return self._labels[row.id]
 
-    def row(self, wanted: Mapping[str, Any]) -> Row:
+    def row(self, wanted: Mapping[str, Any]) -> CellRow:
         """The one cell with these values. Raises Unanswered where several have them, or none."""
         matching = [row for row in self.rows if cell_names.matches(row.cell, wanted)]
         said = ", ".join(f"{key} {value}" for key, value in wanted.items()) or "no filter"
         if len(matching) > 1:
-            raise Unanswered("ambiguous", f"{said}: matches {len(matching)} cells: {'; '.join(map(self.label, matching))}")
+            raise NoMeasurement("ambiguous", f"{said}: matches {len(matching)} cells: {'; '.join(map(self.label, matching))}")
         if matching:
             return matching[0]
         for excluded in self._excluded:
             if all(excluded.cell.get(key) == value for key, value in wanted.items()):
-                raise Unanswered("not run", f"{said}: excluded: {excluded.why}")
-        raise Unanswered("not run", f"{said}: no such cell in this matrix")
+                raise NoMeasurement("not run", f"{said}: excluded: {excluded.why}")
+        raise NoMeasurement("not run", f"{said}: no such cell in this matrix")
 
-    def state(self, wanted: Mapping[str, Any]) -> tuple[Row, str]:
+    def state(self, wanted: Mapping[str, Any]) -> tuple[CellRow, str]:
         """How the one cell that is meant ended. Raises Unanswered where it did not, or not always in one way."""
         row = self.row(wanted)
         going = [state for state in row.states if state in ("planned", "pending", "running", "unknown")]
         if going or not row.states:
-            raise Unanswered("not run", f"{self.label(row)}: {row.state or 'planned'}")
+            raise NoMeasurement("not run", f"{self.label(row)}: {row.state or 'planned'}")
         if len(row.states) > 1:
-            raise Unanswered("undecided", f"{self.label(row)}: {row.state}")
+            raise NoMeasurement("undecided", f"{self.label(row)}: {row.state}")
         return row, row.state
 
     def find(
@@ -101,14 +105,14 @@ class Measurements:
         wanted: Mapping[str, Any],
         argument: Argument | None = None,
         against: Mapping[str, Any] | None = None,
-    ) -> Found:
+    ) -> SelectedMetric:
         """A metric in the one cell that is meant. against: the cell that it is compared with, where that is not the baseline.
 
         Raises Unanswered where it has none there.
         """
         metric = self.metrics.get(name)
         if metric is None:
-            raise Unanswered("not run", f"{name} is not a metric")
+            raise NoMeasurement("not run", f"{name} is not a metric")
         row = self.row(wanted)
         if metric.of_cells is not None:
             return self._compare(metric, row, argument, self.row(against) if against else None)
@@ -125,61 +129,64 @@ class Measurements:
             self._noise[key] = noise(repeats)
         return self._noise[key]
 
-    def compared(self, found: Found, value: float, against: float) -> float | None:
+    def compared(self, found: SelectedMetric, value: float, against: float) -> float | None:
         """What a metric that compares two cells makes of two values."""
         assert found.beside is not None
         quantity = self._set_beside(found.metric, *found.beside, value, against)
         return None if quantity is None else quantity.value
 
-    def _compare(self, metric: Metric, row: Row, argument: Argument | None, against: Row | None) -> Found:
+    def _compare(self, metric: Metric, row: CellRow, argument: Argument | None, against: CellRow | None) -> SelectedMetric:
         other = against or next((one for one in self.rows if one.id == row.baseline), None)
         if different := [one for one in (row, other) if one and one.does_other_work]:  # such a cell has no baseline
             said = "; ".join(
                 f"{self.label(one)}: {one.same_work.verdict} ({one.same_work.why})" for one in different if one.same_work
             )
-            raise Unanswered("undecided", f"not compared, because the cells do not do the same work: {said}")
+            raise NoMeasurement("undecided", f"not compared, because the cells do not do the same work: {said}")
         if other is None:
             raise self._unmeasured(metric, row, ": no baseline" if row.n else "")
         of = self.metrics[metric.compares]
         mine, theirs = (self._measured(of, one, argument) for one in (row, other))
         if (mine.unit, mine.kind) != (theirs.unit, theirs.kind):
             kinds = " and ".join(f"{self.label(one.row)} ({one.kind or one.unit})" for one in (mine, theirs))
-            raise Unanswered("not run", f"{metric.name}: {kinds} are not comparable")
+            raise NoMeasurement("not run", f"{metric.name}: {kinds} are not comparable")
         quantity = self._set_beside(metric, mine, theirs, mine.mean, theirs.mean)
         if quantity is None:
             raise self._unmeasured(metric, row)
-        return Found(row, metric, mine.values, quantity.unit, quantity.kind, argument, (mine, theirs))
+        return SelectedMetric(row, metric, mine.values, quantity.unit, quantity.kind, argument, (mine, theirs))
 
-    def _set_beside(self, metric: Metric, mine: Found, theirs: Found, value: float, against: float) -> Quantity | None:
+    def _set_beside(
+        self, metric: Metric, mine: SelectedMetric, theirs: SelectedMetric, value: float, against: float
+    ) -> Quantity | None:
         assert metric.of_cells is not None
         return metric.of_cells(Compared(self.cell(mine.row).cell, value, self.cell(theirs.row).cell, against))
 
-    def _measured(self, metric: Metric, row: Row, argument: Argument | None) -> Found:
+    def _measured(self, metric: Metric, row: CellRow, argument: Argument | None) -> SelectedMetric:
         if metric.of_run_at is not None:
             return self._at(metric, row, argument)
         estimate = row.metrics.get(metric.name)
         if estimate is None:
             raise self._unmeasured(metric, row)
         values = [run.metrics[metric.name] for run in row.runs if metric.name in run.metrics]
-        return Found(row, metric, values, estimate.unit, estimate.kind)
+        return SelectedMetric(row, metric, values, estimate.unit, estimate.kind)
 
-    def _at(self, metric: Metric, row: Row, argument: Argument | None) -> Found:
+    def _at(self, metric: Metric, row: CellRow, argument: Argument | None) -> SelectedMetric:
         if not isinstance(argument, str if isinstance(metric.example, str) else int | float):
-            raise Unanswered("not run", f"{metric.name} needs {metric.argument}, such as {metric.argument}={metric.example!r}")
+            raise NoMeasurement(
+                "not run", f"{metric.name} needs {metric.argument}, such as {metric.argument}={metric.example!r}"
+            )
         asked = self._asked(metric, row, argument)
         known: list[Quantity] = [quantity for quantity in asked if quantity is not None]
         if not known or len(known) < len(asked):
             raise self._unmeasured(metric, row, f" ({len(known)} of {len(asked)} repeats have one)" if known else "")
         if len({(quantity.unit, quantity.kind) for quantity in known}) > 1:
             raise self._unmeasured(metric, row, " in the same way in all repeats")
-        return Found(row, metric, [quantity.value for quantity in known], known[0].unit, known[0].kind, argument)
+        return SelectedMetric(row, metric, [quantity.value for quantity in known], known[0].unit, known[0].kind, argument)
 
-    def _asked(self, metric: Metric, row: Row, argument: Argument | None) -> list[Quantity | None]:
+    def _asked(self, metric: Metric, row: CellRow, argument: Argument | None) -> list[Quantity | None]:
         assert metric.of_run_at is not None
-        cell = self.cell(row)
-        return [metric.of_run_at(cell.measured(run), argument) for run in cell.completed]
+        return [metric.of_run_at(run, argument) for run in self.cell(row).completed]
 
-    def _unmeasured(self, metric: Metric, row: Row, more: str = "") -> Unanswered:
+    def _unmeasured(self, metric: Metric, row: CellRow, more: str = "") -> NoMeasurement:
         if not row.n:
-            return Unanswered("not run", f"{self.label(row)}: {row.state or 'planned'}")
-        return Unanswered("not run", f"{self.label(row)}: {metric.name} was not measured{more}")
+            return NoMeasurement("not run", f"{self.label(row)}: {row.state or 'planned'}")
+        return NoMeasurement("not run", f"{self.label(row)}: {metric.name} was not measured{more}")

@@ -17,7 +17,7 @@ from typing import NoReturn
 import msgspec
 
 from jobs.launcher import Launcher
-from jobs.meeting import master
+from jobs.rendezvous import master, node_number
 from shardlab import console
 from shardlab.errors import InputError
 from shardlab.run import Run
@@ -27,10 +27,12 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def command(run: Run, python: str) -> list[str]:
+    """The words that start all ranks of a run on this node: this file, which becomes the launcher of DeepSpeed."""
     return [python, "-m", "jobs.launchers.deepspeed", "."]
 
 
 def main(argv: list[str]) -> NoReturn:
+    """Replace this process by the launcher of DeepSpeed. argv: RUN_DIR. Raises InputError."""
     if len(argv) != 1:
         raise InputError("usage: python -m jobs.launchers.deepspeed RUN_DIR")
     world = RunDir(Path(argv[0]).absolute()).read_run().world
@@ -41,7 +43,7 @@ def main(argv: list[str]) -> NoReturn:
     words = [
         sys.executable, "-m", "deepspeed.launcher.launch",
         f"--world_info={base64.urlsafe_b64encode(msgspec.json.encode(slots)).decode()}",
-        f"--node_rank={os.environ.get('SLURM_NODEID', '0')}",
+        f"--node_rank={node_number(os.environ)}",
         f"--master_addr={meeting['MASTER_ADDR']}",
         f"--master_port={meeting['MASTER_PORT']}",
         "--log_level=warning",

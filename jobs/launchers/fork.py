@@ -7,6 +7,7 @@ from shardlab.run import Run
 
 
 def command(run: Run, python: str) -> list[str]:
+    """The words that start all ranks of a run on one node."""
     return [python, "-m", "trainers", "fork", "."]
 
 

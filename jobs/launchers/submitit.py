@@ -19,9 +19,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from jobs import on_node
+from jobs import node_processes
 from jobs.launcher import Launcher
-from jobs.meeting import master
+from jobs.rendezvous import master
 from shardlab import console, files
 from shardlab.errors import InputError
 from shardlab.run import Run
@@ -35,10 +35,12 @@ TELL_S = 0.5
 
 
 def command(run: Run, python: str) -> list[str]:
+    """The words that start all ranks of a run on this node: this file, which starts each of them as submitit does."""
     return [python, "-m", "jobs.launchers.submitit", "."]
 
 
 def task(run: Run, python: str) -> list[str]:
+    """The words of one rank in a job step of Slurm."""
     return [python, "-u", "-m", "submitit.core._submit", FOLDER]
 
 
@@ -50,12 +52,12 @@ def prepare(folder: RunDir, run: Run) -> dict[str, str]:
     if any(sign in str(folder.path) for sign in PLACEHOLDERS):
         signs = ", ".join(PLACEHOLDERS)
         raise InputError(f"{folder.path}: submitit replaces {signs} in paths by job numbers. Allowed: a path without them.")
-    if run.scheduler == "slurm":
+    if run.scheduler in ("slurm", "allocation"):
         job, environment = SlurmJobEnvironment().job_id, {"SUBMITIT_EXECUTOR": "slurm"}
     else:
         job = str(os.getpid())
         environment = {"SUBMITIT_EXECUTOR": "local", f"{LOCAL}JOB_ID": job}
-    submission = DelayedSubmission(Rank(str(folder.path)))
+    submission = DelayedSubmission(RankTask(str(folder.path)))
     submission.set_timeout((run.limit_s or 0) // 60, run.requeues)
     shutil.rmtree(folder.path / FOLDER, ignore_errors=True)  # submitit fails on an incomplete file of an earlier start
     files.make_folder(folder.path / FOLDER)
@@ -63,7 +65,7 @@ def prepare(folder: RunDir, run: Run) -> dict[str, str]:
     return environment
 
 
-class Rank:
+class RankTask:
     """Called in each of submitit's processes. It starts the rank as another process, because a signal has to be handled while
     the rank is in the middle of a step."""
 
@@ -84,7 +86,7 @@ class Rank:
         }
         before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends it to every process of the step
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the rank knows how to save
-        rank = on_node.start([sys.executable, "-m", "trainers", "run", self.folder], None, environment)
+        rank = node_processes.start([sys.executable, "-m", "trainers", "run", self.folder], None, environment)
         self.pid = rank.pid
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._forward)
@@ -126,23 +128,23 @@ def main(argv: list[str]) -> int:
     started: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        for one in started:
-            if one.returncode is None:
-                os.kill(one.pid, number)
+        for process in started:
+            if process.returncode is None:
+                os.kill(process.pid, number)
 
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, forward)
     for rank in range(world):
         place = {f"{LOCAL}GLOBALID": str(rank), f"{LOCAL}LOCALID": str(rank)}
-        started.append(on_node.start(task(run, sys.executable), None, everyone | place))
-    codes = [one.poll() for one in started]
+        started.append(node_processes.start(task(run, sys.executable), None, everyone | place))
+    codes = [process.poll() for process in started]
     while None in codes and not any(codes):
         time.sleep(0.05)
-        codes = [one.poll() for one in started]
+        codes = [process.poll() for process in started]
     failed = next((code for code in codes if code), 0)
     forward(signal.SIGTERM, None)
-    until = time.monotonic() + on_node.GRACE_S
-    while any(one.poll() is None for one in started) and time.monotonic() < until:
+    until = time.monotonic() + node_processes.GRACE_S
+    while any(process.poll() is None for process in started) and time.monotonic() < until:
         time.sleep(0.05)
     return 128 - failed if failed < 0 else failed
 

@@ -10,6 +10,7 @@ JOIN_S = 600  # torchrun's own limit for all nodes to come to the rendezvous
 
 
 def command(run: Run, python: str) -> list[str]:
+    """The words that start all ranks of a run on one node."""
     return [
         *_torchrun(run, python),
         "--rdzv-endpoint=127.0.0.1:0",  # port 0: a free one, so that runs cannot meet each other
@@ -20,6 +21,7 @@ def command(run: Run, python: str) -> list[str]:
 
 
 def task(run: Run, python: str) -> list[str]:
+    """The words that start the ranks of one node in a job step over several nodes."""
     return [
         *_torchrun(run, python),
         "--rdzv-endpoint=$SHARDLAB_RENDEZVOUS",  # on the job's first node, at a port that was free there

@@ -11,16 +11,16 @@ from pathlib import Path
 import msgspec
 
 from jobs import claim, scripts
-from jobs.scheduler import Full, How, Own, Seen
+from jobs.scheduler import Full, ObservedRun, RunOnDisk, SubmitOptions
 from jobs.slurm import query, states, submission
-from jobs.slurm.commands import Away, call, number
-from jobs.slurm.query import Found, Job
+from jobs.slurm.commands import ControllerUnreachable, call, number
+from jobs.slurm.query import Job, JobsFound
 from jobs.slurm.submission import Kind, Submission
 from shardlab import files
 from shardlab.errors import ShardlabError
 from shardlab.record import Event
 from shardlab.rundir import RunDir
-from shardlab.state import FINAL, Verdict, last_sending
+from shardlab.state import FINAL, JudgedState, last_sending
 from shardlab.workspace import Workspace
 
 NAME = "slurm"
@@ -35,108 +35,124 @@ CUT = 4
 LAG_S = 120.0
 # Ends that a run's own records may show as a failure without a reason.
 TOLD_OF = ("oom", "node_fail", "preempted", "cancelled", "timeout")
+AT_A_TIME = 500  # the most jobs that one command names
+ENDED_S = 60.0  # longer than Slurm takes to end the job that it requeues
+_ENDED = re.compile("already finished|no longer pending|Invalid job id")  # of a job that a person released or cancelled
 _OPTION = "#SBATCH "
 _TIME = re.compile(r"^--time=(\d+)$")
 
 
-def submit(workspace: Workspace, folders: Sequence[RunDir], how: How) -> None:
-    """Raises Refused, Away, and Full if a limit of Slurm leaves no room for a single run."""
+def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
+    """Submit the runs; runs with the same options become one job.
+
+    Raises Refused, ControllerUnreachable, and Full if a limit of Slurm leaves no room for a single run.
+    """
     before = _unended(workspace, how.after)
     largest = len(folders) if how.pack or len(folders) == 1 else max(1, number("MaxArraySize", 1001))
-    left = _alike(folders)
-    while left:
-        alike = left[0]
+    groups = _alike(folders)
+    while groups:
+        alike = groups[0]
         part = alike if how.pack else alike[:largest]
         try:
             job = _send(workspace, part, how, before)
         except submission.NoRoom as none:
             if how.pack or len(part) == 1:
-                raise Full("Slurm", none.why, [folder for group in left for folder in group]) from None
+                raise Full("Slurm", none.why, [folder for group in groups for folder in group]) from None
             largest = max(1, len(part) // CUT)
             continue
-        left[:1] = [rest] if (rest := alike[len(part) :]) else []
+        groups[:1] = [rest] if (rest := alike[len(part) :]) else []
         if how.at_once is not None and job is not None:
             before = [job]  # jobs that ask for other things wait for each other, or more would run at once
 
 
 def resolve(workspace: Workspace) -> list[str]:
+    """Finish interrupted submissions of earlier commands; return a sentence on each."""
     sentences = []
-    for one in submission.interrupted(workspace):
+    for sent in submission.interrupted(workspace):
         try:
-            sentences.append(submission.settle(workspace, one))
+            sentences.append(submission.settle(workspace, sent))
         except submission.NoRoom as none:
-            sentences.append(f"{one.token}: Slurm does not have this job, and accepts no more jobs for now ({none.why}).")
+            sentences.append(f"{sent.token}: Slurm does not have this job, and accepts no more jobs for now ({none.why}).")
         except submission.Refused as refused:
-            sentences.append(f"{one.token}: this job was never created. {refused}")
+            sentences.append(f"{sent.token}: this job was never created. {refused}")
     return sentences
 
 
 def damaged(workspace: Workspace) -> list[str]:
+    """A sentence for each submission file that cannot be read, with the runs that it sets aside."""
     return submission.damaged(workspace)
 
 
-def observe(workspace: Workspace, runs: Sequence[Own]) -> list[Seen]:
-    notes = [_note(one.events) for one in runs]
+def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
+    """The state of each run, from its own records and from one question to Slurm about all jobs."""
+    notes = [_note(run.events) for run in runs]
     masters = sorted({str(note.data["job"]).split("_")[0] for note in notes if note is not None and note.data.get("job")})
     since = min((note.wall_s for note in notes if note is not None), default=0.0)
-    found = query.of(masters, since, _at_work(runs, notes))
+    answer = query.of(masters, since, _at_work(runs, notes))
     packs = _packs_at_work(workspace) if any(note is not None and note.data.get("kind") == "pack" for note in notes) else set()
     is_open = any(note is not None and note.event == "submitting" for note in notes)
     unreadable = submission.unreadable(workspace) if is_open else {}
-    seen = []
-    for one, note in zip(runs, notes, strict=True):
-        told = _seen(one, note, found, unreadable)
-        seen.append(msgspec.structs.replace(told, leftover=told.id not in packs and _is_leftover(one, found.jobs.get(told.id))))
-    return seen
+    observed_runs = []
+    for run, note in zip(runs, notes, strict=True):
+        observed = _seen(run, note, answer, unreadable)
+        observed_runs.append(
+            msgspec.structs.replace(
+                observed, leftover=observed.id not in packs and _is_leftover(run, answer.jobs.get(observed.id))
+            )
+        )
+    return observed_runs
 
 
-def _is_leftover(one: Own, job: Job | None) -> bool:
+def _is_leftover(run: RunOnDisk, job: Job | None) -> bool:
     """Whether Slurm still has a job to start for a run that has ended for good.
 
     Slurm requeues the job of a completed run if it lost a node, or its own controller lost contact, before it noted the end.
     """
     return (
         job is not None
-        and one.verdict.state in ("completed", "cancelled")
-        and job.name in {event.data.get("token") for event in one.events if event.event == "submitted"}
+        and run.verdict.state in ("completed", "cancelled")
+        and job.name in {event.data.get("token") for event in run.events if event.event == "submitted"}
         and states.ours(job.state) == "pending"
     )
 
 
 def _packs_at_work(workspace: Workspace) -> set[str]:
     """The jobs that hold several runs, of which some have not ended."""
-    return {one.job for one in submission.all_of(workspace) if one.kind == "pack" and one.job and _unfinished(workspace, one)}
-
-
-def _at_work(runs: Sequence[Own], notes: Sequence[Event | None]) -> set[str]:
-    """The ids of the jobs to ask Slurm for while any run waits or runs: all but those of completed and cancelled runs."""
-    if all(one.verdict.state in FINAL for one in runs):
-        return set()
     return {
-        str(note.data["job"])
-        for one, note in zip(runs, notes, strict=True)
-        if note is not None and note.data.get("job") and one.verdict.state not in ("completed", "cancelled")
+        sent.job for sent in submission.all_of(workspace) if sent.kind == "pack" and sent.job and _unfinished(workspace, sent)
     }
 
 
-def cancel(workspace: Workspace, runs: Sequence[Own]) -> None:
-    """Raises Away if Slurm could not be told to cancel the jobs; the runs are marked as cancelled all the same."""
-    ended = {one.run.run_id for one in runs}
-    whole = {one.job for one in submission.all_of(workspace) if one.kind == "pack" and ended >= _unfinished(workspace, one)}
+def _at_work(runs: Sequence[RunOnDisk], notes: Sequence[Event | None]) -> set[str]:
+    """The ids of the jobs to ask Slurm for while any run waits or runs: all but those of completed and cancelled runs."""
+    if all(run.verdict.state in FINAL for run in runs):
+        return set()
+    return {
+        str(note.data["job"])
+        for run, note in zip(runs, notes, strict=True)
+        if note is not None and note.data.get("job") and run.verdict.state not in ("completed", "cancelled")
+    }
+
+
+def cancel(workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
+    """Mark the runs as cancelled, then cancel their jobs. Raises ControllerUnreachable if Slurm did not receive the command."""
+    ended = {run.run.run_id for run in runs}
+    packs = [sent for sent in submission.all_of(workspace) if sent.kind == "pack"]
+    whole = {sent.job for sent in packs if ended >= _unfinished(workspace, sent)}
     jobs: list[str] = []
-    for one in runs:
-        note = _note(one.events)
-        if one.verdict.state not in ("planned", "pending") or not claim.withhold(one.folder):
-            one.folder.write_event("controller", "cancel_requested")
+    for run in runs:
+        note = _note(run.events)
+        if run.verdict.state not in ("planned", "pending") or not claim.claim_as_cancelled(run.folder):
+            run.folder.write_event("controller", "cancel_requested")
         job = note.data.get("job") if note is not None else None
         # The other runs of a packed allocation continue. A run that is running in it is ended by its own supervisor.
         if note is not None and job is not None and (note.data.get("kind") != "pack" or job in whole):
             jobs.append(str(job))
     jobs = list(dict.fromkeys(jobs))
-    for begin in range(0, len(jobs), 500):
-        answer = call(["scancel", *jobs[begin : begin + 500]])
+    for begin in range(0, len(jobs), AT_A_TIME):
+        answer = call(["scancel", *jobs[begin : begin + AT_A_TIME]])
         if answer.code != 0 and query.is_away(answer):
-            raise Away(
+            raise ControllerUnreachable(
                 answer.says,
                 "The runs are marked as cancelled in the workspace: pending runs will not start, and running runs end by "
                 "themselves. Their jobs may stay in Slurm's queue; run the command again when Slurm is back to cancel them.",
@@ -144,13 +160,35 @@ def cancel(workspace: Workspace, runs: Sequence[Own]) -> None:
 
 
 def cancel_jobs(jobs: Sequence[str]) -> str:
+    """Cancel jobs by their numbers; return Slurm's words if it did not, or ''."""
     answer = call(["scancel", *jobs])
     return "" if answer.code == 0 else answer.says
 
 
-def _unfinished(workspace: Workspace, one: Submission) -> set[str]:
+def hold(jobs: Sequence[str]) -> str:
+    """Hold jobs, then requeue the job of this process, held too. If Slurm does that, this process ends here."""
+    for begin in range(0, len(jobs), AT_A_TIME):
+        call(["scontrol", "hold", ",".join(jobs[begin : begin + AT_A_TIME])])  # a run that starts meanwhile holds itself
+    own = claim.job()
+    call(["scontrol", "update", f"JobId={own}", "Requeue=1"])  # Slurm requeues no other jobs, and the run counts its restarts
+    answer = call(["scontrol", "requeuehold", own])
+    if answer.code != 0:
+        return answer.says
+    time.sleep(ENDED_S)  # else a packed allocation would start its next run
+    return ""
+
+
+def release(jobs: Sequence[str]) -> None:
+    """Release held jobs. Raises ShardlabError if Slurm does not."""
+    for begin in range(0, len(jobs), AT_A_TIME):
+        answer = call(["scontrol", "release", ",".join(jobs[begin : begin + AT_A_TIME])])
+        if answer.code != 0 and not _ENDED.search(answer.stderr):
+            raise ShardlabError(f"Slurm does not release the held runs: {answer.says}. They stay held; run the command again.")
+
+
+def _unfinished(workspace: Workspace, sent: Submission) -> set[str]:
     """The runs of a submission that have not ended, by their own records. A run that cannot be read counts as not ended."""
-    return {run for run in one.runs if not _has_ended(RunDir(workspace.runs / run))}
+    return {run_id for run_id in sent.runs if not _has_ended(RunDir(workspace.runs / run_id))}
 
 
 def _has_ended(folder: RunDir) -> bool:
@@ -166,33 +204,36 @@ def attend(workspace: Workspace) -> None:
 
 def _unended(workspace: Workspace, runs: Sequence[str]) -> list[str]:
     """The job numbers of runs that have not ended. Slurm would ignore a dependency on a job that it has forgotten."""
-    found: dict[str, None] = {}
+    jobs: dict[str, None] = {}
     for run in runs:
         folder = RunDir(workspace.runs / run)
         note = _note(folder.events())
         if not _has_ended(folder) and note is not None and note.data.get("job"):
-            found[str(note.data["job"])] = None
-    return list(found)
+            jobs[str(note.data["job"])] = None
+    return list(jobs)
 
 
 def _alike(folders: Sequence[RunDir]) -> list[list[RunDir]]:
     """Groups of runs with the same sbatch options, in the order of the runs."""
-    found: dict[tuple[str, ...], list[RunDir]] = {}
+    groups: dict[tuple[str, ...], list[RunDir]] = {}
     for folder in folders:
-        found.setdefault(_asked(folder), []).append(folder)
-    return list(found.values())
+        groups.setdefault(_asked(folder), []).append(folder)
+    return list(groups.values())
 
 
 def _asked(folder: RunDir) -> tuple[str, ...]:
-    """The sbatch options in a run's script. As for sbatch, they end at the first line that is neither a comment nor empty: the
-    path of the folder is below that line and may contain any text."""
+    """The sbatch options of a run, read from its script: a person's own template may add options to those of the request.
+
+    As for sbatch, the options end at the first line that is neither a comment nor empty. The path of the run's folder is below
+    that line and may contain any text.
+    """
     lines = itertools.takewhile(
         lambda line: not line.strip() or line.lstrip().startswith("#"), (folder.path / SCRIPT).read_text().split("\n")
     )
     return tuple(line.removeprefix(_OPTION).strip() for line in lines if line.startswith(_OPTION))
 
 
-def _send(workspace: Workspace, folders: Sequence[RunDir], how: How, before: Sequence[str]) -> str | None:
+def _send(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions, before: Sequence[str]) -> str | None:
     """Submit runs with the same options as one job, which waits for the jobs `before`; return its number."""
     first = folders[0].read_run()
     kind: Kind = "one" if len(folders) == 1 else "pack" if how.pack else "array"
@@ -209,7 +250,11 @@ def _send(workspace: Workspace, folders: Sequence[RunDir], how: How, before: Seq
         files.make_folder(own)
         script = own / f"{kind}.sbatch"
         text = scripts.render(
-            TOGETHER[kind], workspace.own_templates, options=asked, folders=[str(one.path) for one in folders], script=SCRIPT
+            TOGETHER[kind],
+            workspace.own_templates,
+            options=asked,
+            folders=[str(folder.path) for folder in folders],
+            script=SCRIPT,
         )
         files.write_atomic(script, text.encode(), mode=0o755)
         options.append(f"--output={_literal(own)}/slurm-%{'a' if kind == 'array' else 'j'}.out")
@@ -217,7 +262,7 @@ def _send(workspace: Workspace, folders: Sequence[RunDir], how: How, before: Seq
         throttle = f"%{how.at_once}" if how.at_once is not None and how.at_once < len(folders) else ""
         options.append(f"--array=0-{len(folders) - 1}{throttle}")
     options += [f"--dependency=afterany:{':'.join(before)}"] if before else []
-    one = Submission(
+    sent = Submission(
         token=token,
         kind=kind,
         runs=[folder.run_id for folder in folders],
@@ -225,9 +270,9 @@ def _send(workspace: Workspace, folders: Sequence[RunDir], how: How, before: Seq
         options=options,
         created_s=time.time(),
     )
-    submission.intend(workspace, one)
-    submission.send(workspace, one)
-    return one.job
+    submission.intend(workspace, sent)
+    submission.send(workspace, sent)
+    return sent.job
 
 
 def _literal(path: Path) -> str:
@@ -240,86 +285,92 @@ def _note(events: Sequence[Event]) -> Event | None:
     return last_sending(events)
 
 
-def _seen(one: Own, note: Event | None, found: Found, unreadable: Mapping[str, str]) -> Seen:
+def _seen(run: RunOnDisk, note: Event | None, answer: JobsFound, unreadable: Mapping[str, str]) -> ObservedRun:
     """unreadable: why submission files cannot be read, by token. Nobody finds out whether their jobs exist."""
     if note is None or note.event == "refused":
-        return Seen(one.verdict, "-", "-")
+        return ObservedRun(run.verdict, "-", "-")
     job_id = note.data.get("job")
     if job_id is None:
-        if one.verdict.state == "pending" and (why := unreadable.get(str(note.data.get("token")))):
-            return Seen(Verdict("unknown", f"{why}; `jobs status` says what to do"), "-", "not known whether Slurm accepted it")
-        return Seen(one.verdict, "-", "not known whether Slurm accepted it: `jobs submit` finds out")
-    job = found.jobs.get(job_id)
+        if run.verdict.state == "pending" and (why := unreadable.get(str(note.data.get("token")))):
+            return ObservedRun(
+                JudgedState("unknown", f"{why}; `jobs status` says what to do"), "-", "not known whether Slurm accepted it"
+            )
+        return ObservedRun(run.verdict, "-", "not known whether Slurm accepted it: `jobs submit` finds out")
+    job = answer.jobs.get(job_id)
     if job is not None and job.name != note.data.get("token"):
         job = None  # a number that Slurm has given out again
     if job is None:
-        raw = f"Slurm does not answer: {found.why_not}" if found.why_not else "-"
-        return Seen(_missing(one, note, found), job_id, raw)
+        raw = f"Slurm does not answer: {answer.why_not}" if answer.why_not else "-"
+        return ObservedRun(_missing(run, note, answer), job_id, raw)
     raw = f"{job.state} ({job.reason})" if job.reason and states.ours(job.state) == "pending" else job.state
-    if found.why_not:
-        raw = f"{raw} in Slurm's accounting; the controller does not answer: {found.why_not}"
-    if one.verdict.state in FINAL and found.why_not and states.ours(job.state) == "running":
-        return Seen(one.verdict, job_id, raw)  # the accounting may lag behind the recorded end
-    if one.verdict.state not in FINAL and states.ours(job.state) not in ("pending", "running"):
-        one = _again(one)
-    return Seen(_together(one, job, shared=note.data.get("kind") == "pack"), job_id, raw)
+    if answer.why_not:
+        raw = f"{raw} in Slurm's accounting; the controller does not answer: {answer.why_not}"
+    if run.verdict.state in FINAL and answer.why_not and states.ours(job.state) == "running":
+        return ObservedRun(run.verdict, job_id, raw)  # the accounting may lag behind the recorded end
+    if run.verdict.state not in FINAL and states.ours(job.state) not in ("pending", "running"):
+        run = _again(run)
+    return ObservedRun(_together(run, job, shared=note.data.get("kind") == "pack"), job_id, raw)
 
 
-def _again(one: Own) -> Own:
+def _again(run: RunOnDisk) -> RunOnDisk:
     """The run, read again: it may have recorded its end between the first reading and the query to Slurm."""
-    events = one.folder.events()
-    return Own(one.folder, one.run, events, *one.folder.told(events, one.run))
+    events = run.folder.events()
+    return RunOnDisk(run.folder, run.run, events, *run.folder.told(events, run.run))
 
 
-def _together(one: Own, job: Job, *, shared: bool) -> Verdict:
+def _together(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
     """Combine the run's records with Slurm's state. The records know best how a run ended; Slurm knows why the records stop and
     why it ended a run. shared: whether the job belongs to other runs too."""
-    own, theirs = one.verdict, states.ours(job.state)
+    own, theirs = run.verdict, states.ours(job.state)
     state = states.word(job.state)
-    started = any(event.event == "started" for event in one.events)
+    started = any(event.event == "started" for event in run.events)
     if own.state in FINAL:
-        return _after_an_end(one, job, shared=shared)
+        return _after_an_end(run, job, shared=shared)
     if theirs == "pending":
-        return Verdict("pending", "started again by Slurm" if started else "")
+        if own.held and (not job.reason or "held" in job.reason.lower()):
+            return own
+        return JudgedState("pending", "started again by Slurm" if started else "")
     if theirs == "running":
         waits = "waits for the earlier runs in its job" if shared else "its job is starting"
-        return Verdict("running") if started or own.state == "running" else Verdict("pending", waits)
+        return JudgedState("running") if started or own.state == "running" else JudgedState("pending", waits)
     if theirs == "unknown":
-        return Verdict("unknown", f"Slurm says {job.state}")
+        return JudgedState("unknown", f"Slurm says {job.state}")
     if theirs in ("completed", "failed"):
         if not started:
-            return Verdict("failed", f"its job ended ({job.state}) before the run started; see log/slurm-*.out")
+            return JudgedState("failed", f"its job ended ({job.state}) before the run started; see log/slurm-*.out")
         why = f"its job ended ({job.state}), but the run did not record its end"
-        return Verdict("failed" if theirs == "failed" else "unknown", why)
-    return Verdict(theirs, states.WHY[state])
+        return JudgedState("failed" if theirs == "failed" else "unknown", why)
+    return JudgedState(theirs, states.WHY[state])
 
 
-def _after_an_end(one: Own, job: Job, *, shared: bool) -> Verdict:
+def _after_an_end(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
     """The state of a run that recorded an end. Slurm may start it again, or know better why it ended."""
-    own, theirs = one.verdict, states.ours(job.state)
-    ended = next((event for event in reversed(one.events) if event.event == "exited"), None)
+    own, theirs = run.verdict, states.ours(job.state)
+    ended = next((event for event in reversed(run.events) if event.event == "exited"), None)
     if ended is None or own.state in ("completed", "cancelled"):
         return own
     reason = ended.data.get("reason")
     begun_since = theirs == "running" and job.start_s is not None and job.start_s > ended.wall_s
     if theirs == "pending" or begun_since:
-        return Verdict("pending", f"started again by Slurm, after {'Slurm told it to end' if reason == 'told' else own.state}")
+        return JudgedState(
+            "pending", f"started again by Slurm, after {'Slurm told it to end' if reason == 'told' else own.state}"
+        )
     if theirs == "running" and not shared:  # it may be started again, and Slurm has yet to say why it ended
-        return Verdict("running", f"its job is ending, after {own.state}: {own.why}")
-    if theirs == "cancelled" and any(event.event == "requeued" and event.wall_s >= ended.wall_s for event in one.events):
-        return Verdict("cancelled", f"cancelled while it waited to be started again, after {own.state}")
+        return JudgedState("running", f"its job is ending, after {own.state}: {own.why}")
+    if theirs == "cancelled" and any(event.event == "requeued" and event.wall_s >= ended.wall_s for event in run.events):
+        return JudgedState("cancelled", f"cancelled while it waited to be started again, after {own.state}")
     # What ended the job may have caused a failure without a recorded reason. A job of several runs ended after this run, unless
     # Slurm told this run to end.
     if own.state != "failed" or reason not in (None, "told") or (shared and reason is None):
         return own
-    return Verdict(theirs, states.WHY[states.word(job.state)]) if theirs in TOLD_OF else own
+    return JudgedState(theirs, states.WHY[states.word(job.state)]) if theirs in TOLD_OF else own
 
 
-def _missing(one: Own, note: Event, found: Found) -> Verdict:
+def _missing(run: RunOnDisk, note: Event, answer: JobsFound) -> JudgedState:
     """A run whose job Slurm does not show."""
-    if one.verdict.state in FINAL or not found.complete or time.time() - note.wall_s < LAG_S:
-        return one.verdict
-    own = _again(one).verdict
+    if run.verdict.state in FINAL or not answer.complete or time.time() - note.wall_s < LAG_S:
+        return run.verdict
+    own = _again(run).verdict
     if own.state in FINAL:
         return own
-    return Verdict("unknown", f"Slurm does not know its job {note.data['job']}, and the run did not record its end")
+    return JudgedState("unknown", f"Slurm does not know its job {note.data['job']}, and the run did not record its end")

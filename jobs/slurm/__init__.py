@@ -1,1 +1,1 @@
-"""Slurm as jobs use it: what is asked of it, how it is asked, and how its answers are read."""
+"""How jobs use Slurm: the options of a job, the commands, the parsers of their output, and the exactly-once submission."""

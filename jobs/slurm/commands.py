@@ -21,7 +21,7 @@ KEPT = ("SLURM_CONF",)
 _PREFIX = re.compile(r"^[a-z_]+(?: error)?: (?:error: |fatal: )?")
 
 
-class Answer(msgspec.Struct, frozen=True):
+class SlurmOutput(msgspec.Struct, frozen=True):
     """code: the exit code; None if the command did not end within its limit."""
 
     code: int | None
@@ -40,7 +40,7 @@ class Answer(msgspec.Struct, frozen=True):
         return next((_PREFIX.sub("", line).strip() for line in lines if pattern.search(line)), None)
 
 
-class Away(ShardlabError):
+class ControllerUnreachable(ShardlabError):
     """Slurm's controller does not answer.
 
     why: what Slurm's command printed. known: sentences that say what is certain at this moment, and which command finds out
@@ -57,7 +57,7 @@ def here() -> bool:
     return shutil.which("sbatch") is not None
 
 
-def call(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[str] | None = None) -> Answer:
+def call(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[str] | None = None) -> SlurmOutput:
     """Run a command of Slurm. enough: if this pattern is found in the error output, the command is ended at once.
     Raises ShardlabError if this machine does not have the command."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(INHERITED) or name in KEPT}
@@ -76,10 +76,10 @@ def call(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[st
                 left = max(0.0, ends - time.monotonic())
                 try:
                     out, said = process.communicate(timeout=left if enough is None else min(left, LISTEN_S))
-                    return Answer(process.returncode, out.decode("utf-8", "replace"), said.decode("utf-8", "replace"))
+                    return SlurmOutput(process.returncode, out.decode("utf-8", "replace"), said.decode("utf-8", "replace"))
                 except subprocess.TimeoutExpired as late:
                     out, said = late.stdout or b"", late.stderr or b""
-                answer = Answer(None, out.decode("utf-8", "replace"), said.decode("utf-8", "replace"))
+                answer = SlurmOutput(None, out.decode("utf-8", "replace"), said.decode("utf-8", "replace"))
                 if time.monotonic() >= ends or (enough is not None and answer.said(enough) is not None):
                     return answer
         finally:
@@ -104,5 +104,5 @@ def setting(name: str, *, limit_s: float = LIMIT_S) -> str:
 
 def number(name: str, otherwise: int) -> int:
     """A number of the controller's configuration, such as MaxArraySize; `otherwise` if it cannot be read."""
-    found = setting(name).split()  # some have their unit behind them
-    return int(found[0]) if found and found[0].isdigit() else otherwise
+    words = setting(name).split()  # some have their unit behind them
+    return int(words[0]) if words and words[0].isdigit() else otherwise

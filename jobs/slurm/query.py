@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 import msgspec
 
 from jobs.slurm import states
-from jobs.slurm.commands import Answer, Away, call
+from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call
 
 # The same columns in the same order, so that one parser reads both.
 SACCT = ("JobID", "JobName", "State", "Submit", "Start", "NodeList", "Reason")
@@ -43,7 +43,7 @@ class Job(msgspec.Struct, frozen=True):
     nodes: str
 
 
-class Found(msgspec.Struct, frozen=True):
+class JobsFound(msgspec.Struct, frozen=True):
     """jobs: the jobs that were found, by id. why_not: why Slurm's controller could not be asked, or ''. complete: whether Slurm
     does not know the jobs that are missing in `jobs`."""
 
@@ -52,44 +52,44 @@ class Found(msgspec.Struct, frozen=True):
     complete: bool
 
 
-def of(masters: Sequence[str], since_s: float, at_work: Set[str] = frozenset()) -> Found:
+def of(masters: Sequence[str], since_s: float, at_work: Set[str] = frozenset()) -> JobsFound:
     """The latest state of each of these jobs, and of each task of an array.
 
     masters: numbers of jobs; an array has one number. since_s: no job was submitted before this time. at_work: ids of jobs that
     may wait or run. As the accounting lags behind for them, the controller is asked first, and alone if it knows them all.
     """
     if not masters:
-        return Found({}, "", complete=True)
+        return JobsFound({}, "", complete=True)
     queue = _squeue() if at_work else None
     if queue is not None and queue.code == 0 and at_work <= (listed := _listed(queue, masters)).keys():
-        return Found(listed, "", complete=True)
+        return JobsFound(listed, "", complete=True)
     accounts = call([*_sacct(since_s), f"--jobs={','.join(masters)}"])
     known = {job.id: job for job in _read(accounts.stdout)} if accounts.code == 0 else {}
     mine = {master for master in masters if not any(job.startswith(f"{master}_") or job == master for job in known)}
     unsettled = not all(states.settled(job.state) for job in known.values())
     if queue is None and accounts.code == 0 and not mine and not unsettled:
-        return Found(known, "", complete=True)
+        return JobsFound(known, "", complete=True)
     # Accounts lag by seconds behind a start or an end, and do not say what a job waits for.
     queue = queue or _squeue()
     if queue.code != 0:
-        return Found(known, queue.says, complete=False)
+        return JobsFound(known, queue.says, complete=False)
     known |= _listed(queue, masters)
     # Without accounts the controller knows all there is, for as long as it keeps jobs that ended (MinJobAge). Before 23.11.4
     # sacct may end well with an error.
     told = accounts.code == 0 and "error:" not in accounts.stderr
-    return Found(known, "", complete=told or DISABLED in accounts.stderr)
+    return JobsFound(known, "", complete=told or DISABLED in accounts.stderr)
 
 
 def by_name(name: str, since_s: float) -> list[Job]:
-    """The jobs with this name that the controller or the accounts list. Raises Away if the controller does not answer."""
+    """The jobs with this name that the controller or the accounts list. Raises ControllerUnreachable."""
     queue = call(["squeue", "-h", "--me", "--states=all", f"--name={name}", f"--format={SQUEUE}"])
     if queue.code != 0:
-        raise Away(queue.says, f"It is not known whether Slurm has a job named {name}.")
-    found = {job.id.split("_")[0]: job for job in _read(queue.stdout) if job.name == name}
+        raise ControllerUnreachable(queue.says, f"It is not known whether Slurm has a job named {name}.")
+    jobs = {job.id.split("_")[0]: job for job in _read(queue.stdout) if job.name == name}
     accounts = call([*_sacct(since_s), f"--name={name}"])
     if accounts.code == 0:
-        found |= {job.id.split("_")[0]: job for job in _read(accounts.stdout) if job.name == name}
-    return list(found.values())
+        jobs |= {job.id.split("_")[0]: job for job in _read(accounts.stdout) if job.name == name}
+    return list(jobs.values())
 
 
 def is_preempted(job: str) -> bool:
@@ -98,16 +98,16 @@ def is_preempted(job: str) -> bool:
     return bool(_PREEMPTED.search(call(["scontrol", "show", "job", job]).stdout))
 
 
-def _squeue() -> Answer:
+def _squeue() -> SlurmOutput:
     return call(["squeue", "-h", "-r", "--me", "--states=all", f"--format={SQUEUE}"])
 
 
-def _listed(queue: Answer, masters: Sequence[str]) -> dict[str, Job]:
+def _listed(queue: SlurmOutput, masters: Sequence[str]) -> dict[str, Job]:
     wanted = set(masters)
     return {job.id: job for job in _read(queue.stdout) if job.id.split("_")[0] in wanted}
 
 
-def is_away(answer: Answer) -> bool:
+def is_away(answer: SlurmOutput) -> bool:
     """Whether an answer does not say what Slurm did."""
     return answer.code is None or bool(_AWAY.search(answer.stderr))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from jobs.launcher import launcher
-from shardlab.cluster import Cluster, Slurm
+from shardlab.cluster import Cluster
 from shardlab.run import Run
+from shardlab.slurm_keys import Slurm
 
 CPUS_PER_GPU = 8  # default of `cpus_per_rank` for ranks with a GPU
 # Seconds by which Slurm's time limit exceeds the run's own: to start, to save, to close records and to end processes.
@@ -15,25 +16,40 @@ MARGIN_S = 180
 
 def options(run: Run, cluster: Cluster) -> tuple[str, ...]:
     """sbatch's options in long form, in the order in which a person looks for them."""
+    cluster = cluster.for_gpu_type(run.cell.gpu_type)
     asked = cluster.slurm
     assert asked is not None
     started = launcher(run.launcher)
     tasks = run.world.nproc_per_node if started.per_rank else 1
-    found = [f"partition={asked.partition}"]
-    for name, value in (("account", asked.account), ("qos", asked.qos), ("constraint", asked.constraint)):
-        found += [f"{name}={value}"] if value is not None else []
-    found += [f"nodes={run.world.nnodes}", f"ntasks-per-node={tasks}"]
+    named = {
+        "partition": asked.partition,
+        "account": asked.account,
+        "qos": asked.qos,
+        "constraint": asked.constraint,
+        "licenses": asked.licenses,
+    }
+    words = [f"{name}={value}" for name, value in named.items() if value is not None]
+    words += [f"nodes={run.world.nnodes}", f"ntasks-per-node={tasks}"]
     if gpus := gpus_per_node(run, cluster):
         kind = f"{cluster.gpus.type}:" if cluster.gpus and cluster.gpus.type else ""
-        found.append(f"gpus-per-node={kind}{gpus}" if asked.gpu_request == "gpus-per-node" else f"gres=gpu:{kind}{gpus}")
-    found += ["exclusive", "mem=0"] if asked.exclusive else [f"cpus-per-task={cpus_per_task(run, cluster, asked, tasks)}"]
-    found.append(f"time={minutes(run)}")
-    found.append("requeue" if run.requeues else "no-requeue")
-    found += [f"exclude={','.join(run.avoid)}"] if run.avoid else []
+        requests = {
+            "gpus-per-node": f"gpus-per-node={kind}{gpus}",
+            "gres": f"gres=gpu:{kind}{gpus}",
+            "gpus": f"gpus={kind}{gpus * run.world.nnodes}",
+        }
+        words.append(requests[asked.gpu_request])
+    words.append("exclusive" if asked.exclusive else f"cpus-per-task={cpus_per_task(run, cluster, asked, tasks)}")
+    if asked.mem is not None or asked.exclusive:
+        words.append(f"mem={asked.mem or 0}")  # 0: all memory of the node
+    longest = asked.max_time_s  # Slurm rejects, or never starts, a job with a longer limit
+    words.append(f"time={minutes(run) if longest is None else max(1, min(minutes(run), longest // 60))}")
+    words.append("requeue" if run.requeues else "no-requeue")
+    excluded = dict.fromkeys([*asked.exclude, *run.avoid])  # of the site, and nodes on which earlier attempts failed
+    words += [f"exclude={','.join(excluded)}"] if excluded else []
     # Variables of the submitting shell may not fit the nodes, and are no part of what is measured.
-    found += ["open-mode=append", "export=NONE", *started.sbatch]
-    found += [name if value is None else f"{name}={value}" for name, value in asked.extra.items()]
-    return tuple(f"--{option}" for option in found)
+    words += ["open-mode=append", "export=NONE", *started.sbatch]
+    words += [name if value is None else f"{name}={value}" for name, value in asked.extra.items()]
+    return tuple(f"--{option}" for option in words)
 
 
 def gpus_per_node(run: Run, cluster: Cluster) -> int:
@@ -44,6 +60,7 @@ def gpus_per_node(run: Run, cluster: Cluster) -> int:
 
 
 def cpus_per_task(run: Run, cluster: Cluster, asked: Slurm, tasks: int) -> int:
+    """Processors for each task of the job step: for all ranks that the task starts."""
     cpus_per_rank = asked.cpus_per_rank or (CPUS_PER_GPU if gpus_per_node(run, cluster) else 1)
     return math.ceil(run.world.nproc_per_node / tasks) * cpus_per_rank
 

@@ -18,7 +18,7 @@ import msgspec
 
 from jobs import claim
 from jobs.slurm import query
-from jobs.slurm.commands import Answer, Away, call, number
+from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call, number
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import ShardlabError
@@ -35,7 +35,7 @@ _ID = re.compile(r"^(\d+)(?:;[A-Za-z0-9_-]+)?$")
 _BUSY = re.compile(r"temporarily unable to accept job|job queue full")
 # What sbatch says about a job that Slurm rejects now, or in this size: limits on jobs that are submitted (Assoc... and QOS...,
 # Max and Grp), MaxJobCount, MaxArraySize and max_array_tasks, and the controller's limit on requests.
-_NO_ROOM = re.compile(
+NO_ROOM = re.compile(
     rf"{_BUSY.pattern}|(?i:submit_?jobs?)|MaxJobCount|[Tt]emporarily unavailable|Unable to create job record|"
     r"Rate limit exceeded|Invalid job array specification"
 )
@@ -73,6 +73,7 @@ class NoRoom(Refused):
 
 
 def folder(workspace: Workspace) -> Path:
+    """The folder of the submission files."""
     return workspace.own / "submissions"
 
 
@@ -90,20 +91,23 @@ def intend(workspace: Workspace, submission: Submission) -> None:
 
 
 def send(workspace: Workspace, submission: Submission) -> None:
-    """Have Slurm accept the job, once. Raises Refused, NoRoom, or Away if nobody can tell whether Slurm accepted it."""
+    """Have Slurm accept the job, once.
+
+    Raises Refused, NoRoom, or ControllerUnreachable if it is not known whether Slurm accepted the job.
+    """
     if (answer := _hand_over(workspace, submission)) is not None:
         _resolve(workspace, submission, answer)
 
 
 def interrupted(workspace: Workspace) -> list[Submission]:
     """The submissions that were recorded as intended but not as sent, oldest first."""
-    found = [one for one in all_of(workspace) if one.state == "intended"]
-    return sorted(found, key=lambda one: one.created_s)
+    intended = [submission for submission in all_of(workspace) if submission.state == "intended"]
+    return sorted(intended, key=lambda submission: submission.created_s)
 
 
 def all_of(workspace: Workspace) -> list[Submission]:
     """Every submission that can be read."""
-    return [one for path in _files(workspace) if isinstance(one := _read(path), Submission)]
+    return [submission for path in _files(workspace) if isinstance(submission := _read(path), Submission)]
 
 
 def damaged(workspace: Workspace) -> list[str]:
@@ -167,7 +171,7 @@ def _is_left_open(run: RunDir, token: str, *, unreadable: bool = False) -> bool:
 
 
 def settle(workspace: Workspace, submission: Submission) -> str:
-    """Finish an interrupted submission; return a sentence on what was done. Raises Refused, NoRoom, Away."""
+    """Finish an interrupted submission; return a sentence on what was done. Raises Refused, NoRoom, ControllerUnreachable."""
     if _adopt(workspace, submission):
         return f"{submission.token}: Slurm had accepted this job as job {submission.job}; its number is recorded now."
     folders = [RunDir(workspace.runs / run) for run in submission.runs]
@@ -193,7 +197,7 @@ def settle(workspace: Workspace, submission: Submission) -> str:
     return f"{submission.token}: Slurm did not have this job; it was submitted now as job {submission.job}."
 
 
-def _resolve(workspace: Workspace, submission: Submission, answer: Answer) -> None:
+def _resolve(workspace: Workspace, submission: Submission, answer: SlurmOutput) -> None:
     """Handle an answer that does not say whether the job exists: look for the job as long as Slurm may still create it."""
     ends = time.monotonic() + MESSAGES * number("MessageTimeout", 10)
     while True:
@@ -208,7 +212,7 @@ def _resolve(workspace: Workspace, submission: Submission, answer: Answer) -> No
         raise _outcome_unknown(submission, answer.says)
 
 
-def _hand_over(workspace: Workspace, submission: Submission) -> Answer | None:
+def _hand_over(workspace: Workspace, submission: Submission) -> SlurmOutput | None:
     """Call sbatch. Returns its answer if that does not say whether the job exists, otherwise None. Raises Refused."""
     argv = ["sbatch", "--parsable", f"--job-name={submission.token}", *submission.options, submission.script]
     answer = call(argv, enough=_BUSY)
@@ -221,10 +225,10 @@ def _hand_over(workspace: Workspace, submission: Submission) -> Answer | None:
 
 
 def _adopt(workspace: Workspace, submission: Submission) -> bool:
-    """Whether Slurm has a job with this token. If so, the job's number is recorded. Raises Away."""
+    """Whether Slurm has a job with this token. If so, the job's number is recorded. Raises ControllerUnreachable."""
     try:
         jobs = query.by_name(submission.token, submission.created_s)
-    except Away as away:
+    except ControllerUnreachable as away:
         raise _outcome_unknown(submission, away.why) from None
     if not jobs:
         return False
@@ -232,11 +236,11 @@ def _adopt(workspace: Workspace, submission: Submission) -> bool:
     return True
 
 
-def _outcome_unknown(submission: Submission, why: str) -> Away:
+def _outcome_unknown(submission: Submission, why: str) -> ControllerUnreachable:
     """What to say while nobody knows whether Slurm accepted the job."""
     count = len(submission.runs)
     runs = submission.runs[0] if count == 1 else f"{count} runs: {', '.join(submission.runs[:3])}{', ...' * (count > 3)}"
-    return Away(
+    return ControllerUnreachable(
         why,
         f"It is not known whether Slurm accepted the job {submission.token} ({runs}); if it did, the job runs. When Slurm is "
         "back, `jobs submit` and `jobs retry` look for this job by its name first, and send it again only if Slurm does not "
@@ -261,8 +265,8 @@ def _sent(workspace: Workspace, submission: Submission, job: str) -> None:
     _keep(workspace, submission)
 
 
-def _refused(workspace: Workspace, submission: Submission, answer: Answer) -> Refused:
-    no_room = answer.said(_NO_ROOM)
+def _refused(workspace: Workspace, submission: Submission, answer: SlurmOutput) -> Refused:
+    no_room = answer.said(NO_ROOM)
     why = no_room or answer.says
     submission.state, submission.why = "refused", why
     _keep(workspace, submission)
@@ -271,7 +275,7 @@ def _refused(workspace: Workspace, submission: Submission, answer: Answer) -> Re
         _note(workspace, run, "refused", sync=True, why=sentence, token=submission.token)
     # The events of the runs record the refusal. A command that waits at a limit for days would leave a file for each try.
     _forget(workspace, submission)
-    return NoRoom(why) if no_room else Refused(f"Slurm rejected the job of {submission.runs[0]}: {why}.")
+    return NoRoom(why) if no_room else Refused(f"Slurm rejected the job of {', '.join(submission.runs)}: {why}.")
 
 
 def _note(workspace: Workspace, run: str, event: str, *, sync: bool = False, **data: Any) -> None:

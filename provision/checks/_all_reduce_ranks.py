@@ -21,16 +21,16 @@ ITERATIONS = 5
 WARMUP = 2
 
 
-def meet(backend: str, nodes: str, place: str, endpoint: str) -> None:
-    """Run the one rank of a node. endpoint: where rank 0 listens."""
+def meet(backend: str, nodes: str, place: str, endpoint: str, *, gpu: int | None = None) -> None:
+    """Run the one rank of a node. endpoint: where rank 0 listens. gpu: as for `work`."""
     host, port = endpoint.rsplit(":", 1)
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
-    work(backend, int(place), int(nodes), "env://")
+    work(backend, int(place), int(nodes), "env://", gpu)
 
 
-def work(backend: str, rank: int, ranks: int, meeting: str) -> None:
-    """Run one rank, which uses the GPU with its own number. meeting: the init_method of torch.distributed."""
-    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+def work(backend: str, rank: int, ranks: int, meeting: str, gpu: int | None = None) -> None:
+    """Run one rank. meeting: the init_method of torch.distributed. gpu: the number of its GPU; None: the rank's own number."""
+    device = torch.device("cuda", rank if gpu is None else gpu) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
@@ -48,6 +48,9 @@ def work(backend: str, rank: int, ranks: int, meeting: str) -> None:
         times[iteration] = time.perf_counter() - begin
         wrong += (values != expected).sum()
     dist.all_reduce(wrong)
+    dist.barrier()
+    clock = torch.tensor([time.time(), -time.time()], dtype=torch.float64, device=device)
+    dist.all_reduce(clock, op=dist.ReduceOp.MAX)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)  # an all-reduce has ended when its slowest rank has
     if rank == 0:
         report = {
@@ -57,6 +60,7 @@ def work(backend: str, rank: int, ranks: int, meeting: str) -> None:
             "wrong": int(wrong.item()),
             "iterations": ITERATIONS,
             "time_s": statistics.median(times[WARMUP:].tolist()),
+            "clock_spread_s": float(clock.sum()),
         }
         sys.stdout.write(json.dumps(report) + "\n")
         sys.stdout.flush()

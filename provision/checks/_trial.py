@@ -20,19 +20,22 @@ from typing import IO
 import msgspec
 
 from provision.checks.trial import COMPILED_S, LOOK_S, PRODUCT_S, RANKS, RANKS_S, Trial
-from provision.facts import _torch, last_line
+from provision.facts import _torch
 from provision.facts.torch import Torch, parse
-from provision.providers import Answer
+from provision.node import last_line
+from shardlab.remote import CommandOutput
 
 GRACE_S = 2.0  # for the other ranks, once one has failed
 
 
 def main() -> None:
+    """Print the trial of this machine as JSON."""
     trial = attempt()
     sys.stdout.write(msgspec.json.encode(trial).decode() + "\n")
 
 
 def attempt() -> Trial:
+    """Import torch once, and run each part of the trial in a child process."""
     with contextlib.suppress(Exception):  # the child says why it cannot be imported
         import torch
         import torch.distributed  # noqa: F401 (so that it is there before the fork)
@@ -40,17 +43,17 @@ def attempt() -> Trial:
     if looked.code != 0:
         how = f"it did not end within {LOOK_S:g} s" if looked.code is None else last_line(looked)
         return Trial(Torch(why_absent=f"it fails when it looks for GPUs: {how}"))
-    found = parse(looked.stdout)
-    if found.version is None or not found.backends:
-        return Trial(found)
+    torch_state = parse(looked.stdout)
+    if torch_state.version is None or not torch_state.backends:
+        return Trial(torch_state)
     with tempfile.TemporaryDirectory(prefix="shardlab-") as folder:
-        backend = "nccl" if found.gpus and found.gpus >= RANKS and "nccl" in found.backends else "gloo"
+        backend = "nccl" if torch_state.gpus and torch_state.gpus >= RANKS and "nccl" in torch_state.backends else "gloo"
         store = f"file://{folder}/store"
         ranks = [functools.partial(_rank, backend, place, store) for place in range(RANKS)]
         summed = together(ranks, RANKS_S)
-    if not found.gpus:
-        return Trial(found, summed)
-    return Trial(found, summed, together([_product], PRODUCT_S), together([_compiled], COMPILED_S))
+    if not torch_state.gpus:
+        return Trial(torch_state, summed)
+    return Trial(torch_state, summed, together([_product], PRODUCT_S), together([_compiled], COMPILED_S))
 
 
 def _rank(backend: str, place: int, store: str) -> None:
@@ -74,7 +77,7 @@ def _compiled() -> None:
         _compiled.main()
 
 
-def together(works: Sequence[Callable[[], None]], limit_s: float) -> Answer:
+def together(works: Sequence[Callable[[], None]], limit_s: float) -> CommandOutput:
     """Run each function in a child process, all at the same time: the answer of the first one, or of one that failed.
 
     The answer's code is None if a child had to be ended after `limit_s` seconds.
@@ -87,7 +90,7 @@ def together(works: Sequence[Callable[[], None]], limit_s: float) -> Answer:
         if worst is None:
             worst = next((child for child in children if codes[child] is None), children[0])
         stdout, stderr = (_read(stream) for stream in said[children.index(worst)])
-        return Answer(codes[worst], stdout, stderr)
+        return CommandOutput(codes[worst], stdout, stderr)
 
 
 def _fork(work: Callable[[], None], stdout: IO[bytes], stderr: IO[bytes]) -> int:

@@ -6,18 +6,21 @@ import re
 
 import msgspec
 
-from provision.checks import Check, Outcome, trial
+from provision.check import Check, Outcome
+from provision.checks import trial
 from provision.checks.trial import RANKS, RANKS_S
-from provision.facts import decode, last_line
+from provision.fact import decode
 from provision.facts.host import HOST
-from provision.operations import Site, Target
-from provision.providers import Answer
+from provision.node import last_line
+from provision.operation import Site, Target
+from shardlab.remote import CommandOutput
 
 FORMULA = "2(n-1)/n x bytes / time"  # as nccl-tests defines the bus bandwidth of an all-reduce
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What rank 0 prints. `wrong` counts elements over all ranks; `time_s` is the median of the slowest rank's times."""
+class AllReduceReport(msgspec.Struct, frozen=True):
+    """What rank 0 prints. `wrong` counts elements over all ranks; `time_s` is the median of the slowest rank's times;
+    `clock_spread_s` is the largest difference of the clocks when all ranks left the same barrier, which adds its own delay."""
 
     backend: str
     ranks: int
@@ -25,13 +28,15 @@ class Report(msgspec.Struct, frozen=True):
     wrong: int
     iterations: int
     time_s: float
+    clock_spread_s: float | None = None
 
 
 def run(site: Site, target: Target) -> Outcome:
-    found = trial.of(target).all_reduce
-    if found is None:
+    """Passed if the ranks of this node sum exactly."""
+    summed = trial.of(target).all_reduce
+    if summed is None:
         return Outcome(None, "needs torch")
-    return judge(found, cores=target.facts[HOST].cpus_allowed)
+    return judge(summed, cores=target.facts[HOST].cpus_allowed)
 
 
 def bus_bandwidth(ranks: int, size_bytes: int, time_s: float) -> float:
@@ -39,7 +44,7 @@ def bus_bandwidth(ranks: int, size_bytes: int, time_s: float) -> float:
     return 2 * (ranks - 1) / ranks * size_bytes / time_s
 
 
-def judge(answer: Answer, *, cores: int) -> Outcome:
+def judge(answer: CommandOutput, *, cores: int) -> Outcome:
     """Passed if every element of the sum is exact on every rank."""
     what = f"{RANKS}-rank all-reduce"
     if answer.code is None:
@@ -51,7 +56,7 @@ def judge(answer: Answer, *, cores: int) -> Outcome:
         advice = "is the loopback interface up (ip link show lo), or is /dev/shm full (df /dev/shm)? -v shows the output"
         return Outcome(False, f"the {what} failed: {cause(answer)}", advice, transcript=answer.stderr)
     try:
-        report = decode(answer.stdout, Report)
+        report = decode(answer.stdout, AllReduceReport)
     except ValueError as error:
         return Outcome(False, f"the output of the {what} cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
     if report.wrong:
@@ -72,16 +77,16 @@ def judge(answer: Answer, *, cores: int) -> Outcome:
     return Outcome(True, says, measured=measured)
 
 
-def why_not(answer: Answer, limit_s: float) -> str:
+def why_not(answer: CommandOutput, limit_s: float) -> str:
     """Why a program of ours failed, or that it did not end."""
     return f"it did not end within {limit_s:g} s" if answer.code is None else cause(answer)
 
 
-def cause(answer: Answer) -> str:
+def cause(answer: CommandOutput) -> str:
     """The line with the error of a rank; libraries may print other lines after it."""
     pattern = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception)\b: .+)$", re.MULTILINE)
-    found = pattern.findall(answer.stderr)
-    return str(found[-1]) if found else last_line(answer)
+    errors = pattern.findall(answer.stderr)
+    return str(errors[-1]) if errors else last_line(answer)
 
 
 ALL_REDUCE = Check("all_reduce", run)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from provision import clock
-from provision.checks import Check, Outcome
-from provision.operations import Site, Target
+from provision.check import Check, Outcome
+from provision.operation import Site, Target
 
 
 def run(site: Site, target: Target) -> Outcome:

@@ -4,37 +4,39 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.checks import Check, Outcome, trial
+from provision.check import Check, Outcome
+from provision.checks import trial
 from provision.checks.all_reduce import why_not
 from provision.checks.trial import COMPILED_S
-from provision.facts import decode
-from provision.operations import Site, Target
-from provision.providers import Answer
+from provision.fact import decode
+from provision.operation import Site, Target
+from shardlab.remote import CommandOutput
 
 LARGEST = 1e-5  # allowed difference of fp32 results up to 3; the two implementations of sin may differ in the last bits
 ADVICE = "install a C compiler and Python's headers (gcc, libc6-dev, python3-dev), or train without compile: true"
 
 
-class Report(msgspec.Struct, frozen=True):
+class CompiledReport(msgspec.Struct, frozen=True):
     """difference: the largest one between the compiled function and the plain one."""
 
     difference: float
 
 
 def run(site: Site, target: Target) -> Outcome:
+    """Passed if torch.compile makes right kernels for a GPU of this node."""
     shown = trial.of(target)
     if shown.compiled is None:
         return Outcome(None, "torch sees no GPU to compile for")
     return judge(shown.compiled)
 
 
-def judge(answer: Answer) -> Outcome:
+def judge(answer: CommandOutput) -> Outcome:
     """Passed if the results of the compiled function and of the plain function agree."""
     if answer.code != 0:
         says = f"torch.compile does not work on the GPU: {why_not(answer, COMPILED_S)}"
         return Outcome(False, says, ADVICE, transcript=answer.stderr)
     try:
-        difference = decode(answer.stdout, Report).difference
+        difference = decode(answer.stdout, CompiledReport).difference
     except ValueError as error:
         return Outcome(False, f"the test's output cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
     if not difference <= LARGEST:

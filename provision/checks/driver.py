@@ -4,72 +4,74 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.checks import Check, Outcome, trial
+from provision.check import Check, Outcome
+from provision.checks import trial
 from provision.checks.all_reduce import why_not
 from provision.checks.trial import PRODUCT_S
-from provision.facts import decode
+from provision.fact import decode
 from provision.facts.nvidia import NVIDIA, Nvidia
 from provision.facts.system import SYSTEM
-from provision.operations import Site, Target
-from provision.providers import Answer
+from provision.operation import Site, Target
+from shardlab.remote import CommandOutput
 
 
-class Report(msgspec.Struct, frozen=True):
+class ProductReport(msgspec.Struct, frozen=True):
     """wrong: the number of wrong elements of the product, by GPU."""
 
     wrong: list[int]
 
 
 def run(site: Site, target: Target) -> Outcome:
+    """Passed if the driver is complete, the number of GPUs is right, and each GPU computes exactly."""
     asked = site.cluster.gpus.per_node if site.cluster.gpus else 0
     if target.facts[SYSTEM].is_container:
         return Outcome(None, "it is a container: its GPUs, if any, belong to its host")
     if not asked or not target.has("worker"):
         return Outcome(None, "the cluster file requests no GPUs for it")
-    found = target.facts[NVIDIA]
-    if (fault := judge(found, asked)) is not None:
+    nvidia = target.facts[NVIDIA]
+    if (fault := judge(nvidia, asked)) is not None:
         return fault
     shown = trial.of(target)
     if shown.product is None:
         why = shown.torch.why_absent or shown.torch.why_no_gpus or "torch sees none"
         return Outcome(False, f"no GPU could compute: {why}", "see the checks torch and gpus")
-    return judge_product(shown.product, found)
+    return judge_product(shown.product, nvidia)
 
 
-def judge(found: Nvidia, asked: int) -> Outcome | None:
+def judge(nvidia: Nvidia, asked: int) -> Outcome | None:
     """What is wrong with the driver or the number of GPUs, or None."""
-    if not found.works:
-        nouveau = ", and nouveau is loaded" if found.nouveau else ""
-        nvml = f"; nvidia-smi: {found.why_no_nvml}" if found.why_no_nvml else ""
-        says = f"the driver is incomplete, or its parts differ in version ({found.versions}{nouveau}){nvml}"
+    if not nvidia.works:
+        nouveau = ", and nouveau is loaded" if nvidia.nouveau else ""
+        nvml = f"; nvidia-smi: {nvidia.why_no_nvml}" if nvidia.why_no_nvml else ""
+        says = f"the driver is incomplete, or its parts differ in version ({nvidia.versions}{nouveau}){nvml}"
         return Outcome(False, says, "run: provision CLUSTER.yaml --only nvidia, which repairs the driver or says why it cannot")
-    if not len(found.gpus) == len(found.seen) == asked:
-        says = f"the cluster file requests {asked} GPUs, the PCI bus has {len(found.gpus)}, the driver sees {len(found.seen)}"
+    if not len(nvidia.gpus) == len(nvidia.seen) == asked:
+        says = f"the cluster file requests {asked} GPUs, the PCI bus has {len(nvidia.gpus)}, the driver sees {len(nvidia.seen)}"
         return Outcome(
             False, says, "a missing GPU may have fallen off the bus (sudo dmesg | grep -i xid); else correct gpus.per_node"
         )
     return None
 
 
-def judge_product(answer: Answer, found: Nvidia) -> Outcome:
+def judge_product(answer: CommandOutput, nvidia: Nvidia) -> Outcome:
     """Passed if every element is exact on every GPU that the driver sees."""
     if answer.code != 0:
         why = why_not(answer, PRODUCT_S)
         advice = "does torch see the GPUs (the check gpus)? -v shows all output"
         return Outcome(False, f"a matrix product on the GPUs failed: {why}", advice, transcript=answer.stderr)
     try:
-        wrong = decode(answer.stdout, Report).wrong
+        wrong = decode(answer.stdout, ProductReport).wrong
     except ValueError as error:
         return Outcome(False, f"the matrix product printed no result: {error}", "try again: provision CLUSTER.yaml verify")
-    if len(wrong) != len(found.seen):
-        says = f"torch computed on {len(wrong)} of {len(found.seen)} GPUs"
+    if len(wrong) != len(nvidia.seen):
+        says = f"torch computed on {len(wrong)} of {len(nvidia.seen)} GPUs"
         return Outcome(False, says, "is CUDA_VISIBLE_DEVICES set, or torch built for another CUDA? see the check gpus")
     bad = [f"GPU {index}: {count}" for index, count in enumerate(wrong) if count]
     if bad:
         says = f"wrong elements in a matrix product: {', '.join(bad)}"
         return Outcome(False, says, "do not train here: look at nvidia-smi -q -d ECC")
-    measured: dict[str, float | int | str] = {"gpus": len(wrong), "driver": found.nvml or ""}
-    says = f"all parts of the driver have version {found.nvml}; {len(wrong)} x {found.seen[0].name} compute exactly"
+    measured: dict[str, float | int | str] = {"gpus": len(wrong), "driver": nvidia.nvml or ""}
+    says = f"all parts of the driver have version {nvidia.nvml}; {len(wrong)} x {nvidia.seen[0].name} compute exactly"
     return Outcome(True, says, measured=measured)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from provision.checks import Check, Outcome, each, without
+from provision.check import Check, Outcome, each, without
 from provision.facts.environment import ENVIRONMENT
-from provision.operations import Site, Target
+from provision.operation import Site, Target
 
 
 def run(site: Site, target: Target) -> Outcome:
+    """Passed if all nodes report the same digests and the same version of Python."""
     nodes = site.standing
-    found = each(nodes, lambda one: one.facts[ENVIRONMENT])
-    told = [f"Python {one.version}, packages {one.packages}, source {one.source}" for one in found]
+    environments = each(nodes, lambda one: one.facts[ENVIRONMENT])
+    told = [f"Python {one.version}, packages {one.packages}, source {one.source}" for one in environments]
     if len(set(told)) == 1:
         return Outcome(True, f"equal on {len(nodes)} nodes: {told[0]}{without(site)}")
     says = "; ".join(f"{one.node.name}: {said}" for one, said in zip(nodes, told, strict=True))

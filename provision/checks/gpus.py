@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from provision.checks import Check, Outcome, trial
+from provision.check import Check, Outcome
+from provision.checks import trial
 from provision.facts.host import HOST
 from provision.facts.torch import Torch
-from provision.operations import Site, Target
+from provision.operation import Site, Target
 from shardlab.host import Host
 
 
 def run(site: Site, target: Target) -> Outcome:
+    """Passed if NVML and torch see the same number of GPUs on this node."""
     return judge(target.facts[HOST], trial.of(target).torch)
 
 

@@ -6,12 +6,12 @@ import re
 
 import msgspec
 
-from provision.checks import Check, Outcome, each, without
-from provision.checks.all_reduce import FORMULA, Report, bus_bandwidth, why_not
-from provision.facts import Unanswered, decode
+from provision.check import Check, Outcome, each, without
+from provision.checks.all_reduce import FORMULA, AllReduceReport, bus_bandwidth, why_not
+from provision.fact import Unanswered, decode
 from provision.facts.addresses import ADDRESSES
-from provision.operations import Site, Target
-from provision.providers import Answer
+from provision.operation import Site, Target
+from shardlab.remote import CommandOutput
 
 PORT = 29411
 LIMIT_S = 150.0
@@ -25,29 +25,29 @@ def run(site: Site, target: Target) -> Outcome:
     targets = site.standing
     if len(targets) < 2:
         return Outcome(None, f"there is only one node{without(site)}")
-    nics = [_interface(one) for one in targets]
+    nics = [_interface(target) for target in targets]
     before = each(targets, _sent)
-    answers = each(targets, lambda one: _launch(targets, one, nics[targets.index(one)]))
+    answers = each(targets, lambda rank: _launch(targets, rank, nics[targets.index(rank)]))
     after = each(targets, _sent)
-    failed = [(one, answer) for one, answer in zip(targets, answers, strict=True) if answer.code != 0]
+    failed = [(failing, answer) for failing, answer in zip(targets, answers, strict=True) if answer.code != 0]
     if failed:
-        one, answer = failed[0]
+        first, answer = failed[0]
         why = why_not(answer, LIMIT_S)
         advice = f"can the nodes reach {targets[0].node.host}:{PORT} and each other, or does a firewall block them?"
         return Outcome(
-            False, f"an all-reduce of {len(targets)} nodes failed; {one.node.name}: {why}", advice, transcript=answer.stderr
+            False, f"an all-reduce of {len(targets)} nodes failed; {first.node.name}: {why}", advice, transcript=answer.stderr
         )
     return judge(answers[0], nics, [_grown(*pair) for pair in zip(before, after, strict=True)], without(site))
 
 
-def judge(answer: Answer, nics: list[str], grown: list[dict[str, int]], absent: str = "") -> Outcome:
+def judge(answer: CommandOutput, nics: list[str], grown: list[dict[str, int]], absent: str = "") -> Outcome:
     """Passed if the sums are exact and the data was sent over the right interfaces.
 
     nics: the right interface of each node. grown: bytes sent by each node, by interface. absent: the nodes that were not
     included, as the end of a sentence.
     """
     try:
-        report = decode(answer.stdout, Report)
+        report = decode(answer.stdout, AllReduceReport)
     except ValueError as error:
         return Outcome(
             False, f"the output of the all-reduce cannot be read: {error}", "try again: provision CLUSTER.yaml verify"
@@ -77,7 +77,7 @@ def judge(answer: Answer, nics: list[str], grown: list[dict[str, int]], absent: 
     return Outcome(True, says, measured=measured)
 
 
-def _launch(targets: list[Target], target: Target, nic: str) -> Answer:
+def _launch(targets: list[Target], target: Target, nic: str) -> CommandOutput:
     python = target.node.python
     place, first = targets.index(target), targets[0].node.host
     ranks = [python, "-m", "provision.checks._all_reduce_ranks", "gloo", str(len(targets)), str(place), f"{first}:{PORT}"]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from provision.checks import Check, Outcome
+from provision.check import Check, Outcome
 from provision.facts.addresses import ADDRESSES
-from provision.facts.rdma import RDMA, Link
+from provision.facts.rdma import RDMA, RdmaLink
 from provision.facts.system import SYSTEM
-from provision.operations import Site, Target
+from provision.operation import Site, Target
 
 ROUTED = "RoCE v2"  # the GID type that can be routed, and that NCCL uses
 
 
 def run(site: Site, target: Target) -> Outcome:
+    """Passed if the RDMA links that the ranks use are up."""
     if target.facts[SYSTEM].is_container:
         return Outcome(None, "it is a container, which uses the network of its host")
     links = target.facts[RDMA]
@@ -21,7 +22,7 @@ def run(site: Site, target: Target) -> Outcome:
     return judge(links, nics[0] if nics else None)
 
 
-def judge(links: list[Link], nic: str | None) -> Outcome:
+def judge(links: list[RdmaLink], nic: str | None) -> Outcome:
     """Passed if a link is up, and the link of the interface of the ranks, if it is RDMA. Other links may be down."""
     told = ", ".join(f"{link.name} ({link.nic or link.layer}) is {link.state}" for link in links)
     up = [link for link in links if link.state == "ACTIVE"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from provision.checks import Check, Outcome, without
-from provision.facts import last_line
-from provision.operations import Site, Target
-from provision.providers import Answer, Node
+from provision.check import Check, Outcome, without
+from provision.node import Node, last_line
+from provision.operation import Site, Target
+from shardlab.remote import CommandOutput
 
 CANARY = 7  # an exit code that nothing gives by chance
 LIMIT_S = 90.0
@@ -23,6 +23,7 @@ echo "${{said:-nothing}}"
 
 
 def run(site: Site, target: Target) -> Outcome:
+    """Passed if Slurm runs a job on all workers, hands out one GPU, and reports an exit code."""
     if site.cluster.slurm is None:
         return Outcome(None, "cluster.yaml has no key slurm")
     (controller,) = site.with_role("controller")
@@ -51,17 +52,17 @@ def _gpus(site: Site, node: Node, worker: str) -> Outcome | None:
     if not (site.cluster.gpus and site.cluster.gpus.per_node):
         return None
     command = ["srun", "-n1", "-w", worker, "--gpus-per-node=1", "--time=2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]
-    one = node.run(command, timeout_s=LIMIT_S)
-    seen = [number for number in one.stdout.strip().split(",") if number]
-    if (fault := _fault(one)) or len(seen) != 1:
+    job = node.run(command, timeout_s=LIMIT_S)
+    seen = [number for number in job.stdout.strip().split(",") if number]
+    if (fault := _fault(job)) or len(seen) != 1:
         says = f"a job that requests one GPU sees {len(seen)}{fault}"
         return Outcome(
-            False, says, f"on {node.name}: scontrol show node; see gres in the slurmd logs of workers", transcript=one.stderr
+            False, says, f"on {node.name}: scontrol show node; see gres in the slurmd logs of workers", transcript=job.stderr
         )
     return None
 
 
-def _fault(answer: Answer) -> str:
+def _fault(answer: CommandOutput) -> str:
     if answer.code is None:
         return f"; it did not end within {LIMIT_S:g} s"
     return f"; {last_line(answer)}" if answer.code else ""

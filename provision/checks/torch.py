@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from provision.checks import Check, Outcome, trial
+from provision.check import Check, Outcome
+from provision.checks import trial
 from provision.facts.torch import Torch
-from provision.operations import Site, Target
+from provision.operation import Site, Target
 
 
 def run(site: Site, target: Target) -> Outcome:
+    """Passed if torch can be imported on this node and has a backend."""
     return judge(trial.of(target).torch)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.facts import Fact, decode
+from provision.fact import Fact, decode
 from provision.facts.torch import TORCH, Torch
-from provision.operations import Target
-from provision.providers import Answer
+from provision.operation import Target
+from shardlab.remote import CommandOutput
 
 RANKS = 2
 LOOK_S = 60.0
@@ -23,12 +23,13 @@ class Trial(msgspec.Struct, frozen=True):
     """all_reduce: None if torch cannot be imported. product, compiled: of the GPUs; None also if torch sees no GPU."""
 
     torch: Torch
-    all_reduce: Answer | None = None
-    product: Answer | None = None
-    compiled: Answer | None = None
+    all_reduce: CommandOutput | None = None
+    product: CommandOutput | None = None
+    compiled: CommandOutput | None = None
 
 
 def command(python: str) -> list[str]:
+    """The program that makes the trial on a node."""
     return ["env", *ENVIRONMENT, python, "-m", "provision.checks._trial"]
 
 
@@ -42,6 +43,6 @@ TRIAL = Fact("trial", command, parse, timeout_s=LIMIT_S)
 
 def of(target: Target) -> Trial:
     """The trial of a node, which also answers the fact TORCH. Raises Unanswered."""
-    found = target.facts[TRIAL]
-    target.facts.answers.setdefault(TORCH.name, found.torch)
-    return found
+    trial = target.facts[TRIAL]
+    target.facts.answers.setdefault(TORCH.name, trial.torch)
+    return trial

@@ -13,14 +13,14 @@ def main(verb: str, request: str) -> int:
     """Look for a data set or stage it. request: a `Wanted` in JSON. Errors go to standard error, with their exit code."""
     wanted = stage.Wanted(**json.loads(request))
     try:
-        found = stage.look(wanted) if verb == "look" else stage.stage(wanted)
+        state = stage.look(wanted) if verb == "look" else stage.stage(wanted)
     except ShardlabError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except OSError as error:
         print(f"{error.filename or wanted.data_path}: {error.strerror or error}.", file=sys.stderr)
         return 1
-    print(json.dumps(stage.plain(found)))
+    print(json.dumps(stage.plain(state)))
     return 0
 
 

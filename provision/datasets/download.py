@@ -45,10 +45,10 @@ def fetch(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
     else:
         have = partial.stat().st_size if partial.exists() else 0
         raise ShardlabError(f"{url}: {why}, after {have} bytes; run the same command again to resume the download.")
-    found = digest(partial)
-    if found != sha256:
+    actual = digest(partial)
+    if actual != sha256:
         forget(partial)
-        raise InputError(f"{url}: its SHA-256 is {found}. Allowed: {sha256}, as cluster.yaml says. The download was deleted.")
+        raise InputError(f"{url}: its SHA-256 is {actual}. Allowed: {sha256}, as cluster.yaml says. The download was deleted.")
     return partial
 
 

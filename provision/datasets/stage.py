@@ -30,7 +30,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Found:
+class DataSetState:
     """The state of a data set. ready: nothing to do. can: whether staging is possible. says: a sentence about the state."""
 
     ready: bool
@@ -38,43 +38,43 @@ class Found:
     says: str
 
 
-def look(wanted: Wanted) -> Found:
+def look(wanted: Wanted) -> DataSetState:
     """What staging would do. It changes nothing and reads only sizes and names, to compare them with the note of staging."""
     form, folder = FORMATS[wanted.name], _folder(wanted)
     if folder.exists():
         note = _read_note(wanted)
         if note is None:
-            return Found(False, True, f"verify {folder}, which already exists")
+            return DataSetState(False, True, f"verify {folder}, which already exists")
         if wanted.sha256 and note["sha256"] and note["sha256"] != wanted.sha256:
             says = f"{folder} was made from an archive with the SHA-256 {note['sha256']}; remove it to stage the other one"
-            return Found(False, False, says)
+            return DataSetState(False, False, says)
         if note["summary"] != form.summary(folder):
-            return Found(False, False, f"{folder} has changed since it was staged; remove it to stage it again")
-        return Found(True, True, f"{folder} is staged")
+            return DataSetState(False, False, f"{folder} has changed since it was staged; remove it to stage it again")
+        return DataSetState(True, True, f"{folder} is staged")
     if wanted.source is None:
-        return Found(False, False, f"{folder} does not exist, and cluster.yaml names no archive for {wanted.name}")
+        return DataSetState(False, False, f"{folder} does not exist, and cluster.yaml names no archive for {wanted.name}")
     if not _is_url(wanted.source) and not Path(wanted.source).exists():
-        return Found(False, False, f"{wanted.source}: no such file, so {wanted.name} cannot be staged")
+        return DataSetState(False, False, f"{wanted.source}: no such file, so {wanted.name} cannot be staged")
     how = "fetch" if _is_url(wanted.source) else "use the folder" if Path(wanted.source).is_dir() else "unpack"
-    return Found(False, True, f"{how} {wanted.source} as {folder}")
+    return DataSetState(False, True, f"{how} {wanted.source} as {folder}")
 
 
-def stage(wanted: Wanted) -> Found:
+def stage(wanted: Wanted) -> DataSetState:
     """Stage the data set if it is not staged. Raises InputError for a refused source, ShardlabError for a failed download."""
     form, folder = FORMATS[wanted.name], _folder(wanted)
     with _alone(wanted):
-        found = look(wanted)  # another process may have been first
-        if found.ready:
-            return found
-        if not found.can:
-            raise InputError(f"{found.says}.")
+        state = look(wanted)  # another process may have been first
+        if state.ready:
+            return state
+        if not state.can:
+            raise InputError(f"{state.says}.")
         if folder.exists():
             form.check(folder)
             sha256 = None
         else:
             sha256 = _make(wanted, form, folder)
         _write_note(wanted, {"schema": SCHEMA, "sha256": sha256, "summary": form.summary(folder)})
-        return Found(True, True, f"{folder} is staged")
+        return DataSetState(True, True, f"{folder} is staged")
 
 
 def _make(wanted: Wanted, form: Format, folder: Path) -> str | None:
@@ -191,6 +191,6 @@ def _write_note(wanted: Wanted, note: dict[str, object]) -> None:
     temporary.rename(_note(wanted))
 
 
-def plain(found: Found) -> dict[str, object]:
-    """As it crosses to another process."""
-    return asdict(found)
+def plain(state: DataSetState) -> dict[str, object]:
+    """The state as a dict, for its JSON."""
+    return asdict(state)

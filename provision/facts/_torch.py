@@ -16,26 +16,27 @@ def look() -> dict[str, Any]:
     Importing torch can fail in more ways than not being there (a library of another CUDA, half an installation), and what
     it says then is the answer.
     """
-    found: dict[str, Any] = {"hidden_by": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    state: dict[str, Any] = {"hidden_by": os.environ.get("CUDA_VISIBLE_DEVICES")}
     try:
         import torch
         from torch import distributed
 
-        found["version"] = str(torch.__version__)
-        found["cuda"] = torch.version.cuda
+        state["version"] = str(torch.__version__)
+        state["cuda"] = torch.version.cuda
         if distributed.is_available():
-            found["backends"] = [name for name in BACKENDS if getattr(distributed, f"is_{name}_available")()]
+            state["backends"] = [name for name in BACKENDS if getattr(distributed, f"is_{name}_available")()]
         try:
             torch.cuda.init()  # type: ignore[no-untyped-call]
-            found["gpus"] = torch.cuda.device_count()
+            state["gpus"] = torch.cuda.device_count()
         except Exception as error:  # noqa: BLE001 (whatever it is, it is why)
-            found["why_no_gpus"] = str(error).strip().splitlines()[0]
+            state["why_no_gpus"] = str(error).strip().splitlines()[0]
     except Exception as error:  # noqa: BLE001
         return {"why_absent": f"{type(error).__name__}: {error}".splitlines()[0]}
-    return found
+    return state
 
 
 def main() -> None:
+    """Print the properties as JSON."""
     sys.stdout.write(json.dumps(look()) + "\n")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provision.facts import Fact, decode
+from provision.fact import Fact, decode
 
 # IPv4 alone: it is what ranks meet on, and a temporary IPv6 address would make every day's inventory another one.
 PROGRAM = """\
@@ -16,13 +16,14 @@ print(json.dumps(found))
 
 
 def command(python: str) -> list[str]:
+    """Needs psutil on the node, which our environment has."""
     return [python, "-c", PROGRAM]
 
 
 def parse(stdout: str) -> dict[str, list[str]]:
     """Interface to addresses, sorted, without loopback and without interfaces that have none. Raises ValueError."""
-    found = decode(stdout, dict[str, list[str]])
-    routable = {nic: [a for a in addresses if not a.startswith("127.")] for nic, addresses in found.items()}
+    addresses_of = decode(stdout, dict[str, list[str]])
+    routable = {nic: [a for a in addresses if not a.startswith("127.")] for nic, addresses in addresses_of.items()}
     return {nic: sorted(routable[nic]) for nic in sorted(routable) if routable[nic]}
 
 

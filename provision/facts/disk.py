@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from provision.facts import Fact, decode
+from provision.fact import Fact, decode
 
 LABEL = "shardlab"  # of the file systems that provisioning makes: one that was made and not yet mounted is known by it
 # libblkid knows the signatures of file systems, RAID, LVM and encryption, and wipefs lists all that it finds. What lsblk says
@@ -36,36 +36,33 @@ class _Found(msgspec.Struct):
 
 
 class Disk(msgspec.Struct, frozen=True):
-    """path: as the kernel names it now, None where no such disk is there. holds: what is on it, in words; empty: nothing is.
+    """A disk of a machine."""
 
-    ours: it holds a file system that provisioning made, and nothing uses it.
-    """
-
-    path: str | None = None
-    holds: tuple[str, ...] = ()
-    ours: bool = False
+    path: str | None = None  # the kernel's present name; None: there is no such disk
+    holds: tuple[str, ...] = ()  # what is on it, in words; empty: the disk is empty
+    ours: bool = False  # whether it holds a file system that provisioning made, and nothing uses it
 
 
 def disk(path: str) -> Fact[Disk]:
-    """The question for one disk, as others are none of our business (and may sleep)."""
+    """The question about one disk. Other disks are not read: they may sleep."""
     return Fact(f"disk {path}", lambda python: ["sh", "-euc", PROGRAM, "disk", path, LABEL], parse, timeout_s=60, root=True)
 
 
 def parse(stdout: str) -> Disk:
     """Raises ValueError."""
-    found = decode(stdout, _Found)
-    if not found.there:
+    said = decode(stdout, _Found)
+    if not said.there:
         return Disk()
     try:
-        (top,) = found.tree["blockdevices"]
+        (top,) = said.tree["blockdevices"]
         holds = [] if top["type"] == "disk" else [f"it is not a whole disk but a {top['type']}"]
         holds += [f"the {child['type']} {child['path']}" for child in top.get("children", ())]
         mounted = [place for place in top["mountpoints"] if place]
         holds += [f"it is in use at {place}" for place in mounted]
-        holds += [f"a signature of {sign}" for sign in found.signs.split()]
-        holds += [f"it is used by {holder}" for holder in found.held.split()]
-        if not found.blank and not holds:
+        holds += [f"a signature of {sign}" for sign in said.signs.split()]
+        holds += [f"it is used by {holder}" for holder in said.held.split()]
+        if not said.blank and not holds:
             holds.append("data of no known kind in its first MiB")
-        return Disk(str(top["path"]), tuple(holds), found.made and holds == ["a signature of ext4"])
+        return Disk(str(top["path"]), tuple(holds), said.made and holds == ["a signature of ext4"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"lsblk does not say {error}.") from None

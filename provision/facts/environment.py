@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.facts import Fact
+from provision.fact import Fact
 from shardlab.decoders import decoder
 
 # The interpreter stands at ENVIRONMENT/bin/python.
@@ -15,24 +15,26 @@ printf 'version=%s\\n' "$(bin/python -c 'import platform; print(platform.python_
 """
 
 
-class Environment(msgspec.Struct, frozen=True):
-    """Digests of what was installed, None: it is not there or not whole. version: of Python."""
+class InstalledEnvironment(msgspec.Struct, frozen=True):
+    """The parts of the environment. None: the part is missing or not complete."""
 
-    packages: str | None = None
-    source: str | None = None
-    version: str | None = None
+    packages: str | None = None  # the digest of the tested set of packages
+    source: str | None = None  # the digest of our own source
+    version: str | None = None  # the version of Python
 
 
-decoder(Environment)  # `parse` runs in the threads of several nodes
+decoder(InstalledEnvironment)  # `parse` runs in the threads of several nodes
 
 
 def command(python: str) -> list[str]:
+    """Reads the marks beside the interpreter; needs only a shell."""
     return ["sh", "-c", PROGRAM, python]
 
 
-def parse(stdout: str) -> Environment:
+def parse(stdout: str) -> InstalledEnvironment:
+    """The digests; None for a mark that does not exist."""
     pairs = dict(line.split("=", 1) for line in stdout.splitlines() if "=" in line)
-    return msgspec.convert({name: value or None for name, value in pairs.items()}, Environment)
+    return msgspec.convert({name: value or None for name, value in pairs.items()}, InstalledEnvironment)
 
 
 ENVIRONMENT = Fact("environment", command, parse, timeout_s=60)

@@ -6,22 +6,7 @@ import hashlib
 
 import msgspec
 
-from provision.facts import Fact
-
-MANAGED = (
-    "/etc/hosts",
-    "/etc/hostname",
-    "/etc/munge/munge.key",
-    "/etc/slurm/slurm.conf",
-    "/etc/slurm/gres.conf",
-    "/etc/slurm/cgroup.conf",
-    "/etc/slurm/slurmdbd.conf",
-    "/etc/default/slurmd",
-    "/etc/systemd/system/slurmd.service.d/configless.conf",
-    "/etc/modprobe.d/shardlab-nouveau.conf",
-    "/etc/systemd/system/nvidia-persistenced.service.d/shardlab.conf",
-    "/etc/exports.d/shardlab.exports",
-)
+from provision.fact import Fact
 
 PROGRAM = """\
 for path; do
@@ -32,29 +17,31 @@ done
 """
 
 
-class File(msgspec.Struct, frozen=True):
-    """mode: in octal; owner: user:group; written_s: seconds since the epoch; sha256: of its content."""
+class NodeFile(msgspec.Struct, frozen=True):
+    """A file that exists on a machine."""
 
     mode: int
-    owner: str
-    written_s: float
-    sha256: str
+    owner: str  # user:group
+    written_s: float  # the time of its last change, in seconds since the epoch
+    sha256: str  # the digest of its content
 
     def holds(self, content: bytes) -> bool:
+        """Whether the file has exactly this content."""
         return self.sha256 == hashlib.sha256(content).hexdigest()
 
 
 def command(python: str) -> list[str]:
-    return ["sh", "-c", PROGRAM, "files", *MANAGED]
+    """The paths follow as arguments: each operation names the files that it writes."""
+    return ["sh", "-c", PROGRAM, "files"]
 
 
-def parse(stdout: str) -> dict[str, File]:
+def parse(stdout: str) -> dict[str, NodeFile]:
     """By path; a file that is not there is not in it. Raises ValueError."""
-    found = {}
+    files = {}
     for line in stdout.splitlines():
         path, mode, owner, written_s, sha256 = line.split("\t")
-        found[path] = File(int(mode, 8), owner, float(written_s), sha256)
-    return found
+        files[path] = NodeFile(int(mode, 8), owner, float(written_s), sha256)
+    return files
 
 
-FILES = Fact("files", command, parse, timeout_s=30, root=True)
+FILES = Fact("files", command, parse, timeout_s=30, root=True, of_files=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from provision.facts import Fact, decode
+from provision.fact import Fact, decode
 from shardlab.host import Host
 
 
 def command(python: str) -> list[str]:
+    """Needs our environment on the node."""
     return [python, "-m", "shardlab.host"]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.facts import Fact
+from provision.fact import Fact
 
-# Whether a private key asks for a passphrase is seen by having its public half written from it with an empty one.
+# A private key has a passphrase if ssh-keygen cannot derive its public key with an empty passphrase.
 PROGRAM = """\
 login=${SUDO_USER:-$(id -un)}
 home=$(getent passwd "$login" | cut -d : -f 6)
@@ -21,20 +21,18 @@ exit 0
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """login, home: of the user who logs in. key: its public key; None without one, empty where it asks for a passphrase.
+    """The keys that a login between nodes needs."""
 
-    hosts: the machine's public host keys. authorized, known: the lines of authorized_keys and of /etc/ssh/ssh_known_hosts.
-    """
-
-    login: str
-    home: str
-    key: str | None
-    hosts: tuple[str, ...]
-    authorized: tuple[str, ...] = ()
-    known: tuple[str, ...] = ()
+    login: str  # the user who logs in
+    home: str  # the home folder of this user
+    key: str | None  # the public key of this user; None: no key; empty: the key has a passphrase
+    hosts: tuple[str, ...]  # the machine's public host keys
+    authorized: tuple[str, ...] = ()  # the lines of the user's authorized_keys
+    known: tuple[str, ...] = ()  # the lines of /etc/ssh/ssh_known_hosts
 
 
 def command(python: str) -> list[str]:
+    """Reads public keys only."""
     return ["sh", "-c", PROGRAM]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.facts import Fact
+from provision.fact import Fact
 
 ANSWERS_S = 10
-# findmnt without a path reads the kernel's list alone; `stat` is the one that asks the file system, and hangs with it.
+# findmnt without a path reads the kernel's list alone; Only `stat` asks the file system, and hangs if it hangs.
 PROGRAM = f"""\
 place=$1
 findmnt --raw --noheadings --output TARGET,SOURCE,FSTYPE,OPTIONS |
@@ -28,33 +28,30 @@ exit 0
 
 
 class Mount(msgspec.Struct, frozen=True):
-    """source, kind: of the file system that is mounted, as the kernel names them."""
+    """A mounted file system, or a line of /etc/fstab."""
 
-    source: str
-    kind: str
+    source: str  # as the kernel, or the line, names it
+    kind: str  # the type of the file system
     options: tuple[str, ...]
 
 
-class Place(msgspec.Struct, frozen=True):
-    """mount: the last one at this place, None without any. fstab: what /etc/fstab wants there. there: the folder exists.
+class MountPlace(msgspec.Struct, frozen=True):
+    """A folder on which a file system is, or may be, mounted."""
 
-    hangs: it does not answer, or its file handle is stale. empty: the folder, as it is seen now, has nothing in it.
-    """
-
-    mount: Mount | None = None
-    fstab: Mount | None = None
-    there: bool = True
-    hangs: bool = False
-    empty: bool = True
+    mount: Mount | None = None  # the last mount at this folder; None: nothing is mounted
+    fstab: Mount | None = None  # the line of /etc/fstab for this folder
+    there: bool = True  # whether the folder exists
+    hangs: bool = False  # whether it does not answer, or its file handle is stale
+    empty: bool = True  # whether the folder, as it is seen now, contains nothing
 
 
-def place(path: str) -> Fact[Place]:
+def place(path: str) -> Fact[MountPlace]:
     """The question for one folder."""
     command = ["sh", "-c", PROGRAM, "place", path]
     return Fact(f"place {path}", lambda python: command, parse, timeout_s=3 * ANSWERS_S, root=True)
 
 
-def parse(stdout: str) -> Place:
+def parse(stdout: str) -> MountPlace:
     """Raises ValueError."""
     mounts: dict[str, Mount] = {}
     words = set()
@@ -67,11 +64,11 @@ def parse(stdout: str) -> Place:
             words.add(what)
     if not words & {"answers", "hangs", "absent"}:
         raise ValueError("it does not say whether the folder answers.")
-    return Place(mounts.get("mount"), mounts.get("fstab"), "absent" not in words, "hangs" in words, "empty" in words)
+    return MountPlace(mounts.get("mount"), mounts.get("fstab"), "absent" not in words, "hangs" in words, "empty" in words)
 
 
 def parse_sources(stdout: str) -> dict[str, str]:
-    """Where to what."""
+    """The source of each mount, by its folder."""
     return {target: source for source, target in (line.split(" ", 1) for line in stdout.splitlines())}
 
 

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from provision.facts import Fact
+from provision.fact import Fact
 
 SMI = "driver_version,persistence_mode,mig.mode.current,ecc.mode.current,name,uuid"
 # The last byte of the firmware's own variable says what mokutil does, where mokutil is not installed.
@@ -37,15 +37,15 @@ _LOADED = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9.]+)")
 
 
 class Pci(msgspec.Struct, frozen=True):
-    """address: as lspci -D writes it. kind: the class and subclass, such as 0x0302. device: its id."""
+    """A device on the PCI bus."""
 
-    address: str
-    kind: int
-    device: int
+    address: str  # as lspci -D writes it
+    kind: int  # the class and subclass, such as 0x0302
+    device: int  # the device id
 
 
-class Gpu(msgspec.Struct, frozen=True):
-    """As NVML tells it; persistence, mig, ecc: None where the GPU does not know the word."""
+class GpuSettings(msgspec.Struct, frozen=True):
+    """A GPU as NVML reports it. persistence, mig, ecc: None if the GPU does not have this setting."""
 
     name: str
     uuid: str
@@ -55,19 +55,18 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class Nvidia(msgspec.Struct, frozen=True):
-    """gpus, switches: on the PCI bus. loaded: version of the running kernel module, module: of the one on disk for this kernel,
-    nvml: of the library; None where there is none. secure_boot: None where nobody could tell. held: packages."""
+    """The NVIDIA devices and the driver of a machine. A version is None if there is no such part."""
 
-    gpus: list[Pci] = []
-    switches: list[Pci] = []
-    loaded: str | None = None
-    module: str | None = None
-    nvml: str | None = None
+    gpus: list[Pci] = []  # on the PCI bus
+    switches: list[Pci] = []  # NVSwitches on the PCI bus
+    loaded: str | None = None  # the version of the running kernel module
+    module: str | None = None  # the version of the kernel module on disk, for the running kernel
+    nvml: str | None = None  # the version of the library
     why_no_nvml: str | None = None
-    seen: list[Gpu] = []
-    nouveau: bool = False
-    secure_boot: bool | None = None
-    held: list[str] = []
+    seen: list[GpuSettings] = []  # the GPUs that the driver sees
+    nouveau: bool = False  # whether the driver nouveau is loaded
+    secure_boot: bool | None = None  # None: not known
+    held: list[str] = []  # the packages that apt keeps at their versions
 
     @property
     def works(self) -> bool:
@@ -81,6 +80,7 @@ class Nvidia(msgspec.Struct, frozen=True):
 
 
 def command(python: str) -> list[str]:
+    """Needs only a shell; nvidia-smi is asked if it is installed."""
     return ["sh", "-c", PROGRAM]
 
 
@@ -103,7 +103,7 @@ def parse(stdout: str) -> Nvidia:
         module=said.get("module") or None,
         nvml=versions.pop() if versions else None,
         why_no_nvml=said.get("why_no_nvml") or None,
-        seen=[Gpu(row[4], row[5], *(_switch(word) for word in row[1:4])) for row in rows],
+        seen=[GpuSettings(row[4], row[5], *(_switch(word) for word in row[1:4])) for row in rows],
         nouveau="nouveau" in said,
         secure_boot={"0": False, "1": True}.get(said.get("secure_boot", "")),
         held=sorted(value for key, value in pairs if key == "held"),
@@ -116,7 +116,7 @@ def _pci(text: str) -> Pci:
 
 
 def _switch(word: str) -> bool | None:
-    """nvidia-smi's word for on and off; it has others for what a GPU does not have."""
+    """The value of a setting; None for any other word, such as [N/A], of nvidia-smi."""
     return {"Enabled": True, "Disabled": False}.get(word)
 
 

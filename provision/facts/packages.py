@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.facts import Fact
+from provision.fact import Fact
 
 PROGRAM = """\
 dpkg-query -W -f '${db:Status-Abbrev}\\t${Package}\\t${Version}\\n'
@@ -13,17 +13,19 @@ dpkg --audit >/dev/null && test -z "$(dpkg --audit)" || echo interrupted
 
 
 class Packages(msgspec.Struct, frozen=True):
-    """versions: of the packages that are wholly installed, also the held ones. interrupted: dpkg says that some are half so."""
+    """The Debian packages of a machine."""
 
-    versions: dict[str, str]
-    interrupted: bool
+    versions: dict[str, str]  # of the packages that are completely installed, held packages included
+    interrupted: bool  # whether dpkg reports packages that are only partly installed
 
 
 def command(python: str) -> list[str]:
+    """Asks dpkg."""
     return ["sh", "-c", PROGRAM]
 
 
 def parse(stdout: str) -> Packages:
+    """The versions of the packages that are completely installed."""
     lines = [line.split("\t") for line in stdout.splitlines() if "\t" in line]
     return Packages(
         {name: version for state, name, version in lines if state.strip() in ("ii", "hi")}, "interrupted" in stdout.splitlines()

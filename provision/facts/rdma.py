@@ -6,9 +6,9 @@ import re
 
 import msgspec
 
-from provision.facts import Fact
+from provision.fact import Fact
 
-# A slot of the table of GIDs that is not in use is an error to read.
+# Reading an unused slot of the table of GIDs is an error, which is ignored.
 PROGRAM = """\
 for port in /sys/class/infiniband/*/ports/*; do
     test -d "$port" || continue
@@ -22,37 +22,38 @@ done
 _STATE = re.compile(r"^\d+: ([A-Z_]+)$")
 
 
-class Link(msgspec.Struct, frozen=True):
-    """state: ACTIVE, DOWN, INIT, ... layer: Ethernet or InfiniBand. nic: its network interface, None without one. gids: such as
-    `RoCE v2`."""
+class RdmaLink(msgspec.Struct, frozen=True):
+    """A port of an RDMA device."""
 
     device: str
     port: int
-    state: str
-    layer: str
-    nic: str | None
-    gids: list[str]
+    state: str  # ACTIVE, DOWN, INIT, ...
+    layer: str  # Ethernet or InfiniBand
+    nic: str | None  # its network interface, if it has one
+    gids: list[str]  # the types of its GIDs, such as `RoCE v2`
 
     @property
     def name(self) -> str:
+        """DEVICE/PORT, as `rdma link` writes it."""
         return f"{self.device}/{self.port}"
 
 
 def command(python: str) -> list[str]:
+    """Reads the kernel's files of RDMA devices."""
     return ["sh", "-c", PROGRAM]
 
 
-def parse(stdout: str) -> list[Link]:
+def parse(stdout: str) -> list[RdmaLink]:
     """Raises ValueError."""
     return [_link(line) for line in stdout.splitlines() if line.strip()]
 
 
-def _link(line: str) -> Link:
+def _link(line: str) -> RdmaLink:
     fields = line.split("\t")
     if len(fields) != 6 or (state := _STATE.match(fields[2])) is None:
         raise ValueError(f"found {line!r}. Allowed: device, port, state, layer, interface, GID types.")
     device, port, _, layer, nic, gids = fields
-    return Link(device, int(port), state[1], layer, nic or None, [one for one in gids.split(",") if one])
+    return RdmaLink(device, int(port), state[1], layer, nic or None, [one for one in gids.split(",") if one])
 
 
 RDMA = Fact("rdma", command, parse, timeout_s=30)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.facts import Fact
+from provision.fact import Fact
 
 PROGRAM = """\
 place=$1
@@ -14,11 +14,11 @@ df --output=avail,iavail,target -B1 -- "$place" | tail -n 1
 
 
 class Room(msgspec.Struct, frozen=True):
-    """Of the file system that is mounted at `mount`. inodes: 0 on file systems that count none."""
+    """The free space of a file system."""
 
     free_bytes: int
-    free_inodes: int
-    mount: str
+    free_inodes: int  # 0: the file system does not count inodes
+    mount: str  # where the file system is mounted
 
 
 def room(path: str) -> Fact[Room]:

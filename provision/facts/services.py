@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from provision.facts import Fact
+from provision.fact import Fact
 
 TIME = ("systemd-timesyncd", "ntp", "ntpsec", "openntpd")  # what sets a clock besides chrony
 SLURM = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmd")
@@ -15,21 +15,22 @@ _MOMENT = "%a %Y-%m-%d %H:%M:%S.%f UTC"
 
 
 class Service(msgspec.Struct, frozen=True):
-    """state: active, inactive, failed, ...; since_s: when its process started, in seconds since the epoch, None without one."""
+    """A service that is installed."""
 
-    state: str
-    enabled: bool
-    since_s: float | None
+    state: str  # active, inactive, failed, ...
+    enabled: bool  # whether it starts at boot
+    since_s: float | None  # when its process started, in seconds since the epoch; None: it has no process
 
 
 def command(python: str) -> list[str]:
+    """Asks systemd about all services at once."""
     wanted = ["Id", "LoadState", "ActiveState", "UnitFileState", "ExecMainStartTimestamp"]
     return ["systemctl", "show", "--timestamp=us+utc", *(f"--property={name}" for name in wanted), "--", *UNITS]
 
 
 def parse(stdout: str) -> dict[str, Service]:
     """By name; a service that is not installed is not in it. Raises ValueError."""
-    found = {}
+    services = {}
     for block in stdout.split("\n\n"):
         said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         if said.get("LoadState") != "loaded":
@@ -37,8 +38,8 @@ def parse(stdout: str) -> dict[str, Service]:
         moment = said.get("ExecMainStartTimestamp", "")
         since = datetime.strptime(moment, _MOMENT).replace(tzinfo=UTC).timestamp() if moment and moment != "n/a" else None
         enabled = said.get("UnitFileState") in ("enabled", "static", "generated")
-        found[said["Id"].removesuffix(".service")] = Service(said.get("ActiveState", ""), enabled, since)
-    return found
+        services[said["Id"].removesuffix(".service")] = Service(said.get("ActiveState", ""), enabled, since)
+    return services
 
 
 SERVICES = Fact("services", command, parse, timeout_s=30)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.facts import Fact
+from provision.fact import Fact
 from shardlab.decoders import decoder
 
 PROGRAM = """\
@@ -26,24 +26,20 @@ say user "${SUDO_USER:-$(id -un)}"
 
 
 class System(msgspec.Struct, frozen=True):
-    """id, codename: of the distribution. virt: what systemd-detect-virt says, `none` on a machine of its own.
+    """The operating system of a machine, and its size."""
 
-    cgroup: the type of the file system at /sys/fs/cgroup, cgroup2fs where the unified hierarchy alone is there.
-    user: whose login this is.
-    """
-
-    id: str
-    codename: str
-    pretty: str
+    id: str  # of the distribution, such as debian
+    codename: str  # of the distribution, such as bookworm
+    pretty: str  # the distribution in words
     kernel: str
     arch: str
     hostname: str
-    virt: str
+    virt: str  # as systemd-detect-virt reports it; `none`: a physical machine
     boot_id: str
     cpus: int
     memory_kib: int
-    cgroup: str
-    user: str
+    cgroup: str  # the type of the file system at /sys/fs/cgroup; cgroup2fs: only the unified hierarchy exists
+    user: str  # the user who logs in
 
     @property
     def is_container(self) -> bool:
@@ -55,6 +51,7 @@ decoder(System)  # `parse` runs in the threads of several nodes
 
 
 def command(python: str) -> list[str]:
+    """Needs only a shell."""
     return ["sh", "-c", PROGRAM]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.facts import Fact, decode
+from provision.fact import Fact, decode
 
 
 class Torch(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -20,15 +20,16 @@ class Torch(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def command(python: str) -> list[str]:
+    """Needs our environment on the node."""
     return [python, "-m", "provision.facts._torch"]
 
 
 def parse(stdout: str) -> Torch:
     """What torch said of itself. Raises ValueError."""
-    found = decode(stdout, Torch)
-    if (found.version is None) == (found.why_absent is None):
+    torch = decode(stdout, Torch)
+    if (torch.version is None) == (torch.why_absent is None):
         raise ValueError("it names neither a version nor why there is none.")
-    return found
+    return torch
 
 
 TORCH = Fact("torch", command, parse, timeout_s=120)  # 4 s here; a cold NFS home can take a minute

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.facts import Fact
+from provision.fact import Fact
 
 PROGRAM = """\
 login=${SUDO_USER:-$(id -un)}
@@ -14,20 +14,21 @@ getent passwd slurm munge "$login" || true
 
 
 class User(msgspec.Struct, frozen=True):
-    """Numbers of the user and of its first group."""
+    """The numbers of a user and of its first group."""
 
     uid: int
     gid: int
 
 
 class Users(msgspec.Struct, frozen=True):
-    """login: whose login this is. known: by name, those of the users asked for that exist."""
+    """The users whose numbers must agree between nodes."""
 
-    login: str
-    known: dict[str, User]
+    login: str  # the user who logs in
+    known: dict[str, User]  # by name; a user that does not exist is not in it
 
 
 def command(python: str) -> list[str]:
+    """Asks for the users slurm and munge, and the user who logs in."""
     return ["sh", "-c", PROGRAM]
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 
-from provision import generations
-from provision.facts import Fact
+from provision import gpu_generations
+from provision.fact import Fact
 
 _TORCH = re.compile(r"^torch-[0-9.]+(?:\+([a-z]+)([0-9]*))?-", re.MULTILINE)
 
 
 def parse(stdout: str) -> str | None:
     """Such as 13.0; None where it is built without CUDA. Raises ValueError."""
-    found = set(_TORCH.findall(stdout))
-    if len(found) != 1:
-        raise ValueError(f"it holds {len(found)} builds of torch. Allowed: one.")
-    kind, digits = found.pop()
+    builds = set(_TORCH.findall(stdout))
+    if len(builds) != 1:
+        raise ValueError(f"it holds {len(builds)} builds of torch. Allowed: one.")
+    kind, digits = builds.pop()
     if not kind:
-        return generations.USUAL_CUDA
+        return gpu_generations.USUAL_CUDA
     return f"{digits[:-1]}.{digits[-1]}" if kind == "cu" and len(digits) > 1 else None
 
 

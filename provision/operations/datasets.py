@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import functools
-import json
 
 import msgspec
 
-from provision.facts import Unanswered, decode, last_line
-from provision.operations import Change, Here, Nothing, Operation, Site, Target
+from provision.datasets.stage import DataSetState, Wanted
+from provision.fact import Unanswered, decode
+from provision.node import last_line
+from provision.operation import Change, Here, Nothing, Operation, Site, Target
 from shardlab.cluster import DataSet
 
 LOOK_S, STAGE_S = 120.0, 24 * 3600.0  # the second bounds a download of ImageNet, not a wait
-
-
-class Found(msgspec.Struct, frozen=True):
-    """What `python -m provision.datasets` prints."""
-
-    ready: bool
-    can: bool
-    says: str
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
@@ -28,25 +21,25 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     if not sets:
         return Nothing("cluster.yaml names no data sets under data.sets")
     changes: list[Change] = []
-    for one in sets:
-        request = _request(site, one)
-        found = _ask(target, "look", request, LOOK_S)
-        if not found.can:
-            raise Unanswered(f"{target.node.name}: {found.says}.")
-        if not found.ready:
-            changes.append(Here(found.says, functools.partial(_ask, target, "stage", request, STAGE_S)))
-    return changes or Nothing(f"{', '.join(one.name for one in sets)}: staged and unchanged")
+    for wanted in sets:
+        request = _request(site, wanted)
+        state = _ask(target, "look", request, LOOK_S)
+        if not state.can:
+            raise Unanswered(f"{target.node.name}: {state.says}.")
+        if not state.ready:
+            changes.append(Here(state.says, functools.partial(_ask, target, "stage", request, STAGE_S)))
+    return changes or Nothing(f"{', '.join(wanted.name for wanted in sets)}: staged and unchanged")
 
 
-def _request(site: Site, one: DataSet) -> str:
-    source = one.archive
-    if source is not None and not one.is_url:
+def _request(site: Site, wanted: DataSet) -> str:
+    source = wanted.archive
+    if source is not None and not wanted.is_url:
         source = str(site.workspace.relative(source))
     data_path = str(site.workspace.data(site.cluster.data.path))
-    return json.dumps({"data_path": data_path, "name": one.name, "source": source, "sha256": one.sha256})
+    return msgspec.json.encode(Wanted(data_path, wanted.name, source, wanted.sha256)).decode()
 
 
-def _ask(target: Target, verb: str, request: str, timeout_s: float) -> Found:
+def _ask(target: Target, verb: str, request: str, timeout_s: float) -> DataSetState:
     answer = target.node.run([target.node.python, "-m", "provision.datasets", verb, request], timeout_s=timeout_s)
     where = f"{target.node.name}: the data sets"
     if answer.code is None:
@@ -54,7 +47,7 @@ def _ask(target: Target, verb: str, request: str, timeout_s: float) -> Found:
     if answer.code != 0:
         raise Unanswered(f"{where}: {last_line(answer)}")
     try:
-        return decode(answer.stdout, Found)
+        return decode(answer.stdout, DataSetState)
     except ValueError as error:
         raise Unanswered(f"{where}: the answer cannot be read: {error}") from None
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from provision.facts import Unanswered
+from provision.fact import Unanswered
 from provision.facts.disk import LABEL, Disk, disk
-from provision.operations import Change, Nothing, Operation, Site, Target, fstab, shell
+from provision.operation import Change, Nothing, Operation, Site, Target, shell
+from provision.operations import fstab
 
 MAKE_S = 900.0  # terabytes of spinning disk
 # Looked at once more in the very command that writes: a disk may have been put to use since the plan was made.
@@ -33,26 +34,26 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
                 "storage.mount"
             )
         return fstab.mount(storage.mount)
-    found = target.facts[disk(storage.disk)]
+    empty_disk = target.facts[disk(storage.disk)]
     if place.mount is not None:
-        if place.mount.source != found.path:
+        if place.mount.source != empty_disk.path:
             raise Unanswered(
                 f"{where}: {place.mount.source} is mounted at {storage.mount}, but storage.disk is {storage.disk}: choose "
                 "another storage.mount, or, if the mounted disk is the one you want, remove storage.disk and storage.mount"
             )
         return [_entry(storage.disk, storage.mount)]
-    return [*_format(where, storage.disk, found), _entry(storage.disk, storage.mount), *fstab.mount(storage.mount)]
+    return [*_format(where, storage.disk, empty_disk), _entry(storage.disk, storage.mount), *fstab.mount(storage.mount)]
 
 
-def _format(where: str, path: str, found: Disk) -> list[Change]:
+def _format(where: str, path: str, there: Disk) -> list[Change]:
     """Raises Unanswered for a disk that is not there, or not empty."""
-    if found.path is None:
+    if there.path is None:
         raise Unanswered(f"{where}: there is no disk {path}: lsblk on this node lists its disks; correct storage.disk")
-    if found.ours:
+    if there.ours:
         return []
-    if found.holds:
+    if there.holds:
         raise Unanswered(
-            f"{where}: {path} is not empty and was not changed: {', '.join(found.holds)}. Set storage.disk to an empty disk, "
+            f"{where}: {path} is not empty and was not changed: {', '.join(there.holds)}. Set storage.disk to an empty disk, "
             "or, if its data is no longer needed, erase it yourself on this node"
         )
     make = f"{EMPTY.format(disk=path)}\n{FORMAT.format(label=LABEL, disk=path)}"

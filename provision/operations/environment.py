@@ -7,7 +7,8 @@ from pathlib import PurePosixPath
 from provision import software
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.system import SYSTEM
-from provision.operations import Change, Nothing, Operation, Site, Target, Write, fstab, shell
+from provision.operation import Change, Nothing, Operation, Site, Target, Write, shell
+from provision.operations import fstab
 
 MAKE_S = 3600.0  # torch with CUDA is gigabytes over a slow network
 LINK = "shardlab.pth"
@@ -19,13 +20,13 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     folder = python.parent.parent
     if site.cluster.storage.shared is not None and target is not site.targets[0]:
         return Nothing(f"{site.targets[0].node.name} makes the environment for all nodes, on the shared storage")
-    found = target.facts[ENVIRONMENT]
+    installed = target.facts[ENVIRONMENT]
     owner = target.facts[SYSTEM].user
     changes: list[Change] = []
-    if found.packages != software.digest():
+    if installed.packages != software.digest():
         changes += _packages(folder, owner, target.node.wheelhouse)
     source = software.source_digest()
-    if changes or found.source != source:
+    if changes or installed.source != source:
         archive = f"{folder}/source-{source}.tar"
         changes.append(Write(f"send shardlab's own source ({source})", archive, software.source(), 0o644, f"{owner}:"))
         changes.append(shell("make Python use this source", _unpack(folder, owner, archive, source)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from provision.facts import Unanswered
-from provision.facts.mounts import Place, place
-from provision.operations import Change, Run, Site, Target, shell
+from provision.fact import Unanswered
+from provision.facts.mounts import MountPlace, place
+from provision.operation import Change, RunCommand, Site, Target, shell
 
 # The new file is the old one and a line, and takes its place in one rename.
 ADD = """\
@@ -29,24 +29,24 @@ def add(says: str, line: str) -> Change:
 def mount(folder: str) -> list[Change]:
     """The changes that mount a folder as /etc/fstab says."""
     return [
-        Run(f"make the folder {folder}", ["mkdir", "-p", "--", folder]),
-        Run(f"mount {folder}", ["mount", "--", folder], 120),
+        RunCommand(f"make the folder {folder}", ["mkdir", "-p", "--", folder]),
+        RunCommand(f"mount {folder}", ["mount", "--", folder], 120),
     ]
 
 
-def look(target: Target, folder: str) -> Place:
+def look(target: Target, folder: str) -> MountPlace:
     """The state of a folder. Raises Unanswered if it hangs, or if a mount would hide files."""
-    found = target.facts[place(folder)]
+    there = target.facts[place(folder)]
     where = target.node.name
-    if found.hangs:
-        source = f" ({found.mount.source})" if found.mount else ""
+    if there.hangs:
+        source = f" ({there.mount.source})" if there.mount else ""
         raise Unanswered(
             f"{where}: {folder}{source} does not answer. Make sure that its server runs; then, on {where}, run umount -f -l "
             f"{shlex.quote(folder)}, and run the same command again"
         )
-    if found.mount is None and found.there and not found.empty:
+    if there.mount is None and there.there and not there.empty:
         raise Unanswered(f"{where}: {folder} is not mounted, and contains files that a mount would hide: move these files")
-    return found
+    return there
 
 
 def is_below(folder: str, other: str) -> bool:
@@ -57,7 +57,7 @@ def is_below(folder: str, other: str) -> bool:
 def guard(site: Site, target: Target) -> list[Change]:
     """Changes that come before a change that writes to storage.shared: they fail if the folder is not mounted."""
     storage = site.cluster.storage
-    if site.cluster.provider != "ssh" or storage.shared is None:
+    if site.is_practice or storage.shared is None:
         return []
     needed = [storage.mount] if storage.mount is not None and is_below(storage.shared, storage.mount) else []
     if storage.server not in (None, target.node.name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from provision.facts.files import FILES
 from provision.facts.system import SYSTEM
-from provision.operations import Change, Nothing, Operation, Run, Site, Target, Write
+from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write
 
 PATH = "/etc/hosts"
 
@@ -22,13 +22,15 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     name = target.node.name
     if target.facts[SYSTEM].hostname != name:
         changes.append(
-            Run(f"set the hostname {name} (now {target.facts[SYSTEM].hostname})", ["hostnamectl", "set-hostname", "--", name])
+            RunCommand(
+                f"set the hostname {name} (now {target.facts[SYSTEM].hostname})", ["hostnamectl", "set-hostname", "--", name]
+            )
         )
     wanted = content(site)
-    found = target.facts[FILES].get(PATH)
-    if found is None or not found.holds(wanted):
+    file = target.facts[FILES].get(PATH)
+    if file is None or not file.holds(wanted):
         changes.append(Write(f"write the names of all {len(site.targets)} nodes into {PATH}", PATH, wanted))
     return changes or Nothing("all nodes are known by name")
 
 
-HOSTS = Operation("hosts", plan)
+HOSTS = Operation("hosts", plan, files=(PATH,))

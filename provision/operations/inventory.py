@@ -10,7 +10,7 @@ import msgspec
 from provision.facts.addresses import ADDRESSES
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.host import HOST
-from provision.operations import Change, Here, Nothing, Operation, Site, Target
+from provision.operation import Change, Here, Nothing, Operation, Site, Target
 from shardlab import files
 
 SCHEMA = 1
@@ -24,13 +24,13 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     path = site.workspace.own / "inventory.json"
     if absent := site.absent():
         return Nothing(f"not changed: the inventory describes all nodes, and {', '.join(absent)} cannot be asked")
-    if any(one.entry is not None and one.facts[ENVIRONMENT].source is None for one in site.targets):
+    if site.cluster.provider != "local" and any(one.facts[ENVIRONMENT].source is None for one in site.targets):
         return Nothing("written later: all nodes need the Python environment, which reports their facts")
     content = render(site)
-    found = _read(path)
-    if found == content:
+    written = _read(path)
+    if written == content:
         return Nothing(f"{path} is up to date")
-    what = "write" if found is None else "rewrite"
+    what = "write" if written is None else "rewrite"
 
     def make() -> None:
         files.make_folder(path.parent)
@@ -45,12 +45,12 @@ def render(site: Site) -> bytes:
         "schema": SCHEMA,
         "cluster": site.cluster.name,
         "provider": site.cluster.provider,
-        "nodes": [_entry(target) for target in site.targets],
+        "nodes": [_entry(target, site.cluster.provider) for target in site.targets],
     }
     return msgspec.json.format(msgspec.json.encode(inventory), indent=2) + b"\n"
 
 
-def _entry(target: Target) -> dict[str, Any]:
+def _entry(target: Target, provider: str) -> dict[str, Any]:
     node = target.node
     host = msgspec.to_builtins(target.facts[HOST])
     addresses = target.facts[ADDRESSES]
@@ -64,7 +64,7 @@ def _entry(target: Target) -> dict[str, Any]:
         "user": node.user,
         "identity": str(node.identity) if node.identity is not None else None,
         "python": node.python,
-        "roles": target.entry.roles if target.entry is not None else [],
+        "roles": target.entry.roles if target.entry is not None else ["controller"] if provider == "slurm" else [],
         "addresses": addresses,
         "facts": facts,
     }

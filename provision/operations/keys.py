@@ -6,9 +6,9 @@ import functools
 import re
 from collections.abc import Sequence
 
-from provision.facts import Unanswered
+from provision.fact import Unanswered
 from provision.facts.keys import KEYS, Keys
-from provision.operations import Change, Here, Nothing, Operation, Run, Site, Target
+from provision.operation import Change, Here, Nothing, Operation, RunCommand, Site, Target
 
 KNOWN = "/etc/ssh/ssh_known_hosts"
 OFF = "ssh.between_nodes is not set in cluster.yaml"
@@ -41,16 +41,16 @@ def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
     """Make a key of the user who logs in, on the node; an existing key is used. Raises Unanswered."""
     if not site.cluster.ssh.between_nodes:
         return Nothing(OFF)
-    found = target.facts[KEYS]
-    if found.key == "":
+    keys = target.facts[KEYS]
+    if keys.key == "":
         raise Unanswered(
-            f"{target.node.name}: {found.home}/.ssh/id_ed25519 cannot be read without a passphrase, so no program can log in "
+            f"{target.node.name}: {keys.home}/.ssh/id_ed25519 cannot be read without a passphrase, so no program can log in "
             "with it from node to node: rename this key on the node, and run the same command again"
         )
-    if found.key is not None:
-        return Nothing(f"{found.login} has a key")
-    make = ["runuser", "-u", found.login, "--", "env", f"HOME={found.home}", "sh", "-euc", MAKE, "make"]
-    return [Run(f"make an SSH key of {found.login}", [*make, f"{found.login}@{target.node.name}"])]
+    if keys.key is not None:
+        return Nothing(f"{keys.login} has a key")
+    make = ["runuser", "-u", keys.login, "--", "env", f"HOME={keys.home}", "sh", "-euc", MAKE, "make"]
+    return [RunCommand(f"make an SSH key of {keys.login}", [*make, f"{keys.login}@{target.node.name}"])]
 
 
 def plan_trust(site: Site, target: Target) -> list[Change] | Nothing:
@@ -75,7 +75,7 @@ def plan_trust(site: Site, target: Target) -> list[Change] | Nothing:
         if _block(target, path, there, begin, end) != block:
             replace = ["sh", "-euc", BLOCK, "block", path, begin, end, owner, mode]
             content = "".join(f"{line}\n" for line in block).encode()
-            changes.append(Run(f"write the keys of {len(told)} nodes into {path}", replace, stdin=content))
+            changes.append(RunCommand(f"write the keys of {len(told)} nodes into {path}", replace, stdin=content))
     return changes or Nothing(f"{len(told)} nodes know one another")
 
 

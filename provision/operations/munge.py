@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from provision.facts import Unanswered, last_line
+from provision.fact import Unanswered
 from provision.facts.files import FILES
-from provision.operations import Change, Here, Nothing, Operation, Site, Target, shell
+from provision.node import Node, last_line
+from provision.operation import Change, Here, Nothing, Operation, Site, Target, shell
 from provision.operations.service import running
-from provision.providers import Node
 
 PATH = "/etc/munge/munge.key"
 BYTES = 1024
@@ -20,12 +20,12 @@ def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
     """Make the munge key on the controller. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has("controller"):
         return Nothing("only the controller of Slurm makes a munge key")
-    found = target.facts[FILES].get(PATH)
+    key = target.facts[FILES].get(PATH)
     changes: list[Change] = []
-    if found is None:
+    if key is None:
         changes.append(shell("make a random munge key", MAKE))
-    elif (found.mode, found.owner) != (MODE, OWNER):  # a key that others could read is not secret any more
-        changes.append(shell(f"make a new munge key (the old one had mode {found.mode:o}, owner {found.owner})", MAKE))
+    elif (key.mode, key.owner) != (MODE, OWNER):  # a key that others could read is not secret any more
+        changes.append(shell(f"make a new munge key (the old one had mode {key.mode:o}, owner {key.owner})", MAKE))
     changes += running(target, "munge", [PATH], changed=bool(changes))
     return changes or Nothing("it has a munge key")
 
@@ -38,9 +38,9 @@ def plan_shared(site: Site, target: Target) -> list[Change] | Nothing:
     if controller.node.name in site.left:
         return Nothing(f"{controller.node.name}, which has the munge key, cannot be asked")
     source = controller.facts[FILES].get(PATH)
-    found = target.facts[FILES].get(PATH)
+    key = target.facts[FILES].get(PATH)
     changes: list[Change] = []
-    if found is None or source is None or (found.sha256, found.mode, found.owner) != (source.sha256, MODE, OWNER):
+    if key is None or source is None or (key.sha256, key.mode, key.owner) != (source.sha256, MODE, OWNER):
         changes.append(Here(f"copy the munge key from {controller.node.name}", lambda: _copy(controller.node, target.node)))
     changes += running(target, "munge", [PATH], changed=bool(changes))
     return changes or Nothing(f"it has the munge key of {controller.node.name}")
@@ -58,5 +58,5 @@ def _copy(controller: Node, node: Node) -> None:
         raise Unanswered(f"{node.name}: the munge key cannot be written: {last_line(answer)}")
 
 
-MUNGE_KEY = Operation("munge-key", plan_key)
-MUNGE = Operation("munge", plan_shared)
+MUNGE_KEY = Operation("munge-key", plan_key, files=(PATH,))
+MUNGE = Operation("munge", plan_shared, files=(PATH,))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 
-from provision.facts import Unanswered
+from provision.fact import Unanswered
 from provision.facts.exports import EXPORTED, EXPORTED_BY_US, EXPORTS
 from provision.facts.files import FILES
 from provision.facts.mounts import NFS_MOUNTS, place
 from provision.facts.services import SERVICES
 from provision.facts.system import SYSTEM
-from provision.operations import Change, Nothing, Operation, Run, Site, Target, Write, fstab, shell
+from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write, shell
+from provision.operations import fstab
 from provision.operations.packages import nfs_server
 
 # no_root_squash: provisioning installs the environment there as root, from any node; all nodes have one owner.
@@ -38,26 +39,28 @@ def plan_server(site: Site, target: Target) -> list[Change] | Nothing:
     if not target.facts[place(folder)].there:
         owner = target.facts[SYSTEM].user
         changes += fstab.guard(site, target)
-        changes.append(Run(f"make the folder {folder}", ["install", "-d", "-o", owner, "--", folder]))
+        changes.append(RunCommand(f"make the folder {folder}", ["install", "-d", "-o", owner, "--", folder]))
     service = target.facts[SERVICES].get("nfs-server")
     if service is None or not service.enabled or service.state != "active":
         changes.append(
-            Run("start the NFS server, now and at every boot", ["systemctl", "enable", "--quiet", "--now", "nfs-server"], 120)
+            RunCommand(
+                "start the NFS server, now and at every boot", ["systemctl", "enable", "--quiet", "--now", "nfs-server"], 120
+            )
         )
     wanted = content(site, target)
-    found = target.facts[FILES].get(EXPORTED)
-    clients = sorted(one.node.host for one in site.targets if one is not target)
-    if found is None or not found.holds(wanted):
-        changes.append(Run("make the folder for our exports", ["mkdir", "-p", EXPORTED.rpartition("/")[0]]))
+    exports = target.facts[FILES].get(EXPORTED)
+    clients = sorted(client.node.host for client in site.targets if client is not target)
+    if exports is None or not exports.holds(wanted):
+        changes.append(RunCommand("make the folder for our exports", ["mkdir", "-p", EXPORTED.rpartition("/")[0]]))
         changes.append(Write(f"export {folder} to {', '.join(clients)}", EXPORTED, wanted))
     if changes or len(target.facts[EXPORTS].get(folder, [])) != len(clients):  # named there as the resolver spells them
-        changes.append(Run("make the server read its exports", ["exportfs", "-ra"]))
+        changes.append(RunCommand("make the server read its exports", ["exportfs", "-ra"]))
     return changes or Nothing(f"{folder} is exported to {len(clients)} nodes")
 
 
 def _withdraw(site: Site, target: Target) -> list[Change]:
     """Withdraw an export of ours that the cluster file no longer names. Raises Unanswered if a node still mounts it."""
-    if site.cluster.provider == "virtual" or EXPORTED not in target.facts[FILES]:
+    if site.is_practice or EXPORTED not in target.facts[FILES]:
         return []
     folders = target.facts[EXPORTED_BY_US]
     sources = {f"{name}:{folder}" for name in (target.node.name, target.node.host) for folder in folders}
@@ -86,21 +89,21 @@ def plan_client(site: Site, target: Target) -> list[Change] | Nothing:
     name = server.node.name
     if name in site.left:
         return Nothing(f"{name}, which exports the folder, cannot be asked")
-    found, source = fstab.look(target, folder), f"{name}:{folder}"
+    there, source = fstab.look(target, folder), f"{name}:{folder}"
     where = target.node.name
-    for what, other in (("mounts", found.mount), ("lists in /etc/fstab", found.fstab)):
+    for what, other in (("mounts", there.mount), ("lists in /etc/fstab", there.fstab)):
         if other is not None and other.source != source:
             raise Unanswered(
                 f"{where}: it {what} {other.source} at {folder}, not {source}: unmount it, or change storage.shared"
             )
     changes: list[Change] = []
-    if found.fstab is None:
+    if there.fstab is None:
         changes.append(fstab.add(f"mount {source} at every boot (/etc/fstab)", f"{source} {folder} nfs {MOUNT} 0 0"))
-    if found.mount is None:
+    if there.mount is None:
         changes += fstab.mount(folder)
-    elif not {"hard", "vers=4.2"} <= set(found.mount.options):
+    elif not {"hard", "vers=4.2"} <= set(there.mount.options):
         raise Unanswered(
-            f"{where}: {folder} is mounted with {','.join(found.mount.options)}, not {MOUNT}: first unmount {folder} there"
+            f"{where}: {folder} is mounted with {','.join(there.mount.options)}, not {MOUNT}: first unmount {folder} there"
         )
     return changes or Nothing(f"{source} is mounted")
 
@@ -108,11 +111,11 @@ def plan_client(site: Site, target: Target) -> list[Change] | Nothing:
 def _expected(site: Site, target: Target) -> Nothing:
     """The shared folder must exist already, if there is no storage.server. Raises Unanswered if it does not."""
     folder = site.cluster.storage.shared
-    if folder is None or site.cluster.provider == "virtual":
+    if folder is None or site.is_practice:
         return Nothing(_elsewhere(site, ""))
-    found = target.facts[place(folder)]
-    if found.hangs or not found.there:
-        what = "does not answer" if found.hangs else "does not exist"
+    there = target.facts[place(folder)]
+    if there.hangs or not there.there:
+        what = "does not answer" if there.hangs else "does not exist"
         raise Unanswered(
             f"{target.node.name}: {folder} {what}: without storage.server, each node must already have the folder; mount it "
             "there, or set storage.server to the node that should export it"
@@ -123,8 +126,8 @@ def _expected(site: Site, target: Target) -> Nothing:
 def _elsewhere(site: Site, otherwise: str) -> str:
     if site.cluster.storage.shared is None:
         return "cluster.yaml names no storage.shared"
-    return "practice nodes share the folder of this machine" if site.cluster.provider == "virtual" else otherwise
+    return "practice nodes share the folder of this machine" if site.is_practice else otherwise
 
 
-NFS_SERVER = Operation("nfs-server", plan_server)
+NFS_SERVER = Operation("nfs-server", plan_server, files=(EXPORTED,))
 NFS = Operation("nfs", plan_client)

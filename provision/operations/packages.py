@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from provision.facts.packages import PACKAGES
 from provision.facts.system import SYSTEM
-from provision.operations import Change, Nothing, Operation, Site, Target, shell
+from provision.operation import Change, Nothing, Operation, Site, Target, shell
 
 BASE = ("python3-venv", "rsync")  # rsync: `collect fetch` uses it
 MUNGE = ("munge",)
@@ -15,7 +15,8 @@ WORKER = ("slurmd", "slurm-client")
 CLOCK = ("chrony",)
 COMPILER = ("gcc", "libc6-dev", "python3-dev")  # Triton compiles kernel launchers for torch.compile with it
 NFS_SERVER, NFS_CLIENT = ("nfs-kernel-server",), ("nfs-common",)
-ALL = tuple(sorted({*BASE, *MUNGE, *CONTROLLER, *WORKER, *CLOCK}))
+SITE = ("environment-modules",)  # provisioning does not install it: practice nodes play a managed site with it
+ALL = tuple(sorted({*BASE, *MUNGE, *CONTROLLER, *WORKER, *CLOCK, *SITE}))
 LOCK_S = 600  # so long we wait for other installations, such as unattended-upgrades after the first boot
 APT = f"apt-get -o DPkg::Lock::Timeout={LOCK_S} -o Dpkg::Use-Pty=0"
 OPTIONS = "-qq -y --no-install-recommends"
@@ -24,7 +25,7 @@ QUIET = "export DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a"
 
 def nfs_server(site: Site) -> Target | None:
     """The node that exports the shared folder; None if no node of the cluster does, as with practice nodes."""
-    if site.cluster.provider == "virtual":
+    if site.is_practice:
         return None
     return next((target for target in site.targets if target.node.name == site.cluster.storage.server), None)
 
@@ -36,7 +37,7 @@ def wanted(site: Site, target: Target) -> list[str]:
         names += [*MUNGE, *(CONTROLLER if target.has("controller") else ()), *(WORKER if target.has("worker") else ())]
     if not target.facts[SYSTEM].is_container:
         names += CLOCK
-    has_gpus = site.cluster.gpus is not None and site.cluster.gpus.per_node > 0 and site.cluster.provider != "virtual"
+    has_gpus = site.cluster.gpus is not None and site.cluster.gpus.per_node > 0 and not site.is_practice
     if has_gpus and target.has("worker"):
         names += COMPILER
     if server := nfs_server(site):
@@ -46,10 +47,10 @@ def wanted(site: Site, target: Target) -> list[str]:
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Install what is missing. Raises Unanswered."""
-    found = target.facts[PACKAGES]
-    missing = [name for name in wanted(site, target) if name not in found.versions]
+    installed = target.facts[PACKAGES]
+    missing = [name for name in wanted(site, target) if name not in installed.versions]
     changes: list[Change] = []
-    if found.interrupted:
+    if installed.interrupted:
         # where a package was not even unpacked wholly, what needs it cannot be configured before apt has had it again
         repair = f"{QUIET}; dpkg --force-confdef --force-confold --configure -a || {APT} {OPTIONS} --fix-broken install"
         changes.append(shell("finish the installation that was interrupted", repair, timeout_s=LOCK_S))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from provision.facts.packages import PACKAGES
 from provision.facts.rdma import RDMA
 from provision.facts.system import SYSTEM
-from provision.operations import Change, Nothing, Operation, Site, Target
+from provision.operation import Change, Nothing, Operation, Site, Target
 from provision.operations.packages import install
 
 WANTED = ("rdma-core", "ibverbs-utils")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
-from provision.facts import Unanswered, last_line
-from provision.providers import Node
+import msgspec
+
+from provision.fact import Unanswered
+from provision.node import Node, last_line
 from shardlab.remote import Unreachable
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 STARTS_S = 120.0  # for its services to start, once it can be logged in to
 
 
-@dataclass(frozen=True)
-class Reboot:
+class Reboot(msgspec.Struct, frozen=True):
     """The last change of a plan; the remaining changes are planned when the machine is back.
 
     limit_s: for the reboot; a server with much memory tests it for minutes. pause_s: between two questions whether it is back.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from provision.facts.files import FILES
 from provision.facts.services import SERVICES
-from provision.operations import Change, Run, Target
+from provision.operation import Change, RunCommand, Target
 
 
 def running(target: Target, name: str, reads: Sequence[str], *, changed: bool = False) -> list[Change]:
@@ -15,14 +15,14 @@ def running(target: Target, name: str, reads: Sequence[str], *, changed: bool = 
     It is restarted if the files that it reads are about to change (`changed`), or are newer than its process: then a restart is
     missing, for example because provisioning was killed before it.
     """
-    found = target.facts[SERVICES].get(name)
+    service = target.facts[SERVICES].get(name)
     changes: list[Change] = []
-    if found is None or not found.enabled:
-        changes.append(Run(f"enable {name}, so that it starts at every boot", ["systemctl", "enable", "--quiet", name]))
+    if service is None or not service.enabled:
+        changes.append(RunCommand(f"enable {name}, so that it starts at every boot", ["systemctl", "enable", "--quiet", name]))
     files = target.facts[FILES]
     newest = max((files[path].written_s for path in reads if path in files), default=0.0)
-    if found is None or found.state != "active" or found.since_s is None:
-        changes.append(Run(f"start {name}", ["systemctl", "restart", name], 120))
-    elif changed or newest > found.since_s:
-        changes.append(Run(f"restart {name}, because its files have changed", ["systemctl", "restart", name], 120))
+    if service is None or service.state != "active" or service.since_s is None:
+        changes.append(RunCommand(f"start {name}", ["systemctl", "restart", name], 120))
+    elif changed or newest > service.since_s:
+        changes.append(RunCommand(f"restart {name}, because its files have changed", ["systemctl", "restart", name], 120))
     return changes

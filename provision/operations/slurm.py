@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
-from provision.facts import Unanswered, last_line
+from provision.fact import Unanswered
 from provision.facts.files import FILES
 from provision.facts.nodes import FORMAT, NODES, SlurmNode
 from provision.facts.nodes import parse as parse_nodes
 from provision.facts.services import SERVICES
-from provision.operations import Change, Nothing, On, Operation, Run, Site, Target, Write, shell
+from provision.node import Node, last_line
+from provision.operation import Change, Nothing, On, Operation, RunCommand, Site, Target, Write, shell
 from provision.operations.service import running
-from provision.operations.slurm_files import accounts, files
-from provision.providers import Node
+from provision.operations.slurm_files import CGROUP, CONF, GRES, accounts, files
 from templates import render
 
 DATABASE = "slurm_acct_db"
 DBD = "/etc/slurm/slurmdbd.conf"
-CONF = "/etc/slurm/slurm.conf"
 WORKER_OPTIONS, WORKER_UNIT = "/etc/default/slurmd", "/etc/systemd/system/slurmd.service.d/configless.conf"
 # Statements without effect if the database and the user exist.
 SQL = (
@@ -81,16 +80,18 @@ def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
     options = f'SLURMD_OPTIONS="--conf-server {controller.node.host}:6817 -N {target.node.name}"\n'.encode()
     unit = render("slurm/configless.conf.j2").encode()
     if _differs(target, WORKER_UNIT, unit):
-        changes.append(Run("make a folder for our settings of slurmd", ["mkdir", "-p", WORKER_UNIT.rpartition("/")[0]]))
+        changes.append(RunCommand("make a folder for our settings of slurmd", ["mkdir", "-p", WORKER_UNIT.rpartition("/")[0]]))
         changes.append(Write(f"write {WORKER_UNIT}", WORKER_UNIT, unit))
-        changes.append(Run("make systemd read this file", ["systemctl", "daemon-reload"]))
+        changes.append(RunCommand("make systemd read this file", ["systemctl", "daemon-reload"]))
     if _differs(target, WORKER_OPTIONS, options):
         changes.append(Write(f"write {WORKER_OPTIONS}", WORKER_OPTIONS, options))
     conf = controller.facts[FILES].get(CONF)
     changes += running(target, "slurmd", [WORKER_UNIT, WORKER_OPTIONS], changed=bool(changes))
     if not changes and conf is not None and _is_older(target, conf.written_s):
         changes.append(
-            Run("restart slurmd, because the controller's configuration changed", ["systemctl", "restart", "slurmd"], 120)
+            RunCommand(
+                "restart slurmd, because the controller's configuration changed", ["systemctl", "restart", "slurmd"], 120
+            )
         )
     return changes or Nothing("slurmd runs with the controller's configuration")
 
@@ -106,25 +107,27 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
     (controller,) = site.with_role("controller")
     if controller.node.name in site.left:
         return Nothing("the controller cannot be asked")
-    workers = {one.node.name: one for one in site.with_role("worker") if one.node.name not in site.left}
+    workers = {worker.node.name: worker for worker in site.with_role("worker") if worker.node.name not in site.left}
     states = controller.facts[NODES]
     known = {name: states.get(name, SlurmNode("not registered")) for name in workers}
-    bad = {name: one for name, one in known.items() if one.state not in HEALTHY}
+    bad = {name: node for name, node in known.items() if node.state not in HEALTHY}
     if not bad:
         return Nothing(f"{len(workers)} workers are ready")
-    resumed = [name for name, one in bad.items() if one.state in DRAINED and _may_resume(site, workers[name], one)]
-    kept = {name: _unavailable(controller, name, one) for name, one in bad.items() if _is_kept(one) and name not in resumed}
+    resumed = [name for name, node in bad.items() if node.state in DRAINED and _may_resume(site, workers[name], node)]
+    kept = {name: _unavailable(controller, name, node) for name, node in bad.items() if _is_kept(node) and name not in resumed}
     if kept:
         raise Unanswered("; ".join(kept.values()), kept)
     changes: list[Change] = []
     for name in resumed:
         says = f"resume {name}, whose state in Slurm is {bad[name].state} ({bad[name].reason})"
         changes.append(On(controller.node, shell(says, _resume_script(name))))
-    return [*changes, Registration(controller, tuple(workers), ", ".join(f"{name}: {one.state}" for name, one in bad.items()))]
+    return [
+        *changes,
+        Registration(controller, tuple(workers), ", ".join(f"{name}: {node.state}" for name, node in bad.items())),
+    ]
 
 
-@dataclass(frozen=True)
-class Registration:
+class Registration(msgspec.Struct, frozen=True):
     """A wait until all workers are in a state in which they can get jobs. found: the states of the other workers before."""
 
     controller: Target
@@ -157,45 +160,45 @@ exit 1"""
         except ValueError:  # no list of nodes
             states = {}
         blames = {
-            name: _unavailable(self.controller, name, one)
+            name: _unavailable(self.controller, name, state)
             for name in self.workers
-            if (one := states.get(name, SlurmNode("not registered"))).state not in HEALTHY
+            if (state := states.get(name, SlurmNode("not registered"))).state not in HEALTHY
         }
         if not states:
             blames = {self.controller.node.name: f"{self.controller.node.name}: Slurm does not answer: {last_line(answer)}"}
         raise Unanswered("; ".join(blames.values()), blames)
 
 
-def _may_resume(site: Site, worker: Target, found: SlurmNode) -> bool:
+def _may_resume(site: Site, worker: Target, drained: SlurmNode) -> bool:
     """Whether a drained worker was drained by us, or by Slurm for a reason that its facts no longer confirm."""
-    if found.reason.startswith(OURS):
+    if drained.reason.startswith(OURS):
         return True
-    if found.user != SLURM:
+    if drained.user != SLURM:
         return False
     runs = worker.facts[SERVICES].get("slurmd")
     if runs is None or runs.state != "active":
         return False
-    if found.reason.startswith(AWAY):
+    if drained.reason.startswith(AWAY):
         return True
     # slurm.conf says what the worker is now, and slurmd was started after it was written
     (controller,) = site.with_role("controller")
-    return found.reason.startswith(SMALLER) and not any(
+    return drained.reason.startswith(SMALLER) and not any(
         _differs(controller, path, content) for path, content in files(site).items()
     )
 
 
-def _is_kept(found: SlurmNode) -> bool:
+def _is_kept(state: SlurmNode) -> bool:
     """Whether waiting is useless: a drained node stays drained, and only a person resumes a node that a person took down."""
-    return found.state in DRAINED or (found.state in DOWN and found.user not in ("", SLURM))
+    return state.state in DRAINED or (state.state in DOWN and state.user not in ("", SLURM))
 
 
-def _unavailable(controller: Target, name: str, found: SlurmNode) -> str:
+def _unavailable(controller: Target, name: str, state: SlurmNode) -> str:
     """Why a worker gets no jobs, and the command that makes it available again."""
-    if not found.reason:
-        return f"{name}: Slurm reports the state {found.state} and gives no reason; on {name}, run: journalctl -u slurmd"
-    who = "Slurm itself" if found.user == SLURM else f"the user {found.user}"
+    if not state.reason:
+        return f"{name}: Slurm reports the state {state.state} and gives no reason; on {name}, run: journalctl -u slurmd"
+    who = "Slurm itself" if state.user == SLURM else f"the user {state.user}"
     return (
-        f"{name}: Slurm reports the state {found.state}; the reason, given by {who}, is: {found.reason}. The state was not "
+        f"{name}: Slurm reports the state {state.state}; the reason, given by {who}, is: {state.reason}. The state was not "
         f"changed; when the cause is fixed, run on {controller.node.name}: sudo {_resume(name)}"
     )
 
@@ -225,11 +228,11 @@ def _is_older(target: Target, moment_s: float) -> bool:
 
 
 def _differs(target: Target, path: str, content: bytes, mode: int = 0o644, owner: str = "root:root") -> bool:
-    found = target.facts[FILES].get(path)
-    return found is None or not found.holds(content) or (found.mode, found.owner) != (mode, owner)
+    file = target.facts[FILES].get(path)
+    return file is None or not file.holds(content) or (file.mode, file.owner) != (mode, owner)
 
 
-ACCOUNTS = Operation("slurm-accounts", plan_accounts)
-CONTROLLER = Operation("slurm-controller", plan_controller)
-WORKERS = Operation("slurm-workers", plan_worker)
+ACCOUNTS = Operation("slurm-accounts", plan_accounts, files=(DBD,))
+CONTROLLER = Operation("slurm-controller", plan_controller, files=(CONF, GRES, CGROUP))
+WORKERS = Operation("slurm-workers", plan_worker, files=(WORKER_OPTIONS, WORKER_UNIT))
 REGISTERED = Operation("slurm-nodes", plan_nodes, once=True)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-from provision.facts import Unanswered
+import msgspec
+
+from provision.fact import Unanswered
 from provision.facts.system import SYSTEM
-from provision.operations import Site, Target
+from provision.operation import Site, Target
 from shardlab.cluster import Cluster
 from templates import render
 
+CONF, GRES, CGROUP = "/etc/slurm/slurm.conf", "/etc/slurm/gres.conf", "/etc/slurm/cgroup.conf"
 PRACTICE_GPUS, REAL_GPUS = "/opt/gpus", "/dev"
 KEPT_MEMORY = 0.95  # of what the kernel calls memory: a node that reports less than slurm.conf says is drained
 _WORD = re.compile(r"[A-Za-z0-9._:\[\]/-]+")
 
 
-@dataclass(frozen=True)
-class Worker:
+class Worker(msgspec.Struct, frozen=True):
     """A line of slurm.conf. gres: such as gpu:a100:4, empty without GPUs."""
 
     name: str
@@ -37,7 +38,7 @@ def files(site: Site) -> dict[str, bytes]:
     systems = [target.facts[SYSTEM] for target in workers]
     shared = any(system.is_container for system in systems)
     gpus = site.cluster.gpus
-    devices = _devices(site.cluster)
+    devices = _devices(site)
     for word in (controller.node.name, controller.node.host, *(w for one in told for w in (one.name, one.host)), devices):
         if not _WORD.fullmatch(word):
             raise Unanswered(f"{word!r} is not allowed in slurm.conf")
@@ -55,9 +56,9 @@ def files(site: Site) -> dict[str, bytes]:
     gres = render("slurm/gres.conf.j2", workers=told, kind=gpus.type if gpus else None, devices=devices)
     cgroup = render("slurm/cgroup.conf.j2", unified=all(s.cgroup == "cgroup2fs" for s in systems), shared_kernel=shared)
     return {
-        "/etc/slurm/slurm.conf": slurm.encode(),
-        "/etc/slurm/gres.conf": gres.encode(),
-        "/etc/slurm/cgroup.conf": cgroup.encode(),
+        CONF: slurm.encode(),
+        GRES: gres.encode(),
+        CGROUP: cgroup.encode(),
     }
 
 
@@ -75,7 +76,7 @@ def _worker(cluster: Cluster, target: Target) -> Worker:
     return Worker(target.node.name, target.node.host, system.cpus, memory_mib, gres)
 
 
-def _devices(cluster: Cluster) -> str:
-    count = cluster.gpus.per_node if cluster.gpus else 0
-    folder = PRACTICE_GPUS if cluster.provider == "virtual" else REAL_GPUS
+def _devices(site: Site) -> str:
+    count = site.cluster.gpus.per_node if site.cluster.gpus else 0
+    folder = PRACTICE_GPUS if site.is_practice else REAL_GPUS
     return f"{folder}/nvidia[0-{count - 1}]" if count > 1 else f"{folder}/nvidia0"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from provision import software
-from provision.facts import Unanswered
+from provision.fact import Unanswered
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.mounts import place
 from provision.facts.packages import PACKAGES
 from provision.facts.room import Room, room
-from provision.operations import Change, Nothing, Operation, Site, Target
+from provision.operation import Change, Nothing, Operation, Site, Target
 from provision.operations.fstab import is_below
 from provision.operations.packages import nfs_server, wanted
 
@@ -25,8 +25,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Never a change. Raises Unanswered where there is too little room."""
     root = target.facts[room("/")]
     purposes: dict[str, list[tuple[str, int, int]]] = {}
-    found = target.facts[PACKAGES].versions
-    if any(name not in found for name in wanted(site, target)):
+    installed = target.facts[PACKAGES].versions
+    if any(name not in installed for name in wanted(site, target)):
         purposes["/"] = [("packages", PACKAGES_BYTES, PACKAGES_INODES)]
     where = _environment(site, target)
     if where is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 
 from provision import clock
-from provision.facts import Unanswered
+from provision.fact import Unanswered
 from provision.facts.services import SERVICES, TIME
 from provision.facts.system import SYSTEM
-from provision.operations import Change, Here, Nothing, Operation, Run, Site, Target, shell
+from provision.node import Node
+from provision.operation import Change, Here, Nothing, Operation, RunCommand, Site, Target, shell
 from provision.operations.service import running
-from provision.providers import Node
 
 HOST_CLOCK = "it is a container, which uses the clock of its host"
 WAIT_S = 30  # chrony's first measurements take some seconds after its start
@@ -22,11 +22,13 @@ def plan_daemon(site: Site, target: Target) -> list[Change] | Nothing:
     """Start chrony, and stop every other service that sets the clock. Raises Unanswered."""
     if target.facts[SYSTEM].is_container:
         return Nothing(HOST_CLOCK)
-    found = target.facts[SERVICES]
+    services = target.facts[SERVICES]
     changes: list[Change] = [
-        Run(f"stop {name}, because only chrony should set the clock", ["systemctl", "disable", "--quiet", "--now", name], 120)
+        RunCommand(
+            f"stop {name}, because only chrony should set the clock", ["systemctl", "disable", "--quiet", "--now", name], 120
+        )
         for name in TIME
-        if name in found and (found[name].enabled or found[name].state == "active")
+        if name in services and (services[name].enabled or services[name].state == "active")
     ]
     changes += running(target, "chrony", [])
     return changes or Nothing("only chrony sets its clock")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from provision.facts import Unanswered
+from provision.fact import Unanswered
 from provision.facts.users import USERS, User
-from provision.operations import Change, Nothing, Operation, Site, Target, shell
+from provision.operation import Change, Nothing, Operation, Site, Target, shell
 
 SYSTEM_USERS = ("slurm", "munge")
 MUNGE_ID = 499  # Debian gives out the lowest free number from 100 on, systemd the highest up to 999; slurm's is fixed, 64030
@@ -28,14 +28,14 @@ def plan_made(site: Site, target: Target) -> list[Change] | Nothing:
 
 def plan_agree(site: Site, target: Target) -> list[Change] | Nothing:
     """Never changes a user that exists. Raises Unanswered if a number differs from the one on the first node."""
-    found = target.facts[USERS]
+    users = target.facts[USERS]
     first, wanted = site.told(USERS)[0]
     if first is target:
         return Nothing("the other nodes are compared with this node")
     where = target.node.name
     if site.cluster.slurm is not None:
         for name in SYSTEM_USERS:
-            here, there = found.known.get(name), wanted.known.get(name)
+            here, there = users.known.get(name), wanted.known.get(name)
             if here is not None and there is not None and here != there:
                 raise Unanswered(
                     f"{where}: the user {name} is {here.uid}:{here.gid} there and {there.uid}:{there.gid} on "
@@ -43,7 +43,7 @@ def plan_agree(site: Site, target: Target) -> list[Change] | Nothing:
                     f"{name}*; groupmod -g {there.gid} {name}; usermod -u {there.uid} -g {there.gid} {name}; "
                     "then chown its files"
                 )
-    said = _login(wanted.login, wanted.known.get(wanted.login), found.known.get(wanted.login), first.node.name)
+    said = _login(wanted.login, wanted.known.get(wanted.login), users.known.get(wanted.login), first.node.name)
     if said is None:
         return Nothing(f"its users have the same numbers as on {first.node.name}")
     if site.cluster.storage.shared is not None:  # what one node writes there, another could not change

@@ -1,6 +1,7 @@
-"""The base of all practice nodes: the file system of a small Debian, made once and cached, and never booted itself.
+"""What all practice nodes have in common, made once and cached: their base, and the wheels of their Python packages.
 
-It holds the packages that provisioning installs in its apt cache, so that a node installs them without a network.
+The base is the file system of a small Debian, which is never booted itself. Its apt cache holds the packages that provisioning
+installs, so that a node installs them without a network.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from provision import software
 from shardlab import files
 from shardlab.errors import ShardlabError
 
@@ -45,7 +48,7 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / "practice"
 
 
-def alone() -> AbstractContextManager[None]:
+def alone() -> AbstractContextManager[int]:
     """Hold the lock for making and removing what all practice nodes share. It is in the cache folder, which stays."""
     return files.locked(cache() / "lock")
 
@@ -95,6 +98,34 @@ def make(packages: Sequence[str], tell: Callable[[str], None]) -> Path:
         wanted = " ".join(sorted(packages))
         _within(growing, f"DEBIAN_FRONTEND=noninteractive apt-get install -qq -y -d --no-install-recommends {wanted}")
         _settle(growing)
+        growing.rename(made)
+    finally:
+        shutil.rmtree(growing, ignore_errors=True)
+    return made
+
+
+def wheels_folder() -> Path:
+    """The folder of the wheels that nodes install, one for each set of packages and release of Python; it may not exist yet."""
+    return cache() / f"wheels-{software.digest()}-{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def make_wheels(tell: Callable[[str], None]) -> Path:
+    """The folder of wheels, which is filled by downloads if it does not exist; nodes install from it without a network.
+
+    Raises NoBase.
+    """
+    made = wheels_folder()
+    if made.is_dir():
+        return made
+    files.make_folder(made.parent)
+    growing = made.with_name(f".{made.name}.{os.getpid()}")
+    try:
+        tell(f"downloading the Python packages of nodes, which is needed only once: {made}")
+        growing.mkdir()
+        constraints = growing / "constraints.txt"
+        constraints.write_bytes(software.constraints())
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--wheel-dir", str(growing)]
+        run([*pip, "--constraint", str(constraints), *software.requirements()])
         growing.rename(made)
     finally:
         shutil.rmtree(growing, ignore_errors=True)

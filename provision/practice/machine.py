@@ -10,34 +10,34 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
-from provision.practice import cgroup, network, shared
+from provision.practice import network, shared
 from provision.practice.base import UID, USER, NoBase, run
 from templates import render
 
 STATE = Path("/var/lib/shardlab/practice")
-GPUS = "/opt/gpus"  # where a node finds what Slurm takes for its GPUs
-WHEELS = "/opt/wheels"  # not under the same path as here: their user may not look into root's home
-SCRATCH, MARK = Path("/run/systemd/nspawn"), "shardlab-practice"  # nspawn's own, and what says that it was mounted here
+GPUS = "/opt/gpus"  # the folder on a node with the devices that Slurm hands out as GPUs
+WHEELS = "/opt/wheels"  # another path than on this machine: the nodes' user cannot read root's home
+SCRATCH, MARK = Path("/run/systemd/nspawn"), "shardlab-practice"  # nspawn's own folder, and the mark of our mount on it
+CGROUP = "shardlab-practice"
 LIMIT_S = 20.0
 _UPPER = re.compile(r"upperdir=([^, ]+)")
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What a node is made of. folder: where all of it lies on this machine; base: the file system under its own."""
+class PracticeMachine(msgspec.Struct, frozen=True):
+    """A practice node: its address, its folders on this machine, and what it may use of this machine."""
 
     cluster: str
     name: str
     address: str
-    prefix: int  # length of the subnet's
+    prefix: int  # the prefix length of the subnet
     bridge: str
-    base: Path
+    base: Path  # the file system below its own file system
     authorized: str  # the public key that may log in
     shared: str | None = None
     wheelhouse: str | None = None
@@ -46,14 +46,17 @@ class Machine:
 
     @property
     def folder(self) -> Path:
+        """All files of the node on this machine."""
         return STATE / self.cluster / self.name
 
     @property
     def root(self) -> Path:
+        """Where the node's root file system is mounted on this machine."""
         return self.folder / "root"
 
     @property
     def host_key(self) -> Path:
+        """The private SSH host key of the node."""
         return self.folder / "upper/etc/ssh/ssh_host_ed25519_key"
 
     def pid(self) -> int | None:
@@ -68,7 +71,7 @@ class Machine:
         return None if self._loop() is None else 0.0
 
     def create(self) -> None:
-        """Lay out its files, mount its root and boot it. Nothing that it holds already is changed but what makes it this node.
+        """Make its files, mount its root file system and boot it. Existing files are kept, except those that name this node.
 
         Raises NoBase.
         """
@@ -82,7 +85,7 @@ class Machine:
         self.boot()
 
     def boot(self) -> None:
-        """Start it, its root being mounted."""
+        """Start it; its root file system must be mounted."""
         if not os.path.ismount(SCRATCH):  # or nspawn says "Attempted to remove disk file system"
             SCRATCH.mkdir(parents=True, exist_ok=True)
             run(["mount", "-t", "tmpfs", MARK, str(SCRATCH)])
@@ -101,7 +104,7 @@ class Machine:
             "hostname": self.name,
             "bridge": self.bridge,
             "binds": binds,
-            "cgroups": cgroup.make(self.cluster, self.name),
+            "cgroups": make_cgroups(self.cluster, self.name),
         }
         script.write_text(render("practice/boot.sh.j2", **words), encoding="utf-8")
         with (self.folder / "boot.log").open("ab") as log:
@@ -111,7 +114,7 @@ class Machine:
         (self.folder / "boot.pid").write_text(str(process.pid))
 
     def crash(self) -> None:
-        """End it like a power cut: all its processes are killed, and nothing more is written."""
+        """End it as a power cut does: kill all its processes, so that nothing more is written."""
         if (loop := self._loop()) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(loop, signal.SIGKILL)
@@ -123,7 +126,7 @@ class Machine:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
-        cgroup.remove(self.cluster, self.name)
+        remove_cgroups(self.cluster, self.name)
 
     def remove(self) -> None:
         """End it and remove every trace of it."""
@@ -169,7 +172,7 @@ class Machine:
             path.chmod(mode)
 
     def _devices(self) -> Path:
-        """Character devices that can be opened and do nothing: Slurm wants devices to hand out, and no less."""
+        """Make character devices that can be opened and do nothing: Slurm needs devices that it can hand out."""
         folder = self.folder / "gpus"
         folder.mkdir(exist_ok=True)
         for number in range(self.gpus):
@@ -180,7 +183,7 @@ class Machine:
         return folder
 
     def _loop(self) -> int | None:
-        """The process that boots it, and boots it again; also its process group, in which nspawn ends after its process 1."""
+        """The process that boots it again after each reboot. It leads the process group of nspawn, which ends after pid 1."""
         with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
             pid = int((self.folder / "boot.pid").read_text())
             if str(self.folder / "boot.sh").encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -225,6 +228,49 @@ def init_of(upper: Path) -> int | None:
     return None
 
 
+def make_cgroups(cluster: str, node: str) -> Sequence[Path]:
+    """The control group of a node, in each hierarchy in which its systemd makes the groups of its services. Raises NoBase.
+
+    nspawn makes a node's group below its own group, always by the same name. Two nodes that were started from one group would
+    share it: the systemd of one node would remove the group of a service that ended while the other systemd puts a process into
+    it, and this process would fail with 219/CGROUP.
+    """
+    folders = [root / CGROUP / cluster / node for root in _cgroup_roots()]
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise NoBase(f"{folder}: cannot make the control group of a practice node: {error.strerror}.") from None
+    return folders
+
+
+def remove_cgroups(cluster: str, node: str) -> None:
+    """Remove what make_cgroups made, and the groups of the node below it, once no process is in them. Raises NoBase."""
+    ends = time.monotonic() + LIMIT_S
+    for root in _cgroup_roots():
+        top = root / CGROUP / cluster / node
+        while top.exists():
+            for place, _, _ in os.walk(top, topdown=False):
+                with contextlib.suppress(OSError):  # the kernel may still be at the end of a process
+                    Path(place).rmdir()
+            if time.monotonic() > ends:
+                raise NoBase(f"{top}: some processes in this control group do not end.")
+            time.sleep(0.01)
+        for folder in (top.parent, top.parent.parent):
+            with contextlib.suppress(OSError):  # there are other nodes, or it was never made
+                folder.rmdir()
+
+
+def _cgroup_roots() -> Sequence[Path]:
+    """Where the hierarchies are mounted: version 2, and systemd's own hierarchy of version 1, or one of them."""
+    roots: dict[str, Path] = {}
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        _, target, kind, options, *_ = line.split(" ")
+        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options.split(",")):
+            roots.setdefault(kind, Path(target))
+    return list(roots.values())
+
+
 def machines(cluster: str) -> Sequence[Path]:
     """The folders of the nodes that this machine has of a cluster, running or not."""
     folder = STATE / cluster
@@ -238,6 +284,6 @@ def leave() -> None:
             folder.rmdir()
     ours = any(line.split()[:2] == [MARK, str(SCRATCH)] for line in Path("/proc/mounts").read_text().splitlines())
     if ours and not STATE.exists():
-        with contextlib.suppress(NoBase, OSError):  # a container that is not ours has come to use it
+        with contextlib.suppress(NoBase, OSError):  # another container uses it by now
             run(["umount", str(SCRATCH)])
             SCRATCH.rmdir()

@@ -11,15 +11,15 @@ from provision.practice.base import NoBase, run
 
 
 def label(what: str) -> str:
-    """A name of its own for something whose name may be too long for an interface, which Linux allows 15 characters."""
+    """A unique name of an interface, at most 15 characters long as Linux requires, for a name that may be longer."""
     return f"sl-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
 
 
 def hardware_address(name: str) -> str:
-    """The MAC address of a bridge, a locally administered one.
+    """The MAC address of a bridge, which is locally administered.
 
-    A bridge without one of its own takes that of one of its ports. It changes when that port goes, and then the other nodes do
-    not reach this machine until they ask for its address again.
+    A bridge without its own address uses the address of a port, and its address changes when this port is removed. Then the
+    other nodes cannot reach this machine until they resolve its address again.
     """
     return ":".join(["02", *(f"{byte:02x}" for byte in hashlib.sha256(name.encode()).digest()[:5])])
 
@@ -43,11 +43,12 @@ def gateway(subnet: str) -> str:
 
 
 def is_up(name: str) -> bool:
+    """Whether a network interface of this name exists."""
     return any(link["ifname"] == name for link in _links())
 
 
 def up(name: str, subnet: str) -> None:
-    """Make the bridge. Raises NoBase where another interface has addresses of the subnet."""
+    """Make the bridge. Raises NoBase if another interface has addresses of the subnet."""
     network = ipaddress.ip_network(subnet)
     for link in _links():
         for entry in link.get("addr_info", ()):
@@ -62,10 +63,11 @@ def up(name: str, subnet: str) -> None:
 
 
 def down(name: str) -> None:
+    """Delete the bridge if it exists."""
     if is_up(name):
         run(["ip", "link", "delete", name])
 
 
 def _links() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(run(["ip", "-json", "address", "show"]))
-    return found
+    links: list[dict[str, Any]] = json.loads(run(["ip", "-json", "address", "show"]))
+    return links

@@ -18,7 +18,7 @@ NOTE = "shared"  # in the folder of a cluster's nodes: the boot in which we moun
 
 
 def is_protected(folder: Path) -> bool:
-    """Whether this machine itself runs no setuid program from there and opens no device; true of a folder that is not there."""
+    """Whether setuid programs and devices in the folder have no effect on this machine; true if the folder does not exist."""
     return not folder.exists() or _options(folder) >= OPTIONS
 
 
@@ -28,7 +28,7 @@ def protect(state: Path, folder: Path) -> None:
         folder.mkdir(parents=True)
         os.chown(folder, UID, UID)
     if not is_protected(folder):
-        # noted first: a kill in between leaves a note of a mount that is not there, which is harmless
+        # noted first: if we are killed in between, the note of a mount that does not exist is harmless
         (state / NOTE).write_text(f"{boot_id()} {folder}\n", encoding="utf-8")
         run(["mount", "--bind", "-o", "nosuid,nodev", str(folder), str(folder)])
     elif not (state / NOTE).exists() and (other := _noted_by_another(state, folder)) is not None:
@@ -66,7 +66,7 @@ def disarm(folder: Path) -> None:
 
 
 def _options(folder: Path) -> set[str]:
-    """Those of the mount that holds the folder."""
+    """The options of the mount on which the folder is."""
     return set(run(["findmnt", "--noheadings", "--output", "OPTIONS", "--target", str(folder)]).strip().split(","))
 
 

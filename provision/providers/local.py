@@ -9,15 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
-from provision.providers import STOPPING, Answer
+from provision.interruption import STOPPING
+from provision.provider import Provider
 from shardlab.cluster import Cluster
-from shardlab.remote import Unreachable, in_short, putting
+from shardlab.remote import CommandOutput, Unreachable, in_short, putting
 from shardlab.workspace import Workspace
 
 GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
@@ -25,8 +26,7 @@ GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
 _RUNNING: dict[int, Any] = {}  # by process id; this machine is one node, however often it is constructed
 
 
-@dataclass(frozen=True)
-class LocalNode:
+class LocalNode(msgspec.Struct, eq=False):
     """The machine that this program runs on."""
 
     name: str = "localhost"
@@ -46,7 +46,7 @@ class LocalNode:
         stdin: bytes = b"",
         root: bool = False,
         secret: bool = False,
-    ) -> Answer:
+    ) -> CommandOutput:
         """Run `argv` in a process group of its own. Its descendants end with it, also when we are interrupted.
 
         Raises Unreachable after this process was interrupted.
@@ -64,7 +64,7 @@ class LocalNode:
                 start_new_session=True,
             )
         except OSError as error:
-            return Answer(127, "", f"{argv[0]}: {error.strerror}")
+            return CommandOutput(127, "", f"{argv[0]}: {error.strerror}")
         _RUNNING[process.pid] = process
         if STOPPING.is_set():  # looked at after it is listed: whoever ends commands now sees this one
             _end(process, 0)
@@ -75,13 +75,13 @@ class LocalNode:
                 stdout, stderr = process.communicate(stdin, timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 stdout, stderr = _end(process)
-                return Answer(None, _text(stdout), _text(stderr))
+                return CommandOutput(None, _text(stdout), _text(stderr))
             except BaseException:
                 _end(process)
                 raise
             finally:
                 _RUNNING.pop(process.pid, None)
-        return Answer(process.returncode, _text(stdout), _text(stderr))
+        return CommandOutput(process.returncode, _text(stdout), _text(stderr))
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ class LocalNode:
         while _RUNNING and time.monotonic() < ends:
             time.sleep(0.02)
 
-    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> Answer:
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """See Node."""
         return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=True)
 
@@ -115,26 +115,6 @@ class LocalNode:
 def nodes(cluster: Cluster, workspace: Workspace) -> list[LocalNode]:
     """The nodes of a cluster whose provider is local: this machine, whatever the file says."""
     return [LocalNode()]
-
-
-def locks(cluster: Cluster) -> list[Path]:
-    """None besides the workspace's: no machine is changed."""
-    return []
-
-
-def warm(cluster: Cluster) -> str:
-    """Why there is nothing to prepare."""
-    return "provider local has nothing to prepare in advance."
-
-
-def request(cluster: Cluster) -> str:
-    """Why there is nothing to ask for."""
-    return "provider local has nothing to request: its only node is this machine."
-
-
-def down(cluster: Cluster) -> str:
-    """Why there is nothing to remove."""
-    return "provider local: provision created no machine, so there is nothing to undo."
 
 
 def _text(said: bytes) -> str:
@@ -178,3 +158,13 @@ def _kill_all(processes: list[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+PROVIDER = Provider(
+    "local",
+    "its only node is this machine",
+    nodes,
+    locks=lambda cluster: [],  # no machine is changed
+    operations=frozenset({"datasets", "inventory"}),  # the machine is used as it is: nothing is installed
+    checks=frozenset({"torch", "gpus", "all_reduce", "compile"}),
+)

@@ -6,23 +6,23 @@ import contextlib
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from provision import software
-from provision.operations import Change, Nothing
-from provision.providers import STOPPING, Answer
+from provision.interruption import STOPPING
+from provision.provider import Provider
 from shardlab import files
-from shardlab.cluster import Cluster, Entry
-from shardlab.remote import Address, Remote, Unreachable
+from shardlab.cluster import Cluster, NodeEntry
+from shardlab.remote import Address, CommandOutput, Remote, Unreachable
 from shardlab.workspace import Workspace
 
 LOCAL_FOLDER = "/opt/shardlab"
 SAID = 2000  # characters of each stream that a node's log keeps of a command
 
 
-@dataclass(frozen=True)
-class SshNode:
+class SshNode(msgspec.Struct, eq=False):
     """A machine behind SSH. log: every command that was run on it, and how it ended; never what it was given as input."""
 
     name: str
@@ -31,7 +31,7 @@ class SshNode:
     user: str | None
     identity: Path | None
     python: str
-    remote: Remote = field(repr=False)
+    remote: Remote
     log: Path | None = None
     wheelhouse: str | None = None  # a folder of wheels on it, for want of a network
 
@@ -44,11 +44,11 @@ class SshNode:
         stdin: bytes = b"",
         root: bool = False,
         secret: bool = False,
-    ) -> Answer:
+    ) -> CommandOutput:
         """See Node. Raises Unreachable."""
         with self._named():
             answer = self.remote.run(argv, timeout_s=timeout_s, env=env, stdin=stdin, root=root)
-        self._note(("sudo " if root else "") + shlex.join(argv), Answer(answer.code, "", "") if secret else answer)
+        self._note(("sudo " if root else "") + shlex.join(argv), CommandOutput(answer.code, "", "") if secret else answer)
         return answer
 
     @property
@@ -60,7 +60,7 @@ class SshNode:
         """See Node."""
         self.remote.end(limit_s)
 
-    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> Answer:
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """See Node. Raises Unreachable."""
         with self._named():
             answer = self.remote.put(content, path, mode=mode, owner=owner)
@@ -78,7 +78,7 @@ class SshNode:
             error.node = self.name
             raise
 
-    def _note(self, what: str, answer: Answer) -> None:
+    def _note(self, what: str, answer: CommandOutput) -> None:
         if self.log is None:
             return
         files.make_folder(self.log.parent)
@@ -97,7 +97,7 @@ def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
 def of(
     cluster: Cluster,
     workspace: Workspace,
-    entry: Entry,
+    entry: NodeEntry,
     *,
     host: str,
     identity: Path | None = None,
@@ -122,26 +122,4 @@ def of(
     return SshNode(entry.name, host, entry.port, address.user, identity, python, Remote(address), log, wheelhouse)
 
 
-def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Change] | Nothing:
-    """Why no machine has to be made."""
-    return Nothing("this machine already exists")
-
-
-def request(cluster: Cluster) -> str:
-    """Why there is nothing to ask for."""
-    return "provider ssh has nothing to request: its machines already exist."
-
-
-def locks(cluster: Cluster) -> list[Path]:
-    """One for the cluster's name, whichever workspace of this user it is provisioned from."""
-    return [Path.home() / ".cache" / "shardlab" / "locks" / f"{cluster.name}.lock"]
-
-
-def down(cluster: Cluster) -> str:
-    """Why there is nothing to remove."""
-    return "provider ssh: provision created no machine, so there is nothing to undo."
-
-
-def warm(cluster: Cluster) -> str:
-    """Why there is nothing to prepare."""
-    return "provider ssh has nothing to prepare in advance."
+PROVIDER = Provider("ssh", "its machines already exist", nodes)

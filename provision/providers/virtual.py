@@ -7,10 +7,12 @@ import os
 import time
 from pathlib import Path
 
-from provision.operations import Change, Here, Nothing, packages
-from provision.practice import base, network, shared, wheelhouse
+from provision.operation import Change, Here, Nothing
+from provision.operations import packages
+from provision.practice import base, network, shared
 from provision.practice.base import USER, NoBase, run
-from provision.practice.machine import STATE, WHEELS, Machine, leave, machines
+from provision.practice.machine import STATE, WHEELS, PracticeMachine, leave, machines
+from provision.provider import Provider
 from provision.providers import ssh
 from provision.providers.ssh import SshNode
 from shardlab import files
@@ -20,9 +22,9 @@ from shardlab.remote import Unreachable
 from shardlab.workspace import Workspace
 
 BOOTS_S = 60.0
-LOCKS = Path("/run/shardlab")  # of root alone, and not below STATE, which goes with the last node
-INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")  # of root's, whose systemd runs in all nodes
-EACH, OTHERS = 7, 20  # a node's, as counted with 20 of them up; this machine's own
+LOCKS = Path("/run/shardlab")  # only for root; not below STATE, which is removed with the last node
+INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")  # for root, whose systemd runs in all nodes
+EACH, OTHERS = 7, 20  # inotify instances: of each node, counted with 20 nodes up; of this machine itself
 
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
@@ -49,7 +51,7 @@ def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Chan
     machine = _machine(cluster, workspace, node, base.folder(packages.ALL))
     protections = _protections(cluster)
     if (age_s := machine.age_s()) is not None:
-        if age_s < BOOTS_S:  # who was stopped before it answered left it so
+        if age_s < BOOTS_S:  # an interrupted command may have left it while it boots
             with contextlib.suppress(Unreachable):  # the operations say so
                 _wait(node, BOOTS_S - age_s)
         return protections or Nothing(f"practice node at {node.host}, running")
@@ -57,15 +59,10 @@ def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Chan
     return [*protections, Here(f"{what} the practice node {node.name} at {node.host}", lambda: _boot(cluster, workspace, node))]
 
 
-def request(cluster: Cluster) -> str:
-    """Why there is nothing to ask for."""
-    return "provider virtual has nothing to request: it boots its nodes on this machine."
-
-
 def locks(cluster: Cluster) -> list[Path]:
-    """One for the cluster's name on this machine, where a name has one set of practice nodes, whoever asks for it.
+    """One lock for the cluster's name on this machine, on which a name has one set of practice nodes for all users.
 
-    Their folder is closed to other users, as whoever can read a lock file can hold its lock. Raises WorkspaceError.
+    The folder of the locks is closed to other users: a user who can read a lock file can hold its lock. Raises WorkspaceError.
     """
     files.make_folder(LOCKS)
     if LOCKS.stat().st_uid == os.geteuid():
@@ -77,7 +74,7 @@ def locks(cluster: Cluster) -> list[Path]:
     return [LOCKS / f"{cluster.name}.lock"]
 
 
-def down(cluster: Cluster) -> str:
+def down(cluster: Cluster, workspace: Workspace) -> str:
     """Remove every node of the cluster and its bridge; the base stays cached, the shared folder is left as it is."""
     base.check()
     found = machines(cluster.name)
@@ -96,18 +93,18 @@ def down(cluster: Cluster) -> str:
     return f"removed {', '.join(folder.name for folder in found)} and their network."
 
 
-def warm(cluster: Cluster) -> str:
+def warm(cluster: Cluster, workspace: Workspace) -> str:
     """Make the base and the folder of wheels before their first use."""
     with base.alone():
-        return f"ready: {base.make(packages.ALL, _remark)} and {wheelhouse.make(_remark)}"
+        return f"ready: {base.make(packages.ALL, _remark)} and {base.make_wheels(_remark)}"
 
 
 def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
-    """Raises NoBase, or Unreachable where it does not answer in time."""
+    """Boot a node and wait for it. Raises NoBase, or Unreachable if it does not answer in time."""
     with base.alone():
         made = base.make(packages.ALL, _remark)
         if cluster.environment.wheelhouse is None:
-            wheelhouse.make(_remark)
+            base.make_wheels(_remark)
         network.up(network.bridge(cluster.name), cluster.lan.subnet)
         _close()
         files.make_folder(STATE / cluster.name)
@@ -123,7 +120,7 @@ def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
 
 
 def _protections(cluster: Cluster) -> list[Change]:
-    """What keeps other users of this machine out, where nodes of a former version run without it."""
+    """The changes that keep other users of this machine out, if an older version booted the nodes without them."""
     changes: list[Change] = []
     if STATE.is_dir() and STATE.stat().st_mode & 0o077:
         changes.append(Here(f"close {STATE} to other users of this machine", _close))
@@ -134,7 +131,7 @@ def _protections(cluster: Cluster) -> list[Change]:
 
 
 def _close() -> None:
-    """The folder of all nodes, made where it is not there, for root alone. Raises NoBase where it is another user's."""
+    """Make the folder of all nodes if it does not exist, and close it to other users. Raises NoBase if root does not own it."""
     files.make_folder(STATE)
     if (owner := STATE.stat().st_uid) != 0:
         raise NoBase(
@@ -149,7 +146,7 @@ def _protect(cluster: Cluster, folder: Path) -> None:
 
 
 def _wait(node: SshNode, limit_s: float) -> None:
-    """Until it answers. Raises Unreachable."""
+    """Wait until a node answers. Raises Unreachable."""
     ends = time.monotonic() + limit_s
     while True:
         try:
@@ -163,7 +160,7 @@ def _wait(node: SshNode, limit_s: float) -> None:
 
 
 def _remark(sentence: str) -> None:
-    """Of what takes minutes, while it does."""
+    """Tell the user about work that takes minutes."""
     Output().remark(sentence)
 
 
@@ -172,7 +169,7 @@ def _identity(workspace: Workspace) -> Path:
 
 
 def _trust(workspace: Workspace, host: str, public: str) -> None:
-    """Its host key is known because it was made here."""
+    """Note the host key of a node as known; it was made on this machine."""
     path = workspace.own / "known_hosts"
     old = path.read_text().splitlines() if path.exists() else []
     kept = [line for line in old if line.split(" ")[0] != host]
@@ -201,10 +198,10 @@ def _check_room(cluster: Cluster) -> None:
         )
 
 
-def _machine(cluster: Cluster, workspace: Workspace, node: SshNode, made: Path) -> Machine:
+def _machine(cluster: Cluster, workspace: Workspace, node: SshNode, made: Path) -> PracticeMachine:
     entry = next(entry for entry in cluster.nodes if entry.name == node.name)
     public = _identity(workspace).with_suffix(".pub")
-    return Machine(
+    return PracticeMachine(
         cluster=cluster.name,
         name=node.name,
         address=node.host,
@@ -213,12 +210,17 @@ def _machine(cluster: Cluster, workspace: Workspace, node: SshNode, made: Path) 
         base=made,
         authorized=public.read_text().strip() if public.exists() else "",
         shared=cluster.storage.shared,
-        wheelhouse=cluster.environment.wheelhouse or str(wheelhouse.folder()),
+        wheelhouse=cluster.environment.wheelhouse or str(base.wheels_folder()),
         gpus=cluster.gpus.per_node if cluster.gpus and "worker" in entry.roles else 0,
         mbps=cluster.lan.mbps,
     )
 
 
-def _bare(cluster: Cluster, name: str) -> Machine:
-    """What is needed to remove a node, also one that the file no longer names."""
-    return Machine(cluster.name, name, "", 0, "", Path(), "")
+def _bare(cluster: Cluster, name: str) -> PracticeMachine:
+    """A practice node with only what its removal needs; the cluster file may no longer name it."""
+    return PracticeMachine(cluster.name, name, "", 0, "", Path(), "")
+
+
+PROVIDER = Provider(
+    "virtual", "it boots its nodes on this machine", nodes, locks=locks, bring_up=bring_up, warm=warm, down=down
+)

@@ -16,28 +16,29 @@ import torch.distributed as dist
 from fake_cuda.waits import Waits
 from shardlab.cell import Cell
 from shardlab.record import LineWriter
-from trainers import loop, menu, precision
+from trainers import dtypes, loop, menu
 from trainers.data.order import Order
-from trainers.instrument import Watch
+from trainers.instrument import RunInstruments
 from trainers.instruments.timing import clock_for
-from trainers.parallel.held import Held
-from trainers.ranks import Place, Ranks
-from trainers.workload import Task
+from trainers.parallel.mesh_model import MeshModel
+from trainers.rank import Rank
+from trainers.ranks import Ranks
+from trainers.task import Task
 
 
 def waits(cell: dict[str, Any], data: str) -> dict[str, int]:
     """How often rank 0's host waits for its GPU in the timed steps, by the source line that waits."""
     os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
     asked = msgspec.convert(cell, Cell)
-    ranks = Ranks(Place()) if asked.gpus == 1 else _rank_0_of(asked.gpus)
-    precision.set_tf32(asked.precision, ranks.device)
+    ranks = Ranks(Rank()) if asked.gpus == 1 else _rank_0_of(asked.gpus)
+    dtypes.set_tf32(asked.precision, ranks.device)
     task = menu.workload(asked.workload).build(asked, Path(data))
     order = Order(task.source.items, asked.global_batch_size, asked.seed)
     torch.manual_seed(asked.seed)
     engine = menu.strategy(asked.strategy).build(asked, task, ranks)
     step, passed = engine.forward_backward, 0
     with tempfile.TemporaryDirectory() as folder, LineWriter(Path(folder) / "steps.jsonl") as lines:
-        recorder, watch, found = loop.Recorder(lines, ()), Watch([], ranks.device), Waits(counting=False)
+        recorder, watch, found = loop.Recorder(lines, ()), RunInstruments([], ranks.device), Waits(counting=False)
 
         def counted(*args: Any) -> torch.Tensor:
             nonlocal passed
@@ -90,7 +91,7 @@ def one_rank_of(world: int, cell: dict[str, Any], data: str) -> dict[str, float]
 def one_stage_of(world: int, cell: dict[str, Any], data: str) -> dict[str, float]:
     """The same for the first stage of a pipeline, which makes no step: it would wait for the second stage."""
     asked, ranks, task, found = _before_building(world, cell, data)
-    stage = Held(asked, task, ranks, stages=world)
+    stage = MeshModel(asked, task, ranks, stages=world)
     return {**found, **_built(), "stages": len(stage.parts)}
 
 

@@ -38,14 +38,9 @@ def main() -> None:
 def _imports() -> None:
     """What ranks use, once for all of them."""
     os.environ["DS_ACCELERATOR"] = "cuda"
-    from trainers.tasks import vision_library
-
-    vision_library.load()
-    for name in ("fsdp", "pipelining", "tensor.parallel"):
-        importlib.import_module(f"torch.distributed.{name}")
-    for name in ("GPT2LMHeadModel", "ViTForImageClassification"):
-        getattr(importlib.import_module("transformers"), name)  # the library imports a model when it is named
-    importlib.import_module("trainers.loop")
+    for name in ("trainers.loop", "trainers.engines.fsdp2", "trainers.engines.pipeline", "trainers.engines.tensor",
+                 "trainers.tasks.gpt2", "trainers.tasks.vit"):  # fmt: skip
+        importlib.import_module(name)
 
 
 def _ranks(request: dict[str, Any]) -> dict[str, Any]:

@@ -9,18 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from shardlab.errors import InputError, WorkspaceError
-from trainers.data.images import ImageSet, not_staged
-from trainers.data.resize import resized
-from trainers.data.subset import Subset
-from trainers.workload import DataSource
+from trainers.data.data_sets import FOLDERS, DataSource, not_staged
+from trainers.data.images import ImageSet, Subset, resized
 
-if TYPE_CHECKING:
-    import numpy as np
-
-FOLDER = "cifar-10-batches-bin"
+FOLDER = FOLDERS["cifar10"]
 FILES = {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "validation": ("test_batch.bin",)}
 CLASSES, SIDE = 10, 32
 RECORD_BYTES = 1 + 3 * SIDE * SIDE
@@ -43,8 +39,6 @@ class Cifar10(ImageSet):
 
     def __init__(self, folder: Path, split: str, size: int) -> None:
         """Raises InputError, naming the file, for anything that is not whole records with labels below 10."""
-        import numpy as np
-
         records = np.concatenate([_records(folder / name, FILES[split]) for name in FILES[split]])
         self._size = size
         self._labels = records[:, 0]
@@ -57,16 +51,12 @@ class Cifar10(ImageSet):
         )
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        import numpy as np
-
         mean, std = (np.array(values, np.float32).reshape(3, 1, 1) for values in (MEAN, STD))
         scaled = (self._pixels[indices] * np.float32(1 / 255) - mean) / std
         return resized(scaled, self._size), self._labels[indices].astype(np.int64)
 
 
 def _records(path: Path, wanted: Sequence[str]) -> np.ndarray:
-    import numpy as np
-
     try:
         raw = np.fromfile(path, dtype=np.uint8)
     except FileNotFoundError:

@@ -16,14 +16,14 @@ import msgspec
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError, WorkspaceError
-from trainers.data.once import make_once
-from trainers.data.subset import draw
+from trainers.data.images import draw
+from trainers.data.made_once import make_once
 
 SCHEMA = 1
 SUFFIXES = (".jpeg", ".jpg")
 
 
-class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ListHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The header of a list: it has `images` images of a split, drawn from `found` images by `seed` if `seed` is not null."""
 
     schema: int
@@ -34,7 +34,7 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int | None
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class ImageEntry(msgspec.Struct, frozen=True, array_like=True):
     """An image: its path within the data set's folder, its class, and its file's SHA-256 in hexadecimal."""
 
     path: str
@@ -45,8 +45,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 class ImageList(msgspec.Struct, frozen=True):
     """A list as read, and the SHA-256 of its file, which covers the checksum of every image in the list."""
 
-    head: Head
-    entries: list[Entry]
+    head: ListHeader
+    entries: list[ImageEntry]
     sha256: str
 
 
@@ -66,7 +66,7 @@ def read(path: Path, split: str, subset: int | None) -> ImageList:
     with files.as_workspace_error("read the list of images"):
         lines = path.read_bytes().splitlines()
     try:
-        head = msgspec.json.decode(lines[0] if lines else b"", type=Head)
+        head = msgspec.json.decode(lines[0] if lines else b"", type=ListHeader)
     except DECODE_FAULTS as error:
         raise InputError(
             f"{path}:1: is not the header of an image list: {error}. Delete the file; the next run makes it again."
@@ -76,7 +76,7 @@ def read(path: Path, split: str, subset: int | None) -> ImageList:
             f"{path}: its first line does not match the lines after it, or the split and subset of this run. "
             "Delete the file; the next run makes it again."
         )
-    decoder = msgspec.json.Decoder(Entry)
+    decoder = msgspec.json.Decoder(ImageEntry)
     entries = []
     for number, line in enumerate(lines[1:], start=2):
         try:
@@ -119,10 +119,10 @@ def _make(root: Path, split: str, subset: int | None, seed: int, path: Path) -> 
     if not found:
         raise InputError(f"{root / split}: found no image. Allowed: CLASS/*.JPEG, as in the official archive.")
     chosen = found if subset is None else [found[i] for i in draw(len(found), subset, seed, str(root / split))]
-    head = Head(SCHEMA, split, len(names), len(found), len(chosen), None if subset is None else seed)
+    head = ListHeader(SCHEMA, split, len(names), len(found), len(chosen), None if subset is None else seed)
     with files.as_workspace_error("read the data set"), ThreadPoolExecutor(8) as threads:
         digests = threads.map(files.sha256, [root / name for name, _ in chosen])
-        entries = [Entry(name, label, digest) for (name, label), digest in zip(chosen, digests, strict=True)]
+        entries = [ImageEntry(name, label, digest) for (name, label), digest in zip(chosen, digests, strict=True)]
     files.write_atomic(path, b"".join(msgspec.json.encode(line) + b"\n" for line in [head, *entries]))
 
 

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 from shardlab.errors import InputError, UnknownName
 from trainers.data import cifar10, imagenet, mnist, synthetic_images
+from trainers.data.data_sets import IMAGES, SPLITS
 
 if TYPE_CHECKING:
     from trainers.data.images import ImageSet
-
-NAMES = ("cifar10", "mnist", "imagenet", "synthetic")
-SPLITS = ("train", "validation")
 
 
 def open_images(
@@ -25,8 +23,8 @@ def open_images(
     images. The validation split is always whole. Raises InputError if the files are missing or damaged, or if the set has
     fewer images than `subset`, and WorkspaceError.
     """
-    if name not in NAMES:
-        raise UnknownName("data set", name, NAMES)
+    if name not in IMAGES:
+        raise UnknownName("data set", name, IMAGES)
     if split not in SPLITS:
         raise UnknownName("split", split, SPLITS)
     if size < 1 or (subset is not None and subset < 1):

@@ -12,17 +12,16 @@ import io
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
 
 from shardlab.errors import InputError, WorkspaceError
-from trainers.data import image_list
-from trainers.data.images import ImageSet, not_staged
-from trainers.workload import DataSource
+from trainers.data import data_sets, image_list
+from trainers.data.data_sets import DataSource, not_staged
+from trainers.data.images import ImageSet
 
-if TYPE_CHECKING:
-    import numpy as np
-
-FOLDER = "imagenet"
+FOLDER = data_sets.FOLDERS["imagenet"]
 FOLDERS = {"train": "train", "validation": "val"}
 MARGIN = 256 / 224  # the shorter side's length over that of the square cut from it
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # per channel of the official training set, pixels in 0..1
@@ -53,8 +52,6 @@ class ImageFolders(ImageSet):
         self._pool: ThreadPoolExecutor | None = None
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        import numpy as np
-
         entries = [self._entries[int(index)] for index in indices]
         images = np.empty((len(entries), 3, self._size, self._size), np.float32)
         if self._pool is None:  # at the first read, in the process that reads: a fork would inherit a pool without threads
@@ -63,7 +60,7 @@ class ImageFolders(ImageSet):
             pass  # an exception of a thread comes out here
         return images, np.array([entry.label for entry in entries], np.int64)
 
-    def _fill(self, image: np.ndarray, entry: image_list.Entry) -> None:
+    def _fill(self, image: np.ndarray, entry: image_list.ImageEntry) -> None:
         path = self._root / entry.path
         try:
             content = path.read_bytes()
@@ -76,9 +73,6 @@ class ImageFolders(ImageSet):
 
 def decode(content: bytes, path: Path, size: int, image: np.ndarray) -> None:
     """Fill `image`, (3, size, size) in float32, from the bytes of a file. Raises InputError, naming `path`."""
-    import numpy as np
-    from PIL import Image
-
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as opened:  # a few official .JPEG files are PNG
             if opened.width * opened.height > MOST_PIXELS:

@@ -1,17 +1,19 @@
-"""The interface of a reader of labelled images, independent of the file format."""
+"""The interface of a reader of labelled images, and what readers share: subsets and resizing."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
 
 from shardlab.errors import InputError
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from trainers.workload import DataSource
+    from trainers.data.data_sets import DataSource
 
 
 class ImageSet(ABC):
@@ -29,10 +31,51 @@ class ImageSet(ABC):
         """
 
 
-def not_staged(name: str, missing: Path) -> InputError:
-    """The error if the files of a data set are missing. They are never replaced by other data without being asked."""
-    return InputError(
-        f"{missing}: not found, so the data set {name} cannot be read. To let `provision` stage it, write "
-        f"`data: {{sets: [{{name: {name}, archive: PATH_OR_URL}}]}}` into cluster.yaml (docs/data.md). "
-        f"Allowed without any file: the data set synthetic."
-    )
+def draw(items: int, subset: int, seed: int, name: str) -> np.ndarray:
+    """The indices of `subset` of `items` items, ascending, (subset,) in int64. Raises InputError if there are too few."""
+    if subset > items:
+        raise InputError(f"subset: found {subset}, but {name} has {items} images. Allowed: at most {items}.")
+    # Raw numbers: NumPy guarantees their stream in all its versions, but not the result of `permutation`.
+    numbers = np.random.Philox(key=np.array([seed, 0], np.uint64)).random_raw(items)
+    return np.sort(np.argsort(numbers, kind="stable")[:subset])
+
+
+class Subset(ImageSet):
+    """Some images of another set. The checksum is computed from the checksum of the set and the indices of the images."""
+
+    def __init__(self, whole: ImageSet, subset: int, seed: int) -> None:
+        """Raises InputError where the set has fewer images."""
+        self._whole = whole
+        self._chosen = draw(whole.source.items, subset, seed, whole.source.name)
+        self.classes = whole.classes
+        digest = hashlib.sha256(bytes.fromhex(whole.source.sha256) + self._chosen.astype("<i8").tobytes())
+        self.source = msgspec.structs.replace(
+            whole.source,
+            name=f"{whole.source.name}, {subset} images by seed {seed}",
+            sha256=digest.hexdigest(),
+            items=subset,
+        )
+
+    def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self._whole.read(self._chosen[indices])
+
+
+def resized(images: np.ndarray, size: int) -> np.ndarray:
+    """Bilinear, (n, c, h, w) to (n, c, size, size) in float32, as Pillow's BILINEAR: shrinking averages over what it spans."""
+    height, width = images.shape[-2:]
+    images = images.astype(np.float32, copy=False)
+    if (height, width) == (size, size):
+        return images
+    result: np.ndarray = _weights(height, size) @ images @ _weights(width, size).T
+    return result
+
+
+@functools.cache
+def _weights(source: int, target: int) -> np.ndarray:
+    """Each of `target` pixels as a mean of `source` pixels, (target, source): a triangle about its centre."""
+    scale = source / target
+    centres = (np.arange(target) + 0.5) * scale
+    distance = np.abs(np.arange(source) + 0.5 - centres[:, None]) / max(scale, 1.0)
+    triangle = np.maximum(0.0, 1.0 - distance)
+    weights: np.ndarray = (triangle / triangle.sum(axis=1, keepdims=True)).astype(np.float32)
+    return weights

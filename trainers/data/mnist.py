@@ -13,18 +13,15 @@ import hashlib
 import struct
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO, cast
+
+import numpy as np
 
 from shardlab.errors import InputError, WorkspaceError
-from trainers.data.images import ImageSet, not_staged
-from trainers.data.resize import resized
-from trainers.data.subset import Subset
-from trainers.workload import DataSource
+from trainers.data.data_sets import FOLDERS, DataSource, not_staged
+from trainers.data.images import ImageSet, Subset, resized
 
-if TYPE_CHECKING:
-    import numpy as np
-
-FOLDER = "mnist"
+FOLDER = FOLDERS["mnist"]
 FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "validation": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -51,8 +48,6 @@ class Mnist(ImageSet):
 
     def __init__(self, folder: Path, split: str, size: int) -> None:
         """Raises InputError, naming the file, for anything that is not whole images with as many labels below 10."""
-        import numpy as np
-
         images_file, labels_file = (_present(folder, name) for name in FILES[split])
         self._planes, self._labels = read_idx(images_file, 3), read_idx(labels_file, 1)
         if self._planes.shape[1:] != (SIDE, SIDE):
@@ -75,8 +70,6 @@ class Mnist(ImageSet):
         )
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        import numpy as np
-
         planes = self._planes[indices, None]
         if self._size != SIDE:
             planes = np.pad(planes, ((0, 0), (0, 0), (FRAME, FRAME), (FRAME, FRAME)))
@@ -86,8 +79,6 @@ class Mnist(ImageSet):
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """An IDX file of unsigned bytes as an array of so many dimensions. Raises InputError, before it allocates."""
-    import numpy as np
-
     try:
         with _unpacked(path) as handle:
             header = handle.read(4 + 4 * dimensions)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardlab.errors import InputError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from shardlab.cell import Cell
 
 WARMUP, TIMED, PROOF = 0, 1, 2  # each phase has its own permutations, so that timed epochs are whole passes over the data
@@ -66,8 +66,6 @@ class Order:
         return divmod(step, self.steps_per_epoch if phase == TIMED else self._whole)
 
     def _permutation(self, phase: int, epoch: int) -> np.ndarray:
-        import numpy as np
-
         key = (phase, epoch)
         if self._current is None or self._current[0] != key:
             self._current = (key, np.random.default_rng([self._seed, *key]).permutation(self._items))

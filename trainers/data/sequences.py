@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
-    from trainers.workload import DataSource
+if TYPE_CHECKING:
+    from trainers.data.data_sets import DataSource
 
 VALIDATION = 10  # one sequence of so many, the last ones
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from shardlab.errors import InputError
+from trainers.data.data_sets import DataSource
 from trainers.data.images import ImageSet
-from trainers.workload import DataSource
-
-if TYPE_CHECKING:
-    import numpy as np
 
 CLASSES, ITEMS = 10, {"train": 2_000, "validation": 500}
 SEED, VERSION = 10, 1  # another rule gets another version, so that no two rules share a checksum
@@ -23,8 +21,6 @@ class SyntheticImages(ImageSet):
 
     def __init__(self, split: str, size: int, classes: int, items: int | None) -> None:
         """items: how many images the split has; None: 2,000 to train on, 500 to validate. Raises InputError."""
-        import numpy as np
-
         if classes < 2:
             raise InputError(f"classes: found {classes}. Allowed: at least 2, or there is nothing to learn.")
         self.classes, self._size = classes, size
@@ -43,8 +39,6 @@ class SyntheticImages(ImageSet):
         )
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        import numpy as np
-
         size = self._size
         values = 3 * size * size
         labels = np.empty(len(indices), np.int64)

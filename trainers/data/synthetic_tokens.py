@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from shardlab.errors import InputError
+from trainers.data.data_sets import DataSource
 from trainers.data.sequences import TokenSet, part
-from trainers.workload import DataSource
-
-if TYPE_CHECKING:
-    import numpy as np
 
 VOCABULARY, SEQUENCES = 256, 10_000
 SEED, VERSION = 10, 1  # another rule gets another version, so that no two rules share a checksum
@@ -27,8 +25,6 @@ class SyntheticTokens(TokenSet):
 
     def __init__(self, split: str, seq_len: int, vocabulary: int) -> None:
         """Raises InputError."""
-        import numpy as np
-
         if vocabulary < 2:
             raise InputError(f"vocabulary: found {vocabulary}. Allowed: at least 2, or there is nothing to learn.")
         self.vocabulary = vocabulary
@@ -48,8 +44,6 @@ class SyntheticTokens(TokenSet):
         )
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        import numpy as np
-
         length = len(self._factors)
         drawn = np.empty((len(indices), length), np.uint64)
         for row, index in enumerate(indices):

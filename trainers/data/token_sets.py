@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import platform
+import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from shardlab.errors import InputError, UnknownName
-from trainers.data import stdlib_text
+from trainers.data import tokens
+from trainers.data.data_sets import SPLITS, TOKENS, DataSource, no_such_file, path_of
+from trainers.data.made_once import make_once
 from trainers.data.sequences import VALIDATION, TokenSet, part
 from trainers.data.synthetic_tokens import VOCABULARY, SyntheticTokens
 from trainers.data.tokens import TokenFile
-from trainers.workload import DataSource
 
-if TYPE_CHECKING:
-    import numpy as np
-
-NAMES = ("stdlib-text", "synthetic", "tokens")
-SPLITS = ("train", "validation")
+MOST_BYTES = 8 * 2**20  # of the standard library's text
+BYTES = 256  # the vocabulary of a text whose tokens are its bytes
+LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}  # folders of the standard library
 
 
 def open_tokens(
@@ -28,25 +30,16 @@ def open_tokens(
     `tokens`, a file that `python -m trainers tokenize` wrote, relative to the data path or absolute. Raises InputError if the
     file is missing or damaged, or has too large tokens or too few tokens, and WorkspaceError.
     """
-    if name not in NAMES:
-        raise UnknownName("data set", name, NAMES)
+    if name not in TOKENS:
+        raise UnknownName("data set", name, TOKENS)
     if split not in SPLITS:
         raise UnknownName("split", split, SPLITS)
     if (name == "tokens") != (tokens_file is not None):
         raise InputError(f"tokens_file: found {tokens_file!r} with the data set {name}. Allowed: a path, only with tokens.")
     if name == "synthetic":
         return SyntheticTokens(split, seq_len, vocabulary or VOCABULARY)
-    path = stdlib_text.ready(data_path) if tokens_file is None else path_of(tokens_file, data_path)
+    path = stdlib_text(data_path) if tokens_file is None else path_of(tokens_file, data_path)
     return FileTokens(path, split, seq_len, vocabulary)
-
-
-def path_of(tokens_file: str, data_path: Path) -> Path:
-    """The token file that a cell names: within the data path, unless the name is absolute."""
-    return data_path / Path(tokens_file).expanduser()
-
-
-def no_such_file(path: Path) -> InputError:
-    return InputError(f"{path}: no such file. `python -m trainers tokenize TEXT --out {path}` makes it from a text file.")
 
 
 class FileTokens(TokenSet):
@@ -68,3 +61,33 @@ class FileTokens(TokenSet):
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         return self._file.sample(self._first + indices, self._seq_len)
+
+
+def stdlib_text(data_path: Path) -> Path:
+    """The path of a token file with the source code of Python's standard library, which needs no download.
+
+    The file is written into the data folder if it does not exist. Raises WorkspaceError.
+
+    Python's version is part of the name: another version has another text.
+    """
+    path = data_path / f"stdlib-text-{platform.python_version()}.tokens"
+    make_once(path, _make)
+    return path
+
+
+def sources(library: Path) -> list[Path]:
+    """The library's .py files, sorted by path, without tests and without installed packages."""
+    found = (path.relative_to(library) for path in library.rglob("*.py"))
+    return [library / path for path in sorted(found, key=Path.as_posix) if not LEFT_OUT.intersection(path.parts)]
+
+
+def _make(path: Path) -> None:
+    library = Path(sysconfig.get_path("stdlib"))
+    text = bytearray()
+    for source in sources(library):
+        if len(text) >= MOST_BYTES:
+            break
+        text += source.read_bytes()
+    if not text:
+        raise InputError(f"{library}: has no Python source to train on; this Python was installed without .py files.")
+    tokens.write(path, [np.frombuffer(text[:MOST_BYTES], dtype=np.uint8)], BYTES)

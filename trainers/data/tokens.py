@@ -20,13 +20,11 @@ import hashlib
 import struct
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from shardlab import files
 from shardlab.errors import InputError, WorkspaceError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 MAGIC = b"SHLTOKEN"
 VERSION = 1
@@ -39,8 +37,6 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         """Raises InputError, naming the file, for anything that is not a whole token file."""
-        import numpy as np
-
         width, count, self.vocabulary, digest = _header(path)
         self.sha256 = digest.hex()
         self.tokens: np.ndarray = np.memmap(path, dtype=DTYPES[width], mode="r", offset=HEADER.size, shape=(count,))
@@ -55,8 +51,6 @@ class TokenFile:
 
     def sample(self, indices: np.ndarray, seq_len: int) -> np.ndarray:
         """The samples with these indices, (n, seq_len + 1) in int64."""
-        import numpy as np
-
         offsets = indices[:, None] * seq_len + np.arange(seq_len + 1)
         return self.tokens[offsets].astype(np.int64)
 

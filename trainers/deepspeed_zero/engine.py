@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import deepspeed
+import torch
+from deepspeed.git_version_info import installed_ops
+from deepspeed.utils import safe_get_full_grad, safe_set_full_fp32_param, safe_set_local_fp32_param
+from torch import nn
+
 from shardlab.cell import Cell
-from trainers import activation_checkpointing, precision, switches
+from trainers import activation_checkpointing, dtypes, model_options, precision
+from trainers.checkpointing import state_parts
 from trainers.communication import Term
-from trainers.deepspeed_zero import deepspeed_config, sharded_build
-from trainers.deepspeed_zero.order_of_use import order_of_use
-from trainers.precision import dtype_name
+from trainers.deepspeed_zero import deepspeed_config, gather_state, sharded_build, zero_state
+from trainers.deepspeed_zero.parameter_order import order_of_use
+from trainers.dtypes import dtype_name
 from trainers.replicated import ReplicatedEngine
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
+    from trainers.checkpointing.state_parts import State
     from trainers.deferred_init import Deferred
     from trainers.ranks import Ranks
-    from trainers.saving.state_parts import State
-    from trainers.workload import Task
+    from trainers.task import Task
 
 FLAGS = 8  # bytes of the gradient's norm and of the sign that a number overflowed, once a step
 
@@ -37,13 +41,13 @@ class ZeroEngine(ReplicatedEngine):
         self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, stage: int, deferred: Deferred | None = None
     ) -> None:
         """deferred: fills the model, which is on the meta device then; only for stage 3. Else the model is in host memory."""
-        deepspeed = _deepspeed(ranks)
+        _set_up(ranks)
         self.stage = stage
         divisible = 2 * ranks.world_size  # ZeRO++ does not quantise parameters whose size this number does not divide
         self._matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1 and p.numel() % divisible == 0)
         elements = [p.numel() for p in model.parameters() if p.requires_grad]
         self.config = deepspeed_config.make(cell, stage, elements=sum(elements), pin_memory=ranks.device.type == "cuda")
-        low = precision.cast_dtype(cell.precision)
+        low = dtypes.cast_dtype(cell.precision)
         if deferred is not None:
             blocks = activation_checkpointing.units(task, model)
             drawn = sharded_build.shard(model, deferred, blocks, ranks, self.config, low)
@@ -51,7 +55,7 @@ class ZeroEngine(ReplicatedEngine):
             # DeepSpeed moves its part of the model to the device, in stage 3 one parameter at a time. `drawn` keeps the fp32
             # weights without a copy, because casting the model allocates new memory for each parameter.
             drawn = {name: p.detach() for name, p in model.named_parameters()} if low else {}
-            model.to(low or precision.weight_dtype(cell.precision))
+            model.to(low or dtypes.weight_dtype(cell.precision))
         super().__init__(cell, task, ranks, model)
         self.scaler = None  # DeepSpeed has its own
         # Each parameter's elements, and which parameter a pass needs when. Parameters that are sharded have no size themselves.
@@ -65,8 +69,6 @@ class ZeroEngine(ReplicatedEngine):
 
         whole: whether `drawn` has whole parameters, else this rank's parts of them.
         """
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
-
         own = self._own_weights()
         for name, parameter in self.model.module.named_parameters():
             if name in drawn and self.stage == 3:
@@ -98,8 +100,6 @@ class ZeroEngine(ReplicatedEngine):
         self.model.step()
 
     def gradient_norm(self) -> float:
-        import torch
-
         parameters = self.model.module.parameters()
         squares = [gradient.float().square().sum() for gradient in self._whole(parameters, gradients=True)]
         return float(torch.stack(squares).sum().sqrt()) / (self._scaling().cur_scale if self.cell.precision == "fp16" else 1.0)
@@ -117,17 +117,14 @@ class ZeroEngine(ReplicatedEngine):
         names, parameters = zip(*self.model.module.named_parameters(), strict=True)
         whole = self._whole(parameters, gradients=False)
         return {
-            switches.plain_name(name): found.detach().float().cpu().clone() for name, found in zip(names, whole, strict=True)
+            model_options.plain_name(name): found.detach().float().cpu().clone()
+            for name, found in zip(names, whole, strict=True)
         }
 
     def _whole(self, parameters: Iterable[nn.Parameter], *, gradients: bool) -> Iterable[torch.Tensor]:
         """Each parameter's weight or gradient, whole on every rank."""
         if self.stage:
-            from trainers.deepspeed_zero import put_together
-
-            return put_together.whole(parameters, gradients=gradients)
-        from deepspeed.utils import safe_get_full_grad
-
+            return gather_state.whole(parameters, gradients=gradients)
         own = {} if gradients else self._own_weights()
         return (safe_get_full_grad(p) if gradients else own.get(p, p) for p in parameters)
 
@@ -147,19 +144,12 @@ class ZeroEngine(ReplicatedEngine):
         return found
 
     def state(self) -> State:
-        from trainers.deepspeed_zero import zero_state
-        from trainers.saving import state_parts
-
         return {**zero_state.parts(self.model, self.optimizer, self._sizes), **state_parts.of_buffers(self.model.module)}
 
     def make_room(self, numbers: dict[str, float]) -> None:
-        from trainers.deepspeed_zero import zero_state
-
         zero_state.make_room(self.model, self.optimizer)
 
     def restored(self, numbers: dict[str, float]) -> None:
-        from trainers.deepspeed_zero import zero_state
-
         zero_state.restored(self.model)
 
     def parameters(self) -> int:
@@ -262,13 +252,16 @@ class ZeroEngine(ReplicatedEngine):
         return read
 
 
-def _deepspeed(ranks: Ranks) -> Any:
-    """DeepSpeed on this rank's device, over the process group that the rank has joined already."""
-    os.environ["DS_ACCELERATOR"] = ranks.device.type  # it would guess, aloud
-    # DeepSpeed requires LOCAL_RANK even for one process, and uses it as the index of the GPU.
-    os.environ["LOCAL_RANK"] = str(ranks.local_rank if ranks.device.index is None else ranks.device.index)
-    import deepspeed
+def has_quantiser() -> bool:
+    """Whether DeepSpeed was installed with its compiled quantiser, or can compile it at first use (needs nvcc)."""
+    from torch.utils import cpp_extension  # with setuptools, which no other run needs
 
+    toolkit = cpp_extension.CUDA_HOME
+    return bool(installed_ops.get("quantizer")) or (toolkit is not None and (Path(toolkit) / "bin" / "nvcc").exists())
+
+
+def _set_up(ranks: Ranks) -> None:
+    """Let DeepSpeed use this rank's device and the process group that the rank has joined already."""
     if ranks.device.type == "cuda":
         from deepspeed.accelerator import cuda_accelerator
 
@@ -278,4 +271,3 @@ def _deepspeed(ranks: Ranks) -> Any:
         # It would compile an operation that only inference uses, for a minute, on the first start.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=ranks.backend, auto_mpi_discovery=False)
-    return deepspeed

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+import deepspeed
+import torch
+from torch import nn
+from torch.nn.functional import pad
 
+if TYPE_CHECKING:
     from trainers.deferred_init import Deferred
     from trainers.ranks import Ranks
 
@@ -26,8 +28,6 @@ def shard(
     computed: the dtype to which the weights are cast, or None. Returns this rank's parts of the fp32 weights by name, in host
     memory; none if `computed` is None. A collective: all ranks call it.
     """
-    import deepspeed
-
     parts: dict[str, torch.Tensor] = {}
     init: Any = None
     for module in (*blocks, model):
@@ -46,7 +46,5 @@ def shard(
 
 def part_of(whole: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
     """The elements of a parameter that ZeRO-3 gives to a rank, 1-dim; DeepSpeed pads parameters to a multiple of the ranks."""
-    from torch.nn.functional import pad
-
     flat = whole.flatten()
     return pad(flat, (0, -flat.numel() % ranks)).chunk(ranks)[rank]

@@ -13,14 +13,14 @@ import torch
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 
-from trainers import switches
-from trainers.saving import state_parts
-from trainers.saving.state_parts import State
+from trainers import model_options
+from trainers.checkpointing import state_parts
+from trainers.checkpointing.state_parts import State
 
 
 def parts(engine: Any, inner: torch.optim.Optimizer, sizes: dict[int, int]) -> State:
     """This rank's fp32 weights and optimizer state. inner: torch's optimizer. sizes: elements of a parameter, by its id."""
-    outer, named = engine.optimizer, [(switches.plain_name(name), p) for name, p in engine.module.named_parameters()]
+    outer, named = engine.optimizer, [(model_options.plain_name(name), p) for name, p in engine.module.named_parameters()]
     if outer is inner:
         return state_parts.of_parameters(named, inner)
     if isinstance(outer, FP16_UnfusedOptimizer):

@@ -23,19 +23,25 @@ LONGEST_LINE = 4 * 2**20  # bytes; an environment is at most 2 MiB on Linux
 
 
 def socket_path() -> Path:
-    """The socket of the warm parent for this interpreter, these packages and this source. Raises InputError, ShardlabError.
+    """The socket of the warm parent for this interpreter, these packages and this source. Raises InputError, ShardlabError."""
+    path = folder() / f"{key()}.sock"
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise InputError(f"{path}: too long for a socket: at most {LONGEST_PATH} bytes. Set XDG_RUNTIME_DIR to a shorter path.")
+    return path
 
-    A change of any of them changes the name of the socket, so that no run uses other code than the code on disk.
+
+def key() -> str:
+    """A digest of this interpreter, these packages and this source, by which the socket is named.
+
+    A change of any of them changes the name of the socket, so that no run uses other code than the code on disk. The place of
+    the source does not count: runs of several workspaces, each with its own copy of the source, use one warm parent.
     """
-    seen = hashlib.sha256(json.dumps([str(SOURCE), sys.executable, sys.version, host.packages()]).encode())
+    seen = hashlib.sha256(json.dumps([sys.executable, sys.version, host.packages()]).encode())
     for package in ("shardlab", "trainers"):
         for path in sorted((SOURCE / package).rglob("*.py")):
             content = path.read_bytes()
             seen.update(f"{path.relative_to(SOURCE)} {len(content)}\n".encode() + content)
-    path = folder() / f"{seen.hexdigest()[:16]}.sock"
-    if len(os.fsencode(path)) > LONGEST_PATH:
-        raise InputError(f"{path}: too long for a socket: at most {LONGEST_PATH} bytes. Set XDG_RUNTIME_DIR to a shorter path.")
-    return path
+    return seen.hexdigest()[:16]
 
 
 def folder() -> Path:

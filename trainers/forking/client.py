@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+from shardlab.command_start import INTERRUPTED
 from shardlab.errors import ShardlabError
 from shardlab.rundir import RunDir
-from shardlab.start import INTERRUPTED
 from trainers.forking import address
 
 START_LIMIT_S = 300  # for importing torch and transformers from a cold, slow disk

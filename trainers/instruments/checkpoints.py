@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
+import torch.distributed as dist
 
-from shardlab import checkpoint, files, pauses
-from shardlab.checkpoint import Manifest
+from shardlab import checkpoint, files, suspension
+from shardlab.checkpoint import CheckpointManifest
 from shardlab.errors import InputError
 from shardlab.record import SCHEMA, StepRecord
 from shardlab.run import SAVE_AT, Run
 from shardlab.rundir import RunDir
 from trainers import menu
-from trainers.instrument import Instrument
+from trainers.checkpointing.saver import Saver
+from trainers.instrument import Instrument, TrainTime
 
 if TYPE_CHECKING:
-    import torch
-    import torch.distributed as dist
-
-    from shardlab.cell import Checkpoints as Asked
-    from trainers.ranks import Company, Ranks
-    from trainers.strategy import Engine
+    from shardlab.cell import CheckpointSettings as Asked
+    from trainers.engine import Saved
+    from trainers.ranks import Peers, Ranks
 
 
 NOTED_S = 1.0  # in so long the supervisor, which wakes when this rank does, has noted that the run stood still
@@ -37,18 +37,17 @@ class OutOfTime(Exception):
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """The point at which a run resumes: number of timed steps before it, their time, and their records on this rank.
+    """The point at which a run resumes: number of timed steps before it, and their records on this rank.
 
-    If the steps are from the checkpoint of another cell, there are no records, and the time is 0.
+    If the steps are from the checkpoint of another cell, there are no records.
     """
 
     step: int
-    train_time_s: float
     records: Sequence[StepRecord]
 
 
 class Checkpoints(Instrument):
-    """Saves between steps. Before the end of each step, the loop sets `train_time_s`, the time of all steps so far.
+    """Saves between steps.
 
     After SIGUSR1 or SIGTERM to any rank, or at the time in SHARDLAB_SAVE_AT, all ranks save and end after the same step. They
     agree on the step by an all-reduce that starts after one step and is read after the next step, so that no rank waits for
@@ -58,12 +57,16 @@ class Checkpoints(Instrument):
     name = "checkpoints"
 
     def __init__(
-        self, asked: Asked, engine: Engine, run: Run, run_dir: RunDir, ranks: Ranks, company: Company, steps_per_epoch: int
+        self,
+        asked: Asked,
+        engine: Saved,
+        run: Run,
+        run_dir: RunDir,
+        ranks: Ranks,
+        company: Peers,
+        steps_per_epoch: int,
+        train_time: TrainTime,
     ) -> None:
-        import torch.distributed as dist
-
-        from trainers.saving.saver import Saver
-
         self._asked, self._engine, self._run, self._run_dir = asked, engine, run, run_dir
         self._rank, self._company, self._world = ranks.rank, company, run.cell.gpus
         self._every = asked.every(steps_per_epoch)
@@ -72,7 +75,7 @@ class Checkpoints(Instrument):
         group = dist.new_group(list(range(self._world)), backend="gloo", use_local_synchronization=apart)
         assert group is not None
         self._group, self._saver = group, Saver(engine, ranks.rank, self._world, ranks.device, group)
-        self.train_time_s = 0.0
+        self._train_time = train_time
         self._saved_step, self._saves, self._bytes, self._save_s, self._agreeing_s = 0, 0, 0, 0.0, 0.0
         self._why = ""  # of the end that this rank knows of
         self._asking: tuple[torch.Tensor, dist.Work] | None = None
@@ -100,7 +103,7 @@ class Checkpoints(Instrument):
                 if why is not None:
                     self._event("checkpoint_passed_over", why=why)
                 continue
-            assert isinstance(manifest, Manifest)
+            assert isinstance(manifest, CheckpointManifest)
             ours = manifest.cell_hash == self._run.cell_hash
             records = _records(run, self._rank, manifest.step) if ours else []
             files.make_folder(self._run_dir.steps_file(self._rank).parent)
@@ -109,16 +112,17 @@ class Checkpoints(Instrument):
             self._saver.load(path, manifest)
             self._company.barrier()
             if self._rank == 0:
-                for begin, end in pauses.of(run.events()) if ours and run is not self._run_dir else ():
-                    self._event(pauses.EVENT, seconds=end - begin, ended_s=end)  # as they are in the records and times
+                for begin, end in suspension.of(run.events()) if ours and run is not self._run_dir else ():
+                    self._event(suspension.EVENT, seconds=end - begin, ended_s=end)  # as they are in the records and times
                 self._event("resumed", step=manifest.step, run=run.run_id)
             self._saved_step = manifest.step if run is self._run_dir else 0
-            return Resumed(manifest.step, manifest.train_time_s if ours else 0.0, records)
+            self._train_time.before_s = manifest.train_time_s if ours else 0.0
+            return Resumed(manifest.step, records)
         if self._run_dir.steps(self._rank).records:
             raise InputError(f"{self._run_dir.path}: has records, but no usable checkpoint to resume from; see its events.")
         return None
 
-    def _damage(self, path: Path, manifest: Manifest, run: RunDir) -> str | None:
+    def _damage(self, path: Path, manifest: CheckpointManifest, run: RunDir) -> str | None:
         """Why a run cannot resume from the checkpoint, or None. Each rank checks its share of the files and its own records."""
         if manifest.cell_hash == self._run.cell_hash:
             timed = [record.step for record in _records(run, self._rank, manifest.step) if not record.warmup]
@@ -134,13 +138,13 @@ class Checkpoints(Instrument):
         return step % self._every == 0
 
     def after(self, step: int) -> None:
-        started = time.perf_counter()
+        started, train_time_s = time.perf_counter(), self._train_time.seconds()
         if self._rank == 0:
             checkpoint.begin(self._run_dir.path, step)
         self._company.barrier()
         found, size = self._saver.save(checkpoint.growing_path(self._run_dir.path, step), self._asked.layout)
         if self._rank == 0:
-            manifest = Manifest(
+            manifest = CheckpointManifest(
                 schema=SCHEMA,
                 step=step,
                 world=self._world,
@@ -148,7 +152,7 @@ class Checkpoints(Instrument):
                 strategy=self._run.cell.strategy,
                 tp=self._run.cell.tp,
                 cell_hash=self._run.cell_hash,
-                train_time_s=self.train_time_s,
+                train_time_s=train_time_s,
                 numbers=self._engine.numbers(),
                 files=found,
             )
@@ -171,16 +175,13 @@ class Checkpoints(Instrument):
         since_s, self._asked_s = time.monotonic() - self._asked_s, time.monotonic()
         if time.time() < self._save_at:
             return False
-        if since_s > pauses.LEAST_S:  # it may have stood still since
+        if since_s > suspension.LEAST_S:  # it may have stood still since
             time.sleep(NOTED_S)
-        own = [pause for pause in pauses.of(self._run_dir.events()) if pause[1] > self._began_s]
-        self._save_at = self._save_first + pauses.total_s(own)
+        own = [pause for pause in suspension.of(self._run_dir.events()) if pause[1] > self._began_s]
+        self._save_at = self._save_first + suspension.total_s(own)
         return time.time() >= self._save_at
 
     def _agreement(self) -> bool:
-        import torch
-        import torch.distributed as dist
-
         told = False
         if self._asking is not None:
             sign, work = self._asking

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psutil
+import torch
+from torch.cuda.nccl import version as nccl_version
 
 from shardlab import files, host
 
@@ -35,9 +38,6 @@ def write(path: Path, ranks: Ranks) -> None:
 
 
 def _torch(ranks: Ranks) -> dict[str, Any]:
-    import torch
-    from torch.cuda.nccl import version as nccl_version
-
     cuda = ranks.device.type == "cuda"
     return {
         "version": str(torch.__version__),
@@ -51,8 +51,6 @@ def _torch(ranks: Ranks) -> dict[str, Any]:
 
 def _interfaces() -> dict[str, int]:
     """The number of TCP connections of this process on each network interface, without those to the rendezvous."""
-    import psutil
-
     names = {entry.address: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
     meeting = int(os.environ.get("MASTER_PORT", "0"))
     found: Counter[str] = Counter()

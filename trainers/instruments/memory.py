@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
+import psutil
+import torch
 
 
 class MemoryMeter:
     """`start` before a step, `read` after it; neither waits for the device, as the allocator lives on the host."""
 
     def __init__(self, device: torch.device) -> None:
-        import psutil
-
         self._device = device
         self._process = psutil.Process()
 
     def start(self) -> None:
-        import torch
-
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def read(self) -> dict[str, int]:
         """Bytes: rss (resident memory now); on a GPU also allocated and reserved (peaks since `start`)."""
-        import torch
-
         found = {"rss": int(self._process.memory_info().rss)}
         if self._device.type == "cuda":
             found["allocated"] = torch.cuda.max_memory_allocated(self._device)

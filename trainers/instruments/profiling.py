@@ -14,7 +14,7 @@ from trainers.instrument import Instrument
 
 if TYPE_CHECKING:
     from shardlab.cell import Profile
-    from trainers.ranks import Company, Ranks
+    from trainers.ranks import Peers, Ranks
 
 
 class Profiler(Instrument):
@@ -22,7 +22,7 @@ class Profiler(Instrument):
 
     name = "profile"
 
-    def __init__(self, profile: Profile, path: Path, ranks: Ranks, company: Company) -> None:
+    def __init__(self, profile: Profile, path: Path, ranks: Ranks, company: Peers) -> None:
         self._profile, self._path, self._company = profile, path, company
         self._last = profile.first_step + profile.steps - 1
         self._here = ranks.rank in profile.ranks

@@ -14,7 +14,7 @@ from trainers.instrument import Instrument
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainers.ranks import Company, Ranks
+    from trainers.ranks import Peers, Ranks
 
 SCHEMA = 1
 ENTRIES = 200_000  # of history; a step of a large model makes some ten thousand
@@ -25,7 +25,7 @@ class MemorySnapshot(Instrument):
 
     name = "memory"
 
-    def __init__(self, path: Path, step: int, ranks: Ranks, company: Company) -> None:
+    def __init__(self, path: Path, step: int, ranks: Ranks, company: Peers) -> None:
         self._path, self._step, self._ranks, self._company = path, step, ranks, company
 
     def watches(self, step: int) -> bool:

@@ -17,7 +17,7 @@ from trainers import cast_weights
 FORWARD, BACKWARD, OUTSIDE = PHASES = ("forward", "backward", "outside")
 
 
-class Storage:
+class TensorStorage:
     """A piece of memory that one or more tensors share.
 
     nbytes: its present size. as_weight: an operator used it as an nn.Parameter or as a 16-bit copy of a weight. saved: made
@@ -32,7 +32,7 @@ class Storage:
         self.as_weight = self.saved = self.stays = False
 
 
-class Change(NamedTuple):
+class StorageChange(NamedTuple):
     """At t_s (seconds since the step began), in a phase, a storage grew by so many bytes, or shrank (negative)."""
 
     t_s: float
@@ -55,11 +55,11 @@ class StorageLog(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._device, self._between = device, between
         self._after_backward = False
-        self.storages: list[Storage] = []
-        self.changes: list[Change] = []
-        self._live: dict[int, Storage] = {}  # by the address of torch's own StorageImpl, which is its own while it lives
+        self.storages: list[TensorStorage] = []
+        self.changes: list[StorageChange] = []
+        self._live: dict[int, TensorStorage] = {}  # by the address of torch's own StorageImpl, which is its own while it lives
         self._ends: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._fresh: dict[int, Storage] = {}  # made by a forward pass that is not over
+        self._fresh: dict[int, TensorStorage] = {}  # made by a forward pass that is not over
         self._began = 0.0
 
     def __enter__(self) -> StorageLog:
@@ -99,7 +99,7 @@ class StorageLog(TorchDispatchMode):
             self._seen(tensor.untyped_storage(), made=True)
         return given
 
-    def find(self, tensor: torch.Tensor) -> Storage | None:
+    def find(self, tensor: torch.Tensor) -> TensorStorage | None:
         """The storage of a tensor (of a DTensor's local part), known from now on; None where it lies on another device."""
         local = getattr(tensor, "_local_tensor", tensor)
         return self._seen(local.untyped_storage()) if _is_plain(local) else None
@@ -114,12 +114,12 @@ class StorageLog(TorchDispatchMode):
         if phase == OUTSIDE and self._after_backward:
             self._between()
 
-    def _seen(self, memory: torch.UntypedStorage, *, made: bool = False) -> Storage | None:
+    def _seen(self, memory: torch.UntypedStorage, *, made: bool = False) -> TensorStorage | None:
         if (storage := self._live.get(memory._cdata)) is not None:
             return storage
         if memory.device.type != self._device.type:
             return None
-        storage = Storage(len(self.storages), memory.nbytes(), None if made else len(self.changes))
+        storage = TensorStorage(len(self.storages), memory.nbytes(), None if made else len(self.changes))
         self.storages.append(storage)
         self._live[memory._cdata] = storage
         self._ends[storage.number] = weakref.ref(memory, partial(self._ended, memory._cdata, storage))
@@ -134,14 +134,14 @@ class StorageLog(TorchDispatchMode):
             self._change(storage, memory.nbytes() - storage.nbytes)
             storage.nbytes = memory.nbytes()
 
-    def _ended(self, key: int, storage: Storage, _: object) -> None:
+    def _ended(self, key: int, storage: TensorStorage, _: object) -> None:
         self._live.pop(key, None)
         self._fresh.pop(storage.number, None)
         self._change(storage, -storage.nbytes)
 
-    def _change(self, storage: Storage, nbytes: int) -> None:
+    def _change(self, storage: TensorStorage, nbytes: int) -> None:
         since = time.perf_counter() - self._began if self._began else 0.0
-        self.changes.append(Change(since, _phase(), storage.number, nbytes))
+        self.changes.append(StorageChange(since, _phase(), storage.number, nbytes))
 
 
 def _phase() -> str:

@@ -6,10 +6,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 DATA, FORWARD, BACKWARD, OPTIMIZER = PARTS = ("data", "forward", "backward", "optimizer")
 
@@ -104,8 +102,6 @@ def clock_for(device: torch.device) -> Clock:
 
 
 def _event() -> torch.cuda.Event:
-    import torch
-
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from shardlab.cell import Cell, Validation
 from shardlab.errors import InputError
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainers.data.order import Order
-    from trainers.ranks import Company, Ranks
-    from trainers.strategy import Engine
-    from trainers.workload import Batch, Task
+    from trainers.engine import Trained
+    from trainers.ranks import Peers, Ranks
+    from trainers.task import Batch, Task
 
 
 class Validator(Instrument):
@@ -34,9 +35,9 @@ class Validator(Instrument):
         asked: Validation,
         cell: Cell,
         task: Task,
-        engine: Engine,
+        engine: Trained,
         ranks: Ranks,
-        company: Company,
+        company: Peers,
         order: Order,
         path: Path,
         *,
@@ -65,8 +66,6 @@ class Validator(Instrument):
         return step == self._steps or (self._meets and step % self._every == 0)
 
     def after(self, step: int) -> None:
-        import torch
-
         loss = torch.zeros((), device=self._ranks.device)
         correct = torch.zeros((), dtype=torch.int64, device=self._ranks.device)
         targets = 0

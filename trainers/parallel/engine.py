@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+
 from shardlab.cell import Cell
-from trainers import loss_scaling
+from trainers import loss_scaling, optimization
+from trainers.checkpointing import state_parts
 from trainers.communication import Term
+from trainers.parallel.mesh_model import local
 from trainers.replicated import ReplicatedEngine
 
 if TYPE_CHECKING:
-    import torch
-
-    from trainers.parallel.held import Held
+    from trainers.checkpointing.state_parts import State
+    from trainers.parallel.mesh_model import MeshModel
     from trainers.ranks import Ranks
-    from trainers.saving.state_parts import State
-    from trainers.workload import Task
+    from trainers.task import Task
 
 
-class HeldEngine(ReplicatedEngine):
+class MeshModelEngine(ReplicatedEngine):
     """Ranks of a mesh's tp and pp dimensions share one model and one slice of the data; dp counts the slices."""
 
-    def __init__(self, cell: Cell, task: Task, ranks: Ranks, held: Held) -> None:
-        from trainers import optimization
-
+    def __init__(self, cell: Cell, task: Task, ranks: Ranks, held: MeshModel) -> None:
         super().__init__(cell, task, ranks, held.module)
         self.held = held
         self.data_rank, self.data_ranks = held.mesh["dp"].get_local_rank(), held.mesh["dp"].size()
@@ -33,8 +34,6 @@ class HeldEngine(ReplicatedEngine):
         self.held.clip(max_norm)
 
     def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
-        import torch.distributed as dist
-
         dist.all_reduce(overflowed)  # over all dimensions of the mesh: every rank has a part of its own
         return overflowed
 
@@ -45,8 +44,6 @@ class HeldEngine(ReplicatedEngine):
         return self.held.whole_parameters()
 
     def state(self) -> State:
-        from trainers.saving import state_parts
-
         return {**state_parts.of_parameters(self.held.named(), self.optimizer), **state_parts.of_buffers(self.model)}
 
     def reordered(self, name: str, shape: torch.Size) -> torch.Tensor | None:
@@ -55,12 +52,7 @@ class HeldEngine(ReplicatedEngine):
     def parameters(self) -> int:
         return self.held.parameters
 
-    def textbook_bytes(self) -> None:
-        return None  # it depends on the activations, so no single figure is taught
-
     def effective(self) -> dict[str, Any]:
-        from trainers.parallel.held import local
-
         mesh = self.held.mesh
         return {
             **super().effective(),

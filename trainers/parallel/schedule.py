@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from shardlab.cell import Cell
-from trainers import precision, switches
+from trainers import dtypes, model_options
 from trainers.cast_weights import cast_weights
 from trainers.communication import Term
 from trainers.instruments.timing import BACKWARD, FORWARD
@@ -19,8 +20,8 @@ from trainers.instruments.timing import BACKWARD, FORWARD
 if TYPE_CHECKING:
     from trainers.instruments.timing import Clock
     from trainers.loss_scaling import LossScaler
-    from trainers.parallel.held import Held
-    from trainers.workload import Batch, Task
+    from trainers.parallel.mesh_model import MeshModel
+    from trainers.task import Batch, Task
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that logits can have
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
@@ -33,7 +34,7 @@ class Pipeline:
     """
 
     def __init__(
-        self, cell: Cell, task: Task, held: Held, device: torch.device, schedule: str, *, sharded: bool = False
+        self, cell: Cell, task: Task, held: MeshModel, device: torch.device, schedule: str, *, sharded: bool = False
     ) -> None:
         self._cell, self._task, self._held, self._device = cell, task, held, device
         self._sharded = sharded
@@ -60,11 +61,11 @@ class Pipeline:
 
     def weights(self) -> AbstractContextManager[object]:
         """The context of forward and backward passes in which stages compute with weights in the cell's precision."""
-        return cast_weights(self._held.module, None if self._sharded else precision.cast_dtype(self._cell.precision))
+        return cast_weights(self._held.module, None if self._sharded else dtypes.cast_dtype(self._cell.precision))
 
     def computing(self) -> AbstractContextManager[object]:
         """The context of a forward pass in which operators compute in the cell's precision."""
-        return precision.autocast(self._cell.precision, self._device)
+        return dtypes.autocast(self._cell.precision, self._device)
 
     def _loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         self._output_dtype = outputs.dtype
@@ -77,7 +78,7 @@ class Pipeline:
             stage.clock = clock
         # The schedule takes a whole batch and cuts it again, into as many equal pieces.
         whole = torch.cat([batch.inputs for batch in micro_batches])
-        inputs = precision.as_inputs(whole, self._cell.precision)
+        inputs = dtypes.as_inputs(whole, self._cell.precision)
         targets = torch.cat([batch.targets for batch in micro_batches])
         losses: list[torch.Tensor] = []
         with self.weights():
@@ -100,7 +101,7 @@ class Pipeline:
 
         Runs stage by stage, without the schedule: the schedule would infer all shapes again in the next timed step.
         """
-        here, hidden = self._held.mesh["pp"].get_local_rank(), precision.as_inputs(batch.inputs, self._cell.precision)
+        here, hidden = self._held.mesh["pp"].get_local_rank(), dtypes.as_inputs(batch.inputs, self._cell.precision)
         found = torch.zeros(2, dtype=torch.float64, device=self._device)
         with torch.no_grad(), self.weights(), self.computing():
             for index in range(self.stages):
@@ -123,12 +124,10 @@ class Pipeline:
     @property
     def _between(self) -> torch.dtype:
         """Of hidden states."""
-        return precision.stream_dtype(self._cell.precision)
+        return dtypes.stream_dtype(self._cell.precision)
 
     def rehearse(self, clock: Clock) -> None:
         """A step whose gradients the caller discards: in its first step, the schedule infers shapes and opens connections."""
-        import numpy as np
-
         some = self._task.fetch(np.zeros(self._cell.micro_batch_size, dtype=np.int64), self._device)
         with self.computing():  # shapes are found out by calls of the modules alone
             self.step([some] * self._cell.gradient_accumulation_steps, clock)
@@ -152,14 +151,14 @@ class Pipeline:
 
     def effective(self) -> dict[str, Any]:
         """The settings read from the schedule and the stages of all ranks of this pipeline. A collective."""
-        switched = switches.effective(self._held.module)
+        switched = model_options.effective(self._held.module)
         logits = DTYPES.index(self._output_dtype) if self._stages[-1].is_last and self._output_dtype else 0
         everywhere = torch.tensor([*switched.values(), logits], device=self._device)
         dist.all_reduce(everywhere, group=self.group)
         *counts, logits = everywhere.tolist()
         return {
             **dict(zip(switched, counts)),
-            "output_dtype": precision.dtype_name(DTYPES[logits]),
+            "output_dtype": dtypes.dtype_name(DTYPES[logits]),
             "schedule": type(self._schedule).__name__,
             "stages": self._stages[0].num_stages,
             "stages_per_rank": len(self._stages),

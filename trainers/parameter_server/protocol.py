@@ -12,10 +12,11 @@ from enum import IntEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
-    from torch.distributed import Work
+import torch
+import torch.distributed as dist
+from torch.distributed import Work
 
+if TYPE_CHECKING:
     from trainers.ranks import Ranks
 
 FIELDS = 4  # float64 numbers in a header: kind and a, b, c of a request; a, b, c of a reply and a spare
@@ -48,21 +49,16 @@ class Kind(IntEnum):
     RESTORE = 8
 
 
-class Link:
+class ServerLink:
     """The process group of a run's workers and servers. A call raises RuntimeError if the other end is lost."""
 
     def __init__(self, ranks: Ranks) -> None:
         """A collective: all ranks call it."""
-        import torch.distributed as dist
-
         self._group = dist.new_group(list(range(ranks.world_size)), backend="gloo")
         self._sending: dict[int, list[Work]] = {}  # keeps sends alive until the other end has answered
 
     def send(self, other: int, header: tuple[float, ...], payload: torch.Tensor | None = None) -> None:
         """Begin to send, without waiting for the receiver. The payload must not change until the other end has answered."""
-        import torch
-        import torch.distributed as dist
-
         numbers = torch.tensor([*header, *[0.0] * (FIELDS - len(header))], dtype=torch.float64)
         works = [dist.isend(part, dst=other, group=self._group) for part in (numbers, payload) if part is not None]
         self._sending[other] = [work for work in works if work is not None]
@@ -74,15 +70,11 @@ class Link:
 
     def header(self, other: int) -> list[float]:
         """Wait for the header of the next message."""
-        import torch
-
         numbers: list[float] = self.receive(other, torch.empty(FIELDS, dtype=torch.float64)).tolist()
         return numbers
 
     def receive(self, other: int, into: torch.Tensor) -> torch.Tensor:
         """Wait for the payload that follows a header."""
-        import torch.distributed as dist
-
         dist.recv(into, src=other, group=self._group)
         return into
 

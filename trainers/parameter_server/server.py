@@ -8,21 +8,21 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
+from torch.nn.utils import parameters_to_vector
 
-from trainers import optimization, stacks
+from trainers import hang_dump, optimization
 from trainers.communication import Term, bytes_of
+from trainers.dtypes import dtype_name, weight_dtype
+from trainers.engine import Server
 from trainers.parameter_server import protocol
 from trainers.parameter_server.ledger import Ledger, Mode
-from trainers.parameter_server.protocol import Kind, Link
-from trainers.precision import dtype_name, weight_dtype
-from trainers.strategy import Server
+from trainers.parameter_server.protocol import Kind, ServerLink
 
 if TYPE_CHECKING:
-    import torch
-
     from shardlab.cell import Cell
     from trainers.ranks import Ranks
-    from trainers.workload import Task
+    from trainers.task import Task
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -44,10 +44,7 @@ class ParameterServer(Server):
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, mode: Mode) -> None:
         """The share is a slice of the weights that every worker too draws from the cell's seed; no weights are sent."""
-        import torch
-        from torch.nn.utils import parameters_to_vector
-
-        self._link = Link(ranks)
+        self._link = ServerLink(ranks)
         model = task.model().to(weight_dtype(cell.precision))
         whole = parameters_to_vector(p.detach() for p in model.parameters() if p.requires_grad)
         self._cell, self._rank = cell, ranks.rank
@@ -77,8 +74,6 @@ class ParameterServer(Server):
 
     def _listen(self, worker: int) -> None:
         """Receive a worker's requests until it leaves or is lost."""
-        import torch
-
         gradient = torch.empty_like(self._parameters, requires_grad=False)
         try:
             while True:
@@ -98,7 +93,7 @@ class ParameterServer(Server):
             self._requests.put(Request(worker, Kind.LOST))
 
     def _answer(self, request: Request) -> None:
-        stacks.alive()
+        hang_dump.alive()
         worker = request.worker
         if request.kind is Kind.PUSH:
             self._take(request)
@@ -135,8 +130,6 @@ class ParameterServer(Server):
 
     def _update(self, pushes: list[Request]) -> None:
         """One update with the mean of the gradients, each weighted by its age."""
-        import torch
-
         mean = self._parameters.grad
         assert mean is not None
         mean.zero_()
@@ -150,8 +143,6 @@ class ParameterServer(Server):
 
     def _restore(self, request: Request) -> None:
         """Load the saved state of a server of the same share. Each of its updates was one step of every worker."""
-        import torch
-
         assert request.payload is not None
         parameters, *momentum = torch.split(request.payload, self._parameters.numel())
         with torch.no_grad():
@@ -170,8 +161,6 @@ class ParameterServer(Server):
 
     def _meet(self) -> None:
         """Answer all MEET requests when every worker that is left has sent one. A worker lost after its MEET counts too."""
-        import torch
-
         if not self._met or not self._met.keys() >= self._ledger.present:
             return
         rows = torch.stack([self._met[worker] for worker in sorted(self._met)])
@@ -180,8 +169,6 @@ class ParameterServer(Server):
         self._met = {}
 
     def _numbers(self, request: Request) -> torch.Tensor:
-        import torch
-
         return torch.empty(0, dtype=torch.float64) if request.payload is None else request.payload
 
     def _reply_parameters(self, request: Request, *, wanted: bool) -> None:
@@ -191,8 +178,6 @@ class ParameterServer(Server):
         self._reply(request.worker, (self._ledger.updates,), parameters)
 
     def _reply_bytes(self, worker: int, text: bytes) -> None:
-        import torch
-
         self._reply(worker, (len(text),), torch.frombuffer(bytearray(text), dtype=torch.uint8))
 
     def _reply(self, worker: int, header: tuple[float, ...], payload: torch.Tensor | None) -> None:

@@ -7,23 +7,25 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from shardlab.cell import Cell
-from trainers import loss_scaling, switches
+from trainers import loss_scaling, model_options
+from trainers.checkpointing.state_parts import TensorPart
 from trainers.communication import Term
 from trainers.parameter_server import protocol
 from trainers.parameter_server.ledger import Mode
-from trainers.parameter_server.protocol import Kind, Link
+from trainers.parameter_server.protocol import Kind, ServerLink
 from trainers.replicated import ReplicatedEngine
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from torch import nn
-
-    from trainers.ranks import Company, Ranks
-    from trainers.saving.state_parts import State
-    from trainers.workload import Task
+    from trainers.checkpointing.state_parts import State
+    from trainers.ranks import Peers, Ranks
+    from trainers.task import Task
 
 
 class WorkerEngine(ReplicatedEngine):
@@ -34,8 +36,6 @@ class WorkerEngine(ReplicatedEngine):
     """
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, mode: Mode) -> None:
-        import torch.distributed as dist
-
         super().__init__(cell, task, ranks, model)
         self.data_ranks = cell.gpus
         self._mode, self._steps = mode, 0
@@ -43,7 +43,7 @@ class WorkerEngine(ReplicatedEngine):
         self._servers = range(cell.gpus, cell.world_size)
         self._slices = dict(zip(self._servers, protocol.shares(self._parameters.numel(), cell.servers)))
         self._versions = dict.fromkeys(self._servers, 0.0)  # of the parameters that this worker computes on
-        self._link = Link(ranks)
+        self._link = ServerLink(ranks)
         self._speaks = ranks.rank == 0 and cell.optimizer.momentum > 0  # for all workers, when servers save or restore
         self._room: torch.Tensor | None = None  # for the servers' momentum, while it is read from a checkpoint
         everyone = list(range(cell.gpus))
@@ -51,9 +51,6 @@ class WorkerEngine(ReplicatedEngine):
 
     def _flatten(self) -> None:
         """Make parameters and gradients views of one vector each, so that slices are sent without a copy."""
-        import torch
-        from torch.nn.utils import parameters_to_vector
-
         trained = [p for p in self.model.parameters() if p.requires_grad]
         self._parameters = parameters_to_vector(p.detach() for p in trained)
         self._gradients = torch.zeros_like(self._parameters)
@@ -72,8 +69,6 @@ class WorkerEngine(ReplicatedEngine):
         return nullcontext()
 
     def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
-        import torch.distributed as dist
-
         sign = overflowed.cpu()  # the workers' group is on gloo
         if self._workers is not None:
             dist.all_reduce(sign, group=self._workers)
@@ -111,22 +106,16 @@ class WorkerEngine(ReplicatedEngine):
 
     def state(self) -> State:
         """Every worker has the parameters. The first worker also has the momentum, which it gets from the servers."""
-        import torch
-
-        from trainers.saving.state_parts import Part
-
         found = super().state()
         if self._speaks:
             momentum = self._momentum() if self._room is None else self._room
-            trained = [(switches.plain_name(name), p) for name, p in self.model.named_parameters() if p.requires_grad]
+            trained = [(model_options.plain_name(name), p) for name, p in self.model.named_parameters() if p.requires_grad]
             cut = torch.split(momentum, [p.numel() for _, p in trained])
-            parts = {name: Part.of(flat.view(p.shape)) for (name, p), flat in zip(trained, cut)}
+            parts = {name: TensorPart.of(flat.view(p.shape)) for (name, p), flat in zip(trained, cut)}
             found |= {f"optimizer/momentum_buffer/{name}": part for name, part in parts.items()}
         return found
 
     def _momentum(self) -> torch.Tensor:
-        import torch
-
         momentum = torch.zeros_like(self._parameters, device="cpu")
         for server, part in self._slices.items():
             self._link.send(server, (Kind.SAVE,))
@@ -138,14 +127,10 @@ class WorkerEngine(ReplicatedEngine):
         return {**super().numbers(), "updates": float(self._steps)}
 
     def make_room(self, numbers: dict[str, float]) -> None:
-        import torch
-
         self._room = torch.zeros_like(self._parameters, device="cpu")
 
     def restored(self, numbers: dict[str, float]) -> None:
         """The first worker sends the servers their shares. Every worker loaded its parameters from the checkpoint."""
-        import torch
-
         super().restored(numbers)
         updates = numbers.get("updates", 0.0)  # none where another strategy saved
         self._steps, self._versions = int(updates), dict.fromkeys(self._servers, updates)
@@ -160,9 +145,6 @@ class WorkerEngine(ReplicatedEngine):
 
     def gradient_norm(self) -> float:
         """The norm of the mean gradient if the servers wait for all workers; else of this worker's gradient."""
-        import torch
-        import torch.distributed as dist
-
         mean = self._gradients.cpu().clone()
         if self._workers is not None:
             dist.all_reduce(mean, group=self._workers)
@@ -174,7 +156,7 @@ class WorkerEngine(ReplicatedEngine):
             for server in self._servers:
                 self._link.send(server, (Kind.PULL,))
             self._await_parameters(pulls=True)
-        return switches.whole_parameters(self.model)
+        return model_options.whole_parameters(self.model)
 
     def theory(self) -> list[Term]:
         gradient = Term("the gradient, a slice to each server: psi", "send", self._psi(), self.cell.world_size)
@@ -201,14 +183,12 @@ class WorkerEngine(ReplicatedEngine):
         }
 
     def _read(self, server: int) -> dict[str, Any]:
-        import torch
-
         text = self._link.receive(server, torch.empty(int(self._link.header(server)[0]), dtype=torch.uint8))
         found: dict[str, Any] = msgspec.json.decode(bytes(text.tolist()))
         return found
 
-    def company(self, ranks: Ranks) -> Company:
-        return AtServer(self._link, self._servers[0], self.device)
+    def company(self, ranks: Ranks) -> Peers:
+        return ServerPeers(self._link, self._servers[0], self.device)
 
     def close(self) -> None:
         for server in self._servers:
@@ -216,16 +196,14 @@ class WorkerEngine(ReplicatedEngine):
             self._link.flush(server)
 
 
-class AtServer:
+class ServerPeers:
     """The workers synchronise through the first server: a collective of all ranks would fail if a worker is lost."""
 
-    def __init__(self, link: Link, server: int, device: torch.device) -> None:
+    def __init__(self, link: ServerLink, server: int, device: torch.device) -> None:
         self._link, self._server, self._device = link, server, device
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
         """The numbers of every worker that is left, by rank, (workers, n) in float64; all give equally many."""
-        import torch
-
         mine = torch.tensor(numbers, dtype=torch.float64)
         self._link.send(self._server, (Kind.MEET, len(mine)), mine if len(mine) else None)
         rows = torch.empty(int(self._link.header(self._server)[0]), len(mine), dtype=torch.float64)
@@ -233,8 +211,6 @@ class AtServer:
 
     def barrier(self) -> None:
         """Wait until every worker that is left is here and its device has nothing left to do."""
-        import torch
-
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.gather([])

@@ -10,14 +10,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from trainers.plans.plan import Plan, share
-from trainers.plans.sequence import POSITIONS
+from trainers.plans.plan import POSITIONS, ModelPlan, share
 
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 FUSED = ("attn.c_attn.weight", "attn.c_attn.bias")
 
 
-class Gpt2Plan(Plan):
+class Gpt2Plan(ModelPlan):
     backward_reductions = 2  # into c_attn and into c_fc
 
     def __init__(self, positions: int, width: int) -> None:

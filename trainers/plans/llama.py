@@ -10,14 +10,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
-from trainers.plans.plan import Plan, share
-from trainers.plans.sequence import POSITIONS
+from trainers.plans.plan import POSITIONS, ModelPlan, share
 
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
 
-class LlamaPlan(Plan):
+class LlamaPlan(ModelPlan):
     backward_reductions = len(COLUMNS)
 
     def __init__(self, positions: int, width: int) -> None:

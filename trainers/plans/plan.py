@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 
-class Plan(ABC):
+class ModelPlan(ABC):
     """How one model is split and divided into stages.
 
     hidden: (positions, width) of the hidden state of one item between two blocks. backward_reductions: number of all-reduces of
@@ -39,8 +41,29 @@ class Plan(ABC):
 
 
 FORWARD_REDUCTIONS = 2
+POSITIONS = 1  # the dimension of a hidden state (items, positions, width)
 
 
 def share(blocks: int, index: int, count: int) -> slice:
     """The blocks of a stage: consecutive, and in numbers as equal as possible."""
     return slice(index * blocks // count, (index + 1) * blocks // count)
+
+
+def cut_between(first: nn.Module, last: nn.Module, mesh: DeviceMesh) -> None:
+    """Sequence parallelism: between split layers, each rank keeps only its slice of the positions.
+
+    A reduce-scatter and an all-gather replace each all-reduce of tensor parallelism: the same bytes, and 1/n of the memory
+    (Korthikanti et al., Reducing activation recomputation, 2022). Here the hidden state that enters the first block is sliced,
+    and the one that leaves the last block is gathered. A hidden state is a block's first argument and all of its output.
+    """
+
+    def enter(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        whole = DTensor.from_local(arguments[0], mesh, [Replicate()], run_check=False)
+        return (whole.redistribute(placements=[Shard(POSITIONS)]).to_local(), *arguments[1:])
+
+    def leave(_: nn.Module, __: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        part = DTensor.from_local(output, mesh, [Shard(POSITIONS)], run_check=False)
+        return part.redistribute(placements=[Replicate()]).to_local()
+
+    first.register_forward_pre_hook(enter)
+    last.register_forward_hook(leave)

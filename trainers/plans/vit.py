@@ -9,10 +9,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from trainers.plans.plan import Plan, share
+from trainers.plans.plan import ModelPlan, share
 
 
-class VitPlan(Plan):
+class VitPlan(ModelPlan):
     backward_reductions = 4  # into each of q_proj, k_proj and v_proj, and into fc1
 
     def __init__(self, positions: int, width: int) -> None:

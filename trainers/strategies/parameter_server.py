@@ -10,40 +10,10 @@ strategy: rank 0 trains, and local rank r has GPU r. Servers compute on the CPU 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
-
 from shardlab.cell import Cell
 from shardlab.registry import Option
-from trainers import switches
-from trainers.parameter_server.ledger import Mode
-from trainers.precision import ALL, weight_dtype
+from trainers.precision import ALL
 from trainers.strategy import Strategy
-
-if TYPE_CHECKING:
-    from trainers.parameter_server.server import ParameterServer
-    from trainers.parameter_server.worker import WorkerEngine
-    from trainers.ranks import Ranks
-    from trainers.workload import Task
-
-
-def synchronous(_: Cell) -> Mode:
-    """Section 3.4: one update for a step of all workers, with the mean of their gradients; the work of one process."""
-    return Mode(waits=True)
-
-
-def asynchronous(_: Cell) -> Mode:
-    """Section 3.4: every push is an update at once. The learning rate stays what it is (section 5.2: one recipe for all)."""
-    return Mode()
-
-
-def bounded(cell: Cell) -> Mode:
-    """Section 5.3.1, which gives no numbers: the bound is that of Ho et al. (2013), the weight 1 / (1 + staleness)."""
-    return Mode(
-        staleness_bound=cast("int", cell.options["staleness_bound"]),
-        staleness_weighted=cast("bool", cell.options["staleness_weighted"]),
-        pull_interval=cast("int", cell.options["pull_interval"]),
-    )
 
 
 def refuse(cell: Cell) -> str | None:
@@ -54,30 +24,7 @@ def refuse(cell: Cell) -> str | None:
     return None
 
 
-def worker(mode: Callable[[Cell], Mode]) -> Callable[[Cell, Task, Ranks], WorkerEngine]:
-    """The function that builds the engine of a rank that trains."""
-
-    def build(cell: Cell, task: Task, ranks: Ranks) -> WorkerEngine:
-        from trainers.parameter_server.worker import WorkerEngine
-
-        model = switches.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weight_dtype(cell.precision)))
-        return WorkerEngine(cell, task, ranks, model, mode(cell))
-
-    return build
-
-
-def server(mode: Callable[[Cell], Mode]) -> Callable[[Cell, Task, Ranks], ParameterServer]:
-    """The function that builds the server of one of the last ranks."""
-
-    def build(cell: Cell, task: Task, ranks: Ranks) -> ParameterServer:
-        from trainers.parameter_server.server import ParameterServer
-
-        return ParameterServer(cell, task, ranks, mode(cell))
-
-    return build
-
-
-SWITCHES = ("activation_checkpointing", "compile")  # to clip, servers would have to know the norm of the whole gradient
+SUPPORTED = ("activation_checkpointing", "compile")  # to clip, servers would have to know the norm of the whole gradient
 NO_COMMON_STEP = "workers are at different steps, so the parameters never belong to one step of all workers"
 OWN_ORDER = "each worker's gradient is applied on its own, in the order of arrival, so no two runs do the same work"
 
@@ -87,20 +34,19 @@ VARIANTS = (
         summary="parameter servers that wait for all workers and apply the mean gradient",
         precisions=ALL,
         refuse=refuse,
-        build=worker(synchronous),
-        server=server(synchronous),
+        engine="trainers.engines.parameter_server",
+        settings={"waits": True},
         servers=True,
-        switches=SWITCHES,
+        switches=SUPPORTED,
     ),
     Strategy(
         name="ps-async",
         summary="parameter servers that apply each worker's gradient at once",
         precisions=ALL,
         refuse=refuse,
-        build=worker(asynchronous),
-        server=server(asynchronous),
+        engine="trainers.engines.parameter_server",
         servers=True,
-        switches=SWITCHES,
+        switches=SUPPORTED,
         unprovable=lambda _: OWN_ORDER,
         no_checkpoints=NO_COMMON_STEP,
         tolerates_lost_ranks=True,
@@ -110,10 +56,9 @@ VARIANTS = (
         summary="asynchronous parameter servers with bounded staleness; stale gradients get a smaller weight",
         precisions=ALL,
         refuse=refuse,
-        build=worker(bounded),
-        server=server(bounded),
+        engine="trainers.engines.parameter_server",
         servers=True,
-        switches=SWITCHES,
+        switches=SUPPORTED,
         options=(
             Option("staleness_bound", 4, "maximum number of steps that a worker may be ahead of the slowest worker", least=0),
             Option("staleness_weighted", True, "weight a gradient by 1 / (1 + updates since its worker pulled parameters)"),

@@ -2,70 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 from shardlab.cell import Cell
 from shardlab.registry import Option
-from trainers import menu, switches
-from trainers.communication import Term, bytes_of
-from trainers.parallel.engine import HeldEngine
+from trainers import menu
 from trainers.precision import ALL
-from trainers.strategy import Strategy
-
-if TYPE_CHECKING:
-    import torch
-
-    from trainers.instruments.timing import Clock
-    from trainers.parallel.held import Held
-    from trainers.parallel.schedule import Pipeline
-    from trainers.ranks import Ranks
-    from trainers.workload import Batch, Task
-
-
-class PipelineEngine(HeldEngine):
-    """The micro-batches of a step go through the pipeline. All stages of a pipeline train on the same slice of the data."""
-
-    def __init__(self, cell: Cell, task: Task, ranks: Ranks, held: Held, pipeline: Pipeline) -> None:
-        from trainers.instruments.timing import clock_for
-
-        super().__init__(cell, task, ranks, held)
-        self._pipeline = pipeline
-        pipeline.scaler = self.scaler
-        clock = clock_for(ranks.device)
-        clock.start()
-        pipeline.rehearse(clock)  # here, not in the first step that is timed
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
-        from trainers.instruments.timing import BACKWARD
-
-        loss = self._pipeline.step(micro_batches, clock)
-        self.held.sum_tied_gradients()
-        self.unscale()
-        clock.mark(BACKWARD)
-        return loss
-
-    def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        found = self._pipeline.evaluate(batch)
-        switches.free_gathered(self.model)
-        return found
-
-    def theory(self) -> list[Term]:
-        return [*self._pipeline.theory(), *tied_weights(self.held), *self.agreeing()]
-
-    def effective(self) -> dict[str, Any]:
-        return {**super().effective(), **self._pipeline.effective()}
-
-
-def tied_weights(held: Held) -> list[Term]:
-    """The all-reduces of gradients of tied weights, each between the stages that hold the weight."""
-    from trainers.parallel.held import local
-
-    return [
-        Term("gradient of a weight that stages have in common, once a step", "all_reduce", bytes_of([local(p)]), holders)
-        for p, holders in held.tied()
-    ]
+from trainers.strategy import SWITCHES, Strategy
 
 
 def why_not_staged(cell: Cell, stages_per_rank: int = 1) -> str | None:
@@ -115,28 +58,16 @@ def _refuse_interleaved(cell: Cell) -> str | None:
     return why_not_staged(cell, per_rank)
 
 
-def builder(schedule: str) -> Callable[[Cell, Task, Ranks], PipelineEngine]:
-    def build(cell: Cell, task: Task, ranks: Ranks) -> PipelineEngine:
-        from trainers.parallel.held import Held
-        from trainers.parallel.schedule import Pipeline
-
-        per_rank = cell.options.get("stages_per_rank", 1)
-        assert isinstance(per_rank, int)
-        held = Held(cell, task, ranks, stages=cell.pp * per_rank)
-        return PipelineEngine(cell, task, ranks, held, Pipeline(cell, task, held, ranks.device, schedule))
-
-    return build
-
-
 def _variant(name: str, schedule: str, summary: str, refuse: Callable[[Cell], str | None], *options: Option) -> Strategy:
     return Strategy(
         name=name,
         summary=summary,
         precisions=ALL,
         refuse=refuse,
-        build=builder(schedule),
+        engine="trainers.engines.pipeline",
+        settings={"schedule": schedule},
         degrees=("pp",),
-        switches=switches.ALL,
+        switches=SWITCHES,
         options=options,
     )
 

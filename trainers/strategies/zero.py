@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shardlab.cell import Cell
-from shardlab.errors import InputError
 from shardlab.registry import Option
-from trainers import precision, switches
+from trainers.precision import CAST, MIXED, REASONS, SHARDED
 from trainers.strategy import Strategy
-
-if TYPE_CHECKING:
-    from trainers.deepspeed_zero.engine import ZeroEngine
-    from trainers.ranks import Ranks
-    from trainers.workload import Task
 
 
 def refuser(stage: int) -> Callable[[Cell], str | None]:
@@ -33,7 +25,7 @@ def refuser(stage: int) -> Callable[[Cell], str | None]:
                 "for stage 1 in bf16 with gradients added up in fp32, DeepSpeed uses its BF16_Optimizer, which ignores "
                 "reduce_bucket_size and overlap_comm. Allowed: leave both out, or zero2."
             )
-        if stage == 0 and cell.precision in precision.CAST and cell.gradient_accumulation_steps > 1:
+        if stage == 0 and cell.precision in CAST and cell.gradient_accumulation_steps > 1:
             return (
                 f"with precision {cell.precision}, zero0 adds the gradients of several micro-batches in 16 bits; every other "
                 "strategy adds them in fp32. Allowed: gradient_accumulation_steps of 1, or zero1 to zero3."
@@ -49,19 +41,19 @@ def _zeropp(cell: Cell) -> str | None:
         return f"hpz_partition_size: found {size} on {cell.gpus} ranks. Allowed: a divisor of {cell.gpus}; 1: no second copy."
     if cell.options.get("quantized_gradients") is True and cell.nnodes == 1:
         return "quantized_gradients: DeepSpeed quantises gradients only between nodes: found nnodes: 1. Allowed: false."
-    if cell.launcher == "fork" and (found := _quantized(cell)):
+    if cell.launcher == "fork" and (found := quantized(cell)):
         return f"{found}: DeepSpeed's quantiser needs a GPU, and the launcher fork runs ranks on the CPU. Allowed: false."
     return None
 
 
-def _quantized(cell: Cell) -> str:
+def quantized(cell: Cell) -> str:
     """The names of the options that quantise messages, if any is on; else an empty string."""
     return " and ".join(name for name in ("quantized_weights", "quantized_gradients") if cell.options.get(name) is True)
 
 
 def unprovable(cell: Cell) -> str | None:
     """Why a cell is not compared with one process. ZeRO++'s quantisers round to 255 or 15 steps of a group's largest value."""
-    if found := _quantized(cell):
+    if found := quantized(cell):
         return f"{found}: ZeRO++ rounds what it sends to integers of 8 or 4 bits, which no tolerance of a precision covers"
     return None
 
@@ -72,50 +64,12 @@ def _offload(cell: Cell) -> str | None:
     if "nvme" not in where.values():
         return None if path is None else "nvme_path: nothing is offloaded to nvme. Allowed: leave it out, or offload to nvme."
     if not (isinstance(path, str) and path.startswith("/")):
-        return f"offloading to nvme needs nvme_path, an absolute path on each node: found {path!r}."
+        return f"nvme_path: found {path or 'null'}. Allowed: an absolute path on each node, which offloading to nvme needs."
     if cell.instruments.checkpoints is not None:
         return "instruments.checkpoints: what is offloaded to nvme cannot be saved. Allowed: leave it out, or offload to cpu."
     if cell.launcher == "fork":
         return "offloading to nvme needs a GPU, and the launcher fork runs ranks on the CPU. Allowed: cpu."
     return None
-
-
-def has_quantiser() -> bool:
-    """Whether DeepSpeed was installed with its compiled quantiser, or can compile it at first use (needs nvcc)."""
-    from deepspeed.git_version_info import installed_ops
-    from torch.utils.cpp_extension import CUDA_HOME
-
-    return bool(installed_ops.get("quantizer")) or (CUDA_HOME is not None and (Path(CUDA_HOME) / "bin" / "nvcc").exists())
-
-
-def builder(stage: int) -> Callable[[Cell, Task, Ranks], ZeroEngine]:
-    """The function that builds the engine of this stage."""
-
-    def build(cell: Cell, task: Task, ranks: Ranks) -> ZeroEngine:
-        from trainers.deepspeed_zero.engine import ZeroEngine
-
-        if ranks.device.type == "cpu" and "nvme" in cell.options.values():
-            raise InputError("offloading to nvme needs a GPU, and this rank has none. Allowed: cpu.")
-        if ranks.device.type == "cpu" and cell.precision == "fp16":  # DeepSpeed itself does not refuse it on every CPU
-            raise InputError("DeepSpeed's fp16 needs a GPU, and this rank has none. Allowed: bf16.")
-        if ranks.device.type == "cpu" and (found := _quantized(cell)):
-            raise InputError(f"{found}: DeepSpeed's quantiser needs a GPU, and this rank has none. Allowed: false.")
-        if (found := _quantized(cell)) and not has_quantiser():
-            raise InputError(
-                f"{found}: DeepSpeed must compile its quantiser, but there is no nvcc on this node (CUDA_HOME, PATH). "
-                "Allowed: false, or install the CUDA toolkit of the CUDA version that torch uses."
-            )
-        # DeepSpeed shards stages 1 and 2 from a whole model in host memory. With hpz (ZeRO++), zero.Init fails the second time
-        # in a process, and the proof and the run each call it.
-        if stage < 3 or cell.options["hpz_partition_size"] != 1:
-            return ZeroEngine(cell, task, ranks, switches.checkpoint_and_compile(cell, task, task.model()), stage)
-        from trainers.deferred_init import Deferred
-
-        deferred = Deferred(task, ranks, precision.weight_dtype(cell.precision))
-        model = switches.checkpoint_and_compile(cell, task, deferred.model)
-        return ZeroEngine(cell, task, ranks, model, stage, deferred)
-
-    return build
 
 
 COMMUNICATION = Option(
@@ -191,10 +145,11 @@ def _variant(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
     return Strategy(
         name=f"zero{stage}",
         summary=summary,
-        precisions=precision.SHARDED if stage else precision.MIXED,
-        reasons=precision.REASONS if stage else {**precision.REASONS, "bf16-pure": NO_PURE},
+        precisions=SHARDED if stage else MIXED,
+        reasons=REASONS if stage else {**REASONS, "bf16-pure": NO_PURE},
         refuse=refuser(stage),
-        build=builder(stage),
+        engine="trainers.engines.zero",
+        settings={"stage": stage},
         options=options,
         switches=HONOURED,
         cuts=CUTS[4 - stage :],

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
 NAME = "causal_sdpa"  # transformers builds no mask for an unknown name; with "flash" in it, it would require flash-attn
 
 
 @functools.cache
 def register() -> str:
     """Register torch's causal attention with transformers; returns its name. vision_library.load() must have run before."""
-    from transformers import AttentionInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
     AttentionInterface.register(NAME, sdpa_attention_forward)
     return NAME

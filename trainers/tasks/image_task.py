@@ -7,36 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import msgspec
+import numpy as np
+import torch
 
 from shardlab.cell import Cell
-from shardlab.registry import Option
-from trainers.data.image_sets import NAMES, open_images
-from trainers.tasks.transfer import to_device
-from trainers.workload import Batch, Task
+from trainers.data.image_sets import open_images
+from trainers.task import Batch, Task
+from trainers.tasks.device_copy import to_device
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
-
     from trainers.data.images import ImageSet
-
-SUBSET_SEED = 38850191  # in the code of the study that trained ResNet-101 on 131,072 images of ImageNet
-IMAGENET_CLASSES = 1000
-
-
-def options(image_size: int, dropout: str | None, smallest: int = 1) -> tuple[Option, ...]:
-    """The options of an image workload. dropout: the architecture's own rates in words, or None if it has no dropout. smallest:
-    the smallest width in pixels that the architecture supports."""
-    rates = "the architecture has no dropout" if dropout is None else f"the architecture's own dropout: {dropout}"
-    return (
-        Option("data", "synthetic", "the data set; the model's head has one output per class of it", choices=NAMES),
-        Option("image_size", image_size, "width and height of an image in pixels", least=smallest),
-        Option("dropout", False, rates, choices=(False,) if dropout is None else (False, True)),
-        Option(
-            "subset", None, "number of images to train on, drawn by subset_seed; null: all", kind="int", least=1, nullable=True
-        ),
-        Option("subset_seed", SUBSET_SEED, "the seed that draws the images of a subset", least=0, most=2**63 - 1),
-    )
 
 
 class ImageTask(Task):

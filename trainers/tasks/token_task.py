@@ -6,38 +6,17 @@ import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+import torch
+from torch import nn
+
 from shardlab.cell import Cell
-from shardlab.registry import Option
-from trainers.data.token_sets import NAMES, open_tokens
-from trainers.tasks.transfer import to_device
-from trainers.workload import Batch, Task
+from trainers.data.token_sets import open_tokens
+from trainers.task import Batch, Task
+from trainers.tasks.device_copy import to_device
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from torch import nn
-
     from trainers.data.sequences import TokenSet
-
-
-def options(data: str) -> tuple[Option, ...]:
-    """The options of a language workload. data: the default data set."""
-    return (
-        Option("data", data, "the data set of tokens", choices=NAMES),
-        Option(
-            "tokens_file", None, "with data: tokens, a file that `python -m trainers tokenize` wrote", kind="str", nullable=True
-        ),
-    )
-
-
-def refuse(cell: Cell) -> str | None:
-    """Why the data of a language workload cannot be what a cell asks for, as a sentence, or None."""
-    file, data = cell.options["tokens_file"], cell.options["data"]
-    if data == "tokens" and not file:
-        return "tokens_file: data: tokens needs a file. Allowed: the path of a file that `python -m trainers tokenize` wrote."
-    if data != "tokens" and file is not None:
-        return f"tokens_file: found {file} with data: {data}. Allowed: null, or data: tokens."
-    return None
 
 
 class TokenTask(Task):

@@ -13,12 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
+import torch
+
 
 @functools.cache
 def load() -> ModuleType:
     """torchvision, imported so that it works with this torch; before anything imports transformers' models."""
-    import torch
-
     spec = importlib.util.find_spec("torchvision")  # finds it, does not run it
     assert spec is not None, "torchvision is installed with trainers"
     folder = Path(next(iter(spec.submodule_search_locations or [])))
@@ -34,8 +34,6 @@ def load() -> ModuleType:
 @functools.cache
 def _name_operators() -> object:
     """The library that holds the names; they live as long as it is referenced, here by the cache."""
-    import torch
-
     library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]

@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
-
 from shardlab.cell import Optimizer
-from trainers.tasks.convolutional import of_type, variant
-from trainers.tasks.image_task import IMAGENET_CLASSES
+from trainers.convolutional_workload import variant
+from trainers.workload_options import IMAGENET_CLASSES
 
-if TYPE_CHECKING:
-    from torch import nn
-
+TASK = "trainers.tasks.convnext"
 OPTIMIZER = Optimizer(name="adamw", lr=1e-3)
-STOCHASTIC_DEPTH = 0.5
 RATES = "blocks are skipped with a probability that rises to 0.5"
-
-
-def original(classes: int, dropout: bool) -> nn.Module:
-    from torchvision.models import convnext_large
-
-    return cast("nn.Module", convnext_large(num_classes=classes, stochastic_depth_prob=STOCHASTIC_DEPTH if dropout else 0.0))
-
-
-def tiny(classes: int, dropout: bool) -> nn.Module:
-    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
-
-    widths = (16, 32, 64, 96, None)
-    settings = [CNBlockConfig(widths[stage], widths[stage + 1], 2 if stage == 2 else 1) for stage in range(4)]
-    return cast(
-        "nn.Module",
-        ConvNeXt(settings, stochastic_depth_prob=STOCHASTIC_DEPTH if dropout else 0.0, num_classes=classes),
-    )
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    from torchvision.models.convnext import CNBlock
-
-    return of_type(CNBlock, model)
 
 
 VARIANTS = (
@@ -47,8 +19,8 @@ VARIANTS = (
         flops_per_unit=4_961_472.0,
         image_size=32,
         classes=10,
-        architecture=tiny,
-        blocks=blocks,
+        task=TASK,
+        tiny=True,
         optimizer=OPTIMIZER,
         dropout=RATES,
     ),
@@ -59,8 +31,7 @@ VARIANTS = (
         flops_per_unit=206_110_798_848.0,
         image_size=224,
         classes=IMAGENET_CLASSES,
-        architecture=original,
-        blocks=blocks,
+        task=TASK,
         optimizer=OPTIMIZER,
         dropout=RATES,
     ),

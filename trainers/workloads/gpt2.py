@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-
 from shardlab.cell import Cell, Optimizer
 from shardlab.registry import Option
-from trainers.tasks import causal_attention, token_task, transformer_shape, vision_library
-from trainers.tasks.token_task import TokenTask
-from trainers.tasks.transformer_shape import Shape
 from trainers.workload import Workload
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from trainers.plans.plan import Plan
+from trainers.workload_options import Shape, of_tokens, refuse_shape, refuse_tokens
 
 VOCABULARY = 50_257  # of the published byte-pair encoding
 # The same formula, with the tanh approximation (Hendrycks and Gimpel, 2016), by transformers' names.
@@ -48,52 +36,8 @@ def flops_per_token(parameters: int, shape: Shape, seq_len: int) -> float:
     return 6.0 * parameters + 12.0 * shape.layers * shape.width * seq_len
 
 
-class Gpt2Task(TokenTask):
-    """positions: rows of the table of positions; more if the cell's sequences are longer."""
-
-    def __init__(self, cell: Cell, data_path: Path, *, vocabulary: int, positions: int) -> None:
-        self._shape = transformer_shape.of(cell)
-        super().__init__(cell, data_path, vocabulary)
-        multiple = cast("int", cell.options["pad_vocabulary"])
-        self._rows = -(-vocabulary // multiple) * multiple
-        if self._rows > vocabulary:
-            self.padding, self.counted_classes = (self._rows - vocabulary) * self._shape.width, vocabulary
-        self._positions = max(positions, self.seq_len)
-
-    def model(self) -> nn.Module:
-        vision_library.load()
-        from transformers import GPT2Config, GPT2LMHeadModel
-
-        return cast("nn.Module", GPT2LMHeadModel(GPT2Config(
-            vocab_size=self._rows,
-            n_positions=self._positions,
-            n_layer=self._shape.layers,
-            n_embd=self._shape.width,
-            n_head=self._shape.heads,
-            resid_pdrop=0.0,  # with dropout, two ways to spread the same work would no longer agree
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            use_cache=False,
-            activation_function=GELU[cast("str", self._cell.options["gelu"])],
-            attn_implementation=causal_attention.register(),
-            bos_token_id=0,
-            eos_token_id=0,
-        )))  # fmt: skip
-
-    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        return list(cast("Any", model).transformer.h)
-
-    def plan(self) -> Plan:
-        from trainers.plans.gpt2 import Gpt2Plan
-
-        return Gpt2Plan(self.seq_len, self._shape.width)
-
-    def flops_per_unit(self) -> float:
-        return flops_per_token(parameters(self._shape, self.vocabulary, self._positions), self._shape, self.seq_len)
-
-
 def refuse(cell: Cell) -> str | None:
-    return transformer_shape.refuse(cell) or token_task.refuse(cell)
+    return refuse_shape(cell) or refuse_tokens(cell)
 
 
 def _variant(
@@ -107,10 +51,11 @@ def _variant(
         flops_per_unit=flops_per_token(parameters, shape, seq_len),
         flops_source=FLOPS_SOURCE,
         optimizer=Optimizer(name="adamw", lr=lr),
-        build=partial(Gpt2Task, vocabulary=vocabulary, positions=seq_len),
+        task="trainers.tasks.gpt2",
+        settings={"vocabulary": vocabulary, "positions": seq_len},
         refuse=refuse,
         seq_len=seq_len,
-        options=(*shape.options(), GELU_OPTION, PAD_OPTION, *token_task.options(data)),
+        options=(*shape.options(), GELU_OPTION, PAD_OPTION, *of_tokens(data)),
         heads="n_head",
         blocks="n_layer",
     )

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-
 from shardlab.cell import Cell, Optimizer
-from trainers.tasks import causal_attention, token_task, transformer_shape, vision_library
-from trainers.tasks.token_task import TokenTask
-from trainers.tasks.transformer_shape import Shape
 from trainers.workload import Workload
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from trainers.plans.plan import Plan
+from trainers.workload_options import Shape, of_tokens, refuse_shape, refuse_tokens, shape_of
 
 VOCABULARY = 32_000
 FLOPS_SOURCE = (
@@ -42,47 +30,10 @@ def flops_per_token(parameters: int, shape: Shape, vocabulary: int, seq_len: int
     return 6.0 * (parameters - vocabulary * shape.width) + 12.0 * shape.layers * shape.width * seq_len
 
 
-class LlamaTask(TokenTask):
-    def __init__(self, cell: Cell, data_path: Path, *, vocabulary: int) -> None:
-        self._shape = transformer_shape.of(cell)
-        super().__init__(cell, data_path, vocabulary)
-
-    def model(self) -> nn.Module:
-        vision_library.load()
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        return cast("nn.Module", LlamaForCausalLM(LlamaConfig(
-            vocab_size=self.vocabulary,
-            hidden_size=self._shape.width,
-            intermediate_size=inner_width(self._shape.width),
-            num_hidden_layers=self._shape.layers,
-            num_attention_heads=self._shape.heads,
-            num_key_value_heads=self._shape.heads,
-            max_position_embeddings=self.seq_len,
-            attention_dropout=0.0,
-            tie_word_embeddings=False,
-            use_cache=False,
-            attn_implementation=causal_attention.register(),
-            bos_token_id=0,
-            eos_token_id=0,
-        )))  # fmt: skip
-
-    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        return list(cast("Any", model).model.layers)
-
-    def plan(self) -> Plan:
-        from trainers.plans.llama import LlamaPlan
-
-        return LlamaPlan(self.seq_len, self._shape.width)
-
-    def flops_per_unit(self) -> float:
-        return flops_per_token(parameters(self._shape, self.vocabulary), self._shape, self.vocabulary, self.seq_len)
-
-
 def refuse(cell: Cell) -> str | None:
-    if (why := transformer_shape.refuse(cell) or token_task.refuse(cell)) is not None:
+    if (why := refuse_shape(cell) or refuse_tokens(cell)) is not None:
         return why
-    shape = transformer_shape.of(cell)
+    shape = shape_of(cell)
     if shape.width // shape.heads % 2:
         return f"n_embd: {shape.width} / n_head {shape.heads} gives an odd head width. Allowed: an even head width."
     if (inner := inner_width(shape.width)) % cell.tp:
@@ -101,10 +52,11 @@ def _variant(
         flops_per_unit=flops_per_token(parameters, shape, vocabulary, seq_len),
         flops_source=FLOPS_SOURCE,
         optimizer=Optimizer(name="adamw", lr=lr),
-        build=partial(LlamaTask, vocabulary=vocabulary),
+        task="trainers.tasks.llama",
+        settings={"vocabulary": vocabulary},
         refuse=refuse,
         seq_len=seq_len,
-        options=(*shape.options(), *token_task.options("synthetic")),
+        options=(*shape.options(), *of_tokens("synthetic")),
         heads="n_head",
         blocks="n_layer",
         proof_options=proof_options,

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
 from shardlab.cell import Cell, Optimizer
-from trainers.tasks import image_task, transformer_shape, vision_library
-from trainers.tasks.image_task import IMAGENET_CLASSES, ImageTask
-from trainers.tasks.transformer_shape import Shape
-from trainers.workload import Batch, Workload
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from trainers.plans.plan import Plan
+from trainers.workload import Workload
+from trainers.workload_options import IMAGENET_CLASSES, Shape, of_images, refuse_shape
 
 CHANNELS = 3
 DROPOUT = 0.1  # trained on ImageNet: Dosovitskiy et al., 2021, table 3
@@ -41,50 +31,11 @@ def flops_per_image(shape: Shape, image_size: int, patch: int, classes: int) -> 
     return blocks + 4.0 * CHANNELS * patch**2 * width * patches + 6.0 * width * classes
 
 
-class VitTask(ImageTask):
-    """patch: width and height in pixels of a patch, which becomes one position."""
-
-    def __init__(self, cell: Cell, data_path: Path, *, classes: int, patch: int) -> None:
-        self._shape, self._patch = transformer_shape.of(cell), patch
-        super().__init__(cell, data_path, classes)
-
-    def model(self) -> nn.Module:
-        vision_library.load()
-        from transformers import ViTConfig, ViTForImageClassification
-
-        return cast("nn.Module", ViTForImageClassification(ViTConfig(
-            image_size=self.image_size,
-            patch_size=self._patch,
-            num_channels=CHANNELS,
-            num_labels=self.classes,
-            hidden_size=self._shape.width,
-            intermediate_size=4 * self._shape.width,
-            num_hidden_layers=self._shape.layers,
-            num_attention_heads=self._shape.heads,
-            hidden_dropout_prob=DROPOUT if self.dropout else 0.0,
-            attention_probs_dropout_prob=0.0,
-        )))  # fmt: skip
-
-    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        return list(cast("Any", model).vit.layers)
-
-    def plan(self) -> Plan:
-        from trainers.plans.vit import VitPlan
-
-        return VitPlan((self.image_size // self._patch) ** 2 + 1, self._shape.width)  # the class token before the patches
-
-    def flops_per_unit(self) -> float:
-        return flops_per_image(self._shape, self.image_size, self._patch, self.classes)
-
-    def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        return cast("torch.Tensor", model(pixel_values=batch.inputs).logits)
-
-
 def refuse(cell: Cell, *, patch: int) -> str | None:
     size = cast("int", cell.options["image_size"])
     if size % patch:
         return f"image_size: found {size}. Allowed: a multiple of {patch}, the side of a patch."
-    return transformer_shape.refuse(cell)
+    return refuse_shape(cell)
 
 
 def _variant(name: str, summary: str, parameters: int, shape: Shape, image_size: int, patch: int, classes: int) -> Workload:
@@ -96,9 +47,10 @@ def _variant(name: str, summary: str, parameters: int, shape: Shape, image_size:
         flops_per_unit=flops_per_image(shape, image_size, patch, classes),
         flops_source=FLOPS_SOURCE,
         optimizer=Optimizer(name="adamw", lr=1e-3),
-        build=partial(VitTask, classes=classes, patch=patch),
+        task="trainers.tasks.vit",
+        settings={"classes": classes, "patch": patch},
         refuse=partial(refuse, patch=patch),
-        options=(*shape.options(), *image_task.options(image_size, f"{DROPOUT} behind each layer of a block")),
+        options=(*shape.options(), *of_images(image_size, f"{DROPOUT} behind each layer of a block")),
         heads="n_head",
         blocks="n_layer",
     )

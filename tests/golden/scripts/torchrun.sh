@@ -10,6 +10,8 @@ cd '/tmp/it'"'"'s "here"
 ; touch owned; $(touch owned) `touch owned` #'
 
 export PYTHONSAFEPATH=1            # a file called jobs.py in this folder must not be imported
+export SHARDLAB_SOURCE='/work space/.shardlab/source/0123456789ab'  # the copy of shardlab for this run, whatever is installed later
+export PYTHONPATH="$SHARDLAB_SOURCE${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONUNBUFFERED=1
 export OMP_NUM_THREADS=1           # one processor per rank: no rank is faster because it has more threads
 export GLOO_SOCKET_IFNAME=lo       # all ranks are on this machine, so its name need not resolve

@@ -1,0 +1,270 @@
+"""Download the runs of a workspace on a remote cluster.
+
+The cluster makes the manifest of each run. The files of a run are transferred into a staging folder, each file is checked
+against the manifest, and only then are the files moved to their place, the manifest last. So every run with a manifest on this
+machine was checked, and an interrupted download is resumed when the same command runs again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from collect.fetching import fetch_matrices, manifest
+from collect.fetching.manifest import ManifestFile, RunManifest
+from collect.fetching.transfer import Rsync, Transfer
+from shardlab import files, remote_workspace
+from shardlab.errors import InputError, ShardlabError
+from shardlab.files import NotRegular
+from shardlab.remote_workspace import RemoteWorkspace
+from shardlab.run import RUN_ID
+from shardlab.rundir import RunDir
+from shardlab.state import STATES
+from shardlab.workspace import Workspace
+
+STAGING = ".incoming"  # in runs/, so that files take their place by a rename
+TRIES = 3  # of a run whose files change while they are transferred
+ASK_S = 3600.0  # the cluster reads all files of its runs; a connection that is lost is noticed within a minute
+MOST_WORDS = 1000  # runs that a command line names
+MOST_MANIFEST = "64m"
+WAITING = "another collect fetch is transferring files to this workspace; waiting until that command has ended."
+
+Say = Callable[[str], None]
+
+
+class RemoteRun(msgspec.Struct):
+    """The part of the output of `collect fetch --json` on the cluster that is needed here, for one run.
+
+    problems: how the run differs from its manifest. not_regular: its entries that are neither regular files nor folders.
+    """
+
+    run: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]
+    state: str
+    complete: bool
+    problems: list[str] = []
+    not_regular: dict[str, str] = {}
+
+
+class Downloaded(msgspec.Struct):
+    """A run after its download.
+
+    hashed: how many files were hashed to check them. problems: how the run on this machine differs from the run on the cluster.
+    changed: the files that did not match the manifest after their transfer.
+    """
+
+    state: str
+    hashed: int = 0
+    problems: list[str] = []
+    not_regular: dict[str, str] = {}
+    changed: list[str] = []
+
+
+class Missing(msgspec.Struct):
+    """What has to be transferred of a run. names: the files that are missing or differ on this machine; hashed: how many files
+    were hashed to find out.
+
+    is_here: the run is complete on this machine, its manifest included.
+    """
+
+    manifest: RunManifest
+    names: list[str]
+    hashed: int
+    is_here: bool = False
+
+
+def download(workspace: Workspace, patterns: Sequence[str], say: Say) -> dict[str, Downloaded]:
+    """Download every run whose id matches a pattern, or every run; returns {run id: result}, empty for a local cluster.
+
+    A run that is the same on this machine and on the cluster is not transferred again. Raises ShardlabError.
+    """
+    there = remote_workspace.known(workspace)
+    if there is None:
+        return {}
+    answered = _ask(there, patterns)
+    files.make_folder(workspace.runs)
+    with files.locked(workspace.own / "fetch.lock", lambda _descriptor: say(WAITING)) as lock:
+        rsync, staging = Rsync(there, lock), _staging(workspace)
+        found: dict[str, Downloaded] = {}
+        for turn in range(TRIES):
+            if turn:
+                answered = [
+                    run for run in _ask(there, _words(answered, patterns)) if run.run in found and found[run.run].changed
+                ]
+            with files.as_workspace_error("write"):
+                results, transfer = _bring(workspace, rsync, staging, answered, there, say)
+            found |= results
+            if transfer.stopped:
+                raise ShardlabError(_stopped(there, transfer, found))
+            answered = [run for run in answered if found[run.run].changed]
+            if not answered:
+                break
+        for run in answered:
+            found[run.run].problems += [_unlike(name, transfer) for name in found[run.run].changed]
+        fetch_matrices.bring(workspace, rsync, staging / "notes")
+        if not patterns:
+            shutil.rmtree(staging, ignore_errors=True)
+    return found
+
+
+def _ask(there: RemoteWorkspace, patterns: Sequence[str]) -> list[RemoteRun]:
+    words = [word for pattern in patterns for word in ("--run", pattern)]
+    found = there.ask("collect", ["fetch", *words], list[RemoteRun], limit_s=ASK_S)
+    for run in found:
+        if not RUN_ID.fullmatch(run.run):  # a pattern of msgspec lets a newline stand at the end
+            raise ShardlabError(f"{there.host}: {run.run!r} is not a run id. Allowed: {RUN_ID.pattern}.")
+    return list({run.run: run for run in found}.values())
+
+
+def _words(runs: Sequence[RemoteRun], patterns: Sequence[str]) -> Sequence[str]:
+    return [run.run for run in runs] if len(runs) <= MOST_WORDS else patterns
+
+
+def _staging(workspace: Workspace) -> Path:
+    """The folder in which files arrive; what an earlier download left of checked and unchecked files stays in `files`."""
+    staging = workspace.runs / STAGING
+    with files.as_workspace_error("write"):
+        with contextlib.suppress(FileExistsError):
+            staging.mkdir(mode=0o700)
+        if staging.is_symlink() or not staging.is_dir():
+            raise InputError(f"{staging}: is not a folder; remove it and run the same command again.")
+        for name in ("manifests", "whole", "notes"):
+            shutil.rmtree(staging / name, ignore_errors=True)
+    return staging
+
+
+def _bring(
+    workspace: Workspace, rsync: Rsync, staging: Path, runs: Sequence[RemoteRun], there: RemoteWorkspace, say: Say
+) -> tuple[dict[str, Downloaded], Transfer]:
+    """Transfer what is missing of these runs, and put each run that arrived as its manifest says in its place."""
+    shutil.rmtree(staging / "manifests", ignore_errors=True)
+    names = [f"{run.run}/{manifest.NAME}" for run in runs]
+    transfer = rsync.bring("runs", staging / "manifests", names, f"--max-size={MOST_MANIFEST}")
+    if transfer.stopped:
+        return {}, transfer
+    found = {run.run: Downloaded(run.state if run.state in STATES else "unknown", not_regular=run.not_regular) for run in runs}
+    wanted: dict[str, Missing] = {}
+    for run in runs:
+        try:
+            missing = _missing(workspace, staging, run)
+        except (InputError, NotRegular) as error:
+            found[run.run].problems = [_why_not(workspace, error), *(f"on the cluster: {problem}" for problem in run.problems)]
+            continue
+        found[run.run].hashed = missing.hashed
+        if missing.names and run.problems:
+            found[run.run].problems = [f"on the cluster: {problem}" for problem in run.problems]
+        elif not missing.is_here:
+            wanted[run.run] = missing
+    arrived = staging / "files"
+    lacking = {
+        run: [name for name in missing.names if not _check(arrived, run, name, missing)] for run, missing in wanted.items()
+    }
+    names = [f"{run}/{name}" for run, of_run in lacking.items() for name in of_run]
+    if names:
+        size = sum(wanted[run].manifest.files[name].bytes for run, of_run in lacking.items() for name in of_run)
+        say(f"{there.host}: {len(names):,} files of {sum(map(bool, lacking.values())):,} run(s), {size / 2**20:,.1f} MiB")
+    transfer = rsync.bring("runs", arrived, names, f"--compare-dest={workspace.runs}")
+    for run_id, missing in wanted.items():
+        found[run_id].hashed += len(missing.names)
+        found[run_id].changed = [name for name in lacking[run_id] if not _check(arrived, run_id, name, missing)]
+        if not found[run_id].changed:
+            _place(workspace, staging, missing)
+    return found, transfer
+
+
+def _missing(workspace: Workspace, staging: Path, remote: RemoteRun) -> Missing:
+    """Raises InputError or NotRegular if the run cannot be brought."""
+    run = RunDir(workspace.runs / remote.run)
+    try:
+        theirs = manifest.received(files.read(staging / "manifests" / remote.run / manifest.NAME), remote.run)
+    except FileNotFoundError:
+        raise InputError("the cluster has no manifest of this run") from None
+    mine = None
+    with contextlib.suppress(InputError, FileNotFoundError):  # a damaged manifest says nothing
+        mine = manifest.read(run) if manifest.regular(run.path, manifest.NAME) else None
+    found = Missing(theirs, [], 0)
+    for name, file in theirs.files.items():
+        status = manifest.regular(run.path, name)
+        if status is None:
+            found.names.append(name)
+            continue
+        here = mine.files.get(name) if mine else None
+        if here is None or not manifest.is_as_it_was(here, status):
+            content = manifest.hashed(run.path / name, status)
+            found.hashed += 1
+            if mine is not None and mine.complete and here is not None and _changed_here(run.path / name, content, here):
+                return Missing(mine, [], found.hashed, True)  # it is left as it is; comparing it with its manifest tells of it
+            here = content
+        if here.sha256 != file.sha256:
+            found.names.append(name)
+    found.is_here = not found.names and mine is not None and mine.has_same_content(theirs)
+    return found
+
+
+def _changed_here(path: Path, content: ManifestFile, recorded: ManifestFile) -> bool:
+    """Whether a file was changed here after it was fetched: an older one was left by a transfer that was cut."""
+    return content.sha256 != recorded.sha256 and content.mtime_ns > recorded.mtime_ns and not manifest.only_grew(path, recorded)
+
+
+def _check(arrived: Path, run_id: str, name: str, missing: Missing) -> bool:
+    """Whether a file arrived as the manifest has it. A file that grew meanwhile is cut to the size that it had then."""
+    path, file = arrived / run_id / name, missing.manifest.files[name]
+    with contextlib.suppress(FileNotFoundError, NotRegular):
+        status = manifest.regular(arrived / run_id, name)
+        if status is not None and status.st_size >= file.bytes and manifest.digest(path, file.bytes) == file.sha256:
+            if status.st_size > file.bytes:
+                os.truncate(path, file.bytes)
+            return True
+    return False
+
+
+def _place(workspace: Workspace, staging: Path, missing: Missing) -> None:
+    """Put the files of a run in their place, then its manifest. A run that is new appears as a whole."""
+    run_id = missing.manifest.run_id
+    run, arrived = workspace.runs / run_id, staging / "files" / run_id
+    is_new = not run.exists()
+    folder = staging / "whole" / run_id if is_new else run
+    mode = 0o644 & ~_umask()
+    files.make_folder(folder)
+    for name in missing.names:
+        source, target, file = arrived / name, folder / name, missing.manifest.files[name]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.chmod(mode)
+        os.utime(source, ns=(file.mtime_ns, file.mtime_ns))
+        source.replace(target)
+    files.write_json(folder / manifest.NAME, missing.manifest, sync=False)
+    if is_new:
+        folder.rename(run)
+    shutil.rmtree(arrived, ignore_errors=True)
+
+
+def _umask() -> int:
+    now = os.umask(0o077)
+    os.umask(now)
+    return now
+
+
+def _why_not(workspace: Workspace, error: Exception) -> str:
+    if not isinstance(error, NotRegular):
+        return str(error)
+    place = Path(error.filename).relative_to(workspace.runs)
+    return (
+        f"{place} is {error.kind} on this machine, and collect fetch writes only to regular files and folders; "
+        "remove it and run the same command again"
+    )
+
+
+def _unlike(name: str, transfer: Transfer) -> str:
+    said = f" (rsync: {transfer.said})" if transfer.said else ""
+    return f"{name}: the file did not match the cluster's manifest in {TRIES} tries; it may be changing on the cluster{said}"
+
+
+def _stopped(there: RemoteWorkspace, transfer: Transfer, found: dict[str, Downloaded]) -> str:
+    done = sum(not (run.changed or run.problems) for run in found.values())
+    so_far = f"{done} of {len(found)} runs are on this machine and were checked; run" if found else "Run"
+    return f"{there.host}: the transfer stopped (rsync: {transfer.said}). {so_far} the same command again to continue."

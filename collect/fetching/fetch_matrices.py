@@ -1,0 +1,58 @@
+"""Fetch the files in which a cluster's workspace describes its matrices; `collect summarize` needs them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from collect.fetching.manifest import regular
+from collect.fetching.transfer import Rsync
+from shardlab import files, remote_workspace
+from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.errors import InputError, ShardlabError
+from shardlab.expansion import LAST_MATRIX, Expansion, LastMatrix
+from shardlab.files import NotRegular
+from shardlab.workspace import Workspace
+
+FOLDER = "matrices"
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,40}\.json")
+
+
+def bring(workspace: Workspace, rsync: Rsync, staging: Path) -> None:
+    """Raises ShardlabError if a file did not arrive or is not valid; then the files on this machine are not changed."""
+    transfer = rsync.bring(".shardlab", staging, [FOLDER, LAST_MATRIX], "--recursive", "--max-size=64m")
+    if transfer.stopped:
+        raise ShardlabError(f"the notes on the matrices did not arrive (rsync: {transfer.said}); run the same command again.")
+    arrived = [f"{FOLDER}/{name}" for name in files.names(staging / FOLDER) if _NAME.fullmatch(name)]
+    contents: dict[str, bytes] = {}
+    for name in [*arrived, LAST_MATRIX]:
+        try:
+            if regular(staging, name) is None:
+                continue
+            contents[name] = files.read(staging / name)
+            if name == LAST_MATRIX:
+                decoder(LastMatrix).decode(contents[name])
+            else:
+                contents[name] = _with_path_here(workspace, contents[name])
+            regular(workspace.own.resolve(), name)
+        except NotRegular as error:
+            raise InputError(
+                f"{error.filename} is {error.kind}, and collect fetch writes only to regular files and folders; "
+                "remove it and run the same command again."
+            ) from None
+        except DECODE_FAULTS as error:
+            raise ShardlabError(f"the cluster's .shardlab/{name} is not of this version: {error}.") from None
+    for name, content in contents.items():
+        target = workspace.own / name
+        if files.read(target) != content if target.exists() else True:
+            files.make_folder(target.parent)
+            files.write_atomic(target, content)
+
+
+def _with_path_here(workspace: Workspace, content: bytes) -> bytes:
+    """The notes on a matrix, with the path that its file has on this machine, where that is known."""
+    expansion = decoder(Expansion).decode(content)
+    here = remote_workspace.path_here(workspace, expansion.path)
+    return content if here == expansion.path else files.as_json(msgspec.structs.replace(expansion, path=here))

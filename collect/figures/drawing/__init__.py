@@ -1,0 +1,1 @@
+"""What several figures share: lines, stacked bars and curves."""

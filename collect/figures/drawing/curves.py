@@ -1,0 +1,94 @@
+"""Turns telemetry into curves: the time of a run is divided into stretches, and each stretch gets one value.
+
+All devices of all hosts have the same stretches, so their values can be added up although no two hosts sample at the same
+moment. If the samples of any device do not cover a stretch, the stretch has no value, and a line over time has a gap there. One
+frame holds the samples of many runs, in the column `run`, because a hundred small frames cost a hundred times as much as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import polars as pl
+
+from collect.loading.telemetry import GAP_PERIODS
+from collect.metrics.network import LEAST_COVERAGE
+
+STRETCHES = 200  # of a run at most; of a dozen lines a screen shows no more
+Together = Literal["mean", "sum", "max"]
+
+
+class Curve(NamedTuple):
+    """Values of stretches of `width_s` seconds one after the other; the middle of the first is at `first_s`."""
+
+    first_s: float
+    width_s: float
+    values: list[float | None]
+
+
+def levels(samples: pl.DataFrame, device: str, column: str) -> pl.DataFrame:
+    """Readings of a quantity, each of the time since the device's sample before: (run, device, since_s, until_s, value)."""
+    rows = samples.drop_nulls(column).sort("run", device, "wall_s")
+    since = pl.col("wall_s").shift().over("run", device)
+    return rows.select("run", device=device, since_s=since, until_s="wall_s", value=pl.col(column).cast(pl.Float64))
+
+
+def rates(nics: pl.DataFrame) -> pl.DataFrame:
+    """Bytes that interfaces sent a second, in the columns of `levels`; unknown where a counter went back or began anew."""
+    rows = nics.drop_nulls("tx_bytes").with_columns(device=pl.concat_str("host", "name", separator=" "))
+    before = pl.col("wall_s", "tx_bytes", "boot_id").shift().over("run", "device").name.prefix("before_")
+    rows = rows.sort("run", "device", "wall_s").with_columns(before)
+    sent, passed = pl.col("tx_bytes") - pl.col("before_tx_bytes"), pl.col("wall_s") - pl.col("before_wall_s")
+    sound = (sent >= 0) & (passed > 0) & (pl.col("boot_id") == pl.col("before_boot_id"))
+    value = pl.when(sound).then(sent / passed)
+    return rows.select("run", "device", since_s="before_wall_s", until_s="wall_s", value=value)
+
+
+def together(readings: pl.DataFrame, how: Together) -> dict[str, Curve]:
+    """The curve of each run's devices: the mean over a stretch, or with `max` the highest, then the same over devices.
+
+    Runs whose samples cover no stretch have none.
+    """
+    if (seen := _seen(readings)).is_empty():
+        return {}
+    known = _of_devices(_pieces(seen), how).filter(pl.len().over("run", "stretch") == pl.col("devices"))
+    over = {"mean": pl.col("value").mean(), "sum": pl.col("value").sum(), "max": pl.col("value").max()}[how]
+    found = known.group_by("run", "stretch").agg(over, pl.first("width_s")).sort("run", "stretch")
+    return {str(run): _curve(rows) for (run,), rows in found.group_by("run", maintain_order=True)}
+
+
+def _seen(rows: pl.DataFrame) -> pl.DataFrame:
+    """The readings that follow on another without a gap, with how many devices their run has and its width of a stretch."""
+    passed = pl.col("until_s") - pl.col("since_s")
+    usual = passed.quantile(0.5, "higher").over("run", "device")
+    rows = rows.with_columns(devices=pl.col("device").n_unique().over("run"), usual_s=usual)
+    rows = rows.filter(pl.col("value").is_not_null(), passed > 0, passed <= GAP_PERIODS * pl.col("usual_s"))
+    whole = (pl.col("until_s").max() - pl.col("since_s").min()).over("run")
+    return rows.with_columns(width_s=pl.max_horizontal(whole / STRETCHES, pl.col("usual_s").max().over("run")))
+
+
+def _pieces(rows: pl.DataFrame) -> pl.DataFrame:
+    """Each reading cut at the edges of the stretches that it lies in; stretch 0 begins at 0 s."""
+    width = pl.col("width_s")
+    first, last = ((pl.col(edge) / width).floor().cast(pl.Int64) for edge in ("since_s", "until_s"))
+    rows = rows.with_columns(stretch=pl.int_ranges(first, last + 1)).explode("stretch")
+    start, end = pl.col("stretch") * width, (pl.col("stretch") + 1) * width
+    seconds = pl.min_horizontal("until_s", end) - pl.max_horizontal("since_s", start)
+    return rows.with_columns(seconds=seconds).filter(pl.col("seconds") > 0)
+
+
+def _of_devices(pieces: pl.DataFrame, how: Together) -> pl.DataFrame:
+    """One row for each device and each stretch that its samples cover."""
+    mean = (pl.col("value") * pl.col("seconds")).sum() / pl.col("seconds").sum()
+    value = pl.col("value").max() if how == "max" else mean
+    rows = pieces.group_by("run", "device", "stretch").agg(value, pl.sum("seconds"), pl.first("width_s", "devices"))
+    return rows.filter(pl.col("seconds") >= LEAST_COVERAGE * pl.col("width_s"))
+
+
+def _curve(rows: pl.DataFrame) -> Curve:
+    stretches: Sequence[int] = rows["stretch"].to_list()
+    known = dict(zip(stretches, rows["value"].to_list(), strict=True))
+    width_s = float(rows["width_s"][0])
+    values = [known.get(stretch) for stretch in range(stretches[0], stretches[-1] + 1)]
+    return Curve((stretches[0] + 0.5) * width_s, width_s, values)

@@ -1,0 +1,34 @@
+"""Groups cells into the lines of a figure: cells of a line differ only in the keys along its axis. Also names the lines."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from collect.figure import CellMark
+from collect.findings import columns
+from shardlab.cell import Role, keys_of
+
+
+def alike(marks: Sequence[CellMark], but: Collection[str]) -> list[list[CellMark]]:
+    """The cells by all that they train but these of its keys, in their order."""
+    found: dict[bytes, list[CellMark]] = {}
+    for mark in marks:
+        rest = _without(msgspec.to_builtins(mark.cell.cell), but)
+        found.setdefault(msgspec.json.encode(rest, order="sorted"), []).append(mark)
+    return list(found.values())
+
+
+def names(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], but: Collection[str]) -> list[str]:
+    """A unique label for each line, escaped: of one of its cells without these keys, and of what else is said of it."""
+    cells = [_without(mark.row.cell, but) | {"gpus": mark.row.cell["gpus"]} | dict(said) for mark, said in lines]
+    rows = [msgspec.structs.replace(mark.row, cell=cell) for (mark, _), cell in zip(lines, cells, strict=True)]
+    return [html.escape(label, quote=False) for label in columns.labels(rows)]
+
+
+def _without(cell: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    left_out = keys_of(Role.BOOKKEEPING).union(keys)
+    return {key: value for key, value in cell.items() if key not in left_out}

@@ -1,0 +1,147 @@
+"""Draws stacked bars, one bar per cell: used for the parts of a step's time and of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from collect import notation
+from collect.figure import INK, CellMark, Figure, Group, axis, layout
+
+MOST_BARS = 60  # of a figure; nobody compares more at once
+LABEL_PX, BAR_PX, GAP_PX = 20, 18, 12  # of a line: the cell's name, its bar under it, and what is left free
+MARGIN_PX, LEGEND_PX = 70, 15  # LEGEND_PX: for each name in it; a phone has one or two side by side
+BETWEEN = 0.15  # of the width, between two panels
+END_PX = 7  # for each character at the end of a bar
+
+
+class BarPart(NamedTuple):
+    """A part of every bar. values: one per cell of the group, None where that cell has no such part."""
+
+    name: str
+    colour: str
+    values: Sequence[float | None]
+
+
+class BarPanel(NamedTuple):
+    """What lies over one x axis. unit: of the values, in the hover; ends: the text at the end of each cell's bar; estimates:
+    where a stroke stands, None for none."""
+
+    x_title: str
+    unit: str
+    parts: Sequence[BarPart]
+    ends: Sequence[str]
+    estimates: Sequence[float | None] = ()
+
+
+def some(group: Group, has: Callable[[CellMark], bool]) -> tuple[Group, str]:
+    """The group's first cells that have it, and a sentence about those for which there is no room, if any."""
+    marks = [mark for mark in group.marks if has(mark)]
+    left_out = f" {len(marks) - MOST_BARS} more cells are not drawn." if len(marks) > MOST_BARS else ""
+    return msgspec.structs.replace(group, marks=marks[:MOST_BARS]), left_out
+
+
+def lines(labels: Sequence[str], label_px: int, line_px: int) -> dict[str, Any]:
+    """A layout of lines from the top down, the n-th from n to n + 1, each under its label, which has the whole width: beside
+    their bars names leave a phone no room."""
+    y = axis("", range=[len(labels), 0], showticklabels=False, showgrid=False, ticks="")
+    shape = layout({}, y, showlegend=True)
+    at = {"xref": "paper", "x": 0, "xanchor": "left", "xshift": -4, "yref": "y", "yanchor": "middle", "showarrow": False}
+    shape["annotations"] = [
+        at | {"y": line + label_px / line_px / 2, "text": label, "font": {"size": 12, "color": INK}}
+        for line, label in enumerate(labels)
+    ]
+    return shape
+
+
+def draw(name: str, title: str, caption: str, group: Group, panels: Sequence[BarPanel]) -> Figure:
+    """The panels side by side, over the same lines of cells."""
+    line_px = LABEL_PX + BAR_PX + GAP_PX
+    shape = lines(group.labels, LABEL_PX, line_px)
+    shape |= {"barmode": "stack", "uniformtext": {"mode": "hide", "minsize": 10}}
+    shape["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
+    shape["margin"]["r"] = END_PX * max(len(end) + 3 for panel in panels for end in panel.ends)
+    data: list[dict[str, Any]] = []
+    named: set[str] = set()
+    width = (1 - BETWEEN * (len(panels) - 1)) / len(panels)
+    for place, panel in enumerate(panels):
+        number = str(place + 1) if place else ""
+        start = place * (width + BETWEEN)
+        nticks = 5 if len(panels) == 1 else 3
+        over = axis(panel.x_title, rangemode="tozero", nticks=nticks, tickangle=0, domain=[start, start + width], anchor="y")
+        shape[f"xaxis{number}"] = over
+        totals = [sum(value or 0 for value in bar) for bar in zip(*(part.values for part in panel.parts), strict=True)]
+        drawn = [_part(group, part, panel, totals) for part in panel.parts]
+        if any(estimate is not None for estimate in panel.estimates):
+            drawn.append(_estimates(group, panel))
+        for entry in drawn:
+            shared = {"legendgroup": entry["name"]} if len(panels) > 1 else {}
+            data.append(entry | shared | {"xaxis": f"x{number}", "showlegend": entry["name"] not in named})
+            named.add(entry["name"])
+        data.append(_ends(panel, totals) | {"xaxis": f"x{number}"})
+    height_px = MARGIN_PX + LEGEND_PX * len(named) + line_px * len(group.marks)
+    return Figure(name, title, caption, height_px, data, shape)
+
+
+def _middle(line: int) -> float:
+    """Where the bar of a line lies."""
+    return line + (LABEL_PX + BAR_PX / 2) / (LABEL_PX + BAR_PX + GAP_PX)
+
+
+def _part(group: Group, part: BarPart, panel: BarPanel, totals: Sequence[float]) -> dict[str, Any]:
+    """One part of every bar; its share of the bar stands in it where it fits."""
+    known = [(line, value) for line, value in enumerate(part.values) if value is not None and totals[line]]
+    shares = [f"{notation.number(100 * value / totals[line], 3)} %" for line, value in known]
+    written = [share if value < totals[line] else "" for share, (line, value) in zip(shares, known, strict=True)]
+    one_of_many = len(panel.parts) > 1
+    share = ", %{customdata[1]} of the bar" if one_of_many else ""
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": part.name,
+        "x": [value for _, value in known],
+        "y": [_middle(line) for line, _ in known],
+        "customdata": [[group.labels[line], share] for share, (line, _) in zip(shares, known, strict=True)],
+        "text": written if one_of_many else "",
+        "textposition": "inside",
+        "textangle": 0,
+        "insidetextanchor": "middle",
+        "marker": {"color": part.colour},
+        "width": BAR_PX / (LABEL_PX + BAR_PX + GAP_PX),
+        "hovertemplate": f"{part.name}: %{{x:,.4~g}} {panel.unit}{share}<extra>%{{customdata[0]}}</extra>",
+    }
+
+
+def _estimates(group: Group, panel: BarPanel) -> dict[str, Any]:
+    known = [(line, value) for line, value in enumerate(panel.estimates) if value is not None]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "estimate",
+        "legendrank": 2000,  # last
+        "x": [value for _, value in known],
+        "y": [_middle(line) for line, _ in known],
+        "customdata": [group.labels[line] for line, _ in known],
+        "marker": {"symbol": "line-ns", "size": BAR_PX + 2, "line": {"color": INK, "width": 2.5}, "color": INK},
+        "hovertemplate": f"estimate: %{{x:,.4~g}} {panel.unit}<extra>%{{customdata}}</extra>",
+        "cliponaxis": False,
+    }
+
+
+def _ends(panel: BarPanel, totals: Sequence[float]) -> dict[str, Any]:
+    """Text right of each bar, and of its estimate where that reaches further."""
+    estimates = panel.estimates or [None] * len(totals)
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": [max(total, estimate or 0) for total, estimate in zip(totals, estimates, strict=True)],
+        "y": [_middle(line) for line in range(len(totals))],
+        "text": [f"  {end}" for end in panel.ends],
+        "textposition": "middle right",
+        "textfont": {"color": INK, "size": 12},
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "cliponaxis": False,
+    }

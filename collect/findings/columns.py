@@ -1,0 +1,229 @@
+"""The columns of the summary table, the same for terminal and page. Values that all rows share are listed above the table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from collect import notation
+from collect.findings.row import CellRow
+from collect.findings.statistics import Estimate
+from collect.metric import MetricColumn, menu
+
+_ALWAYS = ("strategy", "gpus")
+_USUAL = ("workload", "gpu_type", "launcher", "global_batch_size", "precision", "seq_len", "optimizer.name", "steps", "epochs")
+_HEADINGS = {
+    "gpus": "Ranks",
+    "nnodes": "Nodes",
+    "gpu_type": "GPU type",
+    "global_batch_size": "Batch",
+    "micro_batch_size": "Micro-batch",
+    "gradient_accumulation_steps": "Accumulation",
+    "seq_len": "Sequence length",
+    "optimizer.name": "Optimizer",
+    "tp": "TP",
+    "pp": "PP",
+    "dp": "DP",
+}
+
+
+class Text(msgspec.Struct, frozen=True):
+    """A cell of the table: the value and, where it is known, half the width of its 95 % interval."""
+
+    value: str
+    spread: str = ""
+    unit: str = ""  # only where the rows of a column differ in it
+
+    def __str__(self) -> str:
+        value = f"{self.value} ± {self.spread}" if self.spread else self.value
+        return f"{value} {self.unit}" if self.unit else value
+
+
+class Column(msgspec.Struct, frozen=True):
+    """name: the metric's or cell key's; cells: one per row, empty where nothing is known."""
+
+    name: str
+    heading: str
+    unit: str
+    is_number: bool
+    cells: list[Text]
+
+    @property
+    def headed(self) -> str:
+        """The heading with its unit, in one line."""
+        return f"{self.heading} ({self.unit})" if self.unit else self.heading
+
+
+class Further(msgspec.Struct, frozen=True):
+    """A table besides the summary. columns: the first names the rows; every other column has a value in at least one row.
+
+    rows: the indexes of the rows in which any column has a value. name: can be used as a file name.
+    """
+
+    name: str
+    title: str
+    note: str
+    columns: list[Column]
+    rows: list[int]
+
+
+class Table(msgspec.Struct, frozen=True):
+    """common: (name, value) of what all rows share. further: tables of the other metrics, one for each subject."""
+
+    common: list[tuple[str, str]]
+    columns: list[Column]
+    further: list[Further]
+
+
+def table(every: Sequence[CellRow], shown: Sequence[CellRow] | None = None) -> Table:
+    """The rows as text: `shown`, or all. Which keys identify a row and which all rows share is decided on all rows."""
+    rows = every if shown is None else shown
+    cells = [row.flat for row in every]
+    keys = distinguishing(cells)
+    keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]  # it follows the ranks
+    common = [(heading(key), plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
+    cells = [row.flat for row in rows]
+    identity = [
+        Column(key, heading(key), "", _is_count(cells, key), [Text(plain(cell.get(key))) for cell in cells]) for key in keys
+    ]
+    state = Column("state", "State", "", False, [Text(row.state) for row in rows])
+    proof = Column("same_work", "Same work", "", False, [Text(row.same_work.verdict if row.same_work else "") for row in rows])
+    n = Column("n", "n", "", True, [Text(str(row.n)) for row in rows])
+    proofs = _known([proof])
+    names = Column("label", "Cell", "", False, [Text(label) for label in labels(rows)])
+    return Table(
+        [(what, value) for what, value in common if value],
+        [*identity, state, *proofs, n, *_measured(rows, "summary")],
+        [table for name, title, note in _FURTHER if (table := _further(rows, name, title, note, names)).rows],
+    )
+
+
+def _further(rows: Sequence[CellRow], name: str, title: str, note: str, names: Column) -> Further:
+    known = _measured(rows, name)
+    saying = [place for place in range(len(rows)) if any(column.cells[place].value for column in known)]
+    return Further(name, title, note, [names, *known], saying)
+
+
+def _known(columns: Iterable[Column]) -> list[Column]:
+    """The columns that say anything."""
+    return [column for column in columns if any(cell.value for cell in column.cells)]
+
+
+def labels(rows: Sequence[CellRow]) -> list[str]:
+    """A short and unique name for each row, such as `ddp ×2, fork`: its strategy, its ranks, and what is unusual about it.
+
+    Of the other keys in which rows differ, a value is named only if most rows have another value.
+    """
+    cells = [row.flat for row in rows]
+    others = [key for key in distinguishing(cells) if key not in _ALWAYS]
+    usual = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in others}
+    names = []
+    for cell in cells:
+        unusual = [_named(key, cell.get(key)) for key in others if repr(cell.get(key)) != usual[key]]
+        names.append(", ".join([f"{cell['strategy']} ×{cell['gpus']}", *unusual]))
+    return names
+
+
+def label_of(rows: Sequence[CellRow]) -> dict[str, str]:
+    """The label of each row, by its id."""
+    return dict(zip((row.id for row in rows), labels(rows), strict=True))
+
+
+def distinguishing(cells: Sequence[dict[str, Any]]) -> list[str]:
+    """The cell keys that identify the rows: strategy and ranks, then other keys if needed, the usual ones first."""
+    return telling(cells, _ALWAYS, _USUAL)
+
+
+def telling(cells: Sequence[Mapping[str, Any]], always: Sequence[str], usual: Sequence[str]) -> list[str]:
+    """As few keys as identify the cells: first the keys `always`, then other keys if needed, those of `usual` first."""
+    keys: list[str] = []
+    kinds = [0] * len(cells)  # of the cells as far as the keys tell them apart
+    for key in (*always, *usual, *sorted(set().union(*cells) - {*always, *usual})):
+        values = [repr(cell.get(key)) for cell in cells]
+        if key not in always and len({*values}) < 2:
+            continue  # as of most keys
+        seen: dict[tuple[int, str], int] = {}
+        finer = [seen.setdefault(pair, len(seen)) for pair in zip(kinds, values, strict=True)]
+        if key in always or len(seen) > len({*kinds}):
+            keys.append(key)
+            kinds = finer
+    return keys
+
+
+def _named(key: str, value: Any) -> str:
+    """A value that speaks for itself stands alone; a number or a truth value needs the name of its key."""
+    return str(value) if isinstance(value, str) else f"{heading(key).lower()} {plain(value) or 'none'}"
+
+
+def _kinds(cells: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
+    return len({repr([cell.get(key) for key in keys]) for cell in cells})
+
+
+def heading(key: str) -> str:
+    """A cell key as a person reads it: `options.image_size` is `Image size`."""
+    if key in _HEADINGS:
+        return _HEADINGS[key]
+    group, _, name = key.rpartition(".")
+    words = {"instruments": f"{name} instrument", "options": name, "": name}.get(group, f"{group} {name}").replace("_", " ")
+    return words[:1].upper() + words[1:]
+
+
+def plain(value: Any) -> str:
+    """A value of a cell as text, nothing for none."""
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return ", ".join(f"{key.replace('_', ' ')} {plain(part)}" for key, part in value.items() if part is not None)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(plain, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_count(cells: Sequence[dict[str, Any]], key: str) -> bool:
+    return all(isinstance(cell.get(key), int | float) and not isinstance(cell.get(key), bool) for cell in cells)
+
+
+def _measured(rows: Sequence[CellRow], table: str) -> list[Column]:
+    """The columns of the metrics of a table that have a value in any row."""
+    shown = [(metric.column, metric) for metric in menu() if metric.column and metric.column.table == table]
+    shown.sort(key=lambda pair: pair[0].place)
+    return _known(_of_metric(metric.name, column, [row.metrics.get(metric.name) for row in rows]) for column, metric in shown)
+
+
+def _of_metric(name: str, column: MetricColumn, estimates: Sequence[Estimate | None]) -> Column:
+    known = [estimate for estimate in estimates if estimate]
+    units, kinds = {estimate.unit for estimate in known}, {estimate.kind for estimate in known}
+    unit, scale, digits = units.pop() if len(units) == 1 else "", 1.0, column.digits
+    if unit == "bytes":
+        unit, scale = notation.bytes_unit([estimate.value for estimate in known])
+        digits = 3
+    shows_kind = bool(column.headings) and len(kinds) > 1
+    heading = column.heading if shows_kind else column.headings.get("".join(kinds), column.heading)
+    cells = []
+    for estimate in estimates:
+        if estimate is None:
+            cells.append(Text(""))
+            continue
+        half = (estimate.high - estimate.low) / 2 / scale if estimate.low is not None and estimate.high is not None else None
+        spread = notation.spread(half) if half and column.has_interval else ""
+        beside = estimate.kind if shows_kind else "" if unit else estimate.unit
+        cells.append(Text(notation.number(estimate.value / scale, digits), spread, beside))
+    return Column(name, heading, unit, True, cells)
+
+
+_OF_MEMORY = (
+    "The largest size of each category during the observed step. Categories reach it at different moments, so the sizes need "
+    "not add up to the peak."
+)
+_OF_SENT = (
+    "Per step: counted from the collectives that ran in the same-work proof; computed with the strategy's own formula; and as "
+    "in textbooks. All timed steps: everything that the hosts' network interfaces sent in this time, other traffic included."
+)
+_FURTHER = (  # name, title and note of each table besides the summary
+    ("times", "Times and energy", ""),
+    ("memory", "Memory, by what it holds", _OF_MEMORY),
+    ("sent", "Bytes sent by all ranks together", _OF_SENT),
+)

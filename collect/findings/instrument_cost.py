@@ -1,0 +1,97 @@
+"""The cost of each instrument: its time between steps, and how much longer the steps took that it observed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import mean, median
+
+import msgspec
+import polars as pl
+
+from collect.loading.load import Loaded, LoadedCell
+from collect.loading.loaded_run import LoadedRun
+from collect.sources.steps import of_world, undisturbed
+
+
+class InstrumentCost(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One instrument in one cell. n: completed runs that it is the mean of.
+
+    cost_s: its time between steps, by rank 0's clock. watched_steps: the number of steps that it observed; they are not used
+    for metrics of time or memory. step_ratio: the median time of these steps divided by that of the steps that no instrument
+    observed; absent if there are no such steps.
+    """
+
+    cell: str
+    instrument: str
+    n: int
+    cost_s: float
+    watched_steps: int
+    step_ratio: float | None = None
+
+
+def costs(loaded: Loaded) -> list[InstrumentCost]:
+    """By cell and instrument, over the completed runs that had it on."""
+    found = []
+    for cell in loaded.cells:
+        by_name: dict[str, list[LoadedRun]] = {}
+        for run in cell.completed:
+            for name in run.result.instruments if run.result else ():
+                by_name.setdefault(name, []).append(run)
+        for name, runs in by_name.items():
+            cost = [msgspec.convert(_said(run, name)["cost_s"], float) for run in runs]
+            ratios = [ratio for run in runs if (ratio := _step_ratio(run, _steps(run, name))) is not None]
+            found.append(
+                InstrumentCost(
+                    cell=cell.id,
+                    instrument=name,
+                    n=len(runs),
+                    cost_s=mean(cost),
+                    watched_steps=max(len(_steps(run, name)) for run in runs),
+                    step_ratio=mean(ratios) if ratios else None,
+                )
+            )
+    return found
+
+
+def differences(families: Iterable[Sequence[LoadedCell]]) -> list[str]:
+    """`CELL (profile: steps 3 and 4)` for each cell of a family whose cells do not all have the same instruments."""
+    found = []
+    for family in families:
+        if len({repr(cell.cell.instruments) for cell in family if cell.completed}) < 2:
+            continue
+        for cell in family:
+            watched = {
+                name: steps
+                for run in cell.completed
+                for name in (run.result.instruments if run.result else ())
+                if (steps := _steps(run, name))
+            }
+            if watched:
+                told = "; ".join(f"{name}: {_some_steps(steps)}" for name, steps in watched.items())
+                found.append(f"{cell.id} ({told})")
+    return found
+
+
+def _some_steps(steps: list[int]) -> str:
+    """`step 2`, `steps 3 and 4`, `steps 3 to 7`."""
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    return f"steps {steps[0]} {'and' if len(steps) == 2 else 'to'} {steps[-1]}"
+
+
+def _said(run: LoadedRun, name: str) -> dict[str, object]:
+    assert run.result is not None
+    return run.result.instruments[name]
+
+
+def _steps(run: LoadedRun, name: str) -> list[int]:
+    return msgspec.convert(_said(run, name).get("watched_steps", []), list[int])
+
+
+def _step_ratio(run: LoadedRun, watched: list[int]) -> float | None:
+    others = undisturbed(run.timed, run.world)["step_ms"]
+    looked_into = of_world(run.timed.filter(pl.col("step").is_in(watched)))["step_ms"]
+    if others.is_empty() or looked_into.is_empty():
+        return None
+    ratio: float = median(looked_into.to_list()) / median(others.to_list())
+    return ratio

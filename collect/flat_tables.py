@@ -1,0 +1,104 @@
+"""The summary and the records as flat frames, for files that other programs read; columns carry their units."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from collect.loading.load import Loaded
+from collect.metric import menu
+from collect.summary import Summary
+from shardlab import files, printable
+
+CELL_KEYS = (
+    "strategy", "workload", "launcher", "gpus", "nnodes", "global_batch_size", "micro_batch_size",
+    "gradient_accumulation_steps", "seq_len", "precision", "steps", "epochs", "warmup_steps", "seed",
+)  # fmt: skip
+
+
+def frames(loaded: Loaded, summarized: Summary) -> dict[str, pl.DataFrame]:
+    """Every table by its name."""
+    return {"summary": summary(summarized), "steps": steps(loaded), "samples": samples(loaded)}
+
+
+def write_csv(frame: pl.DataFrame, path: Path) -> None:
+    """A new CSV file. Raises WorkspaceError.
+
+    A spreadsheet takes a text that begins with = + - or @ for a formula and computes it: such a text gets an apostrophe before
+    it. No name of ours begins so. Columns of numbers are written as they are.
+    """
+    formula = pl.col(pl.String).str.contains(r"^\s*[=+\-@]")
+    guarded = pl.when(formula).then(pl.lit("'") + pl.col(pl.String)).otherwise(pl.col(pl.String))
+    _write(_printable(frame).with_columns(guarded.name.keep()).write_csv, path)
+
+
+def write_parquet(frame: pl.DataFrame, path: Path) -> None:
+    """A new Parquet file. Raises WorkspaceError."""
+    _write(_printable(frame).write_parquet, path)
+
+
+def _write(into: Callable[[io.BytesIO], Any], path: Path) -> None:
+    """polars writes into memory and we into the file: on a full disk polars itself raises errors that do not say so."""
+    made = io.BytesIO()
+    into(made)
+    files.write_new(path, made.getbuffer())
+
+
+def _printable(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with every text in it as `printable.one_line` makes it; columns hold few different texts."""
+    for name, kind in frame.schema.items():
+        if kind == pl.String:
+            texts = frame[name].unique().drop_nulls().to_list()
+            changed = {text: shown for text in texts if (shown := printable.one_line(text)) != text}
+            if changed:
+                frame = frame.with_columns(pl.col(name).replace(changed))
+    return frame
+
+
+def summary(summarized: Summary) -> pl.DataFrame:
+    """One row per cell; for every metric its value, the interval's ends and, where they vary, unit and kind.
+
+    A metric that no cell has still has its columns, empty: the shape of the table does not depend on what was measured.
+    """
+    text, number = pl.String, pl.Float64
+    schema: dict[str, Any] = {"matrix": text, "cell": text, "state": text, "n": pl.Int64}
+    numbers = {"gpus", "nnodes", "seq_len", "steps", "epochs", "warmup_steps", "seed"}
+    for key in CELL_KEYS:
+        schema[key] = pl.Int64 if key in numbers or key.endswith(("_size", "_steps")) else text
+    for metric in menu():
+        name = metric.name
+        schema |= {name: number, f"{name}_low": number, f"{name}_high": number, f"{name}_unit": text, f"{name}_kind": text}
+    schema["rehearsal"] = pl.Boolean
+    rows = []
+    for row in summarized.rows:
+        flat: dict[str, Any] = {"matrix": summarized.matrix, "cell": row.id, "state": row.state, "n": row.n}
+        flat |= {key: row.cell[key] for key in CELL_KEYS}
+        for name, found in row.metrics.items():
+            flat |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+            flat |= {f"{name}_unit": found.unit, f"{name}_kind": found.kind}
+        rows.append(flat | {"rehearsal": summarized.rehearsal})
+    known = {key for row in rows for key in row}  # a few of hundreds of columns
+    return pl.DataFrame({key: [row.get(key) for row in rows] if key in known else [None] * len(rows) for key in schema}, schema)
+
+
+def steps(loaded: Loaded) -> pl.DataFrame:
+    """Every step record of every run, warm-up included and marked, with the run's id and cell before it."""
+    return _with_run({(cell.id, run.run_id): run.steps for cell in loaded.cells for run in (*cell.runs, *cell.earlier)})
+
+
+def samples(loaded: Loaded) -> pl.DataFrame:
+    """Every host sample of every run, with the run's id and cell before it."""
+    return _with_run({(cell.id, run.run_id): run.samples.hosts for cell in loaded.cells for run in (*cell.runs, *cell.earlier)})
+
+
+def _with_run(frames: dict[tuple[str, str], pl.DataFrame]) -> pl.DataFrame:
+    if not frames:
+        return pl.DataFrame(schema={"cell": pl.String, "run": pl.String})
+    ids = pl.DataFrame(list(frames), schema={"cell": pl.String, "run": pl.String}, orient="row")
+    whose = np.repeat(np.arange(len(frames)), [rows.height for rows in frames.values()])
+    return pl.concat([ids[whose], pl.concat(frames.values(), rechunk=True)], how="horizontal")

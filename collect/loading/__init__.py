@@ -1,0 +1,1 @@
+"""Run folders -> typed runs and frames; damage is listed, never raised."""

@@ -1,0 +1,72 @@
+"""Loads a matrix and its run folders as typed values and frames. Damaged files are listed with the reason and stop nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from collect.loading import read_many
+from collect.loading.loaded_run import LoadedRun
+from collect.loading.records import NO_FOLDER
+from shardlab import gc_pause
+from shardlab.cell import Cell
+from shardlab.expansion import Expansion
+from shardlab.run import parts_of
+from shardlab.workspace import Workspace
+
+
+class LoadedCell(msgspec.Struct):
+    """A point of the matrix. runs: the latest attempt of each repeat; earlier: the attempts before them."""
+
+    id: str
+    cell: Cell
+    runs: list[LoadedRun]
+    earlier: list[LoadedRun]
+
+    @property
+    def completed(self) -> list[LoadedRun]:
+        """The runs of `runs` that completed."""
+        return [run for run in self.runs if run.completed]
+
+
+class Loaded(msgspec.Struct):
+    """A matrix as it stands in a workspace."""
+
+    expansion: Expansion
+    cells: list[LoadedCell]
+
+    @property
+    def runs(self) -> list[LoadedRun]:
+        """Every run folder that is there, earlier attempts too."""
+        return [run for cell in self.cells for run in (*cell.runs, *cell.earlier) if run.verdict != NO_FOLDER]
+
+
+def load(workspace: Workspace, matrix: str | None) -> Loaded:
+    """The named matrix, or the last one. Raises InputError if there is no matrix or its expansion cannot be read."""
+    expansion = workspace.expansion(matrix)
+    attempts: dict[str, list[str]] = {}
+    for run_id in workspace.run_ids():
+        if parts := parts_of(run_id):
+            attempts.setdefault(parts.cell, []).append(run_id)
+    ids_of: list[set[str]] = []
+    for entry in expansion.cells:
+        ids_of.append({run_id for run_id in (*entry.runs, *attempts.get(entry.id, ())) if parts_of(run_id)})
+    with gc_pause.not_searched():
+        runs = {run.run_id: run for run in read_many.read(workspace.runs, sorted(set().union(*ids_of)))}
+    for run in runs.values():
+        run.reads_traces = expansion.traces
+    cells = zip(expansion.cells, ids_of, strict=True)
+    return Loaded(expansion, [_cell(entry.id, entry.cell, [runs[run_id] for run_id in ids]) for entry, ids in cells])
+
+
+def _cell(cell_id: str, cell: Cell, runs: Iterable[LoadedRun]) -> LoadedCell:
+    by_repeat: dict[int, list[LoadedRun]] = {}
+    for run in runs:
+        by_repeat.setdefault(run.repeat, []).append(run)
+    latest, earlier = [], []
+    for _, attempts in sorted(by_repeat.items()):
+        attempts.sort(key=lambda run: run.attempt)
+        latest.append(attempts[-1])
+        earlier += attempts[:-1]
+    return LoadedCell(cell_id, cell, latest, earlier)

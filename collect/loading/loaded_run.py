@@ -1,0 +1,163 @@
+"""One run of a matrix, as metrics, figures and tables see it: its records, and what is computed from them once."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Self
+
+import msgspec
+import polars as pl
+
+from collect.loading import telemetry
+from collect.loading.records import RunRecords
+from collect.loading.telemetry import Coverage
+from collect.sources import memory, samples, steps
+from collect.sources.memory import MemoryCurves
+from collect.sources.samples import Interface, Samples, Seen
+from collect.sources.steps import Frames, Recorded
+from collect.traces import run_traces
+from collect.traces.breakdown import Breakdown
+from collect.traces.run_traces import RunTraces
+from shardlab.cell import Cell
+from shardlab.run import RunIdParts, parts_of
+from shardlab.study import Traces
+
+
+class Quantity(msgspec.Struct, frozen=True):
+    """A number with its unit. kind: what was measured, if a metric can be measured in several ways, such as `counter`."""
+
+    value: int | float
+    unit: str
+    kind: str = ""
+
+
+class LoadedRun(RunRecords, dict=True):
+    """One run folder. Frames are empty without a run.json, because the number of ranks is not known then.
+
+    `read_many` makes the frames of many runs at once and then drops `step_records` and `sample_records`.
+    """
+
+    reads_traces: Traces = "exact"
+    quantities: dict[str, Quantity] | None = None  # every known metric; None until `collect.metric.quantities` computes them
+
+    @property
+    def repeat(self) -> int:
+        """The number of the repeat, from 1, as the run id says."""
+        return self._parts.repeat
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt, from 1, as the run id says."""
+        return self._parts.attempt
+
+    @property
+    def _parts(self) -> RunIdParts:
+        parts = parts_of(self.run_id)
+        assert parts is not None, self.run_id
+        return parts
+
+    @property
+    def completed(self) -> bool:
+        """The run has the state `completed`."""
+        return self.verdict.state == "completed"
+
+    @property
+    def resumed(self) -> bool:
+        """The run has a result and started from a checkpoint."""
+        return self.result is not None and self.result.resumed
+
+    @property
+    def cell(self) -> Cell:
+        """The cell in run.json. Only for runs with a run.json, as completed runs are."""
+        assert self.run is not None
+        return self.run.cell
+
+    @property
+    def recorded(self) -> Recorded:
+        """The step records with the number of ranks, from which the frames of steps are made."""
+        return Recorded(self.step_records, self.cell.gpus, self.cell.dp) if self.run else Recorded({})
+
+    @cached_property
+    def step_frames(self) -> Frames:
+        """The frames of the steps: all, timed, and of the world."""
+        return steps.frames(self.recorded)
+
+    @property
+    def steps(self) -> pl.DataFrame:
+        """Every recorded step, one row per step and rank."""
+        return self.step_frames.every
+
+    @property
+    def timed(self) -> pl.DataFrame:
+        """The timed steps that every rank recorded, one row per step and rank, without warm-up."""
+        return self.step_frames.timed
+
+    @property
+    def world(self) -> pl.DataFrame:
+        """The same steps as `timed`, one row per step (`steps.of_world`)."""
+        return self.step_frames.world
+
+    @cached_property
+    def undisturbed(self) -> pl.DataFrame:
+        """The rows of `world` that no instrument slowed down. Times are computed from these rows."""
+        return steps.undisturbed(self.timed, self.world)
+
+    @cached_property
+    def window(self) -> tuple[float, float] | None:
+        """(first, last) wall_s of the timed steps in seconds since the epoch (`steps.window`)."""
+        return steps.window(self.timed)
+
+    @cached_property
+    def samples(self) -> Samples:
+        """All samples of telemetry, those outside of the timed window included."""
+        return samples.frames(self.sample_records)
+
+    @property
+    def whole_samples(self) -> Samples:
+        """The samples from which metrics are computed: none of a resumed run, because its telemetry is not complete.
+
+        A metric selects the timed window itself, because counters need the samples around it.
+        """
+        return samples.frames({}) if self.resumed else self.samples
+
+    @cached_property
+    def gpu_samples(self) -> pl.DataFrame:
+        """The part of `whole_samples.gpus` of the GPUs that the ranks trained on. A result of an older release does not name
+        these GPUs: then the samples of all GPUs of the hosts."""
+        gpus = self.whole_samples.gpus
+        used = self.result.gpus if self.result else None
+        return gpus if used is None else gpus.filter(pl.col("uuid").is_in(used))
+
+    @cached_property
+    def interfaces(self) -> dict[Interface, list[Seen]]:
+        """The rows of `whole_samples.nics` of each network interface."""
+        return samples.of_interfaces(self.whole_samples.nics)
+
+    @cached_property
+    def coverage(self) -> list[Coverage]:
+        """How much of the timed window the samples of each host cover. Empty for a resumed run, whose steps lie in several
+        windows."""
+        if self.resumed:
+            return []
+        return telemetry.coverage(self.run_id, self.timed, self.samples.hosts, [host.host for host in self.hosts])
+
+    @cached_property
+    def memory(self) -> MemoryCurves | None:
+        """The memory of rank 0 during one step, if an instrument recorded it."""
+        return memory.read(self.folder.memory_file(0))
+
+    @cached_property
+    def traces(self) -> RunTraces:
+        """The figures of the traces of the ranks that were profiled."""
+        return run_traces.read(self.folder.path, self.reads_traces) if self.profiled else RunTraces()
+
+    @cached_property
+    def breakdowns(self) -> list[Breakdown]:
+        """The breakdowns of the profiled ranks whose trace is complete, read as the matrix says."""
+        return self.traces.judged
+
+    def with_breakdowns(self, breakdowns: list[Breakdown]) -> Self:
+        """The same run with other breakdowns, to compare two ways of reading its traces."""
+        copy = msgspec.structs.replace(self, quantities=None)
+        copy.__dict__.update(self.__dict__, breakdowns=breakdowns)
+        return copy

@@ -1,0 +1,135 @@
+"""Reads many runs. Other processes help from MANY runs on, because reading takes most of the time of a report.
+
+The frames of many runs are made at once: a frame costs about the same time for one run as for a hundred. Messages between the
+processes are bytes: MessagePack, which has NaN as a metric may be, and Arrow streams.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import repeat
+from pathlib import Path
+
+import msgspec
+import polars as pl
+
+from collect import metric
+from collect.loading.loaded_run import LoadedRun
+from collect.loading.telemetry import Coverage
+from collect.sources import samples, steps
+from collect.sources.samples import Samples
+from collect.sources.steps import Frames
+from shardlab.rundir import RunDir
+
+AT_ONCE = 50_000  # step records and samples that become frames at once: as records they need several times the memory
+MANY = 2_000  # runs; half of them are read in the time that another process needs to start
+PART = 100  # runs of an answer: few, so that Ctrl-C waits for little, and a pipe has room for the ids that are asked for
+MOST = 4  # processes; this process receives the answers of all of them
+# There is no room for another process or for its answer, or a value has no place in a message: more than 64 bits, or no UTF-8.
+_UNANSWERED = (BrokenProcessPool, OSError, MemoryError, OverflowError, UnicodeError)
+
+Packed = list[bytes]  # a batch of runs: the runs with their coverage, then three frames of steps and three of samples
+
+
+def read(runs: Path, run_ids: Sequence[str]) -> Iterator[LoadedRun]:
+    """These runs of the folder `runs`, in their order."""
+    done = 0
+    processes = min(len(os.sched_getaffinity(0)), MOST)
+    if len(run_ids) >= MANY and processes > 1:
+        with contextlib.suppress(*_UNANSWERED):  # then this process reads the rest
+            for run in _read_by_others(runs, run_ids, processes):
+                done += 1
+                yield run
+    for batch in _batches(runs, run_ids[done:]):
+        _cut(batch, *_frames(batch))
+        yield from batch
+
+
+def _batches(runs: Path, run_ids: Sequence[str]) -> Iterator[list[LoadedRun]]:
+    batch: list[LoadedRun] = []
+    count = 0
+    for run_id in run_ids:
+        batch.append(run := LoadedRun.read(RunDir(runs / run_id)))
+        count += run.count
+        if count > AT_ONCE:
+            yield batch
+            batch, count = [], 0
+    yield batch
+
+
+def _frames(batch: Sequence[LoadedRun]) -> tuple[Frames, Samples]:
+    """The frames of all runs of a batch. Column `run` is the place of a run in the batch."""
+    frames = steps.of_runs([run.recorded for run in batch]), samples.of_runs([run.sample_records for run in batch])
+    for run in batch:
+        run.step_records, run.sample_records = {}, {}
+    return frames
+
+
+def _cut(batch: Sequence[LoadedRun], of_steps: Frames, of_samples: Samples) -> None:
+    """Give each run of a batch its part of the frames."""
+    parts = zip(*(steps.by_run(rows, len(batch)) for rows in (*of_steps, *of_samples)), strict=True)
+    for run, (every, timed, world, *sampled) in zip(batch, parts, strict=True):
+        run.step_frames, run.samples = Frames(every, timed, world), Samples(*sampled)
+
+
+def _read_by_others(runs: Path, run_ids: Sequence[str], processes: int) -> Iterator[LoadedRun]:
+    parts = [run_ids[start : start + PART] for start in range(0, len(run_ids), PART)]
+    context = multiprocessing.get_context("spawn")  # a fork would copy the locks of polars' threads
+    with ProcessPoolExecutor(processes, context, initializer=_prepare) as pool:
+        for answer in pool.map(read_packed, repeat(str(runs)), parts):
+            for packed in answer:
+                yield from _unpacked(packed)
+
+
+def _prepare() -> None:
+    """Prepare another process: it leaves Ctrl-C to its parent, and ends when its parent has ended, however that happened."""
+    gc.disable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def read_packed(runs: str, run_ids: Sequence[str]) -> list[Packed]:
+    """In another process: these runs with the metrics of completed runs, except where traces have to be read for them."""
+    return [_packed(batch) for batch in _batches(Path(runs), run_ids)]
+
+
+def _packed(batch: Sequence[LoadedRun]) -> Packed:
+    frames = _frames(batch)
+    _cut(batch, *frames)
+    for run in batch:
+        if run.completed and not run.profiled:
+            metric.quantities(run)
+    told = [(run, run.coverage) for run in batch]
+    packed = [msgspec.msgpack.encode(told, enc_hook=lambda folder: str(folder.path))]
+    for rows in (rows for part in frames for rows in part):
+        rows.write_ipc_stream(stream := io.BytesIO())
+        packed.append(stream.getvalue())
+    return packed
+
+
+def _unpacked(packed: Packed) -> list[LoadedRun]:
+    told = msgspec.msgpack.decode(
+        packed[0], type=list[tuple[LoadedRun, list[Coverage]]], dec_hook=lambda kind, path: kind(Path(path))
+    )
+    frames = [pl.read_ipc_stream(part) for part in packed[1:]]
+    batch = [run for run, _ in told]
+    _cut(batch, Frames(*frames[:3]), Samples(*frames[3:]))
+    for run, coverage in told:
+        run.coverage = coverage
+    return batch

@@ -1,0 +1,198 @@
+"""Reads the files of one run, each once, and lists damaged files. Works without the extra `report`, as `collect fetch` does."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Self, TypeVar
+
+import msgspec
+
+from shardlab import files, suspension
+from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.errors import InputError, WorkspaceError
+from shardlab.files import NotRegular
+from shardlab.host import Host
+from shardlab.record import Event, Record, RecordLines, Result, Sample, StepRecord, ValidationRecord, damaged_line, read_lines
+from shardlab.run import Run
+from shardlab.rundir import VALIDATION, RunDir, judged
+from shardlab.state import JudgedState
+from shardlab.suspension import Pause
+
+FOLDERS = ("env", "memory", "samples", "steps", "trace")  # the folders of a run that are read
+NO_FOLDER = JudgedState("planned", "no run folder yet")
+_RANK = re.compile(r"steps/rank-(\d{5,})\.jsonl")
+_HOST = re.compile(r"samples/([^/]+)\.jsonl")
+_EVENTS = re.compile(r"events\.(.*\.)?jsonl")
+
+R = TypeVar("R", bound=Record)
+
+
+class Damage(msgspec.Struct):
+    """What could not be read of a run. Paths are relative to the folder of the run."""
+
+    truncated: list[str] = []  # files whose last line is incomplete
+    corrupt: dict[str, int] = {}  # the number of corrupt lines of a file
+    not_followed: dict[str, str] = {}  # name of an entry that is no regular file or folder -> its kind, such as "a symlink"
+
+    def note(self, name: str, lines: RecordLines[R]) -> list[R]:
+        """Note the damaged lines of a file; returns the records that could be read."""
+        if lines.truncated:
+            self.truncated.append(name)
+        if lines.corrupt:
+            self.corrupt[name] = lines.corrupt
+        return lines.records
+
+    @property
+    def lines(self) -> int:
+        """The number of corrupt lines in all files."""
+        return sum(self.corrupt.values())
+
+    def __bool__(self) -> bool:
+        return bool(self.truncated or self.corrupt or self.not_followed)
+
+    def says(self) -> str:
+        """One clause per damaged file."""
+        parts = [f"{name}: the last line is incomplete" for name in self.truncated]
+        parts += [f"{name}: {count} corrupt line{'s' * (count != 1)}" for name, count in self.corrupt.items()]
+        parts += [f"{name}: {kind}, which was not read" for name, kind in self.not_followed.items()]
+        return "; ".join(parts)
+
+
+class RunRecords(msgspec.Struct):
+    """The content of a run folder. `collect.loading.loaded_run` adds what is computed from it."""
+
+    folder: RunDir
+    verdict: JudgedState = NO_FOLDER
+    run: Run | None = None  # run.json; None if the file is missing or damaged, then `verdict` says why
+    result: Result | None = None  # result.json; None as for `run`
+    step_records: dict[int, list[StepRecord]] = {}  # by rank
+    sample_records: dict[str, list[Sample]] = {}  # by the host that the file is named after
+    validation: list[ValidationRecord] = []
+    hosts: list[Host] = []  # the descriptions of hosts that could be read
+    damage: Damage = msgspec.field(default_factory=Damage)
+    profiled: bool = False  # there is a folder for traces
+    paused: bool = False  # suspended between its first and its last timed step: times that include the pause are left out
+    unreadable: str = ""  # why the state is unknown and the run is set aside: run.json, result.json or an event is unreadable
+    waits: bool = False  # its supervisor asked for another start, so the run will go on
+
+    @classmethod
+    def read(cls, folder: RunDir) -> Self:
+        """Read and judge a run. Damage is noted and never raised."""
+        records = cls(folder)
+        try:
+            names = sorted(os.listdir(folder.path))  # noqa: PTH208 - names; an object for each takes most of the time
+        except (FileNotFoundError, NotADirectoryError):
+            return records
+        except OSError as error:
+            records._set_aside(str(WorkspaceError.from_os_error(error, "read")))
+        else:
+            records._read_files(names)
+        if records.unreadable:
+            records.verdict = JudgedState("unknown", records.unreadable)
+        return records
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run folder."""
+        return self.folder.run_id
+
+    @property
+    def count(self) -> int:
+        """The number of step records and samples."""
+        return sum(map(len, self.step_records.values())) + sum(map(len, self.sample_records.values()))
+
+    def _set_aside(self, why: str) -> None:
+        """The first reason counts."""
+        self.unreadable = self.unreadable or why
+
+    def _read_files(self, names: Sequence[str]) -> None:
+        """names: the entries of the run folder, sorted."""
+        parts: dict[str, list[str]] = {}
+        for part in filter(names.__contains__, FOLDERS):
+            try:
+                if (inside := self._inside(part)) is not None:
+                    parts[part] = inside
+            except OSError as error:
+                self._set_aside(str(WorkspaceError.from_os_error(error, "read")))
+        self.profiled = "trace" in parts
+        for name in parts.get("steps", ()):
+            if match := _RANK.fullmatch(name):
+                self.step_records[int(match[1])] = self._lines(name, StepRecord)
+        for name in parts.get("samples", ()):
+            if match := _HOST.fullmatch(name):
+                self.sample_records[match[1]] = self._lines(name, Sample)
+        if VALIDATION in names:
+            self.validation = self._lines(VALIDATION, ValidationRecord)
+        events = [event for name in names if _EVENTS.fullmatch(name) for event in self._lines(name, Event)]
+        for name in filter(_EVENTS.fullmatch, self.damage.corrupt):
+            if (line := damaged_line(f"{self.folder.path}/{name}", Event)) is not None:
+                self._set_aside(f"{self.folder.path}/{name}:{line[0]}: is not an event of this version: {line[1]}.")
+        try:
+            self.run = self.folder.read_run()
+            self.result = self.folder.read_result()
+            self.verdict = judged(self.run, self.result, sorted(events, key=lambda event: event.wall_s), self.step_records)
+        except (InputError, WorkspaceError) as error:
+            self._set_aside(str(error))
+        self.hosts = [host for name in parts.get("env", ()) if (host := _host(f"{self.folder.path}/{name}")) is not None]
+        ends = (event for event in events if event.event in ("exited", "requeued", "cancelled"))
+        last = max(ends, key=lambda event: event.wall_s, default=None)
+        self.waits = last is not None and last.event == "requeued"
+        self._leave_out(suspension.of(events))
+
+    def _lines(self, name: str, kind: type[R]) -> list[R]:
+        """The records of a file that could be read."""
+        try:
+            return self.damage.note(name, read_lines(f"{self.folder.path}/{name}", kind))
+        except WorkspaceError as error:
+            if isinstance(error.__cause__, NotRegular):
+                self.damage.not_followed[name] = error.__cause__.kind
+            if not isinstance(error.__cause__, NotRegular) or _EVENTS.fullmatch(name):
+                self._set_aside(str(error))
+            return []
+
+    def _inside(self, part: str) -> list[str] | None:
+        """The sorted paths in a folder of the run, or None if it is no folder, which is noted. Raises OSError."""
+        path = f"{self.folder.path}/{part}"
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except NotADirectoryError:
+            self.damage.not_followed[part] = files.kind_of(os.lstat(path).st_mode)
+            return None
+        except FileNotFoundError:
+            return None
+        try:
+            return [f"{part}/{name}" for name in sorted(os.listdir(descriptor))]  # noqa: PTH208 - pathlib lists no descriptor
+        except OSError as error:
+            error.filename = path  # not the number of the descriptor
+            raise
+        finally:
+            os.close(descriptor)
+
+    def _leave_out(self, pauses: Sequence[Pause]) -> None:
+        """Leave out the times that include a pause between the start of the first timed step and the end of the last."""
+        timed = [record for records in self.step_records.values() for record in records if not record.warmup]
+        if not pauses or not timed:
+            return
+        if not suspension.holds(min(map(suspension.began, timed)), max(record.wall_s for record in timed), pauses):
+            return
+        self.paused = True
+        self.step_records = {rank: list(suspension.set_aside(steps, pauses)) for rank, steps in self.step_records.items()}
+        timeless: dict[str, None] = dict.fromkeys(("throughput_per_s", "step_time_ms", "train_time_s", "epoch_time_s"))
+        self.result = msgspec.structs.replace(self.result, **timeless) if self.result else None
+
+
+def _host(path: str) -> Host | None:
+    """The description in a file of the folder `env`, or None if the file is damaged."""
+    try:
+        return _decoded(files.read(path)) if path.endswith(".json") else None
+    except (OSError, *DECODE_FAULTS):
+        return None
+
+
+@lru_cache(maxsize=1024)
+def _decoded(raw: bytes) -> Host:
+    """One object for all runs with the same description of a host, which are most runs."""
+    return decoder(Host).decode(raw)

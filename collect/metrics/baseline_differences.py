@@ -1,0 +1,84 @@
+"""Differences of a cell from its baseline, or from the cell that a study compares it with."""
+
+from __future__ import annotations
+
+from collect.loading.loaded_run import Quantity
+from collect.metric import Compared, Direction, Metric
+
+
+def more(compared: Compared, unit: str) -> Quantity | None:
+    """How much more than the baseline's; None where the two share neither the global batch nor the batch of a rank."""
+    scaling = compared.scaling
+    return Quantity(compared.value - compared.baseline_value, unit, scaling) if scaling else None
+
+
+def less_pct(compared: Compared) -> Quantity | None:
+    """How much less than the baseline's, in the points of a percentage."""
+    difference = more(compared, "%")
+    return Quantity(-difference.value, "%", difference.kind) if difference else None
+
+
+def more_pct(compared: Compared) -> Quantity | None:
+    """How much more than the baseline's, in percent of that; None where that is nothing."""
+    scaling = compared.scaling
+    if scaling is None or compared.baseline_value <= 0:
+        return None
+    return Quantity(100 * (compared.value / compared.baseline_value - 1), "%", scaling)
+
+
+def _more_ms(name: str, compares: str, definition: str) -> Metric:
+    return Metric(
+        name=name,
+        unit="ms",
+        direction="lower is better",
+        definition=definition,
+        of_cells=lambda compared: more(compared, "ms"),
+        compares=compares,
+    )
+
+
+def _more_pct(name: str, compares: str, direction: Direction, definition: str) -> Metric:
+    return Metric(name=name, unit="%", direction=direction, definition=definition, of_cells=more_pct, compares=compares)
+
+
+METRICS = (
+    _more_ms(
+        "additional_idle_ms",
+        "idle_ms",
+        "Idle time of a profiled step minus that of the baseline (study 2, table 4.3.3: additional idle).",
+    ),
+    _more_ms(
+        "additional_non_compute_ms",
+        "non_compute_ms",
+        "Non-compute time of a profiled step minus that of the baseline (study 2, table 4.3.3, which calls it communication).",
+    ),
+    _more_ms(
+        "overhead_ms",
+        "kernel_ms",
+        "Time of a profiled step from the first kernel to the last, minus that of the baseline: the additional compute, "
+        "non-compute and idle time together (study 2, table 4.3.3: total overhead).",
+    ),
+    Metric(
+        name="compute_loss_pct",
+        unit="%",
+        direction="lower is better",
+        definition="Share of time in which a kernel computes: that of the baseline minus that of this cell, in percentage "
+        "points (study 2, table 4.3.3, which calls it performance loss).",
+        of_cells=less_pct,
+        compares="compute_pct",
+    ),
+    _more_pct(
+        "speed_gain_pct",
+        "throughput_per_s",
+        "higher is better",
+        "Change of throughput relative to the baseline, or to the cell that a study names, in percent of its throughput "
+        "(study 1, table 1: speed gain).",
+    ),
+    _more_pct(
+        "memory_change_pct",
+        "peak_memory_bytes",
+        "lower is better",
+        "Change of peak memory relative to the baseline, or to the cell that a study names, in percent of its peak memory. If "
+        "a cell uses 30 % less, this is -30 %, as study 1 prints it in table 1.",
+    ),
+)

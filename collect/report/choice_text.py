@@ -1,0 +1,341 @@
+"""What to choose, as text, written once for the terminal and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from collect import notation
+from collect.choices.contest import Contest, natural
+from collect.choices.family import Answer, Family, Fit
+from collect.choices.standing import CRITERIA, Standing
+from collect.report import verdict_text
+from collect.summary import Summary
+
+CAUTION = "choices of a rehearsal show that a choice can be computed, not which strategy to choose"
+AS_MEASURED = "as measured"
+ONCE = "as measured: n = 1 and no cell was repeated, so the scatter is not known; another measurement may have another order"
+HEADINGS = {
+    "throughput_per_s": "Fastest",
+    "peak_memory_bytes": "Least memory per rank",
+    "sent_counted_bytes": "Fewest bytes per step",
+    "final_accuracy_pct": "Most accurate",
+    "energy_per_unit_j": "Least energy",
+}
+QUESTIONS = {
+    "throughput_per_s": "Which is the fastest?",
+    "peak_memory_bytes": "Which needs the least memory per rank?",
+    "sent_counted_bytes": "Which sends the fewest bytes per step?",
+    "final_accuracy_pct": "Which is the most accurate?",
+    "energy_per_unit_j": "Which needs the least energy per unit?",
+}
+MOST_SHOWN = 24  # families, and contests of each
+MOST_CITED = 100  # cells under one answer
+MOST_NAMED = 3  # each with its own link in a cell of the table
+
+
+class RunsLink(msgspec.Struct, frozen=True):
+    """A text that leads to the runs of a cell."""
+
+    text: str
+    cell: str
+
+
+class Said(msgspec.Struct, frozen=True):
+    """The text of a choice. names: the best cells; value: the value of the first; more: how certain the choice is; margin: the
+    distance to the next cell.
+
+    sure: whether one cell is significantly better than all others, or the best cells are known to be equal.
+    """
+
+    names: list[RunsLink]
+    value: str = ""
+    more: str = ""
+    margin: str = ""
+    sure: bool = False
+
+    def __str__(self) -> str:
+        told = " ".join(filter(None, [", ".join(link.text for link in self.names), self.value]))
+        return f"{told} ({self.more})" if told and self.more else told or self.more
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A contest as a row of the table of choices. said: the choice by each criterion; out: (reason, cells not ranked)."""
+
+    heading: str
+    about: str
+    said: list[Said]
+    out: list[tuple[str, list[RunsLink]]]
+
+
+class TreeNode(msgspec.Struct, frozen=True):
+    """A question of the decision tree. answers: (the contests of the answer, the answer, the cells that it rests on)."""
+
+    asks: str
+    answers: list[tuple[str, Said, list[RunsLink]]]
+
+
+def opened(summary: Summary) -> list[Family]:
+    """Those in which there is something to choose, as many as are shown."""
+    return [family for family in summary.choices if family.open][:MOST_SHOWN]
+
+
+def hidden(summary: Summary) -> str:
+    """How many choices are not shown, in a sentence; nothing where all are."""
+    every = [sum(contest.open for contest in family.contests) for family in summary.choices if family.open]
+    left = sum(every) - sum(min(one, MOST_SHOWN) for one in every[:MOST_SHOWN])
+    return f"{left:,} more comparisons are in summary.json" if left else ""
+
+
+def criteria(families: Sequence[Family]) -> list[str]:
+    """Those that give a reason to choose anywhere, in their order."""
+    standings = [standing for family in families for contest in family.contests for standing in contest.standings]
+    found = {standing.criterion for standing in standings if standing.word != "same work"}
+    return [name for name in CRITERIA if name in found]
+
+
+def any_out(families: Sequence[Family]) -> bool:
+    """Whether any cell is not among the ranked."""
+    return any(_out(contest) for family in families for contest in family.contests if contest.open)
+
+
+def title(family: Family) -> str:
+    """The title of the section of a family."""
+    return f"{family.workload}, {family.about}" if family.about else family.workload
+
+
+def cautions(summary: Summary) -> list[str]:
+    """What has to be said of all choices."""
+    found = [CAUTION] if summary.rehearsal else []
+    words = {standing.word for family in opened(summary) for contest in family.contests for standing in contest.standings}
+    return [*found, ONCE] if "as measured" in words else found
+
+
+def uncompared(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
+    """(where, cells) for cells whose batch size no other cell has, if other cells ran on the same ranks with another batch."""
+    found = []
+    for family in summary.choices:
+        by_ranks: dict[tuple[int, int], list[Contest]] = {}
+        for contest in family.contests:
+            by_ranks.setdefault((contest.ranks, contest.nodes), []).append(contest)
+        for (ranks, _), contests in by_ranks.items():
+            alone = [(contest.batch, contest.contenders[0]) for contest in contests if len(contest.contenders) == 1]
+            if len({contender.name for contest in contests for contender in contest.contenders}) > 1 and alone:
+                who = [RunsLink(f"{contender.name} (batch {batch})", contender.cell) for batch, contender in alone]
+                found.append((f"{title(family)}, {_ranks(ranks)}", who))
+    return found
+
+
+def lines(family: Family, shown: Sequence[str]) -> list[Line]:
+    """Its contests in which there is something to choose, as many as are shown, by the criteria that are."""
+    every = [
+        Line(_ranks(contest.ranks), _about(contest), [said(contest, name) for name in shown], _out(contest))
+        for contest in family.contests
+        if contest.open
+    ]
+    return every[:MOST_SHOWN]
+
+
+def nodes(family: Family) -> list[TreeNode]:
+    """The questions of a family, in the order in which to ask them."""
+    several = len(family.one_rank) > 1
+    alone = [
+        (_batches(family, fit.contests) if several else "", _on_one(fit), _cites(family, fit.contests, _of(fit)))
+        for fit in family.one_rank
+    ]
+    shared = [(_when(family, fit.contests), _on_more(fit), _cites(family, fit.contests, _of(fit))) for fit in family.more_ranks]
+    asked = [TreeNode("Does it fit on one rank?", alone or [("", Said([], more="not measured on one rank"), [])])]
+    asked.append(
+        TreeNode("What fits on more ranks?", shared or [("", Said([], more="not measured on more than one rank"), [])])
+    )
+    for question in family.questions:
+        told = [(_when(family, one.contests), *_answer(family, one, question.criterion)) for one in question.answers]
+        asked.append(TreeNode(QUESTIONS[question.criterion], told))
+    return asked
+
+
+def said(contest: Contest, criterion: str) -> Said:
+    """The answer of a contest by one criterion."""
+    standing = next((one for one in contest.standings if one.criterion == criterion), None)
+    if standing is None:
+        measured = contest.named("measured")
+        return Said([], more=f"only {measured[0]} was measured" if len(measured) == 1 else "")
+    names = {contender.cell: contender.name for contender in contest.contenders}
+    best = sorted((RunsLink(names[cell], cell) for cell in standing.best), key=lambda link: natural(link.text))
+    few = best if len(best) <= MOST_NAMED else [RunsLink(_joined([link.text for link in best]), best[0].cell)]
+    if standing.word == "same work":
+        return Said([], more="equal: the same work")
+    if standing.word == "not told apart":
+        values = [placed.value for placed in standing.placed if placed.cell in standing.best]
+        return Said(few, _range(min(values), max(values), standing.unit), "cannot be distinguished")
+    more = {"as measured": AS_MEASURED, "equal": "equal", "best": ""}[standing.word]
+    value = _quantity(standing.placed[0].value, standing.unit)
+    return Said(few, value, more, _margin(standing, names), sure=standing.word != "as measured")
+
+
+def _margin(standing: Standing, names: dict[str, str]) -> str:
+    """`13 % faster than ddp`, of the first that is not among the best."""
+    behind = next((one for one in standing.placed if one.cell not in standing.best), None)
+    if behind is None or standing.margin_pct is None:
+        return ""
+    how = {"throughput_per_s": "faster", "final_accuracy_pct": "more"}.get(standing.criterion, "less")
+    return f"{_percent(standing.margin_pct)}\u00a0% {how} than {names[behind.cell]}"
+
+
+def _percent(value: float) -> str:
+    """Two digits, or whole percent: a margin is of two means, and known no better."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.1g}"
+
+
+def _quantity(value: float, unit: str) -> str:
+    """A number with its unit; bytes as the tables have them."""
+    if unit != "bytes":
+        return verdict_text.quantity(value, unit)
+    name, size = notation.bytes_unit([value])
+    return f"{notation.number(value / size, 3)} {name}"
+
+
+def _range(low: float, high: float, unit: str) -> str:
+    """`57.9 to 58.5 s`."""
+    first, last = _quantity(low, unit), _quantity(high, unit)
+    same = first.partition(" ")[2] == last.partition(" ")[2]
+    return last if first == last else f"{first.partition(' ')[0] if same else first} to {last}"
+
+
+def _out(contest: Contest) -> list[tuple[str, list[RunsLink]]]:
+    """(why, who) of the cells that are not ranked. Of other work, the strategy's own sentence says which."""
+    words = {
+        "does not fit": "out of memory",
+        "over the limit": "over the time limit",
+        "other work": "other work by design",
+        "gpu trouble": "its GPUs were shared or throttled",
+        "looked into": "also measured with fewer instruments",
+        "not ranked": "not proven to do the same work",
+        "failed": "failed",
+        "not measured": "not measured",
+    }
+    found: dict[str, list[RunsLink]] = {}
+    for outcome, word in words.items():
+        for one in (one for one in contest.contenders if one.outcome == outcome):
+            why = f"{word} ({one.why})" if outcome == "other work" else word
+            found.setdefault(why, []).append(RunsLink(one.name, one.cell))
+    return list(found.items()) + [(one.partly, [RunsLink(one.name, one.cell)]) for one in contest.contenders if one.partly]
+
+
+def _on_one(fit: Fit) -> Said:
+    if fit.fits and not fit.does_not_fit:
+        return Said([], value="yes", more=_rest(fit), sure=True)
+    if fit.fits:
+        return Said([], value=f"yes with {_joined(fit.fits)}", more=_rest(fit), sure=True)
+    return Said([], value="no", more=_rest(fit), sure=True) if fit.does_not_fit else Said([], more=_rest(fit))
+
+
+def _on_more(fit: Fit) -> Said:
+    return Said([], value=_joined(fit.fits), more=_rest(fit), sure=bool(fit.fits))
+
+
+def _rest(fit: Fit) -> str:
+    ended = (
+        (fit.does_not_fit, "out of memory"),
+        (fit.over_the_limit, "over the time limit"),
+        (fit.unknown, "not measured, or failed"),
+    )
+    return "; ".join(f"{_joined(names)}: {how}" for names, how in ended if names)
+
+
+def _of(fit: Fit) -> list[str]:
+    return [*fit.fits, *fit.does_not_fit, *fit.over_the_limit, *fit.unknown]
+
+
+def _answer(family: Family, answer: Answer, criterion: str) -> tuple[Said, list[RunsLink]]:
+    """The choice in the words of the tree, and the numbers that it rests on: the best of each contest."""
+    more = {
+        "best": "",
+        "equal": "equal",
+        "not told apart": "cannot be distinguished",
+        "same work": "equal: proven to do the same work, so accuracy is no reason to choose",
+        "as measured": AS_MEASURED,
+        "only one fits": "the only one that fits",
+        "only one": "nothing to compare",
+        "none fits": "none of the cells that ran fits",
+        "not measured": "not measured",
+    }[answer.word]
+    if answer.word == "same work":
+        return Said([], more=more), []
+    cites = []
+    for place in answer.contests:
+        contest = family.contests[place]
+        standing = next((one for one in contest.standings if one.criterion == criterion), None)
+        placed = {one.cell: _quantity(one.value, standing.unit) for one in standing.placed} if standing else {}
+        for one in contest.contenders:
+            if one.name in answer.best and (standing is None or one.cell in standing.best):
+                about = [f"{one.name} ×{contest.ranks}", placed.get(one.cell, "")]
+                cites.append(RunsLink(": ".join(filter(None, about)), one.cell))
+    named = "" if answer.word == "only one" else _joined(answer.best)
+    return Said([], named, more, sure=answer.word in ("best", "equal", "only one fits")), cites
+
+
+def _cites(family: Family, places: Sequence[int], names: Sequence[str]) -> list[RunsLink]:
+    """The cells of these names in these contests, by their ranks."""
+    found = []
+    for place in places:
+        contest = family.contests[place]
+        known = [contender for contender in contest.contenders if contender.name in names]
+        found += [RunsLink(f"{contender.name} ×{contest.ranks}", contender.cell) for contender in known]
+    return found
+
+
+def _joined(names: Sequence[str]) -> str:
+    """`a, b and c`; `a (4 and 8 micro-batches)` for two of a strategy; with semicolons where commas are taken."""
+    by_strategy: dict[str, list[str]] = {}
+    for name in names:
+        strategy, _, more = name.partition(", ")
+        by_strategy.setdefault(strategy, []).extend([more] if more else [])
+    folded = [f"{strategy} ({_variants(variants)})" if variants else strategy for strategy, variants in by_strategy.items()]
+    comma = "; " if any("," in name for name in folded) else ", "
+    return " and ".join(filter(None, [comma.join(folded[:-1]), *folded[-1:]]))
+
+
+def _variants(variants: Sequence[str]) -> str:
+    """`4 and 8 micro-batches`: what all end with stands once."""
+    heads, tails = zip(*(variant.partition(" ")[::2] for variant in variants), strict=True)
+    return f"{_joined(heads)} {tails[0]}".rstrip() if len(set(tails)) == 1 else "; ".join(variants)
+
+
+def _batches(family: Family, places: Sequence[int]) -> str:
+    return f"batch {_joined([str(family.contests[place].batch) for place in places])}"
+
+
+def _when(family: Family, places: Sequence[int]) -> str:
+    """`2 and 4 ranks; 8 ranks at batch 64`: the ranks of contests, with the batch where others on as many answer otherwise."""
+    by_ranks: dict[tuple[int, int], list[int]] = {}
+    for place in places:
+        contest = family.contests[place]
+        by_ranks.setdefault((contest.ranks, contest.nodes), []).append(contest.batch)
+    parts: list[tuple[list[int], str]] = []  # ranks, and what of them
+    for (ranks, nodes), batches in by_ranks.items():
+        everywhere = [one.batch for one in family.contests if (one.ranks, one.nodes) == (ranks, nodes)]
+        other_nodes = len({one.nodes for one in family.contests if one.ranks == ranks}) > 1
+        on = f" on {nodes} node{'s' if nodes > 1 else ''}" if other_nodes else ""
+        at = f" at batch {_joined([str(batch) for batch in batches])}" if batches != everywhere else ""
+        if parts and not on + at + parts[-1][1]:
+            parts[-1][0].append(ranks)
+        else:
+            parts.append(([ranks], on + at))
+    return "; ".join(f"{_joined([str(one) for one in ranks])} rank{'s' if ranks != [1] else ''}{of}" for ranks, of in parts)
+
+
+def _ranks(ranks: int) -> str:
+    return "1 rank" if ranks == 1 else f"{ranks} ranks"
+
+
+def where(contest: Contest) -> str:
+    """`8 ranks, batch 64`."""
+    return f"{_ranks(contest.ranks)}, {_about(contest)}"
+
+
+def _about(contest: Contest) -> str:
+    """The batch, and the nodes where they tell contests apart."""
+    nodes = f"{contest.nodes} nodes, " if contest.nodes > 1 else ""
+    return f"{nodes}batch {contest.batch}"

@@ -1,0 +1,33 @@
+"""The report's colours, named once: the page has them as CSS variables, a figure that stands alone has them filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Ink, muted, link, good, warn and bad are read as text: each has the contrast of 4.5 to its ground that WCAG 2.2 asks (1.4.3).
+# The series colours are graphics: each has the contrast of 3 that WCAG asks of those (1.4.11), and people who see no red or no
+# green tell every two of them apart. tests/test_collect_strategy_style.py holds both.
+LIGHT = {
+    "page": "#fdfdfc", "raised": "#ffffff", "ink": "#1b1d1f", "muted": "#646a70", "line": "#e4e5e3", "link": "#0a5aa8",
+    "good": "#1a7346", "warn": "#935a00", "bad": "#b3261e", "warn-wash": "#fdf5e4", "warn-line": "#dba234",
+    "series-1": "#0b6bb5", "series-2": "#d65f0e", "series-3": "#4a9aa7", "series-4": "#7c3367", "series-5": "#8d73f0",
+    "series-6": "#62460c", "series-7": "#0f4038", "series-8": "#2a2f8f",
+}  # fmt: skip
+DARK = {
+    "page": "#141618", "raised": "#1d2023", "ink": "#e8e9ea", "muted": "#9aa1a8", "line": "#2d3135", "link": "#7cb8ee",
+    "good": "#62c794", "warn": "#e3b261", "bad": "#f28b82", "warn-wash": "#2a2316", "warn-line": "#96732c",
+    "series-1": "#5aaef0", "series-2": "#ff8a3d", "series-3": "#87e3c4", "series-4": "#985593", "series-5": "#fce872",
+    "series-6": "#3173e1", "series-7": "#b34f2a", "series-8": "#c08295",
+}  # fmt: skip
+
+
+def resolved(value: Any, colours: Mapping[str, str]) -> Any:
+    """A figure's JSON with `var(--NAME)` replaced by the colour of that name. Raises KeyError for a name that is none."""
+    if isinstance(value, str):
+        return colours[value[6:-1]] if value.startswith("var(--") else value
+    if isinstance(value, Mapping):
+        return {key: resolved(item, colours) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [resolved(item, colours) for item in value]
+    return value

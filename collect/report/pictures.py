@@ -1,0 +1,73 @@
+"""Writes each figure of the report as a file: plotly draws it in a headless browser, through kaleido."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from collect.export import Export
+from collect.loading.load import Loaded
+from collect.report import palette
+from collect.report.page import DrawnFigure, drawings
+from collect.summary import Summary
+from shardlab import files
+from shardlab.errors import InputError, MissingExtra
+
+FORMATS = ("svg", "png")
+FOLDER = "figures"
+SCALE = {"svg": 1, "png": 2}  # pixels of a picture for each of the page
+BROWSER = (
+    "{} needs Chrome or Chromium, which was not found; install one (on Debian: apt install chromium), or set "
+    "BROWSER_PATH to its path. The buttons in the report save the same images in any browser."
+)
+
+
+def formats(asked: str, where: str) -> tuple[str, ...]:
+    """`svg,png` as names. Raises InputError for one that is none."""
+    names = tuple(dict.fromkeys(name.strip() for name in asked.split(",")))
+    if wrong := [name for name in names if name not in FORMATS]:
+        raise InputError(f"{where}: found {wrong[0]!r}. Allowed: {', '.join(FORMATS)}.")
+    return names
+
+
+def export(suffix: str, summary: str) -> Export:
+    """The figures alone, in one format, as `collect export` writes them."""
+
+    def write_all(loaded: Loaded, summarized: Summary, folder: Path, _place: Path) -> None:
+        (folder / FOLDER).mkdir()
+        write(folder / FOLDER, drawings(loaded, summarized), (suffix,), f"collect export --to {suffix}")
+
+    return Export(name=suffix, summary=summary, holds=frozenset({FOLDER}), write=write_all, extra="images", package="kaleido")
+
+
+def write(folder: Path, figures: Sequence[DrawnFigure], wanted: Sequence[str], what: str) -> None:
+    """Each figure as NAME.svg, NAME.png, in light colours; one browser draws them all.
+
+    what: what needs them, for a sentence. Raises MissingExtra without kaleido, InputError without a browser.
+    """
+    try:
+        import kaleido  # type: ignore[import-untyped]
+        from choreographer.errors import ChromeNotFoundError
+    except ModuleNotFoundError as missing:
+        raise MissingExtra("images", what, missing.name or "kaleido") from None
+    drawn = []
+    for figure in figures:
+        spec = palette.resolved(figure.spec, palette.LIGHT)
+        picture, data = spec["picture"], [trace for trace in spec["data"] if trace.get("visible") != "legendonly"]
+        for name in wanted:
+            opts = {"format": name, "width": picture["width"], "height": picture["height"], "scale": SCALE[name]}
+            fig = {"data": data, "layout": spec["layout"] | picture}
+            drawn.append((folder / f"{figure.name}.{name}", fig, opts))
+    try:
+        asyncio.run(_draw(kaleido.Kaleido, drawn))
+    except ChromeNotFoundError:
+        raise InputError(BROWSER.format(what)) from None
+
+
+async def _draw(browser_of: Callable[..., Any], drawn: Sequence[tuple[Path, dict[str, Any], dict[str, Any]]]) -> None:
+    """Draw each figure and write its file. kaleido would write files itself, but hides why it could not."""
+    async with browser_of(mathjax=False) as browser:  # without `mathjax=False` it would be asked for on the network
+        for path, fig, opts in drawn:
+            files.write_new(path, await browser.calc_fig(fig, opts))

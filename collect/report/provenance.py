@@ -1,0 +1,128 @@
+"""Where the numbers come from: the runs of each cell with their hosts and files, and what all of it was made with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from collect import notation
+from collect.loading.load import Loaded, LoadedCell
+from collect.loading.loaded_run import LoadedRun
+from collect.loading.records import NO_FOLDER
+from collect.summary import Summary
+from collect.verdicts import reasons
+
+
+class RunPlace(msgspec.Struct, frozen=True):
+    """hosts: the names of those that it was on; files: paths in its folder, absent where there is no folder."""
+
+    hosts: list[str]
+    files: list[str] | None
+
+
+class CellPlace(msgspec.Struct, frozen=True):
+    """configuration: the hash of the cell, empty where no run has a run.json; runs: by run id, those of the summary's row.
+
+    rehearsal: what the runs are instead of what a study ran, or nothing.
+    """
+
+    configuration: str
+    rehearsal: str
+    runs: dict[str, RunPlace]
+
+
+def cell(loaded: LoadedCell) -> CellPlace:
+    """Of one cell."""
+    hashes = [run.run.cell_hash for run in loaded.runs if run.run]
+    runs = {run.run_id: _run(run) for run in loaded.runs}
+    return CellPlace(hashes[0] if hashes else "", reasons.rehearsal(loaded), runs)
+
+
+def _run(run: LoadedRun) -> RunPlace:
+    if run.verdict == NO_FOLDER:
+        return RunPlace([], None)
+    found = {
+        "run.json": run.run,
+        "result.json": run.result,
+        "steps/": run.steps.height,
+        "samples/": run.samples.hosts.height,
+        "trace/": run.breakdowns,
+        "memory/": run.memory,
+    }
+    return RunPlace(
+        list(dict.fromkeys(host.host for host in run.hosts)), [name for name, is_there in found.items() if is_there]
+    )
+
+
+def made_with(loaded: Loaded) -> list[tuple[str, list[str]]]:
+    """What the runs were made with: (what, every value that occurs)."""
+    runs = [run for run in loaded.runs if run.run]
+    found: dict[str, list[str]] = {"Cluster": [], "Launchers": [], "Git commit": [], "Versions": [], "Data": []}
+    for run in runs:
+        assert run.run is not None
+        found["Cluster"].append(", ".join(f"{key} {value}" for key, value in run.run.cluster.items()))
+        found["Launchers"].append(run.run.launcher)
+        found["Git commit"].append(run.run.git_commit or "not in a git repository")
+        if run.result and run.result.data:
+            data = run.result.data
+            synthetic = " (synthetic)" if data.get("synthetic") else ""
+            found["Data"].append(f"{data.get('name', 'unnamed')}{synthetic}, SHA-256 {data.get('sha256', 'unknown')}")
+    versions = environments([_versions(run) for run in runs])
+    found["Versions"] = [", ".join(f"{name} {version}" for name, version in sorted(one.items())) for one in versions]
+    return [(what, list(dict.fromkeys(values))) for what, values in found.items() if values]
+
+
+def environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """The environments that these reports of package versions describe.
+
+    A report may name fewer packages than another: a run that failed wrote no result, and a result does not name the version
+    of Python. Reports describe one environment if no package has two versions in them.
+    """
+    found: list[dict[str, str]] = []
+    for report in sorted(reports, key=len, reverse=True):
+        known = next((one for one in found if all(one.get(name, version) == version for name, version in report.items())), None)
+        if known is None:
+            found.append(dict(report))
+        else:
+            known |= report
+    return [one for one in found if one]
+
+
+def _versions(run: LoadedRun) -> dict[str, str]:
+    """The package versions of a run: those that its job found when it was submitted, then those that its ranks imported."""
+    assert run.run is not None
+    return run.run.versions | (run.result.versions if run.result else {})
+
+
+def hosts(loaded: Loaded) -> list[tuple[str, list[tuple[str, str]]]]:
+    """(host, what it is) for every host and boot that a run was on."""
+    known = {(host.host, host.boot_id): host for run in loaded.runs for host in run.hosts}
+    found = []
+    for host in known.values():
+        gpus = ", ".join(f"{gpu.name} ({gpu.uuid})" for gpu in host.gpus or ())
+        nics = [f"{nic.name} ({nic.kind}{f', {nic.speed_mbps} Mbit/s' if nic.speed_mbps else ''})" for nic in host.nics]
+        about = [
+            ("Processors", f"{host.cpus_allowed} of {host.cpus}, {host.cpu_model or 'model unknown'}"),
+            ("Memory", f"{notation.number(host.memory_bytes / notation.GIB, 3)} GiB"),
+            ("GPUs", gpus or f"no GPU{f' ({host.gpu_why_absent})' if host.gpu_why_absent else ''}"),
+            ("Network", ", ".join(nics) or "no interface"),
+            ("System", f"{host.system}, kernel {host.kernel}"),
+            ("Python", ", ".join([host.python, *(f"{name} {version}" for name, version in sorted(host.packages.items()))])),
+        ]
+        found.append((host.host, about))
+    return found
+
+
+def worst_coverage(summary: Summary) -> list[tuple[str, int, int, str, str, int]]:
+    """(host, runs, samples, lowest coverage, largest gap, runs without telemetry of the whole timed window) per host."""
+    found = []
+    for host in dict.fromkeys(entry.host for entry in summary.telemetry):
+        entries = [entry for entry in summary.telemetry if entry.host == host]
+        shares = [entry.coverage_pct for entry in entries if entry.coverage_pct is not None]
+        gaps = [entry.largest_gap_s for entry in entries if entry.largest_gap_s is not None]
+        lowest = f"{notation.number(min(shares), 3)} %" if shares else ""
+        largest = f"{notation.number(max(gaps), 2)} s" if gaps else ""
+        incomplete = sum(bool(entry.incomplete) for entry in entries)
+        found.append((host, len(entries), sum(entry.samples for entry in entries), lowest, largest, incomplete))
+    return found

@@ -1,0 +1,134 @@
+"""The summary for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from collect import notation
+from collect.findings import columns
+from collect.findings.equal_losses import LossComparison
+from collect.findings.instrument_cost import InstrumentCost
+from collect.report import choice_text, truncation, verdict_text
+from collect.summary import Summary
+from shardlab.console import Output
+
+STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red", "node_fail": "red", "hung": "red"}
+
+
+def show(output: Output, summary: Summary) -> None:
+    """The table, then what a reader has to know to believe it."""
+    every, labels = summary.rows, summary.label_of
+    summary = truncation.of(summary)
+    table = columns.table(every, summary.rows)
+    about = ", ".join(f"{what.lower()} {value}" for what, value in table.common)
+    title = f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
+    styles = [next((STYLES[state] for state in row.states if state in STYLES), "") for row in summary.rows]
+    _table(output, f"{title} ({about})" if about else title, table.columns, styles, range(len(styles)))
+    for further in table.further:
+        _table(output, further.title.lower(), further.columns, styles, further.rows)
+    output.line(f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}.")
+    for remark in summary.remarks:
+        output.line(remark, style="yellow")
+    choices(output, summary)
+    claims(output, summary)
+    if summary.reported:
+        output.line(f"{verdict_text.told(summary)} (see the report, or: collect verdicts)")
+    for comparison in summary.losses:
+        output.line(losses(comparison, labels))
+    for cost in summary.instruments:
+        output.line(instrument(cost, labels))
+    for failure in summary.failures:
+        said = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
+        output.line(f"{failure.state}: {said}", STYLES.get(failure.state))
+    for outlier in summary.outliers:
+        value, median = (notation.number(number) for number in (outlier.value, outlier.median))
+        output.line(f"outlier, not removed: {outlier.run}: {outlier.metric} {value}, the median is {median}", "yellow")
+    for damage in summary.damage:
+        output.line(f"damaged records: {damage.run}: {damage.says}", style="yellow")
+
+
+def choices(output: Output, summary: Summary) -> None:
+    """Print the choices, if there are any: one row for each number of ranks and batch."""
+    families = choice_text.opened(summary)
+    if not families:
+        return
+    shown = choice_text.criteria(families)
+    rows = [
+        [choice_text.title(family), f"{line.heading}, {line.about}", *map(str, line.said)]
+        for family in families
+        for line in choice_text.lines(family, shown)
+    ]
+    output.table("which strategy to choose", ["Workload", "Ranks", *(choice_text.HEADINGS[name] for name in shown)], rows)
+    if hidden := choice_text.hidden(summary):
+        output.line(hidden)
+    for caution in choice_text.cautions(summary):
+        output.line(caution, style="yellow")
+
+
+def claims(output: Output, summary: Summary) -> None:
+    """A line a claim: what was found."""
+    if not summary.verdicts:
+        return
+    rows = [[verdict.id, verdict_text.word(verdict), verdict.says] for verdict in summary.verdicts]
+    styles = [verdict_text.STYLES[verdict.verdict] for verdict in summary.verdicts]
+    output.table(verdict_text.counts(summary), ["Claim", "Verdict", "What the study says"], rows, styles)
+    for caution in verdict_text.cautions(summary):
+        output.line(caution, style="yellow")
+
+
+def verdicts(output: Output, summary: Summary) -> None:
+    """Print each claim of a study with its numbers, and each reported number with the measured number."""
+    for remark in summary.remarks:
+        output.line(remark, style="yellow")
+    if not summary.verdicts and not summary.reported:
+        output.line(f"{summary.matrix}: states no claims and no reported numbers.")
+    claims(output, summary)
+    for verdict in summary.verdicts:
+        output.line(f"{verdict.id}: {verdict_text.word(verdict)}: {verdict.why}", verdict_text.STYLES[verdict.verdict])
+        for said in (*map(verdict_text.entered, verdict.numbers), *verdict.remarks):
+            output.line(f"  {said}")
+        for reason in verdict_text.grouped(verdict.reasons):
+            output.line(f"  likely: {reason}")
+        for note in verdict.notes if verdict.verdict == "contradicted" else ():
+            output.line(f"  note on the same place in the study: {note}")
+    if summary.reported:
+        lines = verdict_text.reported(summary, summary.label_of)
+        fields = ("where", "cell", "metric", "printed", "measured", "spread", "n", "ratio", "agrees", "says")
+        shown = [[str(getattr(line, field)) for field in fields] for line in lines]
+        heads = ["Where", "Cell", "Metric", "Reported", "Measured", "95 % interval", "n", "Ratio", "", "Why"]
+        output.table(verdict_text.told(summary), heads, shown)
+        if verdict_text.pooled(summary):
+            output.line("intervals of fewer than three repeats are from the noise of all repeated cells of this matrix")
+        for reason in verdict_text.grouped(verdict_text.common_reasons(summary)):
+            output.line(f"for all of them: {reason}")
+
+
+def _table(output: Output, title: str, shown: Sequence[columns.Column], styles: Sequence[str], places: Iterable[int]) -> None:
+    """places: the rows of the summary that are shown. styles: one for each of the summary's rows."""
+    headings = [column.headed for column in shown]
+    chosen = list(places)
+    rows = [[str(column.cells[place]) for column in shown] for place in chosen]
+    output.table(title, headings, rows, [styles[place] for place in chosen])
+
+
+def losses(comparison: LossComparison, labels: Mapping[str, str]) -> str:
+    """One sentence on two cells, by their labels."""
+    what = "both launchers" if comparison.differ == "launcher" else "both strategies"
+    pair = f"{labels[comparison.one]} and {labels[comparison.other]}"
+    if comparison.max_difference is None:
+        return f"losses of {what}: no step in common: {pair}"
+    if comparison.max_difference == 0:
+        return f"same losses with {what}: no difference in {comparison.steps} steps: {pair}"
+    difference = notation.number(comparison.max_difference, 2)
+    relative = f" ({notation.number(100 * comparison.relative, 2)} % of the loss)" if comparison.relative else ""
+    return f"losses of {what}: max difference {difference}{relative} in {comparison.steps} steps: {pair}"
+
+
+def instrument(cost: InstrumentCost, labels: Mapping[str, str]) -> str:
+    """One sentence on what an instrument cost a cell."""
+    said = f"instrument {cost.instrument}: {notation.number(cost.cost_s, 2)} s between steps"
+    if cost.watched_steps:
+        said += f", {cost.watched_steps} step{'s' if cost.watched_steps > 1 else ''} observed and not counted"
+    if cost.step_ratio is not None:
+        said += f" ({notation.number(cost.step_ratio, 3)} times as long as the others)"
+    return f"{said}: {labels[cost.cell]}"

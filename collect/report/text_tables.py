@@ -1,0 +1,75 @@
+"""The summary as tables of text, for the exports; columns and rounding are those of the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from collect.findings.columns import Column
+from collect.report import verdict_text
+from collect.report.verdict_text import ReportedLine
+from collect.summary import Summary
+
+_REPORTED = {
+    "where": "Where", "cell": "Cell", "metric": "Metric", "printed": "Reported", "measured": "Measured",
+    "spread": "95 % interval", "n": "n", "ratio": "Ratio", "agrees": "", "says": "Why",
+}  # fmt: skip
+
+
+class TextTable(msgspec.Struct, frozen=True):
+    """headings, rows: as shown, in one order. numbers: which columns are set to the right; long: which hold sentences."""
+
+    name: str
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+    numbers: frozenset[int] = frozenset()
+    long: frozenset[int] = frozenset()
+
+
+def title(summary: Summary) -> str:
+    """The title of the report as text."""
+    return f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
+
+
+def about(summary: Summary) -> list[str]:
+    """What a reader has to know of every number: what all cells share, how spread is told, whether it is a rehearsal."""
+    shared = ", ".join(f"{what.lower()} {value}" for what, value in summary.table.common)
+    spread = f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}"
+    return [*([f"all cells: {shared}"] if shared else []), spread, *summary.remarks]
+
+
+def tables(summary: Summary) -> list[TextTable]:
+    """Those that hold anything: the cells, what else was measured, claims, reported numbers."""
+    table = summary.table
+    found = [
+        _of_columns("summary", "Cells", table.columns, range(len(summary.rows))),
+        *(_of_columns(further.name, further.title, further.columns, further.rows) for further in table.further),
+        _claims(summary),
+        _reported(summary),
+    ]
+    return [one for one in found if one.rows]
+
+
+def _of_columns(name: str, title: str, shown: Sequence[Column], places: Iterable[int]) -> TextTable:
+    """places: the rows of the summary that are shown."""
+    headings = [column.headed for column in shown]
+    rows = [[str(column.cells[place]) for column in shown] for place in places]
+    return TextTable(name, title, headings, rows, frozenset(place for place, one in enumerate(shown) if one.is_number))
+
+
+def _claims(summary: Summary) -> TextTable:
+    told = ". ".join([verdict_text.counts(summary), *verdict_text.cautions(summary)]) if summary.verdicts else ""
+    rows = [[one.id, verdict_text.word(one), one.says, one.where, one.why] for one in summary.verdicts]
+    return TextTable("claims", told, ["Claim", "Verdict", "What the study says", "Where", "Why"], rows, long=frozenset({2, 4}))
+
+
+def _reported(summary: Summary) -> TextTable:
+    lines: list[ReportedLine] = verdict_text.reported(summary, summary.label_of)
+    shared = verdict_text.grouped(verdict_text.common_reasons(summary))
+    told = ". ".join([verdict_text.told(summary), *(f"For all of them: {reason}" for reason in shared)])
+    rows = [[str(getattr(line, field)) for field in _REPORTED] for line in lines]
+    places = {field: place for place, field in enumerate(_REPORTED)}
+    numbers = frozenset(places[field] for field in ("printed", "measured", "n", "ratio"))
+    return TextTable("reported", told, list(_REPORTED.values()), rows, numbers, frozenset({places["says"]}))

@@ -1,0 +1,170 @@
+"""Verdicts and reported numbers as text, written once for the terminal and the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from collect import notation
+from collect.summary import Summary
+from collect.verdicts import reasons
+from collect.verdicts.claims import ClaimNumber, Verdict
+from collect.verdicts.printed_number import COUNTED
+from collect.verdicts.reported import ReportedResult
+from collect.verdicts.uncertain_number import ALONE, POOLED
+
+STYLES = {"reproduced": "green", "contradicted": "red", "undecided": "yellow", "ambiguous": "yellow", "not run": "dim"}
+CAUTION = "verdicts of a rehearsal show that claims can be judged, not whether they hold"
+ILLUSTRATIVE = "illustrative: the study ran nothing itself, its numbers are assumed or computed"
+
+
+class ReportedLine(msgspec.Struct, frozen=True):
+    """One reported number as text. row: the id of its cell, or None.
+
+    own: `says` without the clause on a rehearsal, because the page has this clause beside the cell.
+    """
+
+    where: str
+    cell: str
+    metric: str
+    of: str
+    printed: str
+    measured: str
+    spread: str
+    n: str
+    ratio: str
+    agrees: str
+    says: str
+    own: str
+    row: str | None
+
+
+def word(verdict: Verdict) -> str:
+    """The verdict, marked if it is that of a rehearsal."""
+    return f"{verdict.verdict} (rehearsal)" if verdict.rehearsal else verdict.verdict
+
+
+def counts(summary: Summary) -> str:
+    """`12 claims: 7 reproduced, 2 contradicted, 3 not run`, in the order of STYLES."""
+    found = Counter(verdict.verdict for verdict in summary.verdicts)
+    told = ", ".join(f"{found[name]} {name}" for name in STYLES if found[name])  # type: ignore[index]
+    return f"{len(summary.verdicts)} claims: {told}"
+
+
+def cautions(summary: Summary) -> list[str]:
+    """What has to be said of all verdicts."""
+    found = [CAUTION] if any(verdict.rehearsal for verdict in summary.verdicts) else []
+    return found + ([ILLUSTRATIVE] if summary.illustrative else [])
+
+
+def entered(number: ClaimNumber) -> str:
+    """`call = 58.2 s (57.9 to 58.5, n = 3)`."""
+    if isinstance(number.value, str):
+        return f"{number.call} = {number.value}"
+    about = [f"n = {number.n}", number.how] if number.how not in ("", ALONE) else [number.how or f"n = {number.n}"]
+    if number.low is not None and number.high is not None and number.low != number.high:
+        about.insert(0, interval(number.low, number.high, number.unit))
+    return f"{number.call} = {quantity(number.value, number.unit)} ({', '.join(about)})"
+
+
+def quantity(value: float, unit: str) -> str:
+    """A number with its unit; bytes in powers of 1,000, as studies print them."""
+    if unit == "bytes":
+        for name, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+            if abs(value) >= size:
+                return f"{notation.number(value / size)} {name}"
+    if unit in COUNTED and float(value).is_integer():
+        return f"{value:,.0f} {unit}".rstrip()
+    return f"{notation.number(value)} {unit}".rstrip()
+
+
+def interval(low: float, high: float, unit: str) -> str:
+    """`57.9 to 58.5 s`."""
+    first, last = quantity(low, unit), quantity(high, unit)
+    of_first, of_last = first.partition(" ")[2], last.partition(" ")[2]
+    return f"{first.partition(' ')[0] if of_first == of_last else first} to {last}"
+
+
+def common_reasons(summary: Summary) -> list[str]:
+    """Those that all numbers share which can be compared; where none can, those of all that were measured."""
+    comparable = [entry.reasons for entry in summary.reported if entry.comparable]
+    return reasons.common(comparable or [entry.reasons for entry in summary.reported if entry.measured is not None])
+
+
+def grouped(clauses: Sequence[str]) -> list[str]:
+    """The same reasons, with all that was assumed in one."""
+    assumed = [clause.removeprefix(reasons.ASSUMED) for clause in clauses if clause.startswith(reasons.ASSUMED)]
+    others = [clause for clause in clauses if not clause.startswith(reasons.ASSUMED)]
+    return [*others, *([reasons.ASSUMED + ", ".join(assumed)] if assumed else [])]
+
+
+def reported(summary: Summary, labels: Mapping[str, str]) -> list[ReportedLine]:
+    """Every reported number, with what is particular to it."""
+    shared = common_reasons(summary)
+    return [_reported(entry, labels, shared) for entry in summary.reported]
+
+
+def pooled(summary: Summary) -> bool:
+    """Whether any interval is by the noise of other cells."""
+    return any(entry.how == POOLED for entry in summary.reported)
+
+
+def told(summary: Summary) -> str:
+    """`reported numbers: 46 printed, 14 measured here, 12 to compare: 9 agree, 3 differ`."""
+    comparable = [entry for entry in summary.reported if entry.comparable]
+    found = Counter({True: "agree", False: "differ", None: "without an interval"}[entry.agrees] for entry in comparable)
+    measured = sum(entry.measured is not None for entry in summary.reported)
+    words = ", ".join(f"{found[word]} {word}" for word in ("agree", "differ", "without an interval") if found[word])
+    compared = f"{len(comparable)} to compare: {words}" if comparable else "none to compare"
+    return f"reported numbers: {len(summary.reported)} printed, {measured} measured here, {compared}"
+
+
+def _reported(entry: ReportedResult, labels: Mapping[str, str], shared: Sequence[str]) -> ReportedLine:
+    measured = spread = ""
+    if isinstance(entry.measured, str):
+        measured = entry.measured
+    elif entry.measured is not None:
+        measured = quantity(entry.measured, entry.unit)
+        if entry.low is not None and entry.high is not None and entry.low != entry.high:
+            spread = interval(entry.low, entry.high, entry.unit)
+    own = [clause for clause in entry.reasons if clause not in shared and not clause.startswith(reasons.ASSUMED)]
+    says = [clause for clause in (entry.why, *own, entry.how if entry.how == ALONE else "") if clause]
+    named = ", ".join(f"{key} {value}" for key, value in entry.cell.items())
+    return ReportedLine(
+        where=entry.where,
+        cell=(labels[entry.row] if entry.row else named) + (f", against {labels[entry.against]}" if entry.against else ""),
+        metric=entry.metric,
+        of=entry.of,
+        printed=_printed(entry),
+        measured=measured,
+        spread=spread,
+        n=str(entry.n) if entry.n else "",
+        ratio=f"{notation.number(entry.ratio, 3)}" if entry.ratio is not None else "",
+        agrees={True: "agrees", False: "differs", None: ""}[entry.agrees],
+        says="; ".join(says),
+        own="; ".join(clause for clause in says if not clause.startswith(reasons.REHEARSAL)),
+        row=entry.row,
+    )
+
+
+def _printed(entry: ReportedResult) -> str:
+    """As printed, with the unit of its table's head; with what it was read as where neither has one: `0.92 (92.00 %)`."""
+    if entry.head:
+        return f"{entry.printed} {entry.head}"
+    printed = entry.reported
+    if printed and printed.unit not in COUNTED and entry.printed.strip("~<> ").replace(",", "").replace(".", "").isdigit():
+        return f"{entry.printed} ({quantity(printed.value or 0, printed.unit)})"
+    return entry.printed
+
+
+def plain(value: object) -> str:
+    """A value of a matrix file, without the marks of a programming language."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {plain(one)}" for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(plain, value))
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,233 @@
+"""Reads a profiler trace (Chrome's format, such as Kineto's) as columns of its complete events; counts events that are lost."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.traces.event import UNKNOWN, TraceEvent, nanoseconds
+from collect.traces.salvage import CutShort, blocks, salvage
+from shardlab.decoders import DECODE_FAULTS
+
+_LIST = re.compile(rb'\A\s*\[|"traceEvents"\s*:\s*\[')
+_RANKS = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)")
+_PHASE = re.compile(rb'"ph"\s*:')
+_BETWEEN = re.compile(rb"\}(\s*,\s*)\Z")
+_LEAST_LOOKED_AT = 64  # bytes before an event in which its comma and the end of the event before it stand
+_LONGEST = 16 << 20  # bytes without an end of an event; then what stands there is given up
+_UNSEEN = frozenset({"python_function", "Trace"})  # frames of Python's stack, by far the most numerous; the profiler's own span
+
+_OTHER = frozenset("iIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format that have no duration of their own
+
+_decoder = msgspec.json.Decoder(list[TraceEvent])
+
+
+class Trace(NamedTuple):
+    """The complete events (`ph` X) of one rank, in the order of the file, one row each.
+
+    rank: as the file says, else as its name does, else None. name, category, thread: indices into `labels`. start_ns: since
+    what the profiler counts from; duration_ns: never negative. stream, correlation: -1 where not given.
+    lost: how many events could not be read, by reason; a stretch that is no JSON counts the events that can be made out in it.
+    cut: why the file ends before its list of events does, or "".
+    """
+
+    path: Path
+    rank: int | None
+    labels: list[str]
+    name: NDArray[np.int32]
+    category: NDArray[np.int32]
+    thread: NDArray[np.int32]
+    stream: NDArray[np.int64]
+    correlation: NDArray[np.int64]
+    start_ns: NDArray[np.int64]
+    duration_ns: NDArray[np.int64]
+    lost: dict[str, int]
+    cut: str
+
+    @property
+    def end_ns(self) -> NDArray[np.int64]:
+        """The end of each event in ns, shape (number of events,)."""
+        return self.start_ns + self.duration_ns
+
+    def among(self, column: NDArray[np.int32], wanted: Sequence[bool]) -> NDArray[np.bool_]:
+        """Which rows have a label in `column` that is wanted; wanted: one truth per label."""
+        return np.asarray(wanted, bool)[column] if len(self.labels) else np.zeros(len(column), bool)
+
+    def of_category(self, *categories: str) -> NDArray[np.bool_]:
+        """Which rows are of one of these categories (`cat`)."""
+        return self.among(self.category, [label in categories for label in self.labels])
+
+
+def read(path: Path) -> Trace:
+    """The trace, streamed: memory grows with the number of events, not with the length of their text. OSError as open does.
+
+    A trace that is damaged or cut gives what can be read of it; `lost` and `cut` say what cannot.
+    """
+    columns = _Columns()
+    head, cut = b"", ""
+    try:
+        for found in _events(path, columns.lost):
+            if isinstance(found, bytes):
+                head = found
+            else:
+                columns.add(found)
+    except CutShort as short:
+        cut = str(short)
+    return columns.trace(path, _rank(head, path), cut)
+
+
+def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | list[TraceEvent]]:
+    """What stands before the list of events, then the events. Raises CutShort where the file ends before the list does."""
+    source = blocks(path)
+    rest = yield from _head(source)
+    block, short = b"", ""
+    while True:
+        events, rest, ended = _whole_events(rest, block, lost)
+        yield events
+        if ended:
+            # On to the end of the file: a gzip stream says only there that it is damaged, and no event should follow.
+            lost["after the end of the list of events"] += sum(len(_PHASE.findall(after)) for after in source)
+            return
+        try:
+            block = next(source, b"")
+        except CutShort as damage:
+            block, short = b"", str(damage)
+        if not block:
+            break
+    events, ended = _last_events(rest, lost)
+    yield events
+    if not ended or short:
+        raise CutShort(short or "the file ends before its list of events ends")
+
+
+def _head(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
+    """Gives what stands before the list of events, and returns what follows of the block in which the list begins."""
+    text = b""
+    for block in source:
+        text += block
+        if begin := _LIST.search(text):
+            yield text[: begin.start()]
+            return text[begin.end() :]
+        if len(text) > _LONGEST:
+            break
+    raise CutShort("the file has no list of events")
+
+
+def _whole_events(rest: bytes, block: bytes, lost: Counter[str]) -> tuple[list[TraceEvent], bytes, bool]:
+    """The events that are complete, what is left of the text, and whether the list of events has ended."""
+    end, after = _last_boundary(block)
+    if end:
+        try:
+            # Decoding is what proves the boundary: one inside an event would leave that event open.
+            return _decoder.decode(b"".join((b"[", rest, memoryview(block)[:end], b"]"))), block[after:], False
+        except DECODE_FAULTS:
+            pass
+    text = rest + block
+    if not end and len(text) < _LONGEST:
+        return [], text, False
+    saved = salvage(text, final=len(text) >= _LONGEST)
+    lost["not readable"] += saved.lost
+    return saved.events, text[saved.rest :], saved.ended
+
+
+def _last_events(text: bytes, lost: Counter[str]) -> tuple[list[TraceEvent], bool]:
+    """The events in what is left at the end of the file, and whether the list of events has an end there."""
+    try:
+        return _decoder.decode(b"[%b]" % text[: text.rindex(b"]")]), True
+    except (ValueError, *DECODE_FAULTS):
+        saved = salvage(text, final=True)
+        lost["not readable"] += saved.lost
+        return saved.events, saved.ended
+
+
+def _last_boundary(text: bytes) -> tuple[int, int]:
+    """Where the last but one object ends that another one follows after a comma, and where that one begins; or 0, 0."""
+    at = len(text)
+    while (at := text.rfind(b"{", 0, at)) > 0:
+        before = max(0, at - _LEAST_LOOKED_AT)
+        if match := _BETWEEN.search(text[before:at]):
+            return before + match.start(1), at
+    return 0, 0
+
+
+def _rank(head: bytes, path: Path) -> int | None:
+    if match := _RANKS.search(head):
+        try:
+            found = json.JSONDecoder().raw_decode(head[match.end() :].decode("utf-8", "replace"))[0].get("rank")
+            if type(found) is int:
+                return found
+        except ValueError:
+            pass
+    named = _RANK_IN_NAME.search(path.name)
+    return int(named[1]) if named else None
+
+
+class _Columns:
+    """Grows by the events of a block at a time."""
+
+    def __init__(self) -> None:
+        self.lost: Counter[str] = Counter()
+        self._ids: defaultdict[str | int, int] = defaultdict()
+        self._ids.default_factory = self._ids.__len__  # a label gets the next number when it is first seen
+        self._parts: list[tuple[NDArray[Any], ...]] = []
+
+    def add(self, events: list[TraceEvent]) -> None:
+        complete = [event for event in events if event.ph == "X"]
+        if len(complete) < len(events):
+            for phase in {event.ph for event in events} - _OTHER - {"X"}:
+                reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
+                self.lost[reason] += sum(event.ph == phase for event in events)
+        if not complete:
+            return
+        # One list for both: it is the number of calls that costs here.
+        start, duration = nanoseconds([event.ts for event in complete] + [event.dur for event in complete]).reshape(2, -1)
+        args = [event.args for event in complete]
+        ids = self._ids
+        part: tuple[NDArray[Any], ...] = (
+            np.array([ids[event.name] for event in complete], np.int32),
+            np.array([ids[event.cat] for event in complete], np.int32),
+            np.array([ids[event.tid] for event in complete], np.int32),
+            np.array([-1 if arg is None else arg.stream for arg in args], np.int64),
+            np.array([-1 if arg is None else arg.correlation for arg in args], np.int64),
+            start,
+            duration,
+        )
+        self._keep(part)
+
+    def _keep(self, part: tuple[NDArray[Any], ...]) -> None:
+        """Leave out what is not looked at, and count and leave out what says too little to be told from anything else."""
+        for unseen in _UNSEEN & self._ids.keys():
+            part = _chosen(part, part[1] != self._ids[unseen])
+        if "" in self._ids:
+            part = self._whole(part, (part[0] != self._ids[""]) & (part[1] != self._ids[""]), "without a name or category")
+        part = self._whole(part, (part[-2] != UNKNOWN) & (part[-1] >= 0), "without a time or with a negative duration")
+        self._parts.append(part)
+
+    def _whole(self, part: tuple[NDArray[Any], ...], good: NDArray[np.bool_], otherwise: str) -> tuple[NDArray[Any], ...]:
+        if good.all():
+            return part
+        self.lost[otherwise] += int(np.count_nonzero(~good))
+        return _chosen(part, good)
+
+    def trace(self, path: Path, rank: int | None, cut: str) -> Trace:
+        types = (*(np.int32,) * 3, *(np.int64,) * 4)
+        columns: list[NDArray[Any]] = []
+        for index, of_type in enumerate(types):
+            columns.append(np.concatenate([np.empty(0, of_type), *(part[index] for part in self._parts)]))
+        lost = {reason: count for reason, count in self.lost.items() if count}
+        name, category, thread, stream, correlation, start, duration = columns
+        labels = [str(label) for label in self._ids]
+        return Trace(path, rank, labels, name, category, thread, stream, correlation, start, duration, lost, cut)
+
+
+def _chosen(part: tuple[NDArray[Any], ...], rows: NDArray[np.bool_]) -> tuple[NDArray[Any], ...]:
+    return tuple(column[rows] for column in part)

@@ -1,0 +1,188 @@
+"""Evaluates a test on uncertain numbers: in which share of random draws of the numbers it holds."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, reduce
+from typing import Any, TypeGuard
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from shardlab.expression import Evaluator, ExpressionError
+
+DRAWS = 10_000
+SEED = 20_260_101  # of every draw: the same records always give the same verdicts
+Drawn = NDArray[np.float64]  # shape (DRAWS,)
+Value = float | str | Drawn  # of a call: known for certain, the state of a cell, or uncertain
+
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
+    ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+
+
+def draws(mean: float, error: float, degrees: int, name: str) -> float | Drawn:
+    """DRAWS random values of an uncertain mean: mean + error * t, where t has Student's distribution with `degrees`.
+
+    Draws of the same name are always the same; draws of different names are independent.
+    """
+    if error == 0:
+        return mean
+    shuffled = pl.Series(_student(degrees)).shuffle(seed=zlib.crc32(name.encode()))
+    return mean + error * shuffled.to_numpy()
+
+
+@cache
+def half_width(degrees: int, level: float) -> float:
+    """The value that a share `level` of the draws of t exceeds, in standard errors."""
+    return quantile(_student(degrees), 1 - level)
+
+
+def quantile(drawn: Drawn, share: float) -> float:
+    """The linear quantile of draws."""
+    value = pl.Series(drawn).quantile(share, "linear")
+    assert value is not None
+    return value
+
+
+@cache
+def _student(degrees: int) -> Drawn:
+    return np.random.default_rng(SEED).standard_t(degrees, DRAWS)
+
+
+def parts(tree: ast.AST) -> list[ast.expr]:
+    """The tests that a claim says all hold: those that `and` joins, and each comparison of a chain like a < b < c."""
+    match tree:
+        case ast.BoolOp(op=ast.And(), values=values):
+            return [part for value in values for part in parts(value)]
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            sides = [left, *others]
+            return [ast.Compare(sides[place], [op], [sides[place + 1]]) for place, op in enumerate(ops)]
+        case ast.expr():
+            return [tree]
+        case _:  # pragma: no cover - an expression's tree is one
+            raise AssertionError(ast.dump(tree))
+
+
+def calls(tree: ast.AST) -> dict[str, ast.Call]:
+    """Every call in it, by its text, in the order of the text."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    found.sort(key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
+    return {ast.unparse(node): node for node in found}
+
+
+def share(test: ast.expr, values: Mapping[str, Value]) -> float:
+    """The share of draws in which a test holds, 0 to 1. Raises ExpressionError for what is no test or has no value.
+
+    values: of each call in the test, by the text of the call.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            held = DrawsEvaluator(values).test(test)
+    except ZeroDivisionError:
+        raise ExpressionError(f"{ast.unparse(test)}: a side is not finite, as after a division by zero") from None
+    except (TypeError, OverflowError) as error:
+        raise ExpressionError(f"{ast.unparse(test)} cannot be evaluated: {error}") from None
+    return int(np.count_nonzero(held)) / np.size(held)
+
+
+def sides(test: ast.expr, values: Mapping[str, Value]) -> tuple[float | None, float | None]:
+    """The two numbers that a comparison compares; None, None for any other test."""
+    if not _compares_numbers(test, values):
+        return None, None
+    left, right = (float(DrawsEvaluator(values).value(side)) for side in (test.left, test.comparators[0]))
+    return left, right
+
+
+def intervals(test: ast.expr, values: Mapping[str, Value]) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
+    """The 95 % intervals of the two numbers that a comparison compares; None for a side that does not scatter."""
+    if not _compares_numbers(test, values):
+        return None, None
+    left, right = (_interval(DrawsEvaluator(values).value(side)) for side in (test.left, test.comparators[0]))
+    return left, right
+
+
+def _compares_numbers(test: ast.expr, values: Mapping[str, Value]) -> TypeGuard[ast.Compare]:
+    if not isinstance(test, ast.Compare) or isinstance(test.ops[0], ast.In | ast.NotIn):
+        return False
+    return not any(isinstance(value, str) for value in values.values())
+
+
+def _interval(side: float | Drawn) -> tuple[float, float] | None:
+    if not isinstance(side, np.ndarray):
+        return None
+    low, high = quantile(side, 0.025), quantile(side, 0.975)
+    return None if low == high else (low, high)
+
+
+class DrawsEvaluator(Evaluator):
+    """Evaluates an expression on draws: numbers are floats or arrays of draws, and tests are booleans or arrays of booleans.
+
+    All parts of a test are evaluated, because every number that is compared has to be finite.
+    """
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        super().__init__({})
+        self.values = values
+
+    def test(self, node: ast.expr) -> Any:
+        """The value of a test. Raises ExpressionError if the expression is no test."""
+        held = self.value(node)
+        if not _is_test(held):
+            raise ExpressionError(f"{ast.unparse(node)} is not a test: it is neither true nor false")
+        return held
+
+    def lookup(self, name: str) -> Any:
+        """Refuse a name: in a claim, a metric is a call that selects a cell."""
+        raise ExpressionError(f"{name} is not a number")
+
+    def call(self, node: ast.Call) -> Value:
+        """The value of a call, by its text."""
+        return self.values[ast.unparse(node)]
+
+    def all_of(self, tests: Iterable[Any]) -> Any:
+        """In which draws all tests hold. Raises TypeError for a part that is no test."""
+        return reduce(np.logical_and, map(_checked, tests))
+
+    def any_of(self, tests: Iterable[Any]) -> Any:
+        """In which draws any test holds. Raises TypeError for a part that is no test."""
+        return reduce(np.logical_or, map(_checked, tests))
+
+    def negated(self, test: Any) -> Any:
+        """In which draws the test does not hold."""
+        return np.logical_not(_checked(test))
+
+    def number(self, side: Any) -> Any:
+        """The side as it is. Raises TypeError for text, a list, a test or None."""
+        if isinstance(side, str | list | None) or _is_test(side):
+            raise TypeError("arithmetic needs numbers")
+        return side
+
+    def compared(self, left: Any, op: ast.cmpop, right: Any) -> Any:
+        """In which draws the comparison holds. Raises TypeError for text beside a number and for a side that is not finite."""
+        if isinstance(op, ast.In | ast.NotIn):
+            if not isinstance(right, list):
+                raise TypeError("the value after `in` is not a list")
+            inside = self.any_of([False, *(self.compared(left, ast.Eq(), item) for item in right)])
+            return inside if isinstance(op, ast.In) else np.logical_not(inside)
+        texts = [isinstance(side, str) for side in (left, right)]
+        if any(texts) and not (all(texts) and isinstance(op, ast.Eq | ast.NotEq)):
+            raise TypeError("it compares a number with a text, or texts with an operator other than == and !=")
+        if not any(texts) and not all(np.all(np.isfinite(self.number(side))) for side in (left, right)):
+            raise TypeError("a side is not finite, as after a division by zero")
+        return _COMPARISONS[type(op)](left, right)
+
+
+def _is_test(value: Any) -> bool:
+    return isinstance(value, bool | np.bool_) or (isinstance(value, np.ndarray) and value.dtype == np.bool_)
+
+
+def _checked(test: Any) -> Any:
+    if not _is_test(test):
+        raise TypeError("a number stands where a test is needed")
+    return test

@@ -1,0 +1,44 @@
+"""Write the report's folder, all of it or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from collect import atomic_folder, flat_tables
+from collect.exports import latex, markdown
+from collect.loading.load import Loaded
+from collect.report import page, pictures
+from collect.summary import Summary
+from shardlab import files
+from shardlab.workspace import Workspace
+
+PAGE = "index.html"
+OURS = frozenset({PAGE, "summary.json", "tables", "figures"})
+
+
+def write(folder: Path, workspace: Workspace, loaded: Loaded, summary: Summary, images: Sequence[str] = ()) -> None:
+    """index.html, summary.json, tables/ and, in the formats of `images`, figures/.
+
+    A kill leaves the report that was there, or this one whole. Raises InputError where the folder holds what is not of a
+    report, WorkspaceError where it cannot be written, and what `pictures.write` raises.
+    """
+    with atomic_folder.replacing(folder, OURS) as fresh, ThreadPoolExecutor(1) as other:
+        (fresh / "tables").mkdir()
+        data = other.submit(_write_data, fresh, loaded, summary)  # polars and the disk do not hold up what Python does
+        for text in (markdown, latex):
+            text.EXPORT.write(loaded, summary, fresh / "tables", folder / "tables")
+        if images:
+            (fresh / "figures").mkdir()
+            pictures.write(fresh / "figures", page.drawings(loaded, summary), images, "collect summarize --images")
+        files.write_atomic(fresh / PAGE, page.draw(loaded, summary, folder, workspace.runs).encode())
+        data.result()
+
+
+def _write_data(fresh: Path, loaded: Loaded, summary: Summary) -> None:
+    flat_tables.write_parquet(flat_tables.steps(loaded), fresh / "tables" / "steps.parquet")
+    files.write_document(fresh / "summary.json", summary)
+    cells = flat_tables.summary(summary)
+    flat_tables.write_csv(cells, fresh / "tables" / "summary.csv")
+    flat_tables.write_parquet(cells, fresh / "tables" / "summary.parquet")

@@ -1,0 +1,105 @@
+"""Submits the runs that a full scheduler did not accept, when it has room. After each failed try it waits twice as long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from jobs.reconcile import Status, not_replaceable
+from jobs.scheduler import Full, SubmitOptions, scheduler
+from jobs.slurm.commands import ControllerUnreachable
+from shardlab.errors import ShardlabError
+from shardlab.rundir import RunDir
+from shardlab.state import FINAL
+from shardlab.workspace import Workspace
+
+MOST_S = 600.0  # the longest wait after a failed try
+
+
+class Backlog:
+    """The runs that a waiting command still has to submit. problem: why the last try did not submit all of them."""
+
+    def __init__(self, workspace: Workspace, name: str, how: SubmitOptions, full: Full) -> None:
+        """name: the name of the scheduler, which has just raised `full`."""
+        self.folders = full.unsubmitted
+        self.problem = full.why
+        self._workspace = workspace
+        self._scheduler = scheduler(name)
+        self._how = how
+        self.unanswered: ControllerUnreachable | None = None  # what to say of a submission whose outcome is not known
+        self._given_up = False
+        self._ended: int | None = None  # how many runs of this command had ended at the last call of `attend`
+        self._room = 0  # how many of our own runs have ended since and left room
+        self._guess = 1  # for how many runs jobs of others may have left room
+        self._in_room, self._in_guess = _Pause(self._scheduler.POLL_S), _Pause(self._scheduler.POLL_S)
+
+    def __bool__(self) -> bool:
+        return (bool(self.folders) or self.unanswered is not None) and not self._given_up
+
+    def attend(self, runs: Sequence[Status]) -> None:
+        """Submit as many runs as have ended since the last call, and from time to time more: others may have left room. With
+        `at_once`, never more than may run at a time. runs: the status of all runs of this command."""
+        planned = {run.id for run in runs if run.state == "planned"}  # another command may have sent or cancelled the rest
+        self.folders = [folder for folder in self.folders if folder.run_id in planned]
+        ended = sum(run.state in FINAL for run in runs)
+        self._room += ended - (ended if self._ended is None else self._ended)
+        self._ended = ended
+        free = len(self.folders)
+        if self._how.pack:
+            self._room, self._guess = 0, free  # one job, whatever their number
+        elif self._how.at_once is not None:
+            at_work = sum(run.state in ("pending", "running") for run in runs)
+            free = max(0, min(free, self._how.at_once - at_work))
+        if (aim := min(self._room, free)) > 0 and self._in_room.is_over():
+            sent = self._try(aim)
+            self._room -= sent
+            free -= sent
+            self._in_room.again(in_vain=sent < aim)
+            if sent < aim:
+                return
+        if ((aim := min(self._guess, free)) > 0 or self.unanswered) and self._in_guess.is_over():
+            sent = self._try(aim)
+            self._guess = 2 * aim if sent == aim else 1
+            self._in_guess.again(in_vain=sent < aim)
+
+    def unsent(self) -> list[RunDir]:
+        """The runs that no command has submitted or cancelled so far, as far as their records can be read."""
+        return [folder for folder in self.folders if not_replaceable(folder) is None and folder.judge().state == "planned"]
+
+    def _try(self, aim: int) -> int:
+        """Submit the first `aim` runs; return how many of them the scheduler accepted."""
+        try:
+            with self._workspace.alone():
+                self._scheduler.resolve(self._workspace)
+                self.unanswered = None
+                self.folders = self.unsent()
+                part, rest, unsubmitted = self.folders[:aim], self.folders[aim:], list[RunDir]()
+                try:
+                    if part:
+                        self._scheduler.submit(self._workspace, part, msgspec.structs.replace(self._how, at_once=None))
+                except Full as full:
+                    self.problem, unsubmitted = full.why, full.unsubmitted
+                self.folders = unsubmitted + rest
+                return len(part) - len(unsubmitted)
+        except ControllerUnreachable as away:
+            self.problem, self.unanswered = f"Slurm does not answer: {away.why}", away
+        except ShardlabError as error:
+            self.problem, self._given_up = str(error), True
+        return 0
+
+
+class _Pause:
+    """The wait between two tries: least_s after a successful try, twice the last wait after a failed try."""
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = self._s = least_s
+        self._until_s = time.monotonic() + least_s
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._until_s
+
+    def again(self, *, in_vain: bool) -> None:
+        self._s = min(MOST_S, 2 * self._s) if in_vain else self._least_s
+        self._until_s = time.monotonic() + self._s

@@ -1,0 +1,78 @@
+"""The keys in which the cells of a plan differ, beside those that have a column of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from shardlab.cell import Cell
+from shardlab.cell_names import names
+from trainers import menu
+
+COLUMNS = {  # keys that a plan shows of every cell, and those that follow from them
+    "workload", "strategy", "launcher", "gpus", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps",
+    "gpu_batch_size", "steps", "epochs", "warmup_steps", "dp",
+}  # fmt: skip
+CLOCKS = {"time_limit_s": "time_limit", "hang_limit_s": "hang_limit"}  # as matrix files spell them
+
+
+def of(cells: Sequence[Cell]) -> list[str]:
+    """For each cell its `key=value` of every key in which two cells differ; '' for a cell that has none of these keys.
+
+    An option that only some strategies or workloads have is compared among the cells that have it. Defaults that differ from
+    strategy to strategy, or from workload to workload, follow from the columns of these two.
+    """
+    flat = [_flat(cell) for cell in cells]
+    defaults = [_defaults(cell) for cell in cells]
+    keys = dict.fromkeys(key for keys_of_cell in flat for key in keys_of_cell if key not in COLUMNS)
+    differing = [
+        key
+        for key in keys
+        if len({_text(keys_of_cell[key]) for keys_of_cell in flat if key in keys_of_cell}) > 1
+        and any(
+            key in keys_of_cell and keys_of_cell[key] != default.get(key, ...)
+            for keys_of_cell, default in zip(flat, defaults, strict=True)
+        )
+    ]
+    return [
+        ", ".join(f"{CLOCKS.get(key, key)}={_text(keys_of_cell[key])}" for key in differing if key in keys_of_cell)
+        for keys_of_cell in flat
+    ]
+
+
+def _flat(cell: Cell) -> dict[str, Any]:
+    plain = msgspec.to_builtins(cell)
+    clocks = {key: _clock(plain[key]) for key in CLOCKS}
+    instruments = {f"instruments.{name}": value for name, value in plain["instruments"].items()}
+    return names(plain) | clocks | instruments
+
+
+def _defaults(cell: Cell) -> dict[str, Any]:
+    """The defaults of the strategy and the workload: the values of keys that a matrix does not set."""
+    workload = menu.workload(cell.workload)
+    options = (*menu.strategy(cell.strategy).options, *workload.options)
+    of_options = {f"options.{option.name}": option.default for option in options}
+    optimizer = {f"optimizer.{name}": value for name, value in msgspec.to_builtins(workload.optimizer).items()}
+    return {"seq_len": workload.seq_len, **optimizer, **of_options}
+
+
+def _clock(seconds: int | None) -> str | None:
+    if seconds is None:
+        return None
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"
+
+
+def _text(value: Any) -> str:
+    """A value as one word, or as words in brackets without the members that say nothing."""
+    if value is None or value == []:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_text(inner)}" for key, inner in value.items() if inner not in (None, False)) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_text, value)) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value)

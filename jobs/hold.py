@@ -1,0 +1,79 @@
+"""Holds pending runs when the installed packages change, and releases them when a person asks; neither uses an attempt.
+
+Every run with the same digest of packages would find the same change, so the first run that finds the change holds all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from jobs import claim
+from jobs.scheduler import scheduler
+from shardlab import files
+from shardlab.errors import ShardlabError
+from shardlab.run import Run
+from shardlab.rundir import RunDir
+from shardlab.state import last_sending
+from shardlab.workspace import Workspace
+
+CHANGED = "the installed packages changed since the run was submitted (digest {then}, now {now})"
+WHY = "held, because {changed}: `jobs retry --only held` goes on with the packages that are installed then"
+
+
+def hold(folder: RunDir, run: Run, why: str) -> str:
+    """Hold the run that this process was started for, and all pending runs that were submitted with the same packages.
+
+    In Slurm, the run's job is requeued, which ends this process. Returns why it could not be requeued, or ''.
+    """
+    folder.write_event("attempt", "held", why=why, requeued=claim.job())
+    own_job, jobs = claim.job(), list[str]()
+    for other in Workspace(folder.path.parent.parent).all_runs():
+        if _is_alike(other, folder, run):
+            job = _job(other)
+            # Runs of one packed allocation share the job, and are requeued with this run.
+            other.write_event(f"hold.{run.run_id}", "held", why=why, requeued=own_job if job == own_job else "")
+            if job and job != own_job:
+                jobs.append(job)
+    return scheduler(run.scheduler).hold(jobs)
+
+
+def requeues(folder: RunDir) -> int:
+    """How often the job of this process was requeued because its run was held: these restarts do not count as attempts."""
+    return sum(event.event == "held" and event.data.get("requeued") == claim.job() != "" for event in folder.events())
+
+
+def accepting(run: Run, packages: str, versions: dict[str, str]) -> Run:
+    """A held run as it goes on: with the packages that are installed now, and the source that it was submitted with."""
+    own = {name: version for name, version in run.versions.items() if name == "shardlab"}
+    return msgspec.structs.replace(run, packages=packages, versions=versions | own)
+
+
+def release(workspace: Workspace, runs: Sequence[Run]) -> None:
+    """Let held runs start. runs: from `accepting`. Raises ShardlabError if the scheduler does not release them."""
+    for name in {run.scheduler for run in runs}:
+        folders = {RunDir(workspace.runs / run.run_id): run for run in runs if run.scheduler == name}
+        for folder, run in folders.items():
+            files.write_json(folder.run_json, run)
+        scheduler(name).release([job for folder in folders if (job := _job(folder))])
+        for folder in folders:
+            folder.write_event("controller", "released")
+        scheduler(name).attend(workspace)
+
+
+def _job(folder: RunDir) -> str:
+    """The scheduler's number of the run's job; '' without one."""
+    sent = last_sending(folder.events())
+    return str(sent.data.get("job") or "") if sent is not None else ""
+
+
+def _is_alike(other: RunDir, folder: RunDir, run: Run) -> bool:
+    """Whether another run waits and was submitted with the same packages. False if its records cannot be read."""
+    if other.run_id == folder.run_id or other.claim.exists():
+        return False
+    try:
+        verdict = other.judge()
+        return verdict.state == "pending" and not verdict.held and other.read_run().packages == run.packages
+    except ShardlabError:
+        return False

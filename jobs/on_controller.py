@@ -1,0 +1,152 @@
+"""Runs commands about a remote cluster on its controller, in the workspace on the cluster's shared storage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from socket import gethostname
+
+import psutil
+
+from jobs.invocation import Invocation
+from jobs.slurm import commands
+from jobs.ssh.step import BETWEEN_NODES
+from shardlab import inventory, matrix, remote_workspace, upload
+from shardlab.cluster import Cluster
+from shardlab.errors import InputError
+from shardlab.login_node import PYTHON
+from shardlab.remote_workspace import RemoteWorkspace
+from shardlab.workspace import Workspace
+
+SENDS = ("submit", "render")  # these name a matrix, which is uploaded
+CHANGES = ("cancel", "retry")
+READS = ("status", "logs")
+
+
+def elsewhere(invocation: Invocation) -> RemoteWorkspace | None:
+    """The remote workspace in which the command has to run, or None if it runs here. Raises InputError."""
+    arguments, workspace = invocation.arguments, invocation.workspace
+    if arguments.verb in CHANGES:
+        return remote_workspace.of_this_workspace(workspace)
+    if arguments.verb in READS:
+        return remote_workspace.known(workspace)
+    if arguments.verb not in SENDS or getattr(arguments, "out", None) or getattr(arguments, "in_allocation", False):
+        return None
+    where = invocation.cluster
+    before = remote_workspace.known(workspace)
+    if before is not None and before.cluster != where.name:
+        raise InputError(
+            f"{workspace.path}: its runs are on the cluster {before.cluster}, not on {where.name}; runs of two clusters cannot "
+            "be compared as one matrix. Use another --workspace for each cluster."
+        )
+    if where.provider == "local" or is_here(where):
+        return None
+    return remote_workspace.of(workspace, where)
+
+
+def is_here(where: Cluster) -> bool:
+    """Whether this machine starts the runs of the cluster: Slurm's commands here reach the cluster, or, without Slurm, this is
+    its first node. A node of a Slurm cluster knows that without the controller."""
+    if where.slurm is None:
+        first = where.controller
+        return first is not None and (gethostname().partition(".")[0] == first.name or first.host in _addresses())
+    if not commands.here():
+        return False
+    if where.provider == "slurm":
+        return where.login is None or is_in_environment(where)
+    if gethostname().partition(".")[0] in {entry.name for entry in where.nodes}:
+        return True
+    return commands.setting("ClusterName", limit_s=15) == where.name
+
+
+def _addresses() -> set[str]:
+    """The addresses of this machine, without those of its loopback."""
+    entries = (entry for name, of_interface in psutil.net_if_addrs().items() if name != "lo" for entry in of_interface)
+    return {entry.address for entry in entries}
+
+
+def is_in_environment(where: Cluster) -> bool:
+    """Whether this process runs in the environment that `provision` made at this site, so that it runs at the site."""
+    return PurePosixPath(os.environ.get(PYTHON, "")).is_relative_to(where.storage.shared or "/")
+
+
+def enter_environment(invocation: Invocation, argv: Sequence[str]) -> None:
+    """On the login node of a Slurm site, go on in the environment that `provision` made: this process becomes another one.
+
+    The user's own interpreter may lie where compute nodes do not see it. Raises InputError if `provision` has not run.
+    """
+    if invocation.arguments.verb not in (*SENDS, *CHANGES) or getattr(invocation.arguments, "out", None):
+        return
+    where = invocation.cluster
+    if where.provider != "slurm" or where.login is not None or is_in_environment(where):
+        return
+    _, python = inventory.controller(invocation.workspace, where)
+    os.execv(python, [python, "-P", "-m", "jobs", *argv])
+
+
+def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> int:
+    """Upload the files that the command reads, then run it on the cluster. Raises ShardlabError."""
+    arguments, workspace = invocation.arguments, invocation.workspace
+    words = _without(argv, "--workspace", "--cluster")
+    own_matrix: Path | None = None
+    if arguments.verb in SENDS:
+        texts = {
+            "cluster.yaml": (Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml").read_bytes()
+        }
+        for path in sorted(workspace.own_templates.rglob("*.j2")):
+            texts[str(path.relative_to(workspace.path))] = path.read_bytes()
+        if invocation.cluster.slurm is None:  # the scheduler there reads the addresses of the nodes
+            texts[str(upload.INVENTORY)] = inventory.path_of(workspace).read_bytes()
+        file = matrix.find(arguments.matrix)
+        if file not in matrix.shipped().values():
+            own_matrix = file
+            matrix.load(file)  # so that errors name this file, not its copy
+            texts[f"matrices/{file.name}"] = file.read_bytes()
+            verb, *others = _without(words, "--matrix")
+            words = [verb, "--matrix", f"{there.workspace}/matrices/{file.name}", *others]
+        invocation.out.detail(f"on {there.host}: {there.workspace}")
+        remote_workspace.deliver(there, texts)
+        remote_workspace.keep(workspace, there)
+        if own_matrix is not None:
+            remote_workspace.keep_matrix(workspace, own_matrix)
+    return there.hand_over("jobs", words)
+
+
+def _without(argv: Sequence[str], *names: str) -> list[str]:
+    """The words of a command line without these options and their values. Words after `--` are not options."""
+    kept: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word == "--":
+            return [*kept, word, *words]
+        if word in names:
+            next(words, None)
+        elif word.partition("=")[0] not in names:
+            kept.append(word)
+    return kept
+
+
+def must_suit(where: Cluster, workspace: Workspace) -> None:
+    """Raises InputError if the nodes would not find the runs of this workspace, or Slurm the folders of their output."""
+    if where.slurm is not None and "\\" in str(workspace.path):
+        raise InputError(f"{workspace.path}: Slurm drops backslashes from names of output files. Allowed: no backslashes.")
+    if where.provider == "local":
+        return
+    shared = where.storage.shared
+    if where.slurm is None:
+        _must_suit_ssh(where, workspace)
+    if shared is not None and not workspace.path.resolve().is_relative_to(Path(shared).resolve()):
+        raise InputError(
+            f"{workspace.path}: lies outside of {shared}, which the nodes of {where.name} share; the nodes would not find its "
+            f"runs. Allowed: --workspace with a folder in {shared}."
+        )
+
+
+def _must_suit_ssh(where: Cluster, workspace: Workspace) -> None:
+    """Raises InputError if runs cannot start over SSH on the nodes."""
+    if where.storage.shared is None:
+        raise InputError(remote_workspace.NO_SHARED_FOLDER.format(where.name))
+    if not where.ssh.between_nodes:
+        raise InputError(f"the cluster {where.name}: without Slurm, its nodes start runs over SSH. {BETWEEN_NODES}.")
+    inventory.read(workspace, where.name)

@@ -1,0 +1,57 @@
+"""The scheduler `allocation`: runs start one after another inside an allocation of Slurm that a person already has.
+
+The queue is that of the scheduler local, with a runner inside the allocation; the ranks of a run are a job step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jobs import claim, run_queue
+from jobs.run_queue import SCRIPT, RunQueue, cancel, cancel_jobs, damaged, hold, release, resolve
+from jobs.scheduler import ObservedRun, RunOnDisk, SubmitOptions
+from shardlab.errors import ShardlabError
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+__all__ = [
+    "NAME", "POLL_S", "SCRIPT", "TEMPLATE", "TEMPLATES", "attend", "cancel", "cancel_jobs", "damaged", "hold", "observe",
+    "release", "resolve", "submit",
+]  # fmt: skip
+NAME = "allocation"
+TEMPLATE = "launch/allocation.sh.j2"
+TEMPLATES = (TEMPLATE,)
+POLL_S = 0.5
+
+
+def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
+    """Submit runs, in order, and start a runner in this allocation. Raises ShardlabError if another one has a runner."""
+    queue = RunQueue(NAME, workspace)
+    other = queue.runner_variable("SLURM_JOB_ID")
+    if other is not None and other != claim.job():
+        raise ShardlabError(
+            f"{workspace.path}: runs of this workspace are being started in the allocation {other}, not in this one. Wait "
+            "until they have ended, or use another --workspace."
+        )
+    queue.submit(folders)
+
+
+def attend(workspace: Workspace) -> None:
+    """Start a runner if runs wait, no runner is alive and this process is in an allocation."""
+    if claim.job():
+        RunQueue(NAME, workspace).attend()
+
+
+def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
+    """From the runs' events and the supervisors on this machine."""
+    return RunQueue(NAME, workspace).observe(runs)
+
+
+def work(workspace: Workspace) -> int:
+    """The runner: until no run waits, wait for the running run, then start the next. There is one runner per workspace."""
+    queue = RunQueue(NAME, workspace)
+    return queue.work_off(queue.start_one_after_another)
+
+
+if __name__ == "__main__":
+    run_queue.run_as_runner(work)

@@ -1,0 +1,159 @@
+"""The scheduler `ssh`: starts runs over SSH on nodes without Slurm, in the order of submission; two runs never share a node.
+
+Its runner is a process on the first node of the cluster. A run starts when enough nodes are free and answer. The lock of each
+of its nodes is inherited by its supervisor, so that the kernel releases the nodes however the supervisor ends, and a later
+runner knows which nodes are in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from jobs import run_queue
+from jobs.rendezvous import NODES
+from jobs.run_queue import SCRIPT, RunQueue, cancel, cancel_jobs, damaged, hold, release, resolve
+from jobs.scheduler import ObservedRun, RunOnDisk, SubmitOptions
+from jobs.ssh.node_task import LOCKS
+from jobs.ssh.step import last_line, login
+from shardlab import files, inventory
+from shardlab.errors import ShardlabError
+from shardlab.inventory import InventoryNode
+from shardlab.remote import CONNECT_S
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+__all__ = [
+    "NAME", "POLL_S", "SCRIPT", "TEMPLATE", "TEMPLATES", "attend", "cancel", "cancel_jobs", "damaged", "hold", "observe",
+    "release", "resolve", "submit",
+]  # fmt: skip
+NAME = "ssh"
+TEMPLATE = "launch/ssh.sh.j2"
+TEMPLATES = (TEMPLATE,)
+POLL_S = 1.0
+ANSWER_S = CONNECT_S + 5
+
+
+class InUse(Exception):
+    """Another run has the lock of a node."""
+
+
+def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
+    """Submit runs, in order, and start a runner if none is alive."""
+    RunQueue(NAME, workspace).submit(folders)
+
+
+def attend(workspace: Workspace) -> None:
+    """Start a runner if runs wait and no runner is alive: somebody may have killed it."""
+    RunQueue(NAME, workspace).attend()
+
+
+def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
+    """From the runs' events and the supervisors on this machine."""
+    return RunQueue(NAME, workspace).observe(runs)
+
+
+def work(workspace: Workspace) -> int:
+    """The runner: until no run waits, start the first waiting run when its nodes are free. A workspace has one runner."""
+    queue = RunQueue(NAME, workspace)
+    return queue.work_off(lambda: _start_runs(workspace, queue))
+
+
+def _start_runs(workspace: Workspace, queue: RunQueue) -> None:
+    running: dict[str, subprocess.Popen[bytes]] = {}  # the scripts of runs, by run id
+    queue.record_lost()
+    while True:
+        for name, script in list(running.items()):
+            if (code := script.poll()) is not None:
+                queue.after_end(RunDir(workspace.runs / name), code)
+                del running[name]
+        first = next((folder for folder in queue.waiting() if folder.run_id not in running), None)
+        if first is None and not running:
+            return
+        started = _start(workspace, first) if first is not None else None
+        if first is not None and started is not None:
+            running[first.run_id] = started
+        else:
+            time.sleep(POLL_S)
+
+
+def _start(workspace: Workspace, folder: RunDir) -> subprocess.Popen[bytes] | None:
+    """Start a run if its nodes are free and answer. None if it waits, or if it failed because it cannot start at all."""
+    run = folder.read_run()
+    try:
+        workers = inventory.read(workspace, run.cluster["name"]).with_role("worker")
+    except ShardlabError as error:
+        run_queue.record_failure(folder, str(error))
+        return None
+    if len(workers) < run.world.nnodes:
+        why = f"the run needs {run.world.nnodes} nodes, and the inventory lists {len(workers)} nodes with the role worker"
+        run_queue.record_failure(folder, why)
+        return None
+    workers.sort(key=lambda node: node.name in run.avoid)  # those that failed under earlier attempts come last
+    with contextlib.ExitStack() as locks:
+        held: dict[str, int] = {}
+        chosen, why = _free(workers, run.world.nnodes, folder, held, locks)
+        if len(chosen) < run.world.nnodes:
+            _note_wait(folder, why)
+            return None
+        names = [node.name for node in chosen]
+        return run_queue.start(folder, {NODES: ",".join(names)}, [held[name] for name in names])
+
+
+def _free(
+    workers: Sequence[InventoryNode], count: int, folder: RunDir, held: dict[str, int], locks: contextlib.ExitStack
+) -> tuple[list[InventoryNode], str]:
+    """(up to `count` nodes that are free and answer, why others do not). held: gets the lock of each free node, by its name."""
+    chosen: list[InventoryNode] = []
+    silent: list[str] = []
+    free = list(_locked(workers, held, locks))
+    while len(chosen) < count and free:
+        asked, free = free[: count - len(chosen)], free[count - len(chosen) :]
+        with ThreadPoolExecutor(max_workers=len(asked)) as pool:
+            answers = list(pool.map(lambda node: _answer(node, folder), asked))
+        chosen += [node for node, answer in zip(asked, answers, strict=True) if not answer]
+        silent += [f"{node.name} does not answer ({answer})" for node, answer in zip(asked, answers, strict=True) if answer]
+    return chosen, "; ".join(silent) or "waits for free nodes"
+
+
+def _locked(workers: Sequence[InventoryNode], held: dict[str, int], locks: contextlib.ExitStack) -> Iterator[InventoryNode]:
+    for node in workers:
+        lock = LOCKS / f"shardlab-node-{node.host.replace(':', '_')}.lock"
+        with contextlib.suppress(InUse):
+            held[node.name] = locks.enter_context(files.locked(lock, _in_use))
+            with contextlib.suppress(PermissionError):  # the file of another user
+                os.utime(held[node.name])  # systemd removes old files from /tmp
+            yield node
+
+
+def _in_use(_lock: int) -> None:
+    raise InUse
+
+
+def _answer(node: InventoryNode, folder: RunDir) -> str:
+    """'' if the node accepts a login from here, else ssh's words."""
+    folder.log.mkdir(exist_ok=True)
+    log = folder.log / f"ssh.{node.name}.log"
+    log.unlink(missing_ok=True)
+    try:
+        done = subprocess.run(
+            [*login(node, log), "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"not within {ANSWER_S:g} s"
+    return (last_line(log) or f"exit code {done.returncode}") if done.returncode else ""
+
+
+def _note_wait(folder: RunDir, why: str) -> None:
+    """Record why a run waits, once for each reason."""
+    said = next((event for event in reversed(folder.events()) if event.event == "queued"), None)
+    if said is None or said.data.get("why") != why:
+        folder.write_event("queue", "queued", why=why)
+
+
+if __name__ == "__main__":
+    run_queue.run_as_runner(work)

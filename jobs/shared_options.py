@@ -1,0 +1,79 @@
+"""Options that several verbs of `jobs` share, and the values that they stand for."""
+
+from __future__ import annotations
+
+import argparse
+
+from jobs import plan
+from jobs.invocation import Invocation
+from jobs.render import RenderContext
+from jobs.scheduler import SubmitOptions
+from shardlab import console
+from shardlab.errors import InputError
+from shardlab.workspace import chosen
+
+LONGEST_WAIT_S = 7 * 24 * 3600
+
+
+def add_matrix_options(verb: console.Parser) -> None:
+    """The options that name the cells of a matrix."""
+    matrix_help = "name of a shipped matrix, or path of a matrix file (a path contains / or ends in .yaml)"
+    verb.add_argument("--matrix", required=True, metavar="NAME|FILE", help=matrix_help)
+    cluster_help = "cluster file (default: cluster.yaml of the workspace, else this machine)"
+    verb.add_argument("--cluster", metavar="FILE", help=cluster_help)
+    verb.add_argument("--where", metavar="EXPR", help='only cells for which this expression is true, such as "gpus > 1"')
+    verb.add_argument("--repeats", type=int, metavar="N", help="number of runs of each cell (default: as set in the matrix)")
+    scale_help = "tiny: rehearse every cell at a tiny size (its tiny twin), with all ranks on the CPU of one machine"
+    verb.add_argument("--scale", choices=plan.SCALES, default="full", help=scale_help)
+
+
+def add_run_selection(verb: console.Parser) -> None:
+    """The options that select runs of the workspace."""
+    verb.add_argument("runs", nargs="*", metavar="RUN", help="run ids or shell patterns (quote them)")
+    verb.add_argument("--matrix", metavar="NAME", help="only runs of this matrix")
+    where_help = "only runs for which this expression is true, such as \"state == 'failed'\""
+    verb.add_argument("--where", metavar="EXPR", help=where_help)
+
+
+def add_wait(verb: console.Parser) -> None:
+    """The option --wait."""
+    wait_help = "wait until all runs have ended; exit code 1 if a run did not end as expected"
+    verb.add_argument("--wait", action="store_true", help=wait_help)
+
+
+def add_sharing_options(verb: console.Parser) -> None:
+    """The options that say how runs share the machines, with each other and with other users."""
+    gpus_help = "how long a run waits if other processes use its GPUs, before it fails (default: 0)"
+    verb.add_argument("--wait-gpus", type=int, default=0, metavar="SECONDS", help=gpus_help)
+    here_help = "train on this machine although it is a login node of a Slurm cluster"
+    verb.add_argument("--here", action="store_true", help=here_help)
+    verb.add_argument("--max-parallel", type=int, metavar="N", help="on Slurm: at most N runs at a time")
+    pack_help = "on Slurm: one allocation for all runs with the same sbatch options; they run one after another"
+    verb.add_argument("--pack", action="store_true", help=pack_help)
+
+
+def submit_options(invocation: Invocation, source: RenderContext) -> SubmitOptions:
+    """How to submit. Raises InputError for an option of Slurm if the cluster has no Slurm."""
+    arguments, after = invocation.arguments, getattr(invocation.arguments, "after", None)
+    if arguments.max_parallel is not None and not 1 <= arguments.max_parallel <= 100_000:
+        raise InputError(f"--max-parallel: found {arguments.max_parallel}. Allowed: 1 to 100000.")
+    given = {"--max-parallel": arguments.max_parallel is not None, "--pack": arguments.pack, "--after": after is not None}
+    if source.scheduler == "allocation" and any(given.values()):
+        options = " and ".join(option for option, is_given in given.items() if is_given)
+        raise InputError(f"{options}: not with --in-allocation, which starts one run at a time. Allowed: leave {options} out.")
+    if source.scheduler != "slurm" and any(given.values()):
+        options = " and ".join(option for option, is_given in given.items() if is_given)
+        raise InputError(
+            f"{options}: only for Slurm, and the cluster {source.where.name} has no `slurm`; its runs start in the order "
+            f"of submission. Allowed: leave {options} out."
+        )
+    runs_before = chosen(invocation.workspace.run_ids(), [after]) if after else []
+    return SubmitOptions(at_once=arguments.max_parallel, pack=arguments.pack, after=tuple(runs_before))
+
+
+def wait_gpus_s(arguments: argparse.Namespace) -> int:
+    """The value of --wait-gpus; 0 if the command has no such option. Raises InputError."""
+    seconds: int = getattr(arguments, "wait_gpus", 0)
+    if not 0 <= seconds <= LONGEST_WAIT_S:
+        raise InputError(f"--wait-gpus: found {seconds}. Allowed: 0 to {LONGEST_WAIT_S} seconds.")
+    return seconds

@@ -1,0 +1,43 @@
+"""The allocation of Slurm in which this process runs: of `salloc`, or of the job of a notebook."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from jobs import claim
+from jobs.slurm.commands import call
+from shardlab.errors import InputError
+
+_NODES = re.compile(r"\bNumNodes=(\d+)")
+_GPUS = re.compile(r"\b(?:AllocTRES|TRES)=\S*\bgres/gpu=(\d+)")
+
+
+class Allocation(msgspec.Struct, frozen=True):
+    """What the allocation has."""
+
+    nodes: int
+    gpus_per_node: int
+
+
+def here() -> Allocation:
+    """The allocation of this process. Raises InputError if this process is in none."""
+    if not claim.job():
+        raise InputError(
+            "--in-allocation: this process is in no job of Slurm (SLURM_JOB_ID is not set); start it inside `salloc` or in a "
+            "notebook's job, or leave --in-allocation out."
+        )
+    answer = call(["scontrol", "--oneliner", "show", "job", claim.job()])
+    allocation = parse(answer.stdout)
+    if answer.code != 0 or allocation is None:
+        raise InputError(f"--in-allocation: Slurm does not say what the job {claim.job()} has: {answer.says}.")
+    return allocation
+
+
+def parse(text: str) -> Allocation | None:
+    """What `scontrol show job` says of a running job; None if it does not name its nodes."""
+    nodes, gpus = _NODES.search(text), _GPUS.search(text)
+    if nodes is None or not int(nodes[1]):
+        return None
+    return Allocation(int(nodes[1]), int(gpus[1]) // int(nodes[1]) if gpus else 0)

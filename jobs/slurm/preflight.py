@@ -1,0 +1,101 @@
+"""Asks Slurm about each distinct request before a run folder is written: `sbatch --test-only` submits nothing.
+
+Slurm may accept a job that no node can ever run, and leave it pending. --test-only rejects such a request at once.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from jobs import render
+from jobs.render import RenderContext
+from jobs.slurm import query, request
+from jobs.slurm.commands import SlurmOutput, call, here
+from jobs.slurm.submission import NO_ROOM
+from shardlab.errors import InputError
+from shardlab.run import Run
+
+TEST_S = 20.0  # sbatch itself waits about this long for a controller that does not answer
+NAMED = 5  # cells that one sentence names
+# Words with which Slurm answers at this moment only: it may accept the same job now, as pending, or later.
+_FOR_NOW = re.compile(rf"{NO_ROOM.pattern}|nodes are busy|node not available|configuration not available now")
+# These words are also Slurm's answer if the nodes exist but are down or drained; a job would wait for them.
+_NODES = re.compile(r"node configuration is not available")
+_UNAVAILABLE = re.compile(r"(?im)^(?:down|drain|fail|maint|reboot|unknown|power|future|inval|resv|reserved)")
+_COMMAND = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?")
+_SAYS_NOTHING = "Unspecified error"  # beside the words of a submit plugin
+# Slurm's words, and the keys of the cluster file that decide this part of the request.
+_KEYS = {
+    r"account/partition": ("slurm.account", "slurm.partition"),
+    r"(?i:account)": ("slurm.account",),
+    r"(?i:partition)": ("slurm.partition",),
+    r"(?i:qos)": ("slurm.qos",),
+    r"feature": ("slurm.constraint",),
+    r"license": ("slurm.licenses",),
+    r"node name": ("slurm.exclude",),
+    r"(?i:time limit|wall)": ("slurm.time",),
+    r"(?i:gres|gpu)|generic resource": ("slurm.gpu_request", "gpus.type", "gpus.per_node"),
+    r"(?i:memory)": ("slurm.mem",),
+    r"(?i:node count|max_?nodes)": ("slurm.max_nodes",),
+    r"processors|CPU count": ("slurm.cpus_per_rank",),
+    r"node configuration": ("slurm.partition", "slurm.constraint", "slurm.mem", "gpus.type", "gpus.per_node"),
+}
+
+
+def must_be_accepted(runs: Sequence[Run], source: RenderContext, *, pack: bool = False) -> None:
+    """Raises InputError with a sentence for each distinct request that Slurm would reject.
+
+    runs: the runs that are to be submitted. pack: as in `SubmitOptions`. If the controller does not answer, nothing is
+    raised: the submission knows what to do then.
+    """
+    if not here():
+        return
+    alike: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        alike.setdefault(request.options(run, source.where), []).append(run)
+    sentences = []
+    with tempfile.TemporaryDirectory(prefix="shardlab-") as temporary:
+        script = Path(temporary) / "job.sbatch"
+        for options, members in alike.items():
+            script.write_text(render.script(members[0], Path(temporary), source.where, source.own_templates))
+            together = len(members) if pack else 1
+            answer = _test(script, [f"--time={request.minutes(members[0]) * together}"] if together > 1 else [])
+            if query.is_away(answer):
+                return
+            if answer.code != 0 and not _is_for_now(answer, options):
+                sentences.append(sentence(members, words(answer.stderr)))
+    if sentences:
+        raise InputError("\n".join([*sentences, "Nothing was rendered, and nothing was submitted."]))
+
+
+def _test(script: Path, options: Sequence[str]) -> SlurmOutput:
+    return call(["sbatch", "--test-only", *options, str(script)], limit_s=TEST_S, enough=_FOR_NOW)
+
+
+def _is_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
+    """Whether Slurm may accept the job all the same."""
+    if answer.said(_FOR_NOW) is not None:
+        return True
+    if answer.said(_NODES) is None:
+        return False
+    partition = [option for option in options if option.startswith("--partition=")]
+    return bool(_UNAVAILABLE.search(call(["sinfo", "-h", "-N", "-o", "%T", *partition], limit_s=TEST_S).stdout))
+
+
+def words(stderr: str) -> str:
+    """What sbatch said, without the name of the command: the lines of a submit plugin come before Slurm's own."""
+    lines = [_COMMAND.sub("", line.strip()) for line in stderr.splitlines() if line.strip()]
+    telling = [line for line in dict.fromkeys(lines) if line != _SAYS_NOTHING] or lines
+    return "; ".join(telling) or "sbatch gave no reason"
+
+
+def sentence(runs: Sequence[Run], why: str) -> str:
+    """Slurm's words about a request, the cells that it concerns, and the keys of the cluster file that decide it."""
+    names = list(dict.fromkeys(run.cell.name() for run in runs))
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    keys = next((keys for pattern, keys in _KEYS.items() if re.search(pattern, why)), ())
+    decide = f" Decided in the cluster file by: {', '.join(keys)}." if keys else ""
+    return f"Slurm would reject {len(runs)} run(s) ({', '.join(names[:NAMED])}{more}): {why.rstrip('.')}.{decide}"

@@ -1,0 +1,137 @@
+"""The part of a run on one node, started over SSH by jobs.ssh.step: locks the node, starts jobs.step_task and watches it.
+
+    python -m jobs.ssh.node_task
+
+Standard input: a TaskRequest, then the address of the rendezvous, then an empty line every BEAT_S. Standard output: lines that
+begin with SAYS: `ready` with a free address for the rendezvous, and at the end `exit CODE`. All other output is on standard
+error. The task ends if its input ends or is silent for SILENT_S: then the connection or the supervisor is lost.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from jobs import node_processes
+from jobs.rendezvous import NODE, NODES, RENDEZVOUS, NoMeeting
+from jobs.wait_for_gpus import VISIBLE
+from shardlab import console, files
+from shardlab.errors import InputError, ShardlabError
+
+SAYS = "shardlab:"  # a .bashrc may print other lines
+BEAT_S, SILENT_S = 5.0, 60.0
+START_S = 180  # until all nodes are ready
+BUSY_S = 30.0  # how long the node may still be used by another run, which is ending
+LOCKS = Path("/tmp")
+
+
+class TaskRequest(msgspec.Struct, frozen=True):
+    """What a node runs."""
+
+    folder: str  # the run's folder
+    command: list[str]  # the launcher's, for jobs.step_task
+    environment: dict[str, str]
+    number: int  # of the node in the run, from 0
+    hosts: list[str]  # the addresses of the run's nodes, in their order
+    gpus: int  # the number of GPUs that the ranks of this node use
+
+
+def main() -> int:
+    """Serve one request; return the exit code of the task. Raises ShardlabError."""
+    try:
+        request = msgspec.json.decode(sys.stdin.buffer.readline(), type=TaskRequest)
+    except msgspec.DecodeError as error:
+        raise InputError(f"standard input: is not a request of this version of shardlab: {error}.") from None
+    own = request.hosts[request.number]
+    with files.locked(LOCKS / f"shardlab-run-{own.replace(':', '_')}.lock", _wait):
+        _say(f"ready {_free_address(own) if request.number == 0 else '-'}")
+        signal.alarm(START_S)  # its default action ends this process
+        rendezvous = sys.stdin.buffer.readline().decode().strip()
+        signal.alarm(0)
+        if not rendezvous:  # another node is not ready
+            return 1
+        os.chdir(request.folder)
+        code = _supervised(_start(request, rendezvous))
+        # jobs.step_task, which marks them so, may have been ended before it could end its ranks.
+        node_processes.end_strays(f"{request.folder}#{request.number}.0")
+        _say(f"exit {code}")
+    return code
+
+
+def _start(request: TaskRequest, rendezvous: str) -> subprocess.Popen[bytes]:
+    visible = os.environ.get(VISIBLE, ",".join(map(str, range(request.gpus))))
+    environment = {
+        **os.environ,
+        **request.environment,
+        RENDEZVOUS: rendezvous,
+        NODE: str(request.number),
+        NODES: ",".join(request.hosts),
+        VISIBLE: visible,
+    }
+    words = [sys.executable, "-P", "-m", "jobs.step_task", request.folder, "--", *request.command]
+    return node_processes.start(words, sys.stderr.fileno(), environment)
+
+
+def _supervised(task: subprocess.Popen[bytes]) -> int:
+    """Wait until the task ends; end it if the supervisor asks for it or is lost. Its exit code."""
+    told: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: told.append(number))
+    heard = time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        selector.register(sys.stdin.buffer, selectors.EVENT_READ)
+        while (code := task.poll()) is None:
+            if selector.select(timeout=0.1):
+                if not os.read(sys.stdin.fileno(), 4096):
+                    break
+                heard = time.monotonic()
+            if told or time.monotonic() > heard + SILENT_S:
+                break
+    if code is None:  # jobs.step_task has the same grace for its ranks, and ends their leftovers after it
+        code = node_processes.end(task, signal.SIGTERM, node_processes.GRACE_S + 5)
+    return 128 - code if code < 0 else code
+
+
+def _wait(lock: int) -> None:
+    """Wait for another run on this node, which is ending. Raises ShardlabError if it does not end."""
+    ends = time.monotonic() + BUSY_S
+    while time.monotonic() < ends:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(0.2)
+    raise ShardlabError(f"{socket.gethostname()}: another run, which was not started from here, uses this node.")
+
+
+def _free_address(host: str) -> str:
+    """A free port of this node, at the address under which the inventory knows it. Raises NoMeeting."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listening:
+            listening.bind(place)
+            address, port = listening.getsockname()[:2]
+    except OSError as error:
+        raise NoMeeting(f"{socket.gethostname()}: cannot listen at its address {host} ({error.strerror}).") from None
+    return f"[{address}]:{port}" if family == socket.AF_INET6 else f"{address}:{port}"
+
+
+def _say(words: str) -> None:
+    try:
+        sys.stdout.write(f"{SAYS} {words}\n")
+        sys.stdout.flush()
+    except OSError:  # the connection is lost: nobody reads it
+        sys.stdout = sys.stderr
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))

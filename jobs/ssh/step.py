@@ -1,0 +1,233 @@
+"""Starts one task on each node of a run over SSH, as srun does in a Slurm job. If a task fails, all tasks are ended.
+
+    python -m jobs.ssh.step RUN_DIR -- COMMAND...
+
+The scheduler names the nodes in the variable SHARDLAB_NODES; how they are reached is in the inventory of the workspace. Exit
+codes: 0 if all tasks returned 0, else that of the first task that failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from socket import gethostname
+
+import msgspec
+
+from jobs import node_processes
+from jobs.rendezvous import MEETING, NODES, RENDEZVOUS
+from jobs.ssh.node_task import BEAT_S, SAYS, START_S, TaskRequest
+from shardlab import console, inventory
+from shardlab.errors import InputError, ShardlabError
+from shardlab.inventory import InventoryNode
+from shardlab.remote import Address, ssh_command
+from shardlab.run import Run
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+LOST = "node_lost"  # the event that names a node which was lost
+END_S = 2 * node_processes.GRACE_S  # what the supervisor grants this process, which grants the nodes a little less
+SILENT_S = 60.0  # how long a node may take to report its end after another node failed; ssh notices a lost one earlier
+NO_LOGIN = "Permission denied"  # OpenSSH's words
+# Variables of a login that mean nothing on another node. All others go with the ranks, as in Slurm.
+OWN = ("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TMPDIR", "CUDA_VISIBLE_DEVICES", NODES, RENDEZVOUS)
+OWN_PREFIXES = ("SSH_", "XDG_", "DBUS_", "SUDO_")
+
+
+class Lost(ShardlabError):
+    """The connection to a node broke, or the node cannot be reached. node: its name."""
+
+    def __init__(self, node: str, why: str) -> None:
+        super().__init__(f"{node}: {why}")
+        self.node = node
+
+
+class NodeSession:
+    """The SSH session of one node's task."""
+
+    def __init__(self, node: InventoryNode, log: Path) -> None:
+        self.node = node
+        self.code: int | None = None  # that the task reported
+        self.ready = ""  # the address that the node offers for the rendezvous; "" until it is ready
+        self._log, self._text = log, b""
+        log.unlink(missing_ok=True)  # of an earlier start
+        self.process = subprocess.Popen(
+            [*login(node, log), f"exec {shlex.quote(node.python or '')} -P -m jobs.ssh.node_task"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # a signal for this process does not break the connection
+            preexec_fn=node_processes.die_with_parent,  # noqa: PLW1509 - this process has one thread
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._stdin, self.stdout = self.process.stdin, self.process.stdout
+
+    def send(self, line: bytes) -> None:
+        """Send a line; a connection that broke is noticed when its output ends."""
+        with contextlib.suppress(OSError):
+            self._stdin.write(line + b"\n")
+            self._stdin.flush()
+
+    def end(self) -> None:
+        """Ask the node to end the task, and to report its exit code."""
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+
+    def read(self) -> bool:
+        """Read what the node says; False at the end of its output."""
+        part = os.read(self.stdout.fileno(), 4096)
+        *lines, self._text = (self._text + part).split(b"\n")
+        for line in lines:
+            sign, _, words = line.decode("utf-8", "replace").partition(" ")
+            said, _, value = words.partition(" ")
+            if sign == SAYS and said == "ready":
+                self.ready = value
+            elif sign == SAYS and said == "exit" and value.isdecimal():
+                self.code = int(value)
+        return part != b""
+
+    def why_ended(self) -> ShardlabError:
+        """Why the session ended although the task did not report its end."""
+        code = self.process.wait()
+        if code != 255 and code >= 0:
+            return ShardlabError(f"{self.node.name}: its task ended with exit code {code}; see log/job.log.")
+        said = last_line(self._log)
+        if NO_LOGIN in said:
+            return ShardlabError(f"{gethostname()} cannot log in to {self.node.name} over SSH: {said}. {BETWEEN_NODES}")
+        return Lost(self.node.name, f"the connection broke: {said}" if said else "the connection broke")
+
+
+BETWEEN_NODES = (
+    "Nodes without Slurm need SSH to each other: set ssh.between_nodes: true in the cluster file, and run: provision"
+)
+
+
+def login(node: InventoryNode, log: Path) -> list[str]:
+    """argv that logs in from one node to another, without the command; ssh writes its own errors into `log`."""
+    words = ssh_command(Address(node.host, node.port, node.user))
+    return [words[0], "-E", str(log), *words[1:]]
+
+
+def last_line(log: Path) -> str:
+    """The last line that ssh wrote into its log, or ''."""
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    return next((line.strip().rstrip(".") for line in reversed(lines) if line.strip()), "")
+
+
+class Step:
+    """The tasks of one run on its nodes."""
+
+    def __init__(self, folder: RunDir, run: Run, nodes: Sequence[InventoryNode], command: Sequence[str]) -> None:
+        self._told = False
+        self._sessions = [NodeSession(node, folder.log / f"ssh.{node.name}.log") for node in nodes]
+        self._open = list(self._sessions)
+        self._selector = selectors.DefaultSelector()
+        for session in self._sessions:
+            self._selector.register(session.stdout, selectors.EVENT_READ, session)
+        own = {name for name in os.environ if name in OWN or name.startswith(OWN_PREFIXES)}
+        environment = {name: value for name, value in os.environ.items() if name not in own}
+        environment[MEETING] = f"{run.run_id}-{time.time_ns()}"
+        for number, session in enumerate(self._sessions):
+            request = TaskRequest(
+                folder=str(folder.path),
+                command=list(command),
+                environment=environment,
+                number=number,
+                hosts=[node.host for node in nodes],
+                gpus=run.world.nproc_per_node,
+            )
+            session.send(msgspec.json.encode(request))
+
+    def run(self) -> int:
+        """Run the tasks to their end; the exit code. Raises Lost, and ShardlabError if a task cannot start."""
+        signal.signal(signal.SIGTERM, self._take_note)
+        try:
+            ends = time.monotonic() + START_S
+            while not all(session.ready for session in self._sessions):
+                self._look()
+                if time.monotonic() > ends:
+                    late = ", ".join(session.node.name for session in self._sessions if not session.ready)
+                    raise ShardlabError(f"{late}: not ready after {START_S} s.")
+                if self._told:
+                    return 128 + signal.SIGTERM
+            for session in self._sessions:
+                session.send(self._sessions[0].ready.encode())
+            self._until_ended()
+            if failed := self._failed():  # it may have failed because another node was lost, which ssh notices later
+                self._end(SILENT_S, may_be_lost=True)
+                return failed
+            return 128 + signal.SIGTERM if self._told else 0
+        finally:
+            self._end(END_S - 2)
+            for session in self._open:
+                session.process.kill()
+
+    def _until_ended(self) -> None:
+        """Until all tasks have ended, one has failed, or this process was told to end."""
+        beat = 0.0
+        while self._open and not self._told and not self._failed():
+            if time.monotonic() > beat:
+                beat = time.monotonic() + BEAT_S
+                for session in self._open:
+                    session.send(b"")
+            self._look()
+
+    def _look(self, *, lost: bool = True) -> None:
+        """Read what the nodes say. Raises if a session ended without an exit code, unless `lost` is false."""
+        for key, _ in self._selector.select(timeout=0.2):
+            session: NodeSession = key.data
+            if session.read():
+                continue
+            self._selector.unregister(session.stdout)
+            self._open.remove(session)
+            if session.code is None and lost:
+                raise session.why_ended()
+
+    def _failed(self) -> int:
+        return next((session.code for session in self._sessions if session.code), 0)
+
+    def _end(self, limit_s: float, *, may_be_lost: bool = False) -> None:
+        """End all tasks, and wait for their ends. may_be_lost: raise Lost for a node that does not report its end."""
+        for session in self._open:
+            session.end()
+        ends = time.monotonic() + limit_s
+        while self._open and time.monotonic() < ends and not (may_be_lost and self._told):
+            self._look(lost=may_be_lost)
+        if self._open and may_be_lost and not self._told:
+            raise Lost(self._open[0].node.name, f"did not report the end of its task within {limit_s:g} s")
+
+    def _take_note(self, _number: int, _frame: object) -> None:
+        self._told = True
+
+
+def main(argv: list[str]) -> int:
+    """Run the tasks of the command line; return the exit code. argv: RUN_DIR -- COMMAND... Raises ShardlabError."""
+    if len(argv) < 3 or argv[1] != "--":
+        raise InputError("usage: python -m jobs.ssh.step RUN_DIR -- COMMAND...")
+    folder = RunDir(Path(argv[0]).absolute())
+    run = folder.read_run()
+    if NODES not in os.environ:
+        raise InputError(f"{NODES} is not set; the runner of the scheduler sets it.")
+    known = inventory.read(Workspace(folder.path.parent.parent), run.cluster["name"]).nodes
+    by_name = {node.name: node for node in known}
+    nodes = [by_name[name] for name in os.environ[NODES].split(",")]
+    try:
+        return Step(folder, run, nodes, argv[2:]).run()
+    except Lost as lost:
+        folder.write_event("step", LOST, node=lost.node, why=str(lost))
+        raise
+    except ShardlabError as error:
+        folder.write_event("step", "failed", why=str(error))
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(lambda: main(sys.argv[1:]), interrupted=None))

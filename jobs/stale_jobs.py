@@ -1,0 +1,31 @@
+"""Cancels jobs that wait in a scheduler's queue although their runs have ended: they might wait there for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from jobs.reconcile import Status
+from jobs.scheduler import scheduler
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """sentences: one for each job. all_gone: whether the scheduler cancelled every one of them."""
+
+    sentences: list[str]
+    all_gone: bool
+
+
+def cancel(runs: Sequence[Status]) -> Cancelled:
+    """Cancel the leftover job of each of these runs."""
+    sentences, all_gone = [], True
+    for run in runs:
+        if not run.leftover:
+            continue
+        job, raw = run.scheduler["id"], run.scheduler["raw"]
+        refused = scheduler(run.scheduler["name"]).cancel_jobs([job])
+        all_gone = all_gone and not refused
+        became = f"cancelling the job failed: {refused}" if refused else "the job was cancelled"
+        sentences.append(f"{run.id}: the run is {run.state}, but its job {job} was still in the queue ({raw}); {became}.")
+    return Cancelled(sentences, all_gone)

@@ -1,0 +1,111 @@
+"""One task of a run's job step: starts the telemetry sampler on its node, and the launcher's command.
+
+    python -m jobs.step_task RUN_DIR -- COMMAND...
+
+Words of COMMAND may hold $SHARDLAB_RENDEZVOUS, $SHARDLAB_MEETING, $SHARDLAB_ADDRESS, $SHARDLAB_INTERFACE, $SHARDLAB_IS_FIRST
+and variables that Slurm sets; they are replaced here, because no shell reads COMMAND. The exit code is that of COMMAND.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from socket import gethostname
+from string import Template
+from types import FrameType
+
+from jobs import node_processes, wait_for_gpus
+from jobs.rendezvous import NODES, RENDEZVOUS, node_number, way_to
+from jobs.slurm.commands import call
+from shardlab import console
+from shardlab.errors import InputError, ShardlabError
+from shardlab.rundir import RunDir
+
+
+def main(argv: list[str]) -> int:
+    """Start the ranks of this task; return their exit code. argv: RUN_DIR -- COMMAND... Raises ShardlabError."""
+    if len(argv) < 3 or argv[1] != "--":
+        raise InputError("usage: python -m jobs.step_task RUN_DIR -- COMMAND...")
+    folder = RunDir(Path(argv[0]).absolute())
+    if RENDEZVOUS not in os.environ:
+        raise InputError(f"{RENDEZVOUS} is not set; jobs.attempt sets it.")
+    way = way_to(os.environ[RENDEZVOUS], _nodes())
+    node = node_number(os.environ)
+    first_here = os.environ.get("SLURM_LOCALID", "0") == "0"
+    mark = f"{folder.path}#{os.environ.get('SLURM_PROCID', node)}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+    environment = {
+        **os.environ,
+        node_processes.MARK: mark,
+        "GLOO_SOCKET_IFNAME": way.interface,
+        "NCCL_SOCKET_IFNAME": f"={way.interface}",  # without the sign it is a prefix
+        "SHARDLAB_ADDRESS": way.address,
+        "SHARDLAB_INTERFACE": way.interface,
+        "SHARDLAB_IS_FIRST": "true" if node == 0 else "false",
+    }
+    command = [Template(word).safe_substitute(environment) for word in argv[2:]]
+    folder.log.mkdir(exist_ok=True)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        # Slurm sends these signals to every process of the step. All that is started here ignores them, except ranks that save.
+        signal.signal(number, signal.SIG_IGN)
+    if first_here:
+        _wait_for_gpus(folder)
+    sampler = node_processes.start_sampler(folder) if first_here else None
+    kills_before = node_processes.oom_kills()
+    try:
+        ranks = node_processes.start(command, None, environment)
+    except node_processes.CannotStart as error:
+        folder.write_event(f"node-{gethostname()}", "failed", why=str(error))
+        raise
+    asked = _forward(ranks)
+    while (code := ranks.poll()) is None:
+        time.sleep(0.05)
+        if asked and time.monotonic() > asked[0] + node_processes.GRACE_S:
+            ranks.kill()
+    if sampler is not None:
+        node_processes.end(sampler, signal.SIGTERM, 2.0)
+    node_processes.end_strays(mark)
+    if code and node_processes.oom_kills() > kills_before:
+        why = f"out of host memory: the kernel's OOM killer ended a process on {gethostname()} during the run"
+        folder.write_event(f"node-{gethostname()}", "oom", why=why)
+    return 128 - code if code < 0 else code
+
+
+def _wait_for_gpus(folder: RunDir) -> None:
+    try:
+        wait_for_gpus.wait(folder, folder.read_run(), os.environ, lambda: False)
+    except ShardlabError as error:
+        folder.write_event(f"node-{gethostname()}", "failed", why=str(error))
+        raise
+
+
+def _forward(ranks: subprocess.Popen[bytes]) -> list[float]:
+    """Forward SIGTERM and SIGUSR1 to the ranks. Returns a list, which gets the time of the first SIGTERM."""
+    asked: list[float] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGTERM and not asked:
+            asked.append(time.monotonic())
+        if ranks.poll() is None:
+            ranks.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, forward)
+    return asked
+
+
+def _nodes() -> list[str]:
+    """The names or addresses of the run's nodes."""
+    if NODES in os.environ:
+        return os.environ[NODES].split(",")
+    listed = os.environ.get("SLURM_JOB_NODELIST", "")
+    if not any(sign in listed for sign in "[,"):
+        return [listed] if listed else []
+    return call(["scontrol", "show", "hostnames", listed]).stdout.split()
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(lambda: main(sys.argv[1:])))

@@ -1,0 +1,23 @@
+"""The result of a node of a site in a proof job."""
+
+from __future__ import annotations
+
+import msgspec
+
+from provision.checks.trial import Trial
+from shardlab.host import Host
+from shardlab.remote import CommandOutput
+
+MEET_S = 120.0  # how long nodes wait for each other
+
+
+class NodeProof(msgspec.Struct, frozen=True):
+    """The result of one node of a proof job."""
+
+    host: Host
+    trial: Trial
+    words: list[str]  # names of the nodes whose files this node saw in the shared folder
+    tasks: int  # nodes of the job
+    free_bytes: int  # of the shared folder
+    free_inodes: int | None  # None: the file system counts none
+    together: CommandOutput | None = None  # the all-reduce of all nodes; None: the job had one node, or torch does not work

@@ -1,0 +1,100 @@
+"""The interface of a fact: a command that runs on a node, and a pure function that parses its output."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from provision.node import Node, last_line
+from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.errors import ShardlabError
+from shardlab.remote import Unreachable
+
+T = TypeVar("T")
+_OPEN = object()  # not asked: None may be an answer
+
+
+class Unanswered(ShardlabError):
+    """A node did not answer a question, gave an answer that cannot be parsed, or did not carry out a change.
+
+    blames: for each node at fault its name and why, if known; an operation on one node may ask another node.
+    """
+
+    def __init__(self, message: str, blames: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.blames = dict(blames or {})
+
+
+class Fact(msgspec.Struct, Generic[T], frozen=True):
+    """A question to a node."""
+
+    name: str
+    command: Callable[[str], list[str]]  # its argument: the path of the node's Python interpreter
+    parse: Callable[[str], T]  # raises ValueError if the output is wrong
+    timeout_s: float
+    root: bool = False
+    of_files: bool = False  # whether the paths of the files that operations write follow the command, as its last words
+
+
+class Facts:
+    """The answers of one node. Each question is asked once, when its answer is first needed.
+
+    files: the paths of the files that operations write, for the facts about these files.
+    """
+
+    def __init__(self, node: Node, files: Sequence[str] = ()) -> None:
+        self.node, self.files = node, files
+        self.answers: dict[str, Any] = {}
+        self._turns: dict[str, threading.Lock] = {}
+
+    def __getitem__(self, fact: Fact[T]) -> T:
+        """The answer to `fact`. Raises Unanswered."""
+        answer: Any = self.answers.get(fact.name, _OPEN)
+        if answer is _OPEN:
+            with self._turns.setdefault(fact.name, threading.Lock()):  # who asks the same meanwhile waits for this answer
+                answer = self.answers.get(fact.name, _OPEN)
+                if answer is _OPEN:  # kept at hand: a change may forget it in between
+                    answer = self.answers[fact.name] = self._ask(fact)
+        if isinstance(answer, Unanswered):
+            raise answer
+        known: T = answer
+        return known
+
+    def forget(self) -> None:
+        """Forget all answers, because a change may have made them wrong."""
+        self.answers.clear()
+
+    def _ask(self, fact: Fact[T]) -> T | Unanswered:
+        name = self.node.name
+
+        def unanswered(why: str) -> Unanswered:
+            return Unanswered(why, {name: why})
+
+        try:
+            argv = [*fact.command(self.node.python), *(self.files if fact.of_files else ())]
+            answer = self.node.run(argv, timeout_s=fact.timeout_s, root=fact.root)
+        except Unreachable as error:
+            return unanswered(str(error))
+        where = f"{name}: the fact {fact.name!r}"
+        if answer.code is None:
+            return unanswered(f"{where} was not answered within {fact.timeout_s:g} s; the machine may be overloaded")
+        if answer.code != 0:
+            return unanswered(f"{where} is not known, as its command failed: {last_line(answer)}")
+        try:
+            return fact.parse(answer.stdout)
+        except ValueError as error:
+            return unanswered(f"{where} cannot be read: {error}")
+
+
+def decode(stdout: str, shape: type[T]) -> T:
+    """The last line of `stdout` as a `shape`; libraries print banners before it. Raises ValueError."""
+    lines = [line for line in stdout.splitlines() if line.strip()]
+    if not lines:
+        raise ValueError("it printed nothing.")
+    try:
+        return decoder(shape).decode(lines[-1])
+    except (*DECODE_FAULTS, UnicodeEncodeError) as error:
+        raise ValueError(f"{error}, in {lines[-1][:80]!r}.") from None

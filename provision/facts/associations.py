@@ -1,0 +1,51 @@
+"""The accounts and QOS with which a user may submit jobs, from Slurm's accounting; some sites do not let users ask."""
+
+from __future__ import annotations
+
+import msgspec
+
+from provision.fact import Fact
+from provision.slurm_text import is_name, listed
+
+FIELDS = "Account,Partition,QOS,DefaultQOS"
+# Several clusters may share the accounting: the accounts of the others are not valid here.
+PROGRAM = f"""\
+cluster=$(scontrol show config 2>/dev/null | sed -n 's/^ClusterName *= *//p')
+sacctmgr --noheader --parsable2 show associations user="$(id -un)" ${{cluster:+cluster="$cluster"}} format={FIELDS}
+"""
+
+
+class Association(msgspec.Struct, frozen=True):
+    """An account of the user. partition: the only one in which the account is valid; None: all."""
+
+    account: str
+    partition: str | None = None
+    qos: tuple[str, ...] = ()
+    default_qos: str | None = None
+
+
+def command(python: str) -> list[str]:
+    return ["sh", "-c", PROGRAM]
+
+
+def parse(stdout: str) -> tuple[Association, ...]:
+    """Raises ValueError."""
+    known = []
+    for line in stdout.splitlines():
+        words = line.split("|")
+        if len(words) != 4:
+            raise ValueError(f"found {line[:80]!r}. Allowed: {FIELDS.replace(',', '|')}.")
+        account, partition, qos, default_qos = words
+        if is_name(account):
+            known.append(
+                Association(
+                    account,
+                    partition if is_name(partition) else None,
+                    listed(qos) or (),
+                    default_qos if is_name(default_qos) else None,
+                )
+            )
+    return tuple(known)
+
+
+ASSOCIATIONS = Fact("accounts", command, parse, timeout_s=60)

@@ -1,0 +1,43 @@
+"""The environment modules of a site (Lmod or environment-modules) that concern training: Python, CUDA, NCCL and compilers."""
+
+from __future__ import annotations
+
+import re
+
+from provision.fact import Fact
+
+# `module` is a function of the login shell; both systems write their list to standard error.
+PROGRAM = "module --terse avail 2>&1 || true"
+KINDS = (
+    "python",
+    "cpython",
+    "cray-python",
+    "anaconda3",
+    "miniconda3",
+    "miniforge3",
+    "cuda",
+    "cudatoolkit",
+    "nccl",
+    "gcc",
+    "apptainer",
+    "charliecloud",
+)
+_MODULE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}$")
+
+
+def command(python: str) -> list[str]:
+    return ["bash", "-lc", PROGRAM]
+
+
+def parse(stdout: str) -> tuple[str, ...]:
+    """The names `NAME/VERSION` of the KINDS, in the order of the list. () if there are none, or no module system."""
+    names: dict[str, None] = {}
+    for line in stdout.splitlines():
+        word = re.sub(r"\([^()]*\)$", "", line.strip())  # (default), (D), (default:latest)
+        folder, _, version = word.rpartition("/")
+        if version and folder.rpartition("/")[2].lower() in KINDS and _MODULE.match(word):
+            names[word] = None
+    return tuple(names)
+
+
+MODULES = Fact("modules", command, parse, timeout_s=60)

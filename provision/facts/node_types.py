@@ -1,0 +1,76 @@
+"""The kinds of nodes in each partition of a Slurm cluster: how many, with which processors, memory, GPUs and features."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from provision.fact import Fact
+from provision.slurm_text import is_name
+
+FORMAT = "%R|%D|%c|%m|%G|%f|%N"
+MOST_FEATURES = 32
+_GPU = re.compile(r"^gpu(?::([^:()]+))?:(\d+)$")
+_NAMES = re.compile(r"^[A-Za-z0-9._,\[\]-]{1,20000}$")
+_SOCKETS = re.compile(r"\([^()]*\)")  # `(S:0-1)` behind a gres names its sockets
+
+
+class GpuGres(msgspec.Struct, frozen=True):
+    """The GPUs of one type on a node, as Slurm counts them. type: None if Slurm knows no type."""
+
+    type: str | None
+    count: int
+
+
+class NodeType(msgspec.Struct, frozen=True):
+    """Nodes of a partition that are alike."""
+
+    partition: str
+    count: int
+    cpus: int
+    memory_mib: int
+    gpus: tuple[GpuGres, ...] = ()
+    features: tuple[str, ...] = ()
+    names: str = ""  # of its nodes, as a list of Slurm such as gpu[1-8]
+
+
+def command(python: str) -> list[str]:
+    return ["sinfo", "--noheader", "--exact", f"--format={FORMAT}"]
+
+
+def parse(stdout: str) -> tuple[NodeType, ...]:
+    """Raises ValueError."""
+    types = []
+    for line in stdout.splitlines():
+        words = line.split("|")
+        if len(words) != 7:
+            raise ValueError(f"found {line[:80]!r}. Allowed: {FORMAT}.")
+        partition, count, cpus, memory, gres, features, names = (word.strip() for word in words)
+        if is_name(partition) and count.isdigit() and cpus.isdigit() and memory.isdigit():
+            known = tuple(name for name in features.split(",") if is_name(name))[:MOST_FEATURES]
+            types.append(
+                NodeType(
+                    partition,
+                    int(count),
+                    int(cpus),
+                    int(memory),
+                    gpus(gres),
+                    () if features == "(null)" else known,
+                    names if _NAMES.match(names) else "",
+                )
+            )
+    return tuple(types)
+
+
+def gpus(gres: str) -> tuple[GpuGres, ...]:
+    """The GPUs in a list of generic resources, such as `gpu:a100:4(S:0-1),nvme:1`."""
+    matches = (_GPU.match(word) for word in _SOCKETS.sub("", gres).split(","))
+    return tuple(
+        GpuGres(match[1], int(match[2]))
+        for match in matches
+        if match and int(match[2]) and (match[1] is None or is_name(match[1]))
+    )
+
+
+NODE_TYPES = Fact("node types", command, parse, timeout_s=60)

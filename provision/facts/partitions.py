@@ -1,0 +1,55 @@
+"""The partitions of a Slurm cluster, with their limits, as its controller describes them."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from provision.fact import Fact
+from provision.slurm_text import duration_s, is_name, listed, number, pairs
+
+
+class SitePartition(msgspec.Struct, frozen=True):
+    """A partition. None stands for a limit that the partition does not have, or that Slurm does not say."""
+
+    name: str
+    is_default: bool
+    is_up: bool
+    max_time_s: int | None
+    default_time_s: int | None
+    max_nodes: int | None
+    accounts: tuple[str, ...] | None  # that may use it; None: all
+    qos: tuple[str, ...] | None  # that may be used in it; None: all
+    is_exclusive: bool  # a job always gets whole nodes
+
+
+def command(python: str) -> list[str]:
+    return ["scontrol", "show", "partition", "--oneliner"]
+
+
+def parse(stdout: str) -> tuple[SitePartition, ...]:
+    """In the order of the controller. Partitions whose name is no plain word are left out. Raises ValueError if no line
+    describes a partition."""
+    lines = [pairs(line) for line in stdout.splitlines() if line.startswith("PartitionName=")]
+    if not lines:
+        raise ValueError(f"no line begins with PartitionName=: {re.sub(r'[^ -~]', '?', stdout[:80])!r}.")
+    return tuple(
+        SitePartition(
+            name=line["PartitionName"],
+            is_default=line.get("Default") == "YES",
+            is_up=line.get("State", "UP") == "UP",
+            max_time_s=duration_s(line.get("MaxTime", "")),
+            default_time_s=duration_s(line.get("DefaultTime", "")),
+            max_nodes=number(line.get("MaxNodes", "")),
+            accounts=listed(line.get("AllowAccounts", "ALL")),
+            qos=listed(line.get("AllowQos", "ALL")),
+            is_exclusive=line.get("OverSubscribe", "").startswith("EXCLUSIVE")
+            or line.get("Exclusive") in ("NODE", "TOPO"),  # from Slurm 26.05 on
+        )
+        for line in lines
+        if is_name(line["PartitionName"])
+    )
+
+
+PARTITIONS = Fact("partitions", command, parse, timeout_s=60)

@@ -1,0 +1,28 @@
+"""The Python interpreters of a machine that its login shell finds, and those that its modules would give."""
+
+from __future__ import annotations
+
+import re
+
+from provision.fact import Fact
+
+PROGRAM = """\
+for name in python3.14 python3.13 python3.12 python3.11 python3; do
+    path=$(command -v "$name") || continue
+    printf '%s %s\\n' "$path" "$("$path" -c 'import platform; print(platform.python_version())')"
+done
+"""
+_LINE = re.compile(r"^(/[A-Za-z0-9._/+-]+) (\d+)\.(\d+)\.\d+")
+OLDEST = (3, 11)
+
+
+def command(python: str) -> list[str]:
+    return ["bash", "-lc", PROGRAM]
+
+
+def parse(stdout: str) -> dict[str, tuple[int, int]]:
+    """Path to (major, minor), the newest first in the list of PROGRAM."""
+    return {match[1]: (int(match[2]), int(match[3])) for line in stdout.splitlines() if (match := _LINE.match(line))}
+
+
+PYTHONS = Fact("pythons", command, parse, timeout_s=60)

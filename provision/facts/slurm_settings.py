@@ -1,0 +1,59 @@
+"""Settings of a Slurm cluster that decide how GPUs are requested and which jobs are accepted."""
+
+from __future__ import annotations
+
+import msgspec
+
+from provision.fact import Fact
+
+
+class SlurmSettings(msgspec.Struct, frozen=True):
+    """An empty text stands for a setting that the controller does not show."""
+
+    cluster: str = ""
+    version: str = ""
+    select: str = ""  # the plugin that chooses nodes; only select/cons_tres knows the option --gpus-per-node
+    gres: tuple[str, ...] = ()  # kinds of generic resources
+    submit_plugins: tuple[str, ...] = ()  # programs of the site that may change or reject a job
+    enforces: tuple[str, ...] = ()  # what a job must have, such as an association with an account
+
+
+KEYS = {
+    "ClusterName": "cluster",
+    "SLURM_VERSION": "version",
+    "SelectType": "select",
+    "GresTypes": "gres",
+    "JobSubmitPlugins": "submit_plugins",
+    "AccountingStorageEnforce": "enforces",
+}
+
+
+def command(python: str) -> list[str]:
+    return ["scontrol", "show", "config"]
+
+
+def parse(stdout: str) -> SlurmSettings:
+    """Raises ValueError if the text shows none of the settings."""
+    given: dict[str, str] = {}
+    for line in stdout.splitlines():
+        key, _, value = line.partition("=")
+        field = KEYS.get(key.strip())
+        if field is not None and value.strip() not in ("(null)", "none", "N/A"):
+            given[field] = "".join(char for char in value.strip() if char.isprintable())[:200]
+    if "cluster" not in given and "version" not in given:
+        raise ValueError("it shows neither ClusterName nor SLURM_VERSION.")
+    return SlurmSettings(
+        cluster=given.get("cluster", ""),
+        version=given.get("version", ""),
+        select=given.get("select", ""),
+        gres=_words(given.get("gres", "")),
+        submit_plugins=_words(given.get("submit_plugins", "")),
+        enforces=_words(given.get("enforces", "")),
+    )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+SLURM_SETTINGS = Fact("Slurm's settings", command, parse, timeout_s=60)

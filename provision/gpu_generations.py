@@ -1,0 +1,105 @@
+"""The drivers that each generation of NVIDIA GPUs needs, and the builds of the pinned torch that support it.
+
+Sources: the PCI ID database (pci.ids) for the device ids; NVIDIA's driver installation guide, "Kernel Modules", for open and
+proprietary modules, and NVIDIA's announcement of the open modules for Grace Hopper and Blackwell, which have no others; the
+NixOS wiki, second-hand, for the last branches; NVIDIA's "CUDA Compatibility", "Minor Version Compatibility", for the
+oldest driver of a CUDA release; PyTorch's RELEASE.md, "CUDA Support Matrix" for 2.12 and 2.13 (pull requests 182849 and
+187075), for what torch serves, and its issues 178665 and 190355 for the build that pip installs by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+TORCH = "2.13.0"  # the pinned version that the table below is of
+BRANCH = 580  # a branch with long support, which serves all generations from Maxwell to Blackwell
+USUAL_CUDA = "13.0"  # of the torch that pip installs by default
+OLDEST_DRIVER = {"12": 525, "13": 580}  # by major release of CUDA
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """ids: ranges of PCI device ids, ends included. open_modules: whether the open kernel modules may or must drive it.
+
+    last_branch: of the drivers that know it, None while all do.
+    """
+
+    name: str
+    ids: tuple[tuple[int, int], ...]
+    open_modules: Literal["never", "may", "must"]
+    last_branch: int | None = None
+
+
+GENERATIONS = (
+    Generation("Kepler", ((0x0FC0, 0x103F), (0x1180, 0x11FF), (0x1280, 0x12BF)), "never", 470),
+    Generation("Maxwell", ((0x1340, 0x14FF), (0x1610, 0x16FF), (0x1740, 0x17FF)), "never", 580),
+    Generation("Pascal", ((0x15F0, 0x15FF), (0x1B00, 0x1D7F)), "never", 580),
+    Generation("Volta", ((0x1D80, 0x1DFF),), "never", 580),
+    Generation("Turing", ((0x1E00, 0x1FFF), (0x2180, 0x21FF)), "may"),
+    Generation("Ampere", ((0x2080, 0x20FF), (0x2200, 0x22FF), (0x2400, 0x25FF)), "may"),
+    Generation("Hopper", ((0x2300, 0x2341), (0x2349, 0x23FF)), "may"),
+    Generation("Grace Hopper", ((0x2342, 0x2348),), "must"),
+    Generation("Ada", ((0x2680, 0x28FF),), "may"),
+    Generation("Blackwell", ((0x2900, 0x2FFF), (0x3180, 0x31FF)), "must"),
+)
+
+_ARM = frozenset({"Ampere", "Hopper", "Grace Hopper"})
+_COMMON = frozenset({"Turing", "Ampere", "Ada", "Hopper"})  # Ada (8.9) runs what is built for 8.6
+SERVED = {  # by machine and CUDA release that torch is built for
+    ("x86_64", "12.6"): _COMMON | {"Maxwell", "Pascal", "Volta"},
+    ("x86_64", "13.0"): _COMMON | {"Blackwell"},
+    ("x86_64", "13.2"): _COMMON | {"Blackwell"},
+    ("aarch64", "12.6"): _ARM,
+    ("aarch64", "13.0"): _ARM | {"Blackwell"},
+    ("aarch64", "13.2"): _ARM | {"Blackwell"},
+}
+
+
+def of(device: int) -> Generation | None:
+    """The generation of a PCI device id, None where it is not known."""
+    return next(
+        (generation for generation in GENERATIONS if any(first <= device <= last for first, last in generation.ids)), None
+    )
+
+
+def flavour(generations: Sequence[Generation]) -> Literal["open", "proprietary"]:
+    """The kernel modules for all these GPUs; no build of torch supports GPUs of both kinds, with and without open modules."""
+    return "proprietary" if any(generation.open_modules == "never" for generation in generations) else "open"
+
+
+def oldest_driver(cuda: str) -> int:
+    """The oldest driver branch for a torch built for this CUDA release. Raises KeyError for an unknown release."""
+    return OLDEST_DRIVER[cuda.partition(".")[0]]
+
+
+def branch(generations: Sequence[Generation], cuda: str, there: int | None) -> int:
+    """The driver branch to use: the installed one if it supports all GPUs, else the one with long support."""
+    lasts = [generation.last_branch for generation in generations if generation.last_branch is not None]
+    if there is not None and oldest_driver(cuda) <= there <= min(lasts, default=there):
+        return there
+    return BRANCH
+
+
+def unserved(generations: Sequence[Generation], arch: str, cuda: str) -> str | None:
+    """Why a torch built for this CUDA release cannot use these GPUs, and which build can; None if it can."""
+    served = SERVED.get((arch, cuda))
+    if served is None:
+        return f"shardlab knows no torch {TORCH} for CUDA {cuda} on {arch}; it knows the builds for CUDA " + ", ".join(
+            f"{release} on {machine}" for machine, release in SERVED
+        )
+    left = sorted({generation.name for generation in generations if generation.name not in served})
+    if not left:
+        return None
+    others = [
+        release
+        for (machine, release), names in SERVED.items()
+        if machine == arch and all(generation.name in names for generation in generations)
+    ]
+    advice = (
+        f"set environment.wheelhouse to a folder with wheels of its build for CUDA {others[0]}"
+        if others
+        else "no other build supports them: remove the nodes with these GPUs from the cluster file"
+    )
+    return f"torch {TORCH} for CUDA {cuda} does not support {' and '.join(left)} GPUs; {advice}"

@@ -1,0 +1,196 @@
+"""`provision init`: asks a Slurm site, SSH hosts or this machine, and prints a commented cluster file. It changes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import templates
+from provision.fact import Fact, Facts
+from provision.facts.nvidia import NVIDIA
+from provision.facts.pythons import OLDEST
+from provision.facts.shared_folders import SHARED_FOLDERS, SharedFolder
+from provision.facts.system import SYSTEM, System
+from provision.login_node import LoginNode, address
+from provision.node import Node
+from provision.providers.local import LocalNode
+from provision.providers.ssh import SshNode
+from provision.site import proposal, survey
+from provision.site.proposal import Proposal
+from provision.site.survey import Survey
+from shardlab.cluster import Login
+from shardlab.console import Output
+from shardlab.errors import InputError
+from shardlab.login_node import is_login_node
+from shardlab.remote import Address, Remote
+from shardlab.workspace import Workspace
+
+_LOGIN = re.compile(r"^(?:([A-Za-z0-9._-]+)@)?([A-Za-z0-9][A-Za-z0-9._-]{0,252})(?::(\d{1,5}))?$")
+GIB = 1 << 30
+_SYSTEM = Fact("system", SYSTEM.command, SYSTEM.parse, SYSTEM.timeout_s)  # the same questions, without root
+_NVIDIA = Fact("nvidia", NVIDIA.command, NVIDIA.parse, NVIDIA.timeout_s)
+
+
+def run(output: Output, workspace: Workspace, site: str | None, hosts: Sequence[str]) -> int:
+    """Print the file.
+
+    site: USER@HOST:PORT of a login node; empty if this machine is the login node; None if no site is meant.
+    hosts: of a cluster of SSH hosts.
+
+    Raises InputError, or Unreachable if a login fails.
+    """
+    if site is not None and hosts:
+        raise InputError("--site and --ssh describe two different clusters. Allowed: one of them.")
+    if hosts:
+        text = _ssh_file(output, workspace, [_login(host, "--ssh") for host in hosts])
+    elif site is not None or is_login_node():
+        login = _login(site, "--site") if site else None
+        text = _site_file(output, login)
+    else:
+        text = _local_file()
+    output.document({"schema": 1, "cluster_yaml": text})
+    if not output.json:
+        output.results.file.write(text)
+    output.remark("Save this text as cluster.yaml, read its comments, and run: provision plan", style="dim")
+    return 0
+
+
+def _login(text: str, option: str) -> Login:
+    match = _LOGIN.match(text)
+    if match is None:
+        raise InputError(f"{option}: found {text!r}. Allowed: HOST or USER@HOST, with :PORT if it is not 22.")
+    return Login(host=match[2], user=match[1], port=int(match[3]) if match[3] else None)
+
+
+def _site_file(output: Output, login: Login | None) -> str:
+    node: Node = LocalNode() if login is None else LoginNode(address(login.host, login.user, login.port))
+    place = "this machine" if login is None else login.host
+    output.remark(f"asking {place} for its partitions, accounts, modules and folders", style="dim")
+    answers = survey.survey(node)
+    for sentence in answers.unknown.values():
+        output.remark(f"not known: {sentence}", style="yellow")
+    if not answers.partitions:
+        raise InputError(
+            f"{place}: Slurm shows no partition "
+            f"({answers.unknown.get('partitions', 'none is visible to this user')}). Allowed: a login node of a Slurm cluster."
+        )
+    made = proposal.propose(answers)
+    return site_text(login, answers, made, survey.rejections(node, proposal.requests(made)))
+
+
+def site_text(login: Login | None, site: Survey, made: Proposal, rejected: dict[str, str | None]) -> str:
+    """The cluster file of a Slurm site. rejected: for each way to request a GPU, why Slurm would reject it, or None."""
+    partition, kind = made.partition, made.node_type
+    accepted = [request for request, why in rejected.items() if why is None]
+    gpus = kind.gpus[0] if kind is not None and kind.gpus else None
+    longest = partition.max_time_s if partition is not None else None
+    return templates.render(
+        "cluster/slurm.yaml.j2",
+        cluster_name=_name(site.settings.cluster or (login.host if login else "site")),
+        login=login,
+        partition=partition,
+        partition_table=_partitions(site),
+        account=made.account,
+        accounts=made.accounts,
+        qos=made.qos,
+        gpu_request=accepted[0] if accepted else None,
+        request_table=[f"{request}: {'accepted' if why is None else f'rejected: {why}'}" for request, why in rejected.items()],
+        time=_time(min(longest or proposal.HOUR_S, proposal.HOUR_S)),
+        max_time=_time(longest) if longest else None,
+        max_nodes=partition.max_nodes if partition is not None else None,
+        exclusive=partition is None or partition.is_exclusive or gpus is None,
+        cpus_per_rank=max(1, kind.cpus // gpus.count) if kind is not None and gpus is not None else None,
+        gpus=gpus,
+        folder=made.folder,
+        free=_free(made.folder) if made.folder is not None else None,
+        folder_table=[f"{entry.variable}={entry.path}: {entry.file_system}, {_free(entry)}" for entry in site.folders],
+        module=made.module,
+        python=made.python,
+        has_python=made.has_python,
+        oldest=".".join(map(str, OLDEST)),
+        module_table=[f"modules: {', '.join(site.modules[:24])}"] if site.modules else [],
+        unknown=site.unknown,
+    )
+
+
+def _partitions(site: Survey) -> list[str]:
+    lines = []
+    for partition in site.partitions:
+        kinds = [kind for kind in site.node_types if kind.partition == partition.name]
+        nodes = "; ".join(
+            f"{kind.count} x {kind.cpus} CPUs, {kind.memory_mib // 1024} GiB"
+            + "".join(f", {gpu.count} GPUs {gpu.type or ''}".rstrip() for gpu in kind.gpus)
+            for kind in kinds
+        )
+        limit = f"at most {_time(partition.max_time_s)}" if partition.max_time_s else "no time limit"
+        state = "" if partition.is_up else " (not up)"
+        lines.append(f"{partition.name}{state}: {nodes or 'no nodes shown'}; {limit}")
+    return lines
+
+
+def _local_file() -> str:
+    facts = Facts(LocalNode())
+    system = facts[_SYSTEM]
+    return templates.render(
+        "cluster/local.yaml.j2",
+        cluster_name=_name(system.hostname.partition(".")[0]),
+        machine=_machine(system),
+        gpus=_gpu_names(facts),
+    )
+
+
+def _ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]) -> str:
+    nodes: list[dict[str, object]] = []
+    gpus: list[list[str]] = []
+    folders: list[set[str]] = []
+    for place, login in enumerate(logins):
+        output.remark(f"asking {login.host}", style="dim")
+        facts = Facts(_ssh_node(workspace, login))
+        system = facts[_SYSTEM]
+        gpus.append(_gpu_names(facts))
+        folders.append({entry.path for entry in facts[SHARED_FOLDERS] if entry.is_network})
+        remark = ", ".join([_machine(system), *gpus[-1]])
+        nodes.append({"name": f"node{place}", "host": login.host, "user": login.user, "port": login.port, "remark": remark})
+    common = sorted(set.intersection(*folders))
+    return templates.render(
+        "cluster/ssh.yaml.j2",
+        cluster_name=_name(logins[0].host.partition(".")[0]),
+        nodes=nodes,
+        gpus=min(map(len, gpus)),
+        shared=f"{common[0]}/shardlab" if common else None,
+    )
+
+
+def _ssh_node(workspace: Workspace, login: Login) -> SshNode:
+    where = Address(login.host, login.port, login.user, known_hosts=workspace.own / "known_hosts")
+    return SshNode(login.host, login.host, login.port, login.user, None, "python3", Remote(where))
+
+
+def _gpu_names(facts: Facts) -> list[str]:
+    """A text for each GPU, also if the driver is not installed."""
+    nvidia = facts[_NVIDIA]
+    if nvidia.seen:
+        return [gpu.name for gpu in nvidia.seen]
+    return [f"NVIDIA GPU {gpu.device:#06x} (without a driver)" for gpu in nvidia.gpus]
+
+
+def _machine(system: System) -> str:
+    return f"{system.cpus} CPUs, {system.memory_kib / (1 << 20):.0f} GiB memory, {system.pretty}"
+
+
+def _free(folder: SharedFolder) -> str:
+    inodes = f", {folder.free_inodes:,} inodes" if folder.free_inodes else ""
+    return "free space not known" if folder.free_bytes is None else f"{folder.free_bytes / GIB:,.0f} GiB free{inodes}"
+
+
+def _time(seconds: int) -> str:
+    """As Slurm writes it: HH:MM:SS or D-HH:MM:SS."""
+    days, rest = divmod(seconds, 86_400)
+    clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock
+
+
+def _name(text: str) -> str:
+    """A name for the cluster that a cluster file allows."""
+    name = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:31]
+    return name if re.match(r"^[a-z0-9]", name) else "site"

@@ -1,0 +1,166 @@
+"""The login node of a Slurm site, behind the one SSH connection that all our commands share."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import secrets
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from provision.interruption import STOPPING
+from provision.providers.local import LocalNode
+from shardlab import shared_connection
+from shardlab.remote import GRACE_S, SESSION, Address, CommandOutput, Unreachable, in_short, ssh_command
+
+LOST = 255  # the exit code of ssh itself
+# A command over SSH has no login shell, and at many sites only the profile adds Slurm's commands to PATH.
+FIND_SLURM = """\
+command -v sbatch > /dev/null 2>&1 || {
+    path=$(bash -lc 'printf "\\n%s\\n" "$PATH"' 2> /dev/null < /dev/null | tail -n 1)
+    export PATH="${path:-$PATH}"
+}
+"""
+# Written beside the file and renamed, by the user who logs in.
+PUT = """\
+set -eu
+new=$1.$3
+trap 'rm -f -- "$new"' EXIT
+mkdir -p -- "$(dirname -- "$1")"
+umask 077
+cat > "$new"
+test "$(sha256sum < "$new" | cut -d ' ' -f 1)" = "$2"
+chmod -- "$4" "$new"
+mv -fT -- "$new" "$1"
+"""
+
+
+class LoginNode:
+    """A machine on which we have the rights of a user. Commands that need root are refused."""
+
+    def __init__(self, address: Address, python: str = "python3") -> None:
+        self.name = address.host
+        self.host, self.port, self.user, self.identity = address.host, address.port, address.user, address.identity
+        self.python = python
+        self.wheelhouse: str | None = None
+        self._command = ssh_command(address)
+        self._running: dict[str, str] = {}  # the beginning of each command that runs, by its mark
+        self._is_open = False
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """See Node."""
+        return tuple(self._running.values())
+
+    def end(self, limit_s: float) -> None:
+        """See Node. A command without a terminal does not end when its connection ends: it gets SIGTERM there."""
+        ends = time.monotonic() + limit_s
+        kill = [*self._command, f"pkill -TERM -f '[{SESSION[0]}]{SESSION[1:]}'"]  # which does not match its own command line
+        null = subprocess.DEVNULL
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(kill, stdin=null, stdout=null, stderr=null, timeout=limit_s, check=False, start_new_session=True)
+        while self._running and time.monotonic() < ends:
+            time.sleep(0.02)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        root: bool = False,
+        secret: bool = False,
+    ) -> CommandOutput:
+        """See Node. Raises Unreachable."""
+        if root:
+            return CommandOutput(1, "", "this needs root, which users of a Slurm site do not have")
+        if STOPPING.is_set():
+            raise Unreachable(f"{self.name}: this program was interrupted.")
+        self._log_in()
+        variables = [f"{name}={value}" for name, value in (env or {}).items()]
+        words = [
+            "timeout",
+            f"--kill-after={GRACE_S:g}",
+            f"{timeout_s:g}",
+            "env",
+            "LC_ALL=C",
+            "PYTHONSAFEPATH=1",
+            SESSION,
+            *variables,
+            *argv,
+        ]
+        mark = secrets.token_hex(8)  # a profile of the site may print before the command does
+        script = f"{FIND_SLURM}echo {mark}; echo {mark} >&2; {shlex.join(words)}"
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+            given.write(stdin)
+            given.seek(0)
+            process = subprocess.Popen(
+                [*self._command, _for_any_shell(script)],
+                stdin=given,
+                stdout=out,
+                stderr=errors,
+                start_new_session=True,  # Ctrl-C would end this side alone
+            )
+            self._running[mark] = in_short(argv)
+            begin = time.monotonic()
+            try:
+                code: int | None = process.wait(timeout_s + 3 * GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                code = None
+            finally:
+                self._running.pop(mark, None)
+            texts = []
+            for stream in (out, errors):
+                stream.seek(0)
+                texts.append(stream.read().decode("utf-8", "replace"))
+        if code == LOST:  # also of a connection that broke in the middle of a command
+            self._is_open = False
+            lines = texts[1].replace(f"{mark}\n", "").strip().splitlines()
+            raise Unreachable(f"{self.name}: {lines[-1].strip() if lines else 'the connection broke'}.")
+        stdout, stderr = (text.partition(mark + "\n")[2] for text in texts)
+        ended = code in (124, 137) and time.monotonic() - begin >= timeout_s  # 137 is also a command that the site killed
+        return CommandOutput(None if ended else code, stdout, stderr)
+
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
+        """Write a file of this user, completely or not at all. owner: has no effect. Raises Unreachable."""
+        return self.run(_putting(content, path, mode), timeout_s=600, stdin=content)
+
+    def _log_in(self) -> None:
+        if self._is_open:
+            return
+        try:
+            shared_connection.open_connection(self._command, self.name)
+        except shared_connection.NoLogin as error:
+            raise Unreachable(str(error)) from None
+        self._is_open = True
+
+
+def address(host: str, user: str | None = None, port: int | None = None, identity: Path | None = None) -> Address:
+    """The address of a login node."""
+    return Address(host, port, user, identity, shared=True)
+
+
+class LoginNodeHere(LocalNode, eq=False):
+    """The login node, if this program runs on it."""
+
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
+        """Write a file of this user, completely or not at all. owner: has no effect."""
+        return self.run(_putting(content, path, mode), timeout_s=600, stdin=content)
+
+
+def _for_any_shell(script: str) -> str:
+    """A command that executes a script of sh. The user's own shell reads it: csh allows no newline and no `!` in quotes."""
+    return f"exec sh -c 'eval \"$(echo {base64.b64encode(script.encode()).decode()} | base64 -d)\"'"
+
+
+def _putting(content: bytes, path: str, mode: int) -> list[str]:
+    digest = hashlib.sha256(content).hexdigest()
+    return ["sh", "-c", PUT, "put", path, digest, secrets.token_hex(4), f"{mode:o}"]

@@ -1,0 +1,197 @@
+"""The interface of an operation: it reads facts and returns the changes that a node needs, or why it needs none."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from provision.fact import Fact, Facts, Unanswered
+from provision.node import Node, last_line
+from shardlab.cluster import Cluster, NodeEntry
+from shardlab.remote import CommandOutput
+from shardlab.workspace import Workspace
+
+T = TypeVar("T")
+_FULL = re.compile("No space left on device|Disk quota exceeded|enough free space")
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A node and its answers."""
+
+    node: Node
+    facts: Facts
+    entry: NodeEntry | None = None  # in the cluster file; None for this machine (provider local)
+
+    def has(self, role: str) -> bool:
+        """Whether the cluster file gives this node a role."""
+        return self.entry is not None and role in self.entry.roles
+
+
+class Site(msgspec.Struct, frozen=True):
+    """The input of an operation: the cluster file, the workspace, and all nodes."""
+
+    cluster: Cluster
+    workspace: Workspace
+    targets: list[Target]
+    left: dict[str, str] = {}  # the names of the nodes that are left out from now on, because an operation failed, and why
+    pretended: bool = False  # whether a file describes the nodes, which are not reached
+
+    @property
+    def is_practice(self) -> bool:
+        """Whether its nodes are practice nodes, which share folders, and devices that stand for GPUs, with this machine."""
+        return self.cluster.provider == "virtual"
+
+    def with_role(self, role: str) -> list[Target]:
+        """The nodes with a role, also those that are left out."""
+        return [target for target in self.targets if target.has(role)]
+
+    @property
+    def standing(self) -> list[Target]:
+        """The nodes that are not in `left`."""
+        return [target for target in self.targets if target.node.name not in self.left]
+
+    def told(self, fact: Fact[T]) -> list[tuple[Target, T]]:
+        """The answers of the nodes that are not in `left`; a node that does not answer is left out, and fails later."""
+        answers = []
+        for target in self.standing:
+            with contextlib.suppress(Unanswered):
+                answers.append((target, target.facts[fact]))
+        return answers
+
+    def absent(self, role: str | None = None) -> list[str]:
+        """The names of the nodes in `left`, all or with a role."""
+        return [
+            target.node.name for target in self.targets if target.node.name in self.left and (role is None or target.has(role))
+        ]
+
+
+class Change(Protocol):
+    """One step of an operation."""
+
+    @property
+    def says(self) -> str:
+        """The sentence that `plan` prints."""
+        ...
+
+    @property
+    def command(self) -> str:
+        """The command that is run for it, as text; empty if no command is run."""
+        ...
+
+    def make(self, node: Node) -> None:
+        """Carry it out. Raises Unanswered if it failed."""
+        ...
+
+
+class Here(msgspec.Struct, frozen=True):
+    """A change that this program itself makes, on this machine."""
+
+    says: str
+    do: Callable[[], object]
+    command: str = ""
+
+    def make(self, node: Node) -> None:
+        self.do()
+
+
+class RunCommand(msgspec.Struct, frozen=True):
+    """A command on the node. stdin: its input, which other users of the node cannot read, unlike argv."""
+
+    says: str
+    argv: Sequence[str]
+    timeout_s: float = 60.0
+    stdin: bytes = b""
+    root: bool = True
+
+    def __repr__(self) -> str:  # without stdin, which may be a secret
+        return f"RunCommand({self.says!r}, {self.argv!r}, {self.timeout_s!r})"
+
+    @property
+    def command(self) -> str:
+        return shlex.join(self.argv)
+
+    def make(self, node: Node) -> None:
+        answer = node.run(self.argv, timeout_s=self.timeout_s, stdin=self.stdin, root=self.root)
+        if answer.code is None:
+            raise _failed(node, f"{self.says}: it did not end within {self.timeout_s:g} s")
+        if answer.code != 0:
+            raise _failed(node, f"{self.says}: {reason(answer)}")
+
+
+class On(msgspec.Struct, frozen=True):
+    """A change on another node than the target, for an operation that is done once for all nodes."""
+
+    node: Node
+    change: Change
+
+    @property
+    def says(self) -> str:
+        return self.change.says
+
+    @property
+    def command(self) -> str:
+        return self.change.command
+
+    def make(self, node: Node) -> None:
+        self.change.make(self.node)
+
+
+class Write(msgspec.Struct, frozen=True):
+    """A file on the node, which is replaced completely or not at all. owner: as for chown; "": the user who logs in."""
+
+    says: str
+    path: str
+    content: bytes
+    mode: int = 0o644
+    owner: str = "root:root"
+
+    def __repr__(self) -> str:  # without the content, which may be long
+        return f"Write({self.says!r}, {self.path!r}, {self.mode:o}, {self.owner!r})"
+
+    @property
+    def command(self) -> str:
+        owner = f" -o {self.owner.replace(':', ' -g ')}" if self.owner else ""
+        return f"install -m {self.mode:o}{owner} ({len(self.content)} bytes) {self.path}"
+
+    def make(self, node: Node) -> None:
+        answer = node.put(self.content, self.path, mode=self.mode, owner=self.owner)
+        if answer.code != 0:
+            raise _failed(node, f"{self.says}: {reason(answer)}")
+
+
+def _failed(node: Node, why: str) -> Unanswered:
+    said = f"{node.name}: {why}"
+    return Unanswered(said, {node.name: said})
+
+
+def reason(answer: CommandOutput) -> str:
+    """Why a command failed. apt and pip report a full disk long before their last line."""
+    full = next((line.strip() for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if _FULL.search(line)), None)
+    if full is None:
+        return last_line(answer)
+    return f"a disk is full: {full}; free some space on it and run the same command again"
+
+
+def shell(says: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"") -> RunCommand:
+    """A script of several commands, which ends at the first that fails."""
+    return RunCommand(says, ["sh", "-euc", script], timeout_s, stdin)
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    """Why there is nothing to change."""
+
+    why: str
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """An operation on the menu of --only and --skip."""
+
+    name: str
+    plan: Callable[[Site, Target], Sequence[Change] | Nothing]  # what has to change on a node
+    once: bool = False  # whether one plan, made with the first node, is for all nodes together
+    files: tuple[str, ...] = ()  # the files that it writes and compares by the fact FILES, which knows no other files

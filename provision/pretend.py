@@ -1,0 +1,117 @@
+"""Machines as a file describes them, so that a plan can be shown without any machine. No command is run on a node.
+
+The file is a document of `provision plan --json` or `provision facts --json`; names, facts and addresses of the nodes are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar, get_type_hints
+
+import msgspec
+
+from provision.fact import Fact, Facts, Unanswered
+from provision.facts.addresses import ADDRESSES
+from provision.node import Node
+from shardlab import files
+from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.errors import InputError
+from shardlab.remote import CommandOutput, Unreachable
+
+T = TypeVar("T")
+NULL = msgspec.Raw(b"null")
+
+
+class DescribedMachine(msgspec.Struct, frozen=True):
+    """A node in the document. facts: the JSON of each answer, by the name of the fact."""
+
+    name: str
+    facts: dict[str, msgspec.Raw] = {}
+    addresses: msgspec.Raw = NULL  # null if the fact was not answered
+
+
+class DescribedMachines(msgspec.Struct, frozen=True):
+    """The part of the document that is read."""
+
+    nodes: list[DescribedMachine]
+
+
+class PretendedNode(msgspec.Struct, eq=False):
+    """A node of the cluster file that is never reached. See Node."""
+
+    name: str
+    host: str
+    port: int | None
+    user: str | None
+    identity: Path | None
+    python: str
+    wheelhouse: str | None
+    running: tuple[str, ...] = ()
+
+    def end(self, limit_s: float) -> None:
+        """There is no command to end."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        root: bool = False,
+        secret: bool = False,
+    ) -> CommandOutput:
+        """Raises Unreachable."""
+        raise self._unreachable()
+
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
+        """Raises Unreachable."""
+        raise self._unreachable()
+
+    def _unreachable(self) -> Unreachable:
+        error = Unreachable(f"{self.name}: with --pretend, no command is run on this machine.")
+        error.node = self.name
+        return error
+
+
+class PretendedFacts(Facts):
+    """The answers of a node, from the file. Raises InputError for an answer that is not of the fact's type."""
+
+    def __init__(self, node: Node, path: Path, described: DescribedMachine) -> None:
+        super().__init__(node)
+        self._path = path
+        self._known = dict(described.facts)
+        if described.addresses != NULL:
+            self._known.setdefault(ADDRESSES.name, described.addresses)
+
+    def _ask(self, fact: Fact[T]) -> T | Unanswered:
+        name = self.node.name
+        if fact.name not in self._known:
+            why = f"{name}: {self._path} does not have the fact {fact.name!r}"
+            return Unanswered(why, {name: why})
+        shape: type[T] = get_type_hints(fact.parse)["return"]
+        try:
+            return decoder(shape).decode(self._known[fact.name])
+        except DECODE_FAULTS as error:
+            raise InputError(f"{self._path}: node {name}: the fact {fact.name!r}: {error}.") from None
+
+
+def facts(path: Path, nodes: Sequence[Node]) -> list[Facts]:
+    """The answers of each node of the cluster, as the file describes them. Raises InputError."""
+    try:
+        machines = decoder(DescribedMachines).decode(files.read(path)).nodes
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}. Allowed: a document of provision plan --json.") from None
+    except DECODE_FAULTS as error:
+        raise InputError(f"{path}: {error}. Allowed: a document of provision plan --json.") from None
+    described = {machine.name: machine for machine in machines}
+    names = [node.name for node in nodes]
+    if sorted(machine.name for machine in machines) != sorted(names):
+        found = ", ".join(machine.name for machine in machines) or "no node"
+        raise InputError(f"{path}: describes {found}. Allowed: each node of the cluster file once: {', '.join(names)}.")
+    return [PretendedFacts(_pretended(node), path, described[node.name]) for node in nodes]
+
+
+def _pretended(node: Node) -> PretendedNode:
+    return PretendedNode(node.name, node.host, node.port, node.user, node.identity, node.python, node.wheelhouse)

@@ -1,0 +1,74 @@
+"""The interface of a provider: where the nodes of a cluster come from, and what provisioning does with them.
+
+A file of provision/providers defines `PROVIDER`, and is found by its name. A provider whose machines already exist,
+and get every operation, states only its name, its origin and its nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from provision.node import Node
+from provision.operation import Change, Nothing
+from shardlab import registry
+from shardlab.cluster import Cluster
+from shardlab.workspace import Workspace
+
+NodeT = TypeVar("NodeT", bound=Node)
+
+NOTHING_TO_DO: dict[str, str] = {  # the answer of a provider that has no function for the verb
+    "request": "provider {name} has nothing to request: {origin}.",
+    "warm": "provider {name} has nothing to prepare in advance.",
+    "down": "provider {name}: provision created no machine, so there is nothing to undo.",
+}
+
+
+def lock_of_the_user(cluster: Cluster) -> list[Path]:
+    """One lock for the cluster's name, whichever workspace of this user it is provisioned from."""
+    return [Path.home() / ".cache" / "shardlab" / "locks" / f"{cluster.name}.lock"]
+
+
+def _existing(cluster: Cluster, workspace: Workspace, node: Any) -> Nothing:
+    return Nothing("this machine already exists")
+
+
+class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
+    """A provider on the menu of the key `provider` in cluster.yaml."""
+
+    name: str
+    """The name of its file."""
+    origin: str
+    """Where its machines come from, as the end of a sentence."""
+    nodes: Callable[[Cluster, Workspace], Sequence[NodeT]]
+    """The nodes of the cluster, whether they are up or not; opens no connection."""
+    locks: Callable[[Cluster], list[Path]] = lock_of_the_user
+    """The files that a command locks while it changes the cluster, besides the lock of the workspace. Raises WorkspaceError."""
+    bring_up: Callable[[Cluster, Workspace, NodeT], Sequence[Change] | Nothing] = _existing
+    """The first operation on each node: the changes after which the node can be logged in to. Raises ShardlabError."""
+    request: Callable[[Cluster, Workspace], str] | None = None
+    """The text that a person gives to the provider to get the machines."""
+    warm: Callable[[Cluster, Workspace], str] | None = None
+    """Prepares in advance what takes long; returns a sentence on what is ready."""
+    down: Callable[[Cluster, Workspace], str] | None = None
+    """Removes what provision created; returns a sentence on what was removed."""
+    operations: frozenset[str] | None = None
+    """The names of the operations that apply to its nodes, in the order of provision/roles.py; None: all operations."""
+    checks: frozenset[str] | None = None
+    """The names of the checks that apply to its nodes; None: all checks."""
+
+    def carry_out(self, verb: str, cluster: Cluster, workspace: Workspace) -> str:
+        """Carry out request, warm or down; returns what to tell the user. Raises ShardlabError."""
+        function = {"request": self.request, "warm": self.warm, "down": self.down}[verb]
+        if function is None:
+            return NOTHING_TO_DO[verb].format(name=self.name, origin=self.origin)
+        return function(cluster, workspace)
+
+
+def provider(name: str) -> Provider[Any]:
+    """The provider of this name. Raises UnknownName."""
+    made: Provider[Any] = registry.load("provision.providers", name, "provider").PROVIDER
+    return made

@@ -1,0 +1,51 @@
+"""A managed Slurm site: no machine is set up; jobs use an environment in a shared folder, which the user may write."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import PurePosixPath
+
+from provision import software
+from provision.login_node import LoginNode, LoginNodeHere
+from provision.provider import Provider
+from shardlab.cluster import Cluster
+from shardlab.remote import Address
+from shardlab.workspace import Workspace
+
+
+def nodes(cluster: Cluster, workspace: Workspace) -> list[LoginNode] | list[LoginNodeHere]:
+    """The login node. Slurm itself knows the compute nodes."""
+    python = f"{environment(cluster)}/bin/python"
+    login = cluster.login
+    if login is None:
+        return [LoginNodeHere(name="login", python=python)]
+    identity = workspace.relative(cluster.ssh.identity) if cluster.ssh.identity else None
+    where = Address(
+        login.host,
+        login.port,
+        login.user or cluster.ssh.user,
+        identity,
+        workspace.own / "known_hosts",
+        cluster.ssh.host_keys,
+        shared=True,
+    )
+    return [LoginNode(where, python)]
+
+
+def environment(cluster: Cluster) -> PurePosixPath:
+    """The folder of the Python environment, named by all that decides what it contains and how its Python is started."""
+    assert cluster.storage.shared is not None
+    assert cluster.slurm is not None
+    keys = cluster.environment
+    content = json.dumps([software.digest(), keys.modules, keys.python, keys.use, cluster.slurm.setup])
+    return PurePosixPath(cluster.storage.shared) / f"python-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+
+
+PROVIDER = Provider(
+    "slurm",
+    "the site has its machines",
+    nodes,
+    operations=frozenset({"site-environment", "datasets", "inventory"}),  # users of a site have no root
+    checks=frozenset({"node_types"}),
+)

@@ -1,0 +1,49 @@
+"""The options of sbatch for the jobs that `provision` itself submits at a site: to install and to verify."""
+
+from __future__ import annotations
+
+from shardlab.cluster import Cluster
+
+# Variables such as SBATCH_PARTITION of the login shell would change what a job requests.
+WITHOUT_VARIABLES = r"""
+for name in $(env | sed -n 's/^\(S\(LURM\|BATCH\)_[A-Z0-9_]*\)=.*/\1/p'); do test "$name" = SLURM_CONF || unset "$name"; done
+"""
+
+
+def options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | None = None) -> list[str]:
+    """One task per node on `nodes` nodes. gpus: on each node; None: one if the partition has GPUs, as some partitions accept no
+    job without a GPU."""
+    slurm = cluster.slurm
+    assert slurm is not None
+    words = {
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "constraint": slurm.constraint,
+        "licenses": slurm.licenses,
+        "exclude": ",".join(slurm.exclude) or None,
+    }
+    given = [f"--{name}={value}" for name, value in words.items() if value is not None]
+    longest = slurm.max_time_s  # a job with a longer limit waits for ever at sites that do not reject it
+    minutes = minutes if longest is None else max(1, min(minutes, longest // 60))
+    given += [f"--nodes={nodes}", "--ntasks-per-node=1", f"--time={minutes}", "--export=NONE"]
+    given += [f"--mem={slurm.mem}"] if slurm.mem is not None else []
+    per_node = cluster.gpus.per_node if cluster.gpus is not None else 0
+    asked = min(1, per_node) if gpus is None else gpus
+    if asked:
+        given.append(gpu_option(cluster, asked, nodes))
+    given += [f"--{name}" if value is None else f"--{name}={value}" for name, value in slurm.extra.items()]
+    return given
+
+
+def gpu_option(cluster: Cluster, per_node: int, nodes: int) -> str:
+    """The option that requests GPUs in the way that the site accepts."""
+    assert cluster.slurm is not None
+    name = f"{cluster.gpus.type}:" if cluster.gpus is not None and cluster.gpus.type else ""
+    match cluster.slurm.gpu_request:
+        case "gres":
+            return f"--gres=gpu:{name}{per_node}"
+        case "gpus":
+            return f"--gpus={name}{per_node * nodes}"
+        case "gpus-per-node":
+            return f"--gpus-per-node={name}{per_node}"

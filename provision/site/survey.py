@@ -1,0 +1,90 @@
+"""Asks a Slurm site what it offers: partitions, node types, accounts, modules, folders, and which requests it accepts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+
+from provision.fact import Fact, Facts, Unanswered
+from provision.facts.associations import ASSOCIATIONS, Association
+from provision.facts.modules import MODULES
+from provision.facts.node_types import NODE_TYPES, NodeType
+from provision.facts.partitions import PARTITIONS, SitePartition
+from provision.facts.pythons import PYTHONS
+from provision.facts.shared_folders import SHARED_FOLDERS, SharedFolder
+from provision.facts.slurm_settings import SLURM_SETTINGS, SlurmSettings
+from provision.node import Node
+from provision.site import requests
+
+T = TypeVar("T")
+ASKED: list[Fact[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, MODULES, SHARED_FOLDERS, PYTHONS]
+TEST_S = 60.0
+_ERROR = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?", re.M)
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """What a site answered. An empty field: the site did not answer, and `unknown` has the reason by the name of the fact."""
+
+    settings: SlurmSettings = SlurmSettings()
+    partitions: tuple[SitePartition, ...] = ()
+    node_types: tuple[NodeType, ...] = ()
+    associations: tuple[Association, ...] = ()
+    modules: tuple[str, ...] = ()
+    folders: tuple[SharedFolder, ...] = ()
+    pythons: dict[str, tuple[int, int]] = {}
+    unknown: dict[str, str] = {}
+
+
+def survey(node: Node) -> Survey:
+    """Ask all facts at the same time. Raises Unreachable if the login fails."""
+    node.run(["true"], timeout_s=30)  # one login, before the questions
+    facts = Facts(node)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda fact: _asked(facts, fact), ASKED))
+    unknown = {name: str(answer) for name, answer in facts.answers.items() if isinstance(answer, Unanswered)}
+
+    def known(fact: Fact[T], otherwise: T) -> T:
+        answer: Any = facts.answers.get(fact.name)
+        result: T = otherwise if answer is None or isinstance(answer, Unanswered) else answer
+        return result
+
+    return Survey(
+        settings=known(SLURM_SETTINGS, SlurmSettings()),
+        partitions=known(PARTITIONS, ()),
+        node_types=known(NODE_TYPES, ()),
+        associations=known(ASSOCIATIONS, ()),
+        modules=known(MODULES, ()),
+        folders=known(SHARED_FOLDERS, ()),
+        pythons=known(PYTHONS, {}),
+        unknown=unknown,
+    )
+
+
+def _asked(facts: Facts, fact: Fact[Any]) -> None:
+    try:
+        facts[fact]
+    except Unanswered:
+        return  # it stays among the answers
+
+
+def rejections(node: Node, asked: Mapping[str, list[str]]) -> dict[str, str | None]:
+    """For each request why Slurm would reject a job with these options of sbatch; None if Slurm would accept the job.
+
+    `sbatch --test-only` submits nothing. Raises Unreachable.
+    """
+    return {name: _rejection(node.run, options) for name, options in asked.items()}
+
+
+def _rejection(run: Callable[..., Any], options: list[str]) -> str | None:
+    test = ["sbatch", "--test-only", "--nodes=1", "--ntasks=1", "--time=5", *options, "--wrap=true"]
+    argv = ["sh", "-c", f'{requests.WITHOUT_VARIABLES} exec "$@"', "test", *test]
+    answer = run(argv, timeout_s=TEST_S)
+    if answer.code == 0:
+        return None
+    lines = [_ERROR.sub("", line).strip() for line in answer.stderr.splitlines() if line.strip()]
+    text = lines[0] if lines else "no answer" if answer.code is None else f"exit code {answer.code}"
+    return "".join(char if char.isprintable() else "?" for char in text)[:200]

@@ -1,0 +1,47 @@
+"""How Slurm's commands write pairs, lists, times and limits, in the output that several facts parse."""
+
+from __future__ import annotations
+
+import re
+
+_PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_:/]*)=(\S*)")
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}$")
+_DURATION = re.compile(r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$")
+
+
+def pairs(line: str) -> dict[str, str]:
+    """The words KEY=VALUE of a line of `scontrol --oneliner`."""
+    return dict(_PAIR.findall(line))
+
+
+def is_name(text: str) -> bool:
+    """Whether the text can be the name of a partition, an account, a QOS, a GPU type or a feature in a cluster file."""
+    return _NAME.match(text) is not None
+
+
+def listed(text: str) -> tuple[str, ...] | None:
+    """The names of a list with commas; None for ALL. Texts that are no names are left out."""
+    if text in ("ALL", "(null)", ""):
+        return None
+    return tuple(name for name in text.split(",") if is_name(name))
+
+
+def number(text: str) -> int | None:
+    """A limit; None for UNLIMITED and for a text that is no number."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+def duration_s(text: str) -> int | None:
+    """A time as Slurm writes it (D-HH:MM:SS, HH:MM:SS, MM:SS, D-HH), in seconds; None for UNLIMITED, NONE and other words."""
+    match = _DURATION.match(text.strip())
+    if match is None or len(text) > 24:
+        return None
+    days, *parts = (None if part is None else int(part) for part in match.groups())
+    given = [part for part in parts if part is not None]
+    if days is not None:  # D-HH, D-HH:MM, D-HH:MM:SS
+        hours, minutes, seconds = [*given, 0, 0][:3]
+    elif len(given) == 3:
+        hours, minutes, seconds = given
+    else:  # MM, MM:SS
+        hours, minutes, seconds = 0, *[*given, 0][:2]
+    return (days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds

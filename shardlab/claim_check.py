@@ -1,0 +1,86 @@
+"""Checks claims and reported numbers when a matrix file is read: the metrics and cells that they name must exist.
+
+Without this check, such a mistake would be found only in the verdicts, after all runs.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from shardlab import cell_names, metric_names
+from shardlab.cell import Cell
+from shardlab.document import Document, Problem
+from shardlab.errors import UnknownName
+from shardlab.expression import Expression, ExpressionError
+
+MOST_LISTED = 12  # values in a sentence
+
+
+def problems(text: Document, tests: Sequence[str], reported: Sequence[str]) -> list[Problem]:
+    """The problems of the claims' tests and of the reported numbers' metrics that do not depend on the cells."""
+    problems = []
+    for index, test in enumerate(tests):
+        try:
+            _check(Expression(test))
+        except (ExpressionError, UnknownName) as error:
+            problems.append(text.problem(("claims", index, "test"), f"{str(error).rstrip('.')}."))
+    for index, metric in enumerate(reported):
+        if metric not in metric_names.KNOWN:
+            sentence = str(UnknownName("metric", metric, metric_names.KNOWN))
+            problems.append(text.problem(("reported", index, "metric"), sentence))
+    return problems
+
+
+def without_cells(
+    text: Document, tests: Sequence[str], cells: Sequence[Cell], excluded: Iterable[dict[str, Any]]
+) -> list[Problem]:
+    """The claims that name a cell which the matrix neither has nor excludes. cells: all cells, selected or not."""
+    known = [cell_names.names(msgspec.to_builtins(cell)) for cell in cells] if tests else []
+    known += list(excluded)
+    problems = []
+    for index, test in enumerate(tests):
+        for metric, wanted in Expression(test).filters:
+            wanted = {key: value for key, value in wanted.items() if key not in cell_names.ARGUMENTS}
+            if not any(all(key in cell and cell[key] == value for key, value in wanted.items()) for cell in known):
+                problems.append(text.problem(("claims", index, "test"), f"{metric}: {_why_none(known, wanted)}"))
+    return problems
+
+
+def _check(test: Expression) -> None:
+    """Raises ExpressionError or UnknownName if the test uses a metric or a name that does not exist."""
+    if test.names:
+        name = min(test.names)
+        near = f", as in {name}(strategy='ddp')" if name in metric_names.KNOWN else ""
+        raise ExpressionError(f"{name!r} is not a number. Allowed: a metric with the values that select one cell{near}")
+    if not test.calls:
+        raise ExpressionError(f"{test.text!r} names no metric. Allowed: one or more, as in final_loss(strategy='ddp') < 4")
+    for metric, given in test.filters:
+        if metric not in metric_names.KNOWN:
+            raise UnknownName("metric", metric, metric_names.KNOWN)
+        needs = metric_names.WITH_ARGUMENT.get(metric)
+        for key in given:
+            if key in cell_names.ARGUMENTS and key != needs:
+                raise ExpressionError(f"{metric} has no argument {key!r}")
+            if not cell_names.is_name(key) and key not in cell_names.ARGUMENTS:
+                raise UnknownName("name of a resolved cell", key, cell_names.PLAIN)
+        if needs and needs not in given:
+            raise ExpressionError(f"{metric} needs {needs}, as in {metric}({needs}=..., strategy='ddp')")
+
+
+def _why_none(cells: Sequence[dict[str, Any]], wanted: dict[str, Any]) -> str:
+    """Which of the values no cell has, or that no cell has them together."""
+    for key, value in wanted.items():
+        values = sorted({str(cell[key]) for cell in cells if key in cell and cell[key] is not None})
+        if not values:
+            return f"no cell of this matrix has a value of {key}."
+        if not any(key in cell and cell[key] == value for cell in cells):
+            near = difflib.get_close_matches(str(value), values, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            more = ", ..." if len(values) > MOST_LISTED else ""
+            return f"no cell of this matrix has {key} {value!r}.{hint} Its cells have: {', '.join(values[:MOST_LISTED])}{more}."
+    together = ", ".join(f"{key} {value!r}" for key, value in wanted.items())
+    return f"no cell of this matrix has all of these values: {together}."

@@ -1,0 +1,72 @@
+"""The proxy jumps on the way to a machine (ProxyJump in `~/.ssh/config`), as OpenSSH itself reads them.
+
+fabric would use several jumps in the opposite order, and read `ProxyJump none` as a jump through a machine called none. OpenSSH
+would apply the options for host keys on its command line only to the last machine.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+
+import msgspec
+
+LIMIT_S = 10.0
+_JUMP = re.compile(r"(?:ssh://)?(?:(.*)@)?(?:\[(.+)\]|([^:]+))(?::(\d+))?/?")
+
+
+class Jump(msgspec.Struct, frozen=True):
+    """A machine on the way; user, port: None leaves it to `~/.ssh/config`."""
+
+    host: str
+    user: str | None = None
+    port: int | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The last words of an OpenSSH command that connects to this machine."""
+        port = ["-p", str(self.port)] if self.port is not None else []
+        user = ["-l", self.user] if self.user is not None else []
+        return [*port, *user, "--", self.host]
+
+
+class Route(msgspec.Struct, frozen=True):
+    """How to connect. jumps: the first machine first. command: the ProxyCommand if there are no jumps, or ''."""
+
+    jumps: tuple[Jump, ...] = ()
+    command: str = ""
+
+
+def way(to: Jump) -> Route | None:
+    """How to connect to this machine; None if OpenSSH is not installed or does not answer."""
+    before: tuple[Jump, ...] = ()
+    first = to
+    while True:
+        try:
+            asked = ["ssh", "-G", *first.words]
+            said = subprocess.run(asked, capture_output=True, text=True, timeout=LIMIT_S, check=False).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        settings = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
+        listed = settings.get("proxyjump", "none")
+        jumps = [] if listed == "none" else [jump for name in listed.split(",") if (jump := _read(name)) is not None]
+        if not jumps or jumps[0] in before:  # a circle
+            return Route(before, "" if before else settings.get("proxycommand", ""))
+        before = (*jumps, *before)
+        first = jumps[0]
+
+
+def option(jumps: Sequence[Jump], rules: Sequence[str]) -> list[str]:
+    """The option of an OpenSSH command that leads through these machines, each by these rules."""
+    through: list[str] = []
+    for jump in jumps:
+        words = shlex.join([*rules, *through, *jump.words]).replace("%", "%%")
+        through = ["-o", f"ProxyCommand=ssh -W '[%h]:%p' {words}"]  # a % begins what OpenSSH fills in
+    return through
+
+
+def _read(text: str) -> Jump | None:
+    match = _JUMP.fullmatch(text.strip())
+    return Jump(match[2] or match[3], match[1], int(match[4]) if match[4] else None) if match else None

@@ -1,0 +1,250 @@
+"""The part of a workspace that is on a cluster: where its runs are stored there, and how commands are executed there.
+
+The runs of a cluster are stored on its shared storage, in a workspace of their own, where the nodes read and write them. The
+commands that submit and watch them run on its controller, beside Slurm. The workspace on this machine has only the cluster
+file, the matrices of the user, and .shardlab/away.json, which says where the workspace on the cluster is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from socket import gethostname
+from typing import TypeVar
+
+import msgspec
+
+from shardlab import __version__, files, inventory, shared_connection, terminal_relay
+from shardlab.cluster import Cluster
+from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.errors import InputError, ShardlabError
+from shardlab.remote import Address, HostKeys, ssh_command
+from shardlab.workspace import Workspace
+
+LIMIT_S = 120.0
+MOST_BYTES = 1 << 26  # largest answer: 64 MiB are enough for a hundred thousand runs
+MARK = ".away"  # a file in the workspace on the cluster; its text shows this side whether it sees the same folder
+MATRICES = "away-matrices.json"  # in .shardlab: the path here of each matrix that was delivered, by its file's name
+NO_SHARED_FOLDER = (
+    "the cluster {}: it has no folder that all nodes share, which is needed to store runs. Set storage.shared in its file."
+)
+LOST = 255  # exit code of ssh itself if there is no connection
+
+T = TypeVar("T")
+
+
+class Received(msgspec.Struct):
+    """The answer of shardlab.upload. version: the version of shardlab on the cluster."""
+
+    version: str
+
+
+class RemoteWorkspace(msgspec.Struct, frozen=True):
+    """The content of .shardlab/away.json.
+
+    workspace: the folder on the cluster.
+    mark: host and path of the workspace on this machine to which the folder belongs.
+    python: the interpreter on the cluster in which shardlab is installed.
+    """
+
+    schema: int
+    cluster: str
+    host: str
+    port: int | None
+    user: str | None
+    identity: str | None
+    known_hosts: str
+    host_keys: HostKeys
+    python: str
+    workspace: str
+    mark: str
+    shared: bool = False  # whether commands use the one connection of shardlab.shared_connection
+
+    @property
+    def address(self) -> Address:
+        """How to log in to the machine with the workspace."""
+        identity = Path(self.identity) if self.identity else None
+        return Address(self.host, self.port, self.user, identity, Path(self.known_hosts), self.host_keys, self.shared)
+
+    def command(self, module: str, arguments: Sequence[str], *, terminal: bool = False) -> list[str]:
+        """argv that runs a shardlab command on the cluster, for the workspace there."""
+        verb = arguments[:1]  # before the other words, of which a `--` may say that no option follows
+        words = [self.python, "-P", "-m", module, *verb, "--workspace", self.workspace, *arguments[1:]]
+        return [*ssh_command(self.address, terminal=terminal), f"exec {shlex.join(words)}"]
+
+    def ask(self, module: str, arguments: Sequence[str], shape: type[T], *, given: bytes = b"", limit_s: float = LIMIT_S) -> T:
+        """Run a shardlab command on the cluster and read its JSON document as a `shape`.
+
+        Raises ShardlabError with what the command said, or if its document is not of that shape.
+        """
+        self._log_in()
+        argv = self.command(module, [*arguments, "--json"])
+        code, document, errors = _answered(argv, given, limit_s)
+        if code is None:
+            raise ShardlabError(f"{self.host}: {module} did not answer within {limit_s:g} s.")
+        is_too_large = len(document) >= MOST_BYTES
+        if document and not is_too_large and (code == LOST or code < 0):
+            raise ShardlabError(f"{self.host}: the connection broke in the middle of an answer; run the same command again.")
+        if not document:
+            said = "\n".join(errors.decode("utf-8", "replace").strip().splitlines())  # ssh ends its own with \\r\\n
+            raise ShardlabError(f"{self.host}: {said.removeprefix('error: ') or f'exit code {code}, and no answer'}")
+        try:
+            return decoder(shape).decode(document)
+        except DECODE_FAULTS as error:
+            why = f"more than {MOST_BYTES >> 20} MiB" if is_too_large else str(error)
+            command = " ".join([module, *arguments[:1]])
+            raise ShardlabError(
+                f"{self.host}: shardlab {__version__} cannot read the answer of `{command}` there ({why}). Another release "
+                "may be installed there. To install this release there, run: provision CLUSTER.yaml"
+            ) from None
+
+    def hand_over(self, module: str, arguments: Sequence[str]) -> int:
+        """Run a shardlab command on the cluster, connected to this terminal; returns its exit code. Raises ShardlabError."""
+        self._log_in()
+        terminal = sys.stdout.isatty() and sys.stdin.isatty()
+        code = terminal_relay.run(self.command(module, arguments, terminal=terminal), terminal=terminal)
+        if code == LOST:
+            raise ShardlabError(f"{self.host}: the connection broke or was refused; submitted runs continue.")
+        return code
+
+    def _log_in(self) -> None:
+        """Open the connection that all commands share, where it may ask for a code. Raises NoLogin."""
+        if self.shared:
+            shared_connection.open_connection(ssh_command(self.address), self.host)
+
+
+def _answered(argv: Sequence[str], given: bytes, limit_s: float) -> tuple[int | None, bytes, bytes]:
+    """(exit code or None for one that took too long, standard output, standard error), of at most MOST_BYTES each.
+
+    Files take them, not pipes: a connection that OpenSSH keeps open for later commands would hold the pipes open.
+    """
+
+    def bound() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
+
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        stdin.write(given)
+        stdin.seek(0)
+        try:
+            done = subprocess.run(
+                argv, stdin=stdin, stdout=stdout, stderr=stderr, timeout=limit_s, check=False, preexec_fn=bound
+            )
+            code: int | None = done.returncode
+        except subprocess.TimeoutExpired:
+            code = None
+        stdout.seek(0)
+        stderr.seek(0)
+        return code, stdout.read(), stderr.read()
+
+
+def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
+    """Where the runs of this workspace are, on that cluster. Raises InputError.
+
+    The folder there is the one that away.json names, if it is this workspace's: its name was made of the path by which the
+    workspace was known when its first runs were sent.
+    """
+    if cluster.storage.shared is None:
+        raise InputError(NO_SHARED_FOLDER.format(cluster.name))
+    address, python = inventory.controller(workspace, cluster)
+    parent = PurePosixPath(cluster.storage.shared) / "workspaces"
+    mark = f"{gethostname()}:{workspace.real_path}\n"
+    folder = str(parent / _folder_name(workspace, mark))
+    before = known(workspace)
+    if before is not None and PurePosixPath(before.workspace).parent == parent and _is_ours(workspace, before):
+        folder, mark = before.workspace, before.mark
+    return RemoteWorkspace(
+        schema=1,
+        cluster=cluster.name,
+        host=address.host,
+        port=address.port,
+        user=address.user,
+        identity=str(address.identity) if address.identity else None,
+        known_hosts=str(address.known_hosts),
+        host_keys=address.host_keys,
+        python=python,
+        workspace=folder,
+        mark=mark,
+        shared=address.shared,
+    )
+
+
+def _folder_name(workspace: Workspace, mark: str) -> str:
+    short = hashlib.sha256(mark.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    name = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "-" for char in workspace.real_path.name)
+    return f"{name[:40]}-{short}"
+
+
+def _is_ours(workspace: Workspace, recorded: RemoteWorkspace) -> bool:
+    """Whether away.json was written for this workspace and not for another one, of which this one is a copy.
+
+    A workspace that was moved keeps its runs. So does one that another machine has under another path, as on shared storage.
+    """
+    path = Path(recorded.mark.partition(":")[2].removesuffix("\n"))
+    if path.resolve() == workspace.real_path:
+        return True
+    try:
+        return decoder(RemoteWorkspace).decode(files.read(path / ".shardlab" / "away.json")).mark != recorded.mark
+    except (OSError, *DECODE_FAULTS):
+        return True  # nothing is there any more
+
+
+def known(workspace: Workspace) -> RemoteWorkspace | None:
+    """Where the runs of this workspace are, or None if they are on this machine. Raises InputError."""
+    path = workspace.own / "away.json"
+    try:
+        return decoder(RemoteWorkspace).decode(files.read(path))
+    except FileNotFoundError:
+        return None
+    except DECODE_FAULTS as error:
+        raise InputError(f"{path}: is not of this version: {error}; remove this file and submit again.") from None
+
+
+def of_this_workspace(workspace: Workspace) -> RemoteWorkspace | None:
+    """As `known`, for a command that changes runs. Also raises InputError if the runs belong to another workspace."""
+    away = known(workspace)
+    if away is not None and not _is_ours(workspace, away):
+        original = away.mark.partition(":")[2].removesuffix("\n")
+        raise InputError(
+            f"{workspace.path}: is a copy of {original}, and this command would change the runs of the original on "
+            f"{away.cluster}. For those runs, use --workspace {shlex.quote(original)}; for own runs here, use `jobs submit`."
+        )
+    return away
+
+
+def keep(workspace: Workspace, away: RemoteWorkspace) -> None:
+    """Record in this workspace on which cluster its runs are. Raises WorkspaceError."""
+    files.make_folder(workspace.own)
+    files.write_json(workspace.own / "away.json", away)
+
+
+def keep_matrix(workspace: Workspace, file: Path) -> None:
+    """Record the path of a matrix file on this machine; only its name is known on the cluster. Raises WorkspaceError."""
+    files.make_folder(workspace.own)
+    files.write_json(workspace.own / MATRICES, {**_matrices(workspace), file.name: str(file.absolute())})
+
+
+def path_here(workspace: Workspace, path: str) -> str:
+    """The path on this machine of a matrix that has this path on the cluster; the same path if it was not recorded."""
+    there = known(workspace)
+    delivered = there is not None and str(PurePosixPath(path).parent) == f"{there.workspace}/matrices"
+    return _matrices(workspace).get(PurePosixPath(path).name, path) if delivered else path
+
+
+def _matrices(workspace: Workspace) -> dict[str, str]:
+    try:
+        return decoder(dict[str, str]).decode(files.read(workspace.own / MATRICES))
+    except (OSError, *DECODE_FAULTS):
+        return {}
+
+
+def deliver(away: RemoteWorkspace, texts: Mapping[str, bytes]) -> None:
+    """Upload files into the workspace on the cluster. texts: by path in it. Raises ShardlabError."""
+    document = {path: text.decode("utf-8", "surrogateescape") for path, text in texts.items()} | {MARK: away.mark}
+    away.ask("shardlab.upload", [], Received, given=json.dumps(document).encode())

@@ -1,0 +1,82 @@
+"""One SSH connection to a login node, which provision, jobs and collect share: a second factor is asked for only once.
+
+OpenSSH's own client keeps the connection open in the background (ControlMaster, ControlPersist). Its socket lies in a folder
+that only this user can open, because whoever can open the socket can log in.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardlab import files
+from shardlab.errors import ShardlabError, WorkspaceError
+
+KEPT = "4h"  # how long the connection stays open after the last command
+LOGIN_S = 300.0  # a person looks for a token
+LONGEST = 49  # bytes of the folder's path: a socket's path has at most 107, and OpenSSH adds 58 to the folder's
+
+
+class NoLogin(ShardlabError):
+    """The login failed, and why."""
+
+
+def folder() -> Path:
+    """The folder of the sockets, made if needed, closed to other users. Raises WorkspaceError."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / "ssh"
+    short = Path(f"/tmp/shardlab-ssh-{os.geteuid()}")
+    path = cache if len(os.fsencode(cache)) <= LONGEST else short
+    files.make_folder(path)
+    if path.is_symlink() or path.stat().st_uid != os.geteuid():
+        raise WorkspaceError(f"{path}: belongs to another user, who could use your logins. Remove it.")
+    with files.as_workspace_error("close to other users"):
+        path.chmod(0o700)
+    return path
+
+
+def options() -> list[str]:
+    """The options with which a command of OpenSSH uses the connection, or opens it where no question is asked."""
+    socket = str(folder() / "%C")
+    return ["-o", "ControlMaster=auto", "-o", f"ControlPath={socket}", "-o", f"ControlPersist={KEPT}"]
+
+
+def open_connection(command: Sequence[str], host: str) -> None:
+    """Log in unless the connection is open. If the site asks for a password or a code, the person answers on the terminal.
+
+    command: the words of `ssh` with `options()`, up to the host. Raises NoLogin.
+    """
+    words = list(command)
+    if subprocess.run([*_before_host(words), "-O", "check", *_host(words)], capture_output=True, check=False).returncode == 0:
+        return
+    may_ask = sys.stdin.isatty()
+    before, host_words = _before_host(words), _host(words)
+    # The first value of an option counts.
+    login = [before[0], "-o", f"BatchMode={'no' if may_ask else 'yes'}", *before[1:], "-f", "-N", *host_words]
+    with tempfile.TemporaryFile() as errors:  # the connection stays open in the background and would hold a pipe
+        try:
+            code: int | None = subprocess.run(login, stdout=errors, stderr=errors, timeout=LOGIN_S, check=False).returncode
+        except subprocess.TimeoutExpired:
+            code = None
+        errors.seek(0)
+        said = errors.read().decode("utf-8", "replace").strip().splitlines()
+    if code is None:
+        raise NoLogin(f"{host}: the login did not finish within {LOGIN_S:g} s.")
+    if code != 0:
+        why = said[-1].strip().rstrip(".") if said else f"ssh ended with code {code}"
+        if may_ask or "denied" not in why:
+            raise NoLogin(f"{host}: {why}.")
+        by_hand = shlex.join(login).replace("BatchMode=yes", "BatchMode=no")
+        raise NoLogin(f"{host}: {why}. If the login needs a password or a code, log in once on a terminal: {by_hand}")
+
+
+def _before_host(words: Sequence[str]) -> list[str]:
+    return list(words[: words.index("--")])
+
+
+def _host(words: Sequence[str]) -> list[str]:
+    return list(words[words.index("--") :])

@@ -1,0 +1,145 @@
+"""The key `slurm` of a cluster file: where and with which options jobs are submitted."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from shardlab import document
+from shardlab.cell import GpuType, seconds
+
+# A value that a line #SBATCH can hold without quotes; sbatch has its own rules for quotes.
+SbatchWord = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,@%+/=&|()*\[\]-]{0,200}$")]
+SbatchOption = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{1,40}$")]
+PartitionName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}$")]
+NodeName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+# Options that `jobs` sets itself, and options with which `jobs` could not follow a run.
+OWN_OPTIONS = {
+    "job-name", "output", "error", "array", "nodes", "ntasks", "ntasks-per-node", "time", "partition", "account", "qos",
+    "constraint", "gpus", "gpus-per-node", "gres", "mem", "licenses", "exclusive", "cpus-per-task", "requeue", "no-requeue",
+    "open-mode", "export", "wrap", "parsable", "wait", "test-only", "chdir", "exclude", "dependency", "kill-on-invalid-dep",
+    "hold",
+}  # fmt: skip
+
+
+class Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The GPUs of each worker. The GPUs of practice nodes are dummy devices that only Slurm uses: ranks train on the CPU.
+
+    per_node: the number of GPUs of each worker.
+    type: the name of the GPU type in Slurm, such as a100; null: no name.
+    memory_gib: the memory of one GPU; null: not known before a run measures it.
+    """
+
+    per_node: Annotated[int, msgspec.Meta(ge=0, le=64)]
+    type: GpuType | None = None
+    memory_gib: Annotated[float, msgspec.Meta(gt=0, le=4096)] | None = None
+
+
+class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A partition with GPUs of one type, for cells that name this type in `gpu_type`."""
+
+    name: PartitionName
+    gpus: Gpus
+    """The GPUs of each node; `type` is required, and no other partition has the same type."""
+    max_time: str | None = None
+    """The largest time limit of a job; null: not checked."""
+    max_nodes: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    """The largest number of nodes of a job; null: not checked."""
+
+    @property
+    def max_time_s(self) -> int | None:
+        """Raises ValueError."""
+        return None if self.max_time is None else seconds(self.max_time)
+
+
+class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Slurm: what `provision` installs (slurmctld and slurmdbd on the one controller, slurmd on the workers), and the options
+    with which `jobs` submits. With provider slurm, nothing is installed.
+
+    partition, account, qos, constraint: passed to sbatch; null: not passed.
+    gpu_request: the option of sbatch that requests GPUs; some sites reject some of the three.
+    time: the time limit of jobs whose cells have no time limit, as HH:MM:SS or D-HH:MM:SS.
+    max_time, max_nodes: the limits of the partition, which `jobs plan` checks; null: not checked.
+    partitions: partitions with different types of GPUs (provider slurm). A cell with `gpu_type` goes to the partition of this
+    type; a cell without it goes to `partition`, which has the GPUs under `gpus`.
+    exclusive: true: a job gets whole nodes, so that no other job disturbs the measurement; false: each rank gets cpus_per_rank.
+    cpus_per_rank: CPUs of each rank if `exclusive` is false; null: 8 for a rank with a GPU, because its threads (autograd,
+    NCCL, data) should not share one CPU, and 1 for other ranks.
+    mem: memory on each node, such as 120G; null: all memory of the node if `exclusive` is true, else the default of Slurm.
+    licenses: passed to sbatch; null: not passed.
+    exclude: nodes that no run uses.
+    setup: lines of shell that a job executes before anything else, such as `source /etc/profile.d/modules.sh`.
+    requeue: how often Slurm may start a job again because a node failed, the job was preempted, or the job reached its time
+    limit and has a checkpoint.
+    extra: further options of sbatch by their long names; null for an option without a value.
+    """
+
+    partition: PartitionName | None = "batch"
+    account: SbatchWord | None = None
+    qos: SbatchWord | None = None
+    constraint: SbatchWord | None = None
+    gpu_request: Literal["gpus-per-node", "gres", "gpus"] = "gpus-per-node"
+    time: str = "01:00:00"
+    max_time: str | None = None
+    max_nodes: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    partitions: list[Partition] = []
+    exclusive: bool = True
+    cpus_per_rank: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    mem: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}[KMGT]?$")] | None = None
+    licenses: SbatchWord | None = None
+    exclude: list[NodeName] = []
+    setup: list[str] = []
+    requeue: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
+    extra: dict[SbatchOption, SbatchWord | None] = {}
+
+    @property
+    def time_s(self) -> int:
+        """Raises ValueError."""
+        return seconds(self.time)
+
+    @property
+    def max_time_s(self) -> int | None:
+        """Raises ValueError."""
+        return None if self.max_time is None else seconds(self.max_time)
+
+
+def check(text: document.Document, slurm: Slurm) -> None:
+    """Raises InputError with file:line:column for a value that the types above cannot refuse."""
+    for key in ("time", "max_time"):
+        try:
+            _ = slurm.time_s if key == "time" else slurm.max_time_s
+        except ValueError as error:
+            raise text.error(("slurm", key), str(error)) from None
+    if slurm.max_time_s is not None and slurm.time_s > slurm.max_time_s:
+        raise text.error(("slurm", "time"), f"found {slurm.time}. Allowed: at most max_time, which is {slurm.max_time}.")
+    _check_partitions(text, slurm)
+    for name in slurm.extra:
+        if name in OWN_OPTIONS:
+            raise text.error(
+                ("slurm", "extra", name), f"{name} is not allowed, because `jobs` controls it. Allowed: sbatch's other options."
+            )
+    for place, line in enumerate(slurm.setup):
+        if not line.strip() or any(not char.isprintable() for char in line):
+            raise text.error(
+                ("slurm", "setup", place), f"found {line!r}. Allowed: one line of shell with printable characters."
+            )
+
+
+def _check_partitions(text: document.Document, slurm: Slurm) -> None:
+    types: list[str] = []
+    for index, partition in enumerate(slurm.partitions):
+        path: document.Path_ = ("slurm", "partitions", index)
+        if partition.gpus.type is None:
+            raise text.error((*path, "gpus"), "the key type is missing. Allowed: the name of the GPU type, which cells name.")
+        if partition.gpus.type in types:
+            raise text.error(
+                (*path, "gpus", "type"), f"another partition has the type {partition.gpus.type}. Allowed: each type once."
+            )
+        types.append(partition.gpus.type)
+        try:
+            longest_s = partition.max_time_s
+        except ValueError as error:
+            raise text.error((*path, "max_time"), str(error)) from None
+        if longest_s is not None and slurm.time_s > longest_s:
+            raise text.error((*path, "max_time"), f"found {partition.max_time}. Allowed: slurm.time, {slurm.time}, or more.")

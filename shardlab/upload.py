@@ -1,0 +1,47 @@
+"""The counterpart of shardlab.remote_workspace on a cluster: reads files of a workspace from standard input.
+
+The input is a JSON object of path to text.
+
+The templates of a workspace arrive all together. A template that does not arrive was removed on the user's machine, so it is
+removed here.
+
+python -m shardlab.upload --workspace DIR --json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import PurePosixPath
+
+from shardlab import __version__, console, files
+from shardlab.errors import InputError
+from shardlab.workspace import Workspace
+
+INVENTORY = PurePosixPath(".shardlab/inventory.json")  # without Slurm, the scheduler reads the nodes there
+
+
+def main() -> int:
+    """Write the files of standard input, a JSON object of names and texts, into the workspace; return the exit code."""
+    arguments = console.Parser(prog="python -m shardlab.upload", parents=[console.common_options()]).parse_args()
+    workspace = Workspace.find(getattr(arguments, "workspace", None))
+    received: dict[str, str] = json.load(sys.stdin)
+    for name, text in received.items():
+        path = PurePosixPath(name)
+        is_ours = path.parts[0] in ("runs", ".shardlab") and path != INVENTORY
+        if path.is_absolute() or ".." in path.parts or is_ours:
+            raise InputError(f"{name!r}: no file may be written there. Allowed: workspace paths outside runs/, .shardlab/.")
+        target = workspace.path / path
+        content = text.encode("utf-8", "surrogateescape")
+        if not target.is_file() or target.read_bytes() != content:
+            files.make_folder(target.parent)
+            files.write_atomic(target, content)
+    for template in workspace.own_templates.rglob("*.j2"):
+        if str(template.relative_to(workspace.path)) not in received:
+            template.unlink()
+    console.Output.of(arguments).document({"version": __version__})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))

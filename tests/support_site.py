@@ -1,0 +1,135 @@
+"""A practice cluster as a managed site: a user without root, a login node, modules, and a person at a desk elsewhere."""
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from support_slurm import SlurmCluster
+
+USER, UID = "alice", 1200
+PASSWORD = "correct-horse"
+# Users of a site share their home folder; the site offers modules, and a variable for large data.
+SETUP = f"""\
+id {USER} > /dev/null 2>&1 || useradd --uid {UID} --shell /bin/bash --no-create-home --home-dir HOME {USER}
+usermod -p '*' {USER}
+dpkg -s environment-modules > /dev/null 2>&1 || DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+    environment-modules > /dev/null
+mkdir -p /etc/environment-modules/modules/python
+printf '#%%Module1.0\\nsetenv SITE_PYTHON 3.11.2\\n' > /etc/environment-modules/modules/python/3.11.2
+printf 'export SCRATCH=%s\\n' SCRATCH > /etc/profile.d/scratch.sh
+"""
+WITHOUT = f"""\
+pkill -KILL -u {USER} || true
+rm -f /etc/profile.d/scratch.sh /etc/ssh/sshd_config.d/second.conf
+systemctl reload ssh
+userdel {USER} || true
+"""
+# After the key, the login asks for a password on the terminal, as for a code.
+SECOND_FACTOR = f"""\
+usermod -p "$(openssl passwd -6 {PASSWORD})" {USER}
+printf 'Match User {USER}\\n  AuthenticationMethods publickey,keyboard-interactive\\n  KbdInteractiveAuthentication yes\\n' \
+    > /etc/ssh/sshd_config.d/second.conf
+grep -q '^UsePAM yes' /etc/ssh/sshd_config
+systemctl reload ssh
+"""
+CONFIG = """\
+Host uni
+  HostName {address}
+  HostKeyAlias {address}
+  User {user}
+  IdentityFile "{identity}"
+"""
+
+
+class Site:
+    """The cluster, the user's files on its shared folder, and the commands of a person at a desk on this machine."""
+
+    def __init__(self, slurm: SlurmCluster, folder: Path) -> None:
+        self.slurm, self.folder = slurm, folder
+        self.home, self.scratch = slurm.shared / "site" / "home", slurm.shared / "site" / "scratch"
+        self.shared = self.scratch / "shardlab"
+        self.desk = folder / "desk"
+        self.cache = Path(tempfile.mkdtemp(prefix="site"))  # a short path, as of most users: a socket lies there
+        self._before = self._person()
+        for path in (self.home / ".ssh", self.scratch, self.desk):
+            path.mkdir(parents=True)
+        (self.home / ".ssh/authorized_keys").write_bytes((folder / "key.pub").read_bytes())
+        for path in (self.home, self.home / ".ssh", self.home / ".ssh/authorized_keys", self.scratch):
+            os.chown(path, UID, UID)
+        (self.home / ".ssh").chmod(0o700)
+        script = SETUP.replace("HOME", str(self.home)).replace("SCRATCH=%s\\n' SCRATCH", f"SCRATCH=%s\\n' {self.scratch}")
+        for name in slurm.nodes:
+            slurm.run(name, script, root=True)
+
+    def _person(self) -> list[str]:
+        """The words before a command of the person, whose home has a key and a ~/.ssh/config."""
+        home = self.folder / "home"
+        (home / ".ssh").mkdir(parents=True)
+        key = self.folder / "key"
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+        address = self.slurm.nodes["head"].address
+        (home / ".ssh/config").write_text(CONFIG.format(address=address.host, user=USER, identity=key))
+        (home / ".ssh/known_hosts").write_bytes((self.slurm.folder / ".shardlab/known_hosts").read_bytes())
+        passwd = self.folder / "passwd"  # by which OpenSSH finds a home, whatever $HOME says
+        me = pwd.getpwuid(os.geteuid())
+        lines = Path("/etc/passwd").read_text().replace(f":{me.pw_dir}:{me.pw_shell}", f":{home}:{me.pw_shell}", 1)
+        passwd.write_text(lines)
+        mount = 'mount --bind "$0" /etc/passwd && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", mount, str(passwd), "env", f"HOME={home}", f"XDG_CACHE_HOME={self.cache}"]
+
+    def command(self, *words: str) -> list[str]:
+        """argv of a command of ours at the desk."""
+        return [*self._before, sys.executable, "-P", "-m", *words, "--workspace", str(self.desk)]
+
+    def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*words), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1500, check=False
+        )
+        assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def log_out(self) -> None:
+        """Close the connection that the commands share."""
+        socket = f"{self.cache}/shardlab/ssh/%C"
+        words = [*self._before, "ssh", "-o", f"ControlPath={socket}", "-O", "exit", "uni"]
+        subprocess.run(words, capture_output=True, check=False)
+
+    def as_user(self, script: str) -> str:
+        """What a script of the user prints on the login node."""
+        return self.slurm.run("head", f"runuser -l {USER} -c {_quoted(script)}", root=True)
+
+    def remove(self) -> None:
+        self.log_out()
+        for name in self.slurm.nodes:
+            self.slurm.run(name, WITHOUT, root=True)
+        shutil.rmtree(self.cache)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def answered(argv: list[str], question: str, answer: str, limit_s: float) -> tuple[int, str, int]:
+    """Run a command on a terminal and answer each question: (exit code, all that it showed, number of questions)."""
+    pid, terminal = os.forkpty()
+    if pid == 0:
+        os.execvp(argv[0], argv)
+    shown, asked, ends = "", 0, time.monotonic() + limit_s
+    while time.monotonic() < ends:
+        try:
+            part = os.read(terminal, 4096)
+        except OSError:  # the command has ended
+            break
+        if not part:
+            break
+        shown += part.decode("utf-8", "replace")
+        if shown.count(question) > asked:
+            asked += 1
+            os.write(terminal, f"{answer}\n".encode())
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown, asked

@@ -1,0 +1,119 @@
+"""Nodes without Slurm that are all this machine: a stand-in `ssh` runs the command of a login here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+from support_cells import CELL
+from support_line import until
+
+from jobs import node_processes
+from jobs.rendezvous import NODES
+from jobs.run_queue import RunQueue
+from shardlab import files
+from shardlab.run import Run, World, run_id
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+# -G and the version come from the real client. A file with the address of a node says how its login fails.
+SSH = """#!/bin/sh
+for word; do
+  case $word in -G) exec /usr/bin/ssh "$@";; esac
+done
+while test $# -gt 2; do
+  case $1 in -E) log=$2;; --) host=$2;; esac
+  shift
+done
+test "$1" = -- && host=$2
+test -f BROKEN/"$host" && { cat BROKEN/"$host" >> "$log"; exit 255; }
+exec env -i HOME="$HOME" PATH="$PATH" PYTHONPATH="$PYTHONPATH" sh -c "$2"
+"""
+
+
+class SshNodes:
+    """A workspace on the first node of a cluster, and its nodes gpu0 and gpu1."""
+
+    def __init__(self, folder: Path, monkeypatch: Any) -> None:
+        self.workspace = Workspace(folder)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.broken = folder / "broken"
+        for path in (self.broken, self.workspace.own, folder / "bin"):
+            path.mkdir(parents=True)
+        # The locks of nodes are named after addresses: those of this process are its own.
+        self.hosts = {f"gpu{node}": f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.{node + 2}" for node in (0, 1)}
+        nodes = [
+            {"name": name, "host": host, "roles": ["worker"], "python": sys.executable} for name, host in self.hosts.items()
+        ]
+        (self.workspace.own / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "c", "nodes": nodes}))
+        (folder / "bin/ssh").write_text(SSH.replace("BROKEN", str(self.broken)))
+        (folder / "bin/ssh").chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder / "bin"), prepend=":")
+        monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+
+    def break_login(self, node: str, words: str) -> None:
+        (self.broken / self.hosts[node]).write_text(f"{words}\n")
+
+    def mend_login(self, node: str) -> None:
+        (self.broken / self.hosts[node]).unlink()
+
+    def run(self, repeat: int, nnodes: int, script: str, **changed: Any) -> RunDir:
+        """A run that was rendered; on each node, a shell executes `script`."""
+        folder = RunDir(self.workspace.runs / run_id(CELL, repeat))
+        folder.log.mkdir(parents=True)
+        run = Run(
+            schema=1, run_id=folder.run_id, matrix="m", cell=CELL, cell_hash=CELL.hash(), repeat=repeat, attempt=1,
+            launcher="fork", rehearsal=True, world=World(nnodes, 2, 2 * nnodes), cluster={"name": "c", "provider": "ssh"},
+            data_path="", versions={}, git_commit=None, templates={}, created="", scheduler="ssh",
+        )  # fmt: skip
+        files.write_json(folder.run_json, {**json.loads(files.as_json(run)), **changed})
+        (folder.path / "task").write_text(script)
+        python = sys.executable
+        command = f"{python} -m jobs.attempt . -- {python} -m jobs.ssh.step . -- sh task"
+        (folder.path / "job.sh").write_text(f"cd {folder.path}\nexport OF_SCRIPT=yes\nexec {command}\n")
+        folder.write_event("controller", "rendered")
+        return folder
+
+    def attempt(self, folder: RunDir, nodes: str) -> subprocess.Popen[bytes]:
+        """Start the script of a run as the runner does."""
+        return self._start(["bash", str(folder.path / "job.sh")], {**os.environ, NODES: nodes})
+
+    def submit(self, *folders: RunDir) -> RunQueue:
+        """Submit runs, and start a runner that this process can wait for."""
+        for folder in folders:
+            folder.write_event("controller", "submitted", scheduler="ssh")
+        self.start_runner()
+        return RunQueue("ssh", self.workspace)
+
+    def start_runner(self) -> subprocess.Popen[bytes]:
+        return self._start([sys.executable, "-P", "-m", "jobs.schedulers.ssh", str(self.workspace.path)], dict(os.environ))
+
+    def _start(self, words: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        self._processes.append(subprocess.Popen(words, env=environment))
+        return self._processes[-1]
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.terminate()
+            process.wait(60)
+
+
+def wait_for(folder: RunDir, name: str) -> None:
+    until(lambda: any(event.event == name for event in folder.events()), f"{folder.run_id}: {name}", 60)
+
+
+def tasks(folder: RunDir) -> list[psutil.Process]:
+    """The processes that the tasks of a run started."""
+    marked = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(node_processes.MARK, "").startswith(f"{folder.path}#"):
+                marked.append(process)
+        except psutil.Error:
+            continue
+    return marked

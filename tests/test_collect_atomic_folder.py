@@ -1,0 +1,39 @@
+"""A folder that is replaced at once: what somebody else puts into its place meanwhile is kept."""
+
+import pytest
+
+from collect import atomic_folder
+from shardlab.errors import InputError
+
+OURS = frozenset({"index.html"})
+
+
+def replace(folder, meanwhile):
+    """Replace a folder by one with a new index.html; `meanwhile` is called when the new one is filled."""
+    with atomic_folder.replacing(folder, OURS) as fresh:
+        (fresh / "index.html").write_text("new")
+        meanwhile()
+
+
+def texts(folder):
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_a_file_of_somebody_else_that_comes_while_the_new_folder_is_filled_is_kept(tmp_path):
+    report = tmp_path / "report"
+    replace(report, lambda: None)
+    with pytest.raises(InputError, match=r"'notes\.txt', which is not part of a report"):
+        replace(report, lambda: (report / "notes.txt").write_text("of a colleague"))
+    assert texts(report) == {"index.html": "new", "notes.txt": "of a colleague"}
+    assert list(tmp_path.iterdir()) == [report]
+
+
+def test_a_folder_or_a_link_of_somebody_else_that_comes_while_the_first_one_is_filled_is_kept(tmp_path):
+    colleagues = tmp_path / "colleagues"
+    colleagues.mkdir()
+    (colleagues / "notes.txt").write_text("of a colleague")
+    with pytest.raises(InputError, match=r"'notes\.txt', which is not part of a report"):
+        replace(tmp_path / "report", lambda: colleagues.rename(tmp_path / "report"))
+    with pytest.raises(InputError, match="is not a folder"):
+        replace(tmp_path / "other", lambda: (tmp_path / "other").symlink_to(tmp_path / "report"))
+    assert texts(tmp_path / "report") == {"notes.txt": "of a colleague"}

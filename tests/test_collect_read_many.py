@@ -1,0 +1,83 @@
+"""Runs that several processes read are the same as runs that one process reads, also where another process fails."""
+
+import json
+import os
+
+import pytest
+import support_collect as support
+
+from collect.loading import load, read_many
+from collect.loading.loaded_run import LoadedRun
+from collect.metric import quantities
+
+
+def every(workspace) -> list[LoadedRun]:
+    return [run for cell in load.load(workspace, None).cells for run in (*cell.runs, *cell.earlier)]
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    found = support.matrix(tmp_path)
+    damaged = found.all_runs()[0].steps_file(0)
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    return found
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """The batches that were received from other processes, of which there are two; each reads two runs at a time."""
+    received = []
+
+    def unpacked(packed):
+        received.append(unpack(packed))
+        return received[-1]
+
+    unpack = read_many._unpacked
+    monkeypatch.setattr(read_many, "_unpacked", unpacked)
+    monkeypatch.setattr(read_many, "MANY", 2)
+    monkeypatch.setattr(read_many, "PART", 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    return received
+
+
+def assert_same(alone: list[LoadedRun], together: list[LoadedRun]) -> None:
+    for one, other in zip(alone, together, strict=True):
+        for name in (*set(LoadedRun.__struct_fields__) - {"folder", "quantities"}, "run_id", "coverage"):
+            assert getattr(one, name) == getattr(other, name)
+        if one.completed:
+            assert quantities(one) == quantities(other)
+        frames = [(*run.step_frames, *run.samples) for run in (one, other)]
+        for mine, theirs in zip(*frames, strict=True):
+            assert mine.schema == theirs.schema
+            assert mine.equals(theirs)
+
+
+def test_several_processes_read_what_one_reads(workspace, answers, monkeypatch):
+    together = every(workspace)
+    assert sum(map(len, answers)) == len(together)
+    assert [bool(run.quantities) for run in together] == [run.completed and not run.profiled for run in together]
+    monkeypatch.setattr(read_many, "MANY", 1_000)
+    alone = every(workspace)
+    assert any(run.damage for run in alone)
+    assert any(run.completed for run in alone)
+    assert any(run.coverage for run in alone)
+    assert_same(alone, together)
+
+
+@pytest.mark.parametrize("python", ["/bin/false", "/no/such/python"])
+def test_runs_that_other_processes_could_not_read_are_read_here(workspace, answers, monkeypatch, python):
+    monkeypatch.setattr("multiprocessing.spawn._python_exe", os.fsencode(python))
+    found = every(workspace)
+    assert not answers
+    monkeypatch.setattr(read_many, "MANY", 1_000)
+    assert_same(every(workspace), found)
+
+
+def test_a_number_that_no_message_holds_is_read_here(workspace, answers, monkeypatch):
+    path = workspace.all_runs()[3].result
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"parameters": 2**70}))
+    found = every(workspace)
+    assert len(answers) == 1
+    monkeypatch.setattr(read_many, "MANY", 1_000)
+    assert_same(every(workspace), found)
+    assert any(run.result and run.result.parameters == 2**70 for run in found)

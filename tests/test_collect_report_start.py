@@ -1,0 +1,191 @@
+"""The start of a report: one line a claim, one figure, what to choose; before any table, and without a script."""
+
+import re
+import shlex
+from html.parser import HTMLParser
+
+import pytest
+import support_collect as support
+
+from collect import summary
+from collect.cli import main
+from collect.loading import load
+from collect.report import page, report_start
+from collect.verdicts import claims
+from jobs import select
+from shardlab.expansion import Expansion
+from shardlab.record import SameWork
+from shardlab.workspace import Workspace
+
+PROVEN = SameWork(verdict="proven", why="against one process")
+SINGLE, DDP, FSDP = support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2)
+T1, T2, TF = (f"train_time_s(strategy='{name}')" for name in ("single", "ddp", "fsdp2"))
+TIMES = {"single": [100.0, 101.0, 102.0], "ddp": [50.0, 50.5, 51.0], "fsdp2": [49.0, 51.0, 54.0]}
+CLAIMS = {
+    "twice": f"1.9 <= {T1} / {T2} <= 2.1",
+    "faster": f"{T2} < {T1}",
+    "slow": f"{T2} >= 60",
+    "close": f"{TF} < {T2}",
+    "energy": "energy_j(strategy='ddp') > 1",
+    "both": f"{T1} > 90 and {T2} > 60",
+}
+REPORTED = [
+    {"where": "table 1", "metric": "train_time_s", "cell": {"strategy": "ddp"}, "printed": "48.1 s"},
+    {"where": "table 2", "metric": "train_time_s", "cell": {"strategy": "ddp"}, "printed": "99 s"},
+]
+
+
+def study(path, stated=CLAIMS, repeats=3, rehearsal=False, **more):
+    workspace = Workspace(path)
+    entries = [{"id": name, "says": f"It is {name}.", "test": test, "where": "table 1"} for name, test in stated.items()]
+    support.keep(workspace, [SINGLE, DDP, FSDP], repeats=repeats, title="A study", claims=entries, reported=REPORTED, **more)
+    for cell in (SINGLE, DDP, FSDP):
+        for repeat in range(1, repeats + 1):
+            found = {"train_time_s": TIMES[cell.strategy][repeat - 1], "same_work": PROVEN}
+            support.completed(workspace, cell, repeat, rehearsal=rehearsal, found=found)
+    return workspace
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    return study(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="module")
+def summarized(workspace):
+    return summary.summarize(load.load(workspace, None), "single")
+
+
+@pytest.fixture(scope="module")
+def drawn(workspace):
+    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    text = (workspace.report / "index.html").read_text()
+    return text.replace(page._bundle(), "")
+
+
+def line(summarized, name):
+    return next(report_start.claim(verdict, summarized) for verdict in summarized.verdicts if verdict.id == name)
+
+
+def test_a_ratio_stands_with_its_interval_beside_what_the_test_asks_for(summarized):
+    """101 / 50.5 s; by Student's t with 2 degrees of freedom the interval is about 0.08 wide to either side."""
+    found = line(summarized, "twice")
+    assert (found.mark, found.measured, found.asked, found.against) == ("✓", "2.00 ×", "1.9 to 2.1 ×", "")
+    low, high = (float(number) for number in found.interval.split(" to "))
+    assert 1.90 < low < 1.97
+    assert 2.03 < high < 2.10
+    assert found.reason.endswith("% of draws")
+
+
+def test_two_measured_numbers_stand_against_each_other(summarized):
+    found = line(summarized, "faster")
+    assert (found.mark, found.measured, found.asked) == ("✓", "50.5 s", "")
+    assert found.against.startswith("101 s (98.")
+    assert found.interval.startswith("49.")
+
+
+def test_a_claim_that_fails_says_so_and_what_was_asked(summarized):
+    found = line(summarized, "slow")
+    assert (found.mark, found.measured, found.asked, found.reason) == ("✗", "50.5 s", "at least 60 s", "does not hold")
+    found = line(summarized, "both")
+    assert (found.measured, found.asked, found.reason) == ("50.5 s", "more than 60 s", "does not hold in 1 of 2 parts")
+
+
+def test_overlapping_intervals_and_missing_numbers_are_reasons(summarized):
+    found = line(summarized, "close")
+    assert (found.mark, found.measured) == ("?", "51.3 s")
+    assert found.reason.startswith("intervals overlap: holds in ")
+    found = line(summarized, "energy")
+    assert (found.mark, found.measured, found.reason) == ("–", "", "ddp ×2: energy_j was not measured")
+
+
+def test_the_number_that_the_study_prints_of_the_same_cell_in_the_same_place_stands_beside(summarized):
+    assert line(summarized, "slow").printed == "48.1 s"
+    assert line(summarized, "energy").printed == ""
+
+
+def test_a_single_run_is_undecided_and_names_the_command_that_helps(tmp_path):
+    workspace = study(tmp_path, {"faster": CLAIMS["faster"]}, repeats=1)
+    (verdict,) = (found := summary.summarize(load.load(workspace, None), "single")).verdicts
+    command = "jobs submit --matrix quickstart --repeats 3"
+    assert (verdict.verdict, verdict.helps.partition(" --where ")[0]) == ("undecided", command)
+    *_, where = shlex.split(verdict.helps)
+    known = {cell.id: cell.cell for cell in load.load(workspace, None).cells}
+    assert {name for name, cell in known.items() if select.holds(select.condition(where), cell)} == {
+        entered.cell for entered in verdict.numbers
+    }
+    assert line(found, "faster").reason == "n = 1, so no interval; as measured it holds"
+    assert report_start.helps(found) == [verdict.helps]
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "scale", "n", "command"),
+    [
+        ("paper1-tiny", "/lib/matrices/paper1.yaml", "tiny", 1, "jobs submit --matrix paper1 --scale tiny --repeats 3"),
+        ("mine", "/home/me/my study.yaml", "full", 3, "jobs submit --matrix '/home/me/my study.yaml' --repeats 6"),
+    ],
+)
+def test_the_command_names_the_matrix_as_it_was_asked_for(name, path, scale, n, command):
+    expansion = Expansion(schema=1, name=name, title="", path=path, cells=[], excluded=[], scale=scale)
+    assert claims.more_repeats(expansion, n, []) == command
+
+
+def test_what_was_compared_is_said_in_words(summarized):
+    assert (
+        report_start.compared(summarized) == "single, ddp and fsdp2 on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell"
+    )
+    assert report_start.same_work(summarized) == "3 of 3 cells are proven to do the same work as one process"
+
+
+def test_the_choice_is_that_of_the_contest_of_most_cells(summarized):
+    (choice,) = report_start.choices(summarized)
+    assert (choice.workload, choice.where) == ("gpt2-tiny", "2 ranks, batch 8")
+    best = {criterion: ([link.text for link in said.names], said.sure) for criterion, said in choice.best}
+    assert best["Fastest"] == (["ddp"], True)
+
+
+class Text(HTMLParser):
+    """The text of a page without scripts and styles, as a browser without JavaScript shows it, and the places of ids."""
+
+    def __init__(self, page_text):
+        super().__init__()
+        self.text, self.ids, self._hidden = "", {}, False
+        self.feed(page_text)
+
+    def handle_starttag(self, tag, attrs):
+        self._hidden = self._hidden or tag in ("script", "style")
+        if name := dict(attrs).get("id"):
+            self.ids[name] = len(self.text)
+
+    def handle_endtag(self, tag):
+        self._hidden = self._hidden and tag not in ("script", "style")
+
+    def handle_data(self, data):
+        if not self._hidden:
+            self.text += data
+
+
+def test_the_report_starts_with_the_verdicts_the_figure_and_the_choice(drawn):
+    found = Text(drawn)
+    answered = found.text[found.ids["answer"] : found.ids["choices"]]
+    assert "6 claims: 2 reproduced, 2 contradicted, 1 undecided, 1 not run" in answered
+    order = [
+        found.ids[name] for name in ("verdicts", "claim-0", "claim-5", "figure-head-to-head", "choices", "figures", "summary")
+    ]
+    assert order == sorted(order)
+    assert drawn.index("<table") > drawn.index('id="choices"')
+    told = re.sub(r"\s+", " ", answered)
+    for part in ("It is twice.", "2.00 ×", "the claim requires 1.9 to 2.1 ×", "printed 48.1 s", "What to choose for gpt2-tiny"):
+        assert part in told
+    assert drawn.count("<figure") == drawn.count('class="plot"')
+
+
+def test_a_matrix_without_claims_starts_with_what_was_compared(tmp_path):
+    workspace = study(tmp_path, {}, repeats=1, rehearsal=True)
+    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    text = (workspace.report / "index.html").read_text().replace(page._bundle(), "")
+    found = Text(text)
+    answered = found.text[found.ids["answer"] : found.ids["choices"]]
+    assert "Compared: single, ddp and fsdp2 on gpt2-tiny; 1 and 2 ranks; 1 completed run of each cell." in answered
+    assert "verdicts" not in found.ids
+    assert "What to choose for gpt2-tiny" in answered

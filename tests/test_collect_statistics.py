@@ -1,0 +1,89 @@
+"""What repeats allow: intervals, pooled noise, outliers, and how rarely two equal cells are told apart."""
+
+import ast
+import random
+
+import pytest
+
+from collect import summary
+from collect.findings import statistics
+from collect.findings.row import CellRow, RunRow
+from collect.verdicts import draws
+from shardlab.expression import Expression, ExpressionError
+
+
+def test_noise_is_pooled_over_the_cells_that_were_repeated():
+    found = statistics.noise([[10.0, 12.0, 14.0], [100.0], [50.0, 50.0]])  # (2 (2/12)² + 0) / 3
+    assert (found.degrees, found.cells) == (3, 2)
+    assert found.relative == pytest.approx((2 * (2 / 12) ** 2 / 3) ** 0.5)
+    assert statistics.noise([[1.0], [2.0]]) is None
+    assert statistics.standard_error([100.0], found) == (pytest.approx(100 * found.relative), 3)
+    assert statistics.standard_error([10.0, 12.0, 14.0], found) == (pytest.approx(2 / 3**0.5), 2)
+    assert statistics.standard_error([100.0], None) is None
+    assert statistics.standard_error([0.0], found) is None
+    assert statistics.standard_error([1.0, 3.0], None) == (pytest.approx(1.0), 1)
+    # Two repeats have a scatter of their own, which one degree of freedom hardly knows: they take the pooled one.
+    assert statistics.standard_error([1.0, 3.0], found) == (pytest.approx(2 * found.relative / 2**0.5), 3)
+
+
+def test_outliers_are_named_and_kept():
+    assert statistics.outliers([10.0, 10.1, 9.9, 10.05, 13.0]) == [4]
+    assert statistics.outliers([10.0, 10.1, 13.0]) == []
+    assert statistics.outliers([]) == []
+    times = (10.0, 10.1, 9.9, 10.05, 13.0)
+    runs = [RunRow(f"r{place}", place, 1, "completed", "", {"train_time_s": time}) for place, time in enumerate(times)]
+    values = [run.metrics["train_time_s"] for run in runs]
+    row = CellRow("c", {}, 5, {"completed": 5}, True, None, None, {"train_time_s": statistics.estimate(values, "s")}, runs)
+    (found,) = summary._outliers(row)
+    assert (found.run, found.value, found.median) == ("r4", 13.0, 10.05)
+    assert row.metrics["train_time_s"].value == pytest.approx(sum(values) / 5)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_two_cells_that_are_the_same_are_rarely_told_apart(n):
+    """A/A: of 400 pairs of equal cells at most 5 % and chance may be ranked; the percentile bootstrap ranks far more
+    (benchmarks/verdicts.py)."""
+    luck, wrong = random.Random(7), 0
+    test = Expression("a() < b()").tree
+    for trial in range(400):
+        values = {}
+        for name in ("a()", "b()"):
+            drawn = [luck.gauss(100, 1) for _ in range(n)]
+            error, degrees = statistics.standard_error(drawn, statistics.noise([drawn]))
+            values[name] = draws.draws(sum(drawn) / n, error, degrees, f"{name} {trial}")
+        wrong += not 0.025 < draws.share(test, values) < 0.975
+    assert wrong <= 400 * 0.05 + 13  # three standard deviations
+
+
+@pytest.mark.parametrize(("n", "least"), [(2, 100), (3, 360), (5, 400)])
+def test_two_cells_that_differ_by_ten_standard_deviations_are_told_apart(n, least):
+    """The counterpart of the test above: a judge that calls every pair equal would pass that one. Of 400 pairs of cells. With
+    two repeats, Student's t has one degree of freedom, whose tails are so heavy that most pairs stay undecided."""
+    luck, right = random.Random(7), 0
+    test = Expression("a() < b()").tree
+    for trial in range(400):
+        values = {}
+        for name, mean in (("a()", 100), ("b()", 110)):
+            drawn = [luck.gauss(mean, 1) for _ in range(n)]
+            error, degrees = statistics.standard_error(drawn, statistics.noise([drawn]))
+            values[name] = draws.draws(sum(drawn) / n, error, degrees, f"{name} {trial}")
+        right += draws.share(test, values) > 0.975
+    assert right >= least
+
+
+def test_draws_of_one_name_are_the_same_and_of_two_independent():
+    one, again, other = (draws.draws(1.0, 1.0, 5, name) for name in ("a", "a", "b"))
+    assert (one == again).all()
+    joint = sum(abs(a - 1) < 1 and abs(b - 1) < 1 for a, b in zip(one, other)) / draws.DRAWS
+    alone = sum(abs(a - 1) < 1 for a in one) / draws.DRAWS
+    assert joint == pytest.approx(alone**2, abs=0.02)
+
+
+def test_a_claim_is_taken_apart_at_its_ands():
+    tree = Expression("1 < a() < 2 and (b() > 1 and c() > 1) and (a() > 3 or b() > 3)").tree
+    assert [ast.unparse(part) for part in draws.parts(tree)] == [
+        "1 < a()", "a() < 2", "b() > 1", "c() > 1", "a() > 3 or b() > 3",
+    ]  # fmt: skip
+    assert list(draws.calls(tree)) == ["a()", "b()", "c()"]
+    with pytest.raises(ExpressionError, match="neither true nor false"):
+        draws.share(Expression("a()").tree, {"a()": 1.0})

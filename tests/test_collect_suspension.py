@@ -1,0 +1,88 @@
+"""A run that stood still on the way: what of it still counts, and that it is said."""
+
+import msgspec
+import pytest
+import support_collect as support
+
+from collect.loading.load import load
+from collect.metric import quantities
+from collect.metrics.accuracy import time_to_accuracy
+from collect.metrics.energy import energy
+from collect.summary import summarize
+from shardlab.record import LineWriter, ValidationRecord
+from shardlab.rundir import VALIDATION
+from shardlab.workspace import Workspace
+
+CELL = support.cell()
+TIMES = {"train_time_s": 9.9, "epoch_time_s": [9.9], "throughput_per_s": 1.0, "step_time_ms": None}
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    made = Workspace(tmp_path)
+    support.keep(made, [CELL], repeats=2)
+    for repeat in (1, 2):
+        folder = support.completed(made, CELL, repeat, found=TIMES)
+        with LineWriter(folder.path / VALIDATION) as lines:
+            lines.write(ValidationRecord(schema=1, step=10, t_s=0, wall_s=0, loss=1, accuracy=0.5, items=8))
+    return made
+
+
+def paused(workspace, at):
+    """The second run stood still for a quarter of a second until the middle of this timed step."""
+    folder = load(workspace, None).cells[0].runs[1].folder
+    end_s = folder.steps(0).records[CELL.warmup_steps + at - 1].wall_s - 0.05
+    support.event(folder, "stood_still", end_s - support.START_S, seconds=0.25)
+    return [record.step for record in folder.steps(0).records if not record.warmup and record.step not in range(at - 2, at + 1)]
+
+
+def test_steps_that_hold_a_pause_are_not_counted_and_times_that_hold_it_not_known(workspace):
+    left = paused(workspace, 5)
+    summary = summarize(load(workspace, None), "single")
+    assert f"suspended or stopped during timed steps; times that include the pause do not count: {CELL.name()}-r2" in (
+        summary.remarks
+    )
+    first, second = summary.rows[0].runs
+    assert {"train_time_s", "epoch_time_s"} <= set(first.metrics)
+    assert not {"train_time_s", "epoch_time_s", "epoch_time_median_s"} & set(second.metrics)
+    times = [support.step_ms(CELL, 0, step, 2) for step in left]
+    assert second.metrics["throughput_per_s"] == pytest.approx(2 * support.TOKENS * len(left) / (sum(times) / 1000))
+    assert second.metrics["final_loss"] == first.metrics["final_loss"]
+
+
+def test_nothing_is_said_of_the_time_from_one_step_to_a_later_one(workspace):
+    def found(number):
+        (cell,) = load(workspace, None).cells
+        run = cell.runs[number]
+        return time_to_accuracy(run, 50), energy(run)
+
+    for folder in workspace.all_runs():
+        lines = folder.samples_file(support.HOST).read_text().replace('"gpus":null,', "")
+        power = '"gpus":[{"uuid":"GPU-0","power_w":100.0}],"nics"'
+        folder.samples_file(support.HOST).write_text(lines.replace('"nics"', power))
+    paused(workspace, 5)
+    accurate, drew = found(0)
+    assert (accurate.unit, drew.unit) == ("s", "J")
+    assert found(1) == (None, None)
+
+
+def test_a_pause_between_two_steps_leaves_the_steps(workspace):
+    folder = load(workspace, None).cells[0].runs[1].folder
+    path = folder.steps_file(0)
+    records = folder.steps(0).records
+    path.unlink()
+    with LineWriter(path) as lines:
+        for record in records:
+            lines.write(msgspec.structs.replace(record, wall_s=record.wall_s + 60 * (record.step > 5 and not record.warmup)))
+    support.event(folder, "stood_still", records[6].wall_s - support.START_S + 59, seconds=58)
+    (cell,) = load(workspace, None).cells
+    assert not cell.runs[1].timed["watched"].any()
+    assert not {"train_time_s", "epoch_time_s"} & set(quantities(cell.runs[1]))
+
+
+def test_a_pause_before_the_first_step_takes_nothing_away(workspace):
+    folder = load(workspace, None).cells[0].runs[1].folder
+    support.event(folder, "stood_still", -1.0, seconds=0.25)  # while it started
+    summary = summarize(load(workspace, None), "single")
+    assert "train_time_s" in summary.rows[0].runs[1].metrics
+    assert not any("suspended or stopped" in remark for remark in summary.remarks)

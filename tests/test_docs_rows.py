@@ -1,0 +1,46 @@
+"""Each plug-in has a row in a table of docs/: written by hand, or on docs/menus.md, which is written from the menus."""
+
+import re
+from pathlib import Path
+
+import pytest
+from support_golden import same_as_golden
+
+from collect import metric
+from collect.export import exports
+from jobs.launcher import launchers
+from trainers import menu
+from trainers.data import data_sets
+
+DOCS = Path(__file__).parent.parent / "docs"
+BY_HAND = {
+    "strategies.md": menu.strategies(),
+    "launchers.md": launchers(),
+    "data.md": {*data_sets.IMAGES, *data_sets.TOKENS},
+    "exports.md": exports(),
+}
+MENUS = """# Workloads and metrics
+
+`make golden` writes this page from the menus (`jobs workloads`, `collect metrics`).
+
+| workload | what it is | parameters | unit |
+|---|---|---|---|
+{workloads}
+
+| metric | unit | direction | definition |
+|---|---|---|---|
+{metrics}
+"""
+
+
+@pytest.mark.parametrize("page", BY_HAND)
+def test_each_name_is_in_a_row_of_its_page(page):
+    rows = [line for line in (DOCS / page).read_text().splitlines() if line.startswith("|")]
+    missing = set(BY_HAND[page]) - {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    assert not missing, f"docs/{page} has no row for {', '.join(sorted(missing))}"
+
+
+def test_workloads_and_metrics_are_on_a_page_of_their_own():
+    workloads = [f"| `{w.name}` | {w.summary} | {w.parameters:,} | {w.unit} |" for w in menu.workloads().values()]
+    of_metrics = [f"| `{m.name}` | {m.unit} | {m.direction} | {m.definition} |" for m in metric.menu()]
+    same_as_golden("../../docs/menus.md", MENUS.format(workloads="\n".join(workloads), metrics="\n".join(of_metrics)))

@@ -1,0 +1,113 @@
+"""The copy of our source that runs use: written once for equal sources, whole or not at all, removed when no run needs it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support_line import benches, until
+
+from jobs import frozen_source
+from jobs.cli import main
+from shardlab import files, source_digest
+from shardlab.errors import ShardlabError
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+RENDER = ["render", "--matrix", "quickstart", "--where", "gpus == 1"]
+# Waits for a file, so that the source can change between the sending and the start.
+WAIT = 'until test -e "$PWD/../../go"; do sleep 0.05; done\nexec'
+
+
+def rendered(path, *words):
+    assert main([*RENDER, "--workspace", str(path), *words]) == 0
+    return [json.loads(file.read_text()) for file in sorted(path.glob("runs/*/run.json"))]
+
+
+def test_a_copy_has_the_digest_of_its_source_and_read_only_files(tmp_path):
+    run, *_ = rendered(tmp_path)
+    copy = Path(run["source"])
+    assert copy == tmp_path / ".shardlab/source" / source_digest.source()
+    assert source_digest.source(copy) == copy.name
+    assert run["packages"] == source_digest.packages()
+    assert {path.stat().st_mode & 0o777 for path in source_digest.sources(source_digest.PACKAGES, copy)} == {0o444}
+    before = copy.stat().st_ino
+    rendered(tmp_path)
+    assert copy.stat().st_ino == before
+    assert files.names(copy.parent) == [copy.name]
+
+
+def test_a_process_that_starts_as_the_script_says_uses_the_copy_and_compiles_nothing(tmp_path):
+    copy = tmp_path / source_digest.source()
+    program = "import jobs.attempt, sys; print(jobs.attempt.__file__)"
+    environment = {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
+    frozen_source.freeze(copy)
+    done = subprocess.run(
+        [sys.executable, "-P", "-v", "-c", program], capture_output=True, text=True, env=environment, check=True
+    )
+    assert done.stdout == f"{copy / 'jobs/attempt.py'}\n"
+    assert f"# code object from '{copy / 'shardlab/rundir.py'}'" not in done.stderr
+
+
+def test_a_damaged_copy_is_replaced_at_the_next_submission(tmp_path):
+    copy = Path(rendered(tmp_path)[0]["source"])
+    (copy / "jobs/attempt.py").unlink()
+    rendered(tmp_path)
+    assert source_digest.source(copy) == copy.name
+    assert files.names(copy.parent) == [copy.name]
+
+
+def test_a_source_that_changes_while_it_is_copied_leaves_nothing(tmp_path):
+    with pytest.raises(ShardlabError, match="changed while this command read it; run the command again"):
+        frozen_source.freeze(tmp_path / ("0" * 12))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rendered_elsewhere_the_copy_lies_beside_the_runs(tmp_path):
+    assert main([*RENDER, "--workspace", str(tmp_path / "w"), "--out", str(tmp_path / "out")]) == 0
+    (copy,) = (tmp_path / "out/.source").iterdir()
+    assert copy.name == source_digest.source()
+    assert f"export SHARDLAB_SOURCE={copy}" in next(tmp_path.glob("out/*/job.sh")).read_text()
+    assert not (tmp_path / "w").exists()
+
+
+def test_copies_stay_while_an_unfinished_run_names_them(tmp_path):
+    workspace = Workspace(tmp_path)
+    first, second, *_ = [RunDir(tmp_path / "runs" / run["run_id"]) for run in rendered(tmp_path)]
+    current = Path(first.read_run().source)
+    for name, folder in (("old", first), ("older", second)):
+        (current.parent / name).mkdir()
+        folder.run_json.write_text(folder.run_json.read_text().replace(current.name, name))
+    second.write_event("controller", "submitted", scheduler="local")
+    second.write_event("attempt", "exited", code=1, reason="failed")
+    (current.parent / ".half.tmp").mkdir()
+    frozen_source.remove_unused(workspace, current)
+    assert files.names(current.parent) == [current.name, "old"]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    yield from benches(tmp_path)
+
+
+@pytest.mark.line
+def test_a_run_that_waits_trains_with_the_source_that_it_was_submitted_with(bench, tmp_path, monkeypatch):
+    installed = tmp_path / "installed"
+    for package in (*source_digest.PACKAGES, "provision"):
+        shutil.copytree(source_digest.ROOT / package, installed / package)
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    template = (installed / "templates/launch/local.sh.j2").read_text().replace("exec", WAIT)
+    (bench.path / "templates/launch").mkdir(parents=True)
+    (bench.path / "templates/launch/local.sh.j2").write_text(template)
+    bench.run("jobs", "submit", "--matrix", bench.matrix("axes: {strategy: [ddp], gpus: [2]}"))
+    for package in ("jobs", "trainers", "collect"):
+        (installed / package / "__init__.py").write_text("raise SystemExit('edited since')\n")
+    (bench.path / "go").touch()
+    (run,) = bench.folders()
+    until(lambda: run.judge().state not in ("pending", "running"), "it ends")
+    assert run.judge().state == "completed", bench.logs()
+    shutil.rmtree(installed)  # the commands at the end of the test use the source of the tests again
+    monkeypatch.delenv("PYTHONPATH")

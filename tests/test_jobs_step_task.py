@@ -1,0 +1,71 @@
+"""A task of a job step: its command line, the nodes of its job, and the address under which other nodes reach this one."""
+
+import socket
+
+import psutil
+import pytest
+
+from jobs import rendezvous as rendezvous_module
+from jobs import step_task
+from jobs.rendezvous import RENDEZVOUS, NoMeeting, RendezvousInterface, call_together, way_to
+from shardlab.errors import InputError
+
+SCONTROL = """#!/bin/sh
+test "$*" = "show hostnames gpu[0-1]" && printf 'gpu0\\ngpu1\\n'
+"""
+
+
+@pytest.mark.parametrize(("rendezvous", "address"), [("127.0.0.1:29500", "127.0.0.1"), ("[::1]:29500", "::1")])
+def test_ranks_of_one_machine_meet_over_its_loopback(rendezvous, address):
+    assert way_to(rendezvous, []) == RendezvousInterface("lo", address)
+
+
+def test_the_first_node_gives_an_address_that_other_nodes_can_reach(monkeypatch):
+    """/etc/hosts of Debian has a machine's own name at 127.0.1.1, often before its other addresses."""
+    own = [
+        entry.address
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if name != "lo" and entry.family == socket.AF_INET
+    ]
+    if not own:
+        pytest.skip("this machine has no address but those of its loopback")
+    entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.1.1", own[0])]
+    monkeypatch.setattr(rendezvous_module.socket, "getaddrinfo", lambda *words, **options: entries)
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu0")
+    assert call_together(2)[RENDEZVOUS].rpartition(":")[0] == own[0]
+
+
+@pytest.mark.parametrize("words", [[], ["--"], ["sleep", "1"], ["sleep", "--"], ["!", "true"]])
+def test_a_wrong_command_line_is_refused(words, tmp_path):
+    with pytest.raises(InputError, match="usage: python -m jobs"):
+        step_task.main([str(tmp_path), *words])
+
+
+def test_a_right_command_line_is_accepted(tmp_path, monkeypatch):
+    monkeypatch.delenv(RENDEZVOUS, raising=False)
+    with pytest.raises(InputError, match=RENDEZVOUS):
+        step_task.main([str(tmp_path), "--", "true"])
+
+
+@pytest.mark.parametrize(
+    ("listed", "names"), [("gpu[0-1]", ["gpu0", "gpu1"]), ("gpu7", ["gpu7"]), ("", [])], ids=["several", "one", "no job"]
+)
+def test_a_node_looks_for_its_way_to_the_nodes_of_its_job(listed, names, tmp_path, monkeypatch):
+    """Only Slurm's `scontrol` can expand a list; one name needs no command."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(SCONTROL)
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv(RENDEZVOUS, "10.9.9.1:29500")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", listed)
+    asked = []
+
+    def no_way(rendezvous, others):
+        asked.append(list(others))
+        raise NoMeeting("no way")
+
+    monkeypatch.setattr(step_task, "way_to", no_way)
+    with pytest.raises(NoMeeting, match="no way"):
+        step_task.main([str(tmp_path), "--", "true"])
+    assert asked == [names]

@@ -1,0 +1,43 @@
+"""What a process finds to have stood still, by a clock that the test turns."""
+
+import pytest
+from support_clock import Clock
+
+from shardlab import suspension
+from shardlab.suspension import LEAST_S, LOOK_S, SuspensionWatch
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(suspension, "time", made)
+    return made
+
+
+def test_what_is_long_is_a_standstill_and_told_once(clock):
+    watched = SuspensionWatch()
+    clock.now += LEAST_S
+    assert watched.take_s() == LEAST_S
+    assert watched.take_s() == 0
+    clock.now += LEAST_S - 0.1
+    assert watched.take_s() == 0
+
+
+def test_who_waits_for_a_disk_does_not_stand_still(clock):
+    watched = SuspensionWatch()
+    for _ in range(100):  # the thread looks
+        clock.now += LOOK_S
+        watched._look()
+    assert watched.take_s() == 0
+    clock.now += 30
+    watched._look()
+    clock.now += 7
+    assert watched.take_s() == 37
+
+
+def test_the_thread_looks_and_ends():
+    with SuspensionWatch() as watched:
+        before = watched._looked
+        assert not watched._over.wait(3 * LOOK_S)
+        assert watched._looked > before
+    assert watched._over.is_set()

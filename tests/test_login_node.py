@@ -1,0 +1,146 @@
+"""The login node of a Slurm site: how it is recognised, that nobody trains there, and how jobs find the site's Python."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import cli, on_controller, plan, render
+from jobs.invocation import Invocation
+from shardlab import cluster, login_node, shared_connection
+from shardlab.errors import InputError, WorkspaceError
+from shardlab.workspace import Workspace
+
+SITE = "schema: 1\nname: site\nprovider: slurm\nslurm: {partition: gpu}\nstorage: {shared: SHARED}\n"
+MATRIX = """\
+schema: 1
+name: m
+defaults: {workload: gpt2-tiny, gpus: 1, steps: 1, global_batch_size: 2, launcher: fork}
+axes: {strategy: [single]}
+baseline: single
+"""
+
+
+@pytest.fixture
+def client(tmp_path, monkeypatch):
+    """A machine with Slurm's commands, which answer."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("sbatch", "sinfo"):
+        (folder / name).write_text("#!/bin/sh\necho gpu\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return folder
+
+
+def test_a_machine_where_slurm_answers_outside_a_job_is_a_login_node(client, monkeypatch):
+    assert login_node.is_login_node()
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert not login_node.is_login_node()
+    monkeypatch.delenv("SLURM_JOB_ID")
+    (client / "sinfo").write_text("#!/bin/sh\nexit 1\n")
+    assert not login_node.is_login_node()
+    (client / "sbatch").unlink()
+    assert not login_node.is_login_node()
+
+
+def test_training_on_a_login_node_needs_the_option_here(client, tmp_path, monkeypatch, capsys):
+    (tmp_path / "m.yaml").write_text(MATRIX)
+    words = ["submit", "--matrix", str(tmp_path / "m.yaml"), "--workspace", str(tmp_path)]
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert "login node of a Slurm cluster" in said
+    assert "provision init > cluster.yaml" in said
+    assert not (tmp_path / "runs").exists()
+    source = render.source("m", cluster.THIS_MACHINE, Workspace(tmp_path))
+    plan.must_train_here(source, here=True)
+    with pytest.raises(InputError):
+        plan.must_train_here(source, here=False)
+
+
+def invocation(tmp_path: Path, *words: str) -> Invocation:
+    text = SITE.replace("SHARED", str(tmp_path / "shared"))
+    (tmp_path / "cluster.yaml").write_text(text)
+    return Invocation(cli.parser().parse_args([*words, "--workspace", str(tmp_path)]))
+
+
+def test_jobs_go_on_in_the_environment_of_the_site(client, tmp_path, monkeypatch):
+    python = tmp_path / "shared/python-0/bin/python"
+    node = {"name": "login", "host": "localhost", "roles": ["controller"], "python": str(python)}
+    (tmp_path / ".shardlab").mkdir()
+    (tmp_path / ".shardlab/inventory.json").write_text(json.dumps({"schema": 1, "cluster": "site", "nodes": [node]}))
+    started = []
+    monkeypatch.setattr(os, "execv", lambda path, argv: started.append((path, argv)))
+    asked = invocation(tmp_path, "submit", "--matrix", "quickstart")
+    assert on_controller.is_here(asked.cluster)
+    on_controller.enter_environment(asked, ["submit", "--matrix", "quickstart"])
+    assert started == [(str(python), [str(python), "-P", "-m", "jobs", "submit", "--matrix", "quickstart"])]
+    monkeypatch.setenv(login_node.PYTHON, str(python))
+    on_controller.enter_environment(asked, ["submit", "--matrix", "quickstart"])
+    on_controller.enter_environment(invocation(tmp_path, "status"), ["status"])
+    assert len(started) == 1
+
+
+def test_a_login_node_elsewhere_is_not_here(client, tmp_path, monkeypatch):
+    asked = invocation(tmp_path, "status")
+    with_login = cluster.load(tmp_path / "cluster.yaml")
+    assert on_controller.is_here(with_login)
+    (tmp_path / "cluster.yaml").write_text((tmp_path / "cluster.yaml").read_text() + "login: {host: login1}\n")
+    assert asked.cluster.login is not None
+    assert not on_controller.is_here(asked.cluster)
+    monkeypatch.setenv(login_node.PYTHON, f"{tmp_path}/shared/python-0/bin/python")
+    assert on_controller.is_here(asked.cluster), "this process is the one that a desk started at the site"
+
+
+SSH = """#!{python}
+import pathlib, sys
+folder = pathlib.Path(__file__).parent
+with (folder / "calls").open("a") as calls:
+    calls.write(" ".join(sys.argv[1:]) + "\\n")
+if "check" in sys.argv:
+    sys.exit(0 if (folder / "open").exists() else 255)
+if (folder / "refuses").exists():
+    sys.stderr.write("alice@login1: Permission denied (publickey,keyboard-interactive).\\n")
+    sys.exit(255)
+(folder / "open").touch()
+"""
+
+
+@pytest.fixture
+def ssh(tmp_path, monkeypatch):
+    (tmp_path / "ssh").write_text(SSH.format(python=sys.executable))
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_the_connection_is_opened_once(ssh):
+    for _ in range(3):
+        shared_connection.open_connection(["ssh", "-T", "--", "login1"], "login1")
+    calls = (ssh / "calls").read_text().splitlines()
+    assert [call for call in calls if "check" not in call] == ["-o BatchMode=yes -T -f -N -- login1"]
+
+
+def test_without_a_terminal_the_person_is_told_how_to_log_in(ssh, monkeypatch):
+    (ssh / "refuses").touch()
+    with pytest.raises(shared_connection.NoLogin) as caught:
+        shared_connection.open_connection(["ssh", "-T", "--", "login1"], "login1")
+    assert "log in once on a terminal: ssh -o BatchMode=no -T -f -N -- login1" in str(caught.value)
+
+
+def test_the_folder_of_the_sockets_is_closed_to_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/tmp/s")
+    monkeypatch.setattr(shared_connection.files, "make_folder", lambda path: None)
+    monkeypatch.setattr(Path, "is_symlink", lambda path: True)
+    with pytest.raises(WorkspaceError, match="belongs to another user"):
+        shared_connection.folder()
+
+
+def test_a_long_path_gets_a_short_folder_of_this_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", f"/tmp/{'x' * 80}")
+    made = shared_connection.folder()
+    assert str(os.geteuid()) in made.name
+    assert made.stat().st_mode & 0o077 == 0

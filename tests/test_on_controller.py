@@ -1,0 +1,200 @@
+"""Commands about a cluster that is elsewhere: what is brought there, what is refused before anything leaves."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import on_controller
+from jobs.cli import main, parser
+from jobs.invocation import Invocation
+from shardlab import cluster, proxy_jump, remote_workspace
+from shardlab.errors import InputError
+from shardlab.proxy_jump import Jump
+from shardlab.remote import Address, ssh_command
+from shardlab.remote_workspace import RemoteWorkspace
+from shardlab.workspace import Workspace
+
+FILE = """\
+schema: 1
+name: far
+provider: ssh
+nodes: [{name: gpu0, host: 10.9.9.1, roles: [controller, worker]}]
+storage: {shared: SHARED}
+slurm: {partition: batch}
+"""
+THERE = RemoteWorkspace(
+    schema=1, cluster="far", host="10.9.9.1", port=22, user="alice", identity="/home/a b/key", known_hosts="/w s/known",
+    host_keys="strict", python="/opt/p y/bin/python", workspace="/shared/it's", mark="m",
+)  # fmt: skip
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    (tmp_path / "cluster.yaml").write_text(FILE.replace("SHARED", "/mydata"))
+    return Workspace(tmp_path)
+
+
+@pytest.fixture
+def invocation(workspace):
+    """The call of `jobs` with these words in this workspace."""
+    return lambda *words: Invocation(parser().parse_args(["--workspace", str(workspace.path), *words]))
+
+
+def test_a_cluster_that_was_never_provisioned_is_said(workspace, capsys):
+    assert main(["submit", "--matrix", "quickstart", "--workspace", str(workspace.path)]) == 2
+    assert "inventory.json: no such file" in capsys.readouterr().err
+    assert not (workspace.own / "away.json").exists()
+
+
+def test_an_inventory_of_another_cluster_is_refused(workspace, invocation):
+    workspace.own.mkdir()
+    (workspace.own / "inventory.json").write_text('{"schema": 1, "cluster": "near", "nodes": []}')
+    with pytest.raises(InputError, match="describes the cluster near, not far"):
+        on_controller.elsewhere(invocation("submit", "--matrix", "quickstart"))
+
+
+def test_a_cluster_without_a_shared_folder_is_refused(workspace, invocation):
+    (workspace.path / "cluster.yaml").write_text(FILE.replace("storage: {shared: SHARED}\n", ""))
+    with pytest.raises(InputError, match="no folder that all nodes share"):
+        on_controller.elsewhere(invocation("submit", "--matrix", "quickstart"))
+
+
+def test_runs_of_a_workspace_stay_on_one_cluster(workspace, invocation):
+    remote_workspace.keep(workspace, THERE)
+    (workspace.path / "cluster.yaml").write_text("schema: 1\nname: here\nprovider: local\n")
+    with pytest.raises(InputError, match="its runs are on the cluster far, not on here"):
+        on_controller.elsewhere(invocation("submit", "--matrix", "quickstart"))
+    assert on_controller.elsewhere(invocation("status")) == THERE
+
+
+def test_plans_and_scripts_for_reading_need_no_cluster(workspace, invocation):
+    assert on_controller.elsewhere(invocation("plan", "--matrix", "quickstart")) is None
+    assert on_controller.elsewhere(invocation("render", "--matrix", "quickstart", "--out", "x")) is None
+
+
+def test_a_workspace_outside_of_the_shared_folder_is_refused_on_the_controller(workspace, tmp_path):
+    where = cluster.load(workspace.path / "cluster.yaml")
+    with pytest.raises(InputError, match="lies outside of /mydata"):
+        on_controller.must_suit(where, workspace)
+    (tmp_path / "cluster.yaml").write_text(FILE.replace("SHARED", str(tmp_path)))
+    on_controller.must_suit(cluster.load(tmp_path / "cluster.yaml"), Workspace(tmp_path / "below"))
+    with pytest.raises(InputError, match="drops backslashes"):
+        on_controller.must_suit(cluster.load(tmp_path / "cluster.yaml"), Workspace(tmp_path / "be\\low"))
+
+
+def test_words_with_spaces_and_quotes_arrive_as_they_are(tmp_path):
+    folder = tmp_path / 'it\'s a "workspace" $HOME;'
+    there = RemoteWorkspace(**{**{name: getattr(THERE, name) for name in THERE.__struct_fields__}, "python": sys.executable})
+    there = RemoteWorkspace(**{**{name: getattr(there, name) for name in there.__struct_fields__}, "workspace": str(folder)})
+    *ssh, host, command = there.command("shardlab.upload", ["--json"])
+    assert (ssh[0], host) == ("ssh", "10.9.9.1")
+    assert 'UserKnownHostsFile="/w s/known"' in " ".join(ssh)
+    given = json.dumps({"matrices/a b.yaml": "text", "cluster.yaml": "c"}).encode()
+    done = subprocess.run(["sh", "-c", command], input=given, capture_output=True, check=True)
+    assert json.loads(done.stdout)["version"]
+    assert (folder / "matrices/a b.yaml").read_text() == "text"
+
+
+def test_a_template_that_was_removed_here_is_removed_there(tmp_path):
+    for texts in ({"templates/launch/a.j2": "old", "templates/b.j2": "old"}, {"templates/b.j2": "new", "cluster.yaml": "c"}):
+        subprocess.run(
+            [sys.executable, "-P", "-m", "shardlab.upload", "--workspace", str(tmp_path)],
+            input=json.dumps(texts).encode(), capture_output=True, check=True,
+        )  # fmt: skip
+        (tmp_path / "templates/notes.txt").write_text("not a template")
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {"templates/b.j2", "templates/notes.txt", "cluster.yaml"}
+    assert (tmp_path / "templates/b.j2").read_text() == "new"
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "runs/a/run.json", ".shardlab/away.json", "a/../../x"])
+def test_what_is_brought_stays_in_its_place(tmp_path, name):
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "shardlab.upload", "--workspace", str(tmp_path / "w")],
+        input=json.dumps({name: "x"}).encode(), capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert b"no file may be written there" in done.stderr
+    assert not list(tmp_path.rglob("x"))
+    assert not Path("/etc/x").exists()
+
+
+def test_host_keys_are_held_to_the_files_of_the_workspace():
+    words = ssh_command(Address("host", 2222, "bob", Path("/k"), Path("/known"), "accept-new"))
+    assert "StrictHostKeyChecking=accept-new" in words
+    assert words[-4:] == ["-l", "bob", "--", "host"]
+    assert "StrictHostKeyChecking=yes" in ssh_command(Address("host"))
+
+
+def test_what_ssh_would_fill_in_is_left_as_it_is_in_paths():
+    words = ssh_command(Address("host", identity=Path("/100%h"), known_hosts=Path('/a "b" %d')))
+    assert "/100%%h" in words
+    assert 'UserKnownHostsFile="/a \\"b\\" %%d"' in " ".join(words)
+    first, second = Jump("gate"), Jump("inner", "alice", 2222)
+    assert proxy_jump.option([first], ["-o", "X=50%"]) == ["-o", "ProxyCommand=ssh -W '[%h]:%p' -o X=50%% -- gate"]
+    assert proxy_jump.option([first, second], []) == [
+        "-o",
+        "ProxyCommand=ssh -W '[%h]:%p' -o 'ProxyCommand=ssh -W '\"'\"'[%%h]:%%p'\"'\"' -- gate' -p 2222 -l alice -- inner",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "jump"),
+    [
+        ("gate", Jump("gate")),
+        ("Alice@gate:2222", Jump("gate", "Alice", 2222)),
+        ("ssh://alice@gate:22/", Jump("gate", "alice", 22)),
+        ("a@b@gate:22", Jump("gate", "a@b", 22)),
+        ("alice@[10.0.0.1]:22", Jump("10.0.0.1", "alice", 22)),
+        ("[fe80::1]", Jump("fe80::1")),
+        ("none", None),
+    ],
+)
+def test_a_machine_on_the_way_as_ssh_lists_it(tmp_path, monkeypatch, text, jump):
+    """`ssh -G`, which reads the configuration here, is OpenSSH's own, with a configuration of the test's."""
+    (tmp_path / "config").write_text(f"Host far\n  ProxyJump {text}\n")
+    (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config "$@"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert proxy_jump.way(Jump("far")) == proxy_jump.Route(() if jump is None else (jump,))
+
+
+class Controller:
+    """The machine on which a command is run: keeps what is brought and handed over."""
+
+    host, workspace = "head", "/mydata/w"
+
+    def __init__(self, monkeypatch):
+        monkeypatch.setattr(on_controller.remote_workspace, "deliver", lambda _there, texts: self.brought.update(texts))
+        monkeypatch.setattr(on_controller.remote_workspace, "keep", lambda *_: None)
+        self.brought = {}
+
+    def hand_over(self, *handed):
+        self.handed = handed
+        return 0
+
+
+@pytest.mark.parametrize("form", ["{}={}", "{} {}"], ids=["with =", "apart"])
+def test_what_names_a_file_of_this_machine_is_not_handed_over(workspace, invocation, monkeypatch, form):
+    matrix = workspace.path / "m.yaml"
+    matrix.write_text("schema: 1\nname: m\ndefaults: {workload: gpt2-tiny, steps: 1}\naxes: {strategy: [single]}\n")
+    file = workspace.path / "cluster.yaml"
+    ours = [("--workspace", workspace.path), ("--matrix", matrix), ("--cluster", file)]
+    words = ["submit", *(word for option in ours for word in form.format(*option).split(" ")), "--wait", "--where", "gpus > 1"]
+    there = Controller(monkeypatch)
+    assert on_controller.run(there, invocation(*words), words) == 0
+    assert there.handed == ("jobs", ["submit", "--matrix", "/mydata/w/matrices/m.yaml", "--wait", "--where", "gpus > 1"])
+    assert there.brought == {"cluster.yaml": file.read_bytes(), "matrices/m.yaml": matrix.read_bytes()}
+
+
+def test_words_behind_two_hyphens_are_no_options(workspace, invocation, monkeypatch):
+    there = Controller(monkeypatch)
+    words = ["logs", "--workspace", "here", "--", "--workspace"]
+    assert on_controller.run(there, invocation(*words), words) == 0
+    assert there.handed == ("jobs", ["logs", "--", "--workspace"])
+    assert THERE.command("jobs", ["logs", "--", "run"])[-1].endswith(""" logs --workspace '/shared/it'"'"'s' -- run""")

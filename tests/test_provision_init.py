@@ -1,0 +1,193 @@
+"""`provision init`: what a Slurm site prints becomes a cluster file that `provision` reads."""
+
+import json
+import re
+
+import pytest
+
+from provision import cli, init
+from provision.facts import associations, modules, node_types, partitions, pythons, shared_folders, slurm_settings
+from provision.facts.node_types import GpuGres
+from provision.site import proposal
+from provision.site.survey import Survey
+from provision.slurm_text import duration_s
+from shardlab import cluster
+from shardlab.cluster import Login
+
+CONFIG = """\
+Configuration data as of 2026-05-04T10:00:00
+AccountingStorageEnforce = associations,limits,qos,safe
+ClusterName             = Perl/Mutter
+GresTypes               = gpu
+JobSubmitPlugins        = lua
+SelectType              = select/cons_tres
+SLURM_VERSION           = 24.05.1
+"""
+PARTITIONS = """\
+PartitionName=cpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=YES DefaultTime=00:10:00 MaxNodes=UNLIMITED \
+MaxTime=7-00:00:00 OverSubscribe=NO State=UP TotalNodes=100
+PartitionName=gpu-a100 AllowGroups=ALL AllowAccounts=abc,abc_g AllowQos=normal,high Default=NO DefaultTime=NONE MaxNodes=8 \
+MaxTime=2-00:00:00 OverSubscribe=NO State=UP TotalNodes=40
+PartitionName=old State=DOWN MaxTime=UNLIMITED MaxNodes=1 AllowAccounts=ALL OverSubscribe=EXCLUSIVE
+PartitionName=closed State=UP MaxTime=01:00:00 MaxNodes=1 AllowAccounts=others
+PartitionName=$(reboot) State=UP MaxTime=01:00:00 MaxNodes=1 AllowAccounts=ALL
+"""
+NODE_TYPES = """\
+cpu|100|128|515000|(null)|(null)|c[001-100]
+gpu-a100|38|64|256000|gpu:a100:4(S:0-1)|hbm40g,gpu|g[01-38]
+gpu-a100|2|64|256000|gpu:a100:4(S:0-1),nvme:1|hbm80g,gpu|g[39-40]
+"""
+ACCOUNTS = "abc||normal|normal\nabc_g||normal,high|normal\nother|cpu||\n"
+MODULES = "/apps/modules:\npython/3.9.1\npython/3.12.4(default)\ncuda/12.6\nfoo/1\npython/3.11.2\npython/$(id)\n"
+FOLDERS = "HOME /home/alice nfs4 10737418240 1000\nSCRATCH /scratch/alice lustre 5497558138880 9000000\nTMP /tmp/x tmpfs 1 -\n"
+OLD_PYTHON = "/usr/bin/python3 3.9.18\n"
+
+
+def site(**changes: object) -> Survey:
+    given = {
+        "settings": slurm_settings.parse(CONFIG),
+        "partitions": partitions.parse(PARTITIONS),
+        "node_types": node_types.parse(NODE_TYPES),
+        "associations": associations.parse(ACCOUNTS),
+        "modules": modules.parse(MODULES),
+        "folders": shared_folders.parse(FOLDERS),
+        "pythons": pythons.parse(OLD_PYTHON),
+    }
+    return Survey(**(given | changes))
+
+
+def described(tmp_path, survey: Survey, rejected: dict[str, str | None], login: Login | None = None):
+    """The text, and the cluster that it describes."""
+    text = init.site_text(login, survey, proposal.propose(survey), rejected)
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    return text, cluster.load(path)
+
+
+def test_a_site_becomes_a_cluster_file(tmp_path):
+    rejected = {"gpus-per-node": None, "gres": None, "gpus": "Batch job submission failed: use --gpus-per-node"}
+    text, made = described(tmp_path, site(), rejected, Login("login1.example.edu", "alice"))
+    assert made.provider == "slurm"
+    assert made.name == "perl-mutter"
+    assert made.login == Login("login1.example.edu", "alice")
+    assert made.slurm is not None
+    assert (made.slurm.partition, made.slurm.account, made.slurm.gpu_request) == ("gpu-a100", "abc_g", "gpus-per-node")
+    assert (made.slurm.max_time, made.slurm.max_nodes) == ("2-00:00:00", 8)
+    assert (made.slurm.exclusive, made.slurm.cpus_per_rank) == (False, 16)
+    assert made.gpus is not None
+    assert (made.gpus.per_node, made.gpus.type) == (4, "a100")
+    assert made.storage.shared == "/scratch/alice/shardlab"
+    assert made.environment.modules == ["python/3.12.4"]
+    assert "gpus: rejected: Batch job submission failed: use --gpus-per-node" in text
+    assert "$(" not in text
+
+
+def test_what_a_site_does_not_say_is_left_to_be_asked(tmp_path):
+    unknown = {"accounts": "login1: the fact 'accounts' is not known, as its command failed: sacctmgr: not permitted"}
+    text, made = described(tmp_path, site(associations=(), modules=(), pythons={}, folders=(), unknown=unknown), {})
+    assert made.slurm is not None
+    assert made.slurm.account is None
+    assert re.search(r"account: null +# ask: .*not permitted", text)
+    assert re.search(r"modules: \[\] +# ask: which module provides Python 3.11", text)
+    assert re.search(r"shared: /CHANGE/ME +# ask:", text)
+
+
+def test_the_first_request_that_slurm_accepts_is_proposed(tmp_path):
+    _, made = described(tmp_path, site(), {"gpus-per-node": "Invalid generic resource", "gres": None, "gpus": None})
+    assert made.slurm is not None
+    assert made.slurm.gpu_request == "gres"
+    asked = proposal.requests(proposal.propose(site()))
+    assert asked["gres"] == ["--partition=gpu-a100", "--account=abc_g", "--gres=gpu:a100:1"]
+    assert list(asked) == ["gpus-per-node", "gres", "gpus"]
+
+
+def test_a_partition_that_accepts_none_of_the_users_accounts_is_not_proposed():
+    only_others = site(associations=associations.parse("nobody||normal|normal\n"))
+    made = proposal.propose(only_others)
+    assert made.partition is not None
+    assert made.partition.name == "cpu"
+    assert proposal.requests(made) == {}
+
+
+def test_names_that_are_no_plain_words_are_left_out():
+    assert [partition.name for partition in partitions.parse(PARTITIONS)] == ["cpu", "gpu-a100", "old", "closed"]
+    assert modules.parse(MODULES) == ("python/3.9.1", "python/3.12.4", "cuda/12.6", "python/3.11.2")
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("(null)", ()),
+        ("gpu:a100:4(S:0-1)", (GpuGres("a100", 4),)),
+        ("gpu:2", (GpuGres(None, 2),)),
+        ("gpu:h100:4,gpu:h100_1g.10gb:14,nvme:1", (GpuGres("h100", 4), GpuGres("h100_1g.10gb", 14))),
+        ("mps:100,gpu:0", ()),
+        ("gpu:$(id):4", ()),
+    ],
+)
+def test_gpus_are_counted_by_type(gres, gpus):
+    assert node_types.gpus(gres) == gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("01:00:00", 3600),
+        ("2-00:00:00", 172_800),
+        ("30", 1800),
+        ("30:15", 1815),
+        ("1-12", 129_600),
+        ("UNLIMITED", None),
+        ("", None),
+    ],
+)
+def test_times_are_read_as_slurm_writes_them(text, seconds):
+    assert duration_s(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("fact", "stdout"),
+    [
+        (partitions, "slurm_load_partitions error\n"),
+        (node_types, "a|b\n"),
+        (slurm_settings, "nothing\n"),
+        (associations, "a|b\n"),
+    ],
+)
+def test_other_output_is_refused(fact, stdout):
+    with pytest.raises(ValueError):  # noqa: PT011 (each has words of its own)
+        fact.parse(stdout)
+
+
+def test_this_machine_is_described_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(init, "is_login_node", lambda: False)
+    assert cli.main(["init", "--workspace", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "cluster.yaml").write_text(text)
+    assert cluster.load(tmp_path / "cluster.yaml").provider == "local"
+    assert cli.main(["init", "--json", "--workspace", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["cluster_yaml"] == text
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["init", "cluster.yaml"], "the cluster file comes before the verb"),
+        (["cluster.yaml", "init"], "init takes no cluster file"),
+        (["init", "--site", "a b"], "found 'a b'. Allowed: HOST or USER@HOST"),
+        (["init", "--site=-oProxyCommand=x"], "found '-oProxyCommand=x'. Allowed"),
+        (["init", "--site", "x", "--ssh", "y"], "two different clusters"),
+        (["plan", "--ssh", "y"], "belong to the verb init"),
+        (["plan"], "provision init > cluster.yaml"),
+    ],
+)
+def test_wrong_words_are_refused(tmp_path, capsys, words, why):
+    try:
+        code = cli.main([*words, "--workspace", str(tmp_path)])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert why in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,68 @@
+"""Every provider states what it gives; what it does not have is said once, for all providers."""
+
+from pathlib import Path
+
+import pytest
+
+from provision import roles
+from provision.operation import Nothing
+from provision.plan import MACHINE
+from provision.provider import Provider, provider
+from shardlab import registry
+from shardlab.cluster import Cluster
+from shardlab.errors import ShardlabError, UnknownName
+from shardlab.workspace import Workspace
+
+NAMES = registry.modules("provision.providers")
+LEAST = Provider("given", "somebody else runs its machines", lambda cluster, workspace: [])
+CLUSTER = Cluster(schema=1, name="bench", provider="ssh")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_provider_has_the_name_of_its_file_and_names_operations_and_checks_that_exist(name):
+    made = provider(name)
+    assert made.name == name
+    operations = {MACHINE, *(operation.name for operation in roles.OPERATIONS)}
+    assert (made.operations or set()) <= operations
+    checks = {check.name for stage in roles.checks(LEAST) for check in stage}
+    assert (made.checks or set()) <= checks
+
+
+@pytest.mark.parametrize(
+    ("verb", "says"),
+    [
+        ("request", "provider given has nothing to request: somebody else runs its machines."),
+        ("warm", "provider given has nothing to prepare in advance."),
+        ("down", "provider given: provision created no machine, so there is nothing to undo."),
+    ],
+)
+def test_a_provider_without_a_function_for_a_verb_says_why_there_is_nothing_to_do(verb, says, tmp_path):
+    assert LEAST.carry_out(verb, CLUSTER, Workspace(tmp_path)) == says
+
+
+def test_a_provider_that_states_only_its_nodes_gets_every_operation_and_one_lock(tmp_path):
+    assert roles.operations(LEAST) == roles.OPERATIONS
+    assert LEAST.bring_up(CLUSTER, Workspace(tmp_path), None) == Nothing("this machine already exists")
+    assert LEAST.locks(CLUSTER) == [Path.home() / ".cache/shardlab/locks/bench.lock"]
+
+
+def test_a_provider_chooses_its_operations_and_checks_and_not_their_order():
+    some = Provider(
+        "site", "a site runs them", list, operations=frozenset({"inventory", "environment"}), checks=frozenset({"gpus"})
+    )
+    assert [operation.name for operation in roles.operations(some)] == ["environment", "inventory"]
+    assert [[check.name for check in stage] for stage in roles.checks(some)] == [[], ["gpus"], []]
+
+
+def test_a_function_of_a_provider_is_called_with_the_cluster_and_the_workspace(tmp_path):
+    def request(cluster, workspace):
+        return f"{cluster.name} in {workspace.path}"
+
+    some = Provider("cloud", "a portal lends them", lambda cluster, workspace: [], request=request)
+    assert some.carry_out("request", CLUSTER, Workspace(tmp_path)) == f"bench in {tmp_path}"
+
+
+def test_an_unknown_provider_is_refused_with_the_menu():
+    with pytest.raises(UnknownName, match="local, ssh, virtual"):
+        provider("cloud")
+    assert issubclass(UnknownName, ShardlabError)

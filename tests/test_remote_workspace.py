@@ -1,0 +1,72 @@
+"""What a command on another machine answers, with an `ssh` of our own that runs or refuses it here."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardlab.errors import ShardlabError
+from shardlab.remote import Address, CommandOutput, Remote, ssh_command
+from shardlab.remote_workspace import RemoteWorkspace
+
+THERE = RemoteWorkspace(
+    schema=1, cluster="far", host="gpu0", port=22, user="alice", identity=None, known_hosts="/w/known",
+    host_keys="strict", python="python", workspace="/shared/w", mark="m",
+)  # fmt: skip
+
+
+@pytest.fixture
+def ssh(tmp_path, monkeypatch):
+    """Puts a program called ssh first on PATH."""
+
+    def made(script):
+        (tmp_path / "ssh").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "ssh").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    return made
+
+
+def test_a_document_is_an_answer_whatever_the_exit_code_is(ssh):
+    """Commands end with 1 where a run failed, and say which in their document."""
+    ssh("""echo '{"failed": 2}'; exit 1""")
+    assert THERE.ask("jobs", ["status"], dict[str, int]) == {"failed": 2}
+
+
+def test_what_is_given_arrives_as_standard_input(ssh):
+    ssh("cat")
+    assert THERE.ask("shardlab.upload", [], dict[str, str], given=json.dumps({"a": "b"}).encode()) == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo 'error: no such matrix' >&2; exit 2", "gpu0: no such matrix"),
+        ("printf 'Connection refused\\r\\n' >&2; exit 255", "gpu0: Connection refused"),
+        ("exit 137", "gpu0: exit code 137, and no answer"),
+    ],
+)
+def test_without_a_document_the_error_says_what_the_command_said(ssh, script, says):
+    ssh(script)
+    with pytest.raises(ShardlabError) as caught:
+        THERE.ask("jobs", ["status"], dict[str, int])
+    assert str(caught.value) == says
+
+
+def test_files_are_put_by_root_with_their_content_on_standard_input():
+    class Recorded(Remote):
+        def run(self, argv, **options):
+            self.argv, self.options = argv, options
+            return CommandOutput(0, "", "")
+
+    remote = Recorded(Address("gpu0"))
+    remote.put(b"content", "/etc/x", mode=0o640, owner="root:slurm")
+    assert remote.options == {"timeout_s": 60, "stdin": b"content", "root": True}
+    assert remote.argv[-3:][1:] == ["root:slurm", "640"]
+
+
+def test_only_a_command_for_a_terminal_asks_for_one():
+    address = Address("gpu0", known_hosts=Path("/w/known"))
+    plain, terminal = ssh_command(address), ssh_command(address, terminal=True)
+    assert ("-T" in plain, "-t" in plain) == (True, False)
+    assert ("-T" in terminal, "-t" in terminal) == (False, True)

@@ -1,0 +1,212 @@
+"""Shells answer `jobs` themselves: ours is added, and nothing that the shell said before is lost."""
+
+import os
+import pty
+import re
+import select
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jobs.cli import main as jobs_main
+from shardlab import cli, shell_init
+from shardlab.errors import UnknownName
+
+SHARDLAB = Path(sys.executable).parent / "shardlab"
+SHELLS = [
+    pytest.param(name, marks=pytest.mark.skipif(not shutil.which(name), reason=f"{name} is not installed here"))
+    for name in shell_init.SHELLS
+]
+PLAIN = {
+    "bash": ["bash", "--norc", "--noediting", "-i"],
+    "zsh": ["zsh", "-f", "-i", "+Z"],
+    "fish": ["fish", "--no-config", "-i"],
+}
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """An executable with an awkward path that says how it was called and ends with 7."""
+    path = tmp_path / 'it\'s "a" $HOME `x` \\d' / "shardlab"
+    path.parent.mkdir()
+    path.write_text('#!/bin/sh\nprintf "ours:"; printf "[%s]" "$@"; echo; exit 7\n')
+    path.chmod(0o755)
+    return path
+
+
+def script(name, text, *, cwd=None):
+    arguments = {"bash": ["bash", "--norc"], "zsh": ["zsh", "-f"], "fish": ["fish", "--no-config"]}[name]
+    return subprocess.run([*arguments, "-c", text], capture_output=True, text=True, timeout=30, cwd=cwd)
+
+
+def _waits(shell, terminal):
+    """Whether a shell waits for a line: it sleeps, and no other process has the terminal."""
+    return os.tcgetpgrp(terminal) == shell and psutil.Process(shell).status() == psutil.STATUS_SLEEPING
+
+
+def type_into(command, lines, *, until=300.0):
+    """What a shell on a terminal prints when a person types `lines`, one each time that it waits. until: seconds after which
+    the shell is taken for hung."""
+    pid, terminal = pty.fork()
+    if pid == 0:  # pragma: no cover - another process
+        os.environ.update(PS1="", PROMPT="", TERM="dumb", HISTFILE="/dev/null")
+        os.execvp(command[0], command)
+    text = b""
+    end = time.monotonic() + until
+    waiting = [*lines, "exit", "exit"]
+    quiet = 0.0
+    while time.monotonic() < end:
+        readable, _, _ = select.select([terminal], [], [], 0.1)
+        if readable:
+            try:
+                got = os.read(terminal, 65536)
+            except OSError:
+                break
+            if not got:
+                break
+            text, quiet = text + got, 0.0
+        else:
+            quiet += 0.1
+        if quiet > 0.15 and waiting and _waits(pid, terminal):  # it has nothing more to say
+            os.write(terminal, waiting.pop(0).encode() + b"\n")
+            quiet = 0.0
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    return text.decode(errors="replace").replace("\r", "")
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh"])
+def test_on_a_terminal_the_builtin_keeps_everything_it_could(name, tmp_path):
+    if not shutil.which(name):
+        pytest.skip(f"{name} is not installed here")
+    asked = tmp_path / "asked"
+    answers = [tmp_path / "plain", tmp_path / "with-ours"]
+    questions = ["jobs", "jobs %1", "jobs %%", "jobs %+", "jobs %-", "jobs -r", "jobs -s", "jobs | cat", "jobs %2 | cat"]
+    asked.write_text("\n".join(questions))
+    for index, out in enumerate(answers):
+        lines = ["sleep 77 &", "sleep 78 &"]
+        if index:
+            teach = f'eval "$({shlex.quote(str(SHARDLAB))} shell-init)"'
+            lines = ["set -u", teach, teach, *lines]
+        for question in questions:
+            lines.append(f"{question} >> {out} 2>&1 || echo no >> {out}")
+        lines.append(f"jobs -p > {out}.pids; echo count=$(jobs -p | wc -l) >> {out}")
+        lines.append(f"jobs -l | cat > {out}.long")
+        lines.append("kill %1 %2")
+        type_into(PLAIN[name], lines)
+    plain, ours = (path.read_text() for path in answers)
+    assert plain == ours
+    assert plain.count("sleep 77") >= 4
+    assert "count=2" in re.sub(r" +", "", ours)
+    for path in answers:
+        found = Path(f"{path}.pids").read_text()
+        assert len(re.findall(r"\b\d{2,}\b", found)) >= 2
+        assert Path(f"{path}.long").read_text().count("sleep") == 2
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh"])
+def test_on_a_terminal_our_verbs_are_ours(name, stand_in):
+    if not shutil.which(name):
+        pytest.skip(f"{name} is not installed here")
+    command = f"{shlex.quote(sys.executable)} -c " + shlex.quote(
+        f"from shardlab import shell_init; print(shell_init.init({name!r}, [{str(stand_in)!r}]))"
+    )
+    out = stand_in.parent / "said"
+    said = type_into(
+        PLAIN[name], [f'eval "$({command})"', f"jobs submit --where 'a b' '' > {shlex.quote(str(out))}; echo rc=$?"]
+    )
+    assert "rc=7" in said
+    assert out.read_text() == "ours:[jobs][submit][--where][a b][]\n"
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_words_and_exit_code_pass_through(name, stand_in):
+    text = shell_init.init(name, [str(stand_in)])
+    status = "$status" if name == "fish" else "$?"
+    done = script(name, f"{text}\n{text}\njobs submit --matrix 'a b' '' '*'; echo rc={status}\njobs -l; echo rc={status}")
+    assert done.stdout.splitlines()[:2] == ["ours:[jobs][submit][--matrix][a b][][*]", "rc=7"]
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", [shell for shell in SHELLS if shell.values != ("zsh",)])  # it needs a terminal for this
+def test_background_jobs_are_listed_in_scripts(name):
+    monitor = "status job-control full" if name == "fish" else "set -m"
+    text = shell_init.init(name, ["/nowhere/shardlab"])
+    end = "kill (jobs -p)" if name == "fish" else "kill %1"
+    done = script(name, f"{monitor}\n{text}\nsleep 77 &\njobs\njobs -l\njobs %1\njobs -p\n{end}")
+    assert done.stdout.count("sleep 77") >= 3, done
+
+
+def test_bash_survives_strict_mode(stand_in):
+    text = shell_init.init("bash", [str(stand_in)])
+    done = script(
+        "bash",
+        f"set -euo pipefail -m\n{text}\njobs\nsleep 77 &\njobs %1\njobs\nkill %1\njobs submit || echo rc=$?\njobs logs\n",
+    )
+    assert done.returncode == 7
+    assert done.stdout.count("sleep 77") == 2
+    assert "rc=7" in done.stdout
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_the_real_command_answers(name):
+    pipe = f"'{SHARDLAB}' shell-init | source" if name == "fish" else f"eval \"$('{SHARDLAB}' shell-init)\""
+    done = script(name, f"{pipe}\njobs strategies --help")
+    assert "usage: jobs strategies" in done.stdout, done
+
+
+@pytest.mark.parametrize("flags", [["-ic"], ["-c"]])
+def test_bash_knows_our_verbs_on_the_line_that_teaches_it(flags):
+    text = f"eval \"$('{SHARDLAB}' shell-init bash)\"; jobs strategies --help"
+    done = subprocess.run(["bash", "--norc", *flags, text], capture_output=True, text=True, timeout=30, start_new_session=True)
+    assert "usage: jobs strategies" in done.stdout, done
+
+
+def test_our_command_is_found_again_from_any_folder(tmp_path, monkeypatch):
+    done = subprocess.run([SHARDLAB, "shell-init", "bash"], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert f"{SHARDLAB} jobs" in done.stdout
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "__init__.py").write_text("raise SystemExit('the wrong jobs')")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "shardlab", "shell-init", "zsh"], capture_output=True, text=True, check=True
+    )
+    line = next(line for line in done.stdout.splitlines() if "-m shardlab" in line)
+    command = line.split(") ", 1)[1].split(' "$@"')[0]
+    done = subprocess.run(["bash", "-c", f"{command} strategies --help"], capture_output=True, text=True, cwd=tmp_path)
+    assert "usage: jobs strategies" in done.stdout, done
+
+
+def test_an_unknown_shell_prints_the_menu(monkeypatch):
+    with pytest.raises(UnknownName, match=r"unknown shell 'tcsh'.*bash, fish, zsh"):
+        shell_init.init("tcsh")
+    monkeypatch.setattr(os, "getppid", os.getpid)  # started by a program that is no shell
+    monkeypatch.setenv("SHELL", "/bin/csh")
+    with pytest.raises(UnknownName, match="'csh'"):
+        shell_init.init(None)
+    monkeypatch.setenv("SHELL", "/usr/local/bin/fish")
+    assert shell_init.running_shell() == "fish"
+
+
+def test_every_verb_given_to_us_is_a_verb_of_jobs(capsys):
+    with pytest.raises(SystemExit):
+        jobs_main(["--help"])
+    said = capsys.readouterr().out
+    assert [verb for verb in shell_init.VERBS if not re.search(rf"\b{verb}\b", said)] == []
+
+
+def test_the_umbrella_says_what_it_does_not_know(capsys):
+    assert cli.main(["job"]) == 2
+    assert "Did you mean 'jobs'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    assert ended.value.code == 2
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["provision", "--help"])
+    assert ended.value.code == 0
+    assert "usage: provision" in capsys.readouterr().out

@@ -1,0 +1,105 @@
+"""`sbatch --test-only` is asked about each distinct request before anything is written."""
+
+import pytest
+from support_queue import Queue, Study
+
+from jobs.schedulers import slurm
+from jobs.slurm import preflight
+
+NODES = "allocation failure: Requested node configuration is not available"
+ACCOUNT = "sbatch: error: This site needs an account.\nallocation failure: Unspecified error"
+
+
+@pytest.fixture
+def queue(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    return Queue(tmp_path / "slurm", monkeypatch)
+
+
+@pytest.fixture
+def study(tmp_path, queue):
+    made = Study(tmp_path, 2)
+    # A request of its own for each cell: their numbers of nodes differ.
+    made.matrix.write_text(made.matrix.read_text().replace("strategy: single, gpus: 1", "strategy: ddp, gpus: 4, nnodes: 1"))
+    made.matrix.write_text(made.matrix.read_text().replace("axes: {seed: [0, 1]}", "axes: {seed: [0, 1], nnodes: [1, 2]}"))
+    cluster = made.workspace.path / "cluster.yaml"
+    cluster.write_text(cluster.read_text().replace("{name: work1}", "{name: work1}, {name: work2}"))
+    return made
+
+
+def untouched(study):
+    return not study.workspace.runs.exists() and not list(study.workspace.own.glob("matrices/*"))
+
+
+@pytest.mark.parametrize("verb", [["submit"], ["submit", "--dry-run"]])
+def test_a_rejected_request_is_named_and_nothing_is_written(study, queue, capsys, verb):
+    queue.rule(rejects={"--nodes=2": NODES})
+    assert study.jobs(*verb) == 2
+    said = capsys.readouterr().err
+    assert "Slurm would reject 2 run(s) (ddp-gpt2-tiny-g4-b4-" in said
+    assert "Requested node configuration is not available. Decided in the cluster file by: slurm.partition, " in said
+    assert said.count("Slurm would reject") == 1
+    assert untouched(study)
+    assert queue.calls("sbatch") == []
+
+
+def test_the_words_of_a_submit_plugin_are_repeated(study, queue, capsys):
+    queue.rule(rejects={"--partition": ACCOUNT})
+    assert study.jobs("submit") == 2
+    said = capsys.readouterr().err
+    assert said.count("This site needs an account. Decided in the cluster file by: slurm.account.") == 2
+    assert "Unspecified" not in said
+
+
+def test_nodes_that_are_down_now_reject_nothing(study, queue):
+    queue.rule(rejects={"--nodes=2": NODES}, node_states=["idle", "drained"])
+    assert study.jobs("submit") == 0
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        "sbatch: error: AssocMaxSubmitJobLimit\nallocation failure: Job violates accounting/QOS policy",
+        "allocation failure: Requested nodes are busy",
+        "allocation failure: Required node not available (down, drained or reserved)",
+        "allocation failure: Unable to contact slurm controller (connect failure)",
+    ],
+)
+def test_what_holds_only_now_is_left_to_the_submission(study, queue, says):
+    queue.rule(rejects={"--nodes=2": says})
+    assert study.jobs("submit") == 0
+
+
+def test_a_controller_that_does_not_answer_is_left_to_the_submission(study, queue, capsys):
+    queue.rule(unreachable=["sbatch", "squeue", "sacct"])
+    assert study.jobs("submit") == 1
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_a_pack_is_asked_with_its_whole_time(study, queue, capsys):
+    queue.rule(rejects={"--time=126": "allocation failure: Requested time limit is invalid (missing or exceeds some limit)"})
+    assert study.jobs("submit", "--dry-run") == 0
+    assert study.jobs("submit", "--pack") == 2
+    assert "by: slurm.time." in capsys.readouterr().err
+
+
+def test_a_retry_is_asked_too(study, queue, capsys):
+    assert study.jobs("submit", "--wait") == 0
+    before = sorted(path.name for path in study.workspace.runs.iterdir())
+    queue.rule(rejects={"--nodes=1": "allocation failure: Invalid feature specification"})
+    assert study.jobs("retry", "--only", "oom") == 2
+    assert "by: slurm.constraint." in capsys.readouterr().err
+    assert sorted(path.name for path in study.workspace.runs.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("stderr", "said"),
+    [
+        ("", "sbatch gave no reason"),
+        ("allocation failure: Unspecified error\n", "Unspecified error"),
+        ("sbatch: error: invalid partition specified: x\nallocation failure: Invalid partition name specified\n",
+         "invalid partition specified: x; Invalid partition name specified"),
+    ],
+)  # fmt: skip
+def test_words_of_sbatch(stderr, said):
+    assert preflight.words(stderr) == said

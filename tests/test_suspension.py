@@ -1,0 +1,37 @@
+"""Which steps hold a time in which their run stood still."""
+
+import pytest
+
+from shardlab import suspension
+from shardlab.record import Event, StepRecord
+
+
+def event(name, wall_s, **data):
+    return Event(schema=1, event=name, writer="attempt", wall_s=wall_s, host="a", data=data)
+
+
+def step(number, end_s, seconds, **more):
+    return StepRecord(schema=1, step=number, t_s=0.0, wall_s=end_s, units=8, step_ms=1000 * seconds, **more)
+
+
+def test_pauses_end_when_they_are_noted():
+    noted = [event("started", 5.0), event("stood_still", 100.0, seconds=40.0), event("stood_still", 200.0)]
+    assert suspension.of(noted) == [(60.0, 100.0)]
+    assert suspension.total_s(suspension.of(noted)) == 40.0
+    assert suspension.of([event("stood_still", 300.0, seconds=40.0, ended_s=100.0)]) == [(60.0, 100.0)]  # by a later start
+
+
+@pytest.mark.parametrize(
+    ("end_s", "seconds", "holds"),
+    [(59.0, 3.0, False), (100.5, 41.0, True), (60.5, 1.0, True), (100.5, 1.0, True), (103.0, 2.0, False)],
+)
+def test_a_step_that_overlaps_a_pause_is_set_aside(end_s, seconds, holds):
+    record = step(1, end_s, seconds, loss=2.0)
+    (found,) = suspension.set_aside([record], [(60.0, 100.0)])
+    assert (found.watched, found.loss, found.step_ms) == (holds, 2.0, 1000 * seconds)
+
+
+def test_without_a_pause_records_are_what_they_were():
+    records = [step(1, 10.0, 1.0), step(2, 12.0, 1.0, watched=True)]
+    assert suspension.set_aside(records, []) is records
+    assert suspension.set_aside(records, [(60.0, 100.0)]) == records

@@ -1,0 +1,93 @@
+"""What a command on another machine says, on this terminal: its tables are drawn, and nothing else of it steers."""
+
+import itertools
+import os
+import sys
+
+import pytest
+import support_collect as support
+from hypothesis import given
+from hypothesis import strategies as st
+from support_hostile import STEERING, on_terminal, steering
+
+from shardlab.terminal_relay import TerminalFilter
+from shardlab.workspace import Workspace
+
+DRAWN = "\x1b[1;31mred\x1b[0m \x1b[?25l\x1b[2K\x1b[3A\r\x1b[?25hend\n"
+
+
+def passed(parts, drawing=True):
+    passing = TerminalFilter(drawing=drawing)
+    return "".join([*(passing.add(part) for part in parts), passing.add(b"", last=True)])
+
+
+def test_what_rich_draws_with_passes_to_a_terminal_and_not_to_a_file():
+    assert passed([DRAWN.encode()]) == DRAWN
+    assert steering(passed([DRAWN.encode()], drawing=False)) == []
+
+
+@given(st.lists(st.integers(0, len(DRAWN)), max_size=6))
+def test_a_sequence_passes_wherever_the_parts_are_cut(places):
+    cuts = [0, *sorted(places), len(DRAWN)]
+    assert passed([DRAWN[begin:end].encode() for begin, end in itertools.pairwise(cuts)]) == DRAWN
+
+
+@pytest.mark.parametrize(
+    "other", ["\x1b]0;owned\x07", "\x1b]52;c;b3duZWQ=\x1b\\", "\x1b[2J", "\x1b[1;1H", "\x1b[6n", "\x1bc", "\x9b2J", "\u202e"]
+)
+def test_no_other_sequence_passes(other):
+    for parts in ([other.encode()], [bytes([byte]) for byte in other.encode()]):
+        assert steering(passed(parts)) == []
+
+
+@given(st.lists(st.binary(max_size=30)))
+def test_nothing_that_steers_passes_to_a_file(parts):
+    assert steering(passed(parts, drawing=False)) == []
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_both_outputs_and_the_exit_code_pass(terminal):
+    there = f"import sys; print({STEERING + 'out'!r}); print({STEERING + 'err'!r}, file=sys.stderr); sys.exit(7)"
+    run = f"terminal_relay.run([sys.executable, '-c', {there!r}], terminal={terminal})"
+    code = f"import sys; from shardlab import terminal_relay; print('code', {run})"
+    said = on_terminal(["-c", code])
+    assert ":smile:out" in said
+    assert ":smile:err" in said
+    assert said.endswith("code 7\n")
+    assert steering(said, allowed="\n\r") == []
+
+
+def test_a_process_that_is_left_behind_holds_nobody_up():
+    words = ["sh", "-c", "sleep 600 & echo $!"]
+    code = f"import sys; from shardlab import terminal_relay\nprint('code', terminal_relay.run({words!r}, terminal=False))"
+    said = on_terminal(["-c", code]).split()
+    assert said[1:] == ["code", "0"]
+    os.kill(int(said[0]), 9)
+
+
+# In the place of ssh: a machine that steers, then a terminal of its own for the command, which is the last word.
+SSH = f"""#!{sys.executable}
+import os, pty, sys
+os.write(1, {STEERING.encode()!r})
+sys.exit(os.waitstatus_to_exitcode(pty.spawn(["sh", "-c", sys.argv[-1]])))
+"""
+
+
+def test_a_live_table_of_another_machine_is_drawn_here(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(SSH)
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    workspace = Workspace(tmp_path / "there")
+    support.failed(workspace, support.cell(), 1, STEERING)
+    code = (
+        "from shardlab.remote_workspace import RemoteWorkspace\n"
+        f"python, workspace = {sys.executable!r}, {str(workspace.path)!r}\n"
+        "there = RemoteWorkspace(1, 'far', '10.9.9.1', 22, 'alice', None, '/k', 'strict', python, workspace, 'm')\n"
+        "assert there.hand_over('jobs', ['status', '--watch']) == 0"
+    )
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    said = on_terminal(["-c", code], PATH=path)
+    assert "1 run(s): 1 failed" in said
+    assert "\x1b[?25l" in said, "the table is a live one"
+    assert "evil" in said
+    assert passed([said.encode()]) == said, "nothing else steers"

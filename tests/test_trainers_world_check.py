@@ -1,0 +1,106 @@
+"""Ranks that met say in which world; in another one than run.json's they train nothing."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from support_line import HANG_S
+
+from jobs.hang_detection import LEAST_S, MOST_S, SHARE
+from shardlab import files
+from shardlab.run import World
+
+pytest_plugins = ["support_trainers"]
+# Two hosts, each with a name of its own, in a network of their own in which every port is free: what two machines are that have
+# the loopback for their way to each other. Ends with the exit codes of the ranks on its standard output.
+TWO_HOSTS = """
+ip link set lo up
+for rank in 0 1; do
+    RANK=$rank unshare --uts sh -c 'hostname "other-$RANK" && exec "$@"' sh "$@" &
+    ranks="$ranks $!"
+done
+for rank in $ranks; do wait $rank; echo $?; done
+"""
+NETWORK = ["unshare", "--map-root-user", "--net", "sh", "-c", TWO_HOSTS, "sh"]
+
+
+def on_nodes(run_dir, nnodes):
+    """Have run.json say that the run's ranks are on so many nodes."""
+    run = run_dir.read_run()
+    files.write_json(run_dir.run_json, msgspec.structs.replace(run, world=World(nnodes, 2 // nnodes, 2)))
+
+
+def met(run_dir):
+    """What the ranks said of their world, and why each of them that failed did."""
+    events = run_dir.events()
+    return [e.data for e in events if e.event == "met"], [e.data["why"] for e in events if e.event == "failed"]
+
+
+def test_one_process_meets_nobody(bench):
+    (world,), failed = met(bench.complete(steps=1))
+    assert (world, failed) == ({"world_size": 1, "hosts": 1, "backend": "gloo", "interface": None}, [])
+
+
+def test_ranks_on_fewer_machines_than_the_run_says_are_refused(bench):
+    run_dir = bench.run_dir(strategy="ddp", gpus=2)
+    on_nodes(run_dir, 2)
+    code, errors = bench.finish(run_dir)
+    (world,), failed = met(run_dir)
+    assert code == 1
+    assert world["hosts"] == 1
+    assert "its ranks are on 1 machine(s), counted by host name. Allowed: 2, as run.json says" in failed[0]
+    assert failed[0] in errors
+    assert not list(run_dir.path.glob("steps/*"))
+
+
+def two_hosts(*command, **options):
+    """The exit codes of a command on two hosts."""
+    done = subprocess.run([*NETWORK, *command], stdout=subprocess.PIPE, text=True, timeout=HANG_S, check=False, **options)
+    return done.stdout
+
+
+@pytest.mark.parametrize("nnodes", [1, 2])
+def test_ranks_of_two_machines_are_refused_for_one_and_where_they_met_over_a_loopback(bench, nnodes):
+    if not shutil.which("unshare") or two_hosts("true") != "0\n0\n":
+        pytest.skip("this machine gives processes no host name and no network of their own")
+    run_dir = bench.run_dir(strategy="ddp", gpus=2)
+    on_nodes(run_dir, nnodes)
+    meeting = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    environment = {**bench.environment, **meeting, "GLOO_SOCKET_IFNAME": "lo"}
+    assert two_hosts(sys.executable, "-m", "trainers", "run", ".", cwd=run_dir.path, env=environment) == "1\n1\n"
+    (world,), failed = met(run_dir)
+    assert (world["hosts"], world["interface"]) == (2, "lo")
+    words = {1: "its ranks are on 2 machine(s)", 2: "its ranks connected over a loopback interface (lo). Allowed:"}
+    assert len(failed) == 2
+    assert all(words[nnodes] in why for why in failed)
+
+
+LIMITS_S = (7.0, 100.0, 1800.0)
+TIMEOUTS = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from trainers.rank import Rank
+from trainers.ranks import Ranks
+for limit_s in map(float, sys.argv[1:]):
+    ranks = Ranks(Rank(), 0, limit_s)
+    groups = [dist.group.WORLD, dist.new_group([0]), init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b")).get_group("a")]
+    print(*[group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups])
+    dist.destroy_process_group()
+"""
+
+
+def test_no_group_gives_up_before_the_supervisor_does():
+    """A rank may wait for another one that makes its step when the limit is almost over. The supervisor then counts anew, looks
+    at most half a minute after the limit, ends the run, and says which rank did not get on: a group must wait longer."""
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-c", TIMEOUTS, *map(str, LIMITS_S)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = [list(map(float, line.split())) for line in done.stdout.splitlines() if line[0].isdigit()]
+    for limit_s, timeouts_s in zip(LIMITS_S, printed, strict=True):
+        supervisor_s = 2 * limit_s + max(LEAST_S, min(MOST_S, SHARE * limit_s))
+        assert len(timeouts_s) == 3
+        assert min(timeouts_s) > supervisor_s

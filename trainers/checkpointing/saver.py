@@ -1,0 +1,81 @@
+"""Saves the state of an engine into a checkpoint and loads a checkpoint into an engine, for every strategy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from shardlab import checkpoint
+from shardlab.checkpoint import CheckpointManifest
+from shardlab.errors import InputError
+from trainers.checkpointing import state_parts
+from trainers.checkpointing.state_parts import State, TensorPart
+from trainers.checkpointing.storage import Gatherer, Index, LoadingPlanner, Reader, SavingPlanner, Writer
+
+if TYPE_CHECKING:
+    from trainers.engine import Saved
+
+INDEX = "index.json"
+
+
+class Saver:
+    """Saves and loads on one of the ranks that train. Every method is a collective: all these ranks call it.
+
+    group: the process group of these ranks, over gloo, because plans and gathered tensors are exchanged on the host.
+    """
+
+    def __init__(self, engine: Saved, rank: int, world: int, device: torch.device, group: dist.ProcessGroup) -> None:
+        self._engine, self._rank, self._world, self._device, self._group = engine, rank, world, device, group
+
+    def save(self, growing: Path, layout: Literal["sharded", "whole"]) -> tuple[list[checkpoint.CheckpointFile], int]:
+        """Write the files of a checkpoint into an empty folder that all ranks see. On rank 0, returns the entries of the files
+        for the manifest and their bytes; other ranks get ([], 0)."""
+        state = self._named({**self._engine.state(), **state_parts.of_random_numbers(self._device)}, self._world)
+        writer = Writer(growing, self._rank)
+        if layout == "whole":
+            writer = Gatherer(growing, self._group, self._engine.reordered)
+        save(state, storage_writer=writer, planner=SavingPlanner(), process_group=self._group)
+        if self._rank:
+            return [], 0
+        index = checkpoint.GrowingFile(growing / INDEX)
+        index.write(msgspec.json.encode(writer.index))
+        found = [*writer.files, index.close()]
+        return found, sum(file.bytes for file in found)
+
+    def load(self, path: Path, manifest: CheckpointManifest) -> None:
+        """Load an undamaged checkpoint into the engine. Raises InputError if it does not fit the engine.
+
+        If the world size differs from the saved world size, rank r takes the tensors that each rank has for itself (buffers,
+        PowerSGD's errors) from the saved rank r modulo the saved world size, and random numbers start again from the seed.
+        """
+        self._engine.make_room(manifest.numbers)
+        state: State = self._engine.state()
+        if manifest.world == self._world:
+            state |= state_parts.of_random_numbers(self._device)
+        asked = self._named(state, manifest.world)
+        index = msgspec.json.decode((path / INDEX).read_bytes(), type=Index)
+        whole = manifest.layout == "whole"
+        for name, part in asked.items():
+            entry = index.tensors.get(name)
+            if entry is None:
+                raise InputError(f"{path}: has no tensor {name}, which this run needs (saved by {manifest.strategy}).")
+            if not whole and entry.shape != list(part.shape):
+                raise InputError(f"{path}: {name} has the shape {entry.shape}, expected {list(part.shape)}.")
+        sizes = {file.name: file.bytes for file in manifest.files}
+        reader = Reader(path, index, sizes, asked, self._engine.reordered if whole else None)
+        with torch.no_grad():
+            load(dict(asked), storage_reader=reader, planner=LoadingPlanner(), process_group=self._group)
+            self._engine.restored(manifest.numbers)
+        if manifest.world == self._world:
+            state_parts.set_random_numbers(state, self._device)
+
+    def _named(self, state: State, saved_world: int) -> dict[str, TensorPart]:
+        """Parts by their names in a checkpoint. The name of a tensor that each rank has for itself begins with the rank."""
+        rank = self._rank % saved_world
+        return {f"rank-{rank:05d}/{name}" if part.own else name: part for name, part in state.items()}

@@ -1,0 +1,120 @@
+"""The state of training as named parts of whole tensors: each rank says which boxes of the tensors are in its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
+
+from trainers import model_options
+
+
+class TensorPart:
+    """A box of a named tensor, and this rank's memory of the box. Loading writes into this memory.
+
+    shape: of the whole tensor. offsets: where the box begins in the tensor. A flat shard of a parameter is a box of the
+    flattened parameter. own: each rank has its own tensor of this name, such as the state of its random numbers.
+    The last three methods make torch.distributed.checkpoint treat a part like a tensor.
+    """
+
+    def __init__(self, memory: torch.Tensor, shape: Iterable[int], offsets: Iterable[int], *, own: bool = False) -> None:
+        self.memory = memory.detach()
+        self.shape, self.offsets, self.own = torch.Size(shape), torch.Size(offsets), own
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorPart:
+        """A whole tensor, or this rank's shard of a DTensor."""
+        if isinstance(tensor, DTensor):
+            (box,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+            return cls(tensor.to_local(), tensor.shape, box.offsets)
+        return cls(tensor, tensor.shape, [0] * tensor.dim())
+
+    @classmethod
+    def flat(cls, memory: torch.Tensor, elements: int, begin: int) -> TensorPart:
+        """The part from `begin` on of a flattened tensor of `elements` elements."""
+        return cls(memory, (elements,), (begin,))
+
+    def size(self) -> torch.Size:
+        return self.shape
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(offsets=self.offsets, sizes=self.memory.shape)]
+
+    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
+        properties = TensorProperties.create_from_tensor(self.memory)
+        (box,) = self.__create_chunk_list__()
+        data = TensorWriteData(chunk=box, properties=properties, size=self.shape)
+        return [WriteItem(MetadataIndex(name, self.offsets), WriteItemType.SHARD, tensor_data=data)]
+
+
+State = dict[str, TensorPart]
+
+
+def of_parameters(named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> State:
+    """Parameters and their optimizer state, whole or as DTensor. Tensors of which this rank has no elements are left out."""
+    found = {}
+    for name, parameter in named:
+        found[f"parameters/{name}"] = TensorPart.of(parameter)
+        for key, value in optimizer.state[parameter].items():
+            if isinstance(value, torch.Tensor):
+                found[f"optimizer/{key}/{name}"] = TensorPart.of(value)
+    return {name: part for name, part in found.items() if part.memory.numel()}
+
+
+def of_shares(shares: Iterable[tuple[str, torch.Tensor, int, int]], optimizer_state: Iterable[dict[str, Any]]) -> State:
+    """Parameters that are sharded flat, and their optimizer state, which has the layout of the shard. shares: for each
+    parameter (name, memory of the shard, elements of the whole parameter, first element of the shard)."""
+    found = {}
+    for (name, memory, elements, begin), state in zip(shares, optimizer_state, strict=True):
+        if not memory.numel():
+            continue
+        found[f"parameters/{name}"] = TensorPart.flat(memory, elements, begin)
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                like_it = value.dim() > 0
+                found[f"optimizer/{key}/{name}"] = TensorPart.flat(value, elements, begin) if like_it else TensorPart.of(value)
+    return found
+
+
+def of_buffers(model: nn.Module) -> State:
+    """The persistent buffers of a model. Each rank has its own, because statistics of batches differ between ranks."""
+    found = {}
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                plain = model_options.plain_name(f"{path}.{name}" if path else name)
+                found[f"buffers/{plain}"] = TensorPart(buffer, buffer.shape, [0] * buffer.dim(), own=True)
+    return found
+
+
+def of_random_numbers(device: torch.device) -> State:
+    """A copy of the states of torch's random generators; `set_random_numbers` sets them."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return {f"random/{name}": TensorPart(state, state.shape, (0,), own=True) for name, state in states.items()}
+
+
+def set_random_numbers(state: State, device: torch.device) -> None:
+    torch.set_rng_state(state["random/cpu"].memory)
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state["random/cuda"].memory, device)
+
+
+def make_room(optimizer: torch.optim.Optimizer) -> None:
+    """Make an optimizer allocate its state as in its first step, by a step that changes no parameter."""
+    kept = [(group["lr"], [p.grad for p in group["params"]]) for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for group, (rate, gradients) in zip(optimizer.param_groups, kept):
+        group["lr"] = rate
+        for parameter, gradient in zip(group["params"], gradients):
+            parameter.grad = gradient

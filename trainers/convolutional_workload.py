@@ -1,0 +1,66 @@
+"""What menu entries of convolutional networks have in common. No short formula gives their operations: tasks count them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+from shardlab.cell import Cell, Optimizer
+from shardlab.registry import Option
+from trainers.workload import Workload
+from trainers.workload_options import of_images
+
+OPTIONS = (
+    Option("channels_last", True, "on a GPU, images are in channels-last memory format (NHWC), which suits tensor cores"),
+    Option("cudnn_benchmark", True, "on a GPU, cuDNN tries its algorithms on the first batch and keeps the fastest"),
+)
+SMALLEST = 32  # pixels a side: the networks halve an image five times
+FLOPS_SOURCE = (
+    "per image 6*M - 2*M0: M multiply-adds of all convolutions and linear layers, 2 operations each, once in forward and "
+    "twice in backward (Amodei and Hernandez, AI and Compute, 2018, appendix), without the gradient of the image, which is "
+    "not needed (M0: multiply-adds of the first layer)"
+)
+
+
+def variant(
+    name: str,
+    summary: str,
+    *,
+    parameters: int,
+    flops_per_unit: float,
+    image_size: int,
+    classes: int,
+    task: str,
+    optimizer: Optimizer,
+    dropout: str | None = None,
+    smallest_alone: int = SMALLEST,
+    **settings: Any,
+) -> Workload:
+    """A convolutional workload for the menu.
+
+    task: the module of its network. settings: of the network. smallest_alone: the smallest image (width in pixels) that may be
+    a micro-batch of one image. With a smaller image, a BatchNorm would see one value per channel, which torch refuses.
+    """
+    return Workload(
+        name=name,
+        summary=summary,
+        parameters=parameters,
+        unit="images",
+        flops_per_unit=flops_per_unit,
+        flops_source=FLOPS_SOURCE,
+        optimizer=optimizer,
+        task=task,
+        settings={"classes": classes, **settings},
+        options=(*of_images(image_size, dropout, SMALLEST), *OPTIONS),
+        refuse=partial(refuse, smallest_alone=smallest_alone),
+    )
+
+
+def refuse(cell: Cell, *, smallest_alone: int) -> str | None:
+    size = cast("int", cell.options["image_size"])
+    if cell.micro_batch_size == 1 and size < smallest_alone:
+        return (
+            f"image_size: found {size} with micro_batch_size 1, which leaves BatchNorm a single value per channel. "
+            f"Allowed: image_size from {smallest_alone}, or micro_batch_size from 2."
+        )
+    return None

@@ -1,0 +1,70 @@
+"""The names of the data sets, the paths of their files, to report missing files before a run starts, and the record of a set.
+
+Needs neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shardlab.errors import InputError
+
+IMAGES = ("cifar10", "mnist", "imagenet", "synthetic")
+TOKENS = ("stdlib-text", "synthetic", "tokens")
+SPLITS = ("train", "validation")
+FOLDERS = {"cifar10": "cifar-10-batches-bin", "mnist": "mnist", "imagenet": "imagenet"}  # within the data path
+
+
+class DataSource(msgspec.Struct, frozen=True):
+    """The data of a run: its name, the SHA-256 of its bytes, and whether it is synthetic.
+
+    classes: number of classes of labelled data, and of outputs of the model's head; None if there are no labels.
+    """
+
+    name: str
+    sha256: str
+    synthetic: bool
+    items: int
+    classes: int | None = None
+
+
+class DataPath(NamedTuple):
+    """The file or folder that a data set is read from. refusal: the error message if it does not exist."""
+
+    name: str
+    path: Path
+    refusal: str
+
+
+def of(options: Mapping[str, Any], data_path: Path) -> DataPath | None:
+    """The place of the data set that a cell with these options reads, or None for a set that needs no file."""
+    name = str(options.get("data"))
+    if name in FOLDERS:
+        folder = data_path / FOLDERS[name]
+        return DataPath(name, folder, str(not_staged(name, folder)))
+    if name == "tokens" and options.get("tokens_file") is not None:
+        path = path_of(str(options["tokens_file"]), data_path)
+        return DataPath(name, path, str(no_such_file(path)))
+    return None
+
+
+def not_staged(name: str, missing: Path) -> InputError:
+    """The error if the files of a data set are missing. They are never replaced by other data without being asked."""
+    return InputError(
+        f"{missing}: not found, so the data set {name} cannot be read. To let `provision` stage it, write "
+        f"`data: {{sets: [{{name: {name}, archive: PATH_OR_URL}}]}}` into cluster.yaml (docs/data.md). "
+        f"Allowed without any file: the data set synthetic."
+    )
+
+
+def path_of(tokens_file: str, data_path: Path) -> Path:
+    """The token file that a cell names: within the data path, unless the name is absolute."""
+    return data_path / Path(tokens_file).expanduser()
+
+
+def no_such_file(path: Path) -> InputError:
+    return InputError(f"{path}: no such file. `python -m trainers tokenize TEXT --out {path}` makes it from a text file.")

@@ -1,0 +1,186 @@
+"""The engines of DistributedDataParallel, without and with PowerSGD."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import _JoinConfig
+from torch.nn import SyncBatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from shardlab.cell import Cell
+from shardlab.errors import InputError
+from trainers import model_options
+from trainers.checkpointing.state_parts import TensorPart
+from trainers.communication import Term, bytes_of
+from trainers.dtypes import weight_dtype
+from trainers.instruments.timing import clock_for
+from trainers.replicated import ReplicatedEngine
+from trainers.strategies.ddp import RANK, WITHOUT_GPU
+
+if TYPE_CHECKING:
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+
+    from trainers.checkpointing.state_parts import State
+    from trainers.ranks import Ranks
+    from trainers.task import Task
+
+
+E = TypeVar("E", bound="DdpEngine")
+MIB = 2**20
+WORTH = 2  # PowerSGD compresses a matrix that becomes smaller by more than this factor
+EXACT_STEPS = 2  # before PowerSGD starts; its own least number with error feedback
+
+
+class DdpEngine(ReplicatedEngine):
+    hook = "none"  # how gradients are compressed before they are sent
+
+    def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
+        wrapped = cast("DistributedDataParallel", self.model)
+        return nullcontext() if last else wrapped.no_sync()
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """The context of a step in which some ranks have no data. A rank without data takes part in the collectives of the
+        other ranks. Gradients are averaged over the ranks with data. At the end all ranks get the parameters of one of them."""
+        wrapped = cast("DistributedDataParallel", self.model)
+        with wrapped.join(divide_by_initial_world_size=False):
+            yield
+        wrapped._join_config = _JoinConfig(
+            enable=False, throw_on_early_termination=False, is_first_joinable=False
+        )  # torch leaves it on, and validation may follow
+
+    def theory(self) -> list[Term]:
+        n, psi = self.data_ranks, bytes_of(self.model.parameters(), 2 if self.hook == "bf16" else None)
+        held = bytes_of(self.model.buffers())
+        buffers = [Term("buffers (BatchNorm's statistics), rank 0's to all, once a step", "broadcast", held, n)] if held else []
+        if self.hook == "powersgd":
+            vectors, factors = _powersgd(self.model)
+            return [
+                Term("gradients that are not worth compressing", "all_reduce", vectors, n),
+                Term(f"both factors of rank {RANK} of the others, once its {EXACT_STEPS} exact steps are over", "all_reduce",
+                     factors, n),
+                *buffers,
+            ]  # fmt: skip
+        return [Term("gradients, all buckets of a step together: 2 (n-1)/n psi", "all_reduce", psi, n), *buffers]
+
+    def textbook_bytes(self) -> float:
+        return 2.0 * bytes_of(self.model.parameters())
+
+    def effective(self) -> dict[str, Any]:
+        logged = cast("DistributedDataParallel", self.model)._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        buckets = logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]  # rebuilt after the first step
+        return {
+            **super().effective(),
+            "bucket_cap_mb": logged["bucket_cap_bytes"] / MIB,
+            "bucket_sizes_bytes": [int(size) for size in buckets.split(",")],
+            "backend": logged["backend_name"],
+            "static_graph": cast("DistributedDataParallel", self.model).static_graph,
+            "gradient_as_bucket_view": cast("DistributedDataParallel", self.model).gradient_as_bucket_view,
+            "comm_hook": logged.get("comm_hook") or "none",
+            "joined": bool(logged.get("join_uneven_inputs")),
+        }
+
+
+class PowerSgdEngine(DdpEngine):
+    """DDP with PowerSGD, which keeps its state per bucket. DDP decides its buckets only in its first steps."""
+
+    kept: PowerSGDState
+    hook = "powersgd"
+
+    def state(self) -> State:
+        found = super().state()
+        for name in ("error", "p_memory", "q_memory"):
+            for bucket, tensor in getattr(self.kept, f"{name}_dict").items():
+                found[f"powersgd/{name}/{bucket}"] = TensorPart(tensor, tensor.shape, (0,), own=True)
+        return found
+
+    def numbers(self) -> dict[str, float]:
+        return {**super().numbers(), "powersgd_iterations": float(self.kept.iter)}
+
+    def make_room(self, numbers: dict[str, float]) -> None:
+        """Make steps on one item and discard the gradients, until DDP has its buckets and PowerSGD the memory of its state."""
+        super().make_room(numbers)
+        clock = clock_for(self.device)
+        clock.start()
+        some = self.task.fetch(np.zeros(self.cell.micro_batch_size, dtype=np.int64), self.device)
+        for _ in range(EXACT_STEPS + (numbers.get("powersgd_iterations", 0) > EXACT_STEPS)):
+            self.forward_backward([some], clock)
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def restored(self, numbers: dict[str, float]) -> None:
+        super().restored(numbers)
+        self.kept.iter = int(numbers.get("powersgd_iterations", 0))  # 0 if the checkpoint is of another strategy
+
+
+def _powersgd(model: nn.Module) -> tuple[int, int]:
+    """Bytes of the gradients that PowerSGD (Vogels et al., 2019) does not compress, and of the two factors of all others.
+
+    A gradient with r rows is an r x c matrix for PowerSGD; its two factors together have RANK (r + c) elements.
+    """
+    whole = factors = 0
+    for parameter in model.parameters():
+        rows = parameter.shape[0] if parameter.dim() > 1 else 0
+        small = RANK * (rows + parameter.numel() // rows) if rows else 0
+        if small and small * WORTH < parameter.numel():
+            factors += small * parameter.element_size()
+        else:
+            whole += parameter.numel() * parameter.element_size()
+    return whole, factors
+
+
+def build(cell: Cell, task: Task, ranks: Ranks, *, powersgd: bool = False) -> DdpEngine:
+    return _with_powersgd(cell, task, ranks) if powersgd else _wrapped(cell, task, ranks, DdpEngine)
+
+
+def _wrapped(cell: Cell, task: Task, ranks: Ranks, kind: type[E]) -> E:
+    model = task.model().to(ranks.device, weight_dtype(cell.precision))
+    if cell.options["sync_batch_norm"]:
+        if ranks.device.type == "cpu":
+            raise InputError(f"sync_batch_norm: {WITHOUT_GPU}")
+        model = SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    wrapped = DistributedDataParallel(
+        model_options.checkpoint_and_compile(cell, task, model),
+        device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
+        bucket_cap_mb=cast("int", cell.options["bucket_cap_mb"]),
+        static_graph=cast("bool", cell.options["static_graph"]),
+        gradient_as_bucket_view=cast("bool", cell.options["gradient_as_bucket_view"]),
+    )
+    engine = kind(cell, task, ranks, wrapped)
+    engine.joins = cell.options.get("join") is True
+    if cell.options.get("comm_hook", "none") == "bf16":
+        wrapped.register_comm_hook(ranks.world_size, _in_bf16)
+        engine.hook = "bf16"
+    return engine
+
+
+def _in_bf16(world_size, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own classes as annotations or none
+    """Average a bucket in bf16. torch's own hook does the same but refuses to on a CPU."""
+    rounded = bucket.buffer().to(torch.bfloat16).div_(world_size)
+    sent = dist.all_reduce(rounded, async_op=True).get_future()
+    return sent.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+
+
+def _with_powersgd(cell: Cell, task: Task, ranks: Ranks) -> PowerSgdEngine:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook  # with modules that no other strategy needs
+
+    engine = _wrapped(cell, task, ranks, PowerSgdEngine)
+    engine.kept = state = powerSGD_hook.PowerSGDState(
+        process_group=None,
+        matrix_approximation_rank=RANK,
+        start_powerSGD_iter=EXACT_STEPS,
+        min_compression_rate=WORTH,
+        use_error_feedback=True,
+        warm_start=True,
+        orthogonalization_epsilon=0,
+        random_seed=cell.seed,
+        batch_tensors_with_same_shape=False,
+    )
+    cast("DistributedDataParallel", engine.model).register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return engine

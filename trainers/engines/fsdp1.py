@@ -1,0 +1,164 @@
+"""The engine of FSDP1."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp.wrap import CustomPolicy
+
+from shardlab.cell import Cell
+from shardlab.errors import InputError
+from trainers import activation_checkpointing, loss_scaling, model_options
+from trainers.checkpointing import state_parts
+from trainers.communication import Term
+from trainers.deferred_init import Deferred
+from trainers.dtypes import cast_dtype, dtype_name, weight_dtype
+from trainers.parallel.fsdp import replicas_mesh
+from trainers.precision import computed_bytes, weight_bytes
+from trainers.replicated import ReplicatedEngine
+from trainers.strategies.fsdp1 import HYBRID, WITHOUT_GPU
+
+if TYPE_CHECKING:
+    from trainers.checkpointing.state_parts import State
+    from trainers.ranks import Ranks
+    from trainers.task import Task
+
+
+FREES = ("FULL_SHARD", "HYBRID_SHARD")  # blocks after forward, so that backward gathers them again
+
+
+class Fsdp1Engine(ReplicatedEngine):
+    casts_itself = True
+
+    def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, sizes: tuple[int, int], sharding: str) -> None:
+        super().__init__(cell, task, ranks, model)
+        self._blocks, self._rest = sizes  # elements wrapped block by block, and those of the outermost unit
+        self._sharding = sharding
+        self._replicas = cast("int", cell.options["replicas"]) if sharding in HYBRID else 1
+
+    @property
+    def _wrapped(self) -> FullyShardedDataParallel:
+        return cast("FullyShardedDataParallel", self.model)
+
+    def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
+        return nullcontext() if last else self._wrapped.no_sync()
+
+    def clip(self, max_norm: float) -> None:
+        self._wrapped.clip_grad_norm_(max_norm)
+
+    def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
+        if self._sharding != "NO_SHARD":
+            dist.all_reduce(overflowed, group=self._wrapped.process_group)
+        return overflowed
+
+    def gradient_norm(self) -> float:
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]  # this rank's shards, maybe offloaded
+        squares = [g.float().square().sum().to(self.device) for g in grads]
+        square = torch.stack([torch.zeros((), device=self.device), *squares]).sum()
+        if self._sharding != "NO_SHARD":
+            dist.all_reduce(square, group=self._wrapped.process_group)
+        return float(square.sqrt())
+
+    def whole_parameters(self) -> dict[str, torch.Tensor]:
+        with FullyShardedDataParallel.summon_full_params(self.model, writeback=False):
+            return model_options.whole_parameters(self.model)
+
+    def state(self) -> State:
+        if self._sharding == "NO_SHARD":
+            return super().state()
+        names = {id(p): model_options.plain_name(name) for name, p in self.model.named_parameters()}
+        shares, states = [], []
+        for unit in FullyShardedDataParallel.fsdp_modules(self.model):
+            # Which part of a parameter a flat shard holds no public interface tells; torch is pinned, and a test resumes.
+            flat = unit._handle.flat_param  # type: ignore[union-attr]
+            for parameter, here, shape in zip(flat._params or (), flat._shard_param_infos, flat._shapes):
+                if here.in_shard:
+                    shares.append((names[id(parameter)], parameter, shape.numel(), here.intra_param_start_idx or 0))
+                    states.append(self.optimizer.state[parameter])
+        return {**state_parts.of_shares(shares, states), **state_parts.of_buffers(self.model)}
+
+    def parameters(self) -> int:
+        return self._blocks + self._rest
+
+    def theory(self) -> list[Term]:
+        passes, shards = self.cell.gradient_accumulation_steps, self.data_ranks // self._replicas
+        whole = self.parameters() * float(weight_bytes(self.cell.precision))  # as which gradients are reduced
+        if self._sharding == "NO_SHARD":
+            return [Term("gradients, once a step", "all_reduce", whole, self.data_ranks)]
+        gathered = float(computed_bytes(self.cell.precision))
+        if self._sharding in FREES:
+            gathers = [
+                Term("blocks' parameters, for forward and for backward of each pass", "all_gather",
+                     self._blocks * gathered, shards, 2 * passes),
+                Term("the outermost unit's parameters, once a pass", "all_gather", self._rest * gathered, shards, passes),
+            ]  # fmt: skip
+        else:  # kept from forward to backward, and until the last pass of a step
+            gathers = [Term("parameters, once a step", "all_gather", self.parameters() * gathered, shards)]
+        reduces = [Term("gradients, once a step", "reduce_scatter", whole, shards)]
+        if self._replicas > 1:
+            reduces.append(Term("gradients' shards among replicas, once a step", "all_reduce", whole / shards, self._replicas))
+        return [*gathers, *reduces, *loss_scaling.sign(self.cell.precision, shards)]
+
+    def textbook_bytes(self) -> float:
+        return (3 if self._sharding in FREES else 2) * float(weight_bytes(self.cell.precision)) * self.parameters()
+
+    def effective(self) -> dict[str, Any]:
+        units = FullyShardedDataParallel.fsdp_modules(self.model)
+        root = self._wrapped
+        prefetch, weights = root.backward_prefetch, next(self.model.parameters()).dtype
+        return {
+            **super().effective(),
+            "sharding": ", ".join(sorted({unit.sharding_strategy.name for unit in units})),
+            "units": len(units),
+            "shard_parameters": sum(p.numel() for p in self.model.parameters()),
+            "ranks_of_a_shard_group": cast("ProcessGroup", root.process_group).size(),
+            "backward_prefetch": prefetch.name if prefetch else None,
+            "forward_prefetch": root.forward_prefetch,
+            "limit_all_gathers": root.limit_all_gathers,
+            "parameters_gathered_as": dtype_name(root.mixed_precision.param_dtype or weights),
+            "gradients_reduced_as": dtype_name(root.mixed_precision.reduce_dtype or weights),
+        }
+
+
+def build(cell: Cell, task: Task, ranks: Ranks, *, sharding: str) -> Fsdp1Engine:
+    """sharding: a member of FSDP's `ShardingStrategy`."""
+    options = cell.options
+    if options["offload"] == "cpu" and ranks.device.type == "cpu":
+        raise InputError(f"offload: {WITHOUT_GPU}")
+    mesh = replicas_mesh(cell, ranks) if sharding in HYBRID else None
+    deferred = Deferred(task, ranks, weight_dtype(cell.precision))
+    model = model_options.checkpoint_and_compile(cell, task, deferred.model)
+    blocks = activation_checkpointing.units(task, model) if options["wrap"] == "block" else []
+    chosen = {id(block) for block in blocks}
+    inside = sum(p.numel() for block in blocks for p in block.parameters())
+    sizes = inside, sum(p.numel() for p in model.parameters()) - inside
+    low = cast_dtype(cell.precision)
+    mixed = MixedPrecision(
+        param_dtype=low,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=True,
+        _module_classes_to_ignore=(),  # else BatchNorm keeps fp32 weights, as under no other strategy
+    )
+    prefetch = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
+    wrapped = FullyShardedDataParallel(
+        model,
+        device_mesh=mesh,
+        sharding_strategy=ShardingStrategy[sharding],
+        auto_wrap_policy=CustomPolicy(lambda module: id(module) in chosen) if chosen else None,
+        mixed_precision=mixed if low else None,
+        cpu_offload=CPUOffload(offload_params=options["offload"] == "cpu"),
+        backward_prefetch=prefetch[cast("str", options["backward_prefetch"])],
+        forward_prefetch=cast("bool", options["forward_prefetch"]),
+        limit_all_gathers=cast("bool", options["limit_all_gathers"]),
+        use_orig_params=True,
+        param_init_fn=deferred.fill,
+        sync_module_states=False,  # `fill` sends the weights
+        device_id=ranks.device,  # on a CPU as well: without it FSDP looks for an accelerator
+    )
+    return Fsdp1Engine(cell, task, ranks, wrapped, sizes, sharding)

@@ -1,0 +1,123 @@
+"""The engine of FSDP2 (`fully_shard`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from shardlab.cell import Cell
+from trainers import activation_checkpointing, loss_scaling, model_options
+from trainers.communication import Term
+from trainers.deferred_init import Deferred
+from trainers.dtypes import weight_dtype
+from trainers.parallel import fsdp
+from trainers.parallel.fsdp import FullySharded, replicas_mesh
+from trainers.precision import weight_bytes
+
+if TYPE_CHECKING:
+    from trainers.ranks import Ranks
+    from trainers.task import Task
+
+
+class Fsdp2Engine(FullySharded):
+    """Each rank runs the whole model, whose blocks are gathered when they are needed."""
+
+    def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, *, reshards: bool) -> None:
+        super().__init__(cell, task, ranks, model)
+        self._reshards = reshards  # after forward, so that backward gathers again
+        self._replicas = cast("int", cell.options.get("replicas", 1))
+        self._offloaded = cell.options["offload"] == "cpu"
+
+    def theory(self) -> list[Term]:
+        precision, passes, n = self.cell.precision, self.cell.gradient_accumulation_steps, self.data_ranks // self._replicas
+        in_blocks = {id(p) for block in self.task.blocks(self.model) for p in block.parameters()}
+        sizes = {True: 0, False: 0}
+        for parameter in self.model.parameters():
+            sizes[id(parameter) in in_blocks] += fsdp.padded(parameter.shape, n)
+        gathers = (2 if self._reshards else 1) * passes
+        terms = fsdp.terms(precision, sizes[True], sizes[False], n, block_gathers=gathers, other_gathers=passes)
+        if self._replicas > 1:
+            shard = sum(sizes.values()) * weight_bytes(precision) / n
+            terms.append(Term("gradients' shards among replicas, once a step", "all_reduce", shard, self._replicas))
+        return [*terms, *loss_scaling.sign(precision, n)]
+
+    def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
+        mesh = cast("DTensor", next(self.model.parameters())).device_mesh
+        dist.all_reduce(overflowed, group=mesh.get_group(mesh.ndim - 1))  # replicas hold the same shards
+        return overflowed
+
+    def gradient_norm(self) -> float:
+        if not self._offloaded:
+            return super().gradient_norm()
+        gradients = [cast("DTensor", p.grad) for p in self.model.parameters() if p.grad is not None]
+        square = torch.stack([g.to_local().float().square().sum() for g in gradients]).sum().to(self.device)
+        mesh = gradients[0].device_mesh
+        dist.all_reduce(square, group=mesh.get_group(mesh.ndim - 1))  # NCCL sums nothing that lies on the CPU
+        return float(square.sqrt())
+
+    def whole_parameters(self) -> dict[str, torch.Tensor]:
+        if not self._offloaded:
+            return super().whole_parameters()
+        found = {}
+        for name, parameter in cast("Iterable[tuple[str, DTensor]]", self.model.named_parameters()):
+            local, mesh = parameter.to_local().to(self.device), parameter.device_mesh
+            shape, stride = parameter.shape, parameter.stride()
+            there = DTensor.from_local(local, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
+            found[model_options.plain_name(name)] = there.full_tensor().detach().float().cpu().clone()
+        return found
+
+    def textbook_bytes(self) -> float:
+        psi = float(weight_bytes(self.cell.precision)) * self.parameters()
+        return (3 if self._reshards else 2) * psi
+
+    def effective(self) -> dict[str, Any]:
+        wrapped = [m for m in self.model.modules() if isinstance(m, FSDPModule)]
+        return {
+            **super().effective(),
+            **fsdp.effective(self.model, activation_checkpointing.units(self.task, self.model)),
+            "mesh": list(next(self.model.parameters()).device_mesh.shape),  # type: ignore[attr-defined]
+            "prefetch": max(len(m._get_fsdp_state()._states_to_forward_prefetch) for m in wrapped),
+            "parameters_on": str(next(self.model.parameters()).device),
+            "shard_parameters": sum(p.to_local().numel() for p in self.model.parameters()),  # type: ignore[attr-defined]
+        }
+
+
+def build(cell: Cell, task: Task, ranks: Ranks, *, reshard_after_forward: bool, replicated: bool) -> Fsdp2Engine:
+    """The engine of a variant.
+
+    reshard_after_forward: free the gathered parameters of a block after forward and gather them again for backward; else they
+    are kept for backward. replicated: shard over the ranks of each replica (a 2-D mesh), not over all ranks.
+    """
+    mesh = replicas_mesh(cell, ranks) if replicated else init_device_mesh(ranks.device.type, (ranks.world_size,))
+    pinned = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
+    given: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": fsdp.policy(cell.precision),
+        "offload_policy": pinned if cell.options["offload"] == "cpu" else OffloadPolicy(),
+    }
+    deferred = Deferred(task, ranks, weight_dtype(cell.precision))
+    model = model_options.checkpoint_and_compile(cell, task, deferred.model)
+    blocks = activation_checkpointing.units(task, model)
+    for block in blocks:
+        deferred.fill(block)
+        fully_shard(block, reshard_after_forward=reshard_after_forward, **given)
+    # What no block holds (embeddings, head) is needed at once by backward: it is never freed after forward.
+    deferred.fill(model)
+    fully_shard(model, reshard_after_forward=False, **given)
+    _prefetch(cast("list[FSDPModule]", blocks), cast("int", cell.options["prefetch"]))
+    return Fsdp2Engine(cell, task, ranks, model, reshards=reshard_after_forward)
+
+
+def _prefetch(blocks: list[FSDPModule], ahead: int) -> None:
+    """Have each block gather the `ahead` blocks that come after it, in forward and, the other way, in backward."""
+    for index, block in enumerate(blocks):
+        if ahead:
+            block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + ahead])
+            block.set_modules_to_backward_prefetch(blocks[max(0, index - ahead) : index][::-1])

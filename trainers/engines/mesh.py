@@ -1,0 +1,70 @@
+"""The engines of combinations of tensor, pipeline and sharded data parallelism on one mesh."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardlab.cell import Cell
+from trainers import menu
+from trainers.communication import Term
+from trainers.engines.pipeline import PipelineEngine
+from trainers.engines.tensor import TensorEngine, activations, split_layers
+from trainers.parallel import fsdp
+from trainers.parallel.fsdp import FullySharded
+from trainers.parallel.mesh_model import MeshModel
+from trainers.parallel.schedule import Pipeline
+
+if TYPE_CHECKING:
+    from trainers.ranks import Ranks
+    from trainers.task import Task
+
+
+class ShardedTensorEngine(FullySharded, TensorEngine):
+    """Blocks are split over tp; the parameters that a rank then has are sharded over dp."""
+
+    def theory(self) -> list[Term]:
+        passes = self.cell.gradient_accumulation_steps
+        split = activations(self.cell, self.task, self.held)
+        return [*split, *shards(self.cell, self.held, block_gathers=2 * passes, other_gathers=passes), *self.agreeing()]
+
+    def effective(self) -> dict[str, Any]:
+        return {**super().effective(), **fsdp.effective(self.held.module, self.held.blocks)}
+
+
+class MeshPipelineEngine(PipelineEngine):
+    """A pipeline whose blocks may be split over tp and sharded over dp."""
+
+    def theory(self) -> list[Term]:
+        terms, degrees = super().theory(), menu.strategy(self.cell.strategy).degrees
+        if "tp" in degrees:
+            terms += activations(self.cell, self.task, self.held)
+        if "dp" in degrees:
+            # Gathered by a step's first micro-batch and kept to its last: to gather for each would cost more than it frees.
+            terms += shards(self.cell, self.held, block_gathers=1, other_gathers=1)
+        return terms
+
+    def effective(self) -> dict[str, Any]:
+        settings, degrees = super().effective(), menu.strategy(self.cell.strategy).degrees
+        if "tp" in degrees:
+            settings["split_layers"] = split_layers(self.held)
+        return settings | (fsdp.effective(self.held.module, self.held.blocks) if "dp" in degrees else {})
+
+
+def shards(cell: Cell, held: MeshModel, *, block_gathers: int, other_gathers: int) -> list[Term]:
+    """What fully_shard exchanges over the dp ranks in a step."""
+    inside, outside, ranks = held.padded[True], held.padded[False], held.mesh["dp"].size()
+    return fsdp.terms(cell.precision, inside, outside, ranks, block_gathers=block_gathers, other_gathers=other_gathers)
+
+
+def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine | PipelineEngine:
+    """The engine of the dimensions that the strategy's menu entry names."""
+    degrees = menu.strategy(cell.strategy).degrees
+    if "pp" not in degrees:
+        sequence = bool(cell.options["sequence_parallel"])
+        held = MeshModel(cell, task, ranks, split=True, sequence=sequence, reshard_after_forward=True)
+        return ShardedTensorEngine(cell, task, ranks, held)
+    sharded = "dp" in degrees
+    reshard_after_forward = False if sharded else None
+    held = MeshModel(cell, task, ranks, stages=cell.pp, split="tp" in degrees, reshard_after_forward=reshard_after_forward)
+    pipeline = Pipeline(cell, task, held, ranks.device, "1f1b", sharded=sharded)
+    return MeshPipelineEngine(cell, task, ranks, held, pipeline)

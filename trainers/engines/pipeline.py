@@ -1,0 +1,69 @@
+"""The engine of pipeline parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardlab.cell import Cell
+from trainers import model_options
+from trainers.communication import Term, bytes_of
+from trainers.instruments.timing import BACKWARD, clock_for
+from trainers.parallel.engine import MeshModelEngine
+from trainers.parallel.mesh_model import MeshModel, local
+from trainers.parallel.schedule import Pipeline
+
+if TYPE_CHECKING:
+    from trainers.instruments.timing import Clock
+    from trainers.parallel.mesh_model import MeshModel
+    from trainers.parallel.schedule import Pipeline
+    from trainers.ranks import Ranks
+    from trainers.task import Batch, Task
+
+
+class PipelineEngine(MeshModelEngine):
+    """The micro-batches of a step go through the pipeline. All stages of a pipeline train on the same slice of the data."""
+
+    def __init__(self, cell: Cell, task: Task, ranks: Ranks, held: MeshModel, pipeline: Pipeline) -> None:
+        super().__init__(cell, task, ranks, held)
+        self._pipeline = pipeline
+        pipeline.scaler = self.scaler
+        clock = clock_for(ranks.device)
+        clock.start()
+        pipeline.rehearse(clock)  # here, not in the first step that is timed
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
+        loss = self._pipeline.step(micro_batches, clock)
+        self.held.sum_tied_gradients()
+        self.unscale()
+        clock.mark(BACKWARD)
+        return loss
+
+    def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self._pipeline.evaluate(batch)
+        model_options.free_gathered(self.model)
+        return found
+
+    def theory(self) -> list[Term]:
+        return [*self._pipeline.theory(), *tied_weights(self.held), *self.agreeing()]
+
+    def effective(self) -> dict[str, Any]:
+        return {**super().effective(), **self._pipeline.effective()}
+
+
+def tied_weights(held: MeshModel) -> list[Term]:
+    """The all-reduces of gradients of tied weights, each between the stages that hold the weight."""
+    return [
+        Term("gradient of a weight that stages have in common, once a step", "all_reduce", bytes_of([local(p)]), holders)
+        for p, holders in held.tied()
+    ]
+
+
+def build(cell: Cell, task: Task, ranks: Ranks, *, schedule: str) -> PipelineEngine:
+    per_rank = cell.options.get("stages_per_rank", 1)
+    assert isinstance(per_rank, int)
+    held = MeshModel(cell, task, ranks, stages=cell.pp * per_rank)
+    return PipelineEngine(cell, task, ranks, held, Pipeline(cell, task, held, ranks.device, schedule))

@@ -1,0 +1,137 @@
+"""The parent process of the ranks of one run. All ranks end if a needed rank fails, or if the client or this parent ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from shardlab import console
+from shardlab.rundir import RunDir
+from trainers import menu
+from trainers.forking import address
+from trainers.rank import STORE
+
+PR_SET_PDEATHSIG = 1
+OF_OTHER_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def raise_ranks(connection: socket.socket) -> None:
+    """Read the request from `connection`, fork the ranks in a new session, and answer with their exit code.
+
+    If the client ends first, the whole process group is killed, with this process.
+    """
+    os.setsid()
+    request, descriptors = address.receive(connection, descriptors=2)
+    if request is None or len(descriptors) != 2:
+        return
+    _take_over(request, descriptors)
+    address.send(connection, {"begun": os.getpid()})
+    meeting = Path(tempfile.mkdtemp(prefix="shardlab-ranks-"))
+    os.environ[STORE] = str(meeting / "store")
+    ranks = [_fork_rank(rank, request, connection) for rank in range(int(request["world_size"]))]
+    code = _wait(ranks, connection, RunDir(Path(request["run_dir"])))
+    shutil.rmtree(meeting, ignore_errors=True)
+    if code is None:
+        os.killpg(0, signal.SIGKILL)
+    address.send(connection, {"exit_code": code})
+
+
+def _take_over(request: dict[str, Any], descriptors: list[int]) -> None:
+    """Take over the client's environment, folder, standard output and error; hide all GPUs."""
+    os.environ.clear()
+    os.environ.update({name: value for name, value in request["environment"].items() if name not in OF_OTHER_LAUNCHERS})
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the machine's own name need not resolve
+    os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(request["world_size"])
+    os.chdir(request["folder"])
+    for descriptor, standard in zip(descriptors, (1, 2)):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
+
+
+def _fork_rank(rank: int, request: dict[str, Any], connection: socket.socket) -> int:
+    """The process id of a new rank."""
+    parent = os.getpid()
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        connection.close()
+        _die_with(parent)
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+        code = console.run(lambda: _run(Path(request["run_dir"])))
+    except BaseException:  # noqa: BLE001 - nothing may climb out of a fork into the parent's code
+        traceback.print_exc()
+    finally:
+        _exit(code)
+
+
+def _run(path: Path) -> int:
+    from trainers import process
+
+    process.run(path)
+    return 0
+
+
+def _exit(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it ended before we asked
+
+
+def _dispensable(run_dir: RunDir) -> list[int]:
+    """The ranks without which the run can continue, if its strategy allows that: all ranks that train except rank 0, after
+    their setup. Before the end of the setup, the other ranks wait for them.
+    """
+    cell = run_dir.read_run().cell
+    if not menu.strategy(cell.strategy).tolerates_lost_ranks:
+        return []
+    return [rank for rank in range(1, cell.gpus) if run_dir.steps_file(rank).exists()]
+
+
+def _wait(ranks: list[int], connection: socket.socket, run_dir: RunDir) -> int | None:
+    """The exit code of the first rank that failed (128 + number for a signal), 0 if none failed, None if the client ended.
+
+    If a dispensable rank is killed, that is an event `lost` of the run, not a failure. If it ends with an error, it has failed
+    like any other rank. After the return no rank is left.
+    """
+    living = {os.pidfd_open(pid): pid for pid in ranks}
+    waiting = select.poll()
+    for descriptor in (connection.fileno(), *living):
+        waiting.register(descriptor, select.POLLIN)
+    failed, gone = 0, False
+    while living:
+        for descriptor, _ in waiting.poll():
+            if descriptor == connection.fileno():  # the client has nothing more to say: it is its end
+                gone = True
+                waiting.unregister(descriptor)
+            else:
+                pid = living.pop(descriptor)
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                waiting.unregister(descriptor)
+                os.close(descriptor)
+                rank = ranks.index(pid)
+                if status < 0 and not (failed or gone) and rank in _dispensable(run_dir):
+                    run_dir.write_event("ranks", "lost", rank=rank, why=f"rank {rank} was killed by signal {-status}")
+                    continue
+                failed = failed or (status if status >= 0 else 128 - status)
+        if failed or gone:
+            for pid in living.values():
+                os.kill(pid, signal.SIGKILL)
+    return None if gone else failed

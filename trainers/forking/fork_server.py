@@ -1,0 +1,132 @@
+"""The warm parent: imports everything once, then forks one parent process for every run that a client requests.
+
+It has only one thread and never computes anything; therefore it is safe to fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import importlib.util
+import os
+import selectors
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from shardlab import host
+from trainers import menu
+from trainers.forking import address, fork_ranks
+
+IDLE_S = 180  # without a run, then it ends: longer than the one torchrun in the middle of a rehearsed study takes
+# What ranks import beside the engines and tasks of the menus. If a module is missing here, only the start of a run is slower.
+PRELOADED = ("numpy.ma", "psutil", "pynvml", "trainers.loop")
+# The library of a family, if it is installed, and the modules that its engine and optimizers import when they are made.
+OPTIONAL = {
+    "deepspeed": (
+        "deepspeed",
+        "deepspeed.comm.mori",
+        "deepspeed.module_inject.auto_ep_layer",
+        "deepspeed.ops.op_builder.all_ops",
+        "deepspeed.runtime.superoffload.superoffload_stage3",
+        "deepspeed.runtime.zero.muon.muon_optimizer",
+        "deepspeed.runtime.zero.muon.original_muon",
+        "deepspeed.runtime.zero.stage3",
+        "trainers.deepspeed_zero.engine",
+    )
+}
+
+
+def serve(path: Path) -> int:
+    """Answer requests at the socket `path` until none came for IDLE_S. Returns 0 at once if another warm parent runs."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with address.lock_path(path).open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return 0
+        _import_everything()
+        path.unlink(missing_ok=True)  # of a warm parent that was killed
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+            listening.bind(str(path))
+            listening.listen(128)
+            _answer(listening, lock.fileno(), path)
+    return 0
+
+
+def preloaded() -> list[str]:
+    """The modules that ranks import, except optional libraries."""
+    built = {strategy.engine for strategy in menu.strategies().values()} | {load.task for load in menu.workloads().values()}
+    return [*PRELOADED, *sorted(built)]
+
+
+def _import_everything() -> None:
+    for name in preloaded():
+        importlib.import_module(name)
+    os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed asks once, when it is imported
+    for library, names in OPTIONAL.items():
+        if importlib.util.find_spec(library) is not None:
+            for name in names:
+                importlib.import_module(name)
+    host.packages()  # reading the versions of packages imports a parser of mail headers
+    gc.collect()
+    gc.freeze()  # the collector of a fork leaves these objects alone, and so their pages shared
+
+
+def _answer(listening: socket.socket, lock: int, path: Path) -> None:
+    """Fork a parent process for every connection of this user, until no run is left and no request came for IDLE_S.
+
+    If the source of this process was removed or changed, the client starts another warm parent, because ranks import modules.
+    """
+    runs: dict[int, int] = {}  # pidfd -> pid
+    current = True
+    idle_since = time.monotonic()
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(listening, selectors.EVENT_READ)
+        while runs or (current and time.monotonic() - idle_since < IDLE_S):
+            for key, _ in waiting.select(None if runs else IDLE_S):
+                idle_since = time.monotonic()
+                if key.fileobj is not listening:
+                    waiting.unregister(key.fd)
+                    os.waitpid(runs.pop(key.fd), 0)
+                    os.close(key.fd)
+                    continue
+                connection, _ = listening.accept()
+                with connection:
+                    if not address.same_user(connection):
+                        continue
+                    if address.key() != path.stem:
+                        current = False
+                        waiting.unregister(listening)
+                        listening.close()
+                        address.unlink(path)
+                        break
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    if (pid := os.fork()) == 0:
+                        _become_parent_of_run(connection, [listening.fileno(), lock, *runs])
+                    with contextlib.suppress(ProcessLookupError):
+                        descriptor = os.pidfd_open(pid)
+                        runs[descriptor] = pid
+                        waiting.register(descriptor, selectors.EVENT_READ)
+    if current:
+        address.unlink(path)
+
+
+def _become_parent_of_run(connection: socket.socket, not_ours: list[int]) -> None:
+    """In the forked child: close the descriptors of the warm parent, do the run, and end."""
+    code = 1
+    try:
+        for descriptor in not_ours:
+            os.close(descriptor)
+        fork_ranks.raise_ranks(connection)
+        code = 0
+    except BaseException:  # noqa: BLE001 - nothing may climb out of a fork into the parent's code
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)

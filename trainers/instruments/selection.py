@@ -1,0 +1,64 @@
+"""The instruments that a cell asks for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardlab.errors import InputError
+from trainers import menu
+from trainers.instruments import observed_steps
+from trainers.instruments.memory_categories import MemoryCategories
+from trainers.instruments.profiling import Profiler
+from trainers.instruments.snapshot import MemorySnapshot
+from trainers.instruments.validation import Validator
+
+if TYPE_CHECKING:
+    from shardlab.cell import Cell
+    from shardlab.rundir import RunDir
+    from trainers.data.order import Order
+    from trainers.engine import Engine
+    from trainers.instrument import Instrument
+    from trainers.ranks import Peers, Ranks
+    from trainers.task import Task
+
+
+def chosen(
+    cell: Cell,
+    task: Task,
+    engine: Engine,
+    run_dir: RunDir,
+    ranks: Ranks,
+    company: Peers,
+    order: Order,
+    *,
+    meets: bool,
+) -> list[Instrument]:
+    """The instruments that a cell asks for, in the order in which they act after a step.
+
+    meets: whether ranks may wait for each other before the last step. Raises InputError if this run cannot have an instrument.
+    """
+    for key, why in observed_steps.refusals(cell, order.timed_steps(cell), cuda=ranks.device.type == "cuda"):
+        raise InputError(f"{key}: {why}")
+    found: list[Instrument] = []
+    found += _memory(cell, engine, run_dir, ranks, company)
+    found += _profile(cell, run_dir, ranks, company)
+    if cell.instruments.validation is not None:
+        path = run_dir.validation_file
+        found.append(Validator(cell.instruments.validation, cell, task, engine, ranks, company, order, path, meets=meets))
+    return found
+
+
+def _memory(cell: Cell, engine: Engine, run_dir: RunDir, ranks: Ranks, company: Peers) -> list[Instrument]:
+    step = observed_steps.memory_step(cell)
+    if cell.instruments.memory == "categories":
+        path = run_dir.memory_file(ranks.rank)
+        return [MemoryCategories(cell, menu.strategy(cell.strategy), engine, path, step, ranks, company)]
+    if cell.instruments.memory == "snapshot":
+        return [MemorySnapshot(run_dir.snapshot_file(ranks.rank), step, ranks, company)]
+    return []
+
+
+def _profile(cell: Cell, run_dir: RunDir, ranks: Ranks, company: Peers) -> list[Instrument]:
+    if cell.instruments.profile is None:
+        return []
+    return [Profiler(cell.instruments.profile, run_dir.trace_file(ranks.rank), ranks, company)]

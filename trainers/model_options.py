@@ -1,0 +1,79 @@
+"""The switches that any strategy over a plain model can take: activation checkpointing, torch.compile, gradient clipping."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_
+
+from shardlab.cell import Cell
+from trainers import activation_checkpointing
+
+if TYPE_CHECKING:
+    from trainers.task import Task
+
+ALL = ("activation_checkpointing", "compile", "max_grad_norm")
+_IN_CHAIN = re.compile(r"_at:([^.]+)")  # as trainers.activation_checkpointing.Chain names its blocks
+_WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+
+def checkpoint_and_compile(cell: Cell, task: Task, model: nn.Module) -> nn.Module:
+    """Apply the cell's activation checkpointing and compilation, block by block, in place. Call it before sharding or DDP."""
+    if cell.activation_checkpointing != "none":
+        activation_checkpointing.checkpoint(cell.activation_checkpointing, task, model)
+    if cell.compile:
+        for block in activation_checkpointing.units(task, model):
+            block.compile()
+    return model
+
+
+def effective(model: nn.Module) -> dict[str, Any]:
+    """How many blocks of the model are recomputed in backward, and how many are compiled."""
+    return {
+        "checkpointed_blocks": activation_checkpointing.count(model),
+        "compiled_blocks": sum(module._compiled_call_impl is not None for module in model.modules()),
+    }
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+    """The L2 norm of all gradients (0-dim), over all shards if they are sharded (DTensor)."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    # As torch.nn.utils.get_total_norm, which would round each norm and their sum to the gradients' dtype.
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)))
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def clip(parameters: Iterable[nn.Parameter], max_norm: float, norm: torch.Tensor) -> None:
+    """Scale all gradients by the ratio max_norm / norm if this ratio is below 1."""
+    clip_grads_with_norm_(list(parameters), max_norm, norm)
+
+
+def free_gathered(model: nn.Module) -> None:
+    """Free the parameters that fully_shard keeps gathered for backward, after a forward pass without backward."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def whole_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    """A model's parameters in fp32 on the CPU, gathered if sharded (DTensor), by names without the prefixes of wrappers."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        found[plain_name(name)] = whole.detach().float().cpu().clone()
+    return found
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name in the model without wrappers."""
+    for wrapper in _WRAPPERS:
+        name = name.removeprefix(wrapper) if wrapper == "module." else name.replace(wrapper, "")
+    if (chained := _IN_CHAIN.search(name)) is not None:
+        name = chained[1].replace(":", ".") + name[chained.end() :]
+    return name

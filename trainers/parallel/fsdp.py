@@ -1,0 +1,94 @@
+"""What engines over PyTorch's FSDP have in common: the mesh of replicas; passes, bytes and settings of `fully_shard`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+
+from shardlab.cell import Cell
+from trainers.communication import Term
+from trainers.dtypes import cast_dtype, dtype_name
+from trainers.precision import computed_bytes, weight_bytes
+from trainers.replicated import ReplicatedEngine
+
+if TYPE_CHECKING:
+    from trainers.ranks import Ranks
+
+
+class FullySharded(ReplicatedEngine):
+    """An engine whose model is sharded by `fully_shard`, which itself casts the weights for computing."""
+
+    casts_itself = True
+
+    def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
+        # Until the last pass gradients stay as they are on every rank: no communication, at the price of their memory.
+        cast("FSDPModule", self.model).set_requires_gradient_sync(last)
+        return nullcontext()
+
+
+def replicas_mesh(cell: Cell, ranks: Ranks) -> DeviceMesh:
+    """The mesh (replicas, shards). The ranks of a replica have consecutive numbers, so they are on one node if possible."""
+    replicas = cast("int", cell.options["replicas"])
+    shape = (replicas, ranks.world_size // replicas)
+    return init_device_mesh(ranks.device.type, shape, mesh_dim_names=("replicas", "shards"))
+
+
+def policy(precision: str) -> MixedPrecisionPolicy:
+    """The dtypes in which `fully_shard` gathers parameters and reduces gradients in a precision."""
+    low = cast_dtype(precision)
+    return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32) if low else MixedPrecisionPolicy()
+
+
+def padded(shape: torch.Size, ranks: int) -> int:
+    """Elements of a parameter of this shape that is sharded over ranks: the rows are padded to a multiple of the ranks."""
+    rows = shape[0] if shape else 1
+    return shape.numel() // rows * -(-rows // ranks) * ranks
+
+
+def terms(precision: str, blocks: int, others: int, ranks: int, *, block_gathers: int, other_gathers: int) -> list[Term]:
+    """What `fully_shard` exchanges over the ranks of a shard group in a step.
+
+    blocks, others: padded elements inside and outside of blocks. block_gathers, other_gathers: how often a step gathers them.
+    """
+    gathered, reduced = computed_bytes(precision), weight_bytes(precision)
+    return [
+        Term("blocks' parameters, each time they are gathered", "all_gather", blocks * gathered, ranks, block_gathers),
+        Term("other parameters, each time they are gathered", "all_gather", others * gathered, ranks, other_gathers),
+        Term("gradients, once a step", "reduce_scatter", (blocks + others) * reduced, ranks),
+    ]
+
+
+def effective(model: nn.Module, blocks: Iterable[nn.Module]) -> dict[str, Any]:
+    """How `fully_shard` sharded a model, for a run's `knobs.effective`. blocks: those that are sharded one by one.
+
+    Read from private fields, because torch has no public interface for them: torch is pinned, and a test reads them. torch 2.11
+    and earlier have another name for the groups of a module.
+    """
+    groups = {
+        id(module): group
+        for module in model.modules()
+        if isinstance(module, FSDPModule)
+        for group in _groups(module._get_fsdp_state())
+    }
+    policies = {group.mp_policy for group in groups.values()}
+    assert len(policies) == 1, f"one policy was given to all groups, found {policies}"
+    common, weights = policies.pop(), next(model.parameters()).dtype
+    return {
+        "reshard_after_forward": all(groups[id(block)].post_forward_mesh_info is not None for block in blocks),
+        "sharded_groups": len(groups),
+        "parameters_gathered_as": dtype_name(common.param_dtype or weights),
+        "gradients_reduced_as": dtype_name(common.reduce_dtype or weights),
+    }
+
+
+def _groups(state: Any) -> list[Any]:
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+    return list(groups)

@@ -1,0 +1,47 @@
+"""The rank of this process, as its launcher set it in the environment. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from shardlab.errors import InputError
+
+STORE = "SHARDLAB_STORE"  # set by the fork launcher: the file at which its ranks meet
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """The rank of this process and the world size, from the launcher's environment. Without a launcher: the only rank."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    store: str | None = None
+    is_slurm_task: bool = False  # whether Slurm itself started this process as one of its tasks
+    local_world_size: int = 1
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Rank:
+        """From RANK, LOCAL_RANK and WORLD_SIZE of an environment. Raises InputError if only some of them are set."""
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        found = [name for name in names if name in environment]
+        if not found:
+            return cls()
+        if len(found) < len(names):
+            missing = ", ".join(name for name in names if name not in environment)
+            raise InputError(f"the environment has {', '.join(found)} but not {missing}; a launcher sets all three.")
+        rank, local_rank, world_size = (number(environment, name) for name in names)
+        if not (rank < world_size and local_rank < world_size):
+            raise InputError(f"RANK={rank} and LOCAL_RANK={local_rank} do not fit WORLD_SIZE={world_size}.")
+        is_slurm_task = environment.get("SLURM_LOCALID") == str(local_rank)
+        local = number(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else world_size
+        return cls(rank, local_rank, world_size, environment.get(STORE), is_slurm_task, max(1, local))
+
+
+def number(environment: Mapping[str, str], name: str) -> int:
+    """The whole number in a variable of an environment. Raises InputError."""
+    text = environment[name]
+    if not (text.isascii() and text.isdigit()):
+        raise InputError(f"{name}: found {text!r}. Allowed: a whole number from 0.")
+    return int(text)

@@ -1,0 +1,173 @@
+"""Writes the result of a run (result.json) from the results of all ranks, after the last step of every rank."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import torch
+
+from shardlab import files, host
+from shardlab.record import SCHEMA, Result, SameWork, Spread
+from shardlab.run import Run
+from shardlab.rundir import RunDir
+from trainers import menu
+
+if TYPE_CHECKING:
+    from trainers.engine import Accounted
+    from trainers.ranks import Peers, Ranks
+    from trainers.task import Task
+
+
+class RankResult(msgspec.Struct, frozen=True):
+    """The results of one rank: wall-clock seconds of its timed steps, its loss at the last step (NaN if the rank had no data in
+    this step), peak memory in bytes, and the time of each timed step."""
+
+    train_time_s: float
+    loss: float
+    peak_bytes: dict[str, int]
+    step_ms: list[float]
+    watched: list[bool]  # which of them an instrument slowed down
+    items: list[int]  # items of all ranks together in each timed step
+    goes_back: bool  # whether step_ms begins with the run's first timed step, even if the run resumed from a checkpoint
+
+
+def write(
+    run: Run,
+    run_dir: RunDir,
+    ranks: Ranks,
+    company: Peers,
+    mine: RankResult,
+    engine: Accounted,
+    task: Task,
+    steps_per_epoch: int,
+    same_work: SameWork,
+    instruments: dict[str, dict[str, Any]],
+    *,
+    resumed_from_step: int | None,
+) -> None:
+    """Gather the results of the ranks of `company`; rank 0 writes them. A collective: it returns when the file is written.
+
+    All values are of the ranks that trained to the end; memory is that of the worst rank. train_time_s: wall-clock time of the
+    slowest rank from the start of the first timed step to the end of the last, with the time between steps, but without the
+    time of instruments there. If a rank was lost, the state is not completed.
+    """
+    kinds = sorted(mine.peak_bytes)
+    everyone = company.gather([mine.train_time_s, mine.loss, *(mine.peak_bytes[kind] for kind in kinds), *mine.step_ms])
+    gpus = _gpu_names(company.gather(_gpu_numbers(ranks.device)))
+    knobs = {"asked": _asked(run), "effective": engine.effective()}  # on every rank: reading them may need all
+    parameters = engine.parameters() - task.padding
+    sent = same_work.communication_bytes or _by_theory(run, company, engine)
+    company.barrier()
+    if ranks.rank == 0:
+        timing = _Timing.of(run, mine, everyone, len(kinds), task.units_per_item)
+        # Steps of another cell's checkpoint have no records: all times are of this run's own steps.
+        brought = (resumed_from_step or 0) if not mine.goes_back else 0
+        peaks = everyone[:, 2 : 2 + len(kinds)].max(axis=0)
+        in_epochs = run.cell.epochs is not None and not brought
+        files.write_json(run_dir.result, Result(
+            schema=SCHEMA,
+            run_id=run.run_id,
+            state="completed" if len(everyone) == run.cell.gpus else "failed",
+            rehearsal=run.rehearsal or ranks.forked,
+            steps=brought + len(timing.steps_ms),
+            unit=menu.workload(run.cell.workload).unit,
+            resumed_from_step=resumed_from_step,
+            final_loss=float(np.nanmean(everyone[:, 1])),
+            final_accuracy=instruments.get("validation", {}).get("accuracy"),
+            throughput_per_s=timing.throughput_per_s,
+            step_time_ms=timing.spread_ms,
+            train_time_s=float(everyone[:, 0].max()),
+            epoch_time_s=_epochs(timing.steps_ms, steps_per_epoch) if in_epochs else None,
+            peak_memory_bytes={kind: int(size) for kind, size in zip(kinds, peaks)} | _by_category(instruments),
+            parameters=parameters,
+            flops_per_unit=task.flops_per_unit(),
+            same_work=same_work,
+            communication_bytes=sent,
+            data=msgspec.to_builtins(task.source),
+            instruments=instruments,
+            knobs=knobs,
+            versions=host.packages(),
+            gpus=gpus,
+        ))  # fmt: skip
+    company.barrier()
+
+
+class _Timing(msgspec.Struct, frozen=True):
+    """The times of the timed steps. The time of a step is that of its slowest rank. (Ranks drift within a step, so these times
+    add up to slightly more than the wall-clock time, and never to less than the steps of any rank.)"""
+
+    steps_ms: np.ndarray
+    spread_ms: Spread | None
+    """Of the steps that no instrument slowed down; None if there is no such step."""
+    throughput_per_s: float | None
+    """Units of these steps on all ranks that trained to the end / seconds of these steps."""
+
+    @classmethod
+    def of(cls, run: Run, mine: RankResult, everyone: np.ndarray, kinds: int, units_per_item: int) -> _Timing:
+        """everyone: the gathered numbers of the ranks, (ranks, 2 + kinds + steps)."""
+        steps_ms = everyone[:, 2 + kinds :].max(axis=0)
+        counted = ~np.array(mine.watched, dtype=bool)
+        if not counted.any():
+            return cls(steps_ms, None, None)
+        finished = len(everyone) / run.cell.gpus  # ranks have equal shares of every batch
+        units = int(np.array(mine.items)[counted].sum()) * units_per_item * finished
+        return cls(steps_ms, _spread(steps_ms[counted]), units / (float(steps_ms[counted].sum()) / 1000))
+
+
+def _by_theory(run: Run, company: Peers, engine: Accounted) -> dict[str, float] | None:
+    """Bytes of a step by theory, if they were not counted; None with servers, whose bytes this rank does not know."""
+    theory = company.gather([sum(term.sent_bytes for term in engine.theory())])
+    textbook = engine.textbook_bytes()
+    if run.cell.servers or len(theory) < run.cell.gpus:
+        return None
+    return {"theory": float(theory.sum()), **({"textbook": textbook * run.cell.gpus} if textbook is not None else {})}
+
+
+def _asked(run: Run) -> dict[str, Any]:
+    """The options, precision and optimizer that the cell asked for."""
+    cell = run.cell
+    return {
+        **cell.options,
+        "precision": cell.precision,
+        "micro_batch_size": cell.micro_batch_size,
+        "gradient_accumulation_steps": cell.gradient_accumulation_steps,
+        "optimizer": msgspec.to_builtins(cell.optimizer),
+        "schedule": msgspec.to_builtins(cell.schedule),
+    }
+
+
+def _by_category(instruments: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """Memory by category at the peak of the recorded step; empty if no step was recorded."""
+    found: dict[str, int] = instruments.get("memory", {}).get("peak_bytes", {})
+    return found
+
+
+def _spread(steps_ms: np.ndarray) -> Spread:
+    p5, median, p95 = (float(value) for value in np.percentile(steps_ms, (5, 50, 95)))
+    return Spread(median=median, mean=float(steps_ms.mean()), p5=p5, p95=p95, n=len(steps_ms))
+
+
+def _epochs(steps_ms: np.ndarray, steps_per_epoch: int) -> list[float]:
+    """Seconds of each epoch, as the sum of its steps."""
+    return [float(epoch.sum()) / 1000 for epoch in steps_ms.reshape(-1, steps_per_epoch)]
+
+
+def _gpu_numbers(device: torch.device) -> list[float]:
+    """The UUID of this GPU in 4 numbers of 32 bits, which float64 holds exactly; NaN for a CPU."""
+    if device.type != "cuda":
+        return [math.nan] * 4
+    whole = uuid.UUID(str(torch.cuda.get_device_properties(device).uuid)).bytes
+    return [float(int.from_bytes(whole[start : start + 4])) for start in range(0, 16, 4)]
+
+
+def _gpu_names(rows: np.ndarray) -> list[str]:
+    """The UUIDs of rows of `_gpu_numbers`, each once, in NVML's form (GPU-...), in the order of the rows."""
+    uuids: dict[str, None] = {}
+    for row in rows:
+        if not any(map(math.isnan, row)):
+            uuids[f"GPU-{uuid.UUID(bytes=b''.join(int(number).to_bytes(4) for number in row))}"] = None
+    return list(uuids)

@@ -1,0 +1,76 @@
+"""The interface of a task: the model, the data and the loss that a rank trains."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from trainers.tasks.cross_entropy import cross_entropy
+
+if TYPE_CHECKING:
+    from trainers.data.data_sets import DataSource
+    from trainers.plans.plan import ModelPlan
+
+
+class Batch(msgspec.Struct):
+    """Inputs and targets of one micro-batch, on the device."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+class Task(ABC):
+    """Model, data and loss of one run on one rank.
+
+    units_per_item: units of data in one item (tokens in a sequence). padding: number of padding parameters, which are
+    not counted as parameters of the model. counted_classes: number of real classes, if outputs are padded; None if not.
+    """
+
+    source: DataSource
+    units_per_item: int
+    padding: int = 0
+    counted_classes: int | None = None
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """A new model; equal on every rank when torch's generator has the same seed."""
+
+    @abstractmethod
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        """The repeated blocks in order, for wrapping, sharding and checkpointing."""
+
+    def plan(self) -> ModelPlan:
+        """How the model is split over tensor-parallel ranks and divided into stages, if the menu says that it can be."""
+        raise NotImplementedError
+
+    def flops_per_unit(self) -> float | None:
+        """Floating-point operations of forward and backward for one unit, as in `Workload.flops_per_unit`, at the sizes of this
+        run; None if they are not known."""
+        return None
+
+    def validation(self) -> Task | None:
+        """The same model and loss on the validation split, or None if the data has no validation split."""
+        return None
+
+    @abstractmethod
+    def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
+        """The items with these indices, (n,), on the device. May be called by another thread than the training thread. On a
+        GPU, the copy is asynchronous, on the current stream."""
+
+    @abstractmethod
+    def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """The model's outputs for a batch, in the precision that the model computes in."""
+
+    def criterion(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean loss (0-dim, computed in fp32) of outputs (..., classes) for targets (...): the cross-entropy."""
+        return cross_entropy(outputs.flatten(0, -2), targets.flatten(), self.counted_classes)
+
+    def correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The number of targets (...) that are the most likely class in outputs (..., classes); 0-dim, int64."""
+        return (outputs[..., : self.counted_classes].argmax(-1) == targets).sum()

@@ -1,0 +1,31 @@
+"""Builds the DenseNet networks of torchvision, and their tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from torch import nn
+from torchvision.models import DenseNet, densenet121
+from torchvision.models.densenet import _DenseBlock
+
+from shardlab.cell import Cell
+from trainers.tasks.convolutional import ConvolutionalTask, of_type
+
+
+def original(classes: int, dropout: bool) -> nn.Module:
+    return cast("nn.Module", densenet121(num_classes=classes))
+
+
+def small(classes: int, dropout: bool) -> nn.Module:
+    """Three dense blocks: behind a fourth, 32 x 32 pixels would leave BatchNorm one position."""
+    return cast("nn.Module", DenseNet(growth_rate=12, block_config=(2, 3, 3), num_init_features=24, num_classes=classes))
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    return of_type(_DenseBlock, model)
+
+
+def build(cell: Cell, data_path: Path, *, classes: int, tiny: bool = False) -> ConvolutionalTask:
+    architecture = small if tiny else original
+    return ConvolutionalTask(cell, data_path, classes=classes, architecture=architecture, blocks=blocks)

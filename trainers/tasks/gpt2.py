@@ -1,0 +1,60 @@
+"""The task of GPT-2: to predict the next token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from shardlab.cell import Cell
+from trainers.plans.gpt2 import Gpt2Plan
+from trainers.plans.plan import ModelPlan
+from trainers.tasks import causal_attention
+from trainers.tasks.token_task import TokenTask
+from trainers.workload_options import shape_of
+from trainers.workloads.gpt2 import GELU, flops_per_token, parameters
+
+
+class Gpt2Task(TokenTask):
+    """positions: rows of the table of positions; more if the cell's sequences are longer."""
+
+    def __init__(self, cell: Cell, data_path: Path, *, vocabulary: int, positions: int) -> None:
+        self._shape = shape_of(cell)
+        super().__init__(cell, data_path, vocabulary)
+        multiple = cast("int", cell.options["pad_vocabulary"])
+        self._rows = -(-vocabulary // multiple) * multiple
+        if self._rows > vocabulary:
+            self.padding, self.counted_classes = (self._rows - vocabulary) * self._shape.width, vocabulary
+        self._positions = max(positions, self.seq_len)
+
+    def model(self) -> nn.Module:
+        return cast("nn.Module", GPT2LMHeadModel(GPT2Config(
+            vocab_size=self._rows,
+            n_positions=self._positions,
+            n_layer=self._shape.layers,
+            n_embd=self._shape.width,
+            n_head=self._shape.heads,
+            resid_pdrop=0.0,  # with dropout, two ways to spread the same work would no longer agree
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            use_cache=False,
+            activation_function=GELU[cast("str", self._cell.options["gelu"])],
+            attn_implementation=causal_attention.register(),
+            bos_token_id=0,
+            eos_token_id=0,
+        )))  # fmt: skip
+
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        return list(cast("Any", model).transformer.h)
+
+    def plan(self) -> ModelPlan:
+        return Gpt2Plan(self.seq_len, self._shape.width)
+
+    def flops_per_unit(self) -> float:
+        return flops_per_token(parameters(self._shape, self.vocabulary, self._positions), self._shape, self.seq_len)
+
+
+build = Gpt2Task

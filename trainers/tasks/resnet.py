@@ -1,0 +1,47 @@
+"""Builds the ResNet networks of torchvision, and their tasks."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from torch import nn
+from torchvision import models
+from torchvision.models.resnet import Bottleneck, ResNet
+
+from shardlab.cell import Cell
+from trainers.tasks.convolutional import ConvolutionalTask, of_type
+
+
+def original(depth: int, classes: int, dropout: bool) -> nn.Module:
+    return cast("nn.Module", getattr(models, f"resnet{depth}")(num_classes=classes))
+
+
+def tiny(layers: tuple[int, int, int, int], classes: int, dropout: bool) -> nn.Module:
+    """Bottlenecks of 8 to 64 channels that do not widen fourfold. The last stage keeps 2 x 2 positions of 32 x 32 pixels, so
+    that BatchNorm has more than one value per channel even if a micro-batch is one image."""
+
+    class Narrow(Bottleneck):  # type: ignore[misc]
+        expansion = 1
+
+    network = ResNet(
+        Narrow,
+        list(layers),
+        num_classes=classes,
+        width_per_group=8,
+        replace_stride_with_dilation=[False, False, True],
+    )
+    return cast("nn.Module", network)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    return of_type(Bottleneck, model)
+
+
+def build(
+    cell: Cell, data_path: Path, *, classes: int, depth: int = 0, layers: tuple[int, int, int, int] | None = None
+) -> ConvolutionalTask:
+    """depth: of one of the library's networks. layers: bottlenecks in each stage of a narrow network instead."""
+    architecture = partial(original, depth) if layers is None else partial(tiny, layers)
+    return ConvolutionalTask(cell, data_path, classes=classes, architecture=architecture, blocks=blocks)

@@ -1,0 +1,79 @@
+"""What menu entries of workloads have in common, without torch: options, the shape of a transformer, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import msgspec
+
+from shardlab.cell import Cell
+from shardlab.registry import Option
+from trainers.data import data_sets
+
+SUBSET_SEED = 38850191  # in the code of the study that trained ResNet-101 on 131,072 images of ImageNet
+IMAGENET_CLASSES = 1000
+
+
+def of_images(image_size: int, dropout: str | None, smallest: int = 1) -> tuple[Option, ...]:
+    """The options of an image workload. dropout: the architecture's own rates in words, or None if it has no dropout. smallest:
+    the smallest width in pixels that the architecture supports."""
+    rates = "the architecture has no dropout" if dropout is None else f"the architecture's own dropout: {dropout}"
+    return (
+        Option("data", "synthetic", "the data set; the model's head has one output per class of it", choices=data_sets.IMAGES),
+        Option("image_size", image_size, "width and height of an image in pixels", least=smallest),
+        Option("dropout", False, rates, choices=(False,) if dropout is None else (False, True)),
+        Option(
+            "subset", None, "number of images to train on, drawn by subset_seed; null: all", kind="int", least=1, nullable=True
+        ),
+        Option("subset_seed", SUBSET_SEED, "the seed that draws the images of a subset", least=0, most=2**63 - 1),
+    )
+
+
+def of_tokens(data: str) -> tuple[Option, ...]:
+    """The options of a language workload. data: the default data set."""
+    return (
+        Option("data", data, "the data set of tokens", choices=data_sets.TOKENS),
+        Option(
+            "tokens_file", None, "with data: tokens, a file that `python -m trainers tokenize` wrote", kind="str", nullable=True
+        ),
+    )
+
+
+def refuse_tokens(cell: Cell) -> str | None:
+    """Why the data of a language workload cannot be what a cell asks for, as a sentence, or None."""
+    file, data = cell.options["tokens_file"], cell.options["data"]
+    if data == "tokens" and not file:
+        return "tokens_file: data: tokens needs a file. Allowed: the path of a file that `python -m trainers tokenize` wrote."
+    if data != "tokens" and file is not None:
+        return f"tokens_file: found {file} with data: {data}. Allowed: null, or data: tokens."
+    return None
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """layers: number of blocks. width: of the hidden state. heads: number of attention heads; it divides the width."""
+
+    layers: int
+    width: int
+    heads: int
+
+    def options(self) -> tuple[Option, ...]:
+        """The options that change the shape; their defaults are this shape."""
+        return (
+            Option("n_layer", self.layers, "transformer blocks", least=1),
+            Option("n_embd", self.width, "width", least=1),
+            Option("n_head", self.heads, "attention heads; a divisor of n_embd", least=1),
+        )
+
+
+def shape_of(cell: Cell) -> Shape:
+    """The shape that a cell asks for."""
+    layers, width, heads = (cast("int", cell.options[name]) for name in ("n_layer", "n_embd", "n_head"))
+    return Shape(layers, width, heads)
+
+
+def refuse_shape(cell: Cell) -> str | None:
+    """Why no transformer has the shape that a cell asks for, as a sentence, or None."""
+    shape = shape_of(cell)
+    if shape.width % shape.heads:
+        return f"n_head: {shape.heads} does not divide the width of {shape.width} (n_embd). Allowed: a divisor of the width."
+    return None
