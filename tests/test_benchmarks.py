@@ -42,14 +42,14 @@ def test_a_benchmark_comes_to_its_end_and_prints_its_figures(words, figures, tmp
 
 
 def test_a_sweep_is_sent_as_arrays_and_asked_for_once(tmp_path):
-    """Two numbers of GPUs are two arrays; of the rounds of `jobs status` each has one question."""
+    """Two numbers of GPUs are two requests, each tested and then sent as an array; a round of `jobs status` asks once."""
     done = subprocess.run(
         [sys.executable, FOLDER / "sweep.py", "--runs", "400", "--sent", "200", "--rounds", "2"],
         cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     calls = dict(re.findall(r"^(.+?)  .*calls: (.+)$", done.stdout, re.MULTILINE))
-    assert calls["jobs submit of 200"] == "sbatch 2, scontrol 2"
+    assert calls["jobs submit of 200"] == "sbatch 4, scontrol 2"
     assert calls["jobs status"] == calls["jobs status --json"] == "squeue 1"
 
 

@@ -24,7 +24,7 @@ def test_a_provider_has_the_name_of_its_file_and_names_operations_and_checks_tha
     assert made.name == name
     operations = {MACHINE, *(operation.name for operation in roles.OPERATIONS)}
     assert (made.operations or set()) <= operations
-    checks = {check.name for stage in roles.checks(LEAST) for check in stage}
+    checks = {check.name for stage in roles.checks(LEAST) for check in stage} | roles.OF_A_SITE
     assert (made.checks or set()) <= checks
 
 
@@ -40,8 +40,9 @@ def test_a_provider_without_a_function_for_a_verb_says_why_there_is_nothing_to_d
     assert LEAST.carry_out(verb, CLUSTER, Workspace(tmp_path)) == says
 
 
-def test_a_provider_that_states_only_its_nodes_gets_every_operation_and_one_lock(tmp_path):
-    assert roles.operations(LEAST) == roles.OPERATIONS
+def test_a_provider_that_states_only_its_nodes_gets_every_operation_for_machines_with_root_and_one_lock(tmp_path):
+    names = [operation.name for operation in roles.operations(LEAST)]
+    assert names == [operation.name for operation in roles.OPERATIONS if operation.name != "site-environment"]
     assert LEAST.bring_up(CLUSTER, Workspace(tmp_path), None) == Nothing("this machine already exists")
     assert LEAST.locks(CLUSTER) == [Path.home() / ".cache/shardlab/locks/bench.lock"]
 
@@ -51,7 +52,7 @@ def test_a_provider_chooses_its_operations_and_checks_and_not_their_order():
         "site", "a site runs them", list, operations=frozenset({"inventory", "environment"}), checks=frozenset({"gpus"})
     )
     assert [operation.name for operation in roles.operations(some)] == ["environment", "inventory"]
-    assert [[check.name for check in stage] for stage in roles.checks(some)] == [[], ["gpus"], []]
+    assert [[check.name for check in stage] for stage in roles.checks(some)] == [[], ["gpus"], [], []]
 
 
 def test_a_function_of_a_provider_is_called_with_the_cluster_and_the_workspace(tmp_path):
@@ -63,6 +64,6 @@ def test_a_function_of_a_provider_is_called_with_the_cluster_and_the_workspace(t
 
 
 def test_an_unknown_provider_is_refused_with_the_menu():
-    with pytest.raises(UnknownName, match="local, ssh, virtual"):
+    with pytest.raises(UnknownName, match="local, slurm, ssh, virtual"):
         provider("cloud")
     assert issubclass(UnknownName, ShardlabError)
