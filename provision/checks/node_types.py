@@ -13,14 +13,13 @@ import time
 import templates
 from provision import software
 from provision.check import Check, Outcome
-from provision.checks import judged_proof
+from provision.checks import judged_proof, proven_nodes
 from provision.checks.node_proof import NodeProof, Proofs
 from provision.fact import Unanswered, decode
 from provision.facts.node_types import MOST_FEATURES, NODE_TYPES, NodeType
 from provision.interruption import STOPPING
 from provision.node import last_line
 from provision.operation import Site, Target
-from provision.operations import inventory
 from provision.site import requests
 from provision.slurm_text import is_name
 from shardlab.cluster import Cluster
@@ -71,9 +70,7 @@ def run(site: Site, target: Target) -> Outcome:
             partition = cluster.slurm.partition if cluster.slurm is not None else None
             return Outcome(False, f"Slurm shows no fitting node in the partition {partition}", "sinfo; then correct slurm")
         asked = dict(list(types.items())[:MOST_TYPES])
-        left_out += [
-            f"{kind!s}: not proven, as only the {MOST_TYPES} first types are" for kind in types if kind not in asked
-        ]
+        left_out += [f"{kind!s}: not proven, as only the {MOST_TYPES} first types are" for kind in types if kind not in asked]
         folders |= {_folder(cluster, target, kind): (cluster, kind, others) for kind, others in asked.items()}
     for folder, (cluster, kind, others) in folders.items():
         seen = _look(target, folder)
@@ -99,7 +96,7 @@ def run(site: Site, target: Target) -> Outcome:
             proven.append((kind, seen_by[folder].nodes))
         elif seen_by[folder].state == "ENDED":
             target.node.run(["sh", "-c", SET_ASIDE, "set-aside", folder], timeout_s=60)
-    inventory.record(site, proven)
+    proven_nodes.record(site, proven)
     failed = next((outcome for outcome in outcomes if not outcome.passed), None)
     says = "; ".join([*(outcome.says for outcome in outcomes), *left_out])
     return Outcome(failed is None, says, failed.advice if failed else None, transcript=failed.transcript if failed else "")
