@@ -27,7 +27,7 @@ printf 'export SCRATCH=%s\\n' SCRATCH > /etc/profile.d/scratch.sh
 """
 # The site has an account for its user; its submit plugin rejects jobs without an account, and the option --gpus.
 RULES = f"""\
-sacctmgr -i add account {ACCOUNT} > /dev/null
+sacctmgr -i add account {ACCOUNT} GrpTRESMins=gres/gpu=6000 > /dev/null
 sacctmgr -i add user {USER} account={ACCOUNT} > /dev/null
 cat > /etc/slurm/job_submit.lua <<'LUA'
 function slurm_job_submit(job, partitions, user)

@@ -117,6 +117,15 @@ def test_one_matrix_trains_alike_at_the_site_on_a_cluster_with_root_and_over_pla
     assert [path.name for path in site.home.iterdir()] == [".ssh"]
 
 
+def test_the_plan_shows_from_the_desk_what_the_account_has_left(site, ready):
+    (site.desk / "site.yaml").write_text(MATRIX)
+    shown = json.loads(site.run("jobs", "plan", "--matrix", str(site.desk / "site.yaml"), "--json").stdout)["share"]
+    assert (shown["account"], shown["limit"]) == (ACCOUNT, 100.0)
+    assert 0 < shown["left"] <= 100.0
+    site.log_out()
+    assert json.loads(site.run("jobs", "plan", "--matrix", str(site.desk / "site.yaml"), "--json").stdout)["share"] is None
+
+
 def losses(folder):
     """The loss of each step of each rank, by strategy and number of nodes."""
     made = {}
