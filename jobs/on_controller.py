@@ -12,7 +12,7 @@ import psutil
 from jobs.invocation import Invocation
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES
-from shardlab import inventory, matrix, remote_workspace, upload
+from shardlab import cluster, inventory, matrix, remote_workspace, upload
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError
 from shardlab.login_node import PYTHON
@@ -87,16 +87,15 @@ def enter_environment(invocation: Invocation, argv: Sequence[str]) -> None:
 
 def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> int:
     """Upload the files that the command reads, then run it on the cluster. Raises ShardlabError."""
-    arguments, workspace = invocation.arguments, invocation.workspace
+    arguments, workspace, where = invocation.arguments, invocation.workspace, invocation.cluster
     words = _without(argv, "--workspace", "--cluster")
     own_matrix: Path | None = None
     if arguments.verb in SENDS:
-        texts = {
-            "cluster.yaml": (Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml").read_bytes()
-        }
+        file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
+        texts = {"cluster.yaml": file.read_bytes() if where.provider != "cloudlab" else cluster.resolved_file(where)}
         for path in sorted(workspace.own_templates.rglob("*.j2")):
             texts[str(path.relative_to(workspace.path))] = path.read_bytes()
-        if invocation.cluster.slurm is None:  # the scheduler there reads the addresses of the nodes
+        if where.slurm is None:  # the scheduler there reads the addresses of the nodes
             texts[str(upload.INVENTORY)] = inventory.path_of(workspace).read_bytes()
         file = matrix.find(arguments.matrix)
         if file not in matrix.shipped().values():

@@ -10,7 +10,7 @@ from shardlab.remote import CommandOutput
 
 
 class Node(Protocol):
-    """One machine of a cluster. `host`, `port` and `user` say how it is reached; None where nobody has to log in."""
+    """One machine of a cluster. `host`, `port` and `user` are for the login; None where nobody has to log in."""
 
     name: str
     host: str
@@ -19,6 +19,11 @@ class Node(Protocol):
     identity: Path | None  # the private key's file
     python: str  # the interpreter that has shardlab installed, on that machine
     wheelhouse: str | None  # a folder of wheels on it, from which pip installs everything; None: pip uses its index
+
+    @property
+    def address(self) -> str:
+        """On the network on which the nodes train; often the same as `host`."""
+        ...
 
     @property
     def running(self) -> tuple[str, ...]:

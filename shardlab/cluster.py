@@ -5,21 +5,25 @@ from __future__ import annotations
 import ipaddress
 import posixpath
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
-from shardlab import document, slurm_keys, validation
+from shardlab import cloudlab_keys, cloudlab_manifest, document, slurm_keys, validation
+from shardlab.cloudlab_keys import Cloudlab
 from shardlab.errors import InputError
 from shardlab.slurm_keys import Gpus, Slurm
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")]
 Role = Literal["controller", "worker"]
+CREATED = ".shardlab/cloudlab"  # in the workspace: the manifests of the experiment that `provision` created
 HOST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$")
 REMOTE = (
     "login",
+    "cloudlab",
     "nodes",
     "ssh",
     "lan",
@@ -88,13 +92,16 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node of the cluster.
 
-    host: an address, or a name from ~/.ssh/config; required for provider ssh, not allowed for provider virtual.
+    host: for the login: an address, or a name from ~/.ssh/config; required for provider ssh, not allowed for provider virtual.
+    address: the IPv4 address of the node on the network on which the nodes train, if `host` is on another network (provider
+    ssh); Slurm, NFS and the ranks use only this network. null: `host` is on it.
     port, user: for the login by SSH (provider ssh); null: `user` is taken from the key ssh, then both from ~/.ssh/config.
     roles: its roles in Slurm: controller, worker, or both.
     """
 
     name: Name
     host: str | None = None
+    address: str | None = None
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
     user: str | None = None
     roles: list[Role] = msgspec.field(default_factory=lambda: ["worker"])
@@ -178,15 +185,18 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of cluster.yaml.
 
     provider: `local` uses this machine as the only node; `ssh` uses existing machines, listed under `nodes`; `virtual` boots
-    practice nodes on this machine; `slurm` uses a managed Slurm site, where nothing needs root.
+    practice nodes on this machine; `slurm` uses a managed Slurm site, where nothing needs root; `cloudlab` uses the nodes of an
+    experiment.
     login: null: this machine is the login node (provider slurm).
+    nodes: of an experiment, they are filled in from its manifest.
     slurm: null: the cluster has no Slurm; runs on its nodes are started over SSH.
     """
 
     schema: Literal[1]
     name: Name
-    provider: Literal["local", "ssh", "virtual", "slurm"]
+    provider: Literal["local", "ssh", "virtual", "slurm", "cloudlab"]
     login: Login | None = None
+    cloudlab: Cloudlab | None = None
     nodes: list[NodeEntry] = []
     ssh: Ssh = msgspec.field(default_factory=Ssh)
     lan: Lan = msgspec.field(default_factory=Lan)
@@ -237,8 +247,35 @@ def load(path: Path) -> Cluster:
     if cluster.data.path is not None and not cluster.data.path.strip():
         raise text.error(("data", "path"), "found an empty path. Allowed: the path of a folder, or null.")
     _check_sets(text, cluster.data.named())
+    if cluster.cloudlab is not None and cluster.cloudlab.manifests and not cluster.nodes:
+        cluster = with_experiment(cluster, [path.parent / name for name in cluster.cloudlab.manifests])
     _check_nodes(text, cluster)
     return cluster
+
+
+def with_experiment(cluster: Cluster, manifests: Sequence[Path]) -> Cluster:
+    """The cluster with the nodes of an experiment: the first is also the controller. Raises InputError."""
+    what = ", ".join(map(str, manifests))
+    experiment = cloudlab_manifest.parse((str(path), cloudlab_manifest.read(path)) for path in manifests)
+    nodes = [
+        NodeEntry(
+            name=node.name,
+            host=node.host,
+            address=node.network.address if node.network is not None else node.control,
+            port=node.port,
+            user=node.user,
+            roles=["worker"] if place else ["controller", "worker"],
+        )
+        for place, node in enumerate(cloudlab_keys.select(experiment, cluster.ssh.user, what))
+    ]
+    return msgspec.structs.replace(cluster, nodes=nodes)
+
+
+def resolved_file(cluster: Cluster) -> bytes:
+    """A cluster file with the nodes of the experiment, for a machine that has no manifest. It is JSON, which is YAML as well."""
+    experiment = None if cluster.cloudlab is None else msgspec.structs.replace(cluster.cloudlab, manifest=None)
+    content = msgspec.json.encode(msgspec.structs.replace(cluster, cloudlab=experiment))
+    return msgspec.json.format(content, indent=2) + b"\n"
 
 
 def _check_nodes(text: document.Document, cluster: Cluster) -> None:
@@ -252,6 +289,12 @@ def _check_nodes(text: document.Document, cluster: Cluster) -> None:
     if cluster.provider == "slurm":
         _check_site(text, cluster)
         return
+    if cluster.provider == "cloudlab" and cluster.cloudlab is None:
+        raise text.error(
+            ("provider",), "provider cloudlab needs the key cloudlab. Allowed: a mapping such as `cloudlab: {manifest: FILE}`."
+        )
+    if cluster.provider != "cloudlab" and cluster.cloudlab is not None:
+        raise text.error(("cloudlab",), f"not allowed with provider {cluster.provider}. Allowed: only with provider cloudlab.")
     _check_installed(text, cluster)
 
 
@@ -286,17 +329,23 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
             raise text.error(
                 ("environment", key), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm."
             )
+    if not cluster.nodes and cluster.provider == "cloudlab":
+        return  # the experiment does not exist yet
     if not cluster.nodes:
         raise text.error(("provider",), f"provider {cluster.provider} needs nodes. Allowed: one or more, in the list nodes.")
     names = [entry.name for entry in cluster.nodes]
     for place, entry in enumerate(cluster.nodes):
         if entry.name in names[:place]:
             raise text.error(("nodes", place, "name"), f"the name {entry.name} is used twice. Allowed: each name once.")
-        if cluster.provider == "ssh" and not (entry.host and HOST.match(entry.host)):
+        if cluster.provider in ("ssh", "cloudlab") and not (entry.host and HOST.match(entry.host)):
             raise text.error(
                 ("nodes", place), f"found the host {entry.host!r}. Allowed: an address, or a name from ~/.ssh/config."
             )
-        if cluster.provider == "virtual" and (entry.host, entry.port, entry.user) != (None, None, None):
+        if entry.address is not None and not _is_ipv4(entry.address):
+            raise text.error(
+                ("nodes", place, "address"), f"found {entry.address!r}. Allowed: an IPv4 address such as 10.10.1.1."
+            )
+        if cluster.provider == "virtual" and (entry.host, entry.address, entry.port, entry.user) != (None, None, None, None):
             raise text.error(("nodes", place), "practice nodes get their addresses from lan.subnet. Allowed: name and roles.")
     _check_lan(text, cluster)
     _check_storage(text, cluster)
@@ -312,12 +361,20 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         slurm_keys.check(text, cluster.slurm)
 
 
+def _is_ipv4(text: str) -> bool:
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _check_storage(text: document.Document, cluster: Cluster) -> None:
     storage = cluster.storage
     if (storage.disk is None) != (storage.mount is None):
         raise text.error(("storage",), "disk and mount belong together. Allowed: both, or neither.")
-    if storage.disk is not None and cluster.provider != "ssh":
-        raise text.error(("storage", "disk"), f"provider {cluster.provider} has no disks. Allowed: only with provider ssh.")
+    if storage.disk is not None and cluster.provider not in ("ssh", "cloudlab"):
+        raise text.error(("storage", "disk"), f"provider {cluster.provider} has no disks. Allowed: with ssh and cloudlab.")
     if storage.server is not None and storage.shared is None:
         raise text.error(("storage", "server"), "a server without a folder to export. Allowed: together with storage.shared.")
     if storage.server is not None and storage.server not in [entry.name for entry in cluster.nodes]:
@@ -371,8 +428,16 @@ def _check_sets(text: document.Document, sets: list[DataSet]) -> None:
 def find(given: Path | None, workspace: Path) -> Cluster:
     """The cluster of a command: from the file that it names, else from cluster.yaml of the workspace, else this machine."""
     if given is not None:
-        return load(given)
+        return _with_created(load(given), workspace)
     own = workspace / "cluster.yaml"
     if own.is_symlink() and not own.exists():
         raise InputError(f"{own}: is a symlink to a file that does not exist.")
-    return load(own) if own.exists() else THIS_MACHINE
+    return _with_created(load(own), workspace) if own.exists() else THIS_MACHINE
+
+
+def _with_created(cluster: Cluster, workspace: Path) -> Cluster:
+    """With the nodes of the experiment that `provision` created from this workspace, if it did."""
+    if cluster.provider != "cloudlab" or cluster.nodes:
+        return cluster
+    manifests = sorted((workspace / CREATED).glob("*.xml"))
+    return with_experiment(cluster, manifests) if manifests else cluster

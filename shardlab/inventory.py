@@ -16,17 +16,24 @@ from shardlab.workspace import Workspace
 class InventoryNode(msgspec.Struct, frozen=True):
     """A node of inventory.json. The other fields there are for people and other programs.
 
-    host, port, user, identity: for the login by SSH.
+    host, port, user, identity: for the login by SSH from elsewhere.
+    address: on the network on which the nodes train; the nodes reach one another there.
     python: the interpreter on the node in which shardlab is installed.
     """
 
     name: str
     host: str
+    address: str | None = None
     roles: list[str] = []
     port: int | None = None
     user: str | None = None
     identity: str | None = None
     python: str | None = None
+
+    @property
+    def address_between_nodes(self) -> str:
+        """Where another node reaches it."""
+        return self.address or self.host
 
 
 class Inventory(msgspec.Struct, frozen=True):

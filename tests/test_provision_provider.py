@@ -64,6 +64,6 @@ def test_a_function_of_a_provider_is_called_with_the_cluster_and_the_workspace(t
 
 
 def test_an_unknown_provider_is_refused_with_the_menu():
-    with pytest.raises(UnknownName, match="local, slurm, ssh, virtual"):
+    with pytest.raises(UnknownName, match="cloudlab, local, slurm, ssh, virtual"):
         provider("cloud")
     assert issubclass(UnknownName, ShardlabError)

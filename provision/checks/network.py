@@ -33,7 +33,7 @@ def run(site: Site, target: Target) -> Outcome:
     if failed:
         first, answer = failed[0]
         why = why_not(answer, LIMIT_S)
-        advice = f"can the nodes reach {targets[0].node.host}:{PORT} and each other, or does a firewall block them?"
+        advice = f"can the nodes reach {targets[0].node.address}:{PORT} and each other, or does a firewall block them?"
         return Outcome(
             False, f"an all-reduce of {len(targets)} nodes failed; {first.node.name}: {why}", advice, transcript=answer.stderr
         )
@@ -79,16 +79,16 @@ def judge(answer: CommandOutput, nics: list[str], grown: list[dict[str, int]], a
 
 def _launch(targets: list[Target], target: Target, nic: str) -> CommandOutput:
     python = target.node.python
-    place, first = targets.index(target), targets[0].node.host
+    place, first = targets.index(target), targets[0].node.address
     ranks = [python, "-m", "provision.checks._all_reduce_ranks", "gloo", str(len(targets)), str(place), f"{first}:{PORT}"]
     return target.node.run(ranks, timeout_s=LIMIT_S, env={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": nic})
 
 
 def _interface(target: Target) -> str:
     for nic, addresses in target.facts[ADDRESSES].items():
-        if target.node.host in addresses:
+        if target.node.address in addresses:
             return nic
-    raise Unanswered(f"{target.node.name}: no network interface has its address {target.node.host}")
+    raise Unanswered(f"{target.node.name}: no network interface has its address {target.node.address}")
 
 
 def _sent(target: Target) -> dict[str, int]:

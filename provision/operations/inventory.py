@@ -56,6 +56,7 @@ def _entry(target: Target, provider: str) -> dict[str, Any]:
     return {
         "name": node.name,
         "host": node.host,
+        "address": node.address,
         "port": node.port,
         "user": node.user,
         "identity": str(node.identity) if node.identity is not None else None,

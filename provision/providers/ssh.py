@@ -34,6 +34,12 @@ class SshNode(msgspec.Struct, eq=False):
     remote: Remote
     log: Path | None = None
     wheelhouse: str | None = None  # a folder of wheels on it, for want of a network
+    own_address: str | None = None  # None: `host`
+
+    @property
+    def address(self) -> str:
+        """See Node."""
+        return self.own_address or self.host
 
     def run(
         self,
@@ -119,7 +125,8 @@ def of(
     log = workspace.own / "log" / f"{entry.name}.log"
     folder = f"{cluster.storage.shared}/shardlab" if cluster.storage.shared else LOCAL_FOLDER
     python = f"{folder}/python-{software.digest()}/bin/python"
-    return SshNode(entry.name, host, entry.port, address.user, identity, python, Remote(address), log, wheelhouse)
+    login = (entry.name, host, entry.port, address.user, identity)
+    return SshNode(*login, python, Remote(address), log, wheelhouse, entry.address)
 
 
 PROVIDER = Provider("ssh", "its machines already exist", nodes)
