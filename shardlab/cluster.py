@@ -20,37 +20,13 @@ from shardlab.slurm_keys import Gpus, Slurm
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")]
 Role = Literal["controller", "worker"]
 CREATED = ".shardlab/cloudlab"  # in the workspace: the manifests of the experiment that `provision` created
+IPV4 = r"^(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?!$)|$)){4}$"
 HOST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$")
-REMOTE = (
-    "login",
-    "cloudlab",
-    "nodes",
-    "ssh",
-    "lan",
-    "gpus",
-    "storage",
-    "environment",
-    "slurm",
-)  # keys that provider local does not use
+# Keys that provider local does not use.
+REMOTE = ("login", "cloudlab", "nodes", "ssh", "lan", "gpus", "storage", "environment", "slurm")
 
 # Never mounted over, nor exported.
-SYSTEM_FOLDERS = {
-    "bin",
-    "boot",
-    "dev",
-    "etc",
-    "lib",
-    "lib32",
-    "lib64",
-    "proc",
-    "root",
-    "run",
-    "sbin",
-    "sys",
-    "tmp",
-    "usr",
-    "var",
-}
+SYSTEM_FOLDERS = frozenset("bin boot dev etc lib lib32 lib64 proc root run sbin sys tmp usr var".split())
 
 SetName = Literal["cifar10", "mnist", "imagenet"]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
@@ -101,7 +77,7 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Name
     host: str | None = None
-    address: str | None = None
+    address: Annotated[str, msgspec.Meta(pattern=IPV4)] | None = None
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
     user: str | None = None
     roles: list[Role] = msgspec.field(default_factory=lambda: ["worker"])
@@ -272,7 +248,7 @@ def with_experiment(cluster: Cluster, manifests: Sequence[Path]) -> Cluster:
 
 
 def resolved_file(cluster: Cluster) -> bytes:
-    """A cluster file with the nodes of the experiment, for a machine that has no manifest. It is JSON, which is YAML as well."""
+    """A cluster file with the nodes of the experiment, for a machine that has no manifest: JSON, which is YAML as well."""
     experiment = None if cluster.cloudlab is None else msgspec.structs.replace(cluster.cloudlab, manifest=None)
     content = msgspec.json.encode(msgspec.structs.replace(cluster, cloudlab=experiment))
     return msgspec.json.format(content, indent=2) + b"\n"
@@ -338,13 +314,8 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         if entry.name in names[:place]:
             raise text.error(("nodes", place, "name"), f"the name {entry.name} is used twice. Allowed: each name once.")
         if cluster.provider in ("ssh", "cloudlab") and not (entry.host and HOST.match(entry.host)):
-            raise text.error(
-                ("nodes", place), f"found the host {entry.host!r}. Allowed: an address, or a name from ~/.ssh/config."
-            )
-        if entry.address is not None and not _is_ipv4(entry.address):
-            raise text.error(
-                ("nodes", place, "address"), f"found {entry.address!r}. Allowed: an IPv4 address such as 10.10.1.1."
-            )
+            allowed = "Allowed: an address, or a name from ~/.ssh/config."
+            raise text.error(("nodes", place), f"found the host {entry.host!r}. {allowed}")
         if cluster.provider == "virtual" and (entry.host, entry.address, entry.port, entry.user) != (None, None, None, None):
             raise text.error(("nodes", place), "practice nodes get their addresses from lan.subnet. Allowed: name and roles.")
     _check_lan(text, cluster)
@@ -359,14 +330,6 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         raise text.error(("slurm", "partitions"), f"not allowed with provider {cluster.provider}, which makes one partition.")
     if cluster.slurm is not None:
         slurm_keys.check(text, cluster.slurm)
-
-
-def _is_ipv4(text: str) -> bool:
-    try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _check_storage(text: document.Document, cluster: Cluster) -> None:
@@ -427,17 +390,11 @@ def _check_sets(text: document.Document, sets: list[DataSet]) -> None:
 
 def find(given: Path | None, workspace: Path) -> Cluster:
     """The cluster of a command: from the file that it names, else from cluster.yaml of the workspace, else this machine."""
-    if given is not None:
-        return _with_created(load(given), workspace)
     own = workspace / "cluster.yaml"
-    if own.is_symlink() and not own.exists():
+    if given is None and own.is_symlink() and not own.exists():
         raise InputError(f"{own}: is a symlink to a file that does not exist.")
-    return _with_created(load(own), workspace) if own.exists() else THIS_MACHINE
-
-
-def _with_created(cluster: Cluster, workspace: Path) -> Cluster:
-    """With the nodes of the experiment that `provision` created from this workspace, if it did."""
-    if cluster.provider != "cloudlab" or cluster.nodes:
-        return cluster
-    manifests = sorted((workspace / CREATED).glob("*.xml"))
-    return with_experiment(cluster, manifests) if manifests else cluster
+    if given is None and not own.exists():
+        return THIS_MACHINE
+    cluster = load(given or own)
+    created = sorted((workspace / CREATED).glob("*.xml")) if cluster.provider == "cloudlab" and not cluster.nodes else []
+    return with_experiment(cluster, created) if created else cluster

@@ -36,7 +36,7 @@ class Aside:
     port, user, wheelhouse, python = None, None, None, "python3"
 
     def __init__(self, name: str, host: str, folder: Path) -> None:
-        self.name, self.host = name, host
+        self.name, self.host, self.address = name, host, host
         self.process = subprocess.Popen(
             ["unshare", "--mount", "sh", "-euc", SETTLE, "settle", folder], stdout=subprocess.PIPE, text=True
         )

@@ -32,7 +32,8 @@ class Node:
     port, user, python, wheelhouse = None, None, "python", None
 
     def __init__(self, name, host, *answers):
-        self.name, self.host, self.answers, self.asked, self.given = name, host, list(answers), [], []
+        self.name, self.host, self.address = name, host, host
+        self.answers, self.asked, self.given = list(answers), [], []
 
     def run(self, argv, *, timeout_s, env=None, stdin=b"", root=False, secret=False):
         self.asked.append(list(argv))
