@@ -26,7 +26,7 @@ HOST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$")
 REMOTE = ("login", "cloudlab", "nodes", "ssh", "lan", "gpus", "storage", "environment", "slurm")
 
 # Never mounted over, nor exported.
-SYSTEM_FOLDERS = frozenset("bin boot dev etc lib lib32 lib64 proc root run sbin sys tmp usr var".split())
+SYSTEM_FOLDERS = frozenset(["bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "root", "run", "sbin", "sys", "tmp", "usr", "var"])
 
 SetName = Literal["cifar10", "mnist", "imagenet"]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
