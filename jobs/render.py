@@ -122,6 +122,7 @@ def run_of(
         requeues=slurm.requeue if slurm is not None and source.scheduler == "slurm" else 0,
         avoid=list(avoid),
         shares_nodes=slurm is not None and source.scheduler == "slurm" and not slurm.exclusive,
+        separate_folders=source.scheduler == "ssh" and source.where.has_separate_folders,
         wait_gpus_s=source.wait_gpus_s,
     )
 

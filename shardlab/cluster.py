@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import posixpath
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -28,6 +28,8 @@ REMOTE = (
     "environment",
     "slurm",
 )  # keys that provider local does not use
+
+LOCAL_FOLDER = "/opt/shardlab"  # ours on each node, without a shared folder
 
 # Never mounted over, nor exported.
 SYSTEM_FOLDERS = {
@@ -204,6 +206,16 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def controller(self) -> NodeEntry | None:
         """The node on which commands about runs are executed; without Slurm the first node, if no node has this role."""
         return next(iter(self.with_role("controller") or self.nodes), None)
+
+    @property
+    def workspaces(self) -> PurePosixPath:
+        """The folder of the workspaces on the nodes: on shared storage, else under the same path on each node's own disk."""
+        return PurePosixPath(self.storage.shared or self.storage.mount or LOCAL_FOLDER) / "workspaces"
+
+    @property
+    def has_separate_folders(self) -> bool:
+        """Whether runs are started over SSH on nodes that share no folder."""
+        return self.provider in ("ssh", "virtual") and self.slurm is None and self.storage.shared is None
 
     @property
     def gpu_types(self) -> list[str]:

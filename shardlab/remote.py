@@ -204,6 +204,12 @@ def ssh_command(address: Address, *, terminal: bool = False) -> list[str]:
     return [*words, *(proxy_jump.option(way.jumps, rules) if way is not None else []), *to.words]
 
 
+def rsync_words(address: Address) -> tuple[str, str]:
+    """(the machine as rsync names it, rsync's option for the login to the machine)."""
+    *ssh, host = ssh_command(address)
+    return f"[{host}]" if ":" in host else host, f"--rsh={shlex.join([word for word in ssh if word != '--'])}"
+
+
 def _literal(path: Path, *, quotes: bool = False) -> str:
     """A path in an option of ssh, with every % doubled: ssh replaces % and a letter by other text."""
     text = str(path).replace("%", "%%")

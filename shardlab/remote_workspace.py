@@ -1,8 +1,9 @@
 """The part of a workspace that is on a cluster: where its runs are stored there, and how commands are executed there.
 
-The runs of a cluster are stored on its shared storage, in a workspace of their own, where the nodes read and write them. The
-commands that submit and watch them run on its controller, beside Slurm. The workspace on this machine has only the cluster
-file, the matrices of the user, and .shardlab/away.json, which says where the workspace on the cluster is.
+The runs of a cluster are stored on its shared storage, in a workspace of their own, where the nodes read and write them; if the
+nodes share no folder, on the controller. The commands that submit and watch them run on its controller, beside Slurm. The
+workspace on this machine has only the cluster file, the matrices of the user, and .shardlab/away.json, which says where the
+workspace on the cluster is.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ MOST_BYTES = 1 << 26  # largest answer: 64 MiB are enough for a hundred thousand
 MARK = ".away"  # a file in the workspace on the cluster; its text shows this side whether it sees the same folder
 MATRICES = "away-matrices.json"  # in .shardlab: the path here of each matrix that was delivered, by its file's name
 NO_SHARED_FOLDER = (
-    "the cluster {}: it has no folder that all nodes share, which is needed to store runs. Set storage.shared in its file."
+    "the cluster {}: it has no folder that all nodes share, in which the jobs of Slurm find their runs. Set storage.shared in "
+    "its file."
 )
 LOST = 255  # exit code of ssh itself if there is no connection
 
@@ -150,10 +152,10 @@ def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
     The folder there is the one that away.json names, if it is this workspace's: its name was made of the path by which the
     workspace was known when its first runs were sent.
     """
-    if cluster.storage.shared is None:
+    if cluster.storage.shared is None and not cluster.has_separate_folders:
         raise InputError(NO_SHARED_FOLDER.format(cluster.name))
     address, python = inventory.controller(workspace, cluster)
-    parent = PurePosixPath(cluster.storage.shared) / "workspaces"
+    parent = cluster.workspaces
     mark = f"{gethostname()}:{workspace.real_path}\n"
     folder = str(parent / _folder_name(workspace, mark))
     before = known(workspace)

@@ -6,7 +6,6 @@ What arrives is not trusted: the caller checks each file before it takes its pla
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -17,7 +16,7 @@ import msgspec
 
 from shardlab import files, remote_workspace
 from shardlab.errors import ShardlabError
-from shardlab.remote import ssh_command
+from shardlab.remote import rsync_words
 from shardlab.remote_workspace import RemoteWorkspace
 
 OPTIONS = (
@@ -50,9 +49,8 @@ class Rsync:
         self._lock = lock
         self._root, self._shell = f"{there.workspace}/", []
         if not _sees(there):
-            *ssh, host = ssh_command(there.address)
-            self._root = f"{f'[{host}]' if ':' in host else host}:{self._root}"
-            self._shell = [f"--rsh={shlex.join([word for word in ssh if word != '--'])}"]
+            host, shell = rsync_words(there.address)
+            self._root, self._shell = f"{host}:{self._root}", [shell]
 
     def bring(self, source: str, target: Path, names: Sequence[str], *options: str) -> Transfer:
         """Transfer these files from the folder `source` of the workspace there to the same names below `target`."""

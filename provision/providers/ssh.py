@@ -14,11 +14,10 @@ from provision import software
 from provision.interruption import STOPPING
 from provision.provider import Provider
 from shardlab import files
-from shardlab.cluster import Cluster, NodeEntry
+from shardlab.cluster import LOCAL_FOLDER, Cluster, NodeEntry
 from shardlab.remote import Address, CommandOutput, Remote, Unreachable
 from shardlab.workspace import Workspace
 
-LOCAL_FOLDER = "/opt/shardlab"
 SAID = 2000  # characters of each stream that a node's log keeps of a command
 
 
