@@ -40,7 +40,7 @@ for word; do test "$word" != -G || exec /usr/bin/ssh "$@"; done
 while :; do case $1 in -E) log=$2; shift 2;; -o | -i | -p | -l) shift 2;; --) shift; break;; -*) shift;; *) break;; esac; done
 host=$1; shift
 test "$1" != -- || shift
-test -f BROKEN/"$host" && { cat BROKEN/"$host" >> "${log:-/dev/stderr}"; exit 255; }
+test -f BROKEN/"$host" && { if test "$log"; then cat BROKEN/"$host" >> "$log"; else cat BROKEN/"$host" >&2; fi; exit 255; }
 name=$(cat NAMES/"$host")
 set -- env -i HOME="$HOME" PATH="$PATH" PYTHONPATH="$PYTHONPATH:WORKSPACE/packages" sh -c "$*"
 test "$name" != gpu0 || exec "$@"

@@ -4,15 +4,18 @@ import json
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 from support_aside import why_not
 from support_line import until
 from support_ssh_nodes import SshNodes, tasks, wait_for
 
+from collect.cli import main
 from jobs import frozen_source, run_queue
 from jobs.hang_detection import files_of
 from jobs.reconcile import own
-from shardlab import source_digest
+from shardlab import checkpoint, source_digest
+from shardlab.checkpoint import CheckpointFile, CheckpointManifest
 from shardlab.state import FINAL
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -147,3 +150,142 @@ def test_a_second_run_waits_for_a_node_that_the_first_run_uses(nodes):
     wait_for(second, "exited")
     assert second.judge().state in FINAL
     assert len(second.steps(0).records) == 2
+
+
+@pytest.fixture
+def fetch(nodes, capsys):
+    """Runs `collect fetch` on the first node; what it says of each run, by its id."""
+
+    def run(code=0):
+        assert main(["fetch", "--json", "--workspace", str(nodes.workspace.path)]) == code
+        return {one["run"]: one for one in json.loads(capsys.readouterr().out)}
+
+    return run
+
+
+def ended(nodes, repeat=1, on="gpu1,gpu2"):
+    folder = nodes.run(repeat, 2, f"{RANK}echo same > trace/of-both; echo $n > trace/of-$n")
+    assert nodes.attempt(folder, on).wait(60) == 0
+    return folder
+
+
+def test_fetch_gathers_the_parts_of_all_nodes(nodes, fetch):
+    folder = ended(nodes)
+    found = fetch()[folder.run_id]
+    assert (found["complete"], found.get("parts", []), found.get("problems", [])) == (True, [], [])
+    trace = {path.name: path.read_text() for path in (folder.path / "trace").iterdir()}
+    assert trace == {
+        "rank-00000.json.gz": "trace\n", "rank-00001.json.gz": "trace\n", "of-both": "same\n", "of-0": "0\n", "of-1": "1\n"
+    }  # fmt: skip
+    for node in ("gpu1", "gpu2"):
+        assert names(nodes.part(node, folder)) <= names(folder)
+        nodes.break_login(node, "it is away")
+    assert fetch()[folder.run_id]["hashed"] == 0
+    assert not (nodes.workspace.runs / ".parts/gpu1").exists()
+
+
+def test_a_part_that_is_missing_is_said_and_comes_later(nodes, fetch):
+    folder = ended(nodes)
+    nodes.break_login("gpu2", "ssh: connect to host gpu2 port 22: No route to host")
+    found = fetch(code=1)[folder.run_id]
+    assert not found["complete"]
+    (sentence,) = found["parts"]
+    assert sentence.startswith("the part of gpu2 is missing: ")
+    assert "No route to host" in sentence
+    assert (folder.path / "trace/of-0").exists()
+    nodes.mend_login("gpu2")
+    assert fetch()[folder.run_id]["complete"]
+    assert (folder.path / "trace/of-1").exists()
+
+
+def test_a_file_that_two_nodes_have_with_other_content_is_not_replaced(nodes, fetch):
+    folder = ended(nodes)
+    (nodes.part("gpu2", folder).path / "trace/of-both").write_text("other")
+    (folder.path / "trace").mkdir()
+    (folder.path / "trace/of-0").write_text("of the first node")
+    found = fetch(code=1)[folder.run_id]
+    assert found["parts"] == [
+        f"trace/of-{name} of gpu{node} is not stored: the file of this name on the first node has other content"
+        for node, name in ((1, "0"), (2, "both"))
+    ]
+    assert (folder.path / "trace/of-both").read_text() == "same\n"
+    assert (folder.path / "trace/of-0").read_text() == "of the first node"
+
+
+def test_a_copy_that_was_cut_is_replaced_by_the_whole_file(nodes, fetch):
+    folder = ended(nodes)
+    path = folder.steps_file(1)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    assert fetch()[folder.run_id]["complete"]
+    assert path.read_bytes() == whole
+    (folder.path / "events.collect.jsonl").unlink()
+    (folder.path / "manifest.json").unlink()
+    path.write_bytes(b"x" + whole[1:100])
+    assert "steps/rank-00001.jsonl of gpu2 is not stored" in fetch(code=1)[folder.run_id]["parts"][0]
+
+
+def test_names_of_a_node_that_lead_out_of_the_run_are_refused(nodes, fetch, tmp_path):
+    folder = ended(nodes)
+    (folder.path / "trace").symlink_to(tmp_path)
+    sentences = fetch(code=1)[folder.run_id]["parts"]
+    assert "is a symlink" in sentences[0]
+    assert not list(tmp_path.iterdir())
+
+
+def checkpointed(nodes):
+    """A run that left a checkpoint in parts on gpu1 and gpu2."""
+    folder = nodes.run(1, 2, RUNS.replace("exec", f"{SAVE}exec"))
+    supervisor = nodes.attempt(folder, "gpu1,gpu2")
+    until(lambda: checkpoint.whole(folder.path), "the manifest of the checkpoint", 60)
+    run_queue.cancel(nodes.workspace, [own(folder)])
+    supervisor.wait(60)
+    return folder
+
+
+SAVE = """\
+mkdir -p checkpoints/step-00000002; echo of $n > checkpoints/step-00000002/rank-0000$n.bin
+test $n = 1 || cp "$MANIFEST" checkpoints/step-00000002/manifest.json
+"""
+
+
+@pytest.fixture
+def manifest_file(tmp_path, monkeypatch):
+    content = CheckpointManifest(
+        schema=1, step=2, world=2, layout="sharded", strategy="ddp", tp=1, cell_hash="", train_time_s=1.0, numbers={},
+        files=[CheckpointFile(f"rank-0000{n}.bin", 5, "0" * 64) for n in (0, 1)],
+    ).sealed()  # fmt: skip
+    (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(content))
+    monkeypatch.setenv("MANIFEST", str(tmp_path / "manifest.json"))
+
+
+def test_a_retry_gets_the_checkpoint_of_all_nodes_on_other_nodes(nodes, manifest_file):
+    old = checkpointed(nodes)
+    assert not (old.path / "checkpoints/step-00000002/rank-00000.bin").exists()
+    again = nodes.run(2, 2, "true", resume=[old.run_id])
+    assert nodes.attempt(again, "gpu2,gpu0").wait(60) == 0
+    for part in (nodes.part("gpu2", old), old):
+        assert {path.name for path in (part.path / "checkpoints/step-00000002").iterdir()} == {
+            "manifest.json", "rank-00000.bin", "rank-00001.bin"
+        }  # fmt: skip
+        assert len(part.steps(0).records) == len(part.steps(1).records) == 2
+
+
+def test_a_retry_without_a_part_of_the_checkpoint_says_why(nodes, manifest_file):
+    old = checkpointed(nodes)
+    nodes.break_login("gpu2", "ssh: connect to host gpu2 port 22: No route to host")
+    again = nodes.run(2, 1, "true", resume=[old.run_id])
+    assert nodes.attempt(again, "gpu1").wait(60) != 0
+    assert again.judge().state == "failed"
+    why = again.judge().why
+    assert why.startswith(f"cannot resume from the checkpoint at step 2 of {old.run_id}: 1 of its 2 files are missing (gpu2: ")
+    assert "No route to host" in why
+
+
+def test_a_checkpoint_that_a_node_removed_is_removed_on_the_first_node(nodes, manifest_file):
+    folder = nodes.run(1, 1, f"{RANK}{SAVE}until test -e /proc/self/cwd/go; do sleep 0.1; done; rm -r checkpoints/*")
+    supervisor = nodes.attempt(folder, "gpu1")
+    until(lambda: checkpoint.whole(folder.path), "the manifest of the checkpoint", 60)
+    (nodes.part("gpu1", folder).path / "go").write_text("")
+    assert supervisor.wait(60) == 0
+    assert not checkpoint.whole(folder.path)

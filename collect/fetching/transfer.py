@@ -5,6 +5,7 @@ What arrives is not trusted: the caller checks each file before it takes its pla
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -14,8 +15,11 @@ from pathlib import Path
 
 import msgspec
 
+from collect.fetching import manifest
+from collect.fetching.manifest import ManifestFile
 from shardlab import files, remote_workspace
 from shardlab.errors import ShardlabError
+from shardlab.files import NotRegular
 from shardlab.remote import rsync_words
 from shardlab.remote_workspace import RemoteWorkspace
 
@@ -69,6 +73,31 @@ class Rsync:
             lines = errors.read(MOST_TEXT).decode("utf-8", "replace").strip().splitlines()
         said = lines[0].removeprefix("rsync: ") if lines else f"exit code {code}" if code else ""
         return Transfer(code != 0 and code not in INCOMPLETE, said)
+
+
+def has_arrived(folder: Path, name: str, file: ManifestFile) -> bool:
+    """Whether a file arrived as a manifest has it. folder: of the run. A file that grew meanwhile is cut to the size it had."""
+    with contextlib.suppress(FileNotFoundError, NotRegular):
+        status = manifest.regular(folder, name)
+        if status is not None and status.st_size >= file.bytes and manifest.digest(folder / name, file.bytes) == file.sha256:
+            if status.st_size > file.bytes:
+                os.truncate(folder / name, file.bytes)
+            return True
+    return False
+
+
+def put_in_place(source: Path, target: Path, file: ManifestFile) -> None:
+    """Move a file that arrived to its place, with the time that its manifest has. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source.chmod(0o644 & ~_umask())
+    os.utime(source, ns=(file.mtime_ns, file.mtime_ns))
+    source.replace(target)
+
+
+def _umask() -> int:
+    now = os.umask(0o077)
+    os.umask(now)
+    return now
 
 
 def _sees(there: RemoteWorkspace) -> bool:
