@@ -88,22 +88,26 @@ class RecordSender:
     """Sends the records of this node's part to the first node, in a thread: the connection may stop taking them."""
 
     def __init__(self, folder: Path) -> None:
-        self._reader, self._ended = RecordReader(folder), threading.Event()
+        self._reader, self._ended, self._error = RecordReader(folder), threading.Event(), ""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
-        """Send the last records."""
+        """Send the last records. Raises ShardlabError if records could not be read: the first node does not have them."""
         self._ended.set()
         self._thread.join(SEND_S)
+        if self._error:
+            raise ShardlabError(self._error)
 
     def _run(self) -> None:
-        while True:
-            is_last = self._ended.wait(LOOK_S)
-            for change in self._reader.changes():
-                _say(f"record {msgspec.json.encode(change).decode()}")
-            if is_last:
-                return
+        is_last = False
+        try:
+            while not is_last:
+                is_last = self._ended.wait(LOOK_S)
+                for change in self._reader.changes():
+                    _say(f"record {msgspec.json.encode(change).decode()}")
+        except ShardlabError as error:
+            self._error = str(error)
 
 
 def _is_apart(request: TaskRequest) -> bool:
