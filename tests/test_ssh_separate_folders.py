@@ -271,6 +271,14 @@ def test_a_retry_gets_the_checkpoint_of_all_nodes_on_other_nodes(nodes, manifest
         assert len(part.steps(0).records) == len(part.steps(1).records) == 2
 
 
+def test_a_retry_replaces_no_records_that_a_node_wrote_itself(nodes, manifest_file):
+    old = checkpointed(nodes)
+    old.steps_file(1).write_text("")  # as if the connection had broken before they were copied
+    again = nodes.run(2, 1, "true", resume=[old.run_id])
+    assert nodes.attempt(again, "gpu2").wait(60) == 0
+    assert len(nodes.part("gpu2", old).steps(1).records) == 2
+
+
 def test_a_retry_without_a_part_of_the_checkpoint_says_why(nodes, manifest_file):
     old = checkpointed(nodes)
     nodes.break_login("gpu2", "ssh: connect to host gpu2 port 22: No route to host")
