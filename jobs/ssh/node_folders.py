@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
+import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from socket import gethostname
 
 import msgspec
 
@@ -150,6 +152,8 @@ def _transfer(
     node: InventoryNode, workspace: Workspace, names: Sequence[str], told: Told, *options: str, back: bool = False
 ) -> None:
     """Copy files and folders of the workspace to a node, or from it; ends early if `told`. Raises Lost and ShardlabError."""
+    if shutil.which("rsync") is None:
+        raise ShardlabError(f"{gethostname()}: rsync is not installed, which sends the run to its nodes: apt install rsync.")
     host, shell = rsync_words(Address(node.host, node.port, node.user))
     ends = [f"{workspace.path}/", f"{host}:{workspace.path}/"]
     argv = ["rsync", "--archive", "--recursive", "--from0", "--files-from=-", f"--timeout={SILENT_S}", shell, *options]

@@ -22,10 +22,10 @@ PART = 1 << 16  # bytes of a file in one line
 MOST_LINE = 1 << 26  # bytes; the manifest of a checkpoint is one line
 # Only these may be written on the first node, whatever a node sends. Appended to: copied as they grow.
 APPENDED = re.compile(
-    r"(?:events\.(?:ranks|rank-\d{5,}|(?:node|gpus)-[A-Za-z0-9][A-Za-z0-9._-]{0,62})\.jsonl|steps/rank-\d{5,}\.jsonl"
+    r"(?:events\.(?:ranks|rank-\d{5,}|(?:node|gpus)-[A-Za-z0-9][A-Za-z0-9._-]{0,63})\.jsonl|steps/rank-\d{5,}\.jsonl"
     r"|validation\.jsonl|log/rank-\d{5,}\.log)"
 )
-WHOLE = re.compile(r"(?:result\.json|env/[A-Za-z0-9][A-Za-z0-9._-]{0,62}\.json|checkpoints/step-\d{8,}/manifest\.json)")
+WHOLE = re.compile(r"(?:result\.json|env/[A-Za-z0-9][A-Za-z0-9._-]{0,63}\.json|checkpoints/step-\d{8,}/manifest\.json)")
 FOLDERS = ("", "steps", "log", "env")
 PROGRESS = ".progress."  # begins the name of a hidden file on the first node, whose time says when a node made progress
 
