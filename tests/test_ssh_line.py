@@ -144,7 +144,7 @@ def test_nodes_without_a_shared_folder_train_as_one_machine_does(far_desk, apart
     assert len(steps["work1"]) == 2
     assert "run.json" in apart.run("work1", f"ls {there}")
     assert "claim" not in apart.run("work1", f"ls {there}")
-    assert far_desk.run("jobs", "logs", run.run_id, "--rank", steps["work1"][0][5:10].lstrip("0") or "0")
+    far_desk.run("jobs", "logs", run.run_id, "--rank", str(int(steps["work1"][0][5:10])))
     far_desk.run("collect", "summarize")
     assert (far_desk.path / "report/index.html").exists()
 

@@ -17,7 +17,7 @@ from shardlab.rundir import RunDir
 pytest_plugins = ["support_trainers"]
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 MOUNTED = 'mount --bind "$1" "$2" && cd "$3" && shift 3 && exec "$@"'
-KEYS = {"strategy": "ddp", "gpus": 2, "steps": 8, "prove": "auto"}
+KEYS = {"strategy": "ddp", "gpus": 2, "steps": 12, "prove": "auto"}
 
 
 @pytest.fixture
@@ -65,21 +65,21 @@ def train(bench, disks, parts):
 def test_each_node_has_its_part_of_a_checkpoint_and_a_run_resumes_from_all_parts(bench, disks):
     first = made(bench, disks)
     losses = train(bench, disks, first)
-    assert len(losses[1]) == 8
+    assert len(losses[1]) == 12
     for rank, part in enumerate(first):
-        assert [path.name for path in checkpoint.whole(part.path)] == ["step-00000008", "step-00000004"]
-        names = {path.name for path in (part.path / "checkpoints/step-00000004").iterdir()}
+        assert [path.name for path in checkpoint.whole(part.path)] == ["step-00000012", "step-00000008"]
+        names = {path.name for path in (part.path / "checkpoints/step-00000008").iterdir()}
         assert names == {f"rank-{rank:05d}.bin"} | ({"manifest.json", "index.json"} if rank == 0 else set())
     assert not list((disks[1]).glob("proofs/*"))
     second = made(bench, disks, first[0].run_id)
     for part in first:
-        shutil.rmtree(checkpoint.path_of(part.path, 8))
+        shutil.rmtree(checkpoint.path_of(part.path, 12))
     for part, other in (first, first[::-1]):
         for folder in ("checkpoints", "steps"):
             shutil.copytree(other.path / folder, part.path / folder, dirs_exist_ok=True)
     assert train(bench, disks, second) == losses
-    assert [event.data["step"] for event in second[0].events() if event.event == "resumed"] == [4]
-    assert second[1].steps_file(1).read_text().splitlines()[:4] == first[1].steps_file(1).read_text().splitlines()[:4]
+    assert [event.data["step"] for event in second[0].events() if event.event == "resumed"] == [8]
+    assert second[1].steps_file(1).read_text().splitlines()[:8] == first[1].steps_file(1).read_text().splitlines()[:8]
 
 
 def test_a_part_that_no_node_has_is_passed_over_on_all_nodes(bench, disks):
