@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -196,6 +197,23 @@ def test_a_part_that_is_missing_is_said_and_comes_later(nodes, fetch):
     nodes.mend_login("gpu2")
     assert fetch()[folder.run_id]["complete"]
     assert (folder.path / "trace/of-1").exists()
+
+
+def test_a_part_in_which_a_process_still_works_is_not_complete(nodes, fetch):
+    folder = ended(nodes)
+    mounted = 'mount --bind "$1" "$2" && cd "$3" && echo ready && exec sleep 1000'
+    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", mounted, "rank", nodes.apart / "gpu2"]
+    rank = subprocess.Popen([*words, nodes.workspace.path, folder.path], stdout=subprocess.PIPE, text=True)
+    assert rank.stdout.readline() == "ready\n"
+    sentence = "the part of gpu2 may grow: a process on the node still works in its folder"
+    assert sentence in fetch(code=1)[folder.run_id]["parts"]
+    rank.kill()
+    rank.wait()
+    rank.stdout.close()
+    with nodes.part("gpu2", folder).steps_file(1).open("a") as lines:
+        lines.write('{"schema": 1, "step": 3, "t_s": 1, "wall_s": 1, "units": 1, "step_ms": 1}\n')
+    assert fetch()[folder.run_id]["complete"]
+    assert len(folder.steps(1).records) == 3
 
 
 def test_a_file_that_two_nodes_have_with_other_content_is_not_replaced(nodes, fetch):

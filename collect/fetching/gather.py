@@ -15,6 +15,7 @@ import msgspec
 
 from collect.fetching import manifest
 from collect.fetching.manifest import ManifestFile, RunManifest
+from collect.fetching.part_manifest import ListedPart
 from collect.fetching.transfer import Rsync, has_arrived, put_in_place
 from shardlab import files, inventory, placement, remote_workspace
 from shardlab.errors import InputError, ShardlabError
@@ -86,8 +87,9 @@ def _gather_node(
     there = _workspace_on(workspace, node)
     ids = [run.run_id for run in runs]
     asked = msgspec.json.encode(ids)
-    found = there.ask("collect.fetching.part_manifest", [], list[RunManifest], given=asked, limit_s=ASK_S)
-    parts = {part.run_id: part for part in found if part.run_id in ids}
+    found = there.ask("collect.fetching.part_manifest", [], list[ListedPart], given=asked, limit_s=ASK_S)
+    listed = {part.manifest.run_id: part for part in found if part.manifest.run_id in ids}
+    parts = {run_id: part.manifest for run_id, part in listed.items()}
     for run_id, part in parts.items():
         manifest.check_received(part, run_id)
     staging = workspace.runs / STAGING / node.name
@@ -102,6 +104,8 @@ def _gather_node(
     for run_id in ids:
         if run_id not in parts:
             sentences[run_id].append(f"the part of {node.name} is missing: the node has no folder of this run")
+        elif listed[run_id].in_use:
+            sentences[run_id].append(f"the part of {node.name} may grow: a process on the node still works in its folder")
     for full in names:
         run_id, _, name = full.partition("/")
         file, run = parts[run_id].files[name], RunDir(workspace.runs / run_id)
