@@ -24,6 +24,7 @@ from provision.node import last_line
 from provision.operation import Site, Target
 from provision.site import requests
 from provision.slurm_text import is_name
+from shardlab import container
 from shardlab.cluster import Cluster
 from shardlab.remote import CommandOutput
 
@@ -180,7 +181,12 @@ def _submit(cluster: Cluster, target: Target, folder: str, kind: NodeType, other
         *([f"--exclude={excluded}"] if excluded else []),  # sbatch reads only the last of two --exclude
     ]
     script = templates.render(
-        "site/prove.sh.j2", options=options, kind=_says(kind), folder=folder, python=target.node.python
+        "site/prove.sh.j2",
+        options=options,
+        kind=_says(kind),
+        folder=folder,
+        container=container.srun_options(cluster, folder),
+        python=container.rank_python(cluster, target.node.python),
     ).encode()
     written = target.node.put(script, f"{folder}/prove.sh", mode=0o755, owner="")
     if written.code != 0:
