@@ -131,7 +131,7 @@ class LoginNode:
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file of this user, completely or not at all. owner: has no effect. Raises Unreachable."""
-        return self.run(_putting(content, path, mode), timeout_s=600, stdin=content)
+        return self.run(_putting(content, path, mode), timeout_s=_sending_s(content), stdin=content)
 
     def _log_in(self) -> None:
         if self._is_open:
@@ -159,6 +159,11 @@ class LoginNodeHere(LocalNode, eq=False):
 def _for_any_shell(script: str) -> str:
     """A command that executes a script of sh. The user's own shell reads it: csh allows no newline and no `!` in quotes."""
     return f"exec sh -c 'eval \"$(echo {base64.b64encode(script.encode()).decode()} | base64 -d)\"'"
+
+
+def _sending_s(content: bytes) -> float:
+    """How long a file may take, such as the gigabyte of torch over the connection of a home: 10 minutes, or 4 Mbit/s."""
+    return max(600.0, len(content) / 5e5)
 
 
 def _putting(content: bytes, path: str, mode: int) -> list[str]:

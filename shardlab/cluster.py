@@ -11,13 +11,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from shardlab import document, slurm_keys, validation
+from shardlab import document, environment_keys, slurm_keys, validation
+from shardlab.environment_keys import Environment
 from shardlab.errors import InputError
 from shardlab.slurm_keys import Gpus, Slurm
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")]
 Role = Literal["controller", "worker"]
 HOST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$")
+MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*$")  # other signs have a meaning in the options that mount folders in a container
 REMOTE = (
     "login",
     "nodes",
@@ -157,25 +159,6 @@ class Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mount: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
 
 
-class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The Python environment of the nodes.
-
-    modules: modules that are loaded before anything of ours runs (provider slurm).
-    python: the interpreter from which the environment is made (provider slurm); null: python3 after the modules are loaded.
-    build: where the packages are downloaded and installed (provider slurm). job: both in a job. login: both on the login node.
-    auto: downloaded on the login node, installed in a job.
-    use: an existing virtual or conda environment that is used as it is (provider slurm); null: `provision` makes one.
-    wheelhouse: a folder of wheels on every node, from which pip installs without a network; null: pip uses its index.
-    For practice nodes it is a folder of this machine, which they can only read; null: `provision` makes the folder.
-    """
-
-    modules: list[Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}$")]] = []
-    python: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/+-]+$")] | None = None
-    build: Literal["auto", "job", "login"] = "auto"
-    use: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/+-]+$")] | None = None
-    wheelhouse: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
-
-
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of cluster.yaml.
 
@@ -286,6 +269,12 @@ def _check_site(text: document.Document, cluster: Cluster) -> None:
             ("provider",),
             "provider slurm needs storage.shared. Allowed: a folder of yours that the login node and all nodes share.",
         )
+    environment_keys.check_site(text, cluster.environment)
+    if cluster.environment.container is not None and not MOUNTED.match(cluster.data.path or ""):
+        raise text.error(
+            ("data", "path"),
+            f"found {cluster.data.path}. Allowed with a container, which mounts it: letters, digits and the signs . _ / + -",
+        )
     slurm_keys.check(text, cluster.slurm)
 
 
@@ -293,11 +282,7 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
     """Nodes that `provision` sets up as root."""
     if cluster.login is not None:
         raise text.error(("login",), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm.")
-    for key in ("modules", "python", "use"):
-        if getattr(cluster.environment, key):
-            raise text.error(
-                ("environment", key), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm."
-            )
+    environment_keys.check_installed(text, cluster.environment, cluster.provider)
     if not cluster.nodes:
         raise text.error(("provider",), f"provider {cluster.provider} needs nodes. Allowed: one or more, in the list nodes.")
     names = [entry.name for entry in cluster.nodes]

@@ -59,6 +59,26 @@ SITE = "schema: 1\nname: site\nprovider: slurm\nslurm: {partition: gpu}\nstorage
             SITE.replace("provider: slurm", "provider: virtual") + "login: {host: a}\nnodes: [{name: a}]\n",
             "only with provider slurm",
         ),
+        (SITE + "environment: {container: /a.sif}\n", "environment: container and runtime belong together"),
+        (SITE + "environment: {runtime: pyxis}\n", "environment: container and runtime belong together"),
+        (
+            SITE + "environment: {container: /a.sif, runtime: docker}\n",
+            "runtime: found the text 'docker'. Allowed: apptainer, pyxis",
+        ),
+        (
+            SITE + "environment: {container: 'docker://a', runtime: apptainer}\n",
+            "environment.container: found docker://a. Allowed with the runtime apptainer: the absolute path of an image",
+        ),
+        (SITE + "environment: {container: /a, runtime: apptainer, use: /b}\n", "environment.use: not allowed with container"),
+        (SITE + "environment: {container: '/a,b', runtime: apptainer}\n", "environment.container: "),
+        (
+            SITE + "environment: {container: /a, runtime: pyxis}\ndata: {path: '/b,/etc:/etc'}\n",
+            "data.path: found /b,/etc:/etc. Allowed with a container",
+        ),
+        (
+            SITE.replace("provider: slurm", "provider: virtual") + "environment: {runtime: pyxis}\nnodes: [{name: a}]\n",
+            "environment.runtime: not allowed with provider virtual",
+        ),
     ],
 )
 def test_a_site_that_cannot_be_is_refused(tmp_path, changed, why):

@@ -22,6 +22,7 @@ from provision.node import last_line
 from provision.operation import Site, Target
 from provision.site import requests
 from provision.slurm_text import is_name
+from shardlab import container
 from shardlab.cluster import Cluster
 
 WAIT_S = 900.0
@@ -174,7 +175,12 @@ def _submit(cluster: Cluster, target: Target, folder: str, kind: NodeType, other
         *([f"--exclude={excluded}"] if excluded else []),  # sbatch reads only the last of two --exclude
     ]
     script = templates.render(
-        "site/prove.sh.j2", options=options, kind=str(kind), folder=folder, python=target.node.python
+        "site/prove.sh.j2",
+        options=options,
+        kind=str(kind),
+        folder=folder,
+        container=container.srun_options(cluster, folder),
+        python=container.rank_python(cluster, target.node.python),
     ).encode()
     written = target.node.put(script, f"{folder}/prove.sh", mode=0o755, owner="")
     if written.code != 0:

@@ -15,7 +15,7 @@ WORKER = ("slurmd", "slurm-client")
 CLOCK = ("chrony",)
 COMPILER = ("gcc", "libc6-dev", "python3-dev")  # Triton compiles kernel launchers for torch.compile with it
 NFS_SERVER, NFS_CLIENT = ("nfs-kernel-server",), ("nfs-common",)
-SITE = ("environment-modules",)  # provisioning does not install it: practice nodes play a managed site with it
+SITE = ("environment-modules", "charliecloud-runtime")  # not installed by provisioning: practice nodes play a managed site
 ALL = tuple(sorted({*BASE, *MUNGE, *CONTROLLER, *WORKER, *CLOCK, *SITE}))
 LOCK_S = 600  # so long we wait for other installations, such as unattended-upgrades after the first boot
 APT = f"apt-get -o DPkg::Lock::Timeout={LOCK_S} -o Dpkg::Use-Pty=0"
