@@ -36,6 +36,7 @@ VERBS = {
 }
 
 UNLOCKED = ("plan", "facts", "request")  # they change nothing, and do not disturb other commands
+LOGIN_S = 30.0
 AGAIN = "fix the problem that this operation reports and run the same command again; it continues from there"
 
 EXAMPLE = """\
@@ -191,6 +192,8 @@ def _carried_out(
         each(targets, _ask_all)
     steps = []
     if verb in ("apply", "plan"):
+        if site.cluster.login is not None and not site.pretended:
+            site.targets[0].node.run(["true"], timeout_s=LOGIN_S)  # OpenSSH may ask for a password: not below a live table
         with progress.shown(output, [target.node.name for target in targets], len(order)) as watch:
             steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", parallel=parallel, watch=watch)
     if steps and not STOPPING.is_set():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import secrets
 import shlex
@@ -16,7 +15,7 @@ from pathlib import Path
 from provision.interruption import STOPPING
 from provision.providers.local import LocalNode
 from shardlab import shared_connection
-from shardlab.remote import GRACE_S, SESSION, Address, CommandOutput, Unreachable, in_short, ssh_command
+from shardlab.remote import GRACE_S, SESSION, Address, CommandOutput, Unreachable, for_any_shell, in_short, ssh_command
 
 LOST = 255  # the exit code of ssh itself
 # A command over SSH has no login shell, and at many sites only the profile adds Slurm's commands to PATH.
@@ -101,7 +100,7 @@ class LoginNode:
             given.write(stdin)
             given.seek(0)
             process = subprocess.Popen(
-                [*self._command, _for_any_shell(script)],
+                [*self._command, for_any_shell(script)],
                 stdin=given,
                 stdout=out,
                 stderr=errors,
@@ -154,11 +153,6 @@ class LoginNodeHere(LocalNode, eq=False):
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file of this user, completely or not at all. owner: has no effect."""
         return self.run(_putting(content, path, mode), timeout_s=600, stdin=content)
-
-
-def _for_any_shell(script: str) -> str:
-    """A command that executes a script of sh. The user's own shell reads it: csh allows no newline and no `!` in quotes."""
-    return f"exec sh -c 'eval \"$(echo {base64.b64encode(script.encode()).decode()} | base64 -d)\"'"
 
 
 def _putting(content: bytes, path: str, mode: int) -> list[str]:

@@ -215,6 +215,11 @@ def putting(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
     return ["sh", "-c", PUT, "put", path, hashlib.sha256(content).hexdigest(), secrets.token_hex(4), owner, f"{mode:o}"]
 
 
+def for_any_shell(script: str) -> str:
+    """A command that executes a script of sh. The user's own shell reads it: csh allows no newline and no `!` in quotes."""
+    return f"exec sh -c 'eval \"$(echo {base64.b64encode(script.encode()).decode()} | base64 -d)\"'"
+
+
 def in_short(argv: Sequence[str]) -> str:
     """The beginning of a command, on one line, for a person."""
     return " ".join(shlex.join(argv).split())[:60]

@@ -109,6 +109,16 @@ def test_a_partition_that_accepts_none_of_the_users_accounts_is_not_proposed():
     assert proposal.requests(made) == {}
 
 
+def test_an_account_that_the_partition_denies_is_not_proposed(tmp_path):
+    denies = PARTITIONS.replace("AllowAccounts=abc,abc_g AllowQos", "AllowAccounts=ALL DenyAccounts=abc_g,visitors AllowQos")
+    text, made = described(tmp_path, site(partitions=partitions.parse(denies)), {})
+    assert made.slurm is not None
+    assert (made.slurm.partition, made.slurm.account) == ("gpu-a100", "abc")
+    assert "abc_g" not in text
+    all_denied = denies.replace("DenyAccounts=abc_g,visitors", "DenyAccounts=abc,abc_g")
+    assert proposal.accounts_in(site(), partitions.parse(all_denied)[1]) is None
+
+
 def test_names_that_are_no_plain_words_are_left_out():
     assert [partition.name for partition in partitions.parse(PARTITIONS)] == ["cpu", "gpu-a100", "old", "closed"]
     assert modules.parse(MODULES) == ("python/3.9.1", "python/3.12.4", "cuda/12.6", "python/3.11.2")
