@@ -108,12 +108,15 @@ class Ssh(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host_keys: what happens if the host key of a node is not known: strict refuses the login, accept-new stores the key. A host
     key that changed is always refused.
     between_nodes: whether the user can log in from each node to each other node, for launchers that start ranks by SSH.
+    sudo: false: nothing is run by sudo (provider ssh). `provision` does what the user may do, and prints the commands for an
+    administrator.
     """
 
     user: str | None = None
     identity: str | None = None
     host_keys: Literal["strict", "accept-new"] = "strict"
     between_nodes: bool = False
+    sudo: bool = True
 
 
 class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -274,6 +277,8 @@ def _check_site(text: document.Document, cluster: Cluster) -> None:
             ("provider",),
             "provider slurm needs storage.shared. Allowed: a folder of yours that the login node and all nodes share.",
         )
+    if not cluster.ssh.sudo:
+        raise text.error(("ssh", "sudo"), "not allowed with provider slurm, which never uses sudo. Remove it.")
     slurm_keys.check(text, cluster.slurm)
 
 
@@ -299,6 +304,8 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         if cluster.provider == "virtual" and (entry.host, entry.port, entry.user) != (None, None, None):
             raise text.error(("nodes", place), "practice nodes get their addresses from lan.subnet. Allowed: name and roles.")
     _check_lan(text, cluster)
+    if not cluster.ssh.sudo:
+        _check_without_root(text, cluster)
     _check_storage(text, cluster)
     if cluster.slurm is not None and len(cluster.with_role("controller")) != 1:
         raise text.error(("slurm",), f"{len(cluster.with_role('controller'))} nodes have the role controller. Allowed: 1.")
@@ -310,6 +317,21 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         raise text.error(("slurm", "partitions"), f"not allowed with provider {cluster.provider}, which makes one partition.")
     if cluster.slurm is not None:
         slurm_keys.check(text, cluster.slurm)
+
+
+def _check_without_root(text: document.Document, cluster: Cluster) -> None:
+    if cluster.provider != "ssh":
+        raise text.error(("ssh", "sudo"), f"not allowed with provider {cluster.provider}. Allowed: only with provider ssh.")
+    if cluster.storage.shared is None:
+        raise text.error(
+            ("ssh", "sudo"), "false needs storage.shared. Allowed: a folder that all nodes share, and which the user may write."
+        )
+    if cluster.storage.disk is not None:
+        raise text.error(
+            ("storage", "disk"),
+            "not allowed with ssh.sudo: false, because only root can see whether a disk is empty. Allowed: an administrator "
+            "mounts the disk, and storage.shared names a folder on it.",
+        )
 
 
 def _check_storage(text: document.Document, cluster: Cluster) -> None:

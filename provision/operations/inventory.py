@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from provision.existing_slurm import existing
 from provision.facts.addresses import ADDRESSES
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.host import HOST
@@ -41,12 +42,21 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 def render(site: Site) -> bytes:
     """The inventory of all nodes as indented JSON."""
-    inventory = {
+    inventory: dict[str, Any] = {
         "schema": SCHEMA,
         "cluster": site.cluster.name,
         "provider": site.cluster.provider,
         "nodes": [_entry(target, site.cluster.provider) for target in site.targets],
     }
+    if (there := existing(site)) is not None:
+        assert site.cluster.slurm is not None
+        inventory["slurm"] = {
+            "cluster": there.cluster,
+            "version": there.version,
+            "conf": there.conf,
+            "partition": site.cluster.slurm.partition,
+            "installed_by_shardlab": False,
+        }
     return msgspec.json.format(msgspec.json.encode(inventory), indent=2) + b"\n"
 
 
