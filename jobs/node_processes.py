@@ -14,6 +14,7 @@ from socket import gethostname
 
 import psutil
 
+from shardlab import node_folder
 from shardlab.errors import ShardlabError
 from shardlab.rundir import RunDir
 
@@ -74,6 +75,14 @@ def end_strays(mark: str) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(strays, timeout=1)
+
+
+def remove_data_copies(folder: RunDir) -> None:
+    """Remove the copies of data sets on this node that no process uses: the last rank removes them, unless it was killed."""
+    if folder.read_run().data_stage != "node":
+        return
+    with contextlib.suppress(ShardlabError):  # the next run on this node removes them
+        node_folder.remove_unused()
 
 
 def is_of(pid: int, folder: RunDir) -> bool:

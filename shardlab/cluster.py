@@ -75,10 +75,13 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: the folder that contains the data sets; null: `.shardlab/data` in the workspace.
     sets: the data sets that `provision` puts there: names, or mappings with a name and a source.
+    stage: node: at its start, a run copies its data set to the own disk of each of its nodes ($TMPDIR), and reads this copy;
+    null: a run reads from the data path.
     """
 
     path: str | None = None
     sets: list[SetName | DataSet] = []
+    stage: Literal["node"] | None = None
 
     def named(self) -> list[DataSet]:
         """All data sets as `DataSet`, also those that the file lists only by name."""

@@ -158,7 +158,7 @@ def test_the_scripts_for_an_administrator_do_what_the_changes_do(tmp_path):
     [
         ("provider: ssh\nnodes: [{name: a, host: a}]\nssh: {sudo: false}\n", "needs storage.shared"),
         (
-            "provider: ssh\nnodes: [{name: a, host: a}]\nssh: {sudo: false}\nstorage: {shared: /d/x, disk: /dev/sdb, mount: /d}\n",
+            "provider: ssh\nnodes: [{name: a, host: a}]\nssh: {sudo: false}\nstorage: {shared: /d, disk: /dev/b, mount: /d}\n",
             "only root can see whether a disk is empty",
         ),
         ("provider: virtual\nnodes: [{name: a}]\nssh: {sudo: false}\nstorage: {shared: /s}\n", "only with provider ssh"),

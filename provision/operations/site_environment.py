@@ -14,7 +14,7 @@ from provision.fact import Unanswered
 from provision.facts.environment import ENVIRONMENT
 from provision.node import last_line
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write
-from provision.site import requests
+from provision.site import jobs, requests
 from shardlab.cluster import Cluster
 
 MAKE_S = 600.0
@@ -29,19 +29,6 @@ rm -rf "$1/venv" "$1/packages.made"
 "$2" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
     echo "$2 is $("$2" --version 2>&1); shardlab needs Python 3.11 or newer: set environment.modules or .python" >&2; exit 1; }
 "$2" -m venv "$1/venv"
-"""
-# Waits for the job; if it failed, the last line of its log is the reason.
-SUBMIT = f"""\
-{requests.WITHOUT_VARIABLES}
-rm -f -- "$2"
-sbatch --wait --parsable "$1" || {{ test ! -s "$2" || echo "$(tail -n 1 "$2") (see $2)" >&2; exit 1; }}
-"""
-# Prints the job that still installs the packages of $1: a second job would install into the same folder.
-INSTALLING = """\
-jobs=$(squeue --noheader --user "$(id -un)" --name shardlab-install --format '%i %T %o') || exit 1
-printf '%s\\n' "$jobs" | while read -r job state script; do
-    test "$script" != "$1/install.sh" || printf '%s (%s)\\n' "$job" "$state"
-done
 """
 UNPACK = """\
 set -e
@@ -100,14 +87,7 @@ def _packages(site: Site, target: Target, folder: PurePosixPath) -> list[Change]
     """Raises Unanswered if a job of an earlier command still installs the packages."""
     environment = site.cluster.environment
     if environment.build != "login":
-        answer = target.node.run(["sh", "-c", INSTALLING, "installing", str(folder)], timeout_s=60)
-        if answer.code != 0:
-            raise Unanswered(f"{target.node.name}: squeue does not say which jobs wait: {last_line(answer)}")
-        if job := answer.stdout.strip():
-            raise Unanswered(
-                f"{target.node.name}: job {job} of an earlier command installs the packages. When the job has ended, run the "
-                "same command again."
-            )
+        jobs.must_not_wait(target.node, f"{folder}/install.sh", "installs the packages")
     python = environment.python or "python3"
     make = with_modules(site.cluster, ["sh", "-c", VENV, "venv", str(folder), python])
     changes: list[Change] = [
@@ -126,15 +106,14 @@ def _packages(site: Site, target: Target, folder: PurePosixPath) -> list[Change]
     if environment.build == "login":
         changes.append(_command("install the packages on the login node", ["bash", script], INSTALL_S))
     else:
-        submit = ["sh", "-c", SUBMIT, "submit", script, f"{folder}/install.log"]
-        changes.append(_command("install the packages in a job", submit, INSTALL_S))
+        changes.append(jobs.submit("install the packages in a job", script, f"{folder}/install.log", INSTALL_S))
     return changes
 
 
 def _install(site: Site, folder: PurePosixPath, wheels: str | None) -> bytes:
     slurm = site.cluster.slurm
     options = [
-        "--job-name=shardlab-install",
+        f"--job-name={jobs.NAME}",
         f"--output={folder}/install.log",
         *requests.options(site.cluster, nodes=1, minutes=INSTALL_MINUTES),
     ]
