@@ -50,15 +50,18 @@ def shared(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
         _leave(folder, lock)
 
 
-def remove_unused() -> None:
-    """Remove the folders of this user on this node that no process uses, which killed runs left. Raises WorkspaceError."""
-    own = _own_folder()
+def remove_unused() -> list[str]:
+    """Remove the folders of this user on this node that no process uses, which killed runs left. Returns the names of the
+    folders that are in use. Raises WorkspaceError."""
+    own, in_use = _own_folder(), []
     with files.as_workspace_error("remove"):
         for lock_file in own.glob(f"{_name('')}*{LOCK}"):
             folder = lock_file.with_name(lock_file.name.removesuffix(LOCK))
             with contextlib.suppress(FileNotFoundError):  # another process removed it
                 lock = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-                _leave(folder, lock)
+                if not _leave(folder, lock):
+                    in_use.append(folder.name.removeprefix(_name("")))
+    return in_use
 
 
 def _own_folder() -> Path:
@@ -118,14 +121,16 @@ def _is_current(folder: Path, lock: int) -> bool:
         return False
 
 
-def _leave(folder: Path, lock: int) -> None:
-    """Remove the folder if no other process uses it, and give up the lock."""
+def _leave(folder: Path, lock: int) -> bool:
+    """Give up the lock, and remove the folder if no other process uses it; whether it is removed."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_current(folder, lock):
             shutil.rmtree(folder, ignore_errors=True)
             Path(f"{folder}{LOCK}").unlink()
     except BlockingIOError:
-        pass  # another process uses the folder, and removes it
+        return False  # another process uses the folder, and removes it
+    else:
+        return True
     finally:
         os.close(lock)

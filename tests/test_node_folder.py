@@ -72,12 +72,12 @@ def test_what_a_killed_process_left_is_removed_and_what_is_used_is_not(disk, use
     other, _ = users()
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    node_folder.remove_unused()
+    assert node_folder.remove_unused() == ["run"]
     assert len(left(disk)) == 2
     os.kill(other.pid, signal.SIGKILL)
     other.join()
     assert len(left(disk)) == 2
-    node_folder.remove_unused()
+    assert node_folder.remove_unused() == []
     assert left(disk) == []
 
 
