@@ -146,7 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _plan(invocation: Invocation) -> int:
     planned = _planned(invocation)
     data = datasets.look(planned.cells, planned.source, invocation.workspace)
-    views.plan(invocation.out, planned, data, plan.hours(planned, planned.repeats), plan.account_share(planned))
+    views.plan(
+        invocation.out, planned, data, plan.hours(planned, planned.repeats), plan.account_share(planned, invocation.workspace)
+    )
     return 0
 
 

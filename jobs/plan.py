@@ -20,7 +20,7 @@ from jobs.resolve import Capacity, Misfit, misfits, resolve
 from jobs.select import condition, holds
 from jobs.slurm import allocation, share
 from jobs.slurm.share import Share
-from shardlab import host, matrix
+from shardlab import host, inventory, matrix
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, MissingExtra
@@ -135,12 +135,17 @@ def hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]:
     return gpu_hours.of(plan.cells, runs, plan.recorded, where)
 
 
-def account_share(plan: MatrixPlan) -> Share | None:
-    """What Slurm says is left of the account's GPU hours; None if it does not say so on this machine."""
+def account_share(plan: MatrixPlan, workspace: Workspace) -> Share | None:
+    """What Slurm says is left of the account's GPU hours; None if it does not say so, or would first ask for a login."""
     where = plan.source.where
-    if where.slurm is None or not on_controller.is_here(where):
+    if where.slurm is None:
         return None
-    return share.of(where.slurm.account)
+    if on_controller.is_here(where):
+        return share.of(where.slurm.account)
+    if where.login is None or not inventory.path_of(workspace).exists():
+        return None
+    address, _ = inventory.controller(workspace, where)
+    return share.of_site(address, where.slurm.account)
 
 
 def must_fit(plan: MatrixPlan) -> None:

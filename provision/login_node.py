@@ -138,6 +138,8 @@ def address(host: str, user: str | None = None, port: int | None = None, identit
 class LoginNodeHere(LocalNode, eq=False):
     """The login node, if this program runs on it."""
 
+    may_sudo: bool = False
+
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file of this user, completely or not at all. owner: has no effect."""
         return self.run(putting(content, path, mode=mode, owner=""), timeout_s=600, stdin=content)

@@ -45,13 +45,19 @@ def options() -> list[str]:
     return ["-o", "ControlMaster=auto", "-o", f"ControlPath={socket}", "-o", f"ControlPersist={KEPT}"]
 
 
+def is_open(command: Sequence[str]) -> bool:
+    """Whether a command over the connection needs no login. command: as in `open_connection`."""
+    asked = [*_before_host(command), "-O", "check", *_host(command)]
+    return subprocess.run(asked, capture_output=True, check=False).returncode == 0
+
+
 def open_connection(command: Sequence[str], host: str) -> None:
     """Log in unless the connection is open. If the site asks for a password or a code, the person answers on the terminal.
 
     command: the words of `ssh` with `options()`, up to the host. Raises NoLogin.
     """
     words = list(command)
-    if subprocess.run([*_before_host(words), "-O", "check", *_host(words)], capture_output=True, check=False).returncode == 0:
+    if is_open(words):
         return
     may_ask = sys.stdin.isatty()
     before, host_words = _before_host(words), _host(words)

@@ -79,7 +79,7 @@ class Practice:
     def provision(self, *words: str, code: int = 0) -> dict:
         process = self.start(*words)
         stdout, stderr = process.communicate(timeout=900)
-        assert process.returncode == code, stderr + stdout
+        assert process.returncode == code, f"exit {process.returncode}\n{stderr}{bad(stdout)}"
         return json.loads(stdout)
 
     def machine(self, name: str) -> PracticeMachine:
@@ -103,6 +103,18 @@ class Practice:
         answer = self.nodes[name].run(["sh", "-euc", script], timeout_s=120, root=root)
         assert answer.code == 0, answer.stderr
         return answer.stdout
+
+
+def bad(stdout: str) -> str:
+    """The operations and checks that did not succeed, of a document of `provision`; the whole text if it is none."""
+    try:
+        said = json.loads(stdout)
+        operations = [(node["name"], one) for node in said["nodes"] for one in node["operations"]]
+        checks = [(one.get("node", ""), one) for one in said["checks"]]
+        lines = [f"{node} {one}" for node, one in operations if one["state"] in ("failed", "not reached")]
+        return "\n".join([*lines, *(f"{node} {one}" for node, one in checks if one["passed"] is False)])
+    except (ValueError, KeyError, TypeError):
+        return stdout
 
 
 def states(said: dict) -> dict:

@@ -1,5 +1,6 @@
-"""A practice cluster as a managed site: a user without root, a login node, modules, and a person at a desk elsewhere."""
+"""A practice cluster as a managed site: a user without root, a login node, modules, rules, and a person at a desk elsewhere."""
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -7,11 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from support_slurm import SlurmCluster
 
-USER, UID = "alice", 1200
+USER, UID, ACCOUNT = "alice", 1200, "abc_g"
 PASSWORD = "correct-horse"
 # Users of a site share their home folder; the site offers modules, and a variable for large data.
 SETUP = f"""\
@@ -23,6 +25,43 @@ mkdir -p /etc/environment-modules/modules/python
 printf '#%%Module1.0\\nsetenv SITE_PYTHON 3.11.2\\n' > /etc/environment-modules/modules/python/3.11.2
 printf 'export SCRATCH=%s\\n' SCRATCH > /etc/profile.d/scratch.sh
 """
+# The site has an account for its user; its submit plugin rejects jobs without an account, and the option --gpus.
+RULES = f"""\
+sacctmgr -i add account {ACCOUNT} GrpTRESMins=gres/gpu=6000 > /dev/null
+sacctmgr -i add user {USER} account={ACCOUNT} > /dev/null
+cat > /etc/slurm/job_submit.lua <<'LUA'
+function slurm_job_submit(job, partitions, user)
+    if user ~= {UID} then return slurm.SUCCESS end
+    if job.account == nil then
+        slurm.log_user("this cluster needs an account: use --account")
+        return slurm.ERROR
+    end
+    if job.tres_per_job ~= nil then
+        slurm.log_user("--gpus is not allowed here: use --gpus-per-node")
+        return slurm.ERROR
+    end
+    return slurm.SUCCESS
+end
+function slurm_job_modify(job, before, partitions, user)
+    return slurm.SUCCESS
+end
+LUA
+"""
+WITHOUT_RULES = (
+    f"sacctmgr -i delete user {USER} account={ACCOUNT} > /dev/null; sacctmgr -i delete account {ACCOUNT} > /dev/null"
+)
+PLUGIN = "JobSubmitPlugins=lua"
+# Compute nodes reach the other nodes and nothing else.
+NO_NETWORK = "ip -4 route show default > /run/default-route; ip route flush default; ! ip -4 route show default | grep -q ."
+NETWORK = "while read -r route; do ip route add $route; done < /run/default-route"
+# As on a site without accounting: the commands are there, and have nothing to say.
+NO_ACCOUNTING = """\
+for name in sacct sacctmgr sreport sshare; do
+    printf '#!/bin/sh\\necho "Slurm accounting storage is disabled" >&2\\nexit 1\\n' > /usr/local/bin/$name
+    chmod 755 /usr/local/bin/$name
+done
+"""
+ACCOUNTING = "cd /usr/local/bin; rm -f sacct sacctmgr sreport sshare"
 WITHOUT = f"""\
 pkill -KILL -u {USER} || true
 rm -f /etc/profile.d/scratch.sh /etc/ssh/sshd_config.d/second.conf
@@ -65,6 +104,34 @@ class Site:
         script = SETUP.replace("HOME", str(self.home)).replace("SCRATCH=%s\\n' SCRATCH", f"SCRATCH=%s\\n' {self.scratch}")
         for name in slurm.nodes:
             slurm.run(name, script, root=True)
+        slurm.run("head", RULES, root=True)
+        self._rules = slurm.configured(PLUGIN)
+        self._rules.__enter__()
+        for name in self._workers():
+            slurm.run(name, NO_NETWORK, root=True)
+
+    def _workers(self) -> list[str]:
+        return [name for name in self.slurm.nodes if name != "head"]
+
+    @contextlib.contextmanager
+    def without_accounting(self) -> Iterator[None]:
+        """Slurm's commands for accounting answer as on a site that has none."""
+        self.slurm.run("head", NO_ACCOUNTING, root=True)
+        try:
+            yield
+        finally:
+            self.slurm.run("head", ACCOUNTING, root=True)
+
+    @contextlib.contextmanager
+    def small_folder(self, size: str) -> Iterator[Path]:
+        """A folder of the user on a file system of this size, on the login node."""
+        folder = self.scratch / "small"
+        self.as_user(f"mkdir -p {folder}")
+        self.slurm.run("head", f"mount -t tmpfs -o size={size},uid={UID} tmpfs {folder}", root=True)
+        try:
+            yield folder
+        finally:
+            self.slurm.run("head", f"umount {folder}", root=True)
 
     def _person(self) -> list[str]:
         """The words before a command of the person, whose home has a key and a ~/.ssh/config."""
@@ -105,8 +172,12 @@ class Site:
 
     def remove(self) -> None:
         self.log_out()
+        for name in self._workers():
+            self.slurm.run(name, NETWORK, root=True)
+        self._rules.__exit__(None, None, None)
         for name in self.slurm.nodes:
             self.slurm.run(name, WITHOUT, root=True)
+        self.slurm.run("head", WITHOUT_RULES, root=True)
         shutil.rmtree(self.cache)
 
 

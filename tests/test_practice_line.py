@@ -82,6 +82,7 @@ def test_a_crashed_node_is_booted_again_and_works_again(practice):
     proven_without(practice.provision("verify", code=1), "work2", "cannot be reached")
     said = practice.provision()
     assert states(said)["work2", "machine"]["says"] == ["boot the practice node work2 at 10.89.77.3"]
+    assert states(said)["work2", "trust"]["state"] == "nothing to do"  # it still knows the keys of the other nodes
     assert said["verified"] is True
 
 

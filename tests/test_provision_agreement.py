@@ -94,6 +94,24 @@ def test_the_way_there_and_back_counts_against_a_clock():
     assert not clock.Offset(0.7, 0.4).agrees
 
 
+def test_a_slow_answer_is_measured_again_because_it_says_nothing_about_the_clock(monkeypatch):
+    takes_s = iter([6.0, 4.0, 0.5, 9.0])
+    now = 1000.0
+
+    class Busy(Skewed):
+        def run(self, argv, **options):
+            nonlocal now
+            if argv[0] != "date":
+                return CommandOutput(0, "", "")
+            took = next(takes_s)
+            now += took
+            return CommandOutput(0, f"{now - took / 2 + 0.25}", "")
+
+    monkeypatch.setattr(clock.time, "time", lambda: now)
+    offset = clock.measure(Busy(ahead=0.0, helped=False))
+    assert (offset.seconds, offset.unsure_s) == (0.25, 0.25)
+
+
 def test_the_order_has_its_reasons():
     names = [operation.name for operation in roles.OPERATIONS]
     for first, then in (

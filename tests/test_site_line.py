@@ -5,12 +5,15 @@ import re
 
 import pytest
 from support_practice import WHY
-from support_site import PASSWORD, SECOND_FACTOR, Site, answered
+from support_site import ACCOUNT, PASSWORD, SECOND_FACTOR, Site, answered
+from support_slurm import Desk
 
 from provision.practice.machine import WHEELS
 from shardlab import cluster
+from shardlab.rundir import RunDir
 
 pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
+SLURM = re.compile(r"^slurm: .*\n", re.MULTILINE)
 MATRIX = """\
 schema: 1
 name: site
@@ -56,6 +59,8 @@ def test_the_site_describes_itself(site, described):
     assert made.storage.shared == str(site.shared)
     assert re.search(r"modules: .*python/3\.11\.2", described)
     assert re.search(r"gpus-per-node: accepted", described)
+    assert re.search(r"gpus: rejected.*--gpus is not allowed here", described)
+    assert (made.slurm.account, made.slurm.gpu_request) == (ACCOUNT, "gpus-per-node")
 
 
 def test_the_nodes_are_proven_by_a_job_and_nothing_lies_in_the_home(site, ready):
@@ -75,19 +80,107 @@ def test_a_second_run_changes_nothing_and_asks_for_no_job(site, ready):
     assert [path.read_text() for path in (site.shared / "proofs").glob("*/job")] == jobs
 
 
-def test_from_the_matrix_to_the_report(site, ready):
-    (site.desk / "site.yaml").write_text(MATRIX)
-    site.run("jobs", "submit", "--matrix", str(site.desk / "site.yaml"), "--wait")
-    runs = json.loads(site.run("jobs", "status", "--json").stdout)["runs"]
-    assert [run["state"] for run in runs] == ["completed"] * 4
-    site.run("collect", "fetch")
-    summary = json.loads(site.run("collect", "summarize", "--json").stdout)
-    assert (site.desk / "report/index.html").exists()
-    losses = {tuple(row["cell"]["strategy"] for row in [entry]): entry for entry in summary["rows"]}
-    assert set(losses) == {("ddp",), ("fsdp2",)}
+def test_the_inventory_has_the_compute_nodes_as_their_jobs_found_them(site, ready):
+    inventory = json.loads((site.desk / ".shardlab/inventory.json").read_text())
+    (kind,) = inventory["node_types"]
+    assert (kind["count"], kind["gpus"]) == (2, [{"type": "practice", "count": 2}])
+    assert [node["facts"]["host"] for node in kind["nodes"]] == ["work1", "work2"]
+    assert all(node["facts"]["memory_bytes"] > 0 and node["rdma"] == [] for node in kind["nodes"])
+
+
+def test_one_matrix_trains_alike_at_the_site_on_a_cluster_with_root_and_over_plain_ssh(site, ready, tmp_path):
+    """By the same commands, up to the report: the same losses, bit by bit."""
+    trained = {}
+    for place in ("site", "root", "ssh"):
+        desk = site
+        if place != "site":
+            (tmp_path / place).mkdir()
+            desk = Desk(site.slurm, tmp_path / place)
+        if place == "ssh":
+            (desk.path / "cluster.yaml").write_text(SLURM.sub("", site.slurm.file.read_text()))
+        folder = desk.desk if place == "site" else desk.path
+        (folder / "site.yaml").write_text(MATRIX)
+        desk.run("jobs", "submit", "--matrix", str(folder / "site.yaml"), "--wait")
+        runs = json.loads(desk.run("jobs", "status", "--json").stdout)["runs"]
+        assert [run["state"] for run in runs] == ["completed"] * 4
+        desk.run("collect", "fetch")
+        summary = json.loads(desk.run("collect", "summarize", "--json").stdout)
+        assert {row["cell"]["strategy"] for row in summary["rows"]} == {"ddp", "fsdp2"}
+        assert (folder / "report/index.html").exists()
+        trained[place] = losses(folder)
+    assert len(trained["site"]) == 4
+    assert trained["root"] == trained["site"]
+    assert trained["ssh"] == trained["site"]
     script = next((site.desk / "runs").glob("*/job.sbatch")).read_text()
     assert f"{site.shared}/python-" in script
+    assert f"#SBATCH --account={ACCOUNT}" in script
     assert [path.name for path in site.home.iterdir()] == [".ssh"]
+
+
+def test_the_plan_shows_from_the_desk_what_the_account_has_left(site, ready):
+    (site.desk / "site.yaml").write_text(MATRIX)
+    shown = json.loads(site.run("jobs", "plan", "--matrix", str(site.desk / "site.yaml"), "--json").stdout)["share"]
+    assert (shown["account"], shown["limit"]) == (ACCOUNT, 100.0)
+    assert 0 < shown["left"] <= 100.0
+    site.log_out()
+    assert json.loads(site.run("jobs", "plan", "--matrix", str(site.desk / "site.yaml"), "--json").stdout)["share"] is None
+
+
+def losses(folder):
+    """The loss of each step of each rank, by strategy and number of nodes."""
+    made = {}
+    for path in (folder / "runs").glob("[!.]*/run.json"):
+        run = RunDir(path.parent)
+        cell = run.read_run().cell
+        made[cell.strategy, cell.nnodes] = [[record.loss for record in run.steps(rank).records] for rank in range(2)]
+        assert all(len(rank) == 3 for rank in made[cell.strategy, cell.nnodes])
+    return made
+
+
+def test_a_request_that_the_site_rejects_is_reported_in_its_words_and_nothing_is_written(site, ready, tmp_path):
+    file = tmp_path / "cluster.yaml"
+    (tmp_path / "site.yaml").write_text(MATRIX)
+    described = (site.desk / "cluster.yaml").read_text()
+    before = sorted((site.desk / "runs").glob("*"))
+    for made, words, key in (
+        (re.sub(r"(?m)^(\s+)account: \S+", r"\1account: null", described), "this cluster needs an account", "slurm.account"),
+        (
+            described.replace("gpu_request: gpus-per-node", "gpu_request: gpus"),
+            "--gpus is not allowed here",
+            "slurm.gpu_request",
+        ),
+    ):
+        assert made != described
+        file.write_text(made)
+        submit = ("jobs", "submit", "--cluster", str(file), "--matrix", str(tmp_path / "site.yaml"))
+        refused = site.run(*submit, "--repeats", "2", code=2).stderr
+        assert words in refused
+        assert key in refused
+    assert sorted((site.desk / "runs").glob("*")) == before
+
+
+def test_a_site_without_accounting(site, ready, tmp_path):
+    """`provision init` says what it could not find out, and a run is followed to its end by the controller's answers."""
+    with site.without_accounting():
+        text = site.run("provision", "init", "--site", "uni").stdout
+        assert re.search(r"# .*ask.*account", text, re.IGNORECASE)
+        (tmp_path / "more.yaml").write_text(MATRIX.replace("steps: 3", "steps: 2, seed: 7"))
+        site.run(
+            "jobs", "submit", "--matrix", str(tmp_path / "more.yaml"), "--where", "nnodes == 1 and strategy == 'ddp'", "--wait"
+        )
+        runs = json.loads(site.run("jobs", "status", "--json").stdout)["runs"]
+        assert [run["state"] for run in runs if run["cell"]["seed"] == 7] == ["completed"]
+
+
+def test_a_small_quota_is_noticed_before_anything_is_installed(site, ready, tmp_path):
+    with site.small_folder("300m") as folder:
+        file = tmp_path / "cluster.yaml"
+        file.write_text((site.desk / "cluster.yaml").read_text().replace(str(site.shared), str(folder)))
+        refused = site.run("provision", str(file), code=1)
+        assert re.search(
+            r"0\.\d GiB are free on \S*small, and the Python environment may take 2 GiB", refused.stdout + refused.stderr
+        )
+        assert site.slurm.run("head", f"ls {folder}", root=True) == ""
 
 
 def test_on_the_login_node_nobody_trains_by_mistake(site, ready):

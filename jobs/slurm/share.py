@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import subprocess
 
 import msgspec
 
 from jobs.slurm.commands import call
+from shardlab import shared_connection
+from shardlab.remote import Address, ssh_command
 
 ANSWER_S = 10.0
 COLUMNS = "Account,User,GrpTRESMins,GrpTRESRaw"  # both in minutes
@@ -28,9 +32,28 @@ def of(account: str | None) -> Share | None:
     """
     if shutil.which("sshare") is None:
         return None
-    accounts = [f"--accounts={account}"] if account is not None else []
-    answer = call(["sshare", "--parsable2", "--noheader", f"--format={COLUMNS}", *accounts], limit_s=ANSWER_S)
+    answer = call(_words(account), limit_s=ANSWER_S)
     return parse(answer.stdout, account) if answer.code == 0 else None
+
+
+def of_site(address: Address, account: str | None) -> Share | None:
+    """The same from another machine, over the shared connection; None also if it is not open, as this asks no one to log in."""
+    ssh = ssh_command(address)
+    if not shared_connection.is_open(ssh):
+        return None
+    words = [*ssh, shlex.join(["bash", "-lc", shlex.join(_words(account))])]
+    try:
+        answer = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False, start_new_session=True
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return parse(answer.stdout.decode("utf-8", "replace"), account) if answer.returncode == 0 else None
+
+
+def _words(account: str | None) -> list[str]:
+    accounts = [f"--accounts={account}"] if account is not None else []
+    return ["sshare", "--parsable2", "--noheader", f"--format={COLUMNS}", *accounts]
 
 
 def parse(text: str, account: str | None) -> Share | None:

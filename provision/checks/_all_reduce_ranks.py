@@ -33,7 +33,7 @@ def work(backend: str, rank: int, ranks: int, meeting: str, gpu: int | None = No
     device = torch.device("cuda", rank if gpu is None else gpu) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+    dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks, timeout=timedelta(seconds=180))
     base = torch.arange(ELEMENTS, device=device, dtype=torch.float32).remainder_(1024)
     expected = base * ranks + ranks * (ranks - 1) / 2
     wrong = torch.zeros(1, dtype=torch.int64, device=device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ import psutil
 from provision.checks import _trial
 from provision.checks.node_proof import MEET_S, NodeProof
 from provision.checks.trial import Trial
+from provision.facts import rdma
 from shardlab import files, host
 from shardlab.remote import CommandOutput
 
@@ -42,9 +44,18 @@ def main(argv: list[str]) -> int:
         together=together,
         free_bytes=disk.free,
         free_inodes=inodes or None,
+        rdma=_rdma(),
     )
     files.write_atomic(folder / f"{name}.json", msgspec.json.encode(proof))
     return 0
+
+
+def _rdma() -> list[rdma.RdmaLink]:
+    """The RDMA links of this node; none if the kernel's files cannot be read."""
+    try:
+        return rdma.parse(subprocess.run(rdma.command(""), capture_output=True, text=True, timeout=30, check=True).stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []
 
 
 def _wait_for(folder: Path, pattern: str, count: int) -> list[Path]:

@@ -14,7 +14,7 @@ from provision.operation import Site, Target
 from shardlab.remote import CommandOutput
 
 PORT = 29411
-LIMIT_S = 150.0
+LIMIT_S = 240.0
 STRAY = 0.1  # share of the bytes sent by ranks; more on another interface is not background traffic
 COUNTERS = "for f in /sys/class/net/*/statistics/tx_bytes; do n=${f#/sys/class/net/}; echo ${n%%/*} $(cat $f); done"
 _VIRTUAL = re.compile(r"^(lo|docker|veth|vb-|br-)")

@@ -9,14 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from typing import NamedTuple
 
 import templates
 from provision import software
 from provision.check import Check, Outcome
-from provision.checks import all_reduce, gpus, torch
-from provision.checks.node_proof import MEET_S, NodeProof
-from provision.checks.trial import PRODUCT_S
+from provision.checks import judged_proof, proven_nodes
+from provision.checks.node_proof import NodeProof, Proofs
 from provision.fact import Unanswered, decode
 from provision.facts.node_types import MOST_FEATURES, NODE_TYPES, NodeType
 from provision.interruption import STOPPING
@@ -25,16 +23,12 @@ from provision.operation import Site, Target
 from provision.site import requests
 from provision.slurm_text import is_name
 from shardlab.cluster import Cluster
-from shardlab.remote import CommandOutput
 
 WAIT_S = 900.0
 POLL_S = 5.0
 VISIBLE_S = 60.0  # how long NFS may show an old list of a folder
 MINUTES = 20
-MOST_TYPES = 8
-MOST_CLOCK_S = 1.0  # that clocks of nodes may differ before times of one run cannot be compared
-LEAST_FREE_BYTES = 10 << 30
-LEAST_INODES = 20_000
+MOST_TYPES = 8  # of one partition that are proven, each by a job
 # Prints the proofs that are there, each as a line, and then the words and the state of the job.
 LOOK = """\
 cd "$1" 2>/dev/null || exit 0
@@ -66,47 +60,45 @@ rm -f job
 """
 
 
-class Proofs(NamedTuple):
-    """What lies in the folder of a node type's proof."""
-
-    nodes: list[NodeProof]
-    job: str | None  # its number; None: no job was submitted
-    state: str  # Slurm's words for it, such as `PENDING Resources`; ENDED: Slurm does not have it any more
-
-
 def run(site: Site, target: Target) -> Outcome:
     """Submit a job for each type that has no proof for this environment, wait, and judge."""
     folders: dict[str, tuple[Cluster, NodeType, str]] = {}
+    left_out: list[str] = []
     for cluster in _clusters(site.cluster):
         types = _types(cluster, target.facts[NODE_TYPES])
         if not types:
             partition = cluster.slurm.partition if cluster.slurm is not None else None
             return Outcome(False, f"Slurm shows no fitting node in the partition {partition}", "sinfo; then correct slurm")
-        folders |= {_folder(cluster, target, kind): (cluster, kind, others) for kind, others in types.items()}
+        asked = dict(list(types.items())[:MOST_TYPES])
+        left_out += [f"{kind!s}: not proven, as only the {MOST_TYPES} first types are" for kind in types if kind not in asked]
+        folders |= {_folder(cluster, target, kind): (cluster, kind, others) for kind, others in asked.items()}
     for folder, (cluster, kind, others) in folders.items():
         seen = _look(target, folder)
         if seen.nodes or seen.job is not None:  # also of a job that failed since the last check, which is reported first
             continue
         if (refused := _submit(cluster, target, folder, kind, others)) is not None:
-            says = f"{_says(kind)}: Slurm rejects the job: {refused}"
+            says = f"{kind!s}: Slurm rejects the job: {refused}"
             return Outcome(False, says, "correct the key slurm of the cluster file")
     ends, ended = time.monotonic() + WAIT_S, dict[str, float]()
     while True:
         seen_by = {folder: _look(target, folder) for folder in folders}
         now = time.monotonic()
         ended = {folder: ended.get(folder, now) for folder, seen in seen_by.items() if seen.state == "ENDED"}
-        settled = [_has_all(seen) or now - ended.get(folder, now) > VISIBLE_S for folder, seen in seen_by.items()]
+        settled = [seen.has_all() or now - ended.get(folder, now) > VISIBLE_S for folder, seen in seen_by.items()]
         if all(settled) or now > ends:
             break
         STOPPING.wait(POLL_S)
-    outcomes = []
+    outcomes, proven = [], []
     for folder, (cluster, kind, _) in folders.items():
         wanted = cluster.gpus.per_node if cluster.gpus is not None else 0
-        outcomes.append(_judge(kind, seen_by[folder], folder, wanted))
-        if not outcomes[-1].passed and seen_by[folder].state == "ENDED":
+        outcomes.append(judged_proof.judge(kind, seen_by[folder], folder, wanted))
+        if outcomes[-1].passed:
+            proven.append((kind, seen_by[folder].nodes))
+        elif seen_by[folder].state == "ENDED":
             target.node.run(["sh", "-c", SET_ASIDE, "set-aside", folder], timeout_s=60)
+    proven_nodes.record(site, proven)
     failed = next((outcome for outcome in outcomes if not outcome.passed), None)
-    says = "; ".join(outcome.says for outcome in outcomes)
+    says = "; ".join([*(outcome.says for outcome in outcomes), *left_out])
     return Outcome(failed is None, says, failed.advice if failed else None, transcript=failed.transcript if failed else "")
 
 
@@ -114,11 +106,6 @@ def _clusters(cluster: Cluster) -> list[Cluster]:
     """The cluster as cells without a GPU type use it, and as cells of each type of `slurm.partitions` use it."""
     partitions = cluster.slurm.partitions if cluster.slurm is not None else []
     return [cluster, *(cluster.for_gpu_type(partition.gpus.type) for partition in partitions)]
-
-
-def _has_all(seen: Proofs) -> bool:
-    """Whether every node of the job wrote its result."""
-    return bool(seen.nodes) and len(seen.nodes) >= seen.nodes[0].tasks
 
 
 def _types(cluster: Cluster, found: tuple[NodeType, ...]) -> dict[NodeType, str]:
@@ -134,7 +121,7 @@ def _types(cluster: Cluster, found: tuple[NodeType, ...]) -> dict[NodeType, str]
             continue
         if cluster.gpus is None or not cluster.gpus.per_node or _has(kind, cluster):
             groups.setdefault((kind.cpus, kind.gpus), []).append(kind)
-    largest = [max(alike, key=lambda kind: kind.count) for alike in groups.values()][:MOST_TYPES]
+    largest = [max(alike, key=lambda kind: kind.count) for alike in groups.values()]
     return {
         kind: ",".join(other.names for other in inside if (other.cpus, other.gpus) != (kind.cpus, kind.gpus) and other.names)
         for kind in largest
@@ -180,7 +167,7 @@ def _submit(cluster: Cluster, target: Target, folder: str, kind: NodeType, other
         *([f"--exclude={excluded}"] if excluded else []),  # sbatch reads only the last of two --exclude
     ]
     script = templates.render(
-        "site/prove.sh.j2", options=options, kind=_says(kind), folder=folder, python=target.node.python
+        "site/prove.sh.j2", options=options, kind=str(kind), folder=folder, python=target.node.python
     ).encode()
     written = target.node.put(script, f"{folder}/prove.sh", mode=0o755, owner="")
     if written.code != 0:
@@ -190,101 +177,6 @@ def _submit(cluster: Cluster, target: Target, folder: str, kind: NodeType, other
         raise Unanswered(f"{target.node.name}: sbatch did not answer within 120 s; the job may exist: squeue --me")
     lines = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
     return None if answer.code == 0 else "; ".join(lines)[:500] or last_line(answer)  # a submit plugin writes several lines
-
-
-def _judge(kind: NodeType, seen: Proofs, folder: str, wanted: int) -> Outcome:
-    """Passed if every node of the job says that torch, its GPUs, the all-reduces and the shared folder work. wanted: the GPUs
-    of each node that the cluster file requests."""
-    what = _says(kind)
-    if seen.state != "ENDED" and not _has_all(seen):
-        return Outcome(
-            False, f"{what}: not proven yet, job {seen.job} is {seen.state}", "when the job has ended: provision verify"
-        )
-    if not seen.nodes:
-        return Outcome(False, f"{what}: job {seen.job} ended without a result", f"read {folder}/prove.log")
-    if len(seen.nodes) < seen.nodes[0].tasks:
-        missing = seen.nodes[0].tasks - len(seen.nodes)
-        return Outcome(False, f"{what}: {missing} of {seen.nodes[0].tasks} nodes gave no result", f"read {folder}/prove.log")
-    for proof in seen.nodes:
-        if (fault := _fault(proof, wanted)) is not None:
-            return Outcome(False, f"{what}: {proof.host.host}: {fault.says}", fault.advice, transcript=fault.transcript)
-    reports = [proof for proof in seen.nodes if proof.together is not None and '"clock_spread_s"' in proof.together.stdout]
-    first = reports[0] if reports else seen.nodes[0]
-    summed = f"; {_together(first.together)}" if reports and first.together is not None else ""
-    found = first.host.gpus
-    names = f"{len(found)} x {found[0].name}" if found else "no GPU"
-    return Outcome(True, f"{what}: torch {first.trial.torch.version} works on {len(seen.nodes)} nodes ({names}){summed}")
-
-
-def _fault(proof: NodeProof, wanted: int) -> Outcome | None:
-    """The first check that a node did not pass."""
-    judged = [torch.judge(proof.trial.torch), gpus.judge(proof.host, proof.trial.torch), _count(proof, wanted)]
-    if proof.trial.product is not None and proof.trial.product.code != 0:
-        why = all_reduce.why_not(proof.trial.product, PRODUCT_S)
-        judged.append(Outcome(False, f"a matrix product on the GPUs failed: {why}", "do not train here"))
-    if proof.trial.all_reduce is not None:
-        judged.append(all_reduce.judge(proof.trial.all_reduce, cores=proof.host.cpus_allowed))
-    if proof.tasks > 1:
-        judged.append(_shared(proof))
-        if proof.together is not None and '"clock_spread_s"' in proof.together.stdout:  # of rank 0; NCCL may print as well
-            judged.append(_between(proof.together))
-        elif proof.together is None or proof.together.code != 0:
-            why = all_reduce.why_not(proof.together, MEET_S) if proof.together is not None else "the nodes did not meet"
-            judged.append(
-                Outcome(False, f"the all-reduce between nodes failed: {why}", "can the nodes reach each other over TCP?")
-            )
-    if proof.free_bytes < LEAST_FREE_BYTES:
-        judged.append(Outcome(False, f"the shared folder has {proof.free_bytes / 2**30:.1f} GiB free", "free some space there"))
-    if proof.free_inodes is not None and proof.free_inodes < LEAST_INODES:
-        judged.append(Outcome(False, f"the shared folder has {proof.free_inodes:,} inodes free", "remove files there"))
-    return next((outcome for outcome in judged if outcome.passed is False), None)
-
-
-def _count(proof: NodeProof, wanted: int) -> Outcome:
-    """Whether the node shows the GPUs that its job requested. A build of torch for CPUs alone needs none."""
-    count = len(proof.host.gpus or ())
-    if count >= wanted or (count == 0 and proof.trial.torch.cuda is None):
-        return Outcome(True, "")
-    why = f" ({proof.host.gpu_why_absent})" if proof.host.gpu_why_absent else ""
-    return Outcome(
-        False, f"the job requested {wanted} GPUs, NVML sees {count}{why}", "are these NVIDIA GPUs, and does the driver work?"
-    )
-
-
-def _shared(proof: NodeProof) -> Outcome:
-    if len(proof.words) == proof.tasks:
-        return Outcome(True, "")
-    return Outcome(
-        False,
-        f"it sees only the files of {', '.join(proof.words) or 'no node'} in the shared folder",
-        "is storage.shared the same folder on all nodes?",
-    )
-
-
-def _between(answer: CommandOutput) -> Outcome:
-    """The sums of all nodes are exact and their clocks agree."""
-    report = _report(answer)
-    if report.wrong:
-        return Outcome(False, f"the all-reduce between nodes gave {report.wrong} wrong sums", "do not train here")
-    if report.clock_spread_s is not None and report.clock_spread_s > MOST_CLOCK_S:
-        return Outcome(False, f"the clocks of the nodes differ by {report.clock_spread_s:.1f} s", "tell the administrators")
-    return Outcome(True, "")
-
-
-def _report(answer: CommandOutput) -> all_reduce.AllReduceReport:
-    """The report among the lines of rank 0."""
-    return decode(next(line for line in answer.stdout.splitlines() if '"clock_spread_s"' in line), all_reduce.AllReduceReport)
-
-
-def _together(answer: CommandOutput) -> str:
-    report = _report(answer)
-    rate = all_reduce.bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
-    return f"all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {rate:.2f} GB/s"
-
-
-def _says(kind: NodeType) -> str:
-    gpus_ = " + ".join(f"{gpu.count} GPUs {gpu.type or ''}".rstrip() for gpu in kind.gpus)
-    return f"nodes with {kind.cpus} CPUs{f' and {gpus_}' if gpus_ else ''}"
 
 
 SITE_NODES = Check("node_types", run, once=True)

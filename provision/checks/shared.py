@@ -9,7 +9,7 @@ from provision.node import Node, last_line
 from provision.operation import Site, Target
 from shardlab.remote import CommandOutput
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 def run(site: Site, target: Target) -> Outcome:

@@ -8,14 +8,14 @@ from provision.operation import Site, Target
 from shardlab.remote import CommandOutput
 
 CANARY = 7  # an exit code that nothing gives by chance
-LIMIT_S = 90.0
+LIMIT_S = 180.0
 # sacct lags behind the end of a job by seconds
 CANARY_SCRIPT = f"""\
 cd "${{TMPDIR:-/tmp}}"
 worker=$1; shift
 id=$(sbatch --parsable -w "$worker" "$@" --job-name=shardlab-canary --output=/dev/null --time=2 --wrap='exit {CANARY}')
 id=${{id%%;*}}
-for n in $(seq 120); do
+for n in $(seq 240); do
     said=$(sacct -X -n -P -j "$id" -o State,ExitCode)
     case "$said" in ''|PENDING*|RUNNING*|COMPLETING*) sleep 0.5 ;; *) echo "$said"; exit 0 ;; esac
 done

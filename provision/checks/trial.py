@@ -10,11 +10,11 @@ from provision.operation import Target
 from shardlab.remote import CommandOutput
 
 RANKS = 2
-LOOK_S = 60.0
-RANKS_S = 75.0  # the ranks themselves give up waiting for one another after 60 s
+LOOK_S = 180.0
+RANKS_S = 195.0  # the ranks themselves give up waiting for one another after 180 s
 PRODUCT_S = 90.0  # the first kernel of each GPU loads libraries, from a network folder perhaps
 COMPILED_S = 120.0  # Triton first compiles its own launcher in C
-LIMIT_S = 420.0  # all of it, and an import from a cold network folder
+LIMIT_S = 900.0  # all of it, and an import from a cold network folder
 # Loopback for Gloo, which would otherwise resolve the host's name; NCCL finds its own way between GPUs.
 ENVIRONMENT = ("OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo", "NCCL_SOCKET_IFNAME=lo")
 

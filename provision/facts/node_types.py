@@ -34,6 +34,10 @@ class NodeType(msgspec.Struct, frozen=True):
     features: tuple[str, ...] = ()
     names: str = ""  # of its nodes, as a list of Slurm such as gpu[1-8]
 
+    def __str__(self) -> str:
+        gpus = " + ".join(f"{gpu.count} GPUs {gpu.type or ''}".rstrip() for gpu in self.gpus)
+        return f"nodes with {self.cpus} CPUs{f' and {gpus}' if gpus else ''}"
+
 
 def command(python: str) -> list[str]:
     return ["sinfo", "--noheader", "--exact", f"--format={FORMAT}"]

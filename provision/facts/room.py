@@ -21,9 +21,9 @@ class Room(msgspec.Struct, frozen=True):
     mount: str  # where the file system is mounted
 
 
-def room(path: str) -> Fact[Room]:
-    """The question for one folder."""
-    return Fact(f"room {path}", lambda python: ["sh", "-c", PROGRAM, "room", path], parse, timeout_s=30, root=True)
+def room(path: str, *, root: bool = True) -> Fact[Room]:
+    """The question for one folder. root: whether root asks, who may look into every folder."""
+    return Fact(f"room {path}", lambda python: ["sh", "-c", PROGRAM, "room", path], parse, timeout_s=30, root=root)
 
 
 def parse(stdout: str) -> Room:

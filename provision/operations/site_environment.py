@@ -14,6 +14,7 @@ from provision.fact import Unanswered
 from provision.facts.environment import ENVIRONMENT
 from provision.node import last_line
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write
+from provision.operations import space
 from provision.site import jobs, requests
 from shardlab.cluster import Cluster
 
@@ -84,8 +85,9 @@ def caches(folder: PurePosixPath) -> list[tuple[str, str]]:
 
 
 def _packages(site: Site, target: Target, folder: PurePosixPath) -> list[Change]:
-    """Raises Unanswered if a job of an earlier command still installs the packages."""
+    """Raises Unanswered if there is too little room, or if a job of an earlier command still installs the packages."""
     environment = site.cluster.environment
+    space.environment_fits(target, from_index=environment.wheelhouse is None)
     if environment.build != "login":
         jobs.must_not_wait(target.node, f"{folder}/install.sh", "installs the packages")
     python = environment.python or "python3"

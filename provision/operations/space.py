@@ -55,6 +55,13 @@ def _environment(site: Site, target: Target) -> Room | None:
     return target.facts[room(str(PurePosixPath(target.node.python).parent.parent))]
 
 
+def environment_fits(target: Target, *, from_index: bool) -> None:
+    """Raises Unanswered if the file system of the Python environment has too little room for it. A user's quota is not seen."""
+    needed = INDEX_BYTES if from_index else WHEELHOUSE_BYTES
+    there = target.facts[room(str(PurePosixPath(target.node.python).parent.parent), root=False)]
+    _fits(target.node.name, there, [("the Python environment", needed, ENVIRONMENT_INODES)])
+
+
 def _fits(name: str, there: Room, purposes: list[tuple[str, int, int]]) -> str:
     """A sentence about the free space. Raises Unanswered if it is not enough."""
     what = " and ".join(purpose for purpose, _, _ in purposes)

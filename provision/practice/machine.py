@@ -165,8 +165,13 @@ class PracticeMachine(msgspec.Struct, frozen=True):
             link.write_text(f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/{self.prefix}\n{shape}")
         home = upper / "home" / USER
         keys = home / ".ssh/authorized_keys"
+        for path in (home, keys.parent, keys):
+            if path.is_symlink():  # made on the node, it would lead to a file of this machine
+                path.unlink()
         keys.parent.mkdir(parents=True, exist_ok=True)
-        keys.write_text(f"{self.authorized}\n")
+        known = keys.read_text().splitlines() if keys.exists() else []  # the other nodes' keys stay: nodes reach one another
+        if self.authorized not in known:
+            keys.write_text("".join(f"{line}\n" for line in [*known, self.authorized]))
         for path, mode in ((home, 0o755), (keys.parent, 0o700), (keys, 0o600)):
             os.chown(path, UID, UID)
             path.chmod(mode)

@@ -1,0 +1,29 @@
+"""Writes the compute nodes of a Slurm site into the inventory, as jobs on them found them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from provision import inventory_file
+from provision.checks.node_proof import NodeProof
+from provision.facts.node_types import NodeType
+from provision.operation import Site
+from shardlab import files
+from shardlab.inventory import path_of
+
+
+def record(site: Site, types: list[tuple[NodeType, list[NodeProof]]]) -> None:
+    """Write the compute nodes of a Slurm site into the inventory, as jobs on them found them. Raises WorkspaceError."""
+    written = inventory_file.read(site.workspace)
+    if written is None:
+        return
+    entries = [
+        {
+            **{key: value for key, value in msgspec.to_builtins(kind).items() if key != "names"},
+            "nodes": [{"facts": inventory_file.facts(proof.host), "rdma": msgspec.to_builtins(proof.rdma)} for proof in proofs],
+        }
+        for kind, proofs in types
+    ]
+    content = inventory_file.encoded({**msgspec.json.decode(written), "node_types": entries})
+    if content != written:
+        files.write_atomic(path_of(site.workspace), content)

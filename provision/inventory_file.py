@@ -1,0 +1,44 @@
+"""The file WORKSPACE/.shardlab/inventory.json: an operation writes the nodes, and a check the compute nodes of a Slurm site."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shardlab import files
+from shardlab.decoders import DECODE_FAULTS
+from shardlab.host import Host
+from shardlab.inventory import path_of
+from shardlab.workspace import Workspace
+
+# Left out, because they differ between boots or shells: otherwise each `provision` would find a change.
+VOLATILE = ("boot_id", "cpus_allowed")
+
+
+def read(workspace: Workspace) -> bytes | None:
+    """Its bytes; None if there is no such file. Raises WorkspaceError."""
+    with files.as_workspace_error("read"):
+        try:
+            return path_of(workspace).read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+def encoded(inventory: dict[str, Any]) -> bytes:
+    """The bytes of the file: indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(inventory), indent=2) + b"\n"
+
+
+def node_types(written: bytes | None) -> list[Any] | None:
+    """The node types of an inventory; None if it has none."""
+    try:
+        known = msgspec.json.decode(written or b"{}", type=dict[str, Any]).get("node_types")
+    except DECODE_FAULTS:
+        return None
+    return known if isinstance(known, list) else None
+
+
+def facts(host: Host) -> dict[str, Any]:
+    """What the inventory says of a machine."""
+    return {key: value for key, value in msgspec.to_builtins(host).items() if key not in VOLATILE}
