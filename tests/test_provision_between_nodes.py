@@ -30,7 +30,7 @@ SENT = 10_000_000  # what each of two nodes sends by theory: 2 * (2 - 1) / 2 * b
 class Node:
     """A node that gives these answers, one after another."""
 
-    port, user, python, wheelhouse = None, None, "python", None
+    port, user, python, wheelhouse, may_sudo = None, None, "python", None, True
 
     def __init__(self, name, host, *answers):
         self.name, self.host, self.answers, self.asked, self.given = name, host, list(answers), [], []
