@@ -117,6 +117,8 @@ def test_verify_names_the_missing_part_as_well(lab, capsys, monkeypatch):
 
 def test_later_changes_wait_for_an_administrator(lab, capsys, monkeypatch):
     monkeypatch.setitem(tools.PROBES, "rsync", "false")
+    text = (lab / "cluster.yaml").read_text()
+    (lab / "cluster.yaml").write_text(f"{text}environment: {{wheelhouse: /nowhere}}\n")  # a defect must not download torch
     assert cli.main(["--json", "--workspace", str(lab), "--skip", "inventory"]) == 1
     document = json.loads(capsys.readouterr().out)
     (environment,) = [entry for entry in document["nodes"][0]["operations"] if entry["name"] == "environment"]
