@@ -143,6 +143,8 @@ class Attempt:
         if sampler is not None:
             node_processes.end(sampler, signal.SIGTERM, 2.0)
         node_processes.end_strays(str(self.folder.path))
+        if self.ranks_here:
+            node_processes.remove_data_copies(self.folder)
         if self.ranks_here and code != 0 and reason is None and node_processes.oom_kills() > kills_before:
             self._event("oom", why="out of host memory: the kernel's OOM killer ended a process during the run")
         return code, reason

@@ -109,6 +109,7 @@ def run_of(
         world=World(cell.nnodes, cell.world_size // cell.nnodes, cell.world_size),
         cluster=cluster_of(source),
         data_path=source.data_path,
+        data_stage=source.where.data.stage,
         versions=source.versions,
         git_commit=source.git_commit,
         templates=source.digests,

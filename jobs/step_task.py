@@ -67,6 +67,8 @@ def main(argv: list[str]) -> int:
     if sampler is not None:
         node_processes.end(sampler, signal.SIGTERM, 2.0)
     node_processes.end_strays(mark)
+    if first_here:
+        node_processes.remove_data_copies(folder)
     if code and node_processes.oom_kills() > kills_before:
         why = f"out of host memory: the kernel's OOM killer ended a process on {gethostname()} during the run"
         folder.write_event(f"node-{gethostname()}", "oom", why=why)

@@ -34,23 +34,7 @@ REMOTE = (
 LOCAL_FOLDER = "/opt/shardlab"  # ours on each node, without a shared folder
 
 # Never mounted over, nor exported.
-SYSTEM_FOLDERS = {
-    "bin",
-    "boot",
-    "dev",
-    "etc",
-    "lib",
-    "lib32",
-    "lib64",
-    "proc",
-    "root",
-    "run",
-    "sbin",
-    "sys",
-    "tmp",
-    "usr",
-    "var",
-}
+SYSTEM_FOLDERS = set("bin boot dev etc lib lib32 lib64 proc root run sbin sys tmp usr var".split())  # noqa: SIM905
 
 SetName = Literal["cifar10", "mnist", "imagenet"]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
@@ -79,10 +63,13 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: the folder that contains the data sets; null: `.shardlab/data` in the workspace.
     sets: the data sets that `provision` puts there: names, or mappings with a name and a source.
+    stage: node: at its start, a run copies its data set to the own disk of each of its nodes ($TMPDIR), and reads this copy;
+    null: a run reads from the data path.
     """
 
     path: str | None = None
     sets: list[SetName | DataSet] = []
+    stage: Literal["node"] | None = None
 
     def named(self) -> list[DataSet]:
         """All data sets as `DataSet`, also those that the file lists only by name."""
@@ -112,12 +99,15 @@ class Ssh(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host_keys: what happens if the host key of a node is not known: strict refuses the login, accept-new stores the key. A host
     key that changed is always refused.
     between_nodes: whether the user can log in from each node to each other node, for launchers that start ranks by SSH.
+    sudo: false: nothing is run by sudo (provider ssh). `provision` does what the user may do, and prints the commands for an
+    administrator.
     """
 
     user: str | None = None
     identity: str | None = None
     host_keys: Literal["strict", "accept-new"] = "strict"
     between_nodes: bool = False
+    sudo: bool = True
 
 
 class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -275,6 +265,8 @@ def _check_site(text: document.Document, cluster: Cluster) -> None:
             ("data", "path"),
             f"found {cluster.data.path}. Allowed with a container, which mounts it: letters, digits and the signs . _ / + -",
         )
+    if not cluster.ssh.sudo:
+        raise text.error(("ssh", "sudo"), "not allowed with provider slurm, which never uses sudo. Remove it.")
     slurm_keys.check(text, cluster.slurm)
 
 
@@ -296,6 +288,8 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         if cluster.provider == "virtual" and (entry.host, entry.port, entry.user) != (None, None, None):
             raise text.error(("nodes", place), "practice nodes get their addresses from lan.subnet. Allowed: name and roles.")
     _check_lan(text, cluster)
+    if not cluster.ssh.sudo:
+        _check_without_root(text, cluster)
     _check_storage(text, cluster)
     if cluster.slurm is not None and len(cluster.with_role("controller")) != 1:
         raise text.error(("slurm",), f"{len(cluster.with_role('controller'))} nodes have the role controller. Allowed: 1.")
@@ -307,6 +301,21 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         raise text.error(("slurm", "partitions"), f"not allowed with provider {cluster.provider}, which makes one partition.")
     if cluster.slurm is not None:
         slurm_keys.check(text, cluster.slurm)
+
+
+def _check_without_root(text: document.Document, cluster: Cluster) -> None:
+    if cluster.provider != "ssh":
+        raise text.error(("ssh", "sudo"), f"not allowed with provider {cluster.provider}. Allowed: only with provider ssh.")
+    if cluster.storage.shared is None:
+        raise text.error(
+            ("ssh", "sudo"), "false needs storage.shared. Allowed: a folder that all nodes share, and which the user may write."
+        )
+    if cluster.storage.disk is not None:
+        raise text.error(
+            ("storage", "disk"),
+            "not allowed with ssh.sudo: false, because only root can see whether a disk is empty. Allowed: an administrator "
+            "mounts the disk, and storage.shared names a folder on it.",
+        )
 
 
 def _check_storage(text: document.Document, cluster: Cluster) -> None:

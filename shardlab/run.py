@@ -46,6 +46,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     world: World
     cluster: dict[str, str]
     data_path: str
+    data_stage: Literal["node"] | None = None  # node: the data set is copied to each node's own disk at the start of the run
     versions: dict[str, str]
     git_commit: str | None
     templates: dict[str, str]  # template name -> SHA-256

@@ -33,7 +33,7 @@ def why_not() -> str | None:
 class Aside:
     """See Node."""
 
-    port, user, wheelhouse, python = None, None, None, "python3"
+    port, user, wheelhouse, python, may_sudo = None, None, None, "python3", True
 
     def __init__(self, name: str, host: str, folder: Path) -> None:
         self.name, self.host = name, host

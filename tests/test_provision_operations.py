@@ -14,6 +14,7 @@ from provision.facts.nodes import NODES
 from provision.facts.nodes import parse as parse_nodes
 from provision.facts.packages import PACKAGES, Packages
 from provision.facts.services import SERVICES, Service
+from provision.facts.slurm_here import SLURM_HERE, SlurmHere
 from provision.facts.system import SYSTEM, System
 from provision.operation import Nothing, Site, Target
 from provision.operations import environment, hosts, munge, packages, slurm, slurm_files
@@ -53,6 +54,7 @@ def site(*, gpus=None, shared=None, slurm_=True, **of_worker) -> Site:
             SERVICES.name: of_node.get("services", {}),
             ENVIRONMENT.name: of_node.get("environment", InstalledEnvironment()),
             NODES.name: {},
+            SLURM_HERE.name: SlurmHere(),
         }
         found.append(target)
     return Site(cluster, None, found)

@@ -13,7 +13,7 @@ from shardlab.remote import CommandOutput, Unreachable
 class Machine:
     """A node with a boot id: it answers a reboot as `after` says."""
 
-    name, host, port, user, python, wheelhouse = "w1", "10.0.0.1", None, None, "python", None
+    name, host, port, user, python, wheelhouse, may_sudo = "w1", "10.0.0.1", None, None, "python", None, True
 
     def __init__(self, after=("away", "away", "boot-2")):
         self.after, self.boot, self.ran = list(after), "boot-1", []

@@ -13,7 +13,7 @@ from shardlab.remote import CommandOutput, Unreachable
 class Node:
     """One that answers, or not."""
 
-    host, port, user, python, wheelhouse = "10.0.0.1", None, None, "python", None
+    host, port, user, python, wheelhouse, may_sudo = "10.0.0.1", None, None, "python", None, True
 
     def __init__(self, name, answer=None):
         self.name, self.answer, self.asked = name, answer or CommandOutput(0, "", ""), []

@@ -67,6 +67,10 @@ def guard(site: Site, target: Target, folder: str | None = None) -> list[Change]
     if storage.shared is not None and storage.server not in (None, target.node.name):
         needed.append(storage.shared)
     return [
-        shell(f"check that {folder} is mounted", f"mountpoint -q -- {folder} || {{ echo '{BARE}' >&2; exit 1; }}")
+        shell(
+            f"check that {folder} is mounted",
+            f"mountpoint -q -- {folder} || {{ echo '{BARE}' >&2; exit 1; }}",
+            root=site.has_root,
+        )
         for folder in needed
     ]

@@ -11,12 +11,10 @@ from pathlib import PurePosixPath
 
 import templates
 from provision import software
-from provision.fact import Unanswered
 from provision.facts.environment import ENVIRONMENT
-from provision.node import last_line
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write
 from provision.operations import space
-from provision.site import python, requests
+from provision.site import jobs, python, requests
 from provision.site.package_check import PackageCheck
 from provision.site.wheels import PIP, WheelDownload
 from shardlab import container
@@ -35,12 +33,6 @@ rm -rf "$1/venv" "$1/packages.made"
     echo "$2 is $("$2" --version 2>&1); shardlab needs Python 3.11 or newer: set environment.modules or .python" >&2; exit 1; }
 "$2" -m venv "$1/venv"
 """
-# Waits for the job; if it failed, the last line of its log is the reason.
-SUBMIT = f"""\
-{requests.WITHOUT_VARIABLES}
-rm -f -- "$2"
-sbatch --wait --parsable "$1" || {{ test ! -s "$2" || echo "$(tail -n 1 "$2") (see $2)" >&2; exit 1; }}
-"""
 # Prints the list that the job of the script $2 writes into the folder $1.
 SUBMIT_AND_SHOW = f"""\
 {requests.WITHOUT_VARIABLES}
@@ -52,13 +44,6 @@ sbatch --wait --parsable list_packages.sh > /dev/null || {{
     exit 1
 }}
 cat packages.txt
-"""
-# Prints the job that still installs the packages of $1: a second job would install into the same folder.
-INSTALLING = """\
-jobs=$(squeue --noheader --user "$(id -un)" --name shardlab-install --format '%i %T %o') || exit 1
-printf '%s\\n' "$jobs" | while read -r job state script; do
-    test "$script" != "$1/install.sh" || printf '%s (%s)\\n' "$job" "$state"
-done
 """
 UNPACK = """\
 set -e
@@ -134,14 +119,7 @@ def _packages(site: Site, target: Target, folder: PurePosixPath) -> list[Change]
     environment = site.cluster.environment
     space.environment_fits(target, from_index=environment.wheelhouse is None)
     if environment.build != "login":
-        answer = target.node.run(["sh", "-c", INSTALLING, "installing", str(folder)], timeout_s=60)
-        if answer.code != 0:
-            raise Unanswered(f"{target.node.name}: squeue does not say which jobs wait: {last_line(answer)}")
-        if job := answer.stdout.strip():
-            raise Unanswered(
-                f"{target.node.name}: job {job} of an earlier command installs the packages. When the job has ended, run the "
-                "same command again."
-            )
+        jobs.must_not_wait(target.node, f"{folder}/install.sh", "installs the packages")
     interpreter = environment.python or "python3"
     make = python.with_modules(site.cluster, ["sh", "-c", VENV, "venv", str(folder), interpreter])
     changes: list[Change] = [
@@ -157,8 +135,7 @@ def _packages(site: Site, target: Target, folder: PurePosixPath) -> list[Change]
     if environment.build == "login":
         changes.append(_command("install the packages on the login node", ["bash", script], INSTALL_S))
     else:
-        submit = ["sh", "-c", SUBMIT, "submit", script, f"{folder}/install.log"]
-        changes.append(_command("install the packages in a job", submit, INSTALL_S))
+        changes.append(jobs.submit("install the packages in a job", script, f"{folder}/install.log", INSTALL_S))
     return changes
 
 
@@ -180,7 +157,7 @@ def _download(site: Site, target: Target, folder: PurePosixPath, wheels: str) ->
 def _install(site: Site, folder: PurePosixPath, wheels: str | None) -> bytes:
     slurm = site.cluster.slurm
     options = [
-        "--job-name=shardlab-install",
+        f"--job-name={jobs.NAME}",
         f"--output={folder}/install.log",
         *requests.options(site.cluster, nodes=1, minutes=INSTALL_MINUTES),
     ]

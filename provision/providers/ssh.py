@@ -18,6 +18,7 @@ from shardlab.cluster import LOCAL_FOLDER, Cluster, NodeEntry
 from shardlab.remote import Address, CommandOutput, Remote, Unreachable
 from shardlab.workspace import Workspace
 
+NO_ROOT = CommandOutput(1, "", "this needs root, and cluster.yaml says ssh.sudo: false")
 SAID = 2000  # characters of each stream that a node's log keeps of a command
 
 
@@ -33,6 +34,7 @@ class SshNode(msgspec.Struct, eq=False):
     remote: Remote
     log: Path | None = None
     wheelhouse: str | None = None  # a folder of wheels on it, for want of a network
+    may_sudo: bool = True
 
     def run(
         self,
@@ -45,6 +47,8 @@ class SshNode(msgspec.Struct, eq=False):
         secret: bool = False,
     ) -> CommandOutput:
         """See Node. Raises Unreachable."""
+        if root and not self.may_sudo:
+            return NO_ROOT
         with self._named():
             answer = self.remote.run(argv, timeout_s=timeout_s, env=env, stdin=stdin, root=root)
         self._note(("sudo " if root else "") + shlex.join(argv), CommandOutput(answer.code, "", "") if secret else answer)
@@ -61,6 +65,8 @@ class SshNode(msgspec.Struct, eq=False):
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """See Node. Raises Unreachable."""
+        if owner and not self.may_sudo:
+            return NO_ROOT
         with self._named():
             answer = self.remote.put(content, path, mode=mode, owner=owner)
         self._note(f"put {path} ({len(content)} bytes, {mode:o}, {owner})", answer)
@@ -118,7 +124,8 @@ def of(
     log = workspace.own / "log" / f"{entry.name}.log"
     folder = f"{cluster.storage.shared}/shardlab" if cluster.storage.shared else LOCAL_FOLDER
     python = f"{folder}/python-{software.digest()}/bin/python"
-    return SshNode(entry.name, host, entry.port, address.user, identity, python, Remote(address), log, wheelhouse)
+    remote = Remote(address, may_sudo=ssh.sudo)
+    return SshNode(entry.name, host, entry.port, address.user, identity, python, remote, log, wheelhouse, ssh.sudo)
 
 
 PROVIDER = Provider("ssh", "its machines already exist", nodes)

@@ -20,6 +20,9 @@ class PackageCheck:
     advice: what to do if the packages cannot be listed.
     """
 
+    needs_root = False
+    script = ""
+
     def __init__(self, what: str, argv: Sequence[str], folder: PurePosixPath, limit_s: float, advice: str) -> None:
         self.what, self.argv, self.folder, self.limit_s, self.advice = what, argv, folder, limit_s, advice
         self._differences: str | None = None

@@ -53,6 +53,9 @@ class WheelDownload:
     folder of this machine for a temporary copy; None: this machine is the login node.
     """
 
+    needs_root = False
+    script = ""
+
     def __init__(
         self,
         on_node: Sequence[str],
