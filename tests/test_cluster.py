@@ -61,7 +61,10 @@ SITE = "schema: 1\nname: site\nprovider: slurm\nslurm: {partition: gpu}\nstorage
         ),
         (SITE + "environment: {container: /a.sif}\n", "environment: container and runtime belong together"),
         (SITE + "environment: {runtime: pyxis}\n", "environment: container and runtime belong together"),
-        (SITE + "environment: {container: /a.sif, runtime: docker}\n", "runtime: found the text 'docker'. Allowed: apptainer, pyxis"),
+        (
+            SITE + "environment: {container: /a.sif, runtime: docker}\n",
+            "runtime: found the text 'docker'. Allowed: apptainer, pyxis",
+        ),
         (
             SITE + "environment: {container: 'docker://a', runtime: apptainer}\n",
             "environment.container: found docker://a. Allowed with the runtime apptainer: the absolute path of an image",
