@@ -48,6 +48,7 @@ class LoginNode:
         self.host, self.port, self.user, self.identity = address.host, address.port, address.user, address.identity
         self.python = python
         self.wheelhouse: str | None = None
+        self.venv_python = "python3"
         self._command = ssh_command(address)
         self._running: dict[str, str] = {}  # the beginning of each command that runs, by its mark
         self._is_open = False

@@ -47,6 +47,7 @@ class PretendedNode(msgspec.Struct, eq=False):
     identity: Path | None
     python: str
     wheelhouse: str | None
+    venv_python: str
     running: tuple[str, ...] = ()
 
     def end(self, limit_s: float) -> None:
@@ -114,4 +115,6 @@ def facts(path: Path, nodes: Sequence[Node]) -> list[Facts]:
 
 
 def _pretended(node: Node) -> PretendedNode:
-    return PretendedNode(node.name, node.host, node.port, node.user, node.identity, node.python, node.wheelhouse)
+    return PretendedNode(
+        node.name, node.host, node.port, node.user, node.identity, node.python, node.wheelhouse, node.venv_python
+    )

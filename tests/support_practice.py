@@ -58,10 +58,11 @@ def are_archives_away(said: str) -> bool:
 class Practice:
     """A workspace with the cluster file, and `provision` on it as a person runs it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, release: str | None) -> None:
         self.folder = folder
         self.file = folder / "cluster.yaml"
-        self.file.write_text(FILE.replace("SHARED", str(folder / "shared")))
+        more = f"release: {release}\n" if release else ""
+        self.file.write_text(FILE.replace("SHARED", str(folder / "shared")) + more)
         self.cluster = cluster.load(self.file)
         self.nodes = {node.name: node for node in virtual.nodes(self.cluster, Workspace(folder))}
 
@@ -110,10 +111,10 @@ def states(said: dict) -> dict:
     return {(node["name"], one["name"]): one for node in said["nodes"] for one in node["operations"]}
 
 
-def clusters(folder: Path) -> Iterator[Practice]:
-    """A verified cluster, taken down at the end so that nothing of it is left."""
+def clusters(folder: Path, release: str | None) -> Iterator[Practice]:
+    """A verified cluster of practice nodes of this release, taken down at the end so that nothing of it is left."""
     folder.mkdir()
-    found = Practice(folder)
+    found = Practice(folder, release)
     found.provision("down")
     before = _state()  # other clusters may be up
     with found.start("warm") as warm:

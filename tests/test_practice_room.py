@@ -17,8 +17,8 @@ def three(tmp_path, monkeypatch):
     monkeypatch.setattr(virtual, "INSTANCES", tmp_path / "limit")
     monkeypatch.setattr(virtual, "STATE", tmp_path / "state")
     monkeypatch.setattr("provision.practice.machine.STATE", tmp_path / "state")
-    monkeypatch.setattr(base, "check", lambda: None)  # whatever this machine is
-    monkeypatch.setattr(base, "folder", lambda _packages: tmp_path / "base")
+    monkeypatch.setattr(base, "check", lambda _release=None: None)  # whatever this machine is
+    monkeypatch.setattr(base, "folder", lambda _packages, _release: tmp_path / "base")
     (tmp_path / "state").mkdir(mode=0o700)
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE.replace("SHARED", str(tmp_path / "shared")))

@@ -36,6 +36,7 @@ class LocalNode(msgspec.Struct, eq=False):
     identity: Path | None = None
     python: str = sys.executable
     wheelhouse: str | None = None
+    venv_python: str = sys.executable
 
     def run(
         self,
