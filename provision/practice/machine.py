@@ -152,8 +152,8 @@ class PracticeMachine(msgspec.Struct, frozen=True):
             note.write_text(self.base.name, encoding="utf-8")
         elif not note.exists() or note.read_text(encoding="utf-8") != self.base.name:
             raise NoBase(
-                f"{self.name}: this practice node was made by another version of shardlab; remove the nodes of "
-                f"{self.cluster} with provision FILE down, and run the same command again."
+                f"{self.name}: this practice node was made by another version of shardlab, or for another release; remove the "
+                f"nodes of {self.cluster} with provision FILE down, and run the same command again."
             )
 
     def _personalise(self) -> None:

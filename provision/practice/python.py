@@ -17,13 +17,19 @@ from provision.practice.base import NoBase, run
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 PREFIX = "/opt/python"  # on a node: the folder of this machine's Python
-COMMANDS = f"/opt/python-{VERSION}/bin"  # what the module adds to PATH; PREFIX/bin may have other programs of this machine
+HOME = f"/opt/python-{VERSION}"  # the same, but with nothing but the interpreter in bin
+COMMANDS = f"{HOME}/bin"  # what the module adds to PATH
 INTERPRETER = f"{COMMANDS}/python3"
 LIBRARIES = "/opt/python-libraries"
 MODULE = f"etc/environment-modules/modules/python/{VERSION}"
 # ldconfig takes these files in their order, and a library from the first folder that has it: Debian's own come first.
 LINKER = "etc/ld.so.conf.d/zz-python.conf"
-NEEDED = "ctypes, ssl, venv, zlib"  # for pip and torch
+# $1: the folder of this machine's Python. $2: the base, in which an environment is made as provisioning does.
+PROOF = f"""\
+mount --bind -o ro "$1" "$2{PREFIX}" && mount -t tmpfs tmpfs "$2/tmp" && exec chroot "$2" sh -ec '
+{INTERPRETER} -m venv /tmp/venv
+/tmp/venv/bin/python -m pip --version
+/tmp/venv/bin/python -c "import ctypes, ssl, zlib"'"""
 
 
 def folder() -> Path:
@@ -34,17 +40,20 @@ def folder() -> Path:
 def offer(base: Path) -> None:
     """Make a module of this machine's Python in the base. Raises NoBase if it does not run there."""
     (base / PREFIX[1:]).mkdir(parents=True)
+    home = base / HOME[1:]
+    home.mkdir(parents=True)
+    for name in ("include", "lib"):
+        (home / name).symlink_to(f"{PREFIX}/{name}")
     commands = base / COMMANDS[1:]
-    commands.mkdir(parents=True)
+    commands.mkdir()
     for name in ("python3", f"python{VERSION}"):
         (commands / name).symlink_to(f"{PREFIX}/bin/python{VERSION}")
     module = base / MODULE
     module.parent.mkdir(parents=True, exist_ok=True)
     module.write_text(f'#%Module1.0\nmodule-whatis "Python {VERSION}"\nprepend-path PATH {COMMANDS}\n')
     _copy_libraries(base)
-    proof = f'mount --bind -o ro "$1" "$2{PREFIX}" && exec chroot "$2" {INTERPRETER} -c "import {NEEDED}"'
     try:
-        run(["unshare", "--mount", "sh", "-c", proof, "proof", str(folder()), str(base)])
+        run(["unshare", "--mount", "sh", "-c", PROOF, "proof", str(folder()), str(base)])
     except NoBase as error:
         raise NoBase(f"this machine's Python {VERSION} does not run on practice nodes of another release: {error}") from None
 
