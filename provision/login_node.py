@@ -35,6 +35,7 @@ class LoginNode:
         self.python = python
         self.wheelhouse: str | None = None
         self.may_sudo = False
+        self.venv_python = "python3"
         self._command = ssh_command(address)
         self._running: dict[str, str] = {}  # the beginning of each command that runs, by its mark
         self._is_open = False

@@ -48,6 +48,7 @@ class PretendedNode(msgspec.Struct, eq=False):
     python: str
     wheelhouse: str | None
     may_sudo: bool
+    venv_python: str
     running: tuple[str, ...] = ()
 
     def end(self, limit_s: float) -> None:
@@ -115,4 +116,5 @@ def facts(path: Path, nodes: Sequence[Node]) -> list[Facts]:
 
 
 def _pretended(node: Node) -> PretendedNode:
-    return PretendedNode(node.name, node.host, node.port, node.user, node.identity, node.python, node.wheelhouse, node.may_sudo)
+    login = (node.name, node.host, node.port, node.user, node.identity)
+    return PretendedNode(*login, node.python, node.wheelhouse, node.may_sudo, node.venv_python)

@@ -18,6 +18,7 @@ from shardlab.slurm_keys import Gpus, Slurm
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")]
 Role = Literal["controller", "worker"]
+Release = Literal["bookworm", "trixie", "sid"]  # of Debian
 HOST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$")
 MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*$")  # other signs have a meaning in the options that mount folders in a container
 REMOTE = (
@@ -25,6 +26,7 @@ REMOTE = (
     "nodes",
     "ssh",
     "lan",
+    "release",
     "gpus",
     "storage",
     "environment",
@@ -155,6 +157,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     provider: `local` uses this machine as the only node; `ssh` uses existing machines, listed under `nodes`; `virtual` boots
     practice nodes on this machine; `slurm` uses a managed Slurm site, where nothing needs root.
     login: null: this machine is the login node (provider slurm).
+    release: the release of Debian on practice nodes (provider virtual), which decides their Slurm and systemd; null: this
+    machine's own release.
     slurm: null: the cluster has no Slurm; runs on its nodes are started over SSH.
     """
 
@@ -165,6 +169,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: list[NodeEntry] = []
     ssh: Ssh = msgspec.field(default_factory=Ssh)
     lan: Lan = msgspec.field(default_factory=Lan)
+    release: Release | None = None
     gpus: Gpus | None = None
     storage: Storage = msgspec.field(default_factory=Storage)
     environment: Environment = msgspec.field(default_factory=Environment)
@@ -242,7 +247,7 @@ def _check_nodes(text: document.Document, cluster: Cluster) -> None:
 
 def _check_site(text: document.Document, cluster: Cluster) -> None:
     """A managed Slurm site: Slurm knows its nodes, and nothing is installed on them."""
-    for key in ("nodes", "lan"):
+    for key in ("nodes", "lan", "release"):
         if getattr(cluster, key) != getattr(THIS_MACHINE, key):
             raise text.error((key,), "not allowed with provider slurm, because Slurm itself knows the nodes. Remove it.")
     for key in ("server", "disk", "mount"):
@@ -275,6 +280,8 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
     if cluster.login is not None:
         raise text.error(("login",), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm.")
     environment_keys.check_installed(text, cluster.environment, cluster.provider)
+    if cluster.provider == "ssh" and cluster.release is not None:
+        raise text.error(("release",), "not allowed with provider ssh, whose machines already exist. Remove it.")
     if not cluster.nodes:
         raise text.error(("provider",), f"provider {cluster.provider} needs nodes. Allowed: one or more, in the list nodes.")
     names = [entry.name for entry in cluster.nodes]

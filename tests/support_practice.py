@@ -122,10 +122,10 @@ def states(said: dict) -> dict:
     return {(node["name"], one["name"]): one for node in said["nodes"] for one in node["operations"]}
 
 
-def clusters(folder: Path, file: str = FILE) -> Iterator[Practice]:
-    """A verified cluster, taken down at the end so that nothing of it is left."""
+def clusters(folder: Path, file: str = FILE, release: str | None = None) -> Iterator[Practice]:
+    """A verified cluster of practice nodes of this release, taken down at the end so that nothing of it is left."""
     folder.mkdir()
-    found = Practice(folder, file)
+    found = Practice(folder, file + (f"release: {release}\n" if release else ""))
     name = found.cluster.name
     found.provision("down")
     before = _state()  # other clusters may be up

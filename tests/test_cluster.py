@@ -33,6 +33,12 @@ SITE = "schema: 1\nname: site\nprovider: slurm\nslurm: {partition: gpu}\nstorage
         (SITE.replace("slurm: {partition: gpu}\n", ""), "3:11: provider: provider slurm needs the key slurm."),
         (SITE.replace("storage: {shared: /scratch/a}\n", ""), "3:11: provider: provider slurm needs storage.shared."),
         (SITE + "nodes: [{name: a}]\n", "nodes: not allowed with provider slurm"),
+        (SITE + "release: sid\n", "release: not allowed with provider slurm"),
+        ("schema: 1\nname: a\nprovider: local\nrelease: sid\n", "release: not allowed with provider local"),
+        (
+            "schema: 1\nname: a\nprovider: ssh\nnodes: [{name: a, host: b}]\nrelease: sid\n",
+            "release: not allowed with provider ssh, whose machines already exist.",
+        ),
         (SITE.replace("shared: /scratch/a", "shared: /scratch/a, disk: /dev/sdb"), "disk: not allowed with provider slurm"),
         (
             SITE.replace("partition: gpu", "partitions: [{name: a, gpus: {per_node: 4}}]"),

@@ -200,6 +200,27 @@ def test_a_kernel_that_is_shared_gets_no_cgroups_of_slurms():
     assert b"Constrain" not in written["/etc/slurm/cgroup.conf"]
 
 
+@pytest.mark.parametrize(
+    ("slurmctld", "plugin"),
+    [
+        ("22.05.8-4+deb12u3", "cgroup/v2"),
+        ("23.11.4-1.2ubuntu5", "cgroup/v2"),
+        ("24.05.2-1", "disabled"),
+        ("24.11.5-4+deb13u1", "disabled"),
+        ("26.05.5-1", "disabled"),
+    ],
+)
+def test_containers_of_version_2_alone_use_no_control_groups_where_slurm_can_do_without(slurmctld, plugin):
+    containers = site()
+    for target in containers.targets:
+        target.facts.answers[SYSTEM.name] = msgspec.structs.replace(A_MACHINE, virt="systemd-nspawn")
+    containers.targets[0].facts.answers[PACKAGES.name] = Packages({"slurmctld": slurmctld}, interrupted=False)
+    assert f"CgroupPlugin={plugin}\n".encode() in slurm_files.files(containers)["/etc/slurm/cgroup.conf"]
+    machines = site()
+    machines.targets[0].facts.answers[PACKAGES.name] = Packages({"slurmctld": slurmctld}, interrupted=False)
+    assert b"CgroupPlugin=cgroup/v2\n" in slurm_files.files(machines)["/etc/slurm/cgroup.conf"]
+
+
 def test_a_controller_that_is_right_asks_for_nothing_and_one_that_missed_a_start_gets_it():
     one = site()
     head = one.targets[0]
@@ -261,6 +282,14 @@ def test_the_environment_is_named_by_its_packages_and_made_once_on_shared_storag
         "head makes the environment for all nodes, on the shared storage"
     )
     assert not isinstance(environment.plan(shared, shared.targets[0]), Nothing)
+
+
+def test_the_environment_is_made_from_the_interpreter_that_the_node_names():
+    one = site()
+    assert "runuser -u alice -- python3 -m venv" in "\n".join(commands(environment.plan(one, one.targets[1])))
+    one.targets[1].node.venv_python = "/opt/python-3.11/bin/python3"
+    made = "\n".join(commands(environment.plan(one, one.targets[1])))
+    assert "runuser -u alice -- /opt/python-3.11/bin/python3 -m venv" in made
 
 
 def test_the_source_is_the_same_bytes_each_time():

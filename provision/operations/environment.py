@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from provision import software
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.system import SYSTEM
+from provision.node import Node
 from provision.operation import Change, Nothing, Operation, Site, Target, Write, shell
 from provision.operations import fstab
 
@@ -24,7 +25,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     owner = target.facts[SYSTEM].user
     changes: list[Change] = []
     if installed.packages != software.digest():
-        changes += _packages(site, folder, owner, target.node.wheelhouse)
+        changes += _packages(site, folder, owner, target.node)
     source = software.source_digest()
     if changes or installed.source != source:
         archive = f"{folder}/source-{source}.tar"
@@ -40,11 +41,12 @@ def _owner(site: Site, owner: str) -> str:
     return f"{owner}:" if site.has_root else ""
 
 
-def _packages(site: Site, folder: PurePosixPath, owner: str, wheelhouse: str | None) -> list[Change]:
+def _packages(site: Site, folder: PurePosixPath, owner: str, node: Node) -> list[Change]:
     """It is made in its final folder, because a Python environment cannot be moved; a file marks it as complete."""
+    wheelhouse = node.wheelhouse
     constraints = f"{folder}/constraints.txt"
     as_user, make_folder = (f"runuser -u {owner} -- ", f"install -d -o {owner}") if site.has_root else ("", "install -d")
-    begin = f"rm -rf {folder}; {make_folder} {folder}; {as_user}python3 -m venv {folder}"
+    begin = f"rm -rf {folder}; {make_folder} {folder}; {as_user}{node.venv_python} -m venv {folder}"
     from_where = f"--no-index --find-links {wheelhouse}" if wheelhouse else ""
     words = " ".join(f"'{word}'" for word in software.requirements())
     pip = f"{as_user}{folder}/bin/python -m pip --disable-pip-version-check -q install"

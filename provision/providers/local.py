@@ -37,6 +37,7 @@ class LocalNode(msgspec.Struct, eq=False):
     python: str = sys.executable
     wheelhouse: str | None = None
     may_sudo: bool = True
+    venv_python: str = sys.executable
 
     def run(
         self,

@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
@@ -35,6 +35,7 @@ class SshNode(msgspec.Struct, eq=False):
     log: Path | None = None
     wheelhouse: str | None = None  # a folder of wheels on it, for want of a network
     may_sudo: bool = True
+    venv_python: str = "python3"
 
     def run(
         self,
@@ -108,8 +109,13 @@ def of(
     identity: Path | None = None,
     user: str | None = None,
     wheelhouse: str | None = None,
+    venv_python: str = "python3",
 ) -> SshNode:
-    """A node of the file at an address."""
+    """A node of the file at an address.
+
+    venv_python: the interpreter from which its environment is made. An environment of another one than the node's own has a
+    folder of its own: the same shared folder may serve nodes of several releases.
+    """
     ssh = cluster.ssh
     if identity is None and ssh.identity is not None:
         identity = workspace.relative(ssh.identity)
@@ -123,9 +129,11 @@ def of(
     )
     log = workspace.own / "log" / f"{entry.name}.log"
     folder = f"{cluster.storage.shared}/shardlab" if cluster.storage.shared else LOCAL_FOLDER
-    python = f"{folder}/python-{software.digest()}/bin/python"
+    of_its_own = "" if venv_python == "python3" else f"-{PurePosixPath(venv_python).parent.parent.name}"
+    python = f"{folder}/python-{software.digest()}{of_its_own}/bin/python"
     remote = Remote(address, may_sudo=ssh.sudo)
-    return SshNode(entry.name, host, entry.port, address.user, identity, python, remote, log, wheelhouse, ssh.sudo)
+    login = (entry.name, host, entry.port, address.user, identity)
+    return SshNode(*login, python, remote, log, wheelhouse, ssh.sudo, venv_python)
 
 
 PROVIDER = Provider("ssh", "its machines already exist", nodes)
