@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support_long import LONG
 from support_practice import WHY, clusters
 from support_slurm import FOREVER, MATRIX, Desk, SlurmCluster
 
@@ -125,6 +126,8 @@ ssh: {between_nodes: true}
 def apart():
     if WHY is not None:
         pytest.skip(WHY)
+    if not LONG:
+        pytest.skip("only in the long form")
     for made in clusters(Path("/srv") / f"shardlab-test-{os.getpid()}-apart", APART):
         yield SlurmCluster(made.folder)
 
