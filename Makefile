@@ -7,8 +7,8 @@ PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip --disable-p
 WORKSPACE ?= workspace
 # HolisticTraceAnalysis, the reference of `collect trace --like-hta`, brings some hundred packages: it gets an environment of its own.
 HTA := .venv-hta
-NEEDS := chromium systemd-nspawn debootstrap ip ssh-keygen rsync pdflatex pdftotext zsh fish g++
-SYSTEM := chromium systemd-container debootstrap iproute2 openssh-client rsync texlive-latex-recommended poppler-utils zsh fish g++
+NEEDS := chromium systemd-nspawn debootstrap ch-run ip ssh-keygen rsync pdflatex pdftotext zsh fish g++
+SYSTEM := chromium systemd-container debootstrap charliecloud-runtime iproute2 openssh-client rsync texlive-latex-recommended poppler-utils zsh fish g++
 # One worker a core and one for the tests on practice nodes, which mostly wait (tests/support_lanes.py).
 SIDE_BY_SIDE := --numprocesses auto --dist loadscope --no-loadscope-reorder
 

@@ -151,6 +151,8 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
             output.detail(f"{run.run}: {name}: the file is new since the run was fetched")
         for problem in run.problems:
             output.remark(f"{run.run}: {problem}", style="red")
+        for sentence in run.parts:
+            output.remark(f"{run.run}: {sentence}", style="red")
         for name, kind in run.not_regular.items():
             output.remark(
                 f"{run.run}: {name} is {kind}; only regular files and folders with names in UTF-8 are fetched", style="red"

@@ -27,7 +27,7 @@ from jobs.hang_detection import HangWatch
 from jobs.launcher import launcher
 from jobs.slurm import query, states
 from jobs.slurm.commands import call, is_down
-from jobs.ssh import step
+from jobs.ssh import node_folders, step
 from shardlab import checkpoint, console, host, source_digest, suspension
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.run import SAVE_AT
@@ -78,7 +78,10 @@ class Attempt:
         try:
             extra = self._prepared()
         except ShardlabError as error:
-            self._event("exited", code=1, reason="failed", why=str(error))
+            lost = isinstance(error, step.Lost)
+            if isinstance(error, step.Lost):
+                self._event(step.LOST, node=error.node, why=str(error))
+            self._event("exited", code=1, reason="node_fail" if lost else "failed", why=str(error))
             raise
         saved = _saved_step(self.folder)
         code, reason = self._supervised(extra)
@@ -140,6 +143,8 @@ class Attempt:
         if sampler is not None:
             node_processes.end(sampler, signal.SIGTERM, 2.0)
         node_processes.end_strays(str(self.folder.path))
+        if self.ranks_here:
+            node_processes.remove_data_copies(self.folder)
         if self.ranks_here and code != 0 and reason is None and node_processes.oom_kills() > kills_before:
             self._event("oom", why="out of host memory: the kernel's OOM killer ended a process during the run")
         return code, reason
@@ -169,6 +174,9 @@ class Attempt:
         self._wait_for_slurm()
         if self.ranks_here:  # else one task on each node waits (jobs/step_task.py)
             wait_for_gpus.wait(self.folder, self.run, os.environ, lambda: self.told or self._asked_to_end())
+        if self.run.separate_folders:
+            nodes = step.chosen(self.folder, self.run)
+            node_folders.send(self.folder, self.run, nodes, lambda: self.told or self._asked_to_end())
         # Without Slurm, this machine may not be a node of the run: jobs.ssh.step calls the nodes together.
         place = rendezvous.call_together(self.run.world.nnodes) if self.run.scheduler != "ssh" else {}
         return place | launcher(self.run.launcher).prepare(self.folder, self.run)

@@ -42,6 +42,8 @@ class DataSetQuestion(msgspec.Struct, frozen=True):
 def look(cells: Sequence[Cell], source: RenderContext, workspace: Workspace) -> MissingData:
     """Which data sets of these cells are missing. Files of another machine say nothing about the nodes of a cluster."""
     where, options = source.where, [cell.options for cell in cells]
+    if where.data.stage == "node" and (refused := [why for one in options if (why := data_sets.not_copied(one))]):
+        return MissingData(list(dict.fromkeys(refused)))
     names = _names(options)
     if not names:
         return MissingData()

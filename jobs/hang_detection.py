@@ -50,14 +50,14 @@ class HangWatch:
         return f"no progress for {self._limit_s:g} s (hang_limit): {_behind(last, ranks)}; {stacks}"
 
     def _moved(self, *, ask: bool) -> bool:
-        now = frozenset(_files(self._folder.path, ask=ask))
+        now = frozenset(files_of(self._folder.path, ask=ask))
         moved = now != self._seen
         if moved:
             self._seen, self._still_s = now, 0.0
         return moved
 
 
-def _files(folder: Path, *, ask: bool) -> Iterator[tuple[str, int, int]]:
+def files_of(folder: Path, *, ask: bool) -> Iterator[tuple[str, int, int]]:
     """(path, bytes, time of the last change in ns) of each file that is progress."""
     # Checkpoints come and go, and a disk that fails for a moment must not end a run.
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
@@ -65,7 +65,7 @@ def _files(folder: Path, *, ask: bool) -> Iterator[tuple[str, int, int]]:
             with contextlib.suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
                     if entry.name not in NO_PROGRESS:
-                        yield from _files(Path(entry.path), ask=ask)
+                        yield from files_of(Path(entry.path), ask=ask)
                     continue
                 if ask:
                     os.close(os.open(entry.path, os.O_RDONLY | os.O_NONBLOCK))

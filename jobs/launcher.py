@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -43,10 +43,11 @@ class Launcher(msgspec.Struct, frozen=True):
     sbatch: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
 
-    def srun(self, run: Run, python: str, *, overlap: bool = False) -> list[str]:
+    def srun(self, run: Run, python: str, *, overlap: bool = False, container: Sequence[str] = ()) -> list[str]:
         """argv that starts all ranks from within a job: a step with its tasks, which ends as a whole when one fails.
 
-        overlap: whether the step may use what another step holds, such as the shell of an allocation.
+        python: the interpreter of ranks. overlap: whether the step may use what another step holds, such as the shell of an
+        allocation. container: the options of srun that start each task in a container.
         """
         tasks = run.world.nproc_per_node if self.per_rank else 1
         step = [
@@ -57,7 +58,7 @@ class Launcher(msgspec.Struct, frozen=True):
             step.append("--overlap")
         if self.per_rank:
             step.append("--distribution=block")  # ranks that follow each other share a node, as with the other launchers
-        return [*step, python, "-m", "jobs.step_task", ".", "--", *self.task(run, python)]
+        return [*step, *container, python, "-m", "jobs.step_task", ".", "--", *self.task(run, python)]
 
 
 @functools.cache

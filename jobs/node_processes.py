@@ -9,11 +9,13 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from socket import gethostname
 
 import psutil
 
+from shardlab import node_folder
 from shardlab.errors import ShardlabError
 from shardlab.rundir import RunDir
 
@@ -74,6 +76,19 @@ def end_strays(mark: str) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(strays, timeout=1)
+
+
+def remove_data_copies(folder: RunDir) -> None:
+    """Remove the copies of data sets on this node that no process uses: the last rank removes them, unless it was killed.
+
+    The fork server ends its ranks by itself, so a rank may use the copy of this run for a moment longer.
+    """
+    if folder.read_run().data_stage != "node":
+        return
+    ends = time.monotonic() + GRACE_S
+    with contextlib.suppress(ShardlabError):  # the next run on this node removes them
+        while any(name.startswith(folder.run_id) for name in node_folder.remove_unused()) and time.monotonic() < ends:
+            time.sleep(0.1)
 
 
 def is_of(pid: int, folder: RunDir) -> bool:

@@ -144,8 +144,6 @@ def must_suit(where: Cluster, workspace: Workspace) -> None:
 
 def _must_suit_ssh(where: Cluster, workspace: Workspace) -> None:
     """Raises InputError if runs cannot start over SSH on the nodes."""
-    if where.storage.shared is None:
-        raise InputError(remote_workspace.NO_SHARED_FOLDER.format(where.name))
     if not where.ssh.between_nodes:
         raise InputError(f"the cluster {where.name}: without Slurm, its nodes start runs over SSH. {BETWEEN_NODES}.")
     inventory.read(workspace, where.name)

@@ -18,7 +18,7 @@ from jobs.launcher import launcher
 from jobs.reconcile import not_replaceable
 from jobs.scheduler import scheduler
 from jobs.slurm import request
-from shardlab import __version__, files, host, source_digest
+from shardlab import __version__, container, files, host, source_digest
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import ShardlabError
@@ -109,6 +109,7 @@ def run_of(
         world=World(cell.nnodes, cell.world_size // cell.nnodes, cell.world_size),
         cluster=cluster_of(source),
         data_path=source.data_path,
+        data_stage=source.where.data.stage,
         versions=source.versions,
         git_commit=source.git_commit,
         templates=source.digests,
@@ -122,6 +123,7 @@ def run_of(
         requeues=slurm.requeue if slurm is not None and source.scheduler == "slurm" else 0,
         avoid=list(avoid),
         shares_nodes=slurm is not None and source.scheduler == "slurm" and not slurm.exclusive,
+        separate_folders=source.scheduler == "ssh" and source.where.has_separate_folders,
         wait_gpus_s=source.wait_gpus_s,
     )
 
@@ -130,14 +132,15 @@ def script(run: Run, folder: Path, where: Cluster, own_templates: Path | None) -
     """The run's script. A dry run shows the same text that `write` writes."""
     python, started = os.environ.get(PYTHON, sys.executable), launcher(run.launcher)
     values = {"run": run, "folder": folder, "python": python}
+    of_ranks, inside = container.rank_python(where, python), container.srun_options(where, str(folder))
     if run.scheduler == "local":
         values["command"] = started.command(run, python)
     elif run.scheduler == "allocation":
-        values["command"] = started.srun(run, python, overlap=True)
+        values["command"] = started.srun(run, of_ranks, overlap=True, container=inside)
     elif run.scheduler == "ssh":
         values["command"] = [python, "-m", "jobs.ssh.step", ".", "--", *started.task(run, python)]
     else:
-        values |= {"command": started.srun(run, python), "options": request.options(run, where)}
+        values |= {"command": started.srun(run, of_ranks, container=inside), "options": request.options(run, where)}
     return scripts.render(scheduler(run.scheduler).TEMPLATE, own_templates, **values)
 
 

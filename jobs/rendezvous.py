@@ -17,7 +17,7 @@ from shardlab.errors import ShardlabError
 
 RENDEZVOUS, MEETING = "SHARDLAB_RENDEZVOUS", "SHARDLAB_MEETING"
 PORTS = range(20_000, 30_000)  # below the ports that Linux gives to outgoing connections
-# Without Slurm: the number of this node in its run, from 0, and the addresses of all nodes of the run.
+# The number of this node in its run, from 0 (without Slurm), and the names or addresses of all nodes of the run.
 NODE, NODES = "SHARDLAB_NODE", "SHARDLAB_NODES"
 
 
@@ -33,11 +33,13 @@ class RendezvousInterface(msgspec.Struct, frozen=True):
 
 
 def call_together(nnodes: int) -> dict[str, str]:
-    """Choose the rendezvous, on the job's first node. Returns its address and its name as variables for the ranks.
+    """Choose the rendezvous, on the job's first node. Returns its address, its name and the job's nodes as variables for the
+    ranks, which cannot ask Slurm in a container.
 
     The port is free now. If another program takes it before the ranks start, the run fails with that reason. Raises NoMeeting.
     """
-    node = os.environ.get("SLURMD_NODENAME") or _first_node()
+    names = _nodes_of_job()  # if `salloc` started this process on the login node, only the list says which node is the first
+    node = os.environ.get("SLURMD_NODENAME") or next(iter(names), socket.gethostname())
     address = "127.0.0.1" if nnodes == 1 else _address(node)
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
         try:
@@ -49,7 +51,7 @@ def call_together(nnodes: int) -> dict[str, str]:
             port = secrets.choice(PORTS)  # the address is of another node: this process runs where `salloc` was called
     host = f"[{address}]" if ":" in address else address
     name = f"{os.environ.get('SLURM_JOB_ID', 'local')}-{os.environ.get('SLURM_RESTART_COUNT', '0')}-{port}"
-    return {RENDEZVOUS: f"{host}:{port}", MEETING: name}
+    return {RENDEZVOUS: f"{host}:{port}", MEETING: name, NODES: ",".join(names)}
 
 
 def node_number(environment: Mapping[str, str]) -> int:
@@ -80,11 +82,12 @@ def way_to(rendezvous: str, others: Sequence[str]) -> RendezvousInterface:
     return RendezvousInterface(here[own], own)
 
 
-def _first_node() -> str:
-    """The first node of the allocation if `salloc` started this process on the login node, else this machine."""
+def _nodes_of_job() -> list[str]:
+    """The names of the job's nodes; [] outside of a job. Only Slurm can expand a list; one name needs no command."""
     listed = os.environ.get("SLURM_JOB_NODELIST", "")
-    names = call(["scontrol", "show", "hostnames", listed]).stdout.split() if listed else []
-    return names[0] if names else socket.gethostname()
+    if not any(sign in listed for sign in "[,"):
+        return [listed] if listed else []
+    return call(["scontrol", "show", "hostnames", listed]).stdout.split()
 
 
 def _address(node: str) -> str:

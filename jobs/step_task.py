@@ -20,7 +20,6 @@ from types import FrameType
 
 from jobs import node_processes, wait_for_gpus
 from jobs.rendezvous import NODES, RENDEZVOUS, node_number, way_to
-from jobs.slurm.commands import call
 from shardlab import console
 from shardlab.errors import InputError, ShardlabError
 from shardlab.rundir import RunDir
@@ -33,7 +32,7 @@ def main(argv: list[str]) -> int:
     folder = RunDir(Path(argv[0]).absolute())
     if RENDEZVOUS not in os.environ:
         raise InputError(f"{RENDEZVOUS} is not set; jobs.attempt sets it.")
-    way = way_to(os.environ[RENDEZVOUS], _nodes())
+    way = way_to(os.environ[RENDEZVOUS], [name for name in os.environ.get(NODES, "").split(",") if name])
     node = node_number(os.environ)
     first_here = os.environ.get("SLURM_LOCALID", "0") == "0"
     mark = f"{folder.path}#{os.environ.get('SLURM_PROCID', node)}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
@@ -68,6 +67,8 @@ def main(argv: list[str]) -> int:
     if sampler is not None:
         node_processes.end(sampler, signal.SIGTERM, 2.0)
     node_processes.end_strays(mark)
+    if first_here:
+        node_processes.remove_data_copies(folder)
     if code and node_processes.oom_kills() > kills_before:
         why = f"out of host memory: the kernel's OOM killer ended a process on {gethostname()} during the run"
         folder.write_event(f"node-{gethostname()}", "oom", why=why)
@@ -95,16 +96,6 @@ def _forward(ranks: subprocess.Popen[bytes]) -> list[float]:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, forward)
     return asked
-
-
-def _nodes() -> list[str]:
-    """The names or addresses of the run's nodes."""
-    if NODES in os.environ:
-        return os.environ[NODES].split(",")
-    listed = os.environ.get("SLURM_JOB_NODELIST", "")
-    if not any(sign in listed for sign in "[,"):
-        return [listed] if listed else []
-    return call(["scontrol", "show", "hostnames", listed]).stdout.split()
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ VERBS = {
 }
 
 UNLOCKED = ("plan", "facts", "request")  # they change nothing, and do not disturb other commands
+LOGIN_S = 30.0
+BY_ROOT = "send the commands that `provision CLUSTER.yaml plan` prints to an administrator, then run the same command again"
 AGAIN = "fix the problem that this operation reports and run the same command again; it continues from there"
 
 EXAMPLE = """\
@@ -168,7 +170,7 @@ def _converge(
 ) -> int:
     with interruption.handled([target.node for target in site.targets], lambda: len(BEGUN)):
         steps, findings = _carried_out(output, verb, site, targets, order, chosen, parallel)
-    failed = [step for step in steps if step.state == "failed"]
+    failed = [step for step in steps if step.state in ("failed", "administrator")]
     display.machines(output, targets)
     if findings:
         display.checks(output, findings)
@@ -191,15 +193,26 @@ def _carried_out(
         each(targets, _ask_all)
     steps = []
     if verb in ("apply", "plan"):
+        if site.cluster.login is not None and not site.pretended:
+            site.targets[0].node.run(["true"], timeout_s=LOGIN_S)  # OpenSSH may ask for a password: not below a live table
         with progress.shown(output, [target.node.name for target in targets], len(order)) as watch:
             steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", parallel=parallel, watch=watch)
     if steps and not STOPPING.is_set():
         display.operations(output, steps)
+    if verb == "verify" and not site.has_root:  # the checks alone would not say what is missing
+        planned = converge(site, order, targets=targets, chosen=chosen, dry=True, parallel=parallel)
+        steps = [step for step in planned if step.state == "administrator"]
+        site.left.clear()
     failed = {step.node: step.operation for step in steps if step.state == "failed"}
+    missing = display.administrator_parts(steps)
     findings: list[Finding] = []
     if verb in ("apply", "verify"):
         findings = [Finding(name, "operations", Outcome(False, f"{what} failed", AGAIN)) for name, what in failed.items()]
-        sound = [target for target in targets if target.node.name not in failed]
+        findings += [
+            Finding(name, "administrator", Outcome(False, f"an administrator has to do: {', '.join(parts)}", BY_ROOT))
+            for name, parts in missing.items()
+        ]
+        sound = [target for target in targets if target.node.name not in {**failed, **missing}]
         begins = functools.partial(output.remark, style="dim")
         if sound and not STOPPING.is_set():
             findings += verify(site, sound, roles.checks(load_provider(site.cluster.provider)), begins)

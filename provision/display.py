@@ -14,12 +14,21 @@ from provision.facts.torch import TORCH
 from provision.operation import Site, Target
 from provision.plan import OperationStep
 from provision.verify import Finding, verified
+from shardlab import printable
 from shardlab.console import Output
 from shardlab.host import Host
 
 SCHEMA = 1
-INTERNAL = ("packages", "files", "services", "nodes", "trial")  # hundreds of lines that only our operations and checks read
-STYLES = {"changed": "green", "would change": "yellow", "failed": "red", "skipped": "dim"}
+INTERNAL = (
+    "packages",
+    "files",
+    "services",
+    "nodes",
+    "trial",
+    "Slurm here",
+)  # hundreds of lines that only our operations and checks read
+STYLES = {"changed": "green", "would change": "yellow", "administrator": "yellow", "failed": "red", "skipped": "dim"}
+TOLD = ("changed", "would change", "administrator", "failed")  # states that are displayed for several nodes, too
 
 
 def document(
@@ -52,6 +61,7 @@ def _node(target: Target, steps: Sequence[OperationStep]) -> dict[str, Any]:
         "unanswered": {name: str(answer) for name, answer in answers.items() if isinstance(answer, Unanswered)},
         "operations": [
             {"name": step.operation, "state": step.state, "changes": step.changes, "says": step.says}
+            | ({"administrator": step.commands} if step.state == "administrator" else {})
             for step in steps
             if step.node == node.name
         ],
@@ -110,7 +120,7 @@ def _gpus(host: Host) -> str:
 def operations(output: Output, steps: Sequence[OperationStep]) -> None:
     """Tables of the operations on the nodes and of the changes, and the number of changes; for one node, all operations."""
     nodes = list(dict.fromkeys(step.node for step in steps))
-    told = [step for step in steps if len(nodes) == 1 or output.verbose or step.state in ("changed", "would change", "failed")]
+    told = [step for step in steps if len(nodes) == 1 or output.verbose or step.state in TOLD]
     if len(nodes) > 1:
         states = {(step.operation, step.node): step.state for step in steps}
         names = list(dict.fromkeys(step.operation for step in steps))
@@ -120,14 +130,39 @@ def operations(output: Output, steps: Sequence[OperationStep]) -> None:
     if rows:
         title = "operations" if len(nodes) == 1 else "what was done" if any(s.state == "changed" for s in told) else "details"
         output.table(title, ("node", "operation", "state", "what"), rows, [STYLES.get(step.state, "") for step in told])
+    administrator(output, steps)
     changes = sum(step.changes for step in steps)
     would = any(step.state == "would change" for step in steps)
     if any(step.state == "failed" for step in steps):
         output.line(f"changes: {changes}; some failed or could not be planned", "red")
+    elif missing := administrator_parts(steps):
+        parts = "; ".join(f"{node}: {', '.join(names)}" for node, names in missing.items())
+        output.line(f"changes: {changes}{' planned' if would else ''}; an administrator has to do: {parts}", "red")
     elif changes:
         output.line(f"changes: {changes}{' planned, none was made' if would else ''}")
     else:
         output.line("changes: 0, nothing to do")
+
+
+def administrator_parts(steps: Sequence[OperationStep]) -> dict[str, list[str]]:
+    """By node, the operations that only an administrator can carry out."""
+    parts: dict[str, list[str]] = {}
+    for step in steps:
+        if step.state == "administrator":
+            parts.setdefault(step.node, []).append(step.operation)
+    return parts
+
+
+def administrator(output: Output, steps: Sequence[OperationStep]) -> None:
+    """The commands for an administrator, by node, as a shell script that can be sent."""
+    for node in administrator_parts(steps):
+        output.line(f"# for an administrator: to be run as root on {node}", "bold")
+        for step in steps:
+            if step.node != node or step.state != "administrator":
+                continue
+            for says, script in zip(step.says, step.commands, strict=True):
+                output.line(f"# {step.operation}: {printable.one_line(says)}\n{script}", wrap=False)
+        output.line("")
 
 
 def checks(output: Output, findings: Sequence[Finding]) -> None:

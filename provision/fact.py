@@ -75,7 +75,7 @@ class Facts:
 
         try:
             argv = [*fact.command(self.node.python), *(self.files if fact.of_files else ())]
-            answer = self.node.run(argv, timeout_s=fact.timeout_s, root=fact.root)
+            answer = self.node.run(argv, timeout_s=fact.timeout_s, root=fact.root and self.node.may_sudo)
         except Unreachable as error:
             return unanswered(str(error))
         where = f"{name}: the fact {fact.name!r}"

@@ -9,6 +9,7 @@ import templates
 from provision.fact import Fact, Facts
 from provision.facts.nvidia import NVIDIA
 from provision.facts.pythons import OLDEST
+from provision.facts.quotas import Quota
 from provision.facts.shared_folders import SHARED_FOLDERS, SharedFolder
 from provision.facts.system import SYSTEM, System
 from provision.login_node import LoginNode, address
@@ -18,7 +19,7 @@ from provision.providers.ssh import SshNode
 from provision.site import proposal, survey
 from provision.site.proposal import Proposal
 from provision.site.survey import Survey
-from shardlab.cluster import Login
+from shardlab.cluster_keys import Login
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.login_node import is_login_node
@@ -104,6 +105,8 @@ def site_text(login: Login | None, site: Survey, made: Proposal, rejected: dict[
         folder=made.folder,
         free=_free(made.folder) if made.folder is not None else None,
         folder_table=[f"{entry.variable}={entry.path}: {entry.file_system}, {_free(entry)}" for entry in site.folders],
+        quota_table=[_quota(quota) for quota in site.quotas.quotas],
+        quota_commands=site.quotas.site_commands,
         module=made.module,
         python=made.python,
         has_python=made.has_python,
@@ -181,6 +184,15 @@ def _machine(system: System) -> str:
 def _free(folder: SharedFolder) -> str:
     inodes = f", {folder.free_inodes:,} inodes" if folder.free_inodes else ""
     return "free space not known" if folder.free_bytes is None else f"{folder.free_bytes / GIB:,.0f} GiB free{inodes}"
+
+
+def _quota(quota: Quota) -> str:
+    """A quota in one line, such as `/scratch: 120 of 1,000 GiB used, 40,000 of 1,000,000 files`."""
+    used, most = (None if size is None else f"{size / GIB:,.0f}" for size in (quota.used_bytes, quota.most_bytes))
+    files, most_files = (None if count is None else f"{count:,}" for count in (quota.used_files, quota.most_files))
+    sizes = f"{used or 'unknown'} of {most} GiB used" if most else "no limit of bytes"
+    counts = f"{files or 'unknown'} of {most_files} files" if most_files else "no limit of files"
+    return f"{quota.place}: {sizes}, {counts}"
 
 
 def _time(seconds: int) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import secrets
 import shlex
 import subprocess
@@ -16,7 +14,7 @@ from pathlib import Path
 from provision.interruption import STOPPING
 from provision.providers.local import LocalNode
 from shardlab import shared_connection
-from shardlab.remote import GRACE_S, SESSION, Address, CommandOutput, Unreachable, in_short, ssh_command
+from shardlab.remote import GRACE_S, SESSION, Address, CommandOutput, Unreachable, for_any_shell, in_short, putting, ssh_command
 
 LOST = 255  # the exit code of ssh itself
 # A command over SSH has no login shell, and at many sites only the profile adds Slurm's commands to PATH.
@@ -25,18 +23,6 @@ command -v sbatch > /dev/null 2>&1 || {
     path=$(bash -lc 'printf "\\n%s\\n" "$PATH"' 2> /dev/null < /dev/null | tail -n 1)
     export PATH="${path:-$PATH}"
 }
-"""
-# Written beside the file and renamed, by the user who logs in.
-PUT = """\
-set -eu
-new=$1.$3
-trap 'rm -f -- "$new"' EXIT
-mkdir -p -- "$(dirname -- "$1")"
-umask 077
-cat > "$new"
-test "$(sha256sum < "$new" | cut -d ' ' -f 1)" = "$2"
-chmod -- "$4" "$new"
-mv -fT -- "$new" "$1"
 """
 
 
@@ -49,6 +35,8 @@ class LoginNode:
         self.address = address.host
         self.python = python
         self.wheelhouse: str | None = None
+        self.may_sudo = False
+        self.venv_python = "python3"
         self._command = ssh_command(address)
         self._running: dict[str, str] = {}  # the beginning of each command that runs, by its mark
         self._is_open = False
@@ -102,7 +90,7 @@ class LoginNode:
             given.write(stdin)
             given.seek(0)
             process = subprocess.Popen(
-                [*self._command, _for_any_shell(script)],
+                [*self._command, for_any_shell(script)],
                 stdin=given,
                 stdout=out,
                 stderr=errors,
@@ -132,7 +120,7 @@ class LoginNode:
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file of this user, completely or not at all. owner: has no effect. Raises Unreachable."""
-        return self.run(_putting(content, path, mode), timeout_s=600, stdin=content)
+        return self.run(putting(content, path, mode=mode, owner=""), timeout_s=_sending_s(content), stdin=content)
 
     def _log_in(self) -> None:
         if self._is_open:
@@ -152,16 +140,13 @@ def address(host: str, user: str | None = None, port: int | None = None, identit
 class LoginNodeHere(LocalNode, eq=False):
     """The login node, if this program runs on it."""
 
+    may_sudo: bool = False
+
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file of this user, completely or not at all. owner: has no effect."""
-        return self.run(_putting(content, path, mode), timeout_s=600, stdin=content)
+        return self.run(putting(content, path, mode=mode, owner=""), timeout_s=600, stdin=content)
 
 
-def _for_any_shell(script: str) -> str:
-    """A command that executes a script of sh. The user's own shell reads it: csh allows no newline and no `!` in quotes."""
-    return f"exec sh -c 'eval \"$(echo {base64.b64encode(script.encode()).decode()} | base64 -d)\"'"
-
-
-def _putting(content: bytes, path: str, mode: int) -> list[str]:
-    digest = hashlib.sha256(content).hexdigest()
-    return ["sh", "-c", PUT, "put", path, digest, secrets.token_hex(4), f"{mode:o}"]
+def _sending_s(content: bytes) -> float:
+    """How long a file may take, such as the gigabyte of torch over the connection of a home: 10 minutes, or 4 Mbit/s."""
+    return max(600.0, len(content) / 5e5)

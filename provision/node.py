@@ -19,6 +19,8 @@ class Node(Protocol):
     identity: Path | None  # the private key's file
     python: str  # the interpreter that has shardlab installed, on that machine
     wheelhouse: str | None  # a folder of wheels on it, from which pip installs everything; None: pip uses its index
+    may_sudo: bool  # False: no command may run as root, and an administrator has to do what needs root
+    venv_python: str  # the interpreter from which its environment is made, on that machine
 
     @property
     def address(self) -> str:
@@ -52,7 +54,10 @@ class Node(Protocol):
         ...
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
-        """Write a file as root, completely or not at all. owner: as for chown. Raises Unreachable."""
+        """Write a file as root, completely or not at all. owner: as for chown; empty: the user who logs in writes the file.
+
+        Raises Unreachable.
+        """
         ...
 
 

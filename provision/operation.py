@@ -12,11 +12,13 @@ import msgspec
 
 from provision.fact import Fact, Facts, Unanswered
 from provision.node import Node, last_line
-from shardlab.cluster import Cluster, NodeEntry
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import NodeEntry
 from shardlab.remote import CommandOutput
 from shardlab.workspace import Workspace
 
 T = TypeVar("T")
+END = "END-OF-SHARDLAB"  # of the input of a command in a script for an administrator
 _FULL = re.compile("No space left on device|Disk quota exceeded|enough free space")
 
 
@@ -40,11 +42,17 @@ class Site(msgspec.Struct, frozen=True):
     targets: list[Target]
     left: dict[str, str] = {}  # the names of the nodes that are left out from now on, because an operation failed, and why
     pretended: bool = False  # whether a file describes the nodes, which are not reached
+    administrator: dict[str, list[str]] = {}  # by node: the operations that an administrator has to carry out there
 
     @property
     def is_practice(self) -> bool:
         """Whether its nodes are practice nodes, which share folders, and devices that stand for GPUs, with this machine."""
         return self.cluster.provider == "virtual"
+
+    @property
+    def has_root(self) -> bool:
+        """Whether the user may use sudo on the nodes."""
+        return self.cluster.ssh.sudo
 
     def with_role(self, role: str) -> list[Target]:
         """The nodes with a role, also those that are left out."""
@@ -83,17 +91,32 @@ class Change(Protocol):
         """The command that is run for it, as text; empty if no command is run."""
         ...
 
+    @property
+    def needs_root(self) -> bool:
+        """Whether an administrator has to make it, on a node where the user may not use sudo."""
+        ...
+
+    @property
+    def script(self) -> str:
+        """The commands that an administrator types as root to make it."""
+        ...
+
     def make(self, node: Node) -> None:
         """Carry it out. Raises Unanswered if it failed."""
         ...
 
 
 class Here(msgspec.Struct, frozen=True):
-    """A change that this program itself makes, on this machine."""
+    """A change that this program itself makes, on this machine. script: what an administrator does instead, if it uses root."""
 
     says: str
     do: Callable[[], object]
     command: str = ""
+    script: str = ""
+
+    @property
+    def needs_root(self) -> bool:
+        return bool(self.script)
 
     def make(self, node: Node) -> None:
         self.do()
@@ -114,6 +137,16 @@ class RunCommand(msgspec.Struct, frozen=True):
     @property
     def command(self) -> str:
         return shlex.join(self.argv)
+
+    @property
+    def needs_root(self) -> bool:
+        return self.root
+
+    @property
+    def script(self) -> str:
+        is_shell = list(self.argv[:2]) == ["sh", "-euc"] and len(self.argv) == 3
+        text = f"(\nset -eu\n{self.argv[2].rstrip()}\n)" if is_shell else shlex.join(self.argv)
+        return f"{text} {_here_document(self.stdin)}" if self.stdin else text
 
     def make(self, node: Node) -> None:
         answer = node.run(self.argv, timeout_s=self.timeout_s, stdin=self.stdin, root=self.root)
@@ -137,6 +170,14 @@ class On(msgspec.Struct, frozen=True):
     def command(self) -> str:
         return self.change.command
 
+    @property
+    def needs_root(self) -> bool:
+        return self.change.needs_root
+
+    @property
+    def script(self) -> str:
+        return f"# on the node {self.node.name}:\n{self.change.script}"
+
     def make(self, node: Node) -> None:
         self.change.make(self.node)
 
@@ -158,10 +199,26 @@ class Write(msgspec.Struct, frozen=True):
         owner = f" -o {self.owner.replace(':', ' -g ')}" if self.owner else ""
         return f"install -m {self.mode:o}{owner} ({len(self.content)} bytes) {self.path}"
 
+    @property
+    def needs_root(self) -> bool:
+        return bool(self.owner)
+
+    @property
+    def script(self) -> str:
+        owner, _, group = self.owner.partition(":")
+        words = ["install", "-D", "-m", f"{self.mode:o}", *(["-o", owner] if owner else []), *(["-g", group] if group else [])]
+        return f"{shlex.join([*words, '/dev/stdin', self.path])} {_here_document(self.content)}"
+
     def make(self, node: Node) -> None:
         answer = node.put(self.content, self.path, mode=self.mode, owner=self.owner)
         if answer.code != 0:
             raise _failed(node, f"{self.says}: {reason(answer)}")
+
+
+def _here_document(content: bytes) -> str:
+    """Text as the input of a command in a shell script. The files that only root writes are text."""
+    text = content.decode()
+    return f"<<'{END}'\n{text}{'' if text.endswith(chr(10)) else chr(10)}{END}"
 
 
 def _failed(node: Node, why: str) -> Unanswered:
@@ -177,9 +234,9 @@ def reason(answer: CommandOutput) -> str:
     return f"a disk is full: {full}; free some space on it and run the same command again"
 
 
-def shell(says: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"") -> RunCommand:
+def shell(says: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"", root: bool = True) -> RunCommand:
     """A script of several commands, which ends at the first that fails."""
-    return RunCommand(says, ["sh", "-euc", script], timeout_s, stdin)
+    return RunCommand(says, ["sh", "-euc", script], timeout_s, stdin, root)
 
 
 class Nothing(msgspec.Struct, frozen=True):

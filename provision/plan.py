@@ -15,13 +15,17 @@ from provision.operation import Change, Nothing, Operation, Site, Target
 from provision.operations.reboot import Reboot
 from shardlab.remote import Unreachable
 
-State = Literal["changed", "would change", "nothing to do", "skipped", "failed", "not reached"]
+State = Literal["changed", "would change", "nothing to do", "skipped", "failed", "not reached", "administrator"]
 MACHINE = "machine"  # the operation by which a provider brings nodes up
 BEGUN: list[str] = []  # the changes that this process has begun, in order
 
 
 class OperationStep(msgspec.Struct, frozen=True):
-    """What one operation did, or would do, on one node. says: a sentence for each change, or why there is none."""
+    """What one operation did, or would do, on one node. says: a sentence for each change, or why there is none.
+
+    The state administrator: the changes need root, which the user does not have; nothing was changed. Then `commands` are the
+    scripts that an administrator runs as root.
+    """
 
     node: str
     operation: str
@@ -54,8 +58,9 @@ def converge(
     """Carry out every operation on every node: one operation after the other, on all nodes at once, or on `parallel` of them.
 
     If an operation fails on a node, later operations skip this node; the other nodes continue. If an operation on one node
-    fails because of another node, that other node fails, and the operation is planned again without it. dry: change nothing.
-    Raises WorkspaceError.
+    fails because of another node, that other node fails, and the operation is planned again without it. If an operation needs
+    an administrator on a node, later operations are planned there, so that all their commands are known, but change nothing.
+    dry: change nothing. Raises WorkspaceError.
     """
     steps: list[OperationStep] = []
     left = site.left
@@ -126,6 +131,8 @@ def _step(site: Site, target: Target, operation: Operation, chosen: set[str], bl
     while True:
         try:
             planned = operation.plan(site, target)
+            if (waits := _for_an_administrator(site, node, operation, planned, dry=dry)) is not None:
+                return waits
             if not isinstance(planned, Nothing) and not dry:
                 _make(node, planned, made)
                 _after_a_reboot(site, target, operation, made)
@@ -146,6 +153,21 @@ def _step(site: Site, target: Target, operation: Operation, chosen: set[str], bl
     return OperationStep(
         node.name, operation.name, "would change" if dry else "changed", says, len(changes), _commands(changes)
     )
+
+
+def _for_an_administrator(
+    site: Site, node: Node, operation: Operation, planned: Sequence[Change] | Nothing, *, dry: bool
+) -> OperationStep | None:
+    """The step of an operation that needs root, or that waits for one that does, on a node without sudo; None otherwise."""
+    if node.may_sudo or isinstance(planned, Nothing):
+        return None
+    if needs := [change for change in planned if change.needs_root]:
+        site.administrator.setdefault(node.name, []).append(operation.name)
+        says, scripts = [change.says for change in needs], [change.script for change in needs]
+        return OperationStep(node.name, operation.name, "administrator", says, commands=scripts)
+    if (before := site.administrator.get(node.name)) and not dry:
+        return OperationStep(node.name, operation.name, "not reached", [f"waits for an administrator: {', '.join(before)}"])
+    return None
 
 
 def _make(node: Node, changes: Sequence[Change], made: list[Change]) -> None:

@@ -47,6 +47,8 @@ class PretendedNode(msgspec.Struct, eq=False):
     identity: Path | None
     python: str
     wheelhouse: str | None
+    may_sudo: bool
+    venv_python: str
     address: str
     running: tuple[str, ...] = ()
 
@@ -115,4 +117,5 @@ def facts(path: Path, nodes: Sequence[Node]) -> list[Facts]:
 
 
 def _pretended(node: Node) -> PretendedNode:
-    return PretendedNode(node.name, node.host, node.port, node.user, node.identity, node.python, node.wheelhouse, node.address)
+    login = (node.name, node.host, node.port, node.user, node.identity)
+    return PretendedNode(*login, node.python, node.wheelhouse, node.may_sudo, node.venv_python, node.address)

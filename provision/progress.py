@@ -22,10 +22,11 @@ LETTERS: dict[State, tuple[str, str]] = {
     "would change": ("+", "yellow"),
     "nothing to do": ("=", ""),
     "skipped": ("-", "dim"),
+    "administrator": ("!", "bold yellow"),
     "failed": ("x", "bold red"),
     "not reached": (" ", ""),
 }
-LEGEND = "+ changed   = nothing to do   x failed   - excluded"
+LEGEND = "+ changed   = nothing to do   ! needs an administrator   x failed   - excluded"
 
 
 class NodeRow(msgspec.Struct):
@@ -79,7 +80,7 @@ class ProgressTable(PlanObserver):
 
 
 class ProgressLines(PlanObserver):
-    """A line for each change and each failure."""
+    """A line for each change, each failure, and each operation that needs an administrator."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -87,6 +88,8 @@ class ProgressLines(PlanObserver):
     def ends(self, step: OperationStep) -> None:
         if step.state in ("changed", "failed"):
             self._output.remark(f"{step.node}: {step.operation}: {step.state}")
+        elif step.state == "administrator":
+            self._output.remark(f"{step.node}: {step.operation}: needs an administrator")
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from provision.operations.slurm import ACCOUNTS, CONTROLLER, REGISTERED, WORKERS
 from provision.operations.space import SPACE
 from provision.operations.time import CLOCK_OFFSET, TIME_SYNC
 from provision.operations.users import MUNGE_USER, USERS_AGREE
+from provision.operations.workspaces import WORKSPACES
 from provision.provider import Provider
 
 FACTS: list[Fact[Any]] = [
@@ -68,6 +69,7 @@ OPERATIONS: list[Operation] = [
     WORKERS,  # after the controller, from which they get their configuration
     REGISTERED,
     SOFTWARE,
+    WORKSPACES,  # after the disks, on one of which it may be
     SITE_SOFTWARE,  # instead of the one above, where users have no root
     DATASETS,
     INVENTORY,  # last: it records the result of the other operations

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
-import re
 import tarfile
 from importlib import metadata
+
+import msgspec
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from shardlab.errors import ShardlabError
 from shardlab.source_digest import ROOT, sources
 
 EXTRAS = ("trainers",)
 PACKAGES = ("shardlab", "matrices", "templates", "provision", "jobs", "trainers", "collect")
-_NAME = re.compile(r"[A-Za-z0-9._-]+")
-_EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
+PYTHON = ">=3.11"
+# Prints the version of an interpreter and of each package that it can import. Not every environment has pip.
+LISTING = """\
+import sys
+from importlib import metadata
+print('python==%d.%d.%d' % sys.version_info[:3])
+for package in metadata.distributions():
+    print('%s==%s' % (package.metadata['Name'], package.version))
+"""
 
 
 @functools.cache
@@ -28,20 +41,20 @@ def constraints() -> bytes:
 
 
 @functools.cache
-def requirements() -> tuple[str, ...]:
-    """The requirements that pip installs: our own, with the extras that nodes need."""
-    wanted = []
-    for line in metadata.requires("shardlab") or ():
-        extra = _EXTRA.search(line)
-        if extra is None or extra[1] in EXTRAS:
-            wanted.append(line.split(";")[0].strip())
-    return tuple(sorted(set(wanted)))
+def requirements(extras: tuple[str, ...] = EXTRAS) -> tuple[str, ...]:
+    """The requirements that pip installs: our own, with these extras. () is enough for our commands, which need no torch."""
+    wanted = {line for line in map(Requirement, metadata.requires("shardlab") or ()) if _applies(line, extras)}
+    return tuple(sorted({f"{line.name}{line.specifier}" for line in wanted}))
+
+
+def _applies(line: Requirement, extras: tuple[str, ...]) -> bool:
+    return line.marker is None or any(line.marker.evaluate({"extra": extra}) for extra in ("", *extras))
 
 
 @functools.cache
-def digest() -> str:
+def digest(extras: tuple[str, ...] = EXTRAS) -> str:
     """A digest of the packages, 12 hexadecimal digits, which is part of the environment's path."""
-    return hashlib.sha256(b"\n".join([constraints(), *(line.encode() for line in requirements())])).hexdigest()[:12]
+    return hashlib.sha256(b"\n".join([constraints(), *(line.encode() for line in requirements(extras))])).hexdigest()[:12]
 
 
 @functools.cache
@@ -62,23 +75,35 @@ def source_digest() -> str:
     return hashlib.sha256(source()).hexdigest()[:12]
 
 
-def differences(freeze: str) -> tuple[list[str], list[str]]:
-    """(the packages that an environment lacks, those with another version than tested); only those that we need directly.
+class PackageDifferences(msgspec.Struct, frozen=True):
+    """How an environment that we did not make differs from the tested packages; only the packages that we need directly.
 
-    freeze: the output of `pip list --format=freeze`.
+    missing: what is not there, each as a clause. other: packages with another version than tested, each as a clause.
     """
-    there = {_plain(name): version for name, _, version in (line.partition("==") for line in freeze.splitlines()) if version}
-    pinned = dict(line.split("==") for line in constraints().decode().splitlines() if "==" in line and not line.startswith("#"))
-    needed = {_plain(_NAME.match(word)[0]) for word in requirements()}  # type: ignore[index]
-    missing = sorted(name for name in needed if name not in there)
-    others = sorted(
-        f"{name} {there[_plain(name)]} (tested: {version.split()[0]})"
-        for name, version in pinned.items()
-        if _plain(name) in needed and _plain(name) in there and there[_plain(name)] != version.split()[0]
-    )
-    return missing, others
+
+    missing: list[str]
+    other: list[str]
 
 
-def _plain(name: str) -> str:
-    """A package's name as pip compares names."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+def differences(listing: str) -> PackageDifferences:
+    """listing: the output of the program LISTING."""
+    there: dict[str, Version] = {}
+    for line in listing.splitlines():
+        name, _, version = line.strip().partition("==")
+        with contextlib.suppress(InvalidVersion):
+            there.setdefault(canonicalize_name(name), Version(version))  # Python imports the first of two
+    lines = [line.partition("==") for line in constraints().decode().splitlines() if not line.startswith("#")]
+    pinned = {canonicalize_name(name): words.split()[0] for name, _, words in lines if words}
+    missing, other = [], []
+    python = there.get(canonicalize_name("python"))
+    if python is None or python not in SpecifierSet(PYTHON):
+        missing.append(f"Python {PYTHON}{f' (it is {python})' if python is not None else ''}")
+    for needed in map(Requirement, requirements()):
+        found, tested = there.get(canonicalize_name(needed.name)), pinned.get(canonicalize_name(needed.name))
+        if found is None:
+            missing.append(needed.name)
+        elif found.public != tested:
+            is_stated = needed.specifier.contains(found, prereleases=True)
+            limit = "" if is_stated else f"; outside of the range {needed.specifier} of shardlab"
+            other.append(f"{needed.name} {found} (tested: {tested or 'no version'}{limit})")
+    return PackageDifferences(missing, other)

@@ -94,13 +94,27 @@ def commit(run: Path, manifest: CheckpointManifest, keep: int) -> None:
 
     Raises WorkspaceError; the earlier checkpoints are then unchanged.
     """
-    growing, final = growing_path(run, manifest.step), path_of(run, manifest.step)
-    files.write_json(growing / MANIFEST, manifest.sealed())
+    files.write_json(growing_path(run, manifest.step) / MANIFEST, manifest.sealed())
+    publish(run, manifest.step)
+    remove_old(run, keep)
+
+
+def publish(run: Path, step: int) -> None:
+    """Give the temporary folder of a checkpoint its final name. Raises WorkspaceError.
+
+    If each node has its own part of the run's folder, the folders of the nodes without rank 0 have no manifest.
+    """
+    final = path_of(run, step)
     with files.as_workspace_error("write"):
         if final.exists():  # of an earlier attempt in this folder, which passed it over as damaged
             shutil.rmtree(final)
-        growing.rename(final)
+        growing_path(run, step).rename(final)
         files.sync_folder(final.parent)
+
+
+def remove_old(run: Path, keep: int) -> None:
+    """Remove all but the `keep` newest checkpoints. Raises WorkspaceError."""
+    with files.as_workspace_error("write"):
         for old in whole(run)[keep:]:
             # Renamed first: a kill in the middle of the removal must leave no half of a checkpoint under its name.
             doomed = old.with_name(f".{old.name}.tmp")

@@ -6,155 +6,28 @@ import ipaddress
 import posixpath
 import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Literal
+from pathlib import Path, PurePosixPath
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
-from shardlab import cloudlab_keys, cloudlab_manifest, document, slurm_keys, validation
+from shardlab import cloudlab_keys, cloudlab_manifest, document, environment_keys, slurm_keys, validation
 from shardlab.cloudlab_keys import Cloudlab
+from shardlab.cluster_keys import HOST, LOCAL_FOLDER, Data, DataSet, Lan, Login, Name, NodeEntry, Role, Ssh, Storage
+from shardlab.environment_keys import Environment
 from shardlab.errors import InputError
 from shardlab.slurm_keys import Gpus, Slurm
 
-Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")]
-Role = Literal["controller", "worker"]
+Release = Literal["bookworm", "trixie", "sid"]  # of Debian
 CREATED = ".shardlab/cloudlab"  # in the workspace: the manifests of the experiment that `provision` created
-IPV4 = r"^(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?!$)|$)){4}$"
-HOST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$")
+MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*$")  # other signs have a meaning in the options that mount folders in a container
 # Keys that provider local does not use.
-REMOTE = ("login", "cloudlab", "nodes", "ssh", "lan", "gpus", "storage", "environment", "slurm")
+REMOTE = ("login", "cloudlab", "nodes", "ssh", "lan", "release", "gpus", "storage", "environment", "slurm")
+
 
 # Never mounted over, nor exported.
-SYSTEM_FOLDERS = frozenset(["bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "root", "run", "sbin", "sys", "tmp", "usr", "var"])
-
-SetName = Literal["cifar10", "mnist", "imagenet"]
-Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
-
-
-class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A data set and its source.
-
-    archive: an http(s) URL, or a path of a tar file or a folder (relative to the workspace unless absolute); null: the data
-    set is already in the data path.
-    sha256: the SHA-256 of the archive; required for a URL.
-    """
-
-    name: SetName
-    archive: str | None = None
-    sha256: Sha256 | None = None
-
-    @property
-    def is_url(self) -> bool:
-        """Whether the archive is downloaded."""
-        return self.archive is not None and "://" in self.archive
-
-
-class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Data sets.
-
-    path: the folder that contains the data sets; null: `.shardlab/data` in the workspace.
-    sets: the data sets that `provision` puts there: names, or mappings with a name and a source.
-    """
-
-    path: str | None = None
-    sets: list[SetName | DataSet] = []
-
-    def named(self) -> list[DataSet]:
-        """All data sets as `DataSet`, also those that the file lists only by name."""
-        return [DataSet(name=one) if isinstance(one, str) else one for one in self.sets]
-
-
-class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node of the cluster.
-
-    host: for the login: an address, or a name from ~/.ssh/config; required for provider ssh, not allowed for provider virtual.
-    address: the IPv4 address of the node on the network on which the nodes train, if `host` is on another network (provider
-    ssh); Slurm, NFS and the ranks use only this network. null: `host` is on it.
-    port, user: for the login by SSH (provider ssh); null: `user` is taken from the key ssh, then both from ~/.ssh/config.
-    roles: its roles in Slurm: controller, worker, or both.
-    """
-
-    name: Name
-    host: str | None = None
-    address: Annotated[str, msgspec.Meta(pattern=IPV4)] | None = None
-    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
-    user: str | None = None
-    roles: list[Role] = msgspec.field(default_factory=lambda: ["worker"])
-
-
-class Ssh(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The login to the nodes. For a key that is null, the settings of ~/.ssh/config are used.
-
-    user: the user on nodes for which the file names no other user.
-    identity: the path of the private key; relative to the workspace unless it is absolute or begins with ~.
-    host_keys: what happens if the host key of a node is not known: strict refuses the login, accept-new stores the key. A host
-    key that changed is always refused.
-    between_nodes: whether the user can log in from each node to each other node, for launchers that start ranks by SSH.
-    """
-
-    user: str | None = None
-    identity: str | None = None
-    host_keys: Literal["strict", "accept-new"] = "strict"
-    between_nodes: bool = False
-
-
-class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The login node of a Slurm site (provider slurm), if `provision`, `jobs` and `collect` run on another machine.
-
-    host: an address, or a name from ~/.ssh/config.
-    user, port: null: from ~/.ssh/config.
-    """
-
-    host: Annotated[str, msgspec.Meta(pattern=HOST.pattern)]
-    user: str | None = None
-    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
-
-
-class Lan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The network between practice nodes (provider virtual).
-
-    subnet: a private IPv4 network with an address for each node and one for this machine.
-    mbps: the rate of each node's link in Mbit/s; null: no limit.
-    """
-
-    subnet: str = "10.88.0.0/24"
-    mbps: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
-
-
-class Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Folders and disks of the nodes.
-
-    shared: a folder that all nodes share under this absolute path; practice nodes share the folder of this machine.
-    server: the node that exports the shared folder to the other nodes by NFS; null: all nodes already have the folder.
-    disk: an empty whole disk, which has the same name on every node. It gets a file system; a disk that is not empty is never
-    changed.
-    mount: the folder where the file system of `disk` is mounted.
-    """
-
-    shared: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
-    server: Name | None = None
-    disk: Annotated[str, msgspec.Meta(pattern=r"^/dev/[A-Za-z0-9][A-Za-z0-9._:+/-]*$")] | None = None
-    mount: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
-
-
-class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The Python environment of the nodes.
-
-    modules: modules that are loaded before anything of ours runs (provider slurm).
-    python: the interpreter from which the environment is made (provider slurm); null: python3 after the modules are loaded.
-    build: where the packages are downloaded and installed (provider slurm). job: both in a job. login: both on the login node.
-    auto: downloaded on the login node, installed in a job.
-    use: an existing virtual or conda environment that is used as it is (provider slurm); null: `provision` makes one.
-    wheelhouse: a folder of wheels on every node, from which pip installs without a network; null: pip uses its index.
-    For practice nodes it is a folder of this machine, which they can only read; null: `provision` makes the folder.
-    """
-
-    modules: list[Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}$")]] = []
-    python: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/+-]+$")] | None = None
-    build: Literal["auto", "job", "login"] = "auto"
-    use: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/+-]+$")] | None = None
-    wheelhouse: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
+SYSTEM_FOLDERS = set("bin boot dev etc lib lib32 lib64 proc root run sbin sys tmp usr var".split())  # noqa: SIM905
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -165,6 +38,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     experiment.
     login: null: this machine is the login node (provider slurm).
     nodes: of an experiment, they are filled in from its manifest.
+    release: the release of Debian on practice nodes (provider virtual), which decides their Slurm and systemd; null: this
+    machine's own release.
     slurm: null: the cluster has no Slurm; runs on its nodes are started over SSH.
     """
 
@@ -176,6 +51,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: list[NodeEntry] = []
     ssh: Ssh = msgspec.field(default_factory=Ssh)
     lan: Lan = msgspec.field(default_factory=Lan)
+    release: Release | None = None
     gpus: Gpus | None = None
     storage: Storage = msgspec.field(default_factory=Storage)
     environment: Environment = msgspec.field(default_factory=Environment)
@@ -190,6 +66,16 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def controller(self) -> NodeEntry | None:
         """The node on which commands about runs are executed; without Slurm the first node, if no node has this role."""
         return next(iter(self.with_role("controller") or self.nodes), None)
+
+    @property
+    def workspaces(self) -> PurePosixPath:
+        """The folder of the workspaces on the nodes: on shared storage, else under the same path on each node's own disk."""
+        return PurePosixPath(self.storage.shared or self.storage.mount or LOCAL_FOLDER) / "workspaces"
+
+    @property
+    def has_separate_folders(self) -> bool:
+        """Whether runs are started over SSH on nodes that share no folder."""
+        return self.provider in ("ssh", "virtual") and self.slurm is None and self.storage.shared is None
 
     @property
     def gpu_types(self) -> list[str]:
@@ -276,7 +162,7 @@ def _check_nodes(text: document.Document, cluster: Cluster) -> None:
 
 def _check_site(text: document.Document, cluster: Cluster) -> None:
     """A managed Slurm site: Slurm knows its nodes, and nothing is installed on them."""
-    for key in ("nodes", "lan"):
+    for key in ("nodes", "lan", "release"):
         if getattr(cluster, key) != getattr(THIS_MACHINE, key):
             raise text.error((key,), "not allowed with provider slurm, because Slurm itself knows the nodes. Remove it.")
     for key in ("server", "disk", "mount"):
@@ -293,6 +179,14 @@ def _check_site(text: document.Document, cluster: Cluster) -> None:
             ("provider",),
             "provider slurm needs storage.shared. Allowed: a folder of yours that the login node and all nodes share.",
         )
+    environment_keys.check_site(text, cluster.environment)
+    if cluster.environment.container is not None and not MOUNTED.match(cluster.data.path or ""):
+        raise text.error(
+            ("data", "path"),
+            f"found {cluster.data.path}. Allowed with a container, which mounts it: letters, digits and the signs . _ / + -",
+        )
+    if not cluster.ssh.sudo:
+        raise text.error(("ssh", "sudo"), "not allowed with provider slurm, which never uses sudo. Remove it.")
     slurm_keys.check(text, cluster.slurm)
 
 
@@ -300,11 +194,11 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
     """Nodes that `provision` sets up as root."""
     if cluster.login is not None:
         raise text.error(("login",), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm.")
-    for key in ("modules", "python", "use"):
-        if getattr(cluster.environment, key):
-            raise text.error(
-                ("environment", key), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm."
-            )
+    environment_keys.check_installed(text, cluster.environment, cluster.provider)
+    if cluster.provider != "virtual" and cluster.release is not None:
+        raise text.error(
+            ("release",), f"not allowed with provider {cluster.provider}, whose machines already exist. Remove it."
+        )
     if not cluster.nodes and cluster.provider == "cloudlab":
         return  # the experiment does not exist yet
     if not cluster.nodes:
@@ -319,6 +213,8 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         if cluster.provider == "virtual" and (entry.host, entry.address, entry.port, entry.user) != (None, None, None, None):
             raise text.error(("nodes", place), "practice nodes get their addresses from lan.subnet. Allowed: name and roles.")
     _check_lan(text, cluster)
+    if not cluster.ssh.sudo:
+        _check_without_root(text, cluster)
     _check_storage(text, cluster)
     if cluster.slurm is not None and len(cluster.with_role("controller")) != 1:
         raise text.error(("slurm",), f"{len(cluster.with_role('controller'))} nodes have the role controller. Allowed: 1.")
@@ -330,6 +226,21 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         raise text.error(("slurm", "partitions"), f"not allowed with provider {cluster.provider}, which makes one partition.")
     if cluster.slurm is not None:
         slurm_keys.check(text, cluster.slurm)
+
+
+def _check_without_root(text: document.Document, cluster: Cluster) -> None:
+    if cluster.provider != "ssh":
+        raise text.error(("ssh", "sudo"), f"not allowed with provider {cluster.provider}. Allowed: only with provider ssh.")
+    if cluster.storage.shared is None:
+        raise text.error(
+            ("ssh", "sudo"), "false needs storage.shared. Allowed: a folder that all nodes share, and which the user may write."
+        )
+    if cluster.storage.disk is not None:
+        raise text.error(
+            ("storage", "disk"),
+            "not allowed with ssh.sudo: false, because only root can see whether a disk is empty. Allowed: an administrator "
+            "mounts the disk, and storage.shared names a folder on it.",
+        )
 
 
 def _check_storage(text: document.Document, cluster: Cluster) -> None:

@@ -116,9 +116,9 @@ class Output:
         """Columns of the terminal that tables are drawn on; None if tables are plain lines, for a program or a file."""
         return self.results.width if self.results.is_terminal and not self.json else None
 
-    def line(self, text: str, style: str | None = None) -> None:
-        """A line of the result; on standard error if a JSON document is asked for."""
-        (self.remarks if self.json else self.results).print(text, style=style)
+    def line(self, text: str, style: str | None = None, *, wrap: bool = True) -> None:
+        """A line of the result; on standard error if a JSON document is asked for. wrap: false for text that will be copied."""
+        (self.remarks if self.json else self.results).print(text, style=style, soft_wrap=None if wrap else True)
 
     def remark(self, text: str, style: str | None = None) -> None:
         """A line on standard error that is not part of the result."""

@@ -35,6 +35,7 @@ HostKeys = Literal["strict", "accept-new"]
 # Written beside the file under a name of its own, checked, and renamed: a reader sees the old file or the new one.
 PUT = """\
 set -eu
+if test -z "$4"; then mkdir -p -- "$(dirname -- "$1")"; fi
 umask 077
 new=$1.$3
 trap 'rm -f -- "$new"' EXIT
@@ -44,7 +45,7 @@ set -C
 set +C
 cat > "$new"
 test "$(sha256sum < "$new" | cut -d ' ' -f 1)" = "$2"
-chown -- "$4" "$new"
+if test -n "$4"; then chown -- "$4" "$new"; fi
 chmod -- "$5" "$new"
 sync -- "$new"
 mv -fT -- "$new" "$1"
@@ -85,8 +86,10 @@ class Address(msgspec.Struct, frozen=True):
 class Remote:
     """One machine, logged in to at the first command and kept open; commands of several threads share it."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, *, may_sudo: bool = True) -> None:
+        """may_sudo: whether root's commands may be ended by sudo."""
         self.address = address
+        self._may_sudo = may_sudo
         self._lock = threading.Lock()
         self._connection: Any = None
         self._running: dict[str, str] = {}  # the beginning of each command that runs, by its mark
@@ -140,8 +143,10 @@ class Remote:
         return CommandOutput(code, _after(mark, answer.stdout), _after(mark, answer.stderr))
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str, timeout_s: float = 60) -> CommandOutput:
-        """Write the file `path` as root, completely or not at all; the content is sent as standard input."""
-        return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=timeout_s, stdin=content, root=True)
+        """Write the file `path`, completely or not at all; the content is sent as standard input. owner: as for chown, by root;
+        empty: the user who logs in, who then writes the file."""
+        argv = putting(content, path, mode=mode, owner=owner)
+        return self.run(argv, timeout_s=timeout_s, stdin=content, root=bool(owner))
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -161,7 +166,7 @@ class Remote:
             kill = shlex.quote(f"pkill -TERM -f {shlex.quote(pattern)}")
             channel = transport.open_session(timeout=limit_s)
             channel.settimeout(limit_s)
-            channel.exec_command(f"sudo -n sh -c {kill} || sh -c {kill}")
+            channel.exec_command(f"sudo -n sh -c {kill} || sh -c {kill}" if self._may_sudo else f"sh -c {kill}")
         while self._running and time.monotonic() < ends:
             time.sleep(0.02)
 
@@ -204,6 +209,12 @@ def ssh_command(address: Address, *, terminal: bool = False) -> list[str]:
     return [*words, *(proxy_jump.option(way.jumps, rules) if way is not None else []), *to.words]
 
 
+def rsync_words(address: Address) -> tuple[str, str]:
+    """(the machine as rsync names it, rsync's option for the login to the machine)."""
+    *ssh, host = ssh_command(address)
+    return f"[{host}]" if ":" in host else host, f"--rsh={shlex.join([word for word in ssh if word != '--'])}"
+
+
 def _literal(path: Path, *, quotes: bool = False) -> str:
     """A path in an option of ssh, with every % doubled: ssh replaces % and a letter by other text."""
     text = str(path).replace("%", "%%")
@@ -213,6 +224,11 @@ def _literal(path: Path, *, quotes: bool = False) -> str:
 def putting(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
     """The command that writes its standard input to `path`, if the input is `content`."""
     return ["sh", "-c", PUT, "put", path, hashlib.sha256(content).hexdigest(), secrets.token_hex(4), owner, f"{mode:o}"]
+
+
+def for_any_shell(script: str) -> str:
+    """A command that executes a script of sh. The user's own shell reads it: csh allows no newline and no `!` in quotes."""
+    return f"exec sh -c 'eval \"$(echo {base64.b64encode(script.encode()).decode()} | base64 -d)\"'"
 
 
 def in_short(argv: Sequence[str]) -> str:

@@ -1,8 +1,9 @@
 """The part of a workspace that is on a cluster: where its runs are stored there, and how commands are executed there.
 
-The runs of a cluster are stored on its shared storage, in a workspace of their own, where the nodes read and write them. The
-commands that submit and watch them run on its controller, beside Slurm. The workspace on this machine has only the cluster
-file, the matrices of the user, and .shardlab/away.json, which says where the workspace on the cluster is.
+The runs of a cluster are stored on its shared storage, in a workspace of their own, where the nodes read and write them; if the
+nodes share no folder, on the controller. The commands that submit and watch them run on its controller, beside Slurm. The
+workspace on this machine has only the cluster file, the matrices of the user, and .shardlab/away.json, which says where the
+workspace on the cluster is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
+import secrets
 import shlex
 import subprocess
 import sys
@@ -25,7 +27,7 @@ from shardlab import __version__, files, inventory, shared_connection, terminal_
 from shardlab.cluster import Cluster
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
-from shardlab.remote import Address, HostKeys, ssh_command
+from shardlab.remote import Address, HostKeys, for_any_shell, ssh_command
 from shardlab.workspace import Workspace
 
 LIMIT_S = 120.0
@@ -33,7 +35,8 @@ MOST_BYTES = 1 << 26  # largest answer: 64 MiB are enough for a hundred thousand
 MARK = ".away"  # a file in the workspace on the cluster; its text shows this side whether it sees the same folder
 MATRICES = "away-matrices.json"  # in .shardlab: the path here of each matrix that was delivered, by its file's name
 NO_SHARED_FOLDER = (
-    "the cluster {}: it has no folder that all nodes share, which is needed to store runs. Set storage.shared in its file."
+    "the cluster {}: it has no folder that all nodes share, in which the jobs of Slurm find their runs. Set storage.shared in "
+    "its file."
 )
 LOST = 255  # exit code of ssh itself if there is no connection
 
@@ -75,9 +78,11 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
 
     def command(self, module: str, arguments: Sequence[str], *, terminal: bool = False) -> list[str]:
         """argv that runs a shardlab command on the cluster, for the workspace there."""
+        return [*ssh_command(self.address, terminal=terminal), f"exec {shlex.join(self._words(module, arguments))}"]
+
+    def _words(self, module: str, arguments: Sequence[str]) -> list[str]:
         verb = arguments[:1]  # before the other words, of which a `--` may say that no option follows
-        words = [self.python, "-P", "-m", module, *verb, "--workspace", self.workspace, *arguments[1:]]
-        return [*ssh_command(self.address, terminal=terminal), f"exec {shlex.join(words)}"]
+        return [self.python, "-P", "-m", module, *verb, "--workspace", self.workspace, *arguments[1:]]
 
     def ask(self, module: str, arguments: Sequence[str], shape: type[T], *, given: bytes = b"", limit_s: float = LIMIT_S) -> T:
         """Run a shardlab command on the cluster and read its JSON document as a `shape`.
@@ -85,11 +90,14 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         Raises ShardlabError with what the command said, or if its document is not of that shape.
         """
         self._log_in()
-        argv = self.command(module, [*arguments, "--json"])
-        code, document, errors = _answered(argv, given, limit_s)
+        mark = secrets.token_hex(8)  # a .bashrc may print before the command does
+        line = f"{mark}\n".encode()
+        script = f"echo {mark}; echo {mark} >&2; exec {shlex.join(self._words(module, [*arguments, '--json']))}"
+        code, *streams = _answered([*ssh_command(self.address), for_any_shell(script)], given, limit_s)
+        is_too_large = len(streams[0]) >= MOST_BYTES
+        document, errors = streams[0].partition(line)[2], streams[1].rpartition(line)[2]  # without the mark, ssh itself failed
         if code is None:
             raise ShardlabError(f"{self.host}: {module} did not answer within {limit_s:g} s.")
-        is_too_large = len(document) >= MOST_BYTES
         if document and not is_too_large and (code == LOST or code < 0):
             raise ShardlabError(f"{self.host}: the connection broke in the middle of an answer; run the same command again.")
         if not document:
@@ -150,10 +158,10 @@ def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
     The folder there is the one that away.json names, if it is this workspace's: its name was made of the path by which the
     workspace was known when its first runs were sent.
     """
-    if cluster.storage.shared is None:
+    if cluster.storage.shared is None and not cluster.has_separate_folders:
         raise InputError(NO_SHARED_FOLDER.format(cluster.name))
     address, python = inventory.controller(workspace, cluster)
-    parent = PurePosixPath(cluster.storage.shared) / "workspaces"
+    parent = cluster.workspaces
     mark = f"{gethostname()}:{workspace.real_path}\n"
     folder = str(parent / _folder_name(workspace, mark))
     before = known(workspace)

@@ -46,6 +46,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     world: World
     cluster: dict[str, str]
     data_path: str
+    data_stage: Literal["node"] | None = None  # node: the data set is copied to each node's own disk at the start of the run
     versions: dict[str, str]
     git_commit: str | None
     templates: dict[str, str]  # template name -> SHA-256
@@ -61,6 +62,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     requeues: int = 0  # how often the scheduler may start it again
     avoid: list[str] = []  # nodes that failed under earlier attempts
     shares_nodes: bool = False  # other jobs may run on its nodes at the same time, which may change its speed
+    separate_folders: bool = False  # its nodes share no folder: each node has its own part of the run's folder (docs/ssh.md)
     wait_gpus_s: int = 0  # how long the run waits before its ranks start, if other processes use its GPUs
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import support_lanes
+import support_releases
 from hypothesis import settings
 from support_practice import WHY, clusters
 from support_skips import CI, pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 - two hooks of pytest
@@ -31,7 +32,13 @@ def pytest_xdist_make_scheduler(config, log):
     return support_lanes.Units(config, log)
 
 
+def pytest_generate_tests(metafunc):
+    support_releases.parametrize(metafunc)
+
+
+@pytest.hookimpl(trylast=True)  # pytest sorts by the parameters of fixtures too
 def pytest_collection_modifyitems(config, items):
+    items.sort(key=support_releases.place)
     if support_lanes.on_worker(config):
         items.sort(key=lambda item: support_lanes.place(item.nodeid))
 
@@ -42,15 +49,22 @@ def pytest_runtest_setup(item):
 
 
 @pytest.fixture(scope="session")
-def practice():
-    if WHY is not None:
-        pytest.skip(WHY)
-    # not below /tmp, which the nodes' user may not pass
-    yield from clusters(Path("/srv") / f"shardlab-test-{os.getpid()}")
+def release(request):
+    """The release of Debian on the practice nodes; None: this machine's own."""
+    found = getattr(request, "param", support_releases.OWN)
+    return None if found == support_releases.OWN else found
 
 
 @pytest.fixture(scope="session")
-def slurm(request):
+def practice(release):
+    if WHY is not None:
+        pytest.skip(WHY)
+    # not below /tmp, which the nodes' user may not pass
+    yield from clusters(Path("/srv") / f"shardlab-test-{os.getpid()}", release=release)
+
+
+@pytest.fixture(scope="session")
+def slurm(request, release):
     """The cluster of $SHARDLAB_SLURM, a workspace that has one running; else the one of the other tests."""
     if given := os.environ.get("SHARDLAB_SLURM"):
         return SlurmCluster(Path(given))

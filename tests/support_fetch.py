@@ -32,7 +32,12 @@ shift
 cd / && exec 3< "@/fault" && read -r which bytes what <&3 && exec 3<&-
 echo >> "@/connections"
 if test -x "@/before"; then "@/before" "$(wc -l < "@/connections")"; fi
-if test -e "@/answer" && test "$(wc -l < "@/connections")" = 1; then exec cat "@/answer"; fi
+if test -e "@/answer" && test "$(wc -l < "@/connections")" = 1; then
+    script=$(printf %s "$*" | sed 's/.*(echo \\([A-Za-z0-9+/=]*\\) .*/\\1/' | base64 -d)
+    mark=${script#echo }
+    echo "${mark%%;*}"
+    exec cat "@/answer"
+fi
 if test "$(wc -l < "@/connections")" != "$which"; then exec sh -c "$*"; fi
 if test "$what" = cut; then sh -c "$*" | { dd bs=64K count="$bytes" iflag=count_bytes status=none; kill -9 $$; }; fi
 sh -c "$*" | { dd bs=64K count="$bytes" iflag=count_bytes status=none; kill -9 "$SHARDLAB_TEST_PID"; cat; }

@@ -26,7 +26,17 @@ ON_PRACTICE_NODES = (
 )
 BY_PARAMETER = ("test_papers_line",)
 SPREAD = ("test_jobs_line", "test_launchers_line", "test_trainers_checkpoints", "test_trainers_proof")
-FIRST = (NODES, "test_papers_line", "test_trainers", "test_jobs", "test_launchers", "test_line", "test_shell", "test_report")
+FIRST = (
+    NODES,
+    "test_papers_line",
+    "test_ssh_separate_folders_line",
+    "test_trainers",
+    "test_jobs",
+    "test_launchers",
+    "test_line",
+    "test_shell",
+    "test_report",
+)
 
 
 class Units(LoadScopeScheduling):

@@ -58,10 +58,10 @@ def are_archives_away(said: str) -> bool:
 class Practice:
     """A workspace with the cluster file, and `provision` on it as a person runs it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, file: str) -> None:
         self.folder = folder
         self.file = folder / "cluster.yaml"
-        self.file.write_text(FILE.replace("SHARED", str(folder / "shared")))
+        self.file.write_text(file.replace("SHARED", str(folder / "shared")))
         self.cluster = cluster.load(self.file)
         self.nodes = {node.name: node for node in virtual.nodes(self.cluster, Workspace(folder))}
 
@@ -83,7 +83,7 @@ class Practice:
         return json.loads(stdout)
 
     def machine(self, name: str) -> PracticeMachine:
-        return PracticeMachine(NAME, name, "", 0, "", Path(), "")
+        return PracticeMachine(self.cluster.name, name, "", 0, "", Path(), "")
 
     def give_disk(self, name: str, size: str) -> None:
         """A removed node's files will lie on a small disk of their own; given one already, it gets another size."""
@@ -122,10 +122,11 @@ def states(said: dict) -> dict:
     return {(node["name"], one["name"]): one for node in said["nodes"] for one in node["operations"]}
 
 
-def clusters(folder: Path) -> Iterator[Practice]:
-    """A verified cluster, taken down at the end so that nothing of it is left."""
+def clusters(folder: Path, file: str = FILE, release: str | None = None) -> Iterator[Practice]:
+    """A verified cluster of practice nodes of this release, taken down at the end so that nothing of it is left."""
     folder.mkdir()
-    found = Practice(folder)
+    found = Practice(folder, file + (f"release: {release}\n" if release else ""))
+    name = found.cluster.name
     found.provision("down")
     before = _state()  # other clusters may be up
     with found.start("warm") as warm:
@@ -140,18 +141,18 @@ def clusters(folder: Path) -> Iterator[Practice]:
         assert said["verified"] is True
         yield found
     finally:
-        for name in found.nodes:
-            found.take_back_disk(name)
+        for node in found.nodes:
+            found.take_back_disk(node)
         found.provision("down")
         shutil.rmtree(folder)
-        assert not (STATE / NAME).exists()
+        assert not (STATE / name).exists()
         assert _state() == before
         assert STATE.exists() or MARK not in Path("/proc/mounts").read_text()
-        assert not network.is_up(network.bridge(NAME))
-        assert init_of(STATE / NAME / "head" / "upper") is None
-        assert NAME not in Path("/proc/mounts").read_text()
+        assert not network.is_up(network.bridge(name))
+        assert init_of(STATE / name / "head" / "upper") is None
+        assert name not in Path("/proc/mounts").read_text()
         for mounted in ("", "*/"):
-            assert not list(Path("/sys/fs/cgroup").glob(f"{mounted}{CGROUP}/{NAME}"))
+            assert not list(Path("/sys/fs/cgroup").glob(f"{mounted}{CGROUP}/{name}"))
 
 
 def _state() -> set[Path]:

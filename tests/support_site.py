@@ -1,16 +1,23 @@
 """A practice cluster as a managed site: a user without root, a login node, modules, rules, and a person at a desk elsewhere."""
 
 import contextlib
+import copy
+import functools
+import http.server
+import json
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import yaml
 from support_slurm import SlurmCluster
 
 USER, UID, ACCOUNT = "alice", 1200, "abc_g"
@@ -19,8 +26,9 @@ PASSWORD = "correct-horse"
 SETUP = f"""\
 id {USER} > /dev/null 2>&1 || useradd --uid {UID} --shell /bin/bash --no-create-home --home-dir HOME {USER}
 usermod -p '*' {USER}
-dpkg -s environment-modules > /dev/null 2>&1 || DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
-    environment-modules > /dev/null
+dpkg -s environment-modules charliecloud-runtime > /dev/null 2>&1 || \
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+    environment-modules charliecloud-runtime > /dev/null
 mkdir -p /etc/environment-modules/modules/python
 printf '#%%Module1.0\\nsetenv SITE_PYTHON 3.11.2\\n' > /etc/environment-modules/modules/python/3.11.2
 printf 'export SCRATCH=%s\\n' SCRATCH > /etc/profile.d/scratch.sh
@@ -75,6 +83,18 @@ printf 'Match User {USER}\\n  AuthenticationMethods publickey,keyboard-interacti
     > /etc/ssh/sshd_config.d/second.conf
 grep -q '^UsePAM yes' /etc/ssh/sshd_config
 systemctl reload ssh
+"""
+# An image of the node's own system without Slurm's commands; its Python has the packages of a virtual environment.
+IMAGE = f"""\
+set -e
+mkdir -p "$1" "$1/proc" "$1/sys" "$1/dev" "$1/tmp" "$1/opt" "$1/home" "$1/root" "$1/run" "$1/var/tmp" "$1/ch" "$1$3"
+cp -a /bin /lib /lib64 /sbin /usr /etc "$1"
+for name in sbatch srun scontrol squeue sinfo sacct; do rm -f "$1/usr/bin/$name"; done
+rm -f "$1/etc/os-release"
+printf 'PRETTY_NAME="an image"\n' > "$1/etc/os-release"
+cp -al "$2" "$1/opt/venv"
+printf 'PATH=/opt/venv/bin:/usr/bin:/bin\nOMP_NUM_THREADS=77\n' > "$1/ch/environment"
+chown -R {USER}: "$1/opt/venv"
 """
 CONFIG = """\
 Host uni
@@ -160,6 +180,22 @@ class Site:
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
+    def at(self, name: str, described: str, environment: dict[str, object], setup: Sequence[str] = ()) -> "Site":
+        """The same person with another workspace, whose cluster file has another key `environment`, and slurm.setup."""
+        other = copy.copy(self)
+        other.desk = self.folder / name
+        other.desk.mkdir()
+        keys = yaml.safe_load(described)
+        keys["slurm"]["setup"] = list(setup)
+        (other.desk / "cluster.yaml").write_text(json.dumps(keys | {"environment": environment}))
+        return other
+
+    def make_image(self, venv: Path) -> Path:
+        """An image for Charliecloud whose Python has the packages of a virtual environment."""
+        image = self.scratch / "image"
+        self.slurm.run("head", f"set -- {image} {venv} {self.shared}\n{IMAGE}", root=True)
+        return image
+
     def log_out(self) -> None:
         """Close the connection that the commands share."""
         socket = f"{self.cache}/shardlab/ssh/%C"
@@ -183,6 +219,31 @@ class Site:
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
+
+
+@contextlib.contextmanager
+def package_index(wheels: Path, folder: Path, address: str) -> Iterator[str]:
+    """The URL of a package index with these wheels, which answers at an address of this machine."""
+    for wheel in wheels.glob("*.whl"):
+        project = folder / re.sub(r"[-_.]+", "-", wheel.name.partition("-")[0]).lower()
+        project.mkdir(exist_ok=True)
+        (project / wheel.name).symlink_to(wheel)
+    handler = functools.partial(QuietHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer((address, 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://{address}:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Lists folders and sends files, without a log."""
+
+    def log_message(self, *words: object) -> None:
+        pass
 
 
 def answered(argv: list[str], question: str, answer: str, limit_s: float) -> tuple[int, str, int]:

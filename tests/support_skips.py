@@ -39,6 +39,9 @@ ALLOWED = (
     AllowedSkip("tests/test_trainers_gpu.py::*", "needs a GPU, .*", "the machines of CI have no GPU"),
     AllowedSkip("tests/test_gpu_proof.py::*", "has a GPU: .*", NO_GPU_WANTED),
     AllowedSkip("tests/test_collect_sampler.py::*", "this machine has a GPU", NO_GPU_WANTED),
+    AllowedSkip(
+        "tests/test_ssh_line.py::*", "only in the long form", "test_ssh_separate_folders_line has it in the short form"
+    ),
     AllowedSkip("tests/test_golden.py::*", "argparse lays help out .*", "the recorded help texts are those of Python 3.11"),
 )
 

@@ -72,6 +72,11 @@ class SlurmCluster:
             for node in inventory["nodes"]
         }
 
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Such as (22, 5, 8)."""
+        return tuple(map(int, self.run("head", "sinfo --version").split()[1].split(".")))
+
     def machine(self, name: str) -> PracticeMachine:
         return PracticeMachine(self.cluster.name, name, "", 0, "", Path(), "")
 

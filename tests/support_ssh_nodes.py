@@ -34,27 +34,53 @@ test "$1" = -- && host=$2
 test -f BROKEN/"$host" && { cat BROKEN/"$host" >> "$log"; exit 255; }
 exec env -i HOME="$HOME" PATH="$PATH" PYTHONPATH="$PYTHONPATH" sh -c "$2"
 """
+# Each node has its own host name, and its own folder in the place of the workspace; the first node has the workspace itself.
+SSH_APART = """#!/bin/sh
+for word; do test "$word" != -G || exec /usr/bin/ssh "$@"; done
+while :; do case $1 in -E) log=$2; shift 2;; -o | -i | -p | -l) shift 2;; --) shift; break;; -*) shift;; *) break;; esac; done
+host=$1; shift
+test "$1" != -- || shift
+test -f BROKEN/"$host" && { if test "$log"; then cat BROKEN/"$host" >> "$log"; else cat BROKEN/"$host" >&2; fi; exit 255; }
+name=$(cat NAMES/"$host")
+set -- env -i HOME="$HOME" PATH="$PATH" PYTHONPATH="$PYTHONPATH:WORKSPACE/packages" sh -c "$*"
+test "$name" != gpu0 || exec "$@"
+exec unshare --mount --uts --propagation private sh -c '
+  hostname "$1" && mount --bind "$2" "$3" && cd / && shift 3 && exec "$@"' node "$name" ROOTS/"$name" WORKSPACE "$@"
+"""
 
 
 class SshNodes:
     """A workspace on the first node of a cluster, and its nodes gpu0 and gpu1."""
 
-    def __init__(self, folder: Path, monkeypatch: Any) -> None:
+    def __init__(self, folder: Path, monkeypatch: Any, *, apart: Path | None = None, count: int = 2) -> None:
+        """apart: a folder for the nodes' own disks; the first node, gpu0, has the workspace. None: they share the workspace."""
         self.workspace = Workspace(folder)
         self._processes: list[subprocess.Popen[bytes]] = []
         self.broken = folder / "broken"
         for path in (self.broken, self.workspace.own, folder / "bin"):
             path.mkdir(parents=True)
         # The locks of nodes are named after addresses: those of this process are its own.
-        self.hosts = {f"gpu{node}": f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.{node + 2}" for node in (0, 1)}
+        self.hosts = {f"gpu{node}": f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.{node + 2}" for node in range(count)}
         nodes = [
             {"name": name, "host": host, "roles": ["worker"], "python": sys.executable} for name, host in self.hosts.items()
         ]
         (self.workspace.own / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "c", "nodes": nodes}))
-        (folder / "bin/ssh").write_text(SSH.replace("BROKEN", str(self.broken)))
+        script = SSH
+        self.apart = apart
+        if apart is not None:
+            for name, host in self.hosts.items():
+                (apart / name).mkdir(parents=True)
+                (apart / host).write_text(name)
+            script = SSH_APART.replace("NAMES", str(apart)).replace("ROOTS", str(apart)).replace("WORKSPACE", str(folder))
+        (folder / "bin/ssh").write_text(script.replace("BROKEN", str(self.broken)))
         (folder / "bin/ssh").chmod(0o755)
         monkeypatch.setenv("PATH", str(folder / "bin"), prepend=":")
         monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+
+    def part(self, node: str, folder: RunDir) -> RunDir:
+        """The part of a run on a node that has its own disk."""
+        assert self.apart is not None
+        return RunDir(self.apart / node / "runs" / folder.run_id)
 
     def break_login(self, node: str, words: str) -> None:
         (self.broken / self.hosts[node]).write_text(f"{words}\n")
@@ -70,6 +96,7 @@ class SshNodes:
             schema=1, run_id=folder.run_id, matrix="m", cell=CELL, cell_hash=CELL.hash(), repeat=repeat, attempt=1,
             launcher="fork", rehearsal=True, world=World(nnodes, 2, 2 * nnodes), cluster={"name": "c", "provider": "ssh"},
             data_path="", versions={}, git_commit=None, templates={}, created="", scheduler="ssh",
+            separate_folders=self.apart is not None,
         )  # fmt: skip
         files.write_json(folder.run_json, {**json.loads(files.as_json(run)), **changed})
         (folder.path / "task").write_text(script)

@@ -33,6 +33,12 @@ SITE = "schema: 1\nname: site\nprovider: slurm\nslurm: {partition: gpu}\nstorage
         (SITE.replace("slurm: {partition: gpu}\n", ""), "3:11: provider: provider slurm needs the key slurm."),
         (SITE.replace("storage: {shared: /scratch/a}\n", ""), "3:11: provider: provider slurm needs storage.shared."),
         (SITE + "nodes: [{name: a}]\n", "nodes: not allowed with provider slurm"),
+        (SITE + "release: sid\n", "release: not allowed with provider slurm"),
+        ("schema: 1\nname: a\nprovider: local\nrelease: sid\n", "release: not allowed with provider local"),
+        (
+            "schema: 1\nname: a\nprovider: ssh\nnodes: [{name: a, host: b}]\nrelease: sid\n",
+            "release: not allowed with provider ssh, whose machines already exist.",
+        ),
         (SITE.replace("shared: /scratch/a", "shared: /scratch/a, disk: /dev/sdb"), "disk: not allowed with provider slurm"),
         (
             SITE.replace("partition: gpu", "partitions: [{name: a, gpus: {per_node: 4}}]"),
@@ -58,6 +64,26 @@ SITE = "schema: 1\nname: site\nprovider: slurm\nslurm: {partition: gpu}\nstorage
         (
             SITE.replace("provider: slurm", "provider: virtual") + "login: {host: a}\nnodes: [{name: a}]\n",
             "only with provider slurm",
+        ),
+        (SITE + "environment: {container: /a.sif}\n", "environment: container and runtime belong together"),
+        (SITE + "environment: {runtime: pyxis}\n", "environment: container and runtime belong together"),
+        (
+            SITE + "environment: {container: /a.sif, runtime: docker}\n",
+            "runtime: found the text 'docker'. Allowed: apptainer, pyxis",
+        ),
+        (
+            SITE + "environment: {container: 'docker://a', runtime: apptainer}\n",
+            "environment.container: found docker://a. Allowed with the runtime apptainer: the absolute path of an image",
+        ),
+        (SITE + "environment: {container: /a, runtime: apptainer, use: /b}\n", "environment.use: not allowed with container"),
+        (SITE + "environment: {container: '/a,b', runtime: apptainer}\n", "environment.container: "),
+        (
+            SITE + "environment: {container: /a, runtime: pyxis}\ndata: {path: '/b,/etc:/etc'}\n",
+            "data.path: found /b,/etc:/etc. Allowed with a container",
+        ),
+        (
+            SITE.replace("provider: slurm", "provider: virtual") + "environment: {runtime: pyxis}\nnodes: [{name: a}]\n",
+            "environment.runtime: not allowed with provider virtual",
         ),
     ],
 )

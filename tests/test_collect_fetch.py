@@ -15,7 +15,8 @@ import support_collect as support
 from support_fetch import COMMAND, Cluster, contents, tree
 
 from collect.cli import main
-from shardlab import remote_workspace
+from shardlab import placement, remote_workspace
+from shardlab.rundir import RunDir
 
 SUBJECT = "result.json"
 
@@ -101,6 +102,15 @@ def test_storage_that_both_share_needs_no_connection_for_files(cluster, fetch, t
     (cluster.there.path / remote_workspace.MARK).write_text("far:/ws\n")
     fetch()
     assert connections(cluster) == 1
+    assert contents(here) == contents(there)
+
+
+def test_a_part_that_the_first_node_cannot_gather_is_told_here_too(fetch, there, here):
+    RunDir(there).write_event("step", placement.PLACED, nodes=["gpu1"])
+    said, (found,) = fetch(code=1)
+    assert not found["complete"]
+    assert found["parts"][0].startswith("the part of gpu1 is missing: ")
+    assert f"{there.name}: the part of gpu1 is missing: " in said
     assert contents(here) == contents(there)
 
 

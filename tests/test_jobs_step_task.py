@@ -52,13 +52,15 @@ def test_a_right_command_line_is_accepted(tmp_path, monkeypatch):
     ("listed", "names"), [("gpu[0-1]", ["gpu0", "gpu1"]), ("gpu7", ["gpu7"]), ("", [])], ids=["several", "one", "no job"]
 )
 def test_a_node_looks_for_its_way_to_the_nodes_of_its_job(listed, names, tmp_path, monkeypatch):
-    """Only Slurm's `scontrol` can expand a list; one name needs no command."""
+    """The supervisor asks Slurm's `scontrol`, which alone can expand a list; a task may be in a container without it."""
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(SCONTROL)
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setenv(RENDEZVOUS, "10.9.9.1:29500")
     monkeypatch.setenv("SLURM_JOB_NODELIST", listed)
+    for name, value in call_together(1).items():
+        monkeypatch.setenv(name, value)
+    scontrol.unlink()
     asked = []
 
     def no_way(rendezvous, others):

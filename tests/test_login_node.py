@@ -9,6 +9,7 @@ import pytest
 
 from jobs import cli, on_controller, plan, render
 from jobs.invocation import Invocation
+from provision import cli as provision_cli
 from shardlab import cluster, login_node, shared_connection
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.workspace import Workspace
@@ -144,3 +145,15 @@ def test_a_long_path_gets_a_short_folder_of_this_user(tmp_path, monkeypatch):
     made = shared_connection.folder()
     assert str(os.geteuid()) in made.name
     assert made.stat().st_mode & 0o077 == 0
+
+
+def test_provision_logs_in_before_it_draws_a_table(ssh, tmp_path, monkeypatch, capsys):
+    """A question for a password would stand in the middle of the live table."""
+    (ssh / "refuses").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
+    (tmp_path / "cluster.yaml").write_text(f"{SITE.replace('SHARED', str(tmp_path))}login: {{host: login1}}\n")
+    drawn = []
+    monkeypatch.setattr(provision_cli.progress, "shown", lambda *_: drawn.append("table"))
+    assert provision_cli.main(["plan", "--workspace", str(tmp_path)]) == 1
+    assert "Permission denied" in capsys.readouterr().err
+    assert not drawn

@@ -58,10 +58,24 @@ def test_an_inventory_of_another_cluster_is_refused(workspace, invocation):
         on_controller.elsewhere(invocation("submit", "--matrix", "quickstart"))
 
 
-def test_a_cluster_without_a_shared_folder_is_refused(workspace, invocation):
+def test_a_slurm_cluster_without_a_shared_folder_is_refused(workspace, invocation):
     (workspace.path / "cluster.yaml").write_text(FILE.replace("storage: {shared: SHARED}\n", ""))
     with pytest.raises(InputError, match="no folder that all nodes share"):
         on_controller.elsewhere(invocation("submit", "--matrix", "quickstart"))
+
+
+@pytest.mark.parametrize(
+    ("storage", "folder"),
+    [("", "/opt/shardlab/workspaces"), ("storage: {disk: /dev/sdb, mount: /mydata}\n", "/mydata/workspaces")],
+)
+def test_without_slurm_the_runs_of_nodes_that_share_no_folder_are_on_the_first_node(workspace, invocation, storage, folder):
+    text = FILE.replace("storage: {shared: SHARED}\n", storage).replace("slurm: {partition: batch}\n", "")
+    (workspace.path / "cluster.yaml").write_text(text)
+    workspace.own.mkdir()
+    node = {"name": "gpu0", "host": "10.9.9.1", "python": "/p/bin/python"}
+    (workspace.own / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "far", "nodes": [node]}))
+    there = on_controller.elsewhere(invocation("submit", "--matrix", "quickstart"))
+    assert (there.host, str(Path(there.workspace).parent)) == ("10.9.9.1", folder)
 
 
 def test_runs_of_a_workspace_stay_on_one_cluster(workspace, invocation):

@@ -24,7 +24,7 @@ from provision.facts.system import SYSTEM
 from provision.operation import Change, Nothing, Operation, Site, Target, shell
 from provision.operations.reboot import Reboot, boot_of
 from provision.plan import converge
-from provision.practice import base
+from provision.practice import base, python
 from provision.providers import virtual
 from shardlab.remote import Address, Remote, Unreachable
 from shardlab.workspace import Workspace
@@ -42,7 +42,7 @@ from shardlab.workspace import Workspace
 
 file, workspace = Path(sys.argv[1]), Workspace(Path(sys.argv[2]))
 made = cluster.load(file)
-virtual._machine(made, workspace, virtual.nodes(made, workspace)[2], base.folder(packages.ALL)).create()
+virtual._machine(made, workspace, virtual.nodes(made, workspace)[2], base.folder(packages.ALL, made.release)).create()
 """
 
 # An ssh command that fails unless /etc/ssh/ssh_known_hosts has the key of the other node.
@@ -72,6 +72,24 @@ def test_a_second_time_changes_nothing_and_passes_every_check_that_applies(pract
     assert outcomes["head", "network"]["measured"]["ranks"] == 3
     # the link was asked to carry 1 Gbit/s, and tc's bucket lets a little more through at first
     assert outcomes["head", "network"]["measured"]["bus_bandwidth_gb_per_s"] < 0.2
+
+
+def test_ranks_use_the_same_python_on_each_release(practice):
+    """Nodes of another release have it as a module; they find its libraries after their own."""
+    inventory = json.loads((practice.folder / ".shardlab/inventory.json").read_text())
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    told = [practice.run("work1", f"{node['python']} --version", root=False) for node in inventory["nodes"]]
+    assert all(one.startswith(f"Python {version}.") for one in told)
+    if not base.is_other(practice.cluster.release):
+        return
+    for node in inventory["nodes"]:
+        said = practice.run(node["name"], f"bash -lc 'module load python/{version} && command -v python3 && python3 --version'")
+        assert said.split() == [python.INTERPRETER, "Python", sys.version.split()[0]]
+        linked = [line.split() for line in practice.run(node["name"], "ldconfig -p").splitlines() if " => " in line]
+        found = {words[0]: words[-1] for words in reversed(linked)}
+        own = {words[0] for words in linked if not words[-1].startswith(python.LIBRARIES)}
+        assert len(own) < len(found)
+        assert not [name for name in own if found[name].startswith(python.LIBRARIES)]
 
 
 def test_a_crashed_node_is_booted_again_and_works_again(practice):

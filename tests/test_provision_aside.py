@@ -14,7 +14,8 @@ from provision.operation import Nothing, Site
 from provision.operations import disks
 from provision.operations.keys import SSH_KEYS, SSH_TRUST
 from provision.operations.users import MUNGE_USER, USERS_AGREE
-from shardlab.cluster import Cluster, NodeEntry, Ssh, Storage
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import NodeEntry, Ssh, Storage
 from shardlab.slurm_keys import Slurm
 
 # A table of partitions as DOS wrote it: one of Linux from the second sector on.
@@ -173,6 +174,23 @@ def test_nodes_know_one_anothers_keys_and_other_lines_stay(nodes):
     settle(SSH_KEYS, one, second)
     settle(SSH_TRUST, one, one.targets[0])
     assert old not in "\n".join(one.targets[0].facts[KEYS].authorized)
+
+
+def test_without_root_nodes_know_one_another_by_the_users_own_files(nodes):
+    one = site(nodes, ssh=Ssh(between_nodes=True, sudo=False))
+    for target in one.targets:
+        target.node.run(["sh", "-c", "mkdir -p /root/.ssh /etc/ssh; printf theirs > /root/.ssh/known_hosts"], timeout_s=10)
+        make = "cd /etc/ssh; rm -f ssh_host_* ssh_known_hosts; ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key"
+        assert target.node.run(["sh", "-c", make], timeout_s=10).code == 0
+        assert not any(change.needs_root for change in SSH_KEYS.plan(one, target))
+        settle(SSH_KEYS, one, target)
+    for target in one.targets:
+        assert not any(change.needs_root for change in SSH_TRUST.plan(one, target))
+        settle(SSH_TRUST, one, target)
+        known = target.node.run(["cat", "/root/.ssh/known_hosts"], timeout_s=10).stdout
+        assert known.startswith("theirs\n")
+        assert all(other.facts[KEYS].hosts[0] in known for other in one.targets)
+        assert target.node.run(["test", "-e", "/etc/ssh/ssh_known_hosts"], timeout_s=10).code == 1
 
 
 def test_a_key_with_a_passphrase_is_left_alone_and_said(nodes):

@@ -13,11 +13,13 @@ from provision.fact import Facts, Unanswered
 from provision.facts.addresses import ADDRESSES
 from provision.facts.files import FILES, NodeFile
 from provision.facts.services import SERVICES, Service
+from provision.facts.slurm_here import SLURM_HERE, SlurmHere
 from provision.operation import Site, Target
 from provision.operations import munge
 from provision.practice import base
 from provision.practice.base import NoBase
-from shardlab.cluster import Cluster, NodeEntry
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import NodeEntry
 from shardlab.errors import InputError, ShardlabError
 from shardlab.remote import CommandOutput
 from shardlab.slurm_keys import Slurm
@@ -29,7 +31,7 @@ SENT = 10_000_000  # what each of two nodes sends by theory: 2 * (2 - 1) / 2 * b
 class Node:
     """A node that gives these answers, one after another."""
 
-    port, user, python, wheelhouse = None, None, "python", None
+    port, user, python, wheelhouse, may_sudo = None, None, "python", None, True
 
     def __init__(self, name, host, *answers):
         self.name, self.host, self.address = name, host, host
@@ -45,7 +47,8 @@ def site(*nodes, roles=("worker", "worker"), **of_nodes):
     targets = []
     for node, role in zip(nodes, roles, strict=True):
         target = Target(node, Facts(node), NodeEntry(name=node.name, roles=[role]))
-        target.facts.answers = {ADDRESSES.name: {"eth0": [node.host], "eth1": ["10.0.0.9"]}, **of_nodes}
+        addresses = {"eth0": [node.host], "eth1": ["10.0.0.9"]}
+        target.facts.answers = {ADDRESSES.name: addresses, SLURM_HERE.name: SlurmHere(), **of_nodes}
         targets.append(target)
     return Site(Cluster(schema=1, name="bench", provider="ssh", slurm=Slurm()), None, targets)
 

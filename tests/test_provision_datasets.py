@@ -3,9 +3,13 @@
 import gzip
 import json
 import multiprocessing
+import os
+import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +29,15 @@ from support_datasets import (
 from provision.cli import main
 from provision.datasets import archive, download, stage
 from provision.datasets.stage import Wanted
+from provision.fact import Facts, Unanswered
+from provision.login_node import LoginNodeHere
+from provision.operation import Site, Target
+from provision.operations import datasets
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import Data, DataSet, Storage
 from shardlab.errors import InputError, ShardlabError
+from shardlab.slurm_keys import Slurm
+from shardlab.workspace import Workspace
 
 
 def wanted(folder, name="cifar10", source=None, sha256=None):
@@ -357,3 +369,152 @@ def test_the_node_needs_nothing_but_python(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 set()"
+
+
+@pytest.fixture
+def as_nobody(tmp_path):
+    """Runs provision.datasets as a user who can write only to a home folder."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    home = Path(tempfile.mkdtemp(dir="/tmp"))
+    os.chown(home, 65534, 65534)
+    home.chmod(0o755)
+
+    def run(verb, request, code=0):
+        words = [
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            sys.executable,
+            "-P",
+            "-m",
+            "provision.datasets",
+        ]
+        done = subprocess.run(
+            [*words, verb, json.dumps(vars(request))],
+            env={**os.environ, "HOME": str(home), "PYTHONPATH": str(Path(stage.__file__).parents[2])},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout) if code == 0 else done.stderr
+
+    run.home = home
+    yield run
+    shutil.rmtree(home)
+
+
+def test_a_copy_that_cannot_be_written_is_verified_in_place(as_nobody):
+    data = as_nobody.home / "site-data"
+    put(data, {f"{CIFAR}/{name.rpartition('/')[2]}": content for name, content in cifar_members().items()})
+    data.chmod(0o755)
+    before = {path: path.stat().st_mtime_ns for path in [data, *data.rglob("*")]}
+    request = Wanted(str(data), "cifar10", "/nowhere.tar", "a" * 64)
+    looked = as_nobody("look", request)
+    assert (
+        looked["says"] == f"verify {data / CIFAR}, which already exists, and is read in place, as its folder cannot be written"
+    )
+    assert as_nobody("stage", request)["ready"]
+    assert as_nobody("look", request) == {"ready": True, "can": True, "says": f"{data / CIFAR} is staged", "makes": False}
+    assert {path: path.stat().st_mtime_ns for path in [data, *data.rglob("*")]} == before
+    (data / CIFAR / "test_batch.bin").write_bytes(b"\x0b" + bytes(3072) * 2)
+    assert "has changed since it was staged" in as_nobody("look", request)["says"]
+    other = Wanted(str(data), "mnist", "/nowhere.tar", None)
+    assert as_nobody("look", other)["says"].endswith("cannot be staged there; set data.path to a folder of yours")
+
+
+def test_a_damaged_copy_that_cannot_be_written_is_refused(as_nobody):
+    data = as_nobody.home / "site-data"
+    members = {f"{CIFAR}/{name.rpartition('/')[2]}": content for name, content in cifar_members().items()}
+    put(data, members | {f"{CIFAR}/data_batch_1.bin": b"123"})
+    data.chmod(0o755)
+    assert "a multiple of 3073" in as_nobody("stage", Wanted(str(data), "cifar10"), code=2)
+
+
+def test_a_downloaded_archive_is_unpacked_without_a_network(tmp_path):
+    archive_ = tar(tmp_path / "set.tar", cifar_members(), zipped=True)
+    with Server(archive_.read_bytes()) as server:
+        want = wanted(tmp_path, "cifar10", server.url, sha256(archive_))
+        assert "downloaded" in stage.download_archive(want).says
+    assert not (tmp_path / "data" / CIFAR).exists()
+    assert stage.stage(want).ready
+    assert {path.name for path in (tmp_path / "data" / ".staging").iterdir()} == {"cifar10.lock", "cifar10.json"}
+
+
+SBATCH = """\
+#!/bin/sh
+for script; do :; done
+log=$(sed -n 's/^#SBATCH --output=//p' "$script")
+echo "$script" >> "$(dirname "$0")/jobs"
+env -i PATH="$PATH" PYTHONPATH="$PYTHONPATH" bash "$script" > "$log" 2>&1
+"""
+
+
+@pytest.fixture
+def managed(tmp_path, monkeypatch):
+    """A login node of a site whose jobs run at once, and the folder of its programs."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in {"sbatch": SBATCH, "squeue": '#!/bin/sh\ncat "$(dirname "$0")/queue" 2> /dev/null\nexit 0\n'}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(Path(stage.__file__).parents[2]))
+    node = LoginNodeHere(name="login", python=sys.executable)
+
+    def planned(archive_, digest=None):
+        described = Cluster(
+            schema=1,
+            name="site",
+            provider="slurm",
+            slurm=Slurm(partition="cpu"),
+            storage=Storage(str(tmp_path / "shared")),
+            data=Data(str(tmp_path / "data"), [DataSet("cifar10", str(archive_), digest)]),
+        )
+        target = Target(node, Facts(node))
+        return datasets.plan(Site(described, Workspace(tmp_path), [target]), target)
+
+    planned.node, planned.programs = node, programs
+    return planned
+
+
+def test_at_a_managed_site_an_archive_is_unpacked_in_a_job(tmp_path, managed):
+    archive_ = tar(tmp_path / "set.tar", cifar_members(), zipped=True)
+    write, submit = managed(archive_)
+    assert submit.says == f"unpack {archive_} as {tmp_path / 'data' / CIFAR}, in a job"
+    for change in (write, submit):
+        assert not (tmp_path / "data" / CIFAR).exists()
+        change.make(managed.node)
+    script = tmp_path / "shared/datasets/cifar10.sh"
+    assert (managed.programs / "jobs").read_text() == f"{script}\n"
+    assert "#SBATCH --partition=cpu" in script.read_text()
+    (verified,) = [managed(archive_)]
+    assert verified.why == "cifar10: staged and unchanged"
+
+
+def test_at_a_managed_site_a_url_is_downloaded_on_the_login_node_and_unpacked_in_a_job(tmp_path, managed):
+    archive_ = tar(tmp_path / "set.tar", cifar_members(), zipped=True)
+    with Server(archive_.read_bytes()) as server:
+        changes = managed(server.url, sha256(archive_))
+        changes[0].make(managed.node)
+    assert changes[0].says.endswith("on the login node")
+    for change in changes[1:]:
+        change.make(managed.node)
+    assert (tmp_path / "data" / CIFAR / "test_batch.bin").exists()
+
+
+def test_a_second_job_is_not_submitted_while_the_first_one_waits(tmp_path, managed):
+    archive_ = tar(tmp_path / "set.tar", cifar_members(), zipped=True)
+    (managed.programs / "queue").write_text(f"77 PENDING {tmp_path}/shared/datasets/cifar10.sh\n")
+    with pytest.raises(Unanswered, match=r"job 77 .PENDING. of an earlier command stages the data set cifar10"):
+        managed(archive_)
+
+
+def test_a_job_that_fails_says_why(tmp_path, managed):
+    (tmp_path / "set.tar").write_bytes(b"no archive")
+    *_, submit = changes = managed(tmp_path / "set.tar")
+    changes[0].make(managed.node)
+    with pytest.raises(Unanswered, match="is not a whole tar file"):
+        submit.make(managed.node)

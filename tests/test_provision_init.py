@@ -2,17 +2,19 @@
 
 import json
 import re
+import subprocess
 
 import pytest
 
 from provision import cli, init
-from provision.facts import associations, modules, node_types, partitions, pythons, shared_folders, slurm_settings
+from provision.facts import associations, modules, node_types, partitions, pythons, quotas, shared_folders, slurm_settings
 from provision.facts.node_types import GpuGres
+from provision.facts.quotas import Quota, Quotas
 from provision.site import proposal
 from provision.site.survey import Survey
 from provision.slurm_text import duration_s
 from shardlab import cluster
-from shardlab.cluster import Login
+from shardlab.cluster_keys import Login
 
 CONFIG = """\
 Configuration data as of 2026-05-04T10:00:00
@@ -109,6 +111,16 @@ def test_a_partition_that_accepts_none_of_the_users_accounts_is_not_proposed():
     assert proposal.requests(made) == {}
 
 
+def test_an_account_that_the_partition_denies_is_not_proposed(tmp_path):
+    denies = PARTITIONS.replace("AllowAccounts=abc,abc_g AllowQos", "AllowAccounts=ALL DenyAccounts=abc_g,visitors AllowQos")
+    text, made = described(tmp_path, site(partitions=partitions.parse(denies)), {})
+    assert made.slurm is not None
+    assert (made.slurm.partition, made.slurm.account) == ("gpu-a100", "abc")
+    assert "abc_g" not in text
+    all_denied = denies.replace("DenyAccounts=abc_g,visitors", "DenyAccounts=abc,abc_g")
+    assert proposal.accounts_in(site(), partitions.parse(all_denied)[1]) is None
+
+
 def test_names_that_are_no_plain_words_are_left_out():
     assert [partition.name for partition in partitions.parse(PARTITIONS)] == ["cpu", "gpu-a100", "old", "closed"]
     assert modules.parse(MODULES) == ("python/3.9.1", "python/3.12.4", "cuda/12.6", "python/3.11.2")
@@ -191,3 +203,66 @@ def test_wrong_words_are_refused(tmp_path, capsys, words, why):
     assert code == 2
     assert why in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+QUOTA = """\
+Welcome to the site
+== quota
+Disk quotas for user alice (uid 1000):
+     Filesystem  blocks   quota   limit   grace   files   quota   limit   grace
+nas1.example.edu:/export/vol/a/very/long/name/home
+               20971520*  10485760 31457280       0   40000       0       0       0
+/dev/sdb1              4       0       0       0       1       0       0       0
+== lfs /scratch
+     Filesystem  kbytes   quota   limit   grace   files   quota   limit   grace
+       /scratch [5368709120]  0  10737418240       -   45678  900000 1000000       -
+== mmlsquota
+mmlsquota::HEADER:version:reserved:reserved:filesystemName:quotaType:id:name:blockUsage:blockQuota:blockLimit:blockInDoubt:\
+blockGrace:filesUsage:filesQuota:filesLimit:filesInDoubt:filesGrace:
+mmlsquota::0:1:::work:USR:1000:alice:1048576:104857600:115343360:0:none:77:0:0:0:none:
+mmlsquota::0:1:::$(id):USR:1000:alice:1:2:3:0:none:77:0:0:0:none:
+== site myquota
+== site $(id)
+"""
+
+
+def test_quotas_are_read_from_the_standard_commands(tmp_path):
+    found = quotas.parse(QUOTA)
+    assert found.site_commands == ("myquota",)
+    assert found.quotas == (
+        Quota("nas1.example.edu:/export/vol/a/very/long/name/home", 20 * 2**30, 10 * 2**30, 40000, None),
+        Quota("/scratch", 5 * 2**40, 10 * 2**40, 45678, 900000),
+        Quota("work", 2**30, 100 * 2**30, 77, None),
+    )
+    text, _ = described(tmp_path, site(quotas=found), {})
+    assert "#   /scratch: 5,120 of 10,240 GiB used, 45,678 of 900,000 files" in text
+    assert "#   work: 1 of 100 GiB used, no limit of files" in text
+
+
+def test_a_quota_that_is_not_known_is_asked_for(tmp_path):
+    text, _ = described(tmp_path, site(), {})
+    assert "# ask: your quota in bytes and in files (" in text
+    text, _ = described(tmp_path, site(quotas=Quotas((), ("myquota",))), {})
+    assert "# ask: your quota in bytes and in files, which myquota shows" in text
+
+
+@pytest.mark.parametrize("text", ["", "Disk quotas for user root (uid 0): none\n", "== quota\nDisk quotas for user a: none\n"])
+def test_no_quota_is_no_error(text):
+    assert quotas.parse(text) == Quotas()
+
+
+def test_a_command_that_is_missing_or_hangs_is_passed_over(tmp_path):
+    """Its program: `quota` never answers, `lfs` answers, `mmlsquota` does not exist."""
+    scripts = {
+        "quota": "exec sleep 1000",
+        "lfs": 'echo "       $5 1024 0 2048 - 5 0 10 -"',
+        "awk": "echo /scratch",  # the mounts of this machine are other ones
+        "myquota": "exec sleep 1000",
+        "timeout": 'shift; case $1 in quota) exit 124 ;; esac; exec "$@"',
+    }
+    for name, script in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", quotas.PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    assert quotas.parse(done.stdout) == Quotas((Quota("/scratch", 2**20, 2 * 2**20, 5, 10),), ("myquota",))

@@ -45,7 +45,7 @@ def test_a_row_a_node_a_letter_an_operation():
         "head   =+..              2  hosts  11 s",
         "w1     x ..",
         "[red]  ....",
-        "+ changed   = nothing to do   x failed   - excluded",
+        "+ changed   = nothing to do   ! needs an administrator   x failed   - excluded",
     ]
 
 

@@ -6,14 +6,15 @@ from provision.fact import Facts, Unanswered
 from provision.operation import Nothing, Operation, Site, Target, shell
 from provision.operations.reboot import BOOT_ID, Reboot
 from provision.plan import converge
-from shardlab.cluster import Cluster, NodeEntry
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import NodeEntry
 from shardlab.remote import CommandOutput, Unreachable
 
 
 class Machine:
     """A node with a boot id: it answers a reboot as `after` says."""
 
-    name, host, port, user, python, wheelhouse = "w1", "10.0.0.1", None, None, "python", None
+    name, host, port, user, python, wheelhouse, may_sudo = "w1", "10.0.0.1", None, None, "python", None, True
 
     def __init__(self, after=("away", "away", "boot-2")):
         self.after, self.boot, self.ran = list(after), "boot-1", []

@@ -21,9 +21,9 @@ from provision.facts.room import Room, room
 from provision.facts.room import parse as parse_room
 from provision.facts.services import SERVICES, Service
 from provision.operation import Nothing, Site, Target, reason
-from provision.operations import disks, environment, fstab, nfs, packages, space
+from provision.operations import disks, environment, fstab, nfs, packages, space, workspaces
 from provision.providers.local import LocalNode
-from shardlab.cluster import Storage
+from shardlab.cluster_keys import Storage
 from shardlab.remote import CommandOutput
 
 DISK, MOUNT, SHARED = "/dev/nvme1n1", "/mydata", "/mydata/bench"
@@ -201,6 +201,19 @@ def test_the_environment_is_not_made_below_a_mount_that_is_missing():
     first = environment.plan(one, one.targets[0])[0]
     assert first.says == "check that /mydata/bench is mounted"
     assert fstab.guard(with_storage(Storage(shared=SHARED), "virtual"), one.targets[0]) == []
+
+
+def test_nodes_that_share_no_folder_each_get_a_folder_of_workspaces():
+    one = with_storage(Storage(disk=DISK, mount=MOUNT))
+    assert workspaces.plan(one, one.targets[1]) == Nothing("the nodes share a folder, or Slurm starts the runs")
+    one = msgspec.structs.replace(one, cluster=msgspec.structs.replace(one.cluster, slurm=None))
+    for target in one.targets:
+        with_place(target, "/mydata/workspaces", MountPlace(there=False))
+        guard, make = workspaces.plan(one, target)
+        assert guard.says == "check that /mydata is mounted"
+        assert make.command == "install -d -o alice -- /mydata/workspaces"
+        with_place(target, "/mydata/workspaces", MountPlace())
+        assert workspaces.plan(one, target) == Nothing("/mydata/workspaces exists")
 
 
 def test_the_second_look_at_a_disk_finds_what_lies_at_its_end_alone(tmp_path):

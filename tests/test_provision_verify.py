@@ -6,14 +6,15 @@ from provision.check import Check, Outcome, each, without
 from provision.fact import Fact, Facts
 from provision.operation import Site, Target
 from provision.verify import verified, verify
-from shardlab.cluster import Cluster, NodeEntry
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import NodeEntry
 from shardlab.remote import CommandOutput, Unreachable
 
 
 class Node:
     """One that answers, or not."""
 
-    host, port, user, python, wheelhouse = "10.0.0.1", None, None, "python", None
+    host, port, user, python, wheelhouse, may_sudo = "10.0.0.1", None, None, "python", None, True
 
     def __init__(self, name, answer=None):
         self.name, self.answer, self.asked = name, answer or CommandOutput(0, "", ""), []

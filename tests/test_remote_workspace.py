@@ -17,11 +17,16 @@ THERE = RemoteWorkspace(
 
 @pytest.fixture
 def ssh(tmp_path, monkeypatch):
-    """Puts a program called ssh first on PATH."""
+    """Puts a program called ssh first on PATH, which logs in to this machine; `python` there is the script.
 
-    def made(script):
-        (tmp_path / "ssh").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "ssh").chmod(0o755)
+    shell: what the shell of the login does before the command. login: what ssh itself does first.
+    """
+
+    def made(script, shell="true", login="true"):
+        programs = {"ssh": f'{login}\nfor last; do :; done\n{shell}\neval "$last"', "python": script}
+        for name, text in programs.items():
+            (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+            (tmp_path / name).chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
     return made
@@ -33,21 +38,26 @@ def test_a_document_is_an_answer_whatever_the_exit_code_is(ssh):
     assert THERE.ask("jobs", ["status"], dict[str, int]) == {"failed": 2}
 
 
+def test_what_the_users_bashrc_prints_is_no_part_of_the_document(ssh):
+    ssh("""echo '{"failed": 2}'""", shell="echo 'Welcome to gpu0'; echo 'quota exceeded' >&2")
+    assert THERE.ask("jobs", ["status"], dict[str, int]) == {"failed": 2}
+
+
 def test_what_is_given_arrives_as_standard_input(ssh):
     ssh("cat")
     assert THERE.ask("shardlab.upload", [], dict[str, str], given=json.dumps({"a": "b"}).encode()) == {"a": "b"}
 
 
 @pytest.mark.parametrize(
-    ("script", "says"),
+    ("script", "login", "says"),
     [
-        ("echo 'error: no such matrix' >&2; exit 2", "gpu0: no such matrix"),
-        ("printf 'Connection refused\\r\\n' >&2; exit 255", "gpu0: Connection refused"),
-        ("exit 137", "gpu0: exit code 137, and no answer"),
+        ("echo 'error: no such matrix' >&2; exit 2", "true", "gpu0: no such matrix"),
+        ("true", "printf 'Connection refused\\r\\n' >&2; exit 255", "gpu0: Connection refused"),
+        ("exit 137", "true", "gpu0: exit code 137, and no answer"),
     ],
 )
-def test_without_a_document_the_error_says_what_the_command_said(ssh, script, says):
-    ssh(script)
+def test_without_a_document_the_error_says_what_the_command_said(ssh, script, login, says):
+    ssh(script, shell="echo 'module loaded' >&2", login=login)
     with pytest.raises(ShardlabError) as caught:
         THERE.ask("jobs", ["status"], dict[str, int])
     assert str(caught.value) == says

@@ -1,19 +1,22 @@
 """A managed Slurm site, from `provision init` to the report, by a user without root on another machine."""
 
+import ipaddress
 import json
 import re
 
 import pytest
 from support_practice import WHY
-from support_site import ACCOUNT, PASSWORD, SECOND_FACTOR, Site, answered
+from support_site import ACCOUNT, PASSWORD, SECOND_FACTOR, Site, answered, package_index
 from support_slurm import Desk
 
+from provision.practice.base import wheels_folder
 from provision.practice.machine import WHEELS
 from shardlab import cluster
 from shardlab.rundir import RunDir
 
 pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
 SLURM = re.compile(r"^slurm: .*\n", re.MULTILINE)
+NO_INDEX = ["export PIP_INDEX_URL=http://127.0.0.1:9 PIP_RETRIES=0"]
 MATRIX = """\
 schema: 1
 name: site
@@ -181,6 +184,102 @@ def test_a_small_quota_is_noticed_before_anything_is_installed(site, ready, tmp_
             r"0\.\d GiB are free on \S*small, and the Python environment may take 2 GiB", refused.stdout + refused.stderr
         )
         assert site.slurm.run("head", f"ls {folder}", root=True) == ""
+
+
+@pytest.fixture(scope="module")
+def venv(site, ready):
+    """The packages that `provision` installed."""
+    (made,) = site.shared.glob("python-*/venv")
+    return made
+
+
+def operation(said):
+    """What the operation of the environment did."""
+    return next(one for one in said["nodes"][0]["operations"] if one["name"] == "site-environment")
+
+
+def jobs_of(site):
+    """The numbers of all jobs that the user submitted."""
+    return site.as_user("sacct -nX -o jobid -S 2020-01-01").split()
+
+
+def trained(site, *nnodes):
+    """Submit a run on each of these numbers of nodes; the run folders with their records, as they were fetched."""
+    (site.desk / "site.yaml").write_text(MATRIX.replace("[ddp, fsdp2]", "[ddp]").replace("[1, 2]", str(list(nnodes))))
+    site.run("jobs", "submit", "--matrix", str(site.desk / "site.yaml"), "--wait")
+    runs = json.loads(site.run("jobs", "status", "--json").stdout)["runs"]
+    assert [run["state"] for run in runs] == ["completed"] * len(nnodes)
+    site.run("collect", "fetch")
+    return sorted((site.desk / "runs").iterdir())
+
+
+def test_a_partial_purge_is_noticed(site, ready, venv):
+    purged = next(venv.glob("lib/python3*/site-packages/torch/optim/sgd.py"))
+    kept = purged.rename(site.scratch / "kept")
+    try:
+        assert json.loads(site.run("provision", "plan", "--json").stdout)["changes"] > 0
+    finally:
+        kept.rename(purged)
+    assert json.loads(site.run("provision", "plan", "--json").stdout)["changes"] == 0
+
+
+def test_an_own_environment_is_used_as_it_is(site, described, ready, venv):
+    own = site.scratch / "own"
+    site.as_user(f"cp -al {venv} {own}")
+    used = site.at("use", described, {"use": str(own), "modules": ["python/3.11.2"]})
+    packages = next(own.glob("lib/python3*/site-packages"))
+    (record,) = packages.glob("submitit-*.dist-info")
+    record.rename(site.scratch / "record")
+    before = jobs_of(site)
+    refused = json.loads(used.run("provision", "--json", code=1).stdout)
+    assert f"environment.use: {own} lacks submitit. Install what is missing there." in operation(refused)["says"][-1]
+    assert jobs_of(site) == before
+    (site.scratch / "record").rename(record)
+    (record,) = packages.glob("torch-*.dist-info")
+    other = re.sub(r"\nVersion: \S+", "\nVersion: 2.99.0", (record / "METADATA").read_text())
+    (record / "METADATA").unlink()  # another name of the file of the tested environment
+    (record / "METADATA").write_text(other)
+    files = sorted(own.rglob("*.py"))
+    said = json.loads(used.run("provision", "--json").stdout)
+    assert said["verified"] is True
+    assert any("outside of the range" in sentence for sentence in operation(said)["says"])
+    again = json.loads(used.run("provision", "--json").stdout)
+    assert again["changes"] == 0
+    assert "outside of the range" in operation(again)["says"][0]
+    trained(used, 1)
+    assert sorted(own.rglob("*.py")) == files
+
+
+def test_ranks_train_in_a_container_and_the_desk_sends_the_other_packages(site, described, ready, venv, monkeypatch):
+    image = site.make_image(venv)
+    made = site.at("container", described, {"container": str(image), "runtime": "charliecloud"}, NO_INDEX)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels_folder()))
+    said = json.loads(made.run("provision", "--json").stdout)
+    says = operation(said)["says"]
+    assert f"check the packages of environment.container: {image}: the tested versions" in says
+    assert "download the packages here, as no package index answers on the login node, and send them" in says
+    assert said["verified"] is True
+    assert "works on 2 nodes" in said["checks"][0]["says"]
+    python = json.loads((made.desk / ".shardlab/inventory.json").read_text())["nodes"][0]["python"]
+    program = 'import importlib.util as u; print([name for name in ("torch", "msgspec") if u.find_spec(name)])'
+    assert site.as_user(f"{python} -c '{program}'") == "['msgspec']\n"
+    for run in trained(made, 1, 2):
+        records = [json.loads(path.read_text()) for path in run.glob("env/*.json")]
+        assert records
+        assert {record["system"] for record in records} == {"an image"}
+    assert json.loads(made.run("provision", "--json").stdout)["changes"] == 0
+
+
+def test_the_login_node_downloads_from_a_package_index(site, described, ready, venv, tmp_path):
+    image = site.scratch / "image"
+    address = str(ipaddress.ip_network(site.slurm.cluster.lan.subnet)[-2])  # of this machine
+    with package_index(wheels_folder(), tmp_path, address) as url:
+        setup = [f"export PIP_INDEX_URL={url} PIP_TRUSTED_HOST={address}"]
+        made = site.at("index", described, {"container": str(image), "runtime": "charliecloud"}, setup)
+        said = json.loads(made.run("provision", "--only", "site-environment", "--json").stdout)
+    assert "download the packages on the login node" in operation(said)["says"]
+    assert "install the packages in a job" in operation(said)["says"]
 
 
 def test_on_the_login_node_nobody_trains_by_mistake(site, ready):

@@ -38,13 +38,19 @@ def study(slurm, request):
 
 
 def while_slurmctld_is_away(desk, twin, held, without_accounts):
-    """What is told meanwhile of a run that goes on, one that ends, and two that wait; and what is sent is kept for later."""
+    """What is told meanwhile of a run that goes on, one that ends, and two that wait; and what is sent is kept for later.
+
+    In Slurm 26.05 the job step of a run whose ranks have ended waits for slurmctld, and so does the run's supervisor.
+    """
+    step_waits = twin.slurm.version >= (26, 5)
     with ThreadPoolExecutor() as pool:  # each waits for an answer as long as Slurm has its commands wait
         sent = pool.submit(held.start, "submit", "--matrix", held.matrix(SEEDS))
-        twin.until(lambda: twin.events("exited"), "a run ends")
+        results = twin.until(lambda: [*twin.path.glob("runs/*/result.json")], "the ranks of a run end")
+        twin.until(lambda: step_waits or twin.events("exited"), "a run ends")
         states = [folder.judge().state for folder in twin.folders()]
-        assert sorted(states) == ["completed", "pending", "pending", "running"]
-        at_work = twin.folders()[states.index("running")].path
+        assert sorted(states) == sorted(["running" if step_waits else "completed", "pending", "pending", "running"])
+        running = [folder.path for folder, state in zip(twin.folders(), states, strict=True) if state == "running"]
+        (at_work,) = set(running) - {result.parent for result in results}
         files = contents(twin.path, at_work / "samples")
         shown = pool.submit(desk.run, "jobs", "status")
         told = [pool.submit(twin.runs, env=env) for env in ({}, without_accounts)]

@@ -1,12 +1,19 @@
-"""Runs on practice nodes as on SSH hosts without Slurm: equal losses, ends on every node, and a node that is lost."""
+"""Runs on practice nodes as on SSH hosts without Slurm: equal losses, ends on every node, and a node that is lost.
+
+Once with a folder that all nodes share, and once without one.
+"""
 
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from support_slurm import FOREVER, MATRIX, Desk
+from support_long import LONG
+from support_practice import WHY, clusters
+from support_slurm import FOREVER, MATRIX, Desk, SlurmCluster
 
 from shardlab.rundir import RunDir
 
@@ -37,22 +44,28 @@ def losses(folder):
     return [[record.loss for record in folder.steps(rank).records] for rank in range(4)]
 
 
-def test_two_nodes_without_slurm_train_as_one_machine_does(desk, tmp_path):
+def trained_as_here(desk, nodes):
+    """Train on two nodes and on this machine, with equal losses; the run on the nodes, as it was fetched."""
     axes = "axes: {strategy: [ddp], gpus: [4]}\nzip: [{launcher: [torchrun, fork], nnodes: [2, 1]}]"
     name = matrix(desk, 4, axes)
     desk.run("jobs", "submit", "--matrix", name, "--where", "nnodes == 2", "--wait")
-    here = tmp_path / "here"
+    here = desk.path / "here"
     here.mkdir()
     words = ["jobs", "submit", "--matrix", name, "--where", "nnodes == 1", "--wait", "--workspace", str(here)]
     subprocess.run([sys.executable, "-P", "-m", *words], check=True)
     (fetched,) = json.loads(desk.run("collect", "fetch", "--json").stdout)
     assert (fetched["complete"], fetched.get("problems", [])) == (True, [])
     (run,) = json.loads(desk.run("jobs", "status", "--json").stdout)["runs"]
-    assert (run["state"], run["hosts"]) == ("completed", ["work1", "work2"])
+    assert (run["state"], run["hosts"]) == ("completed", nodes)
     over_ssh, local = (RunDir(next((folder / "runs").glob("ddp-*"))) for folder in (desk.path, here))
-    assert {path.stem for path in (over_ssh.path / "samples").iterdir()} == {"work1", "work2"}
+    assert sorted(path.stem for path in (over_ssh.path / "samples").iterdir()) == nodes
     assert len(losses(local)[0]) == 4
     assert losses(over_ssh) == losses(local)
+    return over_ssh
+
+
+def test_two_nodes_without_slurm_train_as_one_machine_does(desk):
+    trained_as_here(desk, ["work1", "work2"])
 
 
 def test_runs_without_slurm_share_no_node_and_end_on_all_of_their_nodes(desk, slurm):
@@ -93,3 +106,82 @@ def test_runs_without_slurm_share_no_node_and_end_on_all_of_their_nodes(desk, sl
     assert "attempt 2 after node_fail" in again.stdout
     (folder,) = [folder for folder in twin.folders() if folder.run_id.endswith("-a2")]
     assert folder.read_run().avoid == ["work2"]
+
+
+# Its nodes have no folder in common. The first node trains too.
+APART = """\
+schema: 1
+name: test-apart
+provider: virtual
+nodes:
+  - {name: head, roles: [controller, worker]}
+  - {name: work1}
+lan: {subnet: 10.89.78.0/24, mbps: 1000}
+gpus: {type: practice, per_node: 2}
+ssh: {between_nodes: true}
+"""
+
+
+@pytest.fixture(scope="module")
+def apart():
+    if WHY is not None:
+        pytest.skip(WHY)
+    if not LONG:
+        pytest.skip("only in the long form")
+    for made in clusters(Path("/srv") / f"shardlab-test-{os.getpid()}-apart", APART):
+        yield SlurmCluster(made.folder)
+
+
+@pytest.fixture
+def far_desk(apart, tmp_path):
+    made = Desk(apart, tmp_path)
+    yield made
+    made.run("jobs", "cancel", "--all")
+
+
+def test_nodes_without_a_shared_folder_train_as_one_machine_does(far_desk, apart):
+    run = trained_as_here(far_desk, ["head", "work1"])
+    there = far_desk.twin().path / "runs" / run.run_id
+    steps = {node: apart.run(node, f"ls {there}/steps").split() for node in ("head", "work1")}
+    assert len(steps["head"]) == 4  # two of its own, and copies
+    assert len(steps["work1"]) == 2
+    assert "run.json" in apart.run("work1", f"ls {there}")
+    assert "claim" not in apart.run("work1", f"ls {there}")
+    far_desk.run("jobs", "logs", run.run_id, "--rank", str(int(steps["work1"][0][5:10])))
+    far_desk.run("collect", "summarize")
+    assert (far_desk.path / "report/index.html").exists()
+
+
+def test_a_run_without_a_shared_folder_loses_a_node_and_resumes_from_the_parts_of_its_checkpoint(far_desk, apart):
+    saves = "instruments: {checkpoints: {every_steps: 5, keep: 2}}"
+    text = MATRIX.format(name="small", steps=FOREVER, more="axes: {strategy: [fsdp2], gpus: [4], nnodes: [2], seed: [1, 2]}")
+    path = far_desk.path / "small.yaml"
+    path.write_text(text.replace('prove: "off"', f'prove: "off"\n  {saves}'))
+    far_desk.run("jobs", "submit", "--matrix", str(path))
+    twin = far_desk.twin()
+
+    def runs():
+        return sorted(twin.runs(), key=lambda run: (run["cell"]["seed"], run["attempt"]))
+
+    twin.until(lambda: runs()[0]["state"] == "running" and (runs()[0]["step"] or 0) > 5, "the first run trains")
+    assert runs()[1]["scheduler"]["raw"] == "queued: waits for free nodes"
+    far_desk.run("jobs", "cancel", runs()[0]["id"])
+    assert runs()[0]["state"] == "cancelled"
+
+    twin.until(lambda: (runs()[1]["step"] or 0) > 12, "the second run trains")
+    apart.machine("work1").crash()
+    twin.until(lambda: runs()[1]["state"] == "node_fail", "a node that crashed")
+    assert runs()[1]["why"].startswith("work1: the connection broke")
+    lost = runs()[1]["id"]
+    fetched = {run["run"]: run for run in json.loads(far_desk.run("collect", "fetch", "--json", code=1).stdout)}
+    assert fetched[lost]["parts"][0].startswith("the part of work1 is missing: ")
+    assert not fetched[lost]["complete"]
+    assert all(losses(RunDir(far_desk.path / "runs" / lost)))
+
+    again = far_desk.run("jobs", "retry", "--only", "node_fail")
+    assert "resumes from its checkpoint at step" in again.stdout
+    twin.until(lambda: runs()[2]["scheduler"]["raw"].startswith("queued: work1 does not answer"), "it waits for the node")
+    apart.boot("work1")
+    twin.until(lambda: runs()[2]["state"] == "running" and (runs()[2]["resumed_from_step"] or 0) >= 5, "it resumes")
+    fetched = {run["run"]: run for run in json.loads(far_desk.run("collect", "fetch", "--json", "--run", lost).stdout)}
+    assert fetched[lost]["complete"]

@@ -36,9 +36,12 @@ SPELLINGS = {
 # It answers as a controller does to the delivery of files, and writes down the folder that each command is for.
 SSH = f"""\
 #!{sys.executable}
-import shlex, sys
+import base64, re, shlex, sys
 if "-G" not in sys.argv:
-    words = shlex.split(sys.argv[-1])
+    script = re.search(r"echo ([^ ]+) [|]", sys.argv[-1])
+    words = shlex.split(base64.b64decode(script[1]).decode() if script else sys.argv[-1])
+    if script:
+        print(words[1].rstrip(";"))
     with open({{log!r}}, "a") as log:
         print(words[words.index("--workspace") + 1], file=log)
     print('{{{{"version": "1"}}}}')

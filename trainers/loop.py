@@ -21,6 +21,7 @@ from shardlab.record import SCHEMA, LineWriter, StepRecord
 from shardlab.run import Run
 from shardlab.rundir import RunDir
 from trainers import dtypes, hang_dump, memory_limit, menu, optimization, proof, result
+from trainers.data import node_copy
 from trainers.data.order import TIMED, WARMUP, Order
 from trainers.data.prefetch import prefetched
 from trainers.engine import Engine, Trained
@@ -44,6 +45,12 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     step more if the engine joins; in it, a rank without data records no loss and 0 units. The schedule of the learning rate
     covers all steps, with the untimed warm-up steps. Raises InputError for a cell that cannot be trained.
     """
+    with node_copy.opened(run, run_dir) as data_path:
+        _train(run, run_dir, ranks, data_path)
+
+
+def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
+    """As `train`. data_path: where this rank reads its data."""
     cell = run.cell
     strategy, workload = menu.strategy(cell.strategy), menu.workload(cell.workload)
     if (why := menu.refuse(cell)) is not None:
@@ -53,11 +60,11 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     if ranks.local_rank == 0:
         environment.write(run_dir.environment(gethostname()), ranks)
     dtypes.set_tf32(cell.precision, ranks.device)
-    task = workload.build(cell, Path(run.data_path))
+    task = workload.build(cell, data_path)
     order = Order(task.source.items, cell.global_batch_size, cell.seed)
     proofs = Path(run.proofs_path) if run.proofs_path else None
     with stage("proving"):
-        same_work = proof.prove(cell, task, Path(run.data_path), ranks, proofs)
+        same_work = proof.prove(cell, task, data_path, ranks, proofs)
     torch.manual_seed(cell.seed)
     if strategy.servers and ranks.rank >= cell.gpus:
         strategy.build_server(cell, task, ranks).serve()

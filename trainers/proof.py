@@ -106,10 +106,10 @@ def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | 
     if (why := strategy.unprovable(cell)) is not None:
         return SameWork(verdict="not provable", why=why)
     kept = folder / f"{digest(cell, ranks.trains_on)}.json" if folder is not None else None
-    # Rank 0 decides for all: a file that appears between two ranks' looks must not part them.
-    known = kept is not None and ranks.rank == 0 and kept.exists()
-    if kept is not None and ranks.gather([float(known)])[0, 0]:
-        return msgspec.json.decode(kept.read_bytes(), type=SameWork)
+    # Rank 0 decides for all: a file that appears between two ranks' looks must not part them, and other nodes may not have it.
+    stored = kept.read_bytes() if kept is not None and ranks.rank == 0 and kept.exists() else b""
+    if kept is not None and (content := ranks.from_first(stored)):
+        return msgspec.json.decode(content, type=SameWork)
     started = time.perf_counter()
     found = _prove(cell, task, data_path, ranks, strategy)
     found.proof_s = round(time.perf_counter() - started, 3)

@@ -100,6 +100,12 @@ class Ranks:
         dist.all_gather(everyone, mine)
         return torch.stack(everyone).cpu().numpy()
 
+    def from_first(self, content: bytes) -> bytes:
+        """The bytes that rank 0 passes, on every rank. The bytes of other ranks are ignored."""
+        size = int(self.gather([float(len(content))])[0, 0])
+        row = content if self.rank == 0 else bytes(size)
+        return bytes(int(number) for number in self.gather([float(byte) for byte in row])[0]) if size else b""
+
     def barrier(self) -> None:
         """Wait until every rank is here and its device is idle."""
         if self.device.type == "cuda":

@@ -8,7 +8,6 @@ machine was checked, and an interrupted download is resumed when the same comman
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ import msgspec
 
 from collect.fetching import fetch_matrices, manifest
 from collect.fetching.manifest import ManifestFile, RunManifest
-from collect.fetching.transfer import Rsync, Transfer
+from collect.fetching.transfer import Rsync, Transfer, has_arrived, put_in_place
 from shardlab import files, remote_workspace
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import NotRegular
@@ -41,7 +40,8 @@ Say = Callable[[str], None]
 class RemoteRun(msgspec.Struct):
     """The part of the output of `collect fetch --json` on the cluster that is needed here, for one run.
 
-    problems: how the run differs from its manifest. not_regular: its entries that are neither regular files nor folders.
+    problems: how the run differs from its manifest. not_regular: its entries that are neither regular files nor folders. parts:
+    what is missing of the parts of its nodes, or contradicts the first node.
     """
 
     run: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]
@@ -49,19 +49,21 @@ class RemoteRun(msgspec.Struct):
     complete: bool
     problems: list[str] = []
     not_regular: dict[str, str] = {}
+    parts: list[str] = []
 
 
 class Downloaded(msgspec.Struct):
     """A run after its download.
 
-    hashed: how many files were hashed to check them. problems: how the run on this machine differs from the run on the cluster.
-    changed: the files that did not match the manifest after their transfer.
+    parts: as in RemoteRun. hashed: how many files were hashed to check them. problems: how the run on this machine differs from
+    the run on the cluster. changed: the files that did not match the manifest after their transfer.
     """
 
     state: str
     hashed: int = 0
     problems: list[str] = []
     not_regular: dict[str, str] = {}
+    parts: list[str] = []
     changed: list[str] = []
 
 
@@ -147,7 +149,10 @@ def _bring(
     transfer = rsync.bring("runs", staging / "manifests", names, f"--max-size={MOST_MANIFEST}")
     if transfer.stopped:
         return {}, transfer
-    found = {run.run: Downloaded(run.state if run.state in STATES else "unknown", not_regular=run.not_regular) for run in runs}
+    found = {
+        run.run: Downloaded(run.state if run.state in STATES else "unknown", not_regular=run.not_regular, parts=run.parts)
+        for run in runs
+    }
     wanted: dict[str, Missing] = {}
     for run in runs:
         try:
@@ -162,7 +167,8 @@ def _bring(
             wanted[run.run] = missing
     arrived = staging / "files"
     lacking = {
-        run: [name for name in missing.names if not _check(arrived, run, name, missing)] for run, missing in wanted.items()
+        run: [name for name in missing.names if not has_arrived(arrived / run, name, missing.manifest.files[name])]
+        for run, missing in wanted.items()
     }
     names = [f"{run}/{name}" for run, of_run in lacking.items() for name in of_run]
     if names:
@@ -171,7 +177,8 @@ def _bring(
     transfer = rsync.bring("runs", arrived, names, f"--compare-dest={workspace.runs}")
     for run_id, missing in wanted.items():
         found[run_id].hashed += len(missing.names)
-        found[run_id].changed = [name for name in lacking[run_id] if not _check(arrived, run_id, name, missing)]
+        expected = missing.manifest.files
+        found[run_id].changed = [name for name in lacking[run_id] if not has_arrived(arrived / run_id, name, expected[name])]
         if not found[run_id].changed:
             _place(workspace, staging, missing)
     return found, transfer
@@ -211,42 +218,19 @@ def _changed_here(path: Path, content: ManifestFile, recorded: ManifestFile) -> 
     return content.sha256 != recorded.sha256 and content.mtime_ns > recorded.mtime_ns and not manifest.only_grew(path, recorded)
 
 
-def _check(arrived: Path, run_id: str, name: str, missing: Missing) -> bool:
-    """Whether a file arrived as the manifest has it. A file that grew meanwhile is cut to the size that it had then."""
-    path, file = arrived / run_id / name, missing.manifest.files[name]
-    with contextlib.suppress(FileNotFoundError, NotRegular):
-        status = manifest.regular(arrived / run_id, name)
-        if status is not None and status.st_size >= file.bytes and manifest.digest(path, file.bytes) == file.sha256:
-            if status.st_size > file.bytes:
-                os.truncate(path, file.bytes)
-            return True
-    return False
-
-
 def _place(workspace: Workspace, staging: Path, missing: Missing) -> None:
     """Put the files of a run in their place, then its manifest. A run that is new appears as a whole."""
     run_id = missing.manifest.run_id
     run, arrived = workspace.runs / run_id, staging / "files" / run_id
     is_new = not run.exists()
     folder = staging / "whole" / run_id if is_new else run
-    mode = 0o644 & ~_umask()
     files.make_folder(folder)
     for name in missing.names:
-        source, target, file = arrived / name, folder / name, missing.manifest.files[name]
-        target.parent.mkdir(parents=True, exist_ok=True)
-        source.chmod(mode)
-        os.utime(source, ns=(file.mtime_ns, file.mtime_ns))
-        source.replace(target)
+        put_in_place(arrived / name, folder / name, missing.manifest.files[name])
     files.write_json(folder / manifest.NAME, missing.manifest, sync=False)
     if is_new:
         folder.rename(run)
     shutil.rmtree(arrived, ignore_errors=True)
-
-
-def _umask() -> int:
-    now = os.umask(0o077)
-    os.umask(now)
-    return now
 
 
 def _why_not(workspace: Workspace, error: Exception) -> str:

@@ -1,7 +1,7 @@
 """Fetch the files of runs, write their manifests, and compare them with the manifests of an earlier fetch.
 
 The runs of a local cluster are in the workspace already, so only their manifests are written. The runs of a remote cluster are
-downloaded first.
+downloaded first. If each node has its own part of a run's folder, the first node gathers the parts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from collect.fetching import download, manifest
+from collect.fetching import download, gather, manifest
 from collect.fetching.download import Downloaded
 from collect.loading.records import NO_FOLDER, RunRecords
 from shardlab.errors import InputError, WorkspaceError
@@ -27,6 +27,7 @@ class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
     hashed: how many files were hashed. problems: how the run differs from its manifest or from the run on the cluster, one
     clause for each difference. not_regular: maps the name of each entry that is neither a regular file nor a folder to its
     kind, such as "a symlink"; such entries are neither fetched nor read. unreadable: why the run's state is not known, or "".
+    parts: if each node has its own part of the run's folder, what is missing of them, or contradicts the first node.
     """
 
     run: str
@@ -42,11 +43,12 @@ class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
     added: list[str] = []
     problems: list[str] = []
     not_regular: dict[str, str] = {}
+    parts: list[str] = []
 
     @property
     def is_sound(self) -> bool:
-        """The run agrees with its manifest and its state could be read."""
-        return not self.problems and not self.not_regular and not self.unreadable
+        """The run is all here, agrees with its manifest, and its state could be read."""
+        return not self.problems and not self.not_regular and not self.unreadable and not self.parts
 
 
 def fetch(workspace: Workspace, patterns: Sequence[str], say: Callable[[str], None] = lambda _: None) -> list[Fetched]:
@@ -54,12 +56,17 @@ def fetch(workspace: Workspace, patterns: Sequence[str], say: Callable[[str], No
     downloaded = download.download(workspace, patterns, say)
     known = sorted({*workspace.run_ids(), *downloaded})
     ids = chosen(known, patterns) if patterns else known
+    parts = {run_id: run.parts for run_id, run in downloaded.items()} or gather.gather(workspace, ids, say)
+
+    def fetched(run_id: str) -> Fetched:
+        return fetch_run(RunDir(workspace.runs / run_id), downloaded.get(run_id), parts.get(run_id, []))
+
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # hashing and reading leave the interpreter's lock
-        return list(pool.map(lambda run_id: fetch_run(RunDir(workspace.runs / run_id), downloaded.get(run_id)), ids))
+        return list(pool.map(fetched, ids))
 
 
-def fetch_run(run: RunDir, downloaded: Downloaded | None = None) -> Fetched:
-    """Make or check the manifest of one run. `problems` of the result lists the differences.
+def fetch_run(run: RunDir, downloaded: Downloaded | None = None, parts: Sequence[str] = ()) -> Fetched:
+    """Make or check the manifest of one run. `problems` of the result lists the differences. parts: as in Fetched.
 
     If a run no longer agrees with its manifest, the manifest is not changed, because it is the evidence.
     """
@@ -68,7 +75,8 @@ def fetch_run(run: RunDir, downloaded: Downloaded | None = None) -> Fetched:
     fetched = Fetched(
         run=run.run_id,
         state=downloaded.state if downloaded and records.verdict == NO_FOLDER else state,
-        complete=state in FINAL and not records.waits,
+        complete=state in FINAL and not records.waits and not parts,
+        parts=list(parts),
         files=0,
         bytes=0,
         hashed=downloaded.hashed if downloaded else 0,

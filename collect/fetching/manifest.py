@@ -83,6 +83,12 @@ def received(content: bytes, run_id: str) -> RunManifest:
         found = decoder(RunManifest).decode(content)
     except DECODE_FAULTS as error:
         raise InputError(f"the cluster's manifest is not of this version ({error})") from None
+    check_received(found, run_id)
+    return found
+
+
+def check_received(found: RunManifest, run_id: str) -> None:
+    """Raises InputError for a manifest of another machine that is not of this run, or whose names cannot be paths here."""
     if found.schema != SCHEMA or found.run_id != run_id:
         raise InputError(
             f"the cluster's manifest has schema {found.schema} and run id {found.run_id!r}. Expected: {SCHEMA} and {run_id!r}"
@@ -91,7 +97,6 @@ def received(content: bytes, run_id: str) -> RunManifest:
     for name in found.files:
         if not _is_name(name) or name in folders:
             raise InputError(f"the cluster's manifest names {name[:100]!r}, which is not a valid file name in a run")
-    return found
 
 
 def _is_name(name: str) -> bool:

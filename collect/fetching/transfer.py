@@ -5,8 +5,8 @@ What arrives is not trusted: the caller checks each file before it takes its pla
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -15,9 +15,12 @@ from pathlib import Path
 
 import msgspec
 
+from collect.fetching import manifest
+from collect.fetching.manifest import ManifestFile
 from shardlab import files, remote_workspace
 from shardlab.errors import ShardlabError
-from shardlab.remote import ssh_command
+from shardlab.files import NotRegular
+from shardlab.remote import rsync_words
 from shardlab.remote_workspace import RemoteWorkspace
 
 OPTIONS = (
@@ -50,9 +53,8 @@ class Rsync:
         self._lock = lock
         self._root, self._shell = f"{there.workspace}/", []
         if not _sees(there):
-            *ssh, host = ssh_command(there.address)
-            self._root = f"{f'[{host}]' if ':' in host else host}:{self._root}"
-            self._shell = [f"--rsh={shlex.join([word for word in ssh if word != '--'])}"]
+            host, shell = rsync_words(there.address)
+            self._root, self._shell = f"{host}:{self._root}", [shell]
 
     def bring(self, source: str, target: Path, names: Sequence[str], *options: str) -> Transfer:
         """Transfer these files from the folder `source` of the workspace there to the same names below `target`."""
@@ -71,6 +73,31 @@ class Rsync:
             lines = errors.read(MOST_TEXT).decode("utf-8", "replace").strip().splitlines()
         said = lines[0].removeprefix("rsync: ") if lines else f"exit code {code}" if code else ""
         return Transfer(code != 0 and code not in INCOMPLETE, said)
+
+
+def has_arrived(folder: Path, name: str, file: ManifestFile) -> bool:
+    """Whether a file arrived as a manifest has it. folder: of the run. A file that grew meanwhile is cut to the size it had."""
+    with contextlib.suppress(FileNotFoundError, NotRegular):
+        status = manifest.regular(folder, name)
+        if status is not None and status.st_size >= file.bytes and manifest.digest(folder / name, file.bytes) == file.sha256:
+            if status.st_size > file.bytes:
+                os.truncate(folder / name, file.bytes)
+            return True
+    return False
+
+
+def put_in_place(source: Path, target: Path, file: ManifestFile) -> None:
+    """Move a file that arrived to its place, with the time that its manifest has. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source.chmod(0o644 & ~_umask())
+    os.utime(source, ns=(file.mtime_ns, file.mtime_ns))
+    source.replace(target)
+
+
+def _umask() -> int:
+    now = os.umask(0o077)
+    os.umask(now)
+    return now
 
 
 def _sees(there: RemoteWorkspace) -> bool:

@@ -3,8 +3,9 @@
     python -m jobs.ssh.node_task
 
 Standard input: a TaskRequest, then the address of the rendezvous, then an empty line every BEAT_S. Standard output: lines that
-begin with SAYS: `ready` with a free address for the rendezvous, and at the end `exit CODE`. All other output is on standard
-error. The task ends if its input ends or is silent for SILENT_S: then the connection or the supervisor is lost.
+begin with SAYS: `ready` with a free address for the rendezvous, and at the end `exit CODE`. If the nodes share no folder, a
+line `record` with a RecordChange for each change of this node's records. All other output is on standard error. The task ends
+if its input ends or is silent for SILENT_S: then the connection or the supervisor is lost.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -23,8 +25,9 @@ import msgspec
 
 from jobs import node_processes
 from jobs.rendezvous import NODE, NODES, RENDEZVOUS, NoMeeting
+from jobs.ssh.record_mirror import RecordReader
 from jobs.wait_for_gpus import VISIBLE
-from shardlab import console, files
+from shardlab import console, files, source_digest
 from shardlab.errors import InputError, ShardlabError
 
 SAYS = "shardlab:"  # a .bashrc may print other lines
@@ -32,6 +35,9 @@ BEAT_S, SILENT_S = 5.0, 60.0
 START_S = 180  # until all nodes are ready
 BUSY_S = 30.0  # how long the node may still be used by another run, which is ending
 LOCKS = Path("/tmp")
+LOOK_S = 1.0  # between two looks for new records
+SEND_S = 60.0  # for the last records, after the end of the task
+TOKEN = "claim/first-node"  # a file in the run's folder of the first node, if the nodes share no folder
 
 
 class TaskRequest(msgspec.Struct, frozen=True):
@@ -43,6 +49,8 @@ class TaskRequest(msgspec.Struct, frozen=True):
     number: int  # of the node in the run, from 0
     hosts: list[str]  # the addresses of the run's nodes, in their order
     gpus: int  # the number of GPUs that the ranks of this node use
+    token: str = ""  # if the nodes share no folder: the text in the claim, by which a node knows that it is the first node
+    packages: str | None = None  # if the nodes share no folder: the digest of the packages that the run was submitted with
 
 
 def main() -> int:
@@ -51,6 +59,11 @@ def main() -> int:
         request = msgspec.json.decode(sys.stdin.buffer.readline(), type=TaskRequest)
     except msgspec.DecodeError as error:
         raise InputError(f"standard input: is not a request of this version of shardlab: {error}.") from None
+    if request.packages not in (None, here := source_digest.packages()):
+        raise ShardlabError(
+            f"{socket.gethostname()}: its installed packages (digest {here}) are not those of the first node (digest "
+            f"{request.packages}). Run: provision CLUSTER.yaml"
+        )
     own = request.hosts[request.number]
     with files.locked(LOCKS / f"shardlab-run-{own.replace(':', '_')}.lock", _wait):
         _say(f"ready {_free_address(own) if request.number == 0 else '-'}")
@@ -60,11 +73,49 @@ def main() -> int:
         if not rendezvous:  # another node is not ready
             return 1
         os.chdir(request.folder)
-        code = _supervised(_start(request, rendezvous))
+        task = _start(request, rendezvous)
+        records = RecordSender(Path(request.folder)) if _is_apart(request) else None  # a thread, so after the start of the task
+        code = _supervised(task)
         # jobs.step_task, which marks them so, may have been ended before it could end its ranks.
         node_processes.end_strays(f"{request.folder}#{request.number}.0")
+        if records is not None:
+            records.finish()
         _say(f"exit {code}")
     return code
+
+
+class RecordSender:
+    """Sends the records of this node's part to the first node, in a thread: the connection may stop taking them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._reader, self._ended, self._error = RecordReader(folder), threading.Event(), ""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Send the last records. Raises ShardlabError if records could not be read: the first node does not have them."""
+        self._ended.set()
+        self._thread.join(SEND_S)
+        if self._error:
+            raise ShardlabError(self._error)
+
+    def _run(self) -> None:
+        is_last = False
+        try:
+            while not is_last:
+                is_last = self._ended.wait(LOOK_S)
+                for change in self._reader.changes():
+                    _say(f"record {msgspec.json.encode(change).decode()}")
+        except ShardlabError as error:
+            self._error = str(error)
+
+
+def _is_apart(request: TaskRequest) -> bool:
+    """Whether this node has another folder for the run than the first node."""
+    if not request.token:
+        return False
+    token = Path(request.folder) / TOKEN
+    return not token.exists() or token.read_text() != request.token
 
 
 def _start(request: TaskRequest, rendezvous: str) -> subprocess.Popen[bytes]:

@@ -24,8 +24,10 @@ import msgspec
 
 from jobs import node_processes
 from jobs.rendezvous import MEETING, NODES, RENDEZVOUS
-from jobs.ssh.node_task import BEAT_S, SAYS, START_S, TaskRequest
-from shardlab import console, inventory
+from jobs.ssh import record_mirror
+from jobs.ssh.node_task import BEAT_S, SAYS, START_S, TOKEN, TaskRequest
+from jobs.ssh.record_mirror import RecordChange
+from shardlab import console, inventory, placement
 from shardlab.errors import InputError, ShardlabError
 from shardlab.inventory import InventoryNode
 from shardlab.remote import Address, ssh_command
@@ -53,11 +55,12 @@ class Lost(ShardlabError):
 class NodeSession:
     """The SSH session of one node's task."""
 
-    def __init__(self, node: InventoryNode, log: Path) -> None:
+    def __init__(self, node: InventoryNode, folder: RunDir) -> None:
         self.node = node
+        self._folder = folder.path
         self.code: int | None = None  # that the task reported
         self.ready = ""  # the address that the node offers for the rendezvous; "" until it is ready
-        self._log, self._text = log, b""
+        self._log, self._text = (log := folder.log / f"ssh.{node.name}.log"), bytearray()
         log.unlink(missing_ok=True)  # of an earlier start
         self.process = subprocess.Popen(
             [*login(node, log), f"exec {shlex.quote(node.python or '')} -P -m jobs.ssh.node_task"],
@@ -82,17 +85,33 @@ class NodeSession:
             self._stdin.close()
 
     def read(self) -> bool:
-        """Read what the node says; False at the end of its output."""
-        part = os.read(self.stdout.fileno(), 4096)
-        *lines, self._text = (self._text + part).split(b"\n")
-        for line in lines:
-            sign, _, words = line.decode("utf-8", "replace").partition(" ")
-            said, _, value = words.partition(" ")
-            if sign == SAYS and said == "ready":
-                self.ready = value
-            elif sign == SAYS and said == "exit" and value.isdecimal():
-                self.code = int(value)
+        """Read what the node says; False at the end of its output. Raises ShardlabError if it sends what is not a record."""
+        part = os.read(self.stdout.fileno(), 1 << 16)
+        self._text += part
+        if b"\n" in part:
+            *lines, rest = self._text.split(b"\n")
+            self._text = rest
+            for line in lines:
+                self._take(line.decode("utf-8", "replace"))
+        elif len(self._text) > record_mirror.MOST_LINE:
+            raise ShardlabError(f"{self.node.name}: sent a line of more than {record_mirror.MOST_LINE} bytes.")
         return part != b""
+
+    def _take(self, line: str) -> None:
+        sign, _, words = line.partition(" ")
+        said, _, value = words.partition(" ")
+        if sign != SAYS:
+            return
+        if said == "ready":
+            self.ready = value
+        elif said == "exit" and value.isdecimal():
+            self.code = int(value)
+        elif said == "record":
+            try:
+                change = msgspec.json.decode(value, type=RecordChange)
+            except msgspec.DecodeError as error:
+                raise ShardlabError(f"{self.node.name}: sent a record that cannot be read: {error}.") from None
+            record_mirror.apply(self._folder, self.node.name, change)
 
     def why_ended(self) -> ShardlabError:
         """Why the session ended although the task did not report its end."""
@@ -127,7 +146,7 @@ class Step:
 
     def __init__(self, folder: RunDir, run: Run, nodes: Sequence[InventoryNode], command: Sequence[str]) -> None:
         self._told = False
-        self._sessions = [NodeSession(node, folder.log / f"ssh.{node.name}.log") for node in nodes]
+        self._sessions = [NodeSession(node, folder) for node in nodes]
         self._open = list(self._sessions)
         self._selector = selectors.DefaultSelector()
         for session in self._sessions:
@@ -143,6 +162,8 @@ class Step:
                 number=number,
                 hosts=[node.address_between_nodes for node in nodes],
                 gpus=run.world.nproc_per_node,
+                token=(folder.path / TOKEN).read_text() if run.separate_folders else "",
+                packages=run.packages if run.separate_folders else None,
             )
             session.send(msgspec.json.encode(request))
 
@@ -208,17 +229,24 @@ class Step:
         self._told = True
 
 
+def chosen(folder: RunDir, run: Run) -> list[InventoryNode]:
+    """The nodes that the scheduler chose for a run. Raises InputError."""
+    if NODES not in os.environ:
+        raise InputError(f"{NODES} is not set; the runner of the scheduler sets it.")
+    known = inventory.read(Workspace(folder.path.parent.parent), run.cluster["name"]).nodes
+    by_name = {node.name: node for node in known}
+    return [by_name[name] for name in os.environ[NODES].split(",")]
+
+
 def main(argv: list[str]) -> int:
     """Run the tasks of the command line; return the exit code. argv: RUN_DIR -- COMMAND... Raises ShardlabError."""
     if len(argv) < 3 or argv[1] != "--":
         raise InputError("usage: python -m jobs.ssh.step RUN_DIR -- COMMAND...")
     folder = RunDir(Path(argv[0]).absolute())
     run = folder.read_run()
-    if NODES not in os.environ:
-        raise InputError(f"{NODES} is not set; the runner of the scheduler sets it.")
-    known = inventory.read(Workspace(folder.path.parent.parent), run.cluster["name"]).nodes
-    by_name = {node.name: node for node in known}
-    nodes = [by_name[name] for name in os.environ[NODES].split(",")]
+    nodes = chosen(folder, run)
+    if run.separate_folders:
+        folder.write_event("step", placement.PLACED, nodes=[node.name for node in nodes])
     try:
         return Step(folder, run, nodes, argv[2:]).run()
     except Lost as lost:

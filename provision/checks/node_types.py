@@ -22,12 +22,14 @@ from provision.node import last_line
 from provision.operation import Site, Target
 from provision.site import requests
 from provision.slurm_text import is_name
+from shardlab import container
 from shardlab.cluster import Cluster
 
 WAIT_S = 900.0
 POLL_S = 5.0
 VISIBLE_S = 60.0  # how long NFS may show an old list of a folder
 MINUTES = 20
+CPUS_PER_GPU = 4  # of a proof on a shared node: its ranks only sum and multiply
 MOST_TYPES = 8  # of one partition that are proven, each by a job
 # Prints the proofs that are there, each as a line, and then the words and the state of the job.
 LOOK = """\
@@ -136,9 +138,14 @@ def _has(kind: NodeType, cluster: Cluster) -> bool:
 
 def _folder(cluster: Cluster, target: Target, kind: NodeType) -> str:
     gpus_ = cluster.gpus.per_node if cluster.gpus is not None else 0
-    asked = requests.options(cluster, nodes=2, minutes=MINUTES, gpus=gpus_)
+    asked = requests.options(cluster, nodes=2, minutes=MINUTES, gpus=gpus_, cpus=_cpus(kind))
     key = json.dumps([target.node.python, software.source_digest(), kind.cpus, [str(gpu) for gpu in kind.gpus], asked])
     return f"{cluster.storage.shared}/proofs/{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+
+def _cpus(kind: NodeType) -> int:
+    """The processors of a proof on a node that it shares with other jobs."""
+    return min(kind.cpus, max(2, CPUS_PER_GPU * sum(gpu.count for gpu in kind.gpus)))
 
 
 def _look(target: Target, folder: str) -> Proofs:
@@ -157,17 +164,23 @@ def _look(target: Target, folder: str) -> Proofs:
 
 def _submit(cluster: Cluster, target: Target, folder: str, kind: NodeType, others: str) -> str | None:
     """Submit the proof job of a node type. Returns why Slurm rejects it, or None."""
+    gpus_ = cluster.gpus.per_node if cluster.gpus is not None else 0
     count = min(2, kind.count, cluster.slurm.max_nodes or 2 if cluster.slurm is not None else 2)
     excluded = ",".join([*(cluster.slurm.exclude if cluster.slurm is not None else []), *([others] if others else [])])
     options = [
         "--job-name=shardlab-prove",
         f"--output={folder}/prove.log",
-        *requests.options(cluster, nodes=count, minutes=MINUTES, gpus=cluster.gpus.per_node if cluster.gpus is not None else 0),
+        *requests.options(cluster, nodes=count, minutes=MINUTES, gpus=gpus_, cpus=_cpus(kind)),
         "--no-requeue",  # a second start would find the files of the first
         *([f"--exclude={excluded}"] if excluded else []),  # sbatch reads only the last of two --exclude
     ]
     script = templates.render(
-        "site/prove.sh.j2", options=options, kind=str(kind), folder=folder, python=target.node.python
+        "site/prove.sh.j2",
+        options=options,
+        kind=str(kind),
+        folder=folder,
+        container=container.srun_options(cluster, folder),
+        python=container.rank_python(cluster, target.node.python),
     ).encode()
     written = target.node.put(script, f"{folder}/prove.sh", mode=0o755, owner="")
     if written.code != 0:

@@ -12,7 +12,8 @@ LIMIT_S = 180.0
 # sacct lags behind the end of a job by seconds
 CANARY_SCRIPT = f"""\
 cd "${{TMPDIR:-/tmp}}"
-id=$(sbatch --parsable -w "$1" --job-name=shardlab-canary --output=/dev/null --time=2 --wrap='exit {CANARY}')
+worker=$1; shift
+id=$(sbatch --parsable -w "$worker" "$@" --job-name=shardlab-canary --output=/dev/null --time=2 --wrap='exit {CANARY}')
 id=${{id%%;*}}
 for n in $(seq 240); do
     said=$(sacct -X -n -P -j "$id" -o State,ExitCode)
@@ -31,14 +32,15 @@ def run(site: Site, target: Target) -> Outcome:
     node = controller.node
     if node.name in site.left or not workers:
         return Outcome(None, f"the controller or all workers do not answer{without(site)}")
-    command = ["srun", "-N", str(len(workers)), "-w", ",".join(workers), "--ntasks-per-node=1", "--time=2"]
+    options = _options(site)
+    command = ["srun", *options, "-N", str(len(workers)), "-w", ",".join(workers), "--ntasks-per-node=1", "--time=2"]
     spread = node.run([*command, "hostname"], timeout_s=LIMIT_S)
     if (fault := _fault(spread)) or sorted(spread.stdout.split()) != workers:
         says = f"a job on all {len(workers)} workers ran on {', '.join(sorted(spread.stdout.split())) or 'none'}{fault}"
         return Outcome(False, says, f"on {node.name}: sinfo -R; journalctl -u slurmctld", transcript=spread.stderr)
     if (gpus := _gpus(site, node, workers[0])) is not None:
         return gpus
-    canary = node.run(["sh", "-c", CANARY_SCRIPT, "canary", workers[0]], timeout_s=LIMIT_S)
+    canary = node.run(["sh", "-c", CANARY_SCRIPT, "canary", workers[0], *options], timeout_s=LIMIT_S)
     if (fault := _fault(canary)) or canary.stdout.strip() != f"FAILED|{CANARY}:0":
         says = f"for a job that ends with exit code {CANARY}, sacct reports: {canary.stdout.strip() or 'nothing'}{fault}"
         return Outcome(False, says, f"on {node.name}: sacctmgr show cluster; journalctl -u slurmdbd", transcript=canary.stderr)
@@ -51,7 +53,18 @@ def _gpus(site: Site, node: Node, worker: str) -> Outcome | None:
     """What is wrong with the GPUs of a job that requests 1, or None. worker: its node; Slurm may not know yet who is down."""
     if not (site.cluster.gpus and site.cluster.gpus.per_node):
         return None
-    command = ["srun", "-n1", "-w", worker, "--gpus-per-node=1", "--time=2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]
+    command = [
+        "srun",
+        *_options(site),
+        "-n1",
+        "-w",
+        worker,
+        "--gpus-per-node=1",
+        "--time=2",
+        "sh",
+        "-c",
+        "echo $CUDA_VISIBLE_DEVICES",
+    ]
     job = node.run(command, timeout_s=LIMIT_S)
     seen = [number for number in job.stdout.strip().split(",") if number]
     if (fault := _fault(job)) or len(seen) != 1:
@@ -60,6 +73,14 @@ def _gpus(site: Site, node: Node, worker: str) -> Outcome | None:
             False, says, f"on {node.name}: scontrol show node; see gres in the slurmd logs of workers", transcript=job.stderr
         )
     return None
+
+
+def _options(site: Site) -> list[str]:
+    """A Slurm that was there before may have a default partition other than ours, or need an account."""
+    assert site.cluster.slurm is not None
+    slurm = site.cluster.slurm
+    given = {"partition": slurm.partition, "account": slurm.account, "qos": slurm.qos}
+    return [f"--{name}={value}" for name, value in given.items() if value is not None]
 
 
 def _fault(answer: CommandOutput) -> str:

@@ -1,4 +1,4 @@
-"""``python -m provision.datasets look|stage REQUEST``: a program that `provision` runs on nodes. It prints JSON."""
+"""``python -m provision.datasets look|download|stage REQUEST``: a program that `provision` runs on nodes. It prints JSON."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from shardlab.errors import ShardlabError
 
 
 def main(verb: str, request: str) -> int:
-    """Look for a data set or stage it. request: a `Wanted` in JSON. Errors go to standard error, with their exit code."""
+    """Look for a data set, download its archive, or stage it. request: a `Wanted` in JSON.
+
+    Errors go to standard error, with their exit code.
+    """
     wanted = stage.Wanted(**json.loads(request))
     try:
-        state = stage.look(wanted) if verb == "look" else stage.stage(wanted)
+        state = {"look": stage.look, "download": stage.download_archive, "stage": stage.stage}[verb](wanted)
     except ShardlabError as error:
         print(error, file=sys.stderr)
         return error.exit_code

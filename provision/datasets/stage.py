@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -31,11 +32,15 @@ class Wanted:
 
 @dataclass(frozen=True)
 class DataSetState:
-    """The state of a data set. ready: nothing to do. can: whether staging is possible. says: a sentence about the state."""
+    """The state of a data set. ready: nothing to do. can: whether staging is possible. says: a sentence about the state.
+
+    makes: whether staging writes the data set, and does not only verify it.
+    """
 
     ready: bool
     can: bool
     says: str
+    makes: bool = False
 
 
 def look(wanted: Wanted) -> DataSetState:
@@ -44,7 +49,8 @@ def look(wanted: Wanted) -> DataSetState:
     if folder.exists():
         note = _read_note(wanted)
         if note is None:
-            return DataSetState(False, True, f"verify {folder}, which already exists")
+            where = "" if _is_writable(wanted) else ", and is read in place, as its folder cannot be written"
+            return DataSetState(False, True, f"verify {folder}, which already exists{where}")
         if wanted.sha256 and note["sha256"] and note["sha256"] != wanted.sha256:
             says = f"{folder} was made from an archive with the SHA-256 {note['sha256']}; remove it to stage the other one"
             return DataSetState(False, False, says)
@@ -53,10 +59,15 @@ def look(wanted: Wanted) -> DataSetState:
         return DataSetState(True, True, f"{folder} is staged")
     if wanted.source is None:
         return DataSetState(False, False, f"{folder} does not exist, and cluster.yaml names no archive for {wanted.name}")
+    if not _is_writable(wanted):
+        says = (
+            f"{wanted.data_path} cannot be written, so {wanted.name} cannot be staged there; set data.path to a folder of yours"
+        )
+        return DataSetState(False, False, says)
     if not _is_url(wanted.source) and not Path(wanted.source).exists():
         return DataSetState(False, False, f"{wanted.source}: no such file, so {wanted.name} cannot be staged")
     how = "fetch" if _is_url(wanted.source) else "use the folder" if Path(wanted.source).is_dir() else "unpack"
-    return DataSetState(False, True, f"{how} {wanted.source} as {folder}")
+    return DataSetState(False, True, f"{how} {wanted.source} as {folder}", makes=True)
 
 
 def stage(wanted: Wanted) -> DataSetState:
@@ -77,11 +88,32 @@ def stage(wanted: Wanted) -> DataSetState:
         return DataSetState(True, True, f"{folder} is staged")
 
 
+def download_archive(wanted: Wanted) -> DataSetState:
+    """Download and verify the archive of a URL; `stage` unpacks it later, and then needs no network. Raises as `stage`."""
+    with _alone(wanted):
+        state = look(wanted)
+        if state.ready or not state.makes or not _is_url(wanted.source or ""):
+            return state
+        return DataSetState(False, True, f"downloaded {_downloaded(wanted, FORMATS[wanted.name])}", makes=True)
+
+
+def _downloaded(wanted: Wanted, form: Format) -> Path:
+    """The verified archive of a URL, which is downloaded unless it is there."""
+    assert wanted.source is not None
+    assert wanted.sha256 is not None  # cluster.yaml is refused without
+    own = _own(wanted)
+    path = own / f"{wanted.name}-{wanted.sha256[:12]}.archive"
+    if not path.exists():
+        partial = download.fetch(wanted.source, own / f"{wanted.name}.partial", wanted.sha256, form.most_bytes)
+        partial.rename(path)
+        download.forget(partial)
+    return path
+
+
 def _make(wanted: Wanted, form: Format, folder: Path) -> str | None:
     """The SHA-256 of the archive that the folder is made of; None for a folder."""
     assert wanted.source is not None
     source = Path(wanted.source)
-    partial = folder.parent / OWN / f"{wanted.name}.partial"
     unpacked = folder.parent / OWN / f"{wanted.name}.unpacking"
     shutil.rmtree(unpacked, ignore_errors=True)  # of one that was killed: the lock is ours
     if not _is_url(wanted.source) and source.is_dir():
@@ -91,15 +123,16 @@ def _make(wanted: Wanted, form: Format, folder: Path) -> str | None:
         return None
     if _is_url(wanted.source):
         assert wanted.sha256 is not None  # cluster.yaml is refused without
-        source = download.fetch(wanted.source, partial, wanted.sha256, form.most_bytes)
-        sha256 = wanted.sha256
+        source, sha256 = _downloaded(wanted, form), wanted.sha256
     else:
         sha256 = download.digest(source)
         if wanted.sha256 not in (None, sha256):
             raise InputError(f"{source}: its SHA-256 is {sha256}. Allowed: {wanted.sha256}, as cluster.yaml says.")
     with _filled(form, unpacked, folder):
         archive.unpack(source, form, unpacked)
-    download.forget(partial)
+    for path in _own(wanted).glob(f"{wanted.name}-*.archive"):  # also of an earlier sha256
+        path.unlink()
+    download.forget(_own(wanted) / f"{wanted.name}.partial")
     return sha256
 
 
@@ -155,6 +188,23 @@ def _folder(wanted: Wanted) -> Path:
     return Path(wanted.data_path) / FORMATS[wanted.name].folder
 
 
+def _is_writable(wanted: Wanted) -> bool:
+    """Whether this user can write to the data path, or to the folder in which it will be made."""
+    place = Path(wanted.data_path)
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return os.access(place, os.W_OK)
+
+
+def _own(wanted: Wanted) -> Path:
+    """The folder of locks and notes, and of what is being fetched: in the data path. Nothing is written to a data path that
+    cannot be written: then it is a folder in this user's cache."""
+    if _is_writable(wanted):
+        return Path(wanted.data_path) / OWN
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "shardlab" / "data" / hashlib.sha256(os.fsencode(wanted.data_path)).hexdigest()[:12]
+
+
 def _is_url(source: str) -> bool:
     return source.startswith(("http://", "https://"))
 
@@ -162,7 +212,7 @@ def _is_url(source: str) -> bool:
 @contextlib.contextmanager
 def _alone(wanted: Wanted) -> Iterator[None]:
     """Wait until no other process stages this set in this data path; the kernel lets go however one ends."""
-    own = Path(wanted.data_path) / OWN
+    own = _own(wanted)
     own.mkdir(parents=True, exist_ok=True)
     with (own / f"{wanted.name}.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -170,7 +220,7 @@ def _alone(wanted: Wanted) -> Iterator[None]:
 
 
 def _note(wanted: Wanted) -> Path:
-    return Path(wanted.data_path) / OWN / f"{wanted.name}.json"
+    return _own(wanted) / f"{wanted.name}.json"
 
 
 def _read_note(wanted: Wanted) -> dict[str, object] | None:

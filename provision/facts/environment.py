@@ -10,8 +10,11 @@ from shardlab.decoders import decoder
 # The interpreter stands at ENVIRONMENT/bin/python.
 PROGRAM = """\
 cd "$(dirname "$(dirname "$0")")" 2>/dev/null || exit 0
-for mark in packages source; do test -f "$mark.made" && printf '%s=%s\\n' "$mark" "$(cat "$mark.made")"; done
+for mark in packages source differences; do test -f "$mark.made" && printf '%s=%s\\n' "$mark" "$(cat "$mark.made")"; done
 printf 'version=%s\\n' "$(bin/python -c 'import platform; print(platform.python_version())' 2>/dev/null)"
+if test -f files.made && test "$(find venv -name __pycache__ -prune -o -type f -print | wc -l)" -lt "$(cat files.made)"; then
+    echo incomplete=yes
+fi
 """
 
 
@@ -21,6 +24,8 @@ class InstalledEnvironment(msgspec.Struct, frozen=True):
     packages: str | None = None  # the digest of the tested set of packages
     source: str | None = None  # the digest of our own source
     version: str | None = None  # the version of Python
+    differences: str | None = None  # from the tested packages, of an environment that we did not make
+    incomplete: str | None = None  # yes: files of the packages are missing, as after a purge
 
 
 decoder(InstalledEnvironment)  # `parse` runs in the threads of several nodes
@@ -37,4 +42,4 @@ def parse(stdout: str) -> InstalledEnvironment:
     return msgspec.convert({name: value or None for name, value in pairs.items()}, InstalledEnvironment)
 
 
-ENVIRONMENT = Fact("environment", command, parse, timeout_s=60)
+ENVIRONMENT = Fact("environment", command, parse, timeout_s=300)  # a network folder with tens of thousands of files

@@ -16,6 +16,7 @@ if test -e "$key"; then printf 'key %s\\n' "$(ssh-keygen -y -P '' -f "$key" 2>/d
 for path in /etc/ssh/ssh_host_*_key.pub; do test -f "$path" && printf 'host %s\\n' "$(cut -d ' ' -f 1,2 "$path")"; done
 sed 's/^/authorized /' "$home/.ssh/authorized_keys" 2>/dev/null
 sed 's/^/known /' /etc/ssh/ssh_known_hosts 2>/dev/null
+sed 's/^/known_by_user /' "$home/.ssh/known_hosts" 2>/dev/null
 exit 0
 """
 
@@ -29,6 +30,7 @@ class Keys(msgspec.Struct, frozen=True):
     hosts: tuple[str, ...]  # the machine's public host keys
     authorized: tuple[str, ...] = ()  # the lines of the user's authorized_keys
     known: tuple[str, ...] = ()  # the lines of /etc/ssh/ssh_known_hosts
+    known_by_user: tuple[str, ...] = ()  # the lines of the user's known_hosts
 
 
 def command(python: str) -> list[str]:
@@ -38,7 +40,7 @@ def command(python: str) -> list[str]:
 
 def parse(stdout: str) -> Keys:
     """Raises ValueError."""
-    said: dict[str, list[str]] = {name: [] for name in ("login", "home", "key", "host", "authorized", "known")}
+    said: dict[str, list[str]] = {name: [] for name in ("login", "home", "key", "host", "authorized", "known", "known_by_user")}
     for line in stdout.splitlines():
         what, _, rest = line.partition(" ")
         if what not in said:
@@ -47,8 +49,8 @@ def parse(stdout: str) -> Keys:
     if not (said["login"] and said["home"] and said["home"][0]):
         raise ValueError("the user who logs in is missing.")
     key = said["key"][0] if said["key"] else None
-    hosts, authorized, known = (tuple(said[name]) for name in ("host", "authorized", "known"))
-    return Keys(said["login"][0], said["home"][0], key, tuple(sorted(hosts)), authorized, known)
+    hosts, authorized, known, of_user = (tuple(said[name]) for name in ("host", "authorized", "known", "known_by_user"))
+    return Keys(said["login"][0], said["home"][0], key, tuple(sorted(hosts)), authorized, known, of_user)
 
 
 KEYS = Fact("keys", command, parse, timeout_s=30, root=True)

@@ -22,6 +22,7 @@ class SitePartition(msgspec.Struct, frozen=True):
     accounts: tuple[str, ...] | None  # that may use it; None: all
     qos: tuple[str, ...] | None  # that may be used in it; None: all
     is_exclusive: bool  # a job always gets whole nodes
+    denied_accounts: tuple[str, ...] = ()  # that may not use it; Slurm reads them only if `accounts` is None
 
 
 def command(python: str) -> list[str]:
@@ -46,6 +47,7 @@ def parse(stdout: str) -> tuple[SitePartition, ...]:
             qos=listed(line.get("AllowQos", "ALL")),
             is_exclusive=line.get("OverSubscribe", "").startswith("EXCLUSIVE")
             or line.get("Exclusive") in ("NODE", "TOPO"),  # from Slurm 26.05 on
+            denied_accounts=listed(line.get("DenyAccounts", "")) or (),
         )
         for line in lines
         if is_name(line["PartitionName"])

@@ -9,9 +9,12 @@ import msgspec
 from provision.datasets.stage import DataSetState, Wanted
 from provision.fact import Unanswered, decode
 from provision.node import last_line
-from provision.operation import Change, Here, Nothing, Operation, Site, Target
-from shardlab.cluster import DataSet
+from provision.operation import Change, Here, Nothing, Operation, Site, Target, Write
+from provision.site import jobs, requests
+from shardlab.cluster_keys import DataSet
+from templates import render
 
+JOB_MINUTES = 12 * 60  # ImageNet has 1.3 million files
 LOOK_S, STAGE_S = 120.0, 24 * 3600.0  # the second bounds a download of ImageNet, not a wait
 
 
@@ -26,9 +29,37 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         state = _ask(target, "look", request, LOOK_S)
         if not state.can:
             raise Unanswered(f"{target.node.name}: {state.says}.")
-        if not state.ready:
+        if state.makes and site.cluster.provider == "slurm":
+            changes += _in_a_job(site, target, wanted, request, state)
+        elif not state.ready:
             changes.append(Here(state.says, functools.partial(_ask, target, "stage", request, STAGE_S)))
     return changes or Nothing(f"{', '.join(wanted.name for wanted in sets)}: staged and unchanged")
+
+
+def _in_a_job(site: Site, target: Target, wanted: DataSet, request: str, state: DataSetState) -> list[Change]:
+    """At a managed site, archives are unpacked and folders copied in a job. Raises Unanswered if such a job still waits."""
+    folder = f"{site.cluster.storage.shared}/datasets"
+    script, log = f"{folder}/{wanted.name}.sh", f"{folder}/{wanted.name}.log"
+    jobs.must_not_wait(target.node, script, f"stages the data set {wanted.name}")
+    changes: list[Change] = []
+    if wanted.is_url and site.cluster.environment.build != "job":  # in most sites, compute nodes reach no other network
+        download = functools.partial(_ask, target, "download", request, STAGE_S)
+        changes.append(Here(f"download {wanted.archive} on the login node", download))
+    options = [
+        f"--job-name={jobs.NAME}",
+        f"--output={log}",
+        *requests.options(site.cluster, nodes=1, minutes=JOB_MINUTES),
+    ]
+    text = render(
+        "site/dataset.sh.j2",
+        options=options,
+        data_set=wanted.name,
+        data_path=str(site.workspace.data(site.cluster.data.path)),
+        python=target.node.python,
+        request=request,
+    )
+    changes.append(Write(f"send the script that stages {wanted.name}", script, text.encode(), 0o755, ""))
+    return [*changes, jobs.submit(f"{state.says}, in a job", script, log, STAGE_S)]
 
 
 def _request(site: Site, wanted: DataSet) -> str:

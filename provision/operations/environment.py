@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from provision import software
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.system import SYSTEM
+from provision.node import Node
 from provision.operation import Change, Nothing, Operation, Site, Target, Write, shell
 from provision.operations import fstab
 
@@ -24,41 +25,53 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     owner = target.facts[SYSTEM].user
     changes: list[Change] = []
     if installed.packages != software.digest():
-        changes += _packages(folder, owner, target.node.wheelhouse)
+        changes += _packages(site, folder, owner, target.node)
     source = software.source_digest()
     if changes or installed.source != source:
         archive = f"{folder}/source-{source}.tar"
-        changes.append(Write(f"send shardlab's own source ({source})", archive, software.source(), 0o644, f"{owner}:"))
-        changes.append(shell("make Python use this source", _unpack(folder, owner, archive, source)))
+        changes.append(Write(f"send shardlab's own source ({source})", archive, software.source(), 0o644, _owner(site, owner)))
+        changes.append(shell("make Python use this source", _unpack(site, folder, owner, archive, source), root=site.has_root))
     if changes:
         return [*fstab.guard(site, target), *changes]
     return Nothing(f"{folder}: packages {software.digest()}, source {source}")
 
 
-def _packages(folder: PurePosixPath, owner: str, wheelhouse: str | None) -> list[Change]:
+def _owner(site: Site, owner: str) -> str:
+    """The owner of a written file: with root the user who logs in, otherwise whoever writes it."""
+    return f"{owner}:" if site.has_root else ""
+
+
+def _packages(site: Site, folder: PurePosixPath, owner: str, node: Node) -> list[Change]:
     """It is made in its final folder, because a Python environment cannot be moved; a file marks it as complete."""
+    wheelhouse = node.wheelhouse
     constraints = f"{folder}/constraints.txt"
-    begin = f"rm -rf {folder}; install -d -o {owner} {folder}; runuser -u {owner} -- python3 -m venv {folder}"
+    as_user, make_folder = (f"runuser -u {owner} -- ", f"install -d -o {owner}") if site.has_root else ("", "install -d")
+    begin = f"rm -rf {folder}; {make_folder} {folder}; {as_user}{node.venv_python} -m venv {folder}"
     from_where = f"--no-index --find-links {wheelhouse}" if wheelhouse else ""
     words = " ".join(f"'{word}'" for word in software.requirements())
-    pip = f"runuser -u {owner} -- {folder}/bin/python -m pip --disable-pip-version-check -q install"
+    pip = f"{as_user}{folder}/bin/python -m pip --disable-pip-version-check -q install"
     pip += f" {from_where} -c {constraints} {words}"
     mark = f"printf '%s\\n' {software.digest()} > {folder}/packages.made"
     return [
-        shell(f"make a Python environment at {folder}", begin, timeout_s=300),
-        Write("send the tested package versions", constraints, software.constraints(), 0o644, f"{owner}:"),
-        shell("install the packages" + (f" from {wheelhouse}" if wheelhouse else ""), f"{pip}; {mark}", timeout_s=MAKE_S),
+        shell(f"make a Python environment at {folder}", begin, timeout_s=300, root=site.has_root),
+        Write("send the tested package versions", constraints, software.constraints(), 0o644, _owner(site, owner)),
+        shell(
+            "install the packages" + (f" from {wheelhouse}" if wheelhouse else ""),
+            f"{pip}; {mark}",
+            timeout_s=MAKE_S,
+            root=site.has_root,
+        ),
     ]
 
 
-def _unpack(folder: PurePosixPath, owner: str, archive: str, source: str) -> str:
+def _unpack(site: Site, folder: PurePosixPath, owner: str, archive: str, source: str) -> str:
     """The new source in a folder of its own, then one rename that points Python to it."""
-    site = f"$({folder}/bin/python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
+    purelib = f"$({folder}/bin/python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
     return f"""\
 new={folder}/source-{source}
 rm -rf "$new"; mkdir "$new"; tar -x -C "$new" -f {archive} --no-same-owner; rm {archive}
-chown -R {owner}: "$new"
-site={site}
+{f'chown -R {owner}: "$new"' if site.has_root else ""}
+site={purelib}
 printf '%s\\n' "$new" > "$site/.{LINK}"; mv "$site/.{LINK}" "$site/{LINK}"
 printf '%s\\n' {source} > {folder}/source.made
 find {folder} -maxdepth 1 -name 'source-*' ! -name source-{source} -exec rm -rf {{}} +"""

@@ -54,15 +54,23 @@ def is_below(folder: str, other: str) -> bool:
     return f"{folder}/".startswith(f"{other}/")
 
 
-def guard(site: Site, target: Target) -> list[Change]:
-    """Changes that come before a change that writes to storage.shared: they fail if the folder is not mounted."""
+def guard(site: Site, target: Target, folder: str | None = None) -> list[Change]:
+    """Changes that come before a change that writes to a folder: they fail if its file system is not mounted.
+
+    folder: None: storage.shared.
+    """
     storage = site.cluster.storage
-    if site.is_practice or storage.shared is None:
+    folder = folder or storage.shared
+    if site.is_practice or folder is None:
         return []
-    needed = [storage.mount] if storage.mount is not None and is_below(storage.shared, storage.mount) else []
-    if storage.server not in (None, target.node.name):
+    needed = [storage.mount] if storage.mount is not None and is_below(folder, storage.mount) else []
+    if storage.shared is not None and storage.server not in (None, target.node.name):
         needed.append(storage.shared)
     return [
-        shell(f"check that {folder} is mounted", f"mountpoint -q -- {folder} || {{ echo '{BARE}' >&2; exit 1; }}")
+        shell(
+            f"check that {folder} is mounted",
+            f"mountpoint -q -- {folder} || {{ echo '{BARE}' >&2; exit 1; }}",
+            root=site.has_root,
+        )
         for folder in needed
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from provision.existing_slurm import existing
 from provision.facts.files import FILES
 from provision.facts.system import SYSTEM
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write
@@ -18,6 +19,10 @@ def content(site: Site) -> bytes:
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Raises Unanswered."""
+    if existing(site) is not None:
+        return Nothing("names stay as the Slurm that is there uses them")
+    if not site.has_root and site.cluster.slurm is None:
+        return Nothing("names stay as they are: runs use the addresses of the nodes")
     changes: list[Change] = []
     name = target.node.name
     if target.facts[SYSTEM].hostname != name:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from provision import inventory_file
+from provision.existing_slurm import existing
 from provision.facts.addresses import ADDRESSES
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.host import HOST
@@ -37,13 +38,22 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 def render(site: Site, node_types: list[Any] | None = None) -> bytes:
     """The inventory of all nodes as indented JSON. node_types: the compute nodes of a Slurm site, which a check found."""
-    inventory = {
+    inventory: dict[str, Any] = {
         "schema": SCHEMA,
         "cluster": site.cluster.name,
         "provider": site.cluster.provider,
         "nodes": [_entry(target, site.cluster.provider) for target in site.targets],
         **({"node_types": node_types} if node_types is not None else {}),
     }
+    if (there := existing(site)) is not None:
+        assert site.cluster.slurm is not None
+        inventory["slurm"] = {
+            "cluster": there.cluster,
+            "version": there.version,
+            "conf": there.conf,
+            "partition": site.cluster.slurm.partition,
+            "installed_by_shardlab": False,
+        }
     return inventory_file.encoded(inventory)
 
 

@@ -49,8 +49,9 @@ def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
         )
     if keys.key is not None:
         return Nothing(f"{keys.login} has a key")
-    make = ["runuser", "-u", keys.login, "--", "env", f"HOME={keys.home}", "sh", "-euc", MAKE, "make"]
-    return [RunCommand(f"make an SSH key of {keys.login}", [*make, f"{keys.login}@{target.node.name}"])]
+    as_user = ["runuser", "-u", keys.login, "--"] if site.has_root else []
+    make = [*as_user, "env", f"HOME={keys.home}", "sh", "-euc", MAKE, "make", f"{keys.login}@{target.node.name}"]
+    return [RunCommand(f"make an SSH key of {keys.login}", make, root=site.has_root)]
 
 
 def plan_trust(site: Site, target: Target) -> list[Change] | Nothing:
@@ -67,15 +68,20 @@ def plan_trust(site: Site, target: Target) -> list[Change] | Nothing:
         return [Here("accept the keys of all nodes, once all nodes have a key", functools.partial(_lack, lacking))]
     wanted = {
         f"{own.home}/.ssh/authorized_keys": (own.authorized, authorized(told), f"{own.login}:", "600"),
-        KNOWN: (own.known, known(told), "root:root", "644"),
     }
+    if site.has_root:
+        wanted[KNOWN] = (own.known, known(told), "root:root", "644")
+    else:
+        wanted[f"{own.home}/.ssh/known_hosts"] = (own.known_by_user, known(told), f"{own.login}:", "600")
     changes: list[Change] = []
     for path, (there, lines, owner, mode) in wanted.items():
         block = [begin, *lines, end]
         if _block(target, path, there, begin, end) != block:
             replace = ["sh", "-euc", BLOCK, "block", path, begin, end, owner, mode]
             content = "".join(f"{line}\n" for line in block).encode()
-            changes.append(RunCommand(f"write the keys of {len(told)} nodes into {path}", replace, stdin=content))
+            changes.append(
+                RunCommand(f"write the keys of {len(told)} nodes into {path}", replace, stdin=content, root=site.has_root)
+            )
     return changes or Nothing(f"{len(told)} nodes know one another")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from provision.existing_slurm import existing, used
 from provision.fact import Unanswered
 from provision.facts.files import FILES
 from provision.node import Node, last_line
@@ -20,10 +21,13 @@ def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
     """Make the munge key on the controller. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has("controller"):
         return Nothing("only the controller of Slurm makes a munge key")
+    if (there := existing(site)) is not None:
+        return used(there)
     key = target.facts[FILES].get(PATH)
     changes: list[Change] = []
     if key is None:
-        changes.append(shell("make a random munge key", MAKE))
+        # Without root, it is not known whether there is a key.
+        changes.append(shell("make a random munge key", MAKE if site.has_root else f"test -s {PATH} || {{ {MAKE}; }}"))
     elif (key.mode, key.owner) != (MODE, OWNER):  # a key that others could read is not secret any more
         changes.append(shell(f"make a new munge key (the old one had mode {key.mode:o}, owner {key.owner})", MAKE))
     changes += running(target, "munge", [PATH], changed=bool(changes))
@@ -34,6 +38,8 @@ def plan_shared(site: Site, target: Target) -> list[Change] | Nothing:
     """Copy the munge key from the controller to the other nodes. Raises Unanswered."""
     if site.cluster.slurm is None or target.has("controller"):
         return Nothing("the cluster has no Slurm" if site.cluster.slurm is None else "it has made the munge key")
+    if (there := existing(site)) is not None:
+        return used(there)
     (controller,) = site.with_role("controller")
     if controller.node.name in site.left:
         return Nothing(f"{controller.node.name}, which has the munge key, cannot be asked")
@@ -41,9 +47,14 @@ def plan_shared(site: Site, target: Target) -> list[Change] | Nothing:
     key = target.facts[FILES].get(PATH)
     changes: list[Change] = []
     if key is None or source is None or (key.sha256, key.mode, key.owner) != (source.sha256, MODE, OWNER):
-        changes.append(Here(f"copy the munge key from {controller.node.name}", lambda: _copy(controller.node, target.node)))
+        says = f"copy the munge key from {controller.node.name}"
+        changes.append(Here(says, lambda: _copy(controller.node, target.node), script=_by_hand(controller.node)))
     changes += running(target, "munge", [PATH], changed=bool(changes))
     return changes or Nothing(f"it has the munge key of {controller.node.name}")
+
+
+def _by_hand(controller: Node) -> str:
+    return f"ssh root@{controller.host} cat {PATH} | (set -eu; {KEEP})"
 
 
 def _copy(controller: Node, node: Node) -> None:

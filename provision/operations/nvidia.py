@@ -56,6 +56,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         )
     serves = nvidia.works and _branch(nvidia) >= gpu_generations.oldest_driver(cuda)
     told = f"driver {nvidia.nvml} works with {len(nvidia.seen)} GPUs"
+    if serves and not site.has_root:
+        return Nothing(f"{told}; without root, it is not changed")
     if serves and _own(target) is None:
         return Nothing(f"{told}; it came from another source and is not changed")
     changes = _fabric(target, nvidia) if serves else _driver(target, nvidia, known, cuda)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from provision.existing_slurm import existing
 from provision.facts.packages import PACKAGES
 from provision.facts.system import SYSTEM
+from provision.facts.tools import TOOLS
 from provision.operation import Change, Nothing, Operation, Site, Target, shell
 
 BASE = ("python3-venv", "rsync")  # rsync: `collect fetch` uses it
@@ -15,7 +17,7 @@ WORKER = ("slurmd", "slurm-client")
 CLOCK = ("chrony",)
 COMPILER = ("gcc", "libc6-dev", "python3-dev")  # Triton compiles kernel launchers for torch.compile with it
 NFS_SERVER, NFS_CLIENT = ("nfs-kernel-server",), ("nfs-common",)
-SITE = ("environment-modules",)  # provisioning does not install it: practice nodes play a managed site with it
+SITE = ("environment-modules", "charliecloud-runtime")  # not installed by provisioning: practice nodes play a managed site
 ALL = tuple(sorted({*BASE, *MUNGE, *CONTROLLER, *WORKER, *CLOCK, *SITE}))
 LOCK_S = 600  # so long we wait for other installations, such as unattended-upgrades after the first boot
 APT = f"apt-get -o DPkg::Lock::Timeout={LOCK_S} -o Dpkg::Use-Pty=0"
@@ -31,11 +33,12 @@ def nfs_server(site: Site) -> Target | None:
 
 
 def wanted(site: Site, target: Target) -> list[str]:
-    """The packages of a node, by its roles. A container uses its host's clock, so it needs no chrony."""
+    """The packages of a node, by its roles. A container uses its host's clock, so it needs no chrony; without root, nobody
+    asks which service sets the clock. Raises Unanswered."""
     names = [*BASE]
-    if site.cluster.slurm is not None:
+    if site.cluster.slurm is not None and existing(site) is None:
         names += [*MUNGE, *(CONTROLLER if target.has("controller") else ()), *(WORKER if target.has("worker") else ())]
-    if not target.facts[SYSTEM].is_container:
+    if site.has_root and not target.facts[SYSTEM].is_container:
         names += CLOCK
     has_gpus = site.cluster.gpus is not None and site.cluster.gpus.per_node > 0 and not site.is_practice
     if has_gpus and target.has("worker"):
@@ -47,6 +50,9 @@ def wanted(site: Site, target: Target) -> list[str]:
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Install what is missing. Raises Unanswered."""
+    if not site.has_root:
+        missing = lacking(site, target, wanted(site, target))
+        return install(missing) if missing else Nothing("it has all tools that are needed")
     installed = target.facts[PACKAGES]
     missing = [name for name in wanted(site, target) if name not in installed.versions]
     changes: list[Change] = []
@@ -57,6 +63,12 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     if missing:
         changes += install(missing)
     return changes or Nothing("all packages are installed")
+
+
+def lacking(site: Site, target: Target, names: Sequence[str]) -> list[str]:
+    """Those of the packages that a node lacks. Without root, a tool is enough, whatever package it came from."""
+    present = target.facts[PACKAGES].versions if site.has_root else target.facts[TOOLS]
+    return [name for name in names if name not in present]
 
 
 def install(names: Sequence[str], options: str = "") -> list[Change]:

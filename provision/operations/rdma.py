@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from provision.facts.packages import PACKAGES
 from provision.facts.rdma import RDMA
 from provision.facts.system import SYSTEM
 from provision.operation import Change, Nothing, Operation, Site, Target
-from provision.operations.packages import install
+from provision.operations.packages import install, lacking
 
 WANTED = ("rdma-core", "ibverbs-utils")
 
@@ -18,7 +17,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     links = target.facts[RDMA]
     if not links:
         return Nothing("it has no RDMA card")
-    missing = [name for name in WANTED if name not in target.facts[PACKAGES].versions]
+    missing = lacking(site, target, WANTED)
     return install(missing) if missing else Nothing(f"{', '.join(link.name for link in links)} can be used")
 
 

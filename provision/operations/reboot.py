@@ -32,6 +32,14 @@ class Reboot(msgspec.Struct, frozen=True):
     def command(self) -> str:
         return "systemctl reboot"
 
+    @property
+    def needs_root(self) -> bool:
+        return True
+
+    @property
+    def script(self) -> str:
+        return self.command
+
     def make(self, node: Node) -> None:
         """Raises Unanswered if the machine does not come back in time, or did not reboot."""
         before = boot_of(node)

@@ -2,6 +2,7 @@
 
 The folder is named by the digest of its packages, so that queued runs keep the environment that they were submitted with.
 `bin/python` there is a script that loads the site's modules and starts the interpreter; `venv` is the virtual environment.
+With a container, `bin/rank-python` starts the interpreter of the image, and `venv` has only the packages of our commands.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from pathlib import PurePosixPath
 
 import templates
 from provision import software
-from provision.fact import Unanswered
 from provision.facts.environment import ENVIRONMENT
-from provision.node import last_line
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write
 from provision.operations import space
-from provision.site import requests
-from shardlab.cluster import Cluster
+from provision.site import jobs, python, requests
+from provision.site.package_check import PackageCheck
+from provision.site.wheels import PIP, WheelDownload
+from shardlab import container
+from shardlab.environment_keys import Environment
 
 MAKE_S = 600.0
-DOWNLOAD_S = 3600.0
 INSTALL_S = 4 * 3600.0  # of waiting in the queue and of installing
 INSTALL_MINUTES = 60
+LIST_MINUTES = 15  # pyxis may first have to import the image
 # $1: the folder. $2: the interpreter.
 VENV = """\
 set -e
@@ -31,18 +33,17 @@ rm -rf "$1/venv" "$1/packages.made"
     echo "$2 is $("$2" --version 2>&1); shardlab needs Python 3.11 or newer: set environment.modules or .python" >&2; exit 1; }
 "$2" -m venv "$1/venv"
 """
-# Waits for the job; if it failed, the last line of its log is the reason.
-SUBMIT = f"""\
+# Prints the list that the job of the script $2 writes into the folder $1.
+SUBMIT_AND_SHOW = f"""\
 {requests.WITHOUT_VARIABLES}
-rm -f -- "$2"
-sbatch --wait --parsable "$1" || {{ test ! -s "$2" || echo "$(tail -n 1 "$2") (see $2)" >&2; exit 1; }}
-"""
-# Prints the job that still installs the packages of $1: a second job would install into the same folder.
-INSTALLING = """\
-jobs=$(squeue --noheader --user "$(id -un)" --name shardlab-install --format '%i %T %o') || exit 1
-printf '%s\\n' "$jobs" | while read -r job state script; do
-    test "$script" != "$1/install.sh" || printf '%s (%s)\\n' "$job" "$state"
-done
+mkdir -p -- "$1" && cd "$1" || exit 1
+rm -f -- packages.log packages.txt
+printf '%s' "$2" > list_packages.sh
+sbatch --wait --parsable list_packages.sh > /dev/null || {{
+    test ! -s packages.log || echo "$(tail -n 1 packages.log) (see $1/packages.log)" >&2
+    exit 1
+}}
+cat packages.txt
 """
 UNPACK = """\
 set -e
@@ -53,48 +54,64 @@ rm -rf "source-$2"; mkdir "source-$2"; tar -x -C "source-$2" -f "source-$2.tar" 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Raises Unanswered."""
-    python = PurePosixPath(target.node.python)
-    folder = python.parent.parent
+    folder = PurePosixPath(target.node.python).parent.parent
     environment = site.cluster.environment
     found = target.facts[ENVIRONMENT]
-    source, changes = software.source_digest(), list[Change]()
-    if found.packages != software.digest() or (found.source is not None and found.version is None):  # the latter: purged
-        changes += _use(site, target, folder) if environment.use else _packages(site, target, folder)
+    source, digest, changes = software.source_digest(), software.digest(python.extras(site.cluster)), list[Change]()
+    starters = python.scripts(site.cluster, folder, source)
+    purged = found.incomplete is not None or (found.source is not None and found.version is None)
+    if found.packages != digest or purged:
+        if environment.use or environment.container:
+            changes += [*starters, _check(site, target, folder)]
+        changes += [_mark(folder, digest)] if environment.use else _packages(site, target, folder)
     if changes or found.source != source:
         archive = f"{folder}/source-{source}.tar"
         changes.append(Write(f"send shardlab's own source ({source})", archive, software.source(), 0o644, ""))
         changes.append(_command("unpack this source", ["sh", "-c", UNPACK, "unpack", str(folder), source]))
-        changes.append(
-            Write("write the script that starts Python", str(python), wrapper(site.cluster, folder, source), 0o755, "")
-        )
+        changes += [starter for starter in starters if starter not in changes]
         changes.append(Write("mark this source as complete", f"{folder}/source.made", f"{source}\n".encode(), 0o644, ""))
-    return changes or Nothing(f"{folder}: packages {software.digest()}, source {source}")
+    differ = f"; {_given(environment)}: {found.differences}" if found.differences else ""
+    return changes or Nothing(f"{folder}: packages {digest}, source {source}{differ}")
 
 
-def wrapper(cluster: Cluster, folder: PurePosixPath, source: str) -> bytes:
-    """The script that loads the site's modules and starts the environment's interpreter."""
-    environment = cluster.environment
-    return templates.render(
-        "site/python.sh.j2",
-        modules=environment.modules,
-        setup=cluster.slurm.setup if cluster.slurm is not None else [],
-        wrapper=f"{folder}/bin/python",
-        caches=caches(folder),
-        source_path=f"{folder}/source-{source}",
-        interpreter=f"{environment.use or f'{folder}/venv'}/bin/python",
-    ).encode()
+def _given(environment: Environment) -> str:
+    """The key of the packages that we did not install, and its value."""
+    if environment.container is not None:
+        return f"environment.container: {environment.container}"
+    return f"environment.use: {environment.use}"
 
 
-def caches(folder: PurePosixPath) -> list[tuple[str, str]]:
-    """Variables of tools that would otherwise write under $HOME, where users of a site have a small quota."""
-    parent = folder.parent / "cache"
-    return [
-        ("PIP_CACHE_DIR", f"{parent}/pip"),
-        ("XDG_CACHE_HOME", str(parent)),
-        ("TORCHINDUCTOR_CACHE_DIR", f"{parent}/inductor"),
-        ("TRITON_CACHE_DIR", f"{parent}/triton"),
-        ("TORCH_EXTENSIONS_DIR", f"{parent}/torch_extensions"),
+def _check(site: Site, target: Target, folder: PurePosixPath) -> PackageCheck:
+    """The check of packages that we did not install: on the login node if possible, else in a job."""
+    environment = site.cluster.environment
+    ranks = container.rank_python(site.cluster, target.node.python)
+    what, folders = _given(environment), " ".join(container.folders(site.cluster))
+    advice = "Is this the folder of a virtual or conda environment?"
+    if environment.container is not None:
+        advice = f"Does {environment.runtime} start this image there?"
+    if environment.runtime == "charliecloud":
+        advice += f" The image must contain folders for what is mounted: {folders}"
+    if environment.container is None or (environment.runtime != "pyxis" and environment.build != "job"):
+        return PackageCheck(what, ["env", f"--chdir={folder}", ranks, "-c", software.LISTING], folder, MAKE_S, advice)
+    options = [
+        "--job-name=shardlab-packages",
+        f"--output={folder}/packages.log",
+        *requests.options(site.cluster, nodes=1, minutes=LIST_MINUTES),
     ]
+    text = templates.render(
+        "site/list_packages.sh.j2",
+        options=options,
+        folder=str(folder),
+        container=container.srun_options(site.cluster, str(folder)),
+        python=ranks,
+        program=software.LISTING,
+    )
+    argv = ["sh", "-c", SUBMIT_AND_SHOW, "submit", str(folder), text]
+    return PackageCheck(what, argv, folder, INSTALL_S, advice)
+
+
+def _mark(folder: PurePosixPath, digest: str) -> Write:
+    return Write("mark these packages as checked", f"{folder}/packages.made", f"{digest}\n".encode(), 0o644, "")
 
 
 def _packages(site: Site, target: Target, folder: PurePosixPath) -> list[Change]:
@@ -102,16 +119,9 @@ def _packages(site: Site, target: Target, folder: PurePosixPath) -> list[Change]
     environment = site.cluster.environment
     space.environment_fits(target, from_index=environment.wheelhouse is None)
     if environment.build != "login":
-        answer = target.node.run(["sh", "-c", INSTALLING, "installing", str(folder)], timeout_s=60)
-        if answer.code != 0:
-            raise Unanswered(f"{target.node.name}: squeue does not say which jobs wait: {last_line(answer)}")
-        if job := answer.stdout.strip():
-            raise Unanswered(
-                f"{target.node.name}: job {job} of an earlier command installs the packages. When the job has ended, run the "
-                "same command again."
-            )
-    python = environment.python or "python3"
-    make = with_modules(site.cluster, ["sh", "-c", VENV, "venv", str(folder), python])
+        jobs.must_not_wait(target.node, f"{folder}/install.sh", "installs the packages")
+    interpreter = environment.python or "python3"
+    make = python.with_modules(site.cluster, ["sh", "-c", VENV, "venv", str(folder), interpreter])
     changes: list[Change] = [
         _command(f"make a Python environment at {folder}", make),
         Write("send the tested package versions", f"{folder}/constraints.txt", software.constraints(), 0o644, ""),
@@ -119,24 +129,35 @@ def _packages(site: Site, target: Target, folder: PurePosixPath) -> list[Change]
     wheels = environment.wheelhouse
     if wheels is None and environment.build == "auto":
         wheels = f"{folder}/wheels"
-        made_in = [*caches(folder), ("TMPDIR", f"{folder}/tmp")]  # not in /tmp, which is small
-        words = ["-m", "pip", "--disable-pip-version-check", "-q", "download", "-d", wheels, "-c", f"{folder}/constraints.txt"]
-        get = with_modules(site.cluster, [f"{folder}/venv/bin/python", "-I", *words, *software.requirements()], made_in)
-        changes.append(_command("download the packages on the login node", get, DOWNLOAD_S))
+        changes.append(_download(site, target, folder, wheels))
     script = f"{folder}/install.sh"
     changes.append(Write("send the script that installs the packages", script, _install(site, folder, wheels), 0o755, ""))
     if environment.build == "login":
         changes.append(_command("install the packages on the login node", ["bash", script], INSTALL_S))
     else:
-        submit = ["sh", "-c", SUBMIT, "submit", script, f"{folder}/install.log"]
-        changes.append(_command("install the packages in a job", submit, INSTALL_S))
+        changes.append(jobs.submit("install the packages in a job", script, f"{folder}/install.log", INSTALL_S))
     return changes
+
+
+def _download(site: Site, target: Target, folder: PurePosixPath, wheels: str) -> WheelDownload:
+    """pip builds wheels of packages without one: the job that installs them reaches no index, and so no build tools."""
+    needed = software.requirements(python.extras(site.cluster))
+    interpreter = f"{folder}/venv/bin/python"
+    variables = [*python.caches(folder), ("TMPDIR", f"{folder}/tmp")]  # not in /tmp, which is small
+    words = ["-I", *PIP, "wheel", "--wheel-dir", wheels, "--constraint", f"{folder}/constraints.txt", *needed]
+    return WheelDownload(
+        on_node=python.with_modules(site.cluster, [interpreter, *words], variables),
+        interpreter=python.with_modules(site.cluster, [interpreter]),
+        folder=PurePosixPath(wheels),
+        needed=needed,
+        here=None if site.cluster.login is None else site.workspace.own,
+    )
 
 
 def _install(site: Site, folder: PurePosixPath, wheels: str | None) -> bytes:
     slurm = site.cluster.slurm
     options = [
-        "--job-name=shardlab-install",
+        f"--job-name={jobs.NAME}",
         f"--output={folder}/install.log",
         *requests.options(site.cluster, nodes=1, minutes=INSTALL_MINUTES),
     ]
@@ -146,34 +167,11 @@ def _install(site: Site, folder: PurePosixPath, wheels: str | None) -> bytes:
         folder=str(folder),
         modules=site.cluster.environment.modules,
         setup=slurm.setup if slurm is not None else [],
-        caches=[*caches(folder), ("TMPDIR", f"{folder}/tmp")],
+        caches=[*python.caches(folder), ("TMPDIR", f"{folder}/tmp")],
         wheels=wheels,
-        requirements=software.requirements(),
-        digest=software.digest(),
+        requirements=software.requirements(python.extras(site.cluster)),
+        digest=software.digest(python.extras(site.cluster)),
     ).encode()
-
-
-def _use(site: Site, target: Target, folder: PurePosixPath) -> list[Change]:
-    """An environment of the site or the user: it is looked at and not changed. Raises Unanswered if a package is missing."""
-    where = site.cluster.environment.use
-    listing = with_modules(site.cluster, [f"{where}/bin/python", "-m", "pip", "list", "--format=freeze"])
-    answer = target.node.run(listing, timeout_s=MAKE_S)
-    if answer.code != 0:
-        raise Unanswered(f"{target.node.name}: environment.use: {where} cannot list its packages: {last_line(answer)}")
-    missing, _ = software.differences(answer.stdout)
-    if missing:
-        raise Unanswered(f"{target.node.name}: environment.use: {where} lacks {', '.join(missing)}. Install them there.")
-    mark = f"{software.digest()}\n".encode()
-    return [Write(f"use the environment {where} as it is", f"{folder}/packages.made", mark, 0o644, "")]
-
-
-def with_modules(cluster: Cluster, argv: list[str], variables: list[tuple[str, str]] | None = None) -> list[str]:
-    """A command after the site's modules were loaded, as in a login shell."""
-    lines = list(cluster.slurm.setup) if cluster.slurm is not None else []
-    lines += [f"module load {name}" for name in cluster.environment.modules]
-    lines += [f"export {name}='{value}'" for name, value in variables or []]
-    script = "\n".join([*(f"{line}\ntest $? = 0 || exit 1" for line in lines), 'exec "$@"'])  # a line may end with a comment
-    return ["bash", "-lc", script, "bash", *argv]
 
 
 def _command(says: str, argv: list[str], limit_s: float = MAKE_S) -> RunCommand:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from provision.existing_slurm import check, existing, used
 from provision.fact import Unanswered
 from provision.facts.files import FILES
 from provision.facts.nodes import FORMAT, NODES, SlurmNode
@@ -36,6 +37,8 @@ def plan_accounts(site: Site, target: Target) -> list[Change] | Nothing:
     """MariaDB and slurmdbd on the controller. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has("controller"):
         return Nothing("it does no accounting")
+    if (there := existing(site)) is not None:
+        return used(there)
     changes = running(target, "mariadb", [])
     wanted = accounts(site)
     if _differs(target, DBD, wanted, 0o600, "slurm:slurm"):
@@ -50,6 +53,8 @@ def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
     """slurmctld on the controller. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has("controller"):
         return Nothing("it is not the controller")
+    if (there := existing(site)) is not None:
+        return used(there)
     absent = site.absent("worker")
     if (
         absent and CONF in target.facts[FILES]
@@ -73,6 +78,8 @@ def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
     """slurmd on a worker. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has("worker"):
         return Nothing("it is not a worker")
+    if (there := existing(site)) is not None:
+        return used(there)
     (controller,) = site.with_role("controller")
     if controller.node.name in site.left:
         return Nothing(f"{controller.node.name}, which has the configuration, cannot be asked")
@@ -104,6 +111,8 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
     """
     if site.cluster.slurm is None:
         return Nothing("the cluster has no Slurm")
+    if (there := existing(site)) is not None:
+        return check(site, there)
     (controller,) = site.with_role("controller")
     if controller.node.name in site.left:
         return Nothing("the controller cannot be asked")
@@ -150,9 +159,17 @@ done
 sinfo -hN -n {names} -o '{FORMAT}'
 exit 1"""
 
+    @property
+    def needs_root(self) -> bool:
+        return False
+
+    @property
+    def script(self) -> str:
+        return ""
+
     def make(self, node: Node) -> None:
         """Raises Unanswered, which blames the workers that are not ready."""
-        answer = self.controller.node.run(["sh", "-c", self.command], timeout_s=READY_S + 30, root=True)
+        answer = self.controller.node.run(["sh", "-c", self.command], timeout_s=READY_S + 30)
         if answer.code == 0:
             return
         try:

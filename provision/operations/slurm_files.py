@@ -7,6 +7,7 @@ import re
 import msgspec
 
 from provision.fact import Unanswered
+from provision.facts.packages import PACKAGES
 from provision.facts.system import SYSTEM
 from provision.operation import Site, Target
 from shardlab.cluster import Cluster
@@ -15,6 +16,7 @@ from templates import render
 CONF, GRES, CGROUP = "/etc/slurm/slurm.conf", "/etc/slurm/gres.conf", "/etc/slurm/cgroup.conf"
 PRACTICE_GPUS, REAL_GPUS = "/opt/gpus", "/dev"
 KEPT_MEMORY = 0.95  # of what the kernel calls memory: a node that reports less than slurm.conf says is drained
+DISABLES_CGROUPS = (24, 5)  # the first release of Slurm that knows CgroupPlugin=disabled
 _WORD = re.compile(r"[A-Za-z0-9._:\[\]/-]+")
 
 
@@ -54,12 +56,23 @@ def files(site: Site) -> dict[str, bytes]:
         memory_per_cpu_mib=min(one.memory_mib // one.cpus for one in told),
     )
     gres = render("slurm/gres.conf.j2", workers=told, kind=gpus.type if gpus else None, devices=devices)
-    cgroup = render("slurm/cgroup.conf.j2", unified=all(s.cgroup == "cgroup2fs" for s in systems), shared_kernel=shared)
+    unified = all(system.cgroup == "cgroup2fs" for system in systems)
+    plugin = "cgroup/v2" if unified else "cgroup/v1"
+    if shared and unified and _slurm_release(controller) >= DISABLES_CGROUPS:
+        # nothing of cgroups is used on practice nodes, and cgroup/v2 refuses a kernel whose controllers are in version 1
+        plugin = "disabled"
+    cgroup = render("slurm/cgroup.conf.j2", plugin=plugin, shared_kernel=shared)
     return {
         CONF: slurm.encode(),
         GRES: gres.encode(),
         CGROUP: cgroup.encode(),
     }
+
+
+def _slurm_release(controller: Target) -> tuple[int, ...]:
+    """Such as (24, 11); () if its package is not installed yet."""
+    version = controller.facts[PACKAGES].versions.get("slurmctld", "")
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def accounts(site: Site) -> bytes:

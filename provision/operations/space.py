@@ -8,11 +8,10 @@ from provision import software
 from provision.fact import Unanswered
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.mounts import place
-from provision.facts.packages import PACKAGES
 from provision.facts.room import Room, room
 from provision.operation import Change, Nothing, Operation, Site, Target
 from provision.operations.fstab import is_below
-from provision.operations.packages import nfs_server, wanted
+from provision.operations.packages import lacking, nfs_server, wanted
 
 GIB = 2**30
 PACKAGES_BYTES, PACKAGES_INODES = 2 * GIB, 30_000  # Slurm, MariaDB and their state, with room
@@ -25,8 +24,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Never a change. Raises Unanswered where there is too little room."""
     root = target.facts[room("/")]
     purposes: dict[str, list[tuple[str, int, int]]] = {}
-    installed = target.facts[PACKAGES].versions
-    if any(name not in installed for name in wanted(site, target)):
+    if lacking(site, target, wanted(site, target)):
         purposes["/"] = [("packages", PACKAGES_BYTES, PACKAGES_INODES)]
     where = _environment(site, target)
     if where is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from provision.existing_slurm import existing, used
 from provision.fact import Unanswered
 from provision.facts.users import USERS, User
 from provision.operation import Change, Nothing, Operation, Site, Target, shell
@@ -14,16 +15,18 @@ def plan_made(site: Site, target: Target) -> list[Change] | Nothing:
     """Make munge's user before its package makes one with a number that differs between nodes. Raises Unanswered."""
     if site.cluster.slurm is None:
         return Nothing("the cluster has no Slurm")
+    if (there := existing(site)) is not None:
+        return used(there)
     if "munge" in target.facts[USERS].known:
         return Nothing("the user munge exists")
     others = [users.known["munge"] for _, users in site.told(USERS) if "munge" in users.known]
-    there = others[0] if others else User(MUNGE_ID, MUNGE_ID)
+    user = others[0] if others else User(MUNGE_ID, MUNGE_ID)
     make = (
-        f"getent group munge >/dev/null || groupadd --system --gid {there.gid} munge\n"
-        f"useradd --system --uid {there.uid} --gid munge --no-create-home --home-dir /nonexistent "
+        f"getent group munge >/dev/null || groupadd --system --gid {user.gid} munge\n"
+        f"useradd --system --uid {user.uid} --gid munge --no-create-home --home-dir /nonexistent "
         "--shell /usr/sbin/nologin munge"
     )
-    return [shell(f"make the user munge, {there.uid}:{there.gid} on all nodes", make)]
+    return [shell(f"make the user munge, {user.uid}:{user.gid} on all nodes", make)]
 
 
 def plan_agree(site: Site, target: Target) -> list[Change] | Nothing:
@@ -33,7 +36,7 @@ def plan_agree(site: Site, target: Target) -> list[Change] | Nothing:
     if first is target:
         return Nothing("the other nodes are compared with this node")
     where = target.node.name
-    if site.cluster.slurm is not None:
+    if site.cluster.slurm is not None and existing(site) is None:
         for name in SYSTEM_USERS:
             here, there = users.known.get(name), wanted.known.get(name)
             if here is not None and there is not None and here != there:

@@ -1,4 +1,4 @@
-"""What all practice nodes have in common, made once and cached: their base, and the wheels of their Python packages.
+"""What all practice nodes have in common: their base and the wheels of their Python packages, and whether they are possible.
 
 The base is the file system of a small Debian, which is never booted itself. Its apt cache holds the packages that provisioning
 installs, so that a node installs them without a network.
@@ -12,7 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -27,18 +27,22 @@ SYSTEM = (
     "ethtool", "udev", "rsync",
 )  # fmt: skip
 NEEDED = ("systemd-nspawn", "debootstrap", "ip", "tc", "ssh-keygen")
-RECIPE = 2  # counts up where this file makes another base of the same words
+RECIPE = 2  # counts up if making.py makes another base of the same words
 LIMIT_S = 1800
-SOURCES = ("etc/apt/sources.list", "etc/apt/sources.list.d", "etc/apt/keyrings", "usr/share/keyrings")
 
 
 class NoBase(ShardlabError):
     """Practice nodes are not possible on this machine, and why."""
 
 
-def folder(packages: Sequence[str]) -> Path:
-    """The folder of the base with these packages, which may not exist yet, below the user's cache folder."""
-    words = [str(RECIPE), release()["VERSION_CODENAME"], platform.machine(), *SYSTEM, *sorted(packages)]
+def folder(packages: Sequence[str], release: str | None = None) -> Path:
+    """The folder of the base with these packages, which may not exist yet, below the user's cache folder.
+
+    release: the codename of a release of Debian; None: the release of this machine.
+    """
+    words = [str(RECIPE), release or own_release(), platform.machine(), *SYSTEM, *sorted(packages)]
+    if is_other(release):  # its base has the libraries of this Python
+        words += [sys.version, sys.base_prefix]
     digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
     return cache() / f"base-{digest}"
 
@@ -53,55 +57,48 @@ def alone() -> AbstractContextManager[int]:
     return files.locked(cache() / "lock")
 
 
-def release() -> dict[str, str]:
+def own_release() -> str:
+    """The codename of this machine's release."""
+    return os_release()["VERSION_CODENAME"]
+
+
+def is_other(release: str | None) -> bool:
+    """Whether this is another release than this machine's."""
+    return release is not None and release != os_release().get("VERSION_CODENAME")
+
+
+def os_release() -> dict[str, str]:
     """/etc/os-release of this machine."""
     lines = Path("/etc/os-release").read_text().splitlines()
     pairs = (line.split("=", 1) for line in lines if "=" in line)
     return {name: value.strip('"') for name, value in pairs}
 
 
-def check() -> None:
-    """Raises NoBase if practice nodes are not possible on this machine."""
+def check(release: str | None = None) -> None:
+    """Raises NoBase if practice nodes of this release are not possible on this machine."""
     if os.geteuid() != 0:
         raise NoBase("practice nodes need root on this machine: sudo provision ...")
-    if release().get("ID") not in ("debian", "ubuntu"):
-        raise NoBase(f"practice nodes need Debian or Ubuntu; this is {release().get('PRETTY_NAME', 'another system')}.")
+    if os_release().get("ID") not in ("debian", "ubuntu"):
+        raise NoBase(f"practice nodes need Debian or Ubuntu; this is {os_release().get('PRETTY_NAME', 'another system')}.")
     missing = [name for name in NEEDED if shutil.which(name) is None]
     if missing:
         raise NoBase(
             f"practice nodes need {', '.join(missing)}: apt-get install --no-install-recommends systemd-container debootstrap "
             "iproute2 openssh-client"
         )
+    if is_other(release):
+        _check_other(f"practice nodes of Debian {release}", own=os_release())
 
 
-def make(packages: Sequence[str], tell: Callable[[str], None]) -> Path:
-    """The base, which is made if it does not exist; the caller holds the lock of `alone`. If a process is killed before the
-    base is complete, the next call starts again.
-
-    Raises NoBase.
-    """
-    check()
-    made = folder(packages)
-    if made.is_dir():
-        return made
-    files.make_folder(made.parent)
-    for left in made.parent.glob(f".{made.name}.*"):  # of a process that was killed: who makes it holds the lock
-        shutil.rmtree(left, ignore_errors=True)
-    growing = made.with_name(f".{made.name}.{os.getpid()}")
-    try:
-        tell(f"making the base of practice nodes, which is needed only once: {made}")
-        codename = release()["VERSION_CODENAME"]
-        run(["debootstrap", "--variant=minbase", f"--include={','.join(SYSTEM)}", codename, str(growing), mirror()])
-        _share_apt(growing)
-        tell("downloading the packages that nodes will install")
-        _within(growing, "apt-get update -qq")
-        wanted = " ".join(sorted(packages))
-        _within(growing, f"DEBIAN_FRONTEND=noninteractive apt-get install -qq -y -d --no-install-recommends {wanted}")
-        _settle(growing)
-        growing.rename(made)
-    finally:
-        shutil.rmtree(growing, ignore_errors=True)
-    return made
+def _check_other(what: str, own: dict[str, str]) -> None:
+    """Raises NoBase if this machine cannot boot another release of Debian than its own."""
+    if own.get("ID") != "debian":
+        raise NoBase(f"{what} need Debian on this machine, whose apt sources name the archive; this is {own['PRETTY_NAME']}.")
+    if not any(line.split(" ")[2] == "cgroup2" for line in Path("/proc/self/mounts").read_text().splitlines()):
+        raise NoBase(
+            f"{what} need control groups of version 2, without which systemd from version 258 on refuses to start; this "
+            "machine has not mounted them: mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified"
+        )
 
 
 def wheels_folder() -> Path:
@@ -109,75 +106,15 @@ def wheels_folder() -> Path:
     return cache() / f"wheels-{software.digest()}-{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def make_wheels(tell: Callable[[str], None]) -> Path:
-    """The folder of wheels, which is filled by downloads if it does not exist; nodes install from it without a network.
-
-    Raises NoBase.
-    """
-    made = wheels_folder()
-    if made.is_dir():
-        return made
-    files.make_folder(made.parent)
-    growing = made.with_name(f".{made.name}.{os.getpid()}")
-    try:
-        tell(f"downloading the Python packages of nodes, which is needed only once: {made}")
-        growing.mkdir()
-        constraints = growing / "constraints.txt"
-        constraints.write_bytes(software.constraints())
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--wheel-dir", str(growing)]
-        run([*pip, "--constraint", str(constraints), *software.requirements()])
-        growing.rename(made)
-    finally:
-        shutil.rmtree(growing, ignore_errors=True)
-    return made
-
-
 def mirror() -> str:
     """The first archive that this machine's own apt asks for its release. Raises NoBase where there is none."""
-    codename = release()["VERSION_CODENAME"]
+    codename = own_release()
     answer = run(["apt-get", "indextargets", "--format", "$(CREATED_BY) $(RELEASE) $(REPO_URI)"])
     for line in answer.splitlines():
         made_by, suite, uri = line.split(" ", 2)
         if made_by == "Packages" and suite == codename:
             return uri
     raise NoBase(f"the apt sources of this machine name no archive of {codename}, which practice nodes need.")
-
-
-def _share_apt(base: Path) -> None:
-    """Copy the apt sources and keys of this machine, and its resolver for the downloads."""
-    for name in SOURCES:
-        source, target = Path("/") / name, base / name
-        if source.is_dir():
-            shutil.copytree(source, target, dirs_exist_ok=True)
-        elif source.is_file():
-            shutil.copy(source, target)
-    resolver = base / "etc/resolv.conf"
-    resolver.unlink(missing_ok=True)
-    resolver.write_bytes(Path("/etc/resolv.conf").read_bytes())
-
-
-def _settle(base: Path) -> None:
-    """What every node has in common: a user who may sudo, no identity of its own, an sshd that takes keys alone."""
-    _within(base, f"useradd --create-home --shell /bin/bash --uid {UID} {USER} && usermod -p '*' {USER}")
-    (base / "etc/sudoers.d").mkdir(exist_ok=True)
-    rule = base / f"etc/sudoers.d/{USER}"
-    rule.write_text(f"{USER} ALL=(ALL) NOPASSWD:ALL\n")
-    rule.chmod(0o440)
-    for key in (base / "etc/ssh").glob("ssh_host_*"):
-        key.unlink()
-    (base / "etc/machine-id").write_text("")
-    settings = base / "etc/ssh/sshd_config.d/practice.conf"
-    settings.parent.mkdir(parents=True, exist_ok=True)
-    settings.write_text("PasswordAuthentication no\nUseDNS no\n")
-    wants = base / "etc/systemd/system/multi-user.target.wants"
-    wants.mkdir(parents=True, exist_ok=True)
-    network = wants / "systemd-networkd.service"
-    if not network.is_symlink():
-        network.symlink_to("/lib/systemd/system/systemd-networkd.service")
-
-
-def _within(base: Path, script: str) -> str:
-    return run(["chroot", str(base), "sh", "-c", script])
 
 
 def run(argv: Sequence[str]) -> str:

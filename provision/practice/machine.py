@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from provision.practice import network, shared
+from provision.practice import network, python, shared
 from provision.practice.base import UID, USER, NoBase, run
 from templates import render
 
@@ -41,6 +41,8 @@ class PracticeMachine(msgspec.Struct, frozen=True):
     authorized: str  # the public key that may log in
     shared: str | None = None
     wheelhouse: str | None = None
+    python: str | None = None  # the folder of this machine's Python, if the nodes use it
+    unified: bool = False  # whether its systemd gets control groups of version 2 only, whatever this machine uses
     gpus: int = 0
     mbps: int | None = None
 
@@ -95,6 +97,8 @@ class PracticeMachine(msgspec.Struct, frozen=True):
             binds.append(("--bind", self.shared, self.shared))
         if self.wheelhouse:
             binds.append(("--bind-ro", self.wheelhouse, WHEELS))
+        if self.python:
+            binds.append(("--bind-ro", self.python, python.PREFIX))
         script = self.folder / "boot.sh"
         # nspawn names its end of the cable after the machine, and two clusters may have nodes of one name
         machine = network.label(f"{self.cluster}/{self.name}")
@@ -105,6 +109,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
             "bridge": self.bridge,
             "binds": binds,
             "cgroups": make_cgroups(self.cluster, self.name),
+            "unified": self.unified,
         }
         script.write_text(render("practice/boot.sh.j2", **words), encoding="utf-8")
         with (self.folder / "boot.log").open("ab") as log:
@@ -147,8 +152,8 @@ class PracticeMachine(msgspec.Struct, frozen=True):
             note.write_text(self.base.name, encoding="utf-8")
         elif not note.exists() or note.read_text(encoding="utf-8") != self.base.name:
             raise NoBase(
-                f"{self.name}: this practice node was made by another version of shardlab; remove the nodes of "
-                f"{self.cluster} with provision FILE down, and run the same command again."
+                f"{self.name}: this practice node was made by another version of shardlab, or for another release; remove the "
+                f"nodes of {self.cluster} with provision FILE down, and run the same command again."
             )
 
     def _personalise(self) -> None:

@@ -37,6 +37,8 @@ class LocalNode(msgspec.Struct, eq=False):
     identity: Path | None = None
     python: str = sys.executable
     wheelhouse: str | None = None
+    may_sudo: bool = True
+    venv_python: str = sys.executable
 
     def run(
         self,
@@ -110,7 +112,7 @@ class LocalNode(msgspec.Struct, eq=False):
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """See Node."""
-        return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=True)
+        return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=bool(owner))
 
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[LocalNode]:

@@ -9,6 +9,8 @@ from pathlib import PurePosixPath
 from provision import software
 from provision.login_node import LoginNode, LoginNodeHere
 from provision.provider import Provider
+from provision.site import python as site_python
+from shardlab import container
 from shardlab.cluster import Cluster
 from shardlab.remote import Address
 from shardlab.workspace import Workspace
@@ -38,7 +40,16 @@ def environment(cluster: Cluster) -> PurePosixPath:
     assert cluster.storage.shared is not None
     assert cluster.slurm is not None
     keys = cluster.environment
-    content = json.dumps([software.digest(), keys.modules, keys.python, keys.use, cluster.slurm.setup])
+    decides: list[object] = [
+        software.digest(site_python.extras(cluster)),
+        keys.modules,
+        keys.python,
+        keys.use,
+        cluster.slurm.setup,
+    ]
+    if keys.container is not None:
+        decides += [keys.runtime, keys.container, container.folders(cluster), site_python.has_gpus(cluster)]
+    content = json.dumps(decides)
     return PurePosixPath(cluster.storage.shared) / f"python-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 

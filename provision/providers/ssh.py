@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
@@ -14,11 +14,12 @@ from provision import software
 from provision.interruption import STOPPING
 from provision.provider import Provider
 from shardlab import files
-from shardlab.cluster import Cluster, NodeEntry
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import LOCAL_FOLDER, NodeEntry
 from shardlab.remote import Address, CommandOutput, Remote, Unreachable
 from shardlab.workspace import Workspace
 
-LOCAL_FOLDER = "/opt/shardlab"
+NO_ROOT = CommandOutput(1, "", "this needs root, and cluster.yaml says ssh.sudo: false")
 SAID = 2000  # characters of each stream that a node's log keeps of a command
 
 
@@ -34,6 +35,8 @@ class SshNode(msgspec.Struct, eq=False):
     remote: Remote
     log: Path | None = None
     wheelhouse: str | None = None  # a folder of wheels on it, for want of a network
+    may_sudo: bool = True
+    venv_python: str = "python3"
     own_address: str | None = None  # None: `host`
 
     @property
@@ -52,6 +55,8 @@ class SshNode(msgspec.Struct, eq=False):
         secret: bool = False,
     ) -> CommandOutput:
         """See Node. Raises Unreachable."""
+        if root and not self.may_sudo:
+            return NO_ROOT
         with self._named():
             answer = self.remote.run(argv, timeout_s=timeout_s, env=env, stdin=stdin, root=root)
         self._note(("sudo " if root else "") + shlex.join(argv), CommandOutput(answer.code, "", "") if secret else answer)
@@ -68,6 +73,8 @@ class SshNode(msgspec.Struct, eq=False):
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """See Node. Raises Unreachable."""
+        if owner and not self.may_sudo:
+            return NO_ROOT
         with self._named():
             answer = self.remote.put(content, path, mode=mode, owner=owner)
         self._note(f"put {path} ({len(content)} bytes, {mode:o}, {owner})", answer)
@@ -109,8 +116,13 @@ def of(
     identity: Path | None = None,
     user: str | None = None,
     wheelhouse: str | None = None,
+    venv_python: str = "python3",
 ) -> SshNode:
-    """A node of the file at an address."""
+    """A node of the file at an address.
+
+    venv_python: the interpreter from which its environment is made. An environment of another one than the node's own has a
+    folder of its own: the same shared folder may serve nodes of several releases.
+    """
     ssh = cluster.ssh
     if identity is None and ssh.identity is not None:
         identity = workspace.relative(ssh.identity)
@@ -124,9 +136,11 @@ def of(
     )
     log = workspace.own / "log" / f"{entry.name}.log"
     folder = f"{cluster.storage.shared}/shardlab" if cluster.storage.shared else LOCAL_FOLDER
-    python = f"{folder}/python-{software.digest()}/bin/python"
+    of_its_own = "" if venv_python == "python3" else f"-{PurePosixPath(venv_python).parent.parent.name}"
+    python = f"{folder}/python-{software.digest()}{of_its_own}/bin/python"
+    remote = Remote(address, may_sudo=ssh.sudo)
     login = (entry.name, host, entry.port, address.user, identity)
-    return SshNode(*login, python, Remote(address), log, wheelhouse, entry.address)
+    return SshNode(*login, python, remote, log, wheelhouse, ssh.sudo, venv_python, entry.address)
 
 
 PROVIDER = Provider("ssh", "its machines already exist", nodes)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from provision.operation import Change, Here, Nothing
 from provision.operations import packages
-from provision.practice import base, network, shared
+from provision.practice import base, making, network, python, shared
 from provision.practice.base import USER, NoBase, run
 from provision.practice.machine import STATE, WHEELS, PracticeMachine, leave, machines
 from provision.provider import Provider
@@ -29,6 +29,7 @@ EACH, OTHERS = 7, 20  # inotify instances: of each node, counted with 20 nodes u
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
     """The nodes, whether they run or not."""
+    venv_python = python.INTERPRETER if base.is_other(cluster.release) else "python3"
     return [
         ssh.of(
             cluster,
@@ -38,6 +39,7 @@ def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
             identity=_identity(workspace),
             user=USER,
             wheelhouse=WHEELS,
+            venv_python=venv_python,
         )
         for place, entry in enumerate(cluster.nodes)
     ]
@@ -45,10 +47,10 @@ def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
 
 def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Change] | Nothing:
     """Make and boot a node that does not run. Raises NoBase if this machine cannot have practice nodes."""
-    base.check()
+    base.check(cluster.release)
     _check_owner(cluster, workspace)
     _check_room(cluster)
-    machine = _machine(cluster, workspace, node, base.folder(packages.ALL))
+    machine = _machine(cluster, workspace, node, base.folder(packages.ALL, cluster.release))
     protections = _protections(cluster)
     if (age_s := machine.age_s()) is not None:
         if age_s < BOOTS_S:  # an interrupted command may have left it while it boots
@@ -96,15 +98,16 @@ def down(cluster: Cluster, workspace: Workspace) -> str:
 def warm(cluster: Cluster, workspace: Workspace) -> str:
     """Make the base and the folder of wheels before their first use."""
     with base.alone():
-        return f"ready: {base.make(packages.ALL, _remark)} and {base.make_wheels(_remark)}"
+        made = making.make_base(packages.ALL, cluster.release, _remark)
+        return f"ready: {made} and {making.make_wheels(_remark)}"
 
 
 def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
     """Boot a node and wait for it. Raises NoBase, or Unreachable if it does not answer in time."""
     with base.alone():
-        made = base.make(packages.ALL, _remark)
+        made = making.make_base(packages.ALL, cluster.release, _remark)
         if cluster.environment.wheelhouse is None:
-            base.make_wheels(_remark)
+            making.make_wheels(_remark)
         network.up(network.bridge(cluster.name), cluster.lan.subnet)
         _close()
         files.make_folder(STATE / cluster.name)
@@ -211,6 +214,8 @@ def _machine(cluster: Cluster, workspace: Workspace, node: SshNode, made: Path) 
         authorized=public.read_text().strip() if public.exists() else "",
         shared=cluster.storage.shared,
         wheelhouse=cluster.environment.wheelhouse or str(base.wheels_folder()),
+        python=str(python.folder()) if base.is_other(cluster.release) else None,
+        unified=base.is_other(cluster.release),
         gpus=cluster.gpus.per_node if cluster.gpus and "worker" in entry.roles else 0,
         mbps=cluster.lan.mbps,
     )

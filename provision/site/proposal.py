@@ -61,7 +61,7 @@ def accounts_in(site: Survey, partition: SitePartition) -> tuple[str, ...] | Non
     if not site.associations:
         return ()
     names = {entry.account for entry in site.associations if entry.partition in (None, partition.name)}
-    allowed = names if partition.accounts is None else names & set(partition.accounts)
+    allowed = names - set(partition.denied_accounts) if partition.accounts is None else names & set(partition.accounts)
     if not allowed:
         return None
     has_gpus = _largest(site, partition.name, gpus=True) is not None

@@ -10,15 +10,15 @@ for name in $(env | sed -n 's/^\(S\(LURM\|BATCH\)_[A-Z0-9_]*\)=.*/\1/p'); do tes
 """
 
 
-CPUS_PER_GPU = 4  # of a proof on a shared node: its ranks only sum and multiply
 INSTALL_CPUS = 2
 
 
-def options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | None = None) -> list[str]:
+def options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | None = None, cpus: int = INSTALL_CPUS) -> list[str]:
     """One task per node on `nodes` nodes.
 
     gpus: of each node, for a job that proves nodes: it gets whole nodes if runs do. None: a job that installs packages; it gets
     few processors of any node, and one GPU if the partition has GPUs, as some partitions accept no job without a GPU.
+    cpus: of each node, if the job gets no whole nodes.
     """
     slurm = cluster.slurm
     assert slurm is not None
@@ -37,7 +37,7 @@ def options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | None = No
     if gpus is not None and slurm.exclusive:
         given += ["--exclusive", f"--mem={slurm.mem or 0}"]  # 0: all memory of the node
     else:
-        given.append(f"--cpus-per-task={max(INSTALL_CPUS, CPUS_PER_GPU * (gpus or 0))}")
+        given.append(f"--cpus-per-task={cpus}")
         given += [f"--mem={slurm.mem}"] if slurm.mem is not None else []
     per_node = cluster.gpus.per_node if cluster.gpus is not None else 0
     asked = min(1, per_node) if gpus is None else gpus

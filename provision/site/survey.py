@@ -15,13 +15,14 @@ from provision.facts.modules import MODULES
 from provision.facts.node_types import NODE_TYPES, NodeType
 from provision.facts.partitions import PARTITIONS, SitePartition
 from provision.facts.pythons import PYTHONS
+from provision.facts.quotas import QUOTAS, Quotas
 from provision.facts.shared_folders import SHARED_FOLDERS, SharedFolder
 from provision.facts.slurm_settings import SLURM_SETTINGS, SlurmSettings
 from provision.node import Node
 from provision.site import requests
 
 T = TypeVar("T")
-ASKED: list[Fact[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, MODULES, SHARED_FOLDERS, PYTHONS]
+ASKED: list[Fact[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, MODULES, SHARED_FOLDERS, PYTHONS, QUOTAS]
 TEST_S = 60.0
 _ERROR = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?", re.M)
 
@@ -36,6 +37,7 @@ class Survey(msgspec.Struct, frozen=True):
     modules: tuple[str, ...] = ()
     folders: tuple[SharedFolder, ...] = ()
     pythons: dict[str, tuple[int, int]] = {}
+    quotas: Quotas = Quotas()
     unknown: dict[str, str] = {}
 
 
@@ -60,6 +62,7 @@ def survey(node: Node) -> Survey:
         modules=known(MODULES, ()),
         folders=known(SHARED_FOLDERS, ()),
         pythons=known(PYTHONS, {}),
+        quotas=known(QUOTAS, Quotas()),
         unknown=unknown,
     )
 

@@ -66,5 +66,13 @@ def path_of(tokens_file: str, data_path: Path) -> Path:
     return data_path / Path(tokens_file).expanduser()
 
 
+def not_copied(options: Mapping[str, Any]) -> str | None:
+    """Why the data of a cell with these options cannot be copied to the nodes; None if it can, or is in no file."""
+    name = str(options.get("tokens_file"))
+    if options.get("data") != "tokens" or not (Path(name).expanduser().is_absolute() or ".." in Path(name).parts):
+        return None
+    return f"tokens_file: found {name!r} with `data: {{stage: node}}`. Allowed: a path within the data path, such as my.tokens."
+
+
 def no_such_file(path: Path) -> InputError:
     return InputError(f"{path}: no such file. `python -m trainers tokenize TEXT --out {path}` makes it from a text file.")

@@ -17,7 +17,7 @@ from shardlab import files
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError, WorkspaceError
 from trainers.data.images import draw
-from trainers.data.made_once import make_once
+from trainers.data.made_once import make_once, writable
 
 SCHEMA = 1
 SUFFIXES = (".jpeg", ".jpg")
@@ -51,14 +51,24 @@ class ImageList(msgspec.Struct, frozen=True):
 
 
 def ready(root: Path, split: str, subset: int | None, seed: int) -> ImageList:
-    """The list of `root/train` or `root/val`, made beside `root` if it does not exist. Raises InputError, WorkspaceError.
+    """The list of `root/train` or `root/val`, made at `path_of` if it does not exist. Raises InputError, WorkspaceError.
 
     The first caller reads every drawn image once, for its checksum; all later callers read the list.
     """
-    drawn = f"-{subset}-seed-{seed}" if subset else ""
-    path = root.with_name(f"{root.name}-{split}{drawn}.list")  # `root` may be a link to a folder that is not ours
+    path = path_of(root, split, subset, seed)
     make_once(path, lambda temporary: _make(root, split, subset, seed, temporary))
     return read(path, split, subset)
+
+
+def path_of(root: Path, split: str, subset: int | None, seed: int) -> Path:
+    """Where the list is, or will be made: beside `root`, or in the user's cache if that folder cannot be written."""
+    return writable(root.with_name(file_name(root, split, subset, seed)))  # `root` may be a link to a folder that is not ours
+
+
+def file_name(root: Path, split: str, subset: int | None, seed: int) -> str:
+    """The name of a list, by all that decides its content."""
+    drawn = f"-{subset}-seed-{seed}" if subset else ""
+    return f"{root.name}-{split}{drawn}.list"
 
 
 def read(path: Path, split: str, subset: int | None) -> ImageList:

@@ -11,7 +11,7 @@ import numpy as np
 from shardlab.errors import InputError, UnknownName
 from trainers.data import tokens
 from trainers.data.data_sets import SPLITS, TOKENS, DataSource, no_such_file, path_of
-from trainers.data.made_once import make_once
+from trainers.data.made_once import make_once, writable
 from trainers.data.sequences import VALIDATION, TokenSet, part
 from trainers.data.synthetic_tokens import VOCABULARY, SyntheticTokens
 from trainers.data.tokens import TokenFile
@@ -66,13 +66,19 @@ class FileTokens(TokenSet):
 def stdlib_text(data_path: Path) -> Path:
     """The path of a token file with the source code of Python's standard library, which needs no download.
 
-    The file is written into the data folder if it does not exist. Raises WorkspaceError.
+    The file is written into the data folder if it does not exist, or into the user's cache if that folder cannot be written.
+    Raises WorkspaceError.
 
     Python's version is part of the name: another version has another text.
     """
-    path = data_path / f"stdlib-text-{platform.python_version()}.tokens"
+    path = writable(data_path / stdlib_name())
     make_once(path, _make)
     return path
+
+
+def stdlib_name() -> str:
+    """The name of the file with the standard library's source."""
+    return f"stdlib-text-{platform.python_version()}.tokens"
 
 
 def sources(library: Path) -> list[Path]:

@@ -69,6 +69,8 @@ class Checkpoints(Instrument):
     ) -> None:
         self._asked, self._engine, self._run, self._run_dir = asked, engine, run, run_dir
         self._rank, self._company, self._world = ranks.rank, company, run.cell.gpus
+        # If each node has its own part of the run's folder: one rank of each node makes and publishes the part there.
+        self._leads_node = run.separate_folders and ranks.local_rank == 0 and ranks.rank != 0
         self._every = asked.every(steps_per_epoch)
         # Parameter servers are not in the group and do not call new_group. If all ranks call it, torch gives it a safer name.
         apart = self._world < ranks.world_size
@@ -139,10 +141,14 @@ class Checkpoints(Instrument):
 
     def after(self, step: int) -> None:
         started, train_time_s = time.perf_counter(), self._train_time.seconds()
-        if self._rank == 0:
+        if self._rank == 0 or self._leads_node:
             checkpoint.begin(self._run_dir.path, step)
         self._company.barrier()
         found, size = self._saver.save(checkpoint.growing_path(self._run_dir.path, step), self._asked.layout)
+        if self._run.separate_folders:
+            if self._leads_node:
+                checkpoint.publish(self._run_dir.path, step)
+            self._company.barrier()  # the manifest is written last: it says that the parts of all nodes are complete
         if self._rank == 0:
             manifest = CheckpointManifest(
                 schema=SCHEMA,
@@ -158,6 +164,8 @@ class Checkpoints(Instrument):
             )
             checkpoint.commit(self._run_dir.path, manifest, self._asked.keep)
         self._company.barrier()
+        if self._leads_node:
+            checkpoint.remove_old(self._run_dir.path, self._asked.keep)
         self._saved_step, self._saves, self._bytes = step, self._saves + 1, size
         self._save_s += time.perf_counter() - started
 

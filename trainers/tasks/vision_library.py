@@ -23,8 +23,9 @@ def load() -> ModuleType:
     assert spec is not None, "torchvision is installed with trainers"
     folder = Path(next(iter(spec.submodule_search_locations or [])))
     try:
-        torch.ops.load_library(str(folder / "_C.so"))  # type: ignore[no-untyped-call]
-    except OSError:
+        (library,) = folder.glob("_C*.so")  # `_C.so` up to torchvision 0.28, `_C_stable.so` from 0.29 on
+        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+    except (OSError, ValueError):
         _name_operators()
     import torchvision
 

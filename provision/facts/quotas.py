@@ -1,0 +1,133 @@
+"""The user's quota in bytes and in files, from `quota`, `lfs quota` (Lustre) or `mmlsquota` (Storage Scale)."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from provision.fact import Fact
+
+# Commands with which sites show quotas in a form of their own: only their names are told.
+OF_SITES = ("myquota", "quotas", "showquota", "diskquota", "mmlsquota-all", "check-quota", "cquota")
+ANSWER_S = 5  # of each command; all run at the same time
+# Each command's output begins with a line `== NAME`. Numbers of bytes are in KiB in all of them.
+PROGRAM = rf"""
+folder=$(mktemp -d) || exit 0
+trap 'rm -rf -- "$folder"' EXIT
+user=$(id -un)
+if command -v quota > /dev/null 2>&1; then
+    {{ echo '== quota'; timeout {ANSWER_S} quota -wp; }} > "$folder/1" 2> /dev/null < /dev/null &
+fi
+if command -v lfs > /dev/null 2>&1; then
+    number=2
+    for mount in $(awk '$3 == "lustre" {{print $2}}' /proc/mounts | sort -u | head -n 8); do
+        {{ echo "== lfs $mount"; timeout {ANSWER_S} lfs quota -q -u "$user" "$mount"; }} \
+            > "$folder/$number" 2> /dev/null < /dev/null &
+        number=$((number + 1))
+    done
+fi
+command -v mmlsquota > /dev/null 2>&1 || PATH=$PATH:/usr/lpp/mmfs/bin
+if command -v mmlsquota > /dev/null 2>&1; then
+    {{ echo '== mmlsquota'; timeout {ANSWER_S} mmlsquota -Y; }} > "$folder/90" 2> /dev/null < /dev/null &
+fi
+wait
+cat "$folder"/* 2> /dev/null
+for name in {" ".join(OF_SITES)}; do command -v "$name" > /dev/null 2>&1 && echo "== site $name"; done
+exit 0
+"""
+_PLACE = re.compile(r"^[A-Za-z0-9._/:@-]{1,200}$")
+_NUMBER = re.compile(r"^\[?(\d{1,18})\]?\*?$")  # *: above the quota. [ ]: not all servers answered
+KIB = 1024
+
+
+class Quota(msgspec.Struct, frozen=True):
+    """The quota of this user in one place. None: no limit, or not said. A soft limit counts before a hard one."""
+
+    place: str  # a folder, a file system or a server's folder
+    used_bytes: int | None
+    most_bytes: int | None
+    used_files: int | None
+    most_files: int | None
+
+
+class Quotas(msgspec.Struct, frozen=True):
+    """All quotas that were found. site_commands: commands of this site that show quotas in their own form."""
+
+    quotas: tuple[Quota, ...] = ()
+    site_commands: tuple[str, ...] = ()
+
+
+def command(python: str) -> list[str]:
+    return ["bash", "-lc", PROGRAM]
+
+
+def parse(stdout: str) -> Quotas:
+    """Lines that are not of these commands are left out."""
+    found: dict[str, Quota] = {}
+    names: list[str] = []
+    kind, lines = "", list[str]()
+    for line in [*stdout.splitlines(), "== end"]:
+        if not line.startswith("== "):
+            lines.append(line)
+            continue
+        found |= {quota.place: quota for quota in _quotas(kind, lines)}
+        kind, lines = line.removeprefix("== "), []
+        if kind.startswith("site ") and (name := kind.removeprefix("site ")) in OF_SITES:
+            names.append(name)
+    return Quotas(tuple(found.values()), tuple(names))
+
+
+def _quotas(kind: str, lines: list[str]) -> list[Quota]:
+    if kind == "mmlsquota":
+        return _of_scale(lines)
+    if kind != "quota" and not kind.startswith("lfs "):
+        return []
+    # A long name of a file system stands on a line of its own: the words of all lines, without the lines of the header.
+    words = " ".join(line for line in lines if "Disk quotas" not in line and "Filesystem" not in line).split()
+    quotas = []
+    while len(words) >= 9:
+        place, numbers = words[0], words[1:9]
+        if _PLACE.match(place) and _NUMBER.match(numbers[0]) and _NUMBER.match(numbers[4]):
+            where = kind.removeprefix("lfs ") if kind.startswith("lfs ") else place
+            quotas += _quota(where, numbers[0:3], numbers[4:7])
+            words = words[9:]
+        else:
+            words = words[1:]
+    return quotas
+
+
+def _of_scale(lines: list[str]) -> list[Quota]:
+    """mmlsquota -Y: fields between colons, whose names are in lines with HEADER."""
+    names: list[str] = []
+    quotas = []
+    for line in lines:
+        fields = line.split(":")
+        if "HEADER" in fields[:3]:
+            names = fields
+            continue
+        entry = dict(zip(names, fields, strict=False))
+        if entry.get("quotaType", "USR") == "USR" and _PLACE.match(entry.get("filesystemName", "")):
+            sizes = [entry.get(name, "") for name in ("blockUsage", "blockQuota", "blockLimit")]
+            files = [entry.get(name, "") for name in ("filesUsage", "filesQuota", "filesLimit")]
+            quotas += _quota(entry["filesystemName"], sizes, files)
+    return quotas
+
+
+def _quota(place: str, sizes: list[str], files: list[str]) -> list[Quota]:
+    """used, soft limit and hard limit in KiB, and the same of files; none if nothing is limited."""
+    used, *limits = (_count(text) for text in sizes)
+    used_files, *file_limits = (_count(text) for text in files)
+    most, most_files = (next((limit for limit in group if limit), None) for group in (limits, file_limits))
+    if most is None and most_files is None:
+        return []
+    in_bytes = [None if number is None else number * KIB for number in (used, most)]
+    return [Quota(place, in_bytes[0], in_bytes[1], used_files, most_files)]
+
+
+def _count(text: str) -> int | None:
+    match = _NUMBER.match(text)
+    return int(match[1]) if match else None
+
+
+QUOTAS = Fact("quotas", command, parse, timeout_s=30)

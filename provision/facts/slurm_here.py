@@ -1,0 +1,98 @@
+"""The Slurm that a machine already uses: whether its controller answers, whether shardlab set it up, and what it knows."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from provision.fact import Fact
+from provision.slurm_text import is_name, listed, pairs
+
+OURS = "# Written by shardlab's provision"  # the beginning of slurm.conf if shardlab wrote the file
+CONF = "/etc/slurm/slurm.conf"
+ANSWER_S = 10  # of each command: without its controller, a command of Slurm tries again for long
+PROGRAM = f"""\
+if command -v scontrol > /dev/null 2>&1; then echo is_in_path=yes
+else path=$(bash -lc 'printf "\\n%s\\n" "$PATH"' 2> /dev/null < /dev/null | tail -n 1); PATH=${{path:-$PATH}}; fi
+test ! -e {CONF} || echo conf={CONF}
+is_ours() {{ head -n 1 "$1" 2> /dev/null | grep -q "^{OURS}" && echo is_ours=yes; }}
+is_ours {CONF}
+folder=$(command -v scontrol) || exit 0
+printf 'commands=%s\\n' "${{folder%/*}}"
+timeout {ANSWER_S} scontrol ping 2> /dev/null | grep -q 'is UP' || exit 0
+echo answers=yes
+timeout {ANSWER_S} scontrol show config 2> /dev/null | sed -n \
+    's/^ClusterName *= */cluster=/p; s/^SLURM_VERSION *= */version=/p; s/^SLURM_CONF *= */conf=/p'
+is_ours "$(timeout {ANSWER_S} scontrol show config 2> /dev/null | sed -n 's/^SLURM_CONF *= *//p')"
+timeout {ANSWER_S} scontrol show node --oneliner 2> /dev/null
+timeout {ANSWER_S} scontrol show partition --oneliner 2> /dev/null
+exit 0
+"""
+_VALUE = re.compile(r"^[A-Za-z0-9._/+ -]{1,200}$")
+
+
+class KnownNode(msgspec.Struct, frozen=True):
+    """A node that Slurm knows. state: as scontrol writes it, such as IDLE+DRAIN."""
+
+    name: str
+    hostname: str
+    address: str
+    state: str
+    partitions: tuple[str, ...] = ()
+
+
+class SlurmHere(msgspec.Struct, frozen=True):
+    """Slurm as one machine sees it. Empty texts and lists: not known, because its controller does not answer."""
+
+    commands: str = ""  # the folder of Slurm's commands; empty: the machine has none
+    is_in_path: bool = False  # whether a command over SSH finds them, and not only a login shell
+    conf: str = ""  # slurm.conf
+    is_ours: bool = False  # whether shardlab wrote slurm.conf
+    answers: bool = False  # whether Slurm's controller answers
+    cluster: str = ""
+    version: str = ""
+    nodes: tuple[KnownNode, ...] = ()
+    partitions: tuple[str, ...] = ()
+
+
+def command(python: str) -> list[str]:
+    """Needs only a shell."""
+    return ["sh", "-c", PROGRAM]
+
+
+def parse(stdout: str) -> SlurmHere:
+    """Lines that cannot be read are left out."""
+    said: dict[str, str] = {}
+    nodes, partitions = [], []
+    for line in stdout.splitlines():
+        if line.startswith("NodeName="):
+            nodes.append(_node(pairs(line)))
+        elif line.startswith("PartitionName="):
+            partitions.append(pairs(line)["PartitionName"])
+        else:
+            key, _, value = line.partition("=")
+            if _VALUE.match(value.strip()):
+                said[key] = value.strip()
+    return SlurmHere(
+        commands=said.get("commands", ""),
+        is_in_path=said.get("is_in_path") == "yes",
+        conf=said.get("conf", ""),
+        is_ours=said.get("is_ours") == "yes",
+        answers=said.get("answers") == "yes",
+        cluster=said.get("cluster", ""),
+        version=said.get("version", ""),
+        nodes=tuple(node for node in nodes if is_name(node.name)),
+        partitions=tuple(name for name in partitions if is_name(name)),
+    )
+
+
+def _node(line: dict[str, str]) -> KnownNode:
+    name = line.get("NodeName", "")
+    state = "".join(char for char in line.get("State", "") if char.isalpha() or char in "+_*")[:60]
+    return KnownNode(
+        name, line.get("NodeHostName", name), line.get("NodeAddr", name), state, listed(line.get("Partitions", "")) or ()
+    )
+
+
+SLURM_HERE = Fact("Slurm here", command, parse, timeout_s=6 * ANSWER_S)

@@ -1,0 +1,39 @@
+"""Which tools a machine has, whatever package they came from: asked where nothing can be installed."""
+
+from __future__ import annotations
+
+from provision.fact import Fact
+
+# By Debian's name of the package that has the tool: a command of the shell that succeeds if the tool is there.
+PROBES = {
+    "python3-venv": "python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'",
+    "rsync": "command -v rsync",
+    "gcc": "command -v gcc || command -v cc",
+    "libc6-dev": "test -e /usr/include/stdio.h",
+    "python3-dev": "python3 -c 'import os, sys, sysconfig; "
+    'sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))\'',
+    "munge": "command -v munged",
+    "slurmctld": "command -v slurmctld",
+    "slurmdbd": "command -v slurmdbd",
+    "slurmd": "command -v slurmd",
+    "slurm-client": "command -v sbatch",
+    "mariadb-server": "command -v mariadbd || command -v mysqld",
+    "nfs-kernel-server": "command -v exportfs",
+    "nfs-common": "command -v mount.nfs",
+    "rdma-core": "command -v rdma-ndd || test -e /usr/lib/udev/rules.d/60-rdma-ndd.rules",
+    "ibverbs-utils": "command -v ibv_devinfo",
+}
+
+
+def command(python: str) -> list[str]:
+    """Needs only a shell."""
+    lines = [f"if ({probe}) > /dev/null 2>&1; then echo {name}; fi" for name, probe in PROBES.items()]
+    return ["sh", "-c", "\n".join(["PATH=$PATH:/usr/sbin:/sbin", *lines])]
+
+
+def parse(stdout: str) -> frozenset[str]:
+    """The names of PROBES whose tools are there."""
+    return frozenset(stdout.split()) & frozenset(PROBES)
+
+
+TOOLS = Fact("tools", command, parse, timeout_s=60)

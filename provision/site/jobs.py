@@ -1,0 +1,39 @@
+"""Jobs at a Slurm site in which `provision` does what must not be done on a login node."""
+
+from __future__ import annotations
+
+from provision.fact import Unanswered
+from provision.node import Node, last_line
+from provision.operation import RunCommand
+from provision.site import requests
+
+NAME = "shardlab-provision"  # of these jobs
+# Waits for the job; if it failed, the last line of its log is the reason.
+SUBMIT = f"""\
+{requests.WITHOUT_VARIABLES}
+rm -f -- "$2"
+sbatch --wait --parsable "$1" || {{ test ! -s "$2" || echo "$(tail -n 1 "$2") (see $2)" >&2; exit 1; }}
+"""
+# Prints the job that still runs the script $1: a second job would write to the same folder.
+WAITING = f"""\
+jobs=$(squeue --noheader --user "$(id -un)" --name {NAME} --format '%i %T %o') || exit 1
+printf '%s\\n' "$jobs" | while read -r job state script; do
+    test "$script" != "$1" || printf '%s (%s)\\n' "$job" "$state"
+done
+"""
+
+
+def submit(says: str, script: str, log: str, limit_s: float) -> RunCommand:
+    """The change that submits a script and waits until its job ends."""
+    return RunCommand(says, ["sh", "-c", SUBMIT, "submit", script, log], limit_s, root=False)
+
+
+def must_not_wait(node: Node, script: str, does: str) -> None:
+    """Raises Unanswered if a job of an earlier command has not ended yet. does: what the job does, as a clause."""
+    answer = node.run(["sh", "-c", WAITING, "waiting", script], timeout_s=60)
+    if answer.code != 0:
+        raise Unanswered(f"{node.name}: squeue does not say which jobs wait: {last_line(answer)}")
+    if job := answer.stdout.strip():
+        raise Unanswered(
+            f"{node.name}: job {job} of an earlier command {does}. When the job has ended, run the same command again."
+        )

@@ -1,0 +1,77 @@
+"""The scripts that start Python at a site: `bin/python` for our commands, and `bin/rank-python` for ranks in a container."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+import templates
+from provision import software
+from provision.operation import Write
+from shardlab import container
+from shardlab.cluster import Cluster
+
+
+def scripts(cluster: Cluster, folder: PurePosixPath, source: str) -> list[Write]:
+    """The scripts of an environment in `folder`. source: the digest of our source, which they use."""
+    python = f"{folder}/bin/python"
+    written = [Write("write the script that starts Python", python, script(cluster, folder, source), 0o755, "")]
+    if cluster.environment.container is not None:
+        path, content = container.rank_python(cluster, python), script(cluster, folder, source, ranks=True)
+        written.append(Write("write the script that starts the Python of ranks in the container", path, content, 0o755, ""))
+    return written
+
+
+def script(cluster: Cluster, folder: PurePosixPath, source: str, *, ranks: bool = False) -> bytes:
+    """The script that loads the site's modules and starts an interpreter: the environment's own or, for ranks, the image's."""
+    environment = cluster.environment
+    python = f"{folder}/bin/python"
+    return templates.render(
+        "site/python.sh.j2",
+        modules=environment.modules,
+        setup=cluster.slurm.setup if cluster.slurm is not None else [],
+        wrapper=python,
+        caches=caches(folder),
+        source=f"{folder}/source-{source}",
+        interpreter="python3" if ranks else f"{environment.use or f'{folder}/venv'}/bin/python",
+        ranks=ranks,
+        rank_python=container.rank_python(cluster, python),
+        in_container=ranks and environment.runtime == "pyxis",  # srun has started the container
+        runtime=environment.runtime,
+        image=environment.container,
+        folders=container.folders(cluster),
+        gpus=has_gpus(cluster),
+    ).encode()
+
+
+def extras(cluster: Cluster) -> tuple[str, ...]:
+    """The extras of the packages that are installed: with a container, ranks use the packages of the image."""
+    return () if cluster.environment.container is not None else software.EXTRAS
+
+
+def caches(folder: PurePosixPath) -> list[tuple[str, str]]:
+    """Variables of tools that would otherwise write under $HOME, where users of a site have a small quota."""
+    parent = folder.parent / "cache"
+    return [
+        ("PIP_CACHE_DIR", f"{parent}/pip"),
+        ("XDG_CACHE_HOME", str(parent)),
+        ("TORCHINDUCTOR_CACHE_DIR", f"{parent}/inductor"),
+        ("TRITON_CACHE_DIR", f"{parent}/triton"),
+        ("TORCH_EXTENSIONS_DIR", f"{parent}/torch_extensions"),
+    ]
+
+
+def has_gpus(cluster: Cluster) -> bool:
+    """Whether a job of the site may have GPUs."""
+    partitions = cluster.slurm.partitions if cluster.slurm is not None else []
+    kinds = [*([cluster.gpus] if cluster.gpus is not None else []), *(partition.gpus for partition in partitions)]
+    return any(kind.per_node for kind in kinds)
+
+
+def with_modules(cluster: Cluster, argv: Sequence[str], variables: Sequence[tuple[str, str]] = ()) -> list[str]:
+    """A command after the site's modules were loaded, as in a login shell."""
+    lines = list(cluster.slurm.setup) if cluster.slurm is not None else []
+    lines += [f"module load {name}" for name in cluster.environment.modules]
+    lines += [f"export {name}='{value}'" for name, value in variables]
+    text = "\n".join([*(f"{line}\ntest $? = 0 || exit 1" for line in lines), 'exec "$@"'])  # a line may end with a comment
+    return ["bash", "-lc", text, "bash", *argv]

@@ -1,0 +1,165 @@
+"""Brings the wheels of a site's packages into its shared folder: its login node downloads them or, if no package index answers
+there, this machine downloads them and sends them over the connection."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from provision import software
+from provision.fact import Unanswered, decode
+from provision.node import Node, last_line
+from provision.operation import reason
+from shardlab import files
+from shardlab.remote import CommandOutput
+
+DOWNLOAD_S = 3600.0
+ANSWER_S = 300.0
+PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
+FROM_SOURCE = ("deepspeed",)  # packages without wheels in the index; what pip builds of them runs with any Python
+OLDEST_GLIBC = 17  # of manylinux2014, the oldest for which packages still publish wheels
+TARGET = """\
+import json, platform, sys
+version = '%d.%d' % sys.version_info[:2]
+kind = {'system': sys.platform, 'machine': platform.machine(), 'libc': platform.libc_ver()}
+print(json.dumps({'python': version, **kind}))
+"""
+# Prints the digests of the wheels that are complete: `put` renames a file when all of it has arrived.
+ARRIVED = 'cd "$1" 2> /dev/null || exit 0; for wheel in *.whl; do test ! -f "$wheel" || sha256sum -- "$wheel"; done'
+
+
+class InterpreterPlatform(msgspec.Struct, frozen=True):
+    """The interpreter for which wheels are wanted. libc: its name and version, such as ("glibc", "2.28")."""
+
+    python: str
+    system: str
+    machine: str
+    libc: tuple[str, str]
+
+
+class WheelDownload:
+    """A change that fills `folder` with the wheels of `requirements`.
+
+    on_node: argv on the login node that downloads them there. interpreter: argv of the site's interpreter. here: an existing
+    folder of this machine for a temporary copy; None: this machine is the login node.
+    """
+
+    needs_root = False
+    script = ""
+
+    def __init__(
+        self,
+        on_node: Sequence[str],
+        interpreter: Sequence[str],
+        folder: PurePosixPath,
+        needed: Sequence[str],
+        here: Path | None,
+    ) -> None:
+        self.on_node, self.interpreter, self.folder, self.needed, self.here = on_node, interpreter, folder, needed, here
+        self._where = ""
+
+    @property
+    def says(self) -> str:
+        """See Change. With the machine that downloaded the packages, after it was carried out."""
+        if self._where:
+            return f"download the packages {self._where}"
+        return f"download the packages on the login node{', or here and send them' if self.here is not None else ''}"
+
+    @property
+    def command(self) -> str:
+        """See Change."""
+        return shlex.join(self.on_node)
+
+    def make(self, node: Node) -> None:
+        """Raises Unanswered if neither machine can download the packages."""
+        answer = node.run(self.on_node, timeout_s=DOWNLOAD_S)
+        if answer.code == 0:
+            self._where = "on the login node"
+            return
+        why = f"not ended within {DOWNLOAD_S:g} s" if answer.code is None else reason(answer)
+        if self.here is None:
+            raise Unanswered(f"{node.name}: the packages cannot be downloaded: {why}. {HELP}")
+        try:
+            files.make_folder(self.here)
+            with tempfile.TemporaryDirectory(dir=self.here, prefix="wheels-") as temporary:
+                wheels = download(Path(temporary), self._target(node), self.needed)
+                self._send(node, wheels)
+        except Unanswered as error:
+            raise Unanswered(
+                f"{node.name}: the packages cannot be downloaded there ({why}), nor here: {error} {HELP}"
+            ) from None
+        self._where = "here, as no package index answers on the login node, and send them"
+
+    def _target(self, node: Node) -> InterpreterPlatform:
+        answer = node.run([*self.interpreter, "-I", "-c", TARGET], timeout_s=ANSWER_S)
+        if answer.code != 0:
+            raise Unanswered(f"{node.name}: its Python does not start: {last_line(answer)}.")
+        try:
+            return decode(answer.stdout, InterpreterPlatform)
+        except ValueError as error:
+            raise Unanswered(f"{node.name}: its Python cannot be identified: {error}") from None
+
+    def _send(self, node: Node, wheels: Sequence[Path]) -> None:
+        """Send the wheels that are not there yet, for example since an earlier connection broke."""
+        answer = node.run(["sh", "-c", ARRIVED, "arrived", str(self.folder)], timeout_s=ANSWER_S)
+        arrived = {line.partition("  ")[2]: line.partition("  ")[0] for line in answer.stdout.splitlines()}
+        for wheel in wheels:
+            content = wheel.read_bytes()
+            if arrived.get(wheel.name) == hashlib.sha256(content).hexdigest():
+                continue
+            answer = node.put(content, f"{self.folder}/{wheel.name}", mode=0o644, owner="")
+            if answer.code != 0:
+                why = "it took too long" if answer.code is None else reason(answer)
+                raise Unanswered(f"{wheel.name} was not sent: {why}.")
+
+
+HELP = "Set environment.wheelhouse to a folder of wheels at the site, or environment.use to an environment of yours."
+
+
+def download(folder: Path, target: InterpreterPlatform, needed: Sequence[str]) -> list[Path]:
+    """The wheels of the requirements for another machine's interpreter, downloaded into `folder`. Raises Unanswered."""
+    own = (sys.platform, platform.machine())
+    if (target.system, target.machine) != own:  # pip would leave out packages that only the other system needs
+        theirs = f"{target.system} {target.machine}"
+        raise Unanswered(f"this machine is {' '.join(own)}, the site is {theirs}; pip downloads only for its own system.")
+    constraints = folder / "constraints.txt"
+    constraints.write_bytes(software.constraints())
+    common = ["--constraint", str(constraints)]
+    source = [word for word in needed if any(word.startswith(name) for name in FROM_SOURCE)]
+    if source:
+        _pip(["wheel", "--no-deps", "--wheel-dir", str(folder), *common, *source])
+    _pip(["download", "--dest", str(folder), "--find-links", str(folder), *wanted(target), *common, *needed])
+    return sorted(folder.glob("*.whl"))
+
+
+def wanted(target: InterpreterPlatform) -> list[str]:
+    """The options by which `pip download` finds wheels for an interpreter, not newer than its C library."""
+    words = ["--only-binary=:all:", "--implementation=cp", f"--python-version={target.python}"]
+    name, version = target.libc
+    _, _, minor = version.partition(".")
+    newest = int(minor) if name == "glibc" and minor.isdecimal() else OLDEST_GLIBC
+    tags = [f"manylinux_2_{number}" for number in range(newest, OLDEST_GLIBC - 1, -1)]
+    tags += ["manylinux2014", "manylinux2010", "manylinux1", "linux"]
+    return [*words, *(f"--platform={tag}_{target.machine}" for tag in tags)]
+
+
+def _pip(words: Sequence[str]) -> None:
+    argv = [sys.executable, *PIP, *words]
+    environment = {**os.environ, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=DOWNLOAD_S, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Unanswered(f"pip did not end within {DOWNLOAD_S:g} s.") from None
+    if done.returncode != 0:
+        raise Unanswered(f"{reason(CommandOutput(done.returncode, done.stdout, done.stderr)).rstrip('.')}.")

@@ -1,0 +1,136 @@
+"""A folder on a node's own disk that the processes of a run there share: filled once, and removed when no process uses it.
+
+The kernel's locks say who uses a folder, so that they hold however a process ends: every process that uses the folder has a
+shared lock, the process that fills or removes it an exclusive one. What a killed run left has no lock, and whoever looks next
+removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from socket import gethostname
+
+from shardlab import files
+from shardlab.errors import WorkspaceError
+
+FILLED = ".filled"  # the file in a folder that is written last
+LOCK = ".lock"
+PAUSE_S = 0.05
+
+
+def parent() -> tuple[Path, str]:
+    """(the folder of this node in which folders are made, how it was chosen): $TMPDIR, or /tmp if that names no folder."""
+    given = os.environ.get("TMPDIR", "")
+    if given and Path(given).is_absolute() and Path(given).is_dir():
+        return Path(given), "$TMPDIR"
+    return Path("/tmp"), f"TMPDIR is {'not set' if not given else 'not a folder'}"
+
+
+@contextlib.contextmanager
+def shared(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
+    """The folder `name` on this node. The first process that asks fills it; the others wait for this process only.
+
+    fill: gets the empty folder. The name contains this node's name, because $TMPDIR may be on a disk that nodes share. When the
+    last process leaves, the folder is removed. Raises WorkspaceError, and what `fill` raises.
+    """
+    own = _own_folder()
+    with files.as_workspace_error("write"):
+        folder = own / _name(name)
+        lock = _use(folder, fill)
+    try:
+        yield folder
+    finally:
+        _leave(folder, lock)
+
+
+def remove_unused() -> list[str]:
+    """Remove the folders of this user on this node that no process uses, which killed runs left. Returns the names of the
+    folders that are in use. Raises WorkspaceError."""
+    own, in_use = _own_folder(), []
+    with files.as_workspace_error("remove"):
+        for lock_file in own.glob(f"{_name('')}*{LOCK}"):
+            folder = lock_file.with_name(lock_file.name.removesuffix(LOCK))
+            with contextlib.suppress(FileNotFoundError):  # another process removed it
+                lock = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                if not _leave(folder, lock):
+                    in_use.append(folder.name.removeprefix(_name("")))
+    return in_use
+
+
+def _own_folder() -> Path:
+    """A folder that only this user can open, as $TMPDIR may be a folder of all users. Raises WorkspaceError."""
+    own = parent()[0] / f"shardlab-data-{os.geteuid()}"
+    with files.as_workspace_error("make"):
+        with contextlib.suppress(FileExistsError):
+            own.mkdir(mode=0o700)
+        status = own.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise WorkspaceError(f"{own}: is not a folder that only you can open, so no data is copied there. Remove it.")
+    return own
+
+
+def _name(name: str) -> str:
+    return f"{gethostname()}-{name}"
+
+
+def _use(folder: Path, fill: Callable[[Path], None]) -> int:
+    """The descriptor of a shared lock on the folder, which is filled."""
+    while True:
+        lock = os.open(f"{folder}{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_SH)  # waits for the process that fills the folder
+        if _is_filled(folder, lock):
+            return lock
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # another process is about to fill the folder
+            os.close(lock)
+            time.sleep(PAUSE_S)
+            continue
+        try:
+            if _is_current(folder, lock) and not _is_filled(folder, lock):
+                shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed while it filled the folder
+                folder.mkdir(mode=0o700)
+                fill(folder)
+                (folder / FILLED).touch()
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        except BaseException:
+            _leave(folder, lock)
+            raise
+        # The kernel gives up the exclusive lock before it gives the shared one: somebody may have removed the folder between.
+        if _is_filled(folder, lock):
+            return lock
+        os.close(lock)
+
+
+def _is_filled(folder: Path, lock: int) -> bool:
+    return _is_current(folder, lock) and (folder / FILLED).exists()
+
+
+def _is_current(folder: Path, lock: int) -> bool:
+    """Whether the lock file still has its name."""
+    try:
+        return os.path.samestat(os.fstat(lock), os.lstat(f"{folder}{LOCK}"))
+    except FileNotFoundError:
+        return False
+
+
+def _leave(folder: Path, lock: int) -> bool:
+    """Give up the lock, and remove the folder if no other process uses it; whether it is removed."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_current(folder, lock):
+            shutil.rmtree(folder, ignore_errors=True)
+            Path(f"{folder}{LOCK}").unlink()
+    except BlockingIOError:
+        return False  # another process uses the folder, and removes it
+    else:
+        return True
+    finally:
+        os.close(lock)

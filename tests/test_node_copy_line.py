@@ -1,0 +1,89 @@
+"""`data: {stage: node}`: a run reads a copy on the node's own disk, made once for all ranks of the node, and removes it."""
+
+import json
+import os
+import signal
+
+import pytest
+from support_datasets import cifar_members, put
+from support_line import benches, processes_of, until
+
+from shardlab import files
+
+pytestmark = pytest.mark.line
+CIFAR = "cifar-10-batches-bin"
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "node"))
+    (tmp_path / "node").mkdir()
+    for bench in benches(tmp_path):
+        put(tmp_path / "data", {f"{CIFAR}/{name.rpartition('/')[2]}": content for name, content in cifar_members().items()})
+        (bench.path / "cluster.yaml").write_text(
+            f"schema: 1\nname: here\nprovider: local\ndata: {{path: {tmp_path / 'data'}, stage: node}}\n"
+        )
+        yield bench
+
+
+def matrix(bench, steps=3, data="cifar10"):
+    name = bench.matrix("axes: {strategy: [ddp], gpus: [2]}", steps=steps)
+    text = files.read(name).decode().replace("  launcher: fork\n", f"  launcher: fork\n  options: {{data: {data}}}\n")
+    (bench.path / "small.yaml").write_text(text)
+    return name
+
+
+def copies(bench):
+    return list((bench.path.parent / "node" / f"shardlab-data-{os.geteuid()}").iterdir())
+
+
+def copied(folder):
+    return [event for event in folder.events() if event.event == "data_copied"]
+
+
+def test_two_ranks_make_one_copy_which_is_recorded_and_removed(bench):
+    bench.run("jobs", "submit", "--matrix", matrix(bench), "--wait")
+    (folder,) = bench.folders()
+    assert folder.judge().state == "completed"
+    (event,) = copied(folder)
+    size = sum(len(content) for content in cifar_members().values())
+    assert (event.data["bytes"], event.data["files"], event.data["why"]) == (size, len(cifar_members()), "$TMPDIR")
+    assert event.data["seconds"] >= 0
+    assert event.data["folder"].startswith(str(bench.path.parent / "node"))
+    assert json.loads(folder.run_json.read_text())["data_stage"] == "node"
+    assert copies(bench) == []
+    first = min(record.wall_s - record.step_ms / 1000 for record in folder.steps(0).records)
+    assert event.wall_s < first, "the copy is made before the first step"
+
+
+def test_the_copy_of_a_killed_run_is_removed(bench):
+    bench.run("jobs", "submit", "--matrix", matrix(bench, steps=10**7))
+    (folder,) = bench.folders()
+    until(lambda: folder.steps(0).records, "the run makes steps")
+    assert len(copies(bench)) == 2  # the copy and its lock
+    bench.run("jobs", "cancel", "--all")
+    until(lambda: folder.judge().state == "cancelled", "the run ended")
+    until(lambda: copies(bench) == [], "its copy is removed")
+
+
+def test_what_a_run_left_whose_supervisor_was_killed_too_is_removed_by_the_next_run(bench):
+    bench.run("jobs", "submit", "--matrix", matrix(bench, steps=10**7))
+    (folder,) = bench.folders()
+    until(lambda: folder.steps(0).records, "the run makes steps")
+    everything = bench.path.parent  # also the fork server, whose socket is there, and its ranks
+    for process in processes_of(everything):
+        process.send_signal(signal.SIGKILL)
+    until(lambda: not processes_of(everything), "all processes ended")
+    assert len(copies(bench)) == 2
+    bench.run("jobs", "submit", "--matrix", matrix(bench, steps=2), "--wait")
+    assert copies(bench) == []
+
+
+def test_a_token_file_outside_of_the_data_path_is_refused_before_the_run(bench):
+    name = matrix(bench, data="tokens")
+    text = files.read(name).decode().replace("vgg16-tiny", "gpt2-tiny")
+    text = text.replace("data: tokens", "data: tokens, tokens_file: /x.tokens")
+    (bench.path / "small.yaml").write_text(text)
+    refused = bench.run("jobs", "submit", "--matrix", name, "--wait", code=2)
+    assert "Allowed: a path within the data path" in refused.stderr
+    assert bench.folders() == []

@@ -1,0 +1,317 @@
+"""Runs on SSH nodes that share no folder: each node has its own folder in the place of the workspace, in a mount namespace."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+from support_aside import why_not
+from support_line import until
+from support_ssh_nodes import SshNodes, tasks, wait_for
+
+from collect.cli import main
+from jobs import frozen_source, run_queue
+from jobs.hang_detection import files_of
+from jobs.reconcile import own
+from shardlab import checkpoint, source_digest
+from shardlab.checkpoint import CheckpointFile, CheckpointManifest
+from shardlab.state import FINAL
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+# As ranks do: one rank on each node, with records that all readers understand.
+RANK = """\
+n=$SHARDLAB_NODE; mkdir -p steps trace samples env
+echo "of rank $n" > log/rank-0000$n.log
+echo '{"schema": 1, "event": "of", "writer": "rank-0000'$n'", "wall_s": 1, "host": "h"}' > events.rank-0000$n.jsonl
+step() { echo '{"schema": 1, "step": '$1', "t_s": 1, "wall_s": 1, "units": 1, "step_ms": 1}' >> steps/rank-0000$n.jsonl; }
+step 1; step 2
+echo trace > trace/rank-0000$n.json.gz
+"""
+RUNS = f"{RANK}exec sleep 1000"
+
+
+@pytest.fixture
+def nodes(tmp_path_factory, monkeypatch):
+    made = SshNodes(tmp_path_factory.mktemp("first"), monkeypatch, apart=tmp_path_factory.mktemp("disks"), count=3)
+    yield made
+    made.end()
+
+
+def names(folder):
+    return {str(path.relative_to(folder.path)) for path in folder.path.rglob("*") if path.is_file()}
+
+
+def up(folder, *ranks):
+    until(lambda: all(len(folder.steps(rank).records) == 2 for rank in ranks), f"{folder.run_id}: its steps", 60)
+
+
+def test_each_node_has_its_part_and_the_first_node_gets_the_records(nodes):
+    source = frozen_source.folder(nodes.workspace) / source_digest.source()
+    frozen_source.freeze(source)
+    folder = nodes.run(1, 2, RANK, source=str(source))
+    assert nodes.attempt(folder, "gpu1,gpu2").wait(60) == 0
+    here = names(folder)
+    for number, node in enumerate(("gpu1", "gpu2")):
+        part = names(nodes.part(node, folder))
+        own_records = {f"steps/rank-0000{number}.jsonl", f"events.rank-0000{number}.jsonl", f"log/rank-0000{number}.log"}
+        assert own_records | {"run.json", "task", f"trace/rank-0000{number}.json.gz", f"log/sampler.{node}.log"} <= part
+        assert not {f"steps/rank-0000{1 - number}.jsonl", "claim/job", "events.controller.jsonl"} & part
+        assert own_records <= here
+        assert source_digest.source(nodes.apart / node / ".shardlab/source" / source.name) == source.name
+        for name in own_records:
+            assert (folder.path / name).read_bytes() == (nodes.part(node, folder).path / name).read_bytes()
+    assert not [name for name in here if name.startswith(("trace", "samples"))]
+    (placed,) = (event for event in folder.events() if event.event == "placed")
+    assert placed.data["nodes"] == ["gpu1", "gpu2"]
+
+
+def test_the_first_node_may_be_a_node_of_the_run(nodes):
+    folder = nodes.run(1, 2, RANK)
+    assert nodes.attempt(folder, "gpu1,gpu0").wait(60) == 0
+    assert {"steps/rank-00000.jsonl", "steps/rank-00001.jsonl", "trace/rank-00001.json.gz"} <= names(folder)
+    assert not nodes.part("gpu0", folder).path.exists()
+    assert "steps/rank-00001.jsonl" not in names(nodes.part("gpu1", folder))
+
+
+@pytest.mark.parametrize("how", ["cancelled", "timeout", "hung"])
+def test_a_run_ends_as_on_nodes_with_a_shared_folder(nodes, how):
+    cell = json.loads((nodes.run(9, 2, RUNS).path / "run.json").read_text())["cell"]
+    more = {"cell": {**cell, "hang_limit_s": 6}} if how == "hung" else {"limit_s": 5 if how == "timeout" else None}
+    folder = nodes.run(1, 2, RUNS, **more)
+    supervisor = nodes.attempt(folder, "gpu1,gpu2")
+    if how != "timeout":
+        up(folder, 0, 1)
+    if how == "cancelled":
+        run_queue.cancel(nodes.workspace, [own(folder)])
+    assert supervisor.wait(60) == {"cancelled": 143, "timeout": 124, "hung": 124}[how]
+    assert folder.judge().state == how
+    assert not tasks(folder)
+    if how == "hung":
+        assert "ranks 0, 1 reached step 2" in folder.judge().why
+
+
+def test_a_node_that_writes_only_files_that_are_not_copied_makes_progress(nodes):
+    folder = nodes.run(1, 1, "mkdir -p trace; echo trace > trace/rank-00000.json.gz")
+    before = set(files_of(folder.path, ask=False))
+    assert nodes.attempt(folder, "gpu2").wait(60) == 0
+    changed = {Path(path).name for path, _, _ in set(files_of(folder.path, ask=False)) - before}
+    assert ".progress.gpu2" in changed
+
+
+def test_a_node_that_is_lost_leaves_its_records_on_the_first_node(nodes):
+    folder = nodes.run(1, 2, RUNS)
+    supervisor = nodes.attempt(folder, "gpu1,gpu2")
+    up(folder, 0, 1)
+    (task,) = (task for task in tasks(folder) if task.environ()["SHARDLAB_NODE"] == "1" and task.name() == "sleep")
+    session = next(parent for parent in task.parents() if "jobs.ssh.node_task" in " ".join(parent.cmdline()))
+    session.send_signal(signal.SIGKILL)
+    supervisor.wait(60)
+    assert folder.judge().state == "node_fail"
+    assert folder.judge().why.startswith("gpu2: the connection broke")
+    assert len(folder.steps(1).records) == 2
+
+
+def test_a_node_that_is_away_when_the_files_are_sent_is_a_node_failure(nodes):
+    nodes.break_login("gpu2", "ssh: connect to host gpu2 port 22: No route to host")
+    folder = nodes.run(1, 2, RUNS)
+    assert nodes.attempt(folder, "gpu1,gpu2").wait(60) != 0
+    assert (folder.judge().state, folder.judge().why) == (
+        "node_fail",
+        "gpu2: ssh: connect to host gpu2 port 22: No route to host",
+    )
+
+
+def test_a_part_of_an_earlier_run_of_this_name_is_set_aside(nodes):
+    folder = nodes.run(1, 1, RANK)
+    part = nodes.part("gpu1", folder)
+    (part.path / "steps").mkdir(parents=True)
+    (part.path / "steps/rank-00000.jsonl").write_text("of another run")
+    assert nodes.attempt(folder, "gpu1").wait(60) == 0
+    assert len(part.steps(0).records) == 2
+    (old,) = part.path.parent.glob(f".{folder.run_id}.*.old")
+    assert (old / "steps/rank-00000.jsonl").read_text() == "of another run"
+
+
+def test_other_packages_on_a_node_are_refused(nodes):
+    folder = nodes.run(1, 1, RANK, packages=source_digest.packages())
+    (nodes.apart / "gpu1/packages/other-1.0.dist-info").mkdir(parents=True)
+    assert nodes.attempt(folder, "gpu1").wait(60) != 0
+    assert "gpu1: its installed packages" in folder.job_log.read_text()
+
+
+def test_a_second_run_waits_for_a_node_that_the_first_run_uses(nodes):
+    first, second = nodes.run(1, 3, RUNS), nodes.run(2, 1, RANK)
+    nodes.submit(first, second)
+    up(first, 0, 1, 2)
+    wait_for(second, "queued")
+    assert not second.claim.exists()
+    run_queue.cancel(nodes.workspace, [own(first)])
+    wait_for(second, "exited")
+    assert second.judge().state in FINAL
+    assert len(second.steps(0).records) == 2
+
+
+@pytest.fixture
+def fetch(nodes, capsys):
+    """Runs `collect fetch` on the first node; what it says of each run, by its id."""
+
+    def run(code=0):
+        assert main(["fetch", "--json", "--workspace", str(nodes.workspace.path)]) == code
+        return {one["run"]: one for one in json.loads(capsys.readouterr().out)}
+
+    return run
+
+
+def ended(nodes, repeat=1, on="gpu1,gpu2"):
+    folder = nodes.run(repeat, 2, f"{RANK}echo same > trace/of-both; echo $n > trace/of-$n")
+    assert nodes.attempt(folder, on).wait(60) == 0
+    return folder
+
+
+def test_fetch_gathers_the_parts_of_all_nodes(nodes, fetch):
+    folder = ended(nodes)
+    found = fetch()[folder.run_id]
+    assert (found["complete"], found.get("parts", []), found.get("problems", [])) == (True, [], [])
+    trace = {path.name: path.read_text() for path in (folder.path / "trace").iterdir()}
+    assert trace == {
+        "rank-00000.json.gz": "trace\n", "rank-00001.json.gz": "trace\n", "of-both": "same\n", "of-0": "0\n", "of-1": "1\n"
+    }  # fmt: skip
+    for node in ("gpu1", "gpu2"):
+        assert names(nodes.part(node, folder)) <= names(folder)
+        nodes.break_login(node, "it is away")
+    assert fetch()[folder.run_id]["hashed"] == 0
+    assert not (nodes.workspace.runs / ".parts/gpu1").exists()
+
+
+def test_a_part_that_is_missing_is_said_and_comes_later(nodes, fetch):
+    folder = ended(nodes)
+    nodes.break_login("gpu2", "ssh: connect to host gpu2 port 22: No route to host")
+    found = fetch(code=1)[folder.run_id]
+    assert not found["complete"]
+    (sentence,) = found["parts"]
+    assert sentence.startswith("the part of gpu2 is missing: ")
+    assert "No route to host" in sentence
+    assert (folder.path / "trace/of-0").exists()
+    nodes.mend_login("gpu2")
+    assert fetch()[folder.run_id]["complete"]
+    assert (folder.path / "trace/of-1").exists()
+
+
+def test_a_part_in_which_a_process_still_works_is_not_complete(nodes, fetch):
+    folder = ended(nodes)
+    mounted = 'mount --bind "$1" "$2" && cd "$3" && echo ready && exec sleep 1000'
+    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", mounted, "rank", nodes.apart / "gpu2"]
+    rank = subprocess.Popen([*words, nodes.workspace.path, folder.path], stdout=subprocess.PIPE, text=True)
+    assert rank.stdout.readline() == "ready\n"
+    sentence = "the part of gpu2 may grow: a process on the node still works in its folder"
+    assert sentence in fetch(code=1)[folder.run_id]["parts"]
+    rank.kill()
+    rank.wait()
+    rank.stdout.close()
+    with nodes.part("gpu2", folder).steps_file(1).open("a") as lines:
+        lines.write('{"schema": 1, "step": 3, "t_s": 1, "wall_s": 1, "units": 1, "step_ms": 1}\n')
+    assert fetch()[folder.run_id]["complete"]
+    assert len(folder.steps(1).records) == 3
+
+
+def test_a_file_that_two_nodes_have_with_other_content_is_not_replaced(nodes, fetch):
+    folder = ended(nodes)
+    (nodes.part("gpu2", folder).path / "trace/of-both").write_text("other")
+    (folder.path / "trace").mkdir()
+    (folder.path / "trace/of-0").write_text("of the first node")
+    found = fetch(code=1)[folder.run_id]
+    assert found["parts"] == [
+        f"trace/of-{name} of gpu{node} is not stored: the file of this name on the first node has other content"
+        for node, name in ((1, "0"), (2, "both"))
+    ]
+    assert (folder.path / "trace/of-both").read_text() == "same\n"
+    assert (folder.path / "trace/of-0").read_text() == "of the first node"
+
+
+def test_a_copy_that_was_cut_is_replaced_by_the_whole_file(nodes, fetch):
+    folder = ended(nodes)
+    path = folder.steps_file(1)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    assert fetch()[folder.run_id]["complete"]
+    assert path.read_bytes() == whole
+    (folder.path / "events.collect.jsonl").unlink()
+    (folder.path / "manifest.json").unlink()
+    path.write_bytes(b"x" + whole[1:100])
+    assert "steps/rank-00001.jsonl of gpu2 is not stored" in fetch(code=1)[folder.run_id]["parts"][0]
+
+
+def test_names_of_a_node_that_lead_out_of_the_run_are_refused(nodes, fetch, tmp_path):
+    folder = ended(nodes)
+    (folder.path / "trace").symlink_to(tmp_path)
+    sentences = fetch(code=1)[folder.run_id]["parts"]
+    assert "is a symlink" in sentences[0]
+    assert not list(tmp_path.iterdir())
+
+
+def checkpointed(nodes):
+    """A run that left a checkpoint in parts on gpu1 and gpu2."""
+    folder = nodes.run(1, 2, RUNS.replace("exec", f"{SAVE}exec"))
+    supervisor = nodes.attempt(folder, "gpu1,gpu2")
+    until(lambda: checkpoint.whole(folder.path), "the manifest of the checkpoint", 60)
+    run_queue.cancel(nodes.workspace, [own(folder)])
+    supervisor.wait(60)
+    return folder
+
+
+SAVE = """\
+mkdir -p checkpoints/step-00000002; echo of $n > checkpoints/step-00000002/rank-0000$n.bin
+test $n = 1 || cp "$MANIFEST" checkpoints/step-00000002/manifest.json
+"""
+
+
+@pytest.fixture
+def manifest_file(tmp_path, monkeypatch):
+    content = CheckpointManifest(
+        schema=1, step=2, world=2, layout="sharded", strategy="ddp", tp=1, cell_hash="", train_time_s=1.0, numbers={},
+        files=[CheckpointFile(f"rank-0000{n}.bin", 5, "0" * 64) for n in (0, 1)],
+    ).sealed()  # fmt: skip
+    (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(content))
+    monkeypatch.setenv("MANIFEST", str(tmp_path / "manifest.json"))
+
+
+def test_a_retry_gets_the_checkpoint_of_all_nodes_on_other_nodes(nodes, manifest_file):
+    old = checkpointed(nodes)
+    assert not (old.path / "checkpoints/step-00000002/rank-00000.bin").exists()
+    again = nodes.run(2, 2, "true", resume=[old.run_id])
+    assert nodes.attempt(again, "gpu2,gpu0").wait(60) == 0
+    for part in (nodes.part("gpu2", old), old):
+        assert {path.name for path in (part.path / "checkpoints/step-00000002").iterdir()} == {
+            "manifest.json", "rank-00000.bin", "rank-00001.bin"
+        }  # fmt: skip
+        assert len(part.steps(0).records) == len(part.steps(1).records) == 2
+
+
+def test_a_retry_replaces_no_records_that_a_node_wrote_itself(nodes, manifest_file):
+    old = checkpointed(nodes)
+    old.steps_file(1).write_text("")  # as if the connection had broken before they were copied
+    again = nodes.run(2, 1, "true", resume=[old.run_id])
+    assert nodes.attempt(again, "gpu2").wait(60) == 0
+    assert len(nodes.part("gpu2", old).steps(1).records) == 2
+
+
+def test_a_retry_without_a_part_of_the_checkpoint_says_why(nodes, manifest_file):
+    old = checkpointed(nodes)
+    nodes.break_login("gpu2", "ssh: connect to host gpu2 port 22: No route to host")
+    again = nodes.run(2, 1, "true", resume=[old.run_id])
+    assert nodes.attempt(again, "gpu1").wait(60) != 0
+    assert again.judge().state == "failed"
+    why = again.judge().why
+    assert why.startswith(f"cannot resume from the checkpoint at step 2 of {old.run_id}: 1 of its 2 files are missing (gpu2: ")
+    assert "No route to host" in why
+
+
+def test_a_checkpoint_that_a_node_removed_is_removed_on_the_first_node(nodes, manifest_file):
+    folder = nodes.run(1, 1, f"{RANK}{SAVE}until test -e /proc/self/cwd/go; do sleep 0.1; done; rm -r checkpoints/*")
+    supervisor = nodes.attempt(folder, "gpu1")
+    until(lambda: checkpoint.whole(folder.path), "the manifest of the checkpoint", 60)
+    (nodes.part("gpu1", folder).path / "go").write_text("")
+    assert supervisor.wait(60) == 0
+    assert not checkpoint.whole(folder.path)

@@ -1,0 +1,91 @@
+"""Ranks on nodes that share no folder: each node has its own part of a run, its checkpoints included."""
+
+import shutil
+import socket
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from support_aside import why_not
+from support_line import HANG_S
+
+from shardlab import checkpoint, files
+from shardlab.cell import CheckpointSettings, Instruments
+from shardlab.rundir import RunDir
+
+pytest_plugins = ["support_trainers"]
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+MOUNTED = 'mount --bind "$1" "$2" && cd "$3" && shift 3 && exec "$@"'
+KEYS = {"strategy": "ddp", "gpus": 2, "steps": 12, "prove": "auto"}
+
+
+@pytest.fixture
+def disks(tmp_path):
+    """The disks of two nodes, which both see under the same path."""
+    (tmp_path / "ws").mkdir()
+    for node in (0, 1):
+        (tmp_path / f"disk{node}").mkdir()
+    return [tmp_path / f"disk{node}" for node in (0, 1)]
+
+
+def made(bench, disks, *resume):
+    """A run folder on both disks."""
+    every_4 = Instruments(checkpoints=CheckpointSettings(every_steps=4, keep=2))
+    made = bench.run_dir(instruments=every_4, **KEYS)
+    proofs = str(disks[0].parent / "ws/proofs")
+    run = msgspec.structs.replace(made.read_run(), separate_folders=True, proofs_path=proofs, resume=list(resume))
+    parts = [RunDir(disk / "runs" / run.run_id) for disk in disks]
+    for part in parts:
+        files.make_folder(part.path)
+        files.write_json(part.run_json, run)
+    return parts
+
+
+def train(bench, disks, parts):
+    """One rank on each node."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = str(listening.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    seen = disks[0].parent / "ws"
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", MOUNTED, "node"]
+    ranks = [
+        subprocess.Popen(
+            [*command, disk, seen, seen / "runs" / part.run_id, sys.executable, "-m", "trainers", "run", "."],
+            env={**bench.environment, **shared, "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank, (disk, part) in enumerate(zip(disks, parts, strict=True))
+    ]
+    for rank, process in enumerate(ranks):
+        assert process.wait(HANG_S) == 0, parts[rank].rank_log(rank).read_text()
+    return [[record.loss for record in part.steps(rank).records] for rank, part in enumerate(parts)]
+
+
+def test_each_node_has_its_part_of_a_checkpoint_and_a_run_resumes_from_all_parts(bench, disks):
+    first = made(bench, disks)
+    losses = train(bench, disks, first)
+    assert len(losses[1]) == 12
+    for rank, part in enumerate(first):
+        assert [path.name for path in checkpoint.whole(part.path)] == ["step-00000012", "step-00000008"]
+        names = {path.name for path in (part.path / "checkpoints/step-00000008").iterdir()}
+        assert names == {f"rank-{rank:05d}.bin"} | ({"manifest.json", "index.json"} if rank == 0 else set())
+    assert not list((disks[1]).glob("proofs/*"))
+    second = made(bench, disks, first[0].run_id)
+    for part in first:
+        shutil.rmtree(checkpoint.path_of(part.path, 12))
+    for part, other in (first, first[::-1]):
+        for folder in ("checkpoints", "steps"):
+            shutil.copytree(other.path / folder, part.path / folder, dirs_exist_ok=True)
+    assert train(bench, disks, second) == losses
+    assert [event.data["step"] for event in second[0].events() if event.event == "resumed"] == [8]
+    assert second[1].steps_file(1).read_text().splitlines()[:8] == first[1].steps_file(1).read_text().splitlines()[:8]
+
+
+def test_a_part_that_no_node_has_is_passed_over_on_all_nodes(bench, disks):
+    first = made(bench, disks)
+    losses = train(bench, disks, first)
+    second = made(bench, disks, first[0].run_id)
+    assert train(bench, disks, second) == losses
+    assert not [event for event in second[0].events() if event.event == "resumed"]
+    assert [event for event in second[1].events() if event.event == "checkpoint_passed_over"]

@@ -1,0 +1,134 @@
+"""Copies the data set of a run to the disk of each node, before the run reads it (`data.stage: node` in the cluster file).
+
+The copy is made once per node, outside of all timed steps: the first rank of a node makes it, the other ranks of this node wait
+for it. An event of the run says how many bytes were copied, in how many seconds, and where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from socket import gethostname
+
+from shardlab import files, node_folder
+from shardlab.cell import Cell
+from shardlab.errors import InputError
+from shardlab.run import Run
+from shardlab.rundir import RunDir
+from trainers import hang_dump
+from trainers.data import data_sets, image_list, token_sets
+
+CHUNK = 1 << 24
+THREADS = 8
+SAID_S = 20.0  # between two events during the copying: a run whose files do not change counts as hung
+GIB = 1 << 30
+
+
+@contextlib.contextmanager
+def opened(run: Run, run_dir: RunDir) -> Iterator[Path]:
+    """The data path from which this rank reads: the run's own, or the copy on this node. Raises InputError, WorkspaceError."""
+    data_path = Path(run.data_path)
+    if run.data_stage != "node" or (names := _files(run.cell, data_path)) is None:
+        yield data_path
+        return
+    node_folder.remove_unused()  # what killed runs left takes the room that this run needs
+    short = hashlib.sha256(os.fsencode(run_dir.path)).hexdigest()[:8]  # two workspaces may have a run of one name
+    with node_folder.shared(f"{run.run_id}-{short}", lambda folder: _copy(names, folder, run_dir)) as folder:
+        yield folder
+
+
+def _files(cell: Cell, data_path: Path) -> dict[str, Path] | None:
+    """The files that the cell reads, by their path in the copy; None if it reads none. Raises InputError, WorkspaceError."""
+    place = data_sets.of(cell.options, data_path)
+    if place is None:
+        if cell.options.get("data") != "stdlib-text":
+            return None
+        text = token_sets.stdlib_text(data_path)
+        return {token_sets.stdlib_name(): text}
+    if not place.path.exists():
+        raise InputError(place.refusal)
+    if place.name == "imagenet":
+        return _images(cell, place.path)
+    if place.path.is_dir():
+        paths = sorted(path for path in place.path.rglob("*") if path.is_file())
+        return {str(path.relative_to(data_path)): path for path in paths}
+    if (why := data_sets.not_copied(cell.options)) is not None:
+        raise InputError(why)
+    return {str(cell.options["tokens_file"]): place.path}
+
+
+def _images(cell: Cell, root: Path) -> dict[str, Path]:
+    """The images in the lists that the cell reads, and the lists, so that no rank makes them again."""
+    splits: list[tuple[str, int | None]] = [("train", cell.options["subset"])]  # type: ignore[list-item]
+    if cell.instruments.validation is not None:
+        splits.append(("val", None))
+    found: dict[str, Path] = {}
+    for split, subset in splits:
+        seed = int(str(cell.options["subset_seed"]))
+        listed = image_list.ready(root, split, subset, seed)
+        found[image_list.file_name(root, split, subset, seed)] = image_list.path_of(root, split, subset, seed)
+        found |= {f"{root.name}/{entry.path}": root / entry.path for entry in listed.entries}
+    return found
+
+
+def _copy(names: dict[str, Path], folder: Path, run_dir: RunDir) -> None:
+    """Raises InputError if the node's disk is too small, and WorkspaceError."""
+    begun, progress = time.monotonic(), _Progress(run_dir)
+    where, why = node_folder.parent()
+    with files.as_workspace_error("copy the data set"):
+        size = sum(path.stat().st_size for path in names.values())
+        free = shutil.disk_usage(folder).free
+        if size > free:
+            raise InputError(
+                f"{where} ({why}): the data set has {size / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free on "
+                f"{gethostname()}. Set TMPDIR to a larger disk of the node, or remove `stage: node` under `data`."
+            )
+        with ThreadPoolExecutor(THREADS) as pool:
+            for _ in pool.map(lambda name: _copy_file(names[name], folder / name, progress), names):
+                pass  # an exception of a thread comes out here
+    run_dir.write_event(
+        _writer(),
+        "data_copied",
+        sync=False,
+        bytes=progress.copied,
+        files=len(names),
+        seconds=round(time.monotonic() - begun, 3),
+        folder=str(folder),
+        why=why,
+    )
+
+
+def _copy_file(source: Path, target: Path, progress: _Progress) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with source.open("rb") as reader, target.open("xb") as writer:
+        while piece := reader.read(CHUNK):
+            writer.write(piece)
+            progress.add(len(piece))
+
+
+class _Progress:
+    """Counts what was copied, and shows the supervisor that the run goes on. Several threads use it."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self.copied = 0
+        self._run_dir, self._said, self._lock = run_dir, time.monotonic(), threading.Lock()
+
+    def add(self, size: int) -> None:
+        with self._lock:
+            self.copied += size
+            if time.monotonic() - self._said < SAID_S:
+                return
+            self._said = time.monotonic()
+            hang_dump.alive()
+            self._run_dir.write_event(_writer(), "data_copying", sync=False, bytes=self.copied)
+
+
+def _writer() -> str:
+    return f"data-{gethostname()}"
