@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import tempfile
 
 import pytest
 from support_datasets import cifar_members, put
@@ -15,8 +16,11 @@ CIFAR = "cifar-10-batches-bin"
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch):
+def bench(tmp_path, monkeypatch, request):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "node"))
+    short = tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp")  # for sockets, whose paths are short
+    request.addfinalizer(short.cleanup)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", short.name)
     (tmp_path / "node").mkdir()
     for bench in benches(tmp_path):
         put(tmp_path / "data", {f"{CIFAR}/{name.rpartition('/')[2]}": content for name, content in cifar_members().items()})
