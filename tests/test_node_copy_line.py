@@ -16,10 +16,9 @@ CIFAR = "cifar-10-batches-bin"
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch, request):
+def bench(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "node"))
     short = tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp")  # for sockets, whose paths are short
-    request.addfinalizer(short.cleanup)
     monkeypatch.setenv("XDG_RUNTIME_DIR", short.name)
     (tmp_path / "node").mkdir()
     for bench in benches(tmp_path):
@@ -28,6 +27,7 @@ def bench(tmp_path, monkeypatch, request):
             f"schema: 1\nname: here\nprovider: local\ndata: {{path: {tmp_path / 'data'}, stage: node}}\n"
         )
         yield bench
+    short.cleanup()
 
 
 def matrix(bench, steps=3, data="cifar10"):
