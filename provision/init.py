@@ -83,6 +83,7 @@ def site_text(login: Login | None, site: Survey, made: Proposal, rejected: dict[
     """The cluster file of a Slurm site. rejected: for each way to request a GPU, why Slurm would reject it, or None."""
     partition, kind = made.partition, made.node_type
     accepted = [request for request, why in rejected.items() if why is None]
+    undecided = [request for request, why in rejected.items() if why is not None and survey.UNDECIDED.search(why)]
     gpus = kind.gpus[0] if kind is not None and kind.gpus else None
     longest = partition.max_time_s if partition is not None else None
     return templates.render(
@@ -94,8 +95,8 @@ def site_text(login: Login | None, site: Survey, made: Proposal, rejected: dict[
         account=made.account,
         accounts=made.accounts,
         qos=made.qos,
-        gpu_request=accepted[0] if accepted else None,
-        request_table=[f"{request}: {'accepted' if why is None else f'rejected: {why}'}" for request, why in rejected.items()],
+        gpu_request=next(iter([*accepted, *undecided]), None),
+        request_table=[f"{request}: {_answer(why)}" for request, why in rejected.items()],
         time=_time(min(longest or proposal.HOUR_S, proposal.HOUR_S)),
         max_time=_time(longest) if longest else None,
         max_nodes=partition.max_nodes if partition is not None else None,
@@ -140,6 +141,13 @@ def _local_file() -> str:
         machine=_machine(system),
         gpus=_gpu_names(facts),
     )
+
+
+def _answer(why: str | None) -> str:
+    """What Slurm says of a way to request GPUs. why: why it would reject the job; None if it would accept it."""
+    if why is None:
+        return "accepted"
+    return f"ask: {why}; are all nodes down now?" if survey.UNDECIDED.search(why) else f"rejected: {why}"
 
 
 def _ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]) -> str:

@@ -108,7 +108,8 @@ class SlurmCluster:
     def configured(self, *lines: str) -> Iterator[None]:
         """Slurm with more in its configuration."""
         conf = "/etc/slurm/slurm.conf"
-        again = "systemctl restart slurmctld; until scontrol ping | grep -q UP; do sleep 0.5; done"
+        ready = "scontrol ping | grep -q UP && ! sinfo -h -N -o %T | grep -qiE 'unk|\\*'"  # workers register again
+        again = f"systemctl restart slurmctld; until {ready}; do sleep 0.5; done"
         added = shlex.join(["printf", "%s\\n", *lines])
         try:
             self.run("head", f"cp -p {conf} {conf}.before; {added} >> {conf}; {again}", root=True)
