@@ -125,7 +125,7 @@ def after_lease(invocation: Invocation, error: ShardlabError) -> str | None:
     known = inventory.leased(invocation.workspace)
     if known is None or known.lease is None or not known.lease.has_ended(now := datetime.now(UTC)):
         return None
-    why = f"{str(error).rstrip('.')}. {known.lease.in_words(now).capitalize()}"
+    why = f"{str(error).rstrip('.')}; {known.lease.in_words(now)}"
     if invocation.arguments.verb != "status":
         raise ShardlabError(why) from None
     return f"{why} The table shows the runs that were fetched, as they were then."
