@@ -7,6 +7,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from provision import display, interruption, lock, pretend, progress, roles
@@ -15,6 +16,7 @@ from provision.fact import Facts, Unanswered
 from provision.interruption import STOPPING
 from provision.node import Node
 from provision.operation import Operation, Site, Target
+from provision.operations.inventory import lease_of
 from provision.plan import BEGUN, MACHINE, OperationStep, converge
 from provision.provider import provider as load_provider
 from provision.verify import Finding, verified, verify
@@ -168,13 +170,16 @@ def _converge(
     chosen: set[str],
     parallel: int | None,
 ) -> int:
+    lease_of(site)  # what cannot be read is said before anything is changed
     with interruption.handled([target.node for target in site.targets], lambda: len(BEGUN)):
         steps, findings = _carried_out(output, verb, site, targets, order, chosen, parallel)
     failed = [step for step in steps if step.state in ("failed", "administrator")]
     display.machines(output, targets)
     if findings:
         display.checks(output, findings)
-    output.document(display.document(verb, site, targets, steps, findings))
+    if (lease := lease_of(site)) is not None:
+        output.line(lease.in_words(datetime.now(UTC)))
+    output.document(display.document(verb, site, targets, steps, findings, lease))
     unanswered = any(isinstance(a, Unanswered) for target in targets for a in target.facts.answers.values())
     return 1 if failed or verified(findings) is False or (unanswered and verb == "facts") else 0
 
