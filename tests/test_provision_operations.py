@@ -19,8 +19,8 @@ from provision.facts.system import SYSTEM, System
 from provision.operation import Nothing, Site, Target
 from provision.operations import environment, hosts, munge, nfs, packages, slurm, slurm_files
 from provision.providers.ssh import SshNode
-from shardlab.cluster import Cluster, NodeEntry, Ssh, Storage
-from shardlab.cluster_keys import NodeEntry, Storage
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import NodeEntry, Ssh, Storage
 from shardlab.slurm_keys import Gpus, Slurm
 
 A_MACHINE = System(
