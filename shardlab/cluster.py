@@ -127,6 +127,8 @@ def with_experiment(cluster: Cluster, manifests: Sequence[Path]) -> Cluster:
             name=node.name,
             host=node.host,
             address=node.network.address if node.network is not None else node.control,
+            mac=node.network.mac if node.network is not None else None,
+            control=node.control,
             port=node.port,
             user=node.user,
             roles=["worker"] if place else ["controller", "worker"],
@@ -202,6 +204,8 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         raise text.error(
             ("release",), f"not allowed with provider {cluster.provider}, whose machines already exist. Remove it."
         )
+    if cluster.provider == "cloudlab":
+        _check_nfs_folders(text, cluster)
     if not cluster.nodes and cluster.provider == "cloudlab":
         return  # the experiment does not exist yet
     if not cluster.nodes:
@@ -213,6 +217,10 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         if cluster.provider in ("ssh", "cloudlab") and not (entry.host and HOST.match(entry.host)):
             allowed = "Allowed: an address, or a name from ~/.ssh/config."
             raise text.error(("nodes", place), f"found the host {entry.host!r}. {allowed}")
+        if cluster.provider != "cloudlab" and (entry.mac, entry.control) != (None, None):
+            raise text.error(
+                ("nodes", place), f"mac and control are not allowed with provider {cluster.provider}. Remove them."
+            )
         if cluster.provider == "virtual" and (entry.host, entry.address, entry.port, entry.user) != (None, None, None, None):
             raise text.error(("nodes", place), "practice nodes get their addresses from lan.subnet. Allowed: name and roles.")
     _check_lan(text, cluster)
@@ -229,6 +237,29 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         raise text.error(("slurm", "partitions"), f"not allowed with provider {cluster.provider}, which makes one partition.")
     if cluster.slurm is not None:
         slurm_keys.check(text, cluster.slurm)
+
+
+def _check_nfs_folders(text: document.Document, cluster: Cluster) -> None:
+    """Nothing large is stored or read over CloudLab's control network, which is for logins."""
+    named: dict[tuple[str, str], str | None] = {
+        ("storage", "shared"): cluster.storage.shared,
+        ("storage", "mount"): cluster.storage.mount,
+        ("data", "path"): cluster.data.path,
+        ("environment", "wheelhouse"): cluster.environment.wheelhouse,
+    }
+    for key, path in named.items():
+        if path is not None and (path.startswith("~") or _top(path) in cloudlab_keys.NFS_FOLDERS):
+            raise text.error(
+                key,
+                f"found {path}. On CloudLab, {' and '.join(cloudlab_keys.NFS_FOLDERS)}, where home folders are, are NFS over "
+                "the control network, which is only for logins. Allowed: a folder on a disk of the nodes, such as "
+                f"{cloudlab_keys.EXTRA_DISK}/shardlab.",
+            )
+
+
+def _top(path: str) -> str:
+    """The first folder of an absolute path."""
+    return "/" + posixpath.normpath(path).lstrip("/").partition("/")[0] if path.startswith("/") else ""
 
 
 def _check_without_root(text: document.Document, cluster: Cluster) -> None:

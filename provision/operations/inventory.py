@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from provision import inventory_file
+from provision import experiment_interfaces, inventory_file
 from provision.existing_slurm import existing
 from provision.facts.addresses import ADDRESSES
 from provision.facts.environment import ENVIRONMENT
@@ -88,6 +88,7 @@ def _entry(target: Target, provider: str) -> dict[str, Any]:
     node = target.node
     facts = inventory_file.facts(target.facts[HOST])
     addresses = target.facts[ADDRESSES]
+    networks = experiment_interfaces.of(target)
     # Containers come and go with virtual interfaces of their own, which have no address on this side.
     facts["nics"] = [nic for nic in facts["nics"] if nic["kind"] == "physical" or nic["name"] in addresses]
     return {
@@ -100,6 +101,7 @@ def _entry(target: Target, provider: str) -> dict[str, Any]:
         "python": node.python,
         "roles": target.entry.roles if target.entry is not None else ["controller"] if provider == "slurm" else [],
         "addresses": addresses,
+        **({"networks": msgspec.to_builtins(networks)} if networks is not None else {}),
         "facts": facts,
     }
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from provision.cloudlab import request
+from provision.cloudlab.request import ExperimentRequest
 from provision.provider import Provider
 from provision.providers import ssh
 from provision.providers.ssh import SshNode
 from shardlab.cluster import Cluster
+from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
@@ -20,4 +23,28 @@ def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
     return ssh.nodes(cluster, workspace)
 
 
-PROVIDER = Provider("cloudlab", "CloudLab lends its machines", nodes)
+def rspec(cluster: Cluster, workspace: Workspace) -> str:
+    """The request of the cluster file as an RSpec. Raises InputError."""
+    return request.rspec(_planned(cluster))
+
+
+def profile(cluster: Cluster, workspace: Workspace) -> str:
+    """The request of the cluster file as a profile. Raises InputError."""
+    return request.profile(_planned(cluster))
+
+
+def _planned(cluster: Cluster) -> ExperimentRequest:
+    planned = request.plan(cluster)
+    for sentence in planned.unknown:
+        Output().remark(f"warning: {sentence}.", style="yellow")
+    return planned
+
+
+PROVIDER = Provider(
+    "cloudlab",
+    "CloudLab lends its machines",
+    nodes,
+    request=rspec,
+    profile=profile,
+    own=frozenset({"extra-disks", "experiment_network"}),
+)
