@@ -4,6 +4,7 @@ import pytest
 from support_cloudlab import lan, manifest, node
 
 from provision import cli
+from provision.facts import mkextrafs
 from shardlab import cluster
 from shardlab.errors import InputError
 from shardlab.slurm_keys import Gpus
@@ -161,3 +162,13 @@ def test_addresses_of_an_experiment_belong_to_its_provider(tmp_path):
     )
     with pytest.raises(InputError, match="mac and control are not allowed with provider ssh"):
         cluster.load(tmp_path / "cluster.yaml")
+
+
+@pytest.mark.parametrize(("text", "there"), [("yes\n", True), ("no\n", False)])
+def test_a_node_says_whether_it_has_the_program_for_its_unused_space(text, there):
+    assert mkextrafs.parse(text) is there
+
+
+def test_another_answer_of_a_node_is_refused():
+    with pytest.raises(ValueError, match="not yes or no"):
+        mkextrafs.parse("sh: not found")
