@@ -1,4 +1,4 @@
-"""`provision init --cloudlab` makes a cluster file from the manifests of an experiment, and what it does not know it asks for."""
+"""`provision init --cloudlab` makes a cluster file from the manifests of an experiment, and says what is left to choose."""
 
 import pytest
 from support_cloudlab import lan, manifest, node
@@ -59,7 +59,7 @@ def test_a_user_who_is_no_member_is_asked_to_choose_one(tmp_path, capsys, monkey
     text = capsys.readouterr().out
     assert "user: CHANGE-ME             # choose your login: alice, bob\n" in text
     (tmp_path / "cluster.yaml").write_text(text)
-    with pytest.raises(InputError, match="CHANGE-ME has no login on every node. Set .* alice, bob"):
+    with pytest.raises(InputError, match=r"CHANGE-ME has no login on every node. Set .* alice, bob"):
         cluster.load(tmp_path / "cluster.yaml")
 
 
@@ -151,7 +151,7 @@ def test_folders_on_the_control_network_are_refused(path, key, tmp_path):
 
 def test_the_home_folder_is_one_of_them(tmp_path):
     (tmp_path / "cluster.yaml").write_text(FOLDERS + "data: {path: ~/data}\n")
-    with pytest.raises(InputError, match="found ~/data. On CloudLab"):
+    with pytest.raises(InputError, match=r"found ~/data\. On CloudLab"):
         cluster.load(tmp_path / "cluster.yaml")
 
 

@@ -84,7 +84,7 @@ def plan(cluster: Cluster) -> ExperimentRequest:
 
 
 def image(name: str) -> str:
-    """The disk image as a request names it. name: a URN or PROJECT:NAME, which are kept, PROJECT//NAME, or NAME of emulab-ops."""
+    """The disk image as a request names it. name: a URN or PROJECT:NAME (kept), PROJECT//NAME, or NAME of emulab-ops."""
     if ":" in name:
         return name
     return f"urn:publicid:IDN+emulab.net+image+{name if '//' in name else f'emulab-ops//{name}'}"
