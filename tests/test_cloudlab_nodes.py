@@ -125,7 +125,7 @@ def test_nothing_is_written_below_mydata_before_it_is_mounted(tmp_path):
     assert "mountpoint -q -- /mydata " in change.command
     assert ["/mydata/shardlab" in change.command for change in fstab.guard(one, client)] == [True]
     server.facts.answers |= {
-        "place /mydata": MountPlace(), "room /": Room("/", 2**30, 10**6),
+        "place /mydata": MountPlace(), "room /": Room(2 << 30, 10**6, "/"),
         SYSTEM.name: A_MACHINE, SLURM_HERE.name: SlurmHere(), ENVIRONMENT.name: InstalledEnvironment(),
         PACKAGES.name: Packages(dict.fromkeys(packages.ALL, "1"), interrupted=False),
     }  # fmt: skip

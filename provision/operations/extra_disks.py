@@ -39,7 +39,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         # something is already mounted there.
         RunCommand(
             f"make a file system in the unused space of the boot disk, and mount it at {EXTRA_DISK} now and at every boot",
-            ["setsid", "--wait", PATH, "-q", "-f", EXTRA_DISK],
+            ["setsid", "--wait", PATH, "-q", EXTRA_DISK],
             MAKE_S,
         ),
         RunCommand(f"check that a file system is mounted at {EXTRA_DISK}", ["mountpoint", "-q", "--", EXTRA_DISK]),
