@@ -19,8 +19,6 @@ from shardlab.lease import Lease
 from shardlab.state import JudgedState
 from shardlab.workspace import Workspace
 
-NOW = datetime.now(UTC)
-
 
 def run(name, nodes, seconds):
     return RunTime(name, nodes, seconds, "unknown" if seconds is None else "limit")
@@ -56,11 +54,15 @@ def test_a_run_behind_a_run_of_unknown_start_has_an_unknown_start():
 class Lent(Study):
     """A study on a cluster whose one worker is lent; each of its runs may take 2 hours."""
 
-    def lend(self, hours, read=NOW):
+    def __init__(self, path, runs):
+        super().__init__(path, runs)
+        self.now = datetime.now(UTC)  # of this test: others may have taken hours before it
+
+    def lend(self, hours, read_hours_ago=0):
         path = inventory.path_of(self.workspace)
         path.parent.mkdir(exist_ok=True)
         nodes = [{"name": "head", "host": "h", "roles": ["controller"]}, {"name": "work1", "host": "w", "roles": ["worker"]}]
-        until = Lease(NOW + timedelta(hours=hours), read, "manifest")
+        until = Lease(self.now + timedelta(hours=hours), self.now - timedelta(hours=read_hours_ago), "manifest")
         path.write_bytes(msgspec.json.encode({"schema": 1, "cluster": "c", "nodes": nodes, "lease": until}))
 
 
@@ -96,15 +98,15 @@ def test_a_plan_says_which_runs_do_not_end_before_the_lease(study, capsys):
     assert study.jobs("plan", *words, "--json") == 0
     told = document(capsys)["lease"]
     assert (told["runs"], len(told["late"]), told["nodes"], told["bases"], told["stale"]) == (3, 1, 1, {"limit": 3}, False)
-    assert (told["source"], told["expires"][:16]) == ("manifest", f"{NOW + timedelta(hours=5):%Y-%m-%dT%H:%M}")
+    assert (told["source"], told["expires"][:16]) == ("manifest", f"{study.now + timedelta(hours=5):%Y-%m-%dT%H:%M}")
     assert study.jobs("plan", *words) == 0
     said = capsys.readouterr().out
-    assert f"the lease ends {NOW + timedelta(hours=5):%Y-%m-%d %H:%M} UTC" in said
+    assert f"the lease ends {study.now + timedelta(hours=5):%Y-%m-%d %H:%M} UTC" in said
     assert (
         "1 of 3 run(s) would not end before the lease (whole nodes, 1 of them, one run after another; by time limits for 3)"
         in said
     )
-    study.lend(7, read=NOW - timedelta(hours=7))
+    study.lend(7, read_hours_ago=7)
     assert study.jobs("plan", *words) == 0
     said = capsys.readouterr().out
     assert "3 run(s) end before the lease, the last about " in said
@@ -257,7 +259,7 @@ def test_runs_of_which_nobody_answers_any_more_ended_with_the_lease(folder, stat
 def test_the_status_of_fetched_runs_after_the_lease(study, queue, capsys):
     study.lend(7)
     assert study.jobs("submit") == 0
-    study.lend((datetime.now(UTC) - NOW) / timedelta(hours=1))  # it ends now, after the last record
+    study.lend((datetime.now(UTC) - study.now) / timedelta(hours=1))  # it ends now, after the last record
     queue.rule(away=True)
     capsys.readouterr()
     assert study.jobs("status", "--json") in (0, 1)
