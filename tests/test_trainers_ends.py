@@ -113,7 +113,7 @@ def test_the_launcher_has_to_start_as_many_ranks_as_the_run_says(bench):
 
 
 def test_a_rank_without_a_gpu_ends_before_python_ends_the_interpreter(bench, tmp_path):
-    """There, a thread of gloo that waits for the interpreter aborts the process: seen as exit code -6 of a rank that had trained."""
+    """At that end, a thread of gloo that waits for the interpreter may abort a process that has trained to its end."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text("import atexit, os; atexit.register(lambda: os.abort())")
     code, errors = bench.finish(bench.run_dir(), "trainers", "run", PYTHONPATH=str(tmp_path / "site"))
