@@ -62,7 +62,7 @@ def parser() -> console.Parser:
         add(verbs)
     verbs.add("matrices", _menu(menus.matrices), "list the matrices that ship with shardlab")
     verbs.add("strategies", _menu(menus.strategies), "list the strategies and their options")
-    verbs.add("workloads", _menu(menus.workloads), "list the workloads and their options")
+    verbs.add("workloads", _workloads, "list the workloads, also those of the workspace, and their options")
     verbs.add("launchers", _menu(menus.launchers), "list the launchers, which start the ranks of a run")
     return top
 
@@ -120,6 +120,8 @@ def _add_retry(verbs: console.Verbs) -> None:
         "installed packages changed or the lease was too short"
     )
     verb.add_argument("--only", default=RETRIED, metavar="STATE,...", help=only_help)
+    trust_help = "also execute the code of own workloads that came with fetched runs (docs/own-models.md); read it first"
+    verb.add_argument("--trust", action="store_true", help=trust_help)
 
 
 def _add_logs(verbs: console.Verbs) -> None:
@@ -167,10 +169,10 @@ def _render(invocation: Invocation) -> int:
     folder = Path(arguments.out).absolute() if arguments.out else workspace.runs
     if arguments.out:
         planned = plan.with_source_in(planned, folder / ".source")
-        rendered = plan.render_all(planned, folder)
+        rendered = plan.render_all(planned, workspace, folder)
     else:
         with workspace.alone():
-            rendered = plan.render_all(planned, folder)
+            rendered = plan.render_all(planned, workspace, folder)
             render.keep(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
     out.line(f"{len(rendered.folders)} run(s) rendered in {folder}; nothing was submitted.")
     for remark in planned.remarks:
@@ -247,16 +249,17 @@ def _retry(invocation: Invocation) -> int:
     runs = select(workspace, arguments.runs, arguments.matrix, arguments.where)
     source = render.source("", invocation.cluster, workspace, wait_gpus_s=shared_options.wait_gpus_s(arguments))
     how = shared_options.submit_options(invocation, source)
-    cells = [step.run.cell for step in submit.retry(workspace, runs, only, source)]
+    cells = [step.run.cell for step in submit.retry(workspace, runs, only, source, trust=arguments.trust)]
     plan.must_train_here(source, here=invocation.arguments.here)
     _data_must_be_there(out, workspace, cells, source)
     with workspace.alone():
         readable = _finish_interrupted(out, workspace, source)
         runs = select(workspace, arguments.runs, arguments.matrix, arguments.where)
         readable = _tidy(out, workspace, runs, of_scheduler=False) and readable
-        steps = submit.retry(workspace, runs, only, source)
+        steps = submit.retry(workspace, runs, only, source, trust=arguments.trust)
         steps, lease = lease_report.held_back(invocation, steps, source, how)
         _slurm_must_accept(steps, source, how)
+        submit.freeze_trusted(workspace, steps, trust=arguments.trust)
         backlog = _send(invocation, steps, source, how)
     return max(int(not readable), _sent(invocation, steps, backlog, lease))
 
@@ -366,6 +369,10 @@ def _menu(show: Callable[[Output], None]) -> Callable[[Invocation], int]:
         return 0
 
     return run
+
+
+def _workloads(invocation: Invocation) -> int:
+    return menus.workloads(invocation.out, invocation.workspace)
 
 
 def _planned(invocation: Invocation) -> plan.MatrixPlan:

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from jobs import launcher
+from jobs import launcher, own_workloads
 from shardlab import matrix
 from shardlab.console import Output
+from shardlab.workspace import Workspace
 from trainers import menu
 from trainers.strategy import Strategy
 from trainers.workload import Workload
@@ -30,17 +31,23 @@ def strategies(out: Output) -> None:
     )
 
 
-def workloads(out: Output) -> None:
-    """Print the workloads and their options."""
-    entries = list(menu.workloads().values())
-    rows = [[w.name, w.summary, f"{w.parameters:,}", w.unit, f"{w.flops_per_unit / 1e6:,.1f}"] for w in entries]
-    out.table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit"], rows)
+def workloads(out: Output, workspace: Workspace) -> int:
+    """Print the workloads, also those of the workspace, and their options. Returns the exit code: 1 if a file of the workspace
+    defines no workload, which is said with the reason."""
+    own = own_workloads.find(workspace)
+    entries = [*own.menu().values(), *menu.workloads().values()]
+    rows = [[w.name, w.summary, f"{w.parameters:,}", w.unit, _mflop(w.flops_per_unit), w.file or "ships"] for w in entries]
+    out.table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"], rows)
     _options(out, entries)
+    for fault in dict.fromkeys(own.faults.values()):
+        out.remark(fault, style="red")
     out.document(
         [
             {
                 "name": w.name,
                 "summary": w.summary,
+                "file": w.file,
+                "code": w.code,
                 "parameters": w.parameters,
                 "unit": w.unit,
                 "flops_per_unit": w.flops_per_unit,
@@ -52,6 +59,11 @@ def workloads(out: Output) -> None:
             for w in entries
         ]
     )
+    return int(bool(own.faults))
+
+
+def _mflop(flops: float | None) -> str:
+    return "unknown" if flops is None else f"{flops / 1e6:,.1f}"
 
 
 def launchers(out: Output) -> None:

@@ -13,7 +13,7 @@ import psutil
 from jobs.invocation import Invocation
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES
-from shardlab import cluster, inventory, matrix, remote_workspace, upload
+from shardlab import cluster, inventory, matrix, own_workload, remote_workspace, upload
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, ShardlabError
 from shardlab.login_node import PYTHON
@@ -97,6 +97,7 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
         texts = {"cluster.yaml": file.read_bytes() if where.provider != "cloudlab" else cluster.resolved_file(where)}
         for path in sorted(workspace.own_templates.rglob("*.j2")):
             texts[str(path.relative_to(workspace.path))] = path.read_bytes()
+        texts |= own_workload.texts(workspace.path)
         # Without Slurm, the scheduler there reads the addresses of the nodes. With a lease, it decides which runs wait.
         if where.slurm is None or inventory.leased(workspace, where.name) is not None:
             texts[str(upload.INVENTORY)] = inventory.path_of(workspace).read_bytes()

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from jobs import frozen_source, gpu_hours, on_controller, render, tiny_twin
+from jobs import frozen_source, gpu_hours, on_controller, own_workloads, render, tiny_twin
 from jobs import repeats as number_of_runs
 from jobs.gpu_hours import CellHours
 from jobs.launcher import launcher
+from jobs.own_workloads import OwnWorkloads
 from jobs.reconcile import Status, not_replaceable
 from jobs.repeats import Cost
 from jobs.resolve import Capacity, Misfit, misfits, resolve
@@ -75,16 +76,17 @@ def of(
     if in_allocation and target.slurm is None:
         raise InputError(f"--in-allocation: the cluster {target.name} has no `slurm`. Allowed: a cluster file with `slurm`.")
     machine = _allocated(target) if in_allocation else _machine(target)
-    cells = resolve(asked, cluster=None if machine.here else machine)
+    own = own_workloads.find(workspace, {str(point.keys.get("workload")) for point in asked.points})
+    cells = resolve(asked, cluster=None if machine.here else machine, own=own)
     if scale == "tiny":
-        cells = tiny_twin.twins(cells, menu.workloads())
+        cells = tiny_twin.twins(cells, menu.workloads() | own.menu())
         tiny_twin.must_train(cells)
     chosen = [cell for cell in cells if where is None or holds(condition(where), cell)]
     if not chosen:
         raise InputError(f"--where {where!r} selects none of the {len(cells)} cells.")
     unheld = misfits(asked, cells, machine, chosen)
     runs_as = asked.name if scale == "full" else f"{asked.name}-{scale}"
-    source = render.source(runs_as, target, workspace, wait_gpus_s=wait_gpus_s, in_allocation=in_allocation)
+    source = render.source(runs_as, target, workspace, wait_gpus_s=wait_gpus_s, in_allocation=in_allocation, own=own)
     counts = number_of_runs.of(asked.file, cells, repeats)
     recorded = number_of_runs.recorded_s(workspace, chosen, counts)
     return MatrixPlan(
@@ -97,7 +99,7 @@ def of(
         source=source,
         remarks=[*_remarks(chosen, machine, target), *render.remarks(source)],
         misfits=unheld,
-        advice=advice(asked, cells, chosen, machine, where) if unheld else [],
+        advice=advice(asked, cells, chosen, machine, where, own) if unheld else [],
     )
 
 
@@ -155,7 +157,14 @@ def must_fit(plan: MatrixPlan) -> None:
         raise InputError("\n".join([str(problems), *plan.advice]))
 
 
-def advice(asked: Matrix, cells: Sequence[Cell], chosen: Sequence[Cell], machine: Capacity, where: str | None) -> list[str]:
+def advice(
+    asked: Matrix,
+    cells: Sequence[Cell],
+    chosen: Sequence[Cell],
+    machine: Capacity,
+    where: str | None,
+    own: OwnWorkloads | None = None,
+) -> list[str]:
     """Options with which all cells fit: an expression for --where that selects exactly the cells that fit, and --scale tiny.
 
     cells: all cells of the matrix. chosen: the cells that `where` selects.
@@ -171,7 +180,7 @@ def advice(asked: Matrix, cells: Sequence[Cell], chosen: Sequence[Cell], machine
         sentences.append(f"{len(fitting)} of {len(chosen)} cells fit this cluster: --where {quoted} leaves only those.")
     with contextlib.suppress(InputError):  # a workload without a twin
         if chosen[0].rehearses is None and not misfits(
-            asked, (twins := tiny_twin.twins(cells, menu.workloads())), machine, twins
+            asked, (twins := tiny_twin.twins(cells, menu.workloads() | (own or OwnWorkloads()).menu())), machine, twins
         ):
             sentences.append("--scale tiny rehearses every cell at a tiny size, with its ranks on the CPU of one machine.")
     return sentences
@@ -217,10 +226,11 @@ def with_source_in(plan: MatrixPlan, folder: Path) -> MatrixPlan:
     return msgspec.structs.replace(plan, source=source)
 
 
-def render_all(plan: MatrixPlan, runs: Path) -> Rendering:
+def render_all(plan: MatrixPlan, workspace: Workspace, runs: Path) -> Rendering:
     """Write the run folders of every repeat of every cell, below `runs`. The folder of a run that was sent stays as it is."""
     folders, set_aside = [], []
     frozen_source.freeze(Path(plan.source.source))
+    own_workloads.freeze(workspace, plan.source.own)
     for cell, repeat in number_of_runs.rounds(plan.cells, plan.repeats):
         run = render.run_of(cell, repeat, 1, plan.source)
         existing = RunDir(runs / run.run_id)

@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 
 import templates
-from jobs import frozen_source, scripts
+from jobs import frozen_source, own_workloads, scripts
 from jobs.launcher import launcher
+from jobs.own_workloads import OwnWorkloads
 from jobs.reconcile import not_replaceable
 from jobs.scheduler import scheduler
 from jobs.slurm import request
@@ -35,7 +36,7 @@ class RenderContext(msgspec.Struct, frozen=True):
 
     own_templates: the workspace's folder of templates, which take precedence over the shipped ones. digests: SHA-256 of every
     template from which the scheduler's scripts may be rendered, and of the files that these templates include, by name.
-    source, packages, wait_gpus_s: as in `Run`.
+    source, packages, wait_gpus_s: as in `Run`. own: the workspace's own workloads. own_code: the folder of their frozen copies.
     """
 
     matrix: str
@@ -50,11 +51,19 @@ class RenderContext(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     git_commit: str | None
     created: str
+    own_code: Path
     wait_gpus_s: int = 0
+    own: OwnWorkloads = OwnWorkloads()
 
 
 def source(
-    matrix: str, cluster: Cluster, workspace: Workspace, *, wait_gpus_s: int = 0, in_allocation: bool = False
+    matrix: str,
+    cluster: Cluster,
+    workspace: Workspace,
+    *,
+    wait_gpus_s: int = 0,
+    in_allocation: bool = False,
+    own: OwnWorkloads | None = None,
 ) -> RenderContext:
     """Collect the Source, once for a whole matrix. in_allocation: runs start in the allocation of this process."""
     name = "local" if cluster.provider == "local" else "ssh" if cluster.slurm is None else "slurm"
@@ -75,14 +84,20 @@ def source(
         versions={**host.packages(), "shardlab": __version__, "python": sys.version.split()[0]},
         git_commit=host.git_commit(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
+        own_code=own_workloads.store(workspace),
         wait_gpus_s=wait_gpus_s,
+        own=own or OwnWorkloads(),
     )
 
 
 def remarks(source: RenderContext) -> list[str]:
-    """A remark for each template of the workspace itself, which somebody else may have written."""
+    """A remark for each template and each workload of the workspace itself, which somebody else may have written."""
     own = [source.own_templates / name for name in source.digests if (source.own_templates / name).exists()]
-    return [f"scripts are rendered from the workspace's own template {path}." for path in own]
+    executed = [known.file for known in source.own.known.values() if not known.name.endswith("-tiny")]
+    return [
+        *(f"scripts are rendered from the workspace's own template {path}." for path in own),
+        *(f"runs execute the workspace's own workload {path}." for path in executed),
+    ]
 
 
 def cluster_of(source: RenderContext) -> dict[str, str]:
@@ -125,6 +140,7 @@ def run_of(
         shares_nodes=slurm is not None and source.scheduler == "slurm" and not slurm.exclusive,
         separate_folders=source.scheduler == "ssh" and source.where.has_separate_folders,
         wait_gpus_s=source.wait_gpus_s,
+        own_workload=source.own.of(cell),
     )
 
 
@@ -159,6 +175,7 @@ def write(run: Run, runs: Path, source: RenderContext) -> RunDir:
         folder.path.mkdir(parents=True)
     try:
         files.write_new(folder.run_json, files.as_json(run))
+        own_workloads.write(source.own_code, run, folder.path)
         folder.log.mkdir()  # Slurm ends a job without a message if it cannot open its output
         rendered = script(run, final.path, source.where, source.own_templates).encode()
         files.write_new(folder.path / scheduler(run.scheduler).SCRIPT, rendered, mode=0o755)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from jobs.launcher import Launcher, launchers
+from jobs.own_workloads import OwnWorkloads
 from shardlab import cell as cell_sizes
 from shardlab import claim_check
 from shardlab.cell import Cell, Draft
@@ -54,17 +55,21 @@ class Menus(msgspec.Struct, frozen=True):
     strategies: dict[str, Strategy]
     workloads: dict[str, Workload]
     launchers: dict[str, Launcher]
+    faults: dict[str, str] = {}  # why a file of the workspace defines no workload, by the name that it would define
 
 
-def resolve(matrix: Matrix, machine: Capacity | None = None, cluster: Capacity | None = None) -> list[Cell]:
+def resolve(
+    matrix: Matrix, machine: Capacity | None = None, cluster: Capacity | None = None, own: OwnWorkloads | None = None
+) -> list[Cell]:
     """The cells of a matrix in its order, one for each point.
 
     machine: if given, all cells must fit on it. cluster: if given, a cell without nnodes gets the fewest of its nodes that hold
-    the GPUs of the cell.
+    the GPUs of the cell. own: the workloads of the workspace itself.
 
     Raises InputError that lists every problem with its place.
     """
-    menus = Menus(menu.strategies(), menu.workloads(), launchers())
+    own = own or OwnWorkloads()
+    menus = Menus(menu.strategies(), menu.workloads() | own.menu(), launchers(), own.faults)
     problems: list[Problem] = []
     if matrix.file.baseline not in menus.strategies:
         sentence = str(UnknownName("strategy", matrix.file.baseline, menus.strategies))
@@ -124,7 +129,7 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], c
     if draft is None:
         return None
     strategy, workload = menus.strategies[draft.strategy], menus.workloads[draft.workload]
-    options = _options(draft, strategy, workload, problem)
+    options = _options(draft, strategy, workload, menus, problem)
     _switches(draft, strategy, problem)
     degrees = _degrees(draft, strategy, problem)
     limits = _limits(draft, problem)
@@ -150,6 +155,9 @@ def _draft(point: Point, menus: Menus, problem: AddProblem) -> Draft | None:
         "workload": menus.workloads,
         "launcher": menus.launchers,
     }
+    if (fault := menus.faults.get(draft.workload)) is not None:
+        problem("workload", fault)
+        return None
     unknown = [key for key, names in menu_of.items() if getattr(draft, key) not in names]
     for key in unknown:
         problem(key, str(UnknownName(key, getattr(draft, key), menu_of[key])))
@@ -199,6 +207,7 @@ def _assembled(
         hang_limit_s=limits[1],
         expect=draft.expect,
         options=options,
+        workload_code=workload.code,
     )
 
 
@@ -217,21 +226,21 @@ def _refusals(
             problem(f"options.{named[0]}" if named else key, why)
 
 
-def _options(draft: Draft, strategy: Strategy, workload: Workload, problem: AddProblem) -> dict[str, Any]:
+def _options(draft: Draft, strategy: Strategy, workload: Workload, menus: Menus, problem: AddProblem) -> dict[str, Any]:
     """The options of strategy and workload with every default written out."""
     known = {option.name: option for option in (*strategy.options, *workload.options)}
     for name, value in draft.options.items():
         if name not in known:
             what = f"option of {strategy.name} or {workload.name}"
-            problem(f"options.{name}", str(UnknownName(what, name, known)) + _belongs_to_another(name))
+            problem(f"options.{name}", str(UnknownName(what, name, known)) + _belongs_to_another(name, menus))
         elif (why := known[name].refuse(value)) is not None:
             problem(f"options.{name}", why)
     return {name: draft.options.get(name, option.default) for name, option in known.items()}
 
 
-def _belongs_to_another(option: str) -> str:
+def _belongs_to_another(option: str, menus: Menus) -> str:
     """A sentence that shows how to give an option only to the cells of the strategy or workload that has it; else empty."""
-    for key, variants in (("strategy", menu.strategies()), ("workload", menu.workloads())):
+    for key, variants in (("strategy", menus.strategies), ("workload", menus.workloads)):
         if owners := [name for name, variant in variants.items() if option in {known.name for known in variant.options}]:
             only = f"include: [{{when: \"{key} == '{owners[0]}'\", options: {{{option}: ...}}}}]"
             return f" It is an option of {', '.join(owners)}; to give it only to cells of {owners[0]}, write {only}."

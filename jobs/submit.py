@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from jobs import frozen_source, hold, render
+from jobs import frozen_source, hold, own_workloads, render
 from jobs.reconcile import Status, latest, not_replaceable, statuses
 from jobs.repeats import rounds
 from jobs.scheduler import SubmitOptions, scheduler
@@ -101,6 +101,7 @@ def send(workspace: Workspace, steps: Iterable[RunDecision], source: render.Rend
     back = [step for step in steps if step.held_back]
     if new or back:
         frozen_source.freeze(Path(source.source))
+        own_workloads.freeze(workspace, source.own)
     for step in back:
         render.write(step.run, workspace.runs, source).write_event("controller", "held", why=step.why)
     folders = [render.write(run, workspace.runs, source) for run in new]
@@ -110,12 +111,15 @@ def send(workspace: Workspace, steps: Iterable[RunDecision], source: render.Rend
     return folders
 
 
-def retry(workspace: Workspace, selected: Sequence[Status], only: set[str], source: render.RenderContext) -> list[RunDecision]:
+def retry(
+    workspace: Workspace, selected: Sequence[Status], only: set[str], source: render.RenderContext, *, trust: bool = False
+) -> list[RunDecision]:
     """A new attempt for each run whose last attempt among the selected runs ended in one of the states `only`.
 
     It resumes from the newest checkpoint of the earlier attempts, if there is one; the ranks check whether it is intact. A run
     that is rendered but not sent, because an earlier retry or a queue returned it, is sent as it is. With HELD in `only`, held
-    runs go on as the same attempt. Changes nothing. Raises InputError if one of these runs is of another cluster.
+    runs go on as the same attempt. trust: also execute code that came with a fetched run. Changes nothing. Raises InputError if
+    one of these runs is of another cluster, or its code must not be executed.
     """
     steps = []
     last_ones = {folder.run_id for folder in latest(RunDir(workspace.runs / status.id) for status in selected)}
@@ -131,7 +135,8 @@ def retry(workspace: Workspace, selected: Sequence[Status], only: set[str], sour
             continue
         must_be_of_cluster(folder, source)
         old = folder.read_run()
-        same_matrix = msgspec.structs.replace(source, matrix=old.matrix)
+        own = own_workloads.of_run(workspace, old, trust=trust)
+        same_matrix = msgspec.structs.replace(source, matrix=old.matrix, own=own)
         if unsent:
             again = render.run_of(old.cell, old.repeat, attempt_of(now.id)[1], same_matrix, old.resume, old.avoid)
             kept = not_replaceable(folder)
@@ -148,6 +153,12 @@ def retry(workspace: Workspace, selected: Sequence[Status], only: set[str], sour
         resumes = f", resumes from its checkpoint at step {saved[0][1]}" if saved else ""
         steps.append(RunDecision(run, True, f"attempt {run.attempt} after {now.state}{resumes}", now))
     return steps
+
+
+def freeze_trusted(workspace: Workspace, steps: Sequence[RunDecision], *, trust: bool) -> None:
+    """Keep the code of the runs that get a new attempt, as if it had been submitted from this workspace: the user trusts it."""
+    for old in (workspace.run(step.now.id).read_run() for step in steps if trust and step.send and step.now is not None):
+        own_workloads.freeze(workspace, own_workloads.of_run(workspace, old, trust=True))
 
 
 def lost_nodes(folder: RunDir, hosts: Sequence[str]) -> list[str]:
@@ -182,7 +193,7 @@ def _can_go_on(saved: RunDir, cells: Sequence[Cell]) -> None:
     if not isinstance(manifest, CheckpointManifest):
         raise InputError(f"--resume-from: {manifest}.")
     for cell in cells:
-        options = [option.name for option in menu.workload(cell.workload).options]
+        options = [option.name for option in menu.workload_of(cell).options]
         why = why_not(theirs, cell, manifest.layout, options)
         if cell.instruments.checkpoints is None:
             why = "the cell keeps no checkpoints itself (instruments.checkpoints)"

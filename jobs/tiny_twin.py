@@ -105,7 +105,7 @@ def _twin(cell: Cell, workload: Workload, *, divisor: int, images: int, launcher
     own = {option.name: option.default for option in workload.options}
     options = {name: value for name, value in cell.options.items() if name not in own}
     kept = {name: cell.options[name] for name in ("dropout", "subset_seed") if name in own and name in cell.options}
-    options |= own | kept | {"data": "synthetic"}
+    options |= own | kept | ({"data": "synthetic"} if "data" in own else {})
     stages_a_rank = cell.options.get("stages_per_rank", 1)
     assert isinstance(stages_a_rank, int)
     for name, least in ((workload.blocks, cell.pp * stages_a_rank), (workload.heads, cell.tp)):
@@ -137,6 +137,7 @@ def _twin(cell: Cell, workload: Workload, *, divisor: int, images: int, launcher
         memory_limit_gib=None,
         time_limit_s=LIMIT_S,
         options=options,
+        workload_code=workload.code,
         rehearses=cell,
     )
 

@@ -231,6 +231,11 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     the work: `collect compare` pairs the cells of one type with those of another and names the types, and a run may
     resume from a checkpoint of another type.
     """
+    workload_code: Annotated[str | None, Role.MODEL] = None
+    """The digest of the files of the workspace that define the workload (shardlab/own_workload.py); null: the workload ships.
+
+    So two models of one name are two cells, whatever they have in common.
+    """
 
     @property
     def world_size(self) -> int:
@@ -278,8 +283,9 @@ def cell_hash(cell: dict[str, Any]) -> str:
     """The hash of a resolved cell in its plain form, as in run.json. Twins of different cells have different hashes."""
     bookkeeping = keys_of(Role.BOOKKEEPING)
     identity = {key: value for key, value in cell.items() if key not in bookkeeping}
-    if identity.get("gpu_type") is None:
-        identity.pop("gpu_type", None)  # hashes of cells from before this key stay the same
+    for key in ("gpu_type", "workload_code"):
+        if identity.get(key) is None:
+            identity.pop(key, None)  # hashes of cells from before this key stay the same
     if cell.get("rehearses") is not None:
         identity["rehearses"] = cell_hash(cell["rehearses"])
     return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]

@@ -44,6 +44,10 @@ class Option(msgspec.Struct, frozen=True):
         """Why `value` is not allowed, as a sentence, or None."""
         return None if self._allows(value) else f"found {_spelled(value)}. Allowed: {self.allowed}."
 
+    def with_default(self, default: Value) -> Option:
+        """The same option with another default. Raises ValueError if it is not allowed."""
+        return msgspec.structs.replace(self, default=default)
+
     @property
     def allowed(self) -> str:
         """The allowed values in words: `a whole number from 1 to 64, or null`."""

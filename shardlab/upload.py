@@ -2,8 +2,8 @@
 
 The input is a JSON object of path to text.
 
-The templates of a workspace arrive all together, with its cluster file. A template that does not arrive with a cluster file was
-removed on the user's machine, so it is removed here.
+The templates and own workloads of a workspace arrive all together, with its cluster file. A file of these that does not arrive
+with a cluster file was removed on the user's machine, so it is removed here.
 
 python -m shardlab.upload --workspace DIR --json
 """
@@ -14,7 +14,7 @@ import json
 import sys
 from pathlib import PurePosixPath
 
-from shardlab import __version__, console, files
+from shardlab import __version__, console, files, own_workload
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
@@ -36,9 +36,10 @@ def main() -> int:
         if not target.is_file() or target.read_bytes() != content:
             files.make_folder(target.parent)
             files.write_atomic(target, content)
-    for template in workspace.own_templates.rglob("*.j2") if "cluster.yaml" in received else ():
-        if str(template.relative_to(workspace.path)) not in received:
-            template.unlink()
+    if "cluster.yaml" in received:
+        for file in (*workspace.own_templates.rglob("*.j2"), *own_workload.python_files(workspace.path / own_workload.FOLDER)):
+            if str(file.relative_to(workspace.path)) not in received:
+                file.unlink()
     console.Output.of(arguments).document({"version": __version__})
     return 0
 

@@ -1,4 +1,4 @@
-"""``python -m trainers run|fork|warm|tokenize``: the commands that launchers start on the nodes, and a tokenizer of texts."""
+"""``python -m trainers run|fork|warm|tokenize|describe``: the commands that launchers start on the nodes, and two tools."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardlab import console
+from shardlab import console, files
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
     parser = console.Parser(prog="python -m trainers", description=__doc__)
     console.add_version(parser)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|fork|warm|tokenize")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|fork|warm|tokenize|describe")
     run = verbs.add_parser("run", help="one rank of a run, by the environment that the launcher sets; else the only rank")
     fork = verbs.add_parser("fork", help="a rehearsal: all ranks of a run on this machine's CPU, forked from the warm parent")
     for verb in (run, fork):
@@ -29,7 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--tokenizer", default="bytes", metavar="bytes|TOKENIZER.json",
         help="bytes: one token per byte (default); else a file of the tokenizers library",
     )  # fmt: skip
+    describe = verbs.add_parser("describe", help="find out what a workload of a user's file is; it executes the file")
+    describe.add_argument("file", type=Path, metavar="FILE.py", help="the file (docs/own-models.md)")
+    describe.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="where the answer is written")
     given = parser.parse_args(arguments)
+    if given.verb == "describe":
+        return console.run(lambda: _describe(given.file, given.out))
     if given.verb == "tokenize":
         return console.run(lambda: _tokenize(given.texts, given.out, given.tokenizer))
     return console.run(lambda: _do(given.verb, given.socket if given.verb == "warm" else given.run_dir))
@@ -39,6 +44,14 @@ def _tokenize(texts: list[Path], out: Path, tokenizer: str) -> int:
     from trainers.data import tokenizing
 
     print(tokenizing.make(texts, out, tokenizer))
+    return 0
+
+
+def _describe(file: Path, out: Path) -> int:
+    sys.dont_write_bytecode = True  # nothing appears beside the user's files
+    from trainers import describe
+
+    files.write_json(out, describe.describe(file.absolute()), sync=False)
     return 0
 
 

@@ -52,7 +52,7 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
 def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
     """As `train`. data_path: where this rank reads its data."""
     cell = run.cell
-    strategy, workload = menu.strategy(cell.strategy), menu.workload(cell.workload)
+    strategy, workload = menu.strategy(cell.strategy), menu.workload_of(cell)
     if (why := menu.refuse(cell)) is not None:
         raise InputError(why)
     if cell.instruments.checkpoints is not None and strategy.no_checkpoints:

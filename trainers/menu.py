@@ -1,12 +1,21 @@
-"""The menus of strategies and workloads. Importing this module does not import torch."""
+"""The menus of strategies and workloads. Importing this module does not import torch.
+
+The menu of workloads is what ships. A workspace's own workloads are known by their name and the digest of their code, as a cell
+names them; so workspaces with different models of one name may be used in one process.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from shardlab import registry
 from shardlab.cell import Cell
-from shardlab.errors import UnknownName
+from shardlab.errors import InputError, UnknownName
+from shardlab.own_workload import OwnWorkload
 from trainers.strategy import Strategy
 from trainers.workload import Workload
+
+_own: dict[tuple[str, str], Workload] = {}  # by name and digest of the code, which say all about a workload
 
 
 def strategies() -> dict[str, Strategy]:
@@ -21,7 +30,7 @@ def workloads() -> dict[str, Workload]:
 
 def refuse(cell: Cell) -> str | None:
     """Why a resolved cell cannot be trained, as a sentence, or None. `jobs` says the same when it reads a matrix."""
-    of_strategy, of_workload = strategy(cell.strategy), workload(cell.workload)
+    of_strategy, of_workload = strategy(cell.strategy), workload_of(cell)
     for option in (*of_strategy.options, *of_workload.options):
         if (why := option.refuse(cell.options.get(option.name, option.default))) is not None:
             return f"{option.name}: {why}"
@@ -42,3 +51,33 @@ def workload(name: str) -> Workload:
     if name not in menu:
         raise UnknownName("workload", name, menu)
     return menu[name]
+
+
+def add_own(known: OwnWorkload, file: Path) -> Workload:
+    """The workload of a workspace's own file, which `workload_of` finds from now on. file: the file that a rank executes."""
+    made = Workload(
+        name=known.name,
+        summary=known.summary,
+        parameters=known.parameters,
+        unit=known.unit,
+        flops_per_unit=known.flops_per_unit,
+        flops_source=known.flops_source,
+        optimizer=known.optimizer,
+        task="trainers.tasks.own",
+        settings={"file": file},
+        options=known.options,
+        code=known.code,
+        file=known.file,
+    )
+    _own[known.name, known.code] = made
+    return made
+
+
+def workload_of(cell: Cell) -> Workload:
+    """The workload of a cell. Raises UnknownName with the menu, and InputError for an own workload that nobody has added."""
+    if cell.workload_code is None:
+        return workload(cell.workload)
+    found = _own.get((cell.workload, cell.workload_code))
+    if found is None:
+        raise InputError(f"the code {cell.workload_code} of the workload {cell.workload} is not known here.")
+    return found

@@ -10,9 +10,10 @@ from typing import NoReturn
 
 from shardlab import checkpoint, files
 from shardlab.errors import InputError, ShardlabError
+from shardlab.own_workload import FOLDER
 from shardlab.run import Run
 from shardlab.rundir import RunDir
-from trainers import hang_dump, stage, world_check
+from trainers import hang_dump, menu, stage, world_check
 from trainers.out_of_memory import is_out_of_memory
 from trainers.rank import Rank
 from trainers.ranks import Ranks
@@ -32,6 +33,8 @@ def run(path: Path) -> str:
     hang_dump.arm(frozen.cell.hang_limit_s)
     try:
         _refuse(frozen, run_dir, place)
+        if (own := frozen.own_workload) is not None:
+            menu.add_own(own, run_dir.path / FOLDER / Path(own.file).name)
         from trainers import loop  # torch from here on
 
         # A rank may come early: each node of the run waits for its own GPUs before it starts its ranks.

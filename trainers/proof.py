@@ -147,7 +147,7 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
         plain = msgspec.structs.replace(plain, options={**plain.options, **smaller})
         remarks.append("at reduced depth (" + ", ".join(f"{name}: {size}" for name, size in smaller.items()) + ")")
     if plain.options != cell.options:
-        task = menu.workload(plain.workload).build(plain, data_path)
+        task = menu.workload_of(plain).build(plain, data_path)
     first = Order(task.source.items, cell.global_batch_size, cell.seed).batch(PROOF, 0)[: STATISTICS * cell.micro_batch_size]
     still = frozen_statistics.frozen(task, first, ranks.device)
     steps = _to_walk(cell, strategy)
@@ -192,7 +192,7 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
 
 def _smaller(cell: Cell, ranks: Ranks) -> dict[str, int]:
     """The options of a smaller model, if one process cannot hold the cell's model; else empty. The same on all ranks."""
-    workload = menu.workload(cell.workload)
+    workload = menu.workload_of(cell)
     kept = {name: size for name, size in workload.proof_options.items() if _above(cell.options[name], size)}
     if cell.pp > 1 and workload.blocks in kept:
         per_rank = cell.options.get("stages_per_rank", 1)

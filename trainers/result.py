@@ -74,7 +74,7 @@ def write(
             state="completed" if len(everyone) == run.cell.gpus else "failed",
             rehearsal=run.rehearsal or ranks.forked,
             steps=brought + len(timing.steps_ms),
-            unit=menu.workload(run.cell.workload).unit,
+            unit=menu.workload_of(run.cell).unit,
             resumed_from_step=resumed_from_step,
             final_loss=float(np.nanmean(everyone[:, 1])),
             final_accuracy=instruments.get("validation", {}).get("accuracy"),

@@ -25,8 +25,9 @@ class Workload(msgspec.Struct, frozen=True):
     """Number of trainable parameters, tied weights once."""
     unit: str
     """The unit of throughput (tokens, images)."""
-    flops_per_unit: float
-    """Floating-point operations of forward and backward for a unit at the default options, by the formula of `flops_source`."""
+    flops_per_unit: float | None
+    """Floating-point operations of forward and backward for a unit at the default options, by the formula of `flops_source`;
+    None if they are not known."""
     flops_source: str
     optimizer: Optimizer
     """The default optimizer, always written into run.json."""
@@ -41,6 +42,10 @@ class Workload(msgspec.Struct, frozen=True):
     """The name of the option with the number of attention heads, which tensor parallelism splits; None if none."""
     blocks: str | None = None
     """The name of the option with the number of repeated blocks, which a pipeline divides into stages; None if none."""
+    code: str | None = None
+    """The digest of the files that define it, if they are the workspace's own (shardlab/own_workload.py); None: it ships."""
+    file: str | None = None
+    """The workspace's own file that defines it; None: it ships."""
     proof_options: dict[str, int] = {}
     """Options of a smaller model, for a proof if one process cannot hold the model."""
     refuse: Callable[[Cell], str | None] = lambda _: None

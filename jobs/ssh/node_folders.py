@@ -22,7 +22,7 @@ import msgspec
 
 from jobs.ssh.node_task import TOKEN
 from jobs.ssh.step import Lost, last_line, login
-from shardlab import checkpoint, files, inventory, placement
+from shardlab import checkpoint, files, inventory, own_workload, placement
 from shardlab.checkpoint import CheckpointManifest
 from shardlab.errors import ShardlabError
 from shardlab.inventory import InventoryNode
@@ -112,7 +112,7 @@ def _prepare(workspace: Workspace, folder: RunDir, node: InventoryNode, token: s
 
 def _is_rendered(path: Path) -> bool:
     """Whether a file of the run's folder was there before the run started."""
-    return path.is_file() and not path.name.startswith((".", "events."))
+    return (path.is_file() and not path.name.startswith((".", "events."))) or path.name == own_workload.FOLDER
 
 
 def _saved(workspace: Workspace, run: Run) -> StoredCheckpoint | None:

@@ -67,7 +67,7 @@ def _zero(cell: Cell, stage: int, elements: int, pin_memory: bool) -> dict[str, 
     """What is sharded, and in which buckets; sizes are in elements."""
     if stage == 0:
         return {}
-    options, every = cell.options, min(elements, BUCKET)
+    options, every = cell.options, min(elements + elements % 2, BUCKET)  # DeepSpeed refuses odd sizes
     zero: dict[str, Any] = {
         "reduce_bucket_size": options["reduce_bucket_size"] or every,
         "overlap_comm": options["overlap_comm"],

@@ -131,7 +131,7 @@ class Checkpoints(Instrument):
             if timed != list(range(manifest.step - len(timed) + 1, manifest.step + 1)) or not timed:
                 return f"{path}: the records of rank {self._rank} end before step {manifest.step} of the checkpoint"
         else:
-            options = [option.name for option in menu.workload(self._run.cell.workload).options]
+            options = [option.name for option in menu.workload_of(self._run.cell).options]
             if (why := checkpoint.why_not(run.read_run().cell, self._run.cell, manifest.layout, options)) is not None:
                 return f"{path}: {why}"
         return checkpoint.damage(path, manifest.files[self._rank :: self._world])

@@ -13,7 +13,7 @@ from trainers.strategy import SWITCHES, Strategy
 
 def why_not_staged(cell: Cell, stages_per_rank: int = 1) -> str | None:
     """Why a workload's blocks cannot be divided into so many stages, or None."""
-    workload, stages = menu.workload(cell.workload), cell.pp * stages_per_rank
+    workload, stages = menu.workload_of(cell), cell.pp * stages_per_rank
     if workload.blocks is None:
         able = ", ".join(name for name, other in menu.workloads().items() if other.blocks is not None)
         return f"{cell.strategy} cannot divide {cell.workload} into pipeline stages. Allowed workloads: {able}."

@@ -11,7 +11,7 @@ from trainers.strategy import Strategy
 
 def why_not_split(cell: Cell) -> str | None:
     """Why a workload's blocks cannot be split over so many ranks, or None."""
-    workload = menu.workload(cell.workload)
+    workload = menu.workload_of(cell)
     if workload.heads is None:
         able = ", ".join(name for name, other in menu.workloads().items() if other.heads is not None)
         return f"{cell.strategy} cannot split {cell.workload}: it defines no split of its layers. Allowed workloads: {able}."

@@ -1,0 +1,96 @@
+"""Workloads that a workspace defines itself: what identifies them, what is refused, and which code is executed."""
+
+import json
+import shutil
+
+import pytest
+
+from jobs import own_workloads
+from jobs.cli import main
+from shardlab import files
+from shardlab.errors import InputError
+from shardlab.run import read
+from shardlab.workspace import Workspace
+
+MODEL = """\
+"A linear model of random points."
+import torch
+from torch import nn
+ITEMS = 64
+points = torch.randn(ITEMS, 4, generator=torch.Generator().manual_seed(0))
+def model(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 3))
+def batch(items):
+    return points[items], items % 3
+"""
+MATRIX = """\
+schema: 1
+name: mine
+title: mine
+defaults: {workload: points, strategy: single, launcher: fork, global_batch_size: 4, steps: 2}
+axes: {seed: [1]}
+"""
+
+
+def workspace(folder, text=MODEL, name="points"):
+    """A workspace that defines one workload, with a matrix that names it."""
+    (folder / "workloads").mkdir(parents=True)
+    (folder / "workloads" / f"{name}.py").write_text(text)
+    (folder / "m.yaml").write_text(MATRIX)
+    return Workspace(folder)
+
+
+def render(made):
+    """The only run of the matrix, after `jobs render`."""
+    assert main(["render", "--matrix", str(made.path / "m.yaml"), "--workspace", str(made.path)]) == 0
+    (run_dir,) = made.all_runs()
+    return run_dir
+
+
+def test_two_models_of_one_name_are_two_cells_and_the_run_carries_its_code(tmp_path):
+    one, other = (workspace(tmp_path / name) for name in "ab")
+    first = render(one).read_run()
+    assert render(other).read_run().cell.hash() == first.cell.hash()
+    shutil.rmtree(other.runs)
+    (other.path / "workloads" / "points.py").write_text(MODEL.replace("nn.Linear(4, width)", "nn.Linear(4, width, bias=False)"))
+    second = render(other)
+    assert second.read_run().cell.hash() != first.cell.hash()
+    assert (second.path / "workloads" / "points.py").read_bytes() == (other.path / "workloads" / "points.py").read_bytes()
+    assert (first.own_workload.parameters, second.read_run().own_workload.parameters) == (67, 59)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("import torch\n1 / 0\n", "points", "points.py:2: ZeroDivisionError: division by zero."),
+        ("def model(:\n", "points", "points.py:1: invalid syntax."),
+        ("ITEMS = 1\n", "points", "points.py: defines no function `model`."),
+        (MODEL.replace("points[items]", "torch.randn(len(items), 4)"), "points", "returned other tensors for the same items"),
+        (MODEL, "gpt2", "gpt2.py: the workload gpt2 ships with shardlab and cannot be replaced."),
+    ],
+)
+def test_a_faulty_file_is_named_and_the_others_work(tmp_path, capsys, text, name, said):
+    made = workspace(tmp_path, text, name)
+    (made.path / "workloads" / "good.py").write_text(MODEL)
+    assert main(["workloads", "--workspace", str(made.path), "--json"]) == 1
+    shown = capsys.readouterr()
+    assert said in shown.err
+    listed = {entry["name"]: entry["file"] for entry in json.loads(shown.out)}
+    assert listed["good"] == str(made.path / "workloads" / "good.py")
+    assert listed["gpt2"] is None
+
+
+def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
+    run_dir = render(workspace(tmp_path / "theirs"))
+    ours = Workspace(tmp_path / "ours")
+    shutil.copytree(run_dir.path, ours.runs / run_dir.run_id)
+    run = read(ours.runs / run_dir.run_id / "run.json")
+    with pytest.raises(InputError, match=r"was not submitted from this workspace, so it is not executed.*--trust"):
+        own_workloads.of_run(ours, run, trust=False)
+    assert not ours.own.exists()
+    own_workloads.freeze(ours, own_workloads.of_run(ours, run, trust=True))
+    assert own_workloads.of_run(ours, run, trust=False).known["points"] == run.own_workload
+    shutil.rmtree(ours.own)
+    files.write_atomic(ours.runs / run_dir.run_id / "workloads" / "points.py", b"changed\n")
+    with pytest.raises(InputError, match="is not complete"):
+        own_workloads.of_run(ours, run, trust=True)

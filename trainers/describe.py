@@ -1,0 +1,75 @@
+"""Finds out what a workload of a user's file is: its parameters, operations, blocks and options.
+
+`jobs` asks a process of its own for it, because the file imports torch, and because an error in it must not end the command.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from shardlab import own_workload
+from shardlab.errors import InputError, ShardlabError
+from shardlab.own_workload import Description, OwnWorkload, WorkloadSource
+from shardlab.registry import Value
+from trainers import own_model
+from trainers.own_model import OwnModel
+from trainers.tasks.own import FLOPS_SOURCE, GIVEN, OwnTask, counted_flops
+
+
+def describe(file: Path) -> Description:
+    """The workload of a file and its tiny twin, if it has one. An error in the file is a fault of the description."""
+    try:
+        source = own_workload.read(file)
+        own = own_model.load(source)
+        found = [_known(own, source, source.name, {})]
+        if own.tiny is not None:
+            found.append(_known(own, source, f"{source.name}-tiny", own.tiny))
+    except ShardlabError as error:
+        return Description(fault=str(error))
+    except Exception as error:  # noqa: BLE001 - it is the code of a user
+        return Description(fault=own_model.sentence(str(file), error))
+    return Description(workloads=found)
+
+
+def _known(own: OwnModel, source: WorkloadSource, name: str, sizes: dict[str, Value]) -> OwnWorkload:
+    options = tuple(option.with_default(sizes.get(option.name, option.default)) for option in own.options)
+    task = OwnTask(own, source.digest, {option.name: option.default for option in options})
+    task.must_repeat_items()
+    try:
+        with torch.device("meta"):
+            model = task.model()
+    except ShardlabError:
+        raise
+    except Exception as error:
+        why = own_model.sentence(own.file, error)
+        raise InputError(f"{why} model() has to work on torch's meta device, on which FSDP and ZeRO-3 build it.") from error
+    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if not parameters:
+        raise InputError(f"{own.file}: the module of model() has no parameters to train.")
+    flops, flops_source = _flops(own, task)
+    return OwnWorkload(
+        name=name,
+        summary=own.summary if not sizes else f"the twin of {source.name}: {own.summary}",
+        code=source.digest,
+        file=str(source.file),
+        unit=own.unit,
+        parameters=parameters,
+        block_count=len(task.blocks(model)),
+        flops_per_unit=flops,
+        flops_source=flops_source,
+        optimizer=own.optimizer,
+        options=options,
+    )
+
+
+def _flops(own: OwnModel, task: OwnTask) -> tuple[float | None, str]:
+    """(operations of forward and backward for one unit, or None; where the number comes from, or why there is none)."""
+    if own.flops_per_unit is not None:
+        return own.flops_per_unit, GIVEN
+    try:
+        counted = counted_flops(task)
+    except Exception as error:  # noqa: BLE001 - the model may need data to compute
+        return None, f"not counted: {own_model.sentence(own.file, error)}"
+    return (counted, FLOPS_SOURCE) if counted else (None, "not counted: the model has no matrix product")

@@ -1,0 +1,187 @@
+"""Executes a file of a user that defines a workload (docs/own-models.md), and checks what it defines.
+
+Only ranks and `python -m trainers describe` execute it. An error names the file and the line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+
+from shardlab.cell import Optimizer
+from shardlab.errors import InputError
+from shardlab.own_workload import WorkloadSource
+from shardlab.registry import Option, Value
+
+KINDS = (bool, int, float, str)
+CONSTANTS = ("ITEMS", "UNIT", "UNITS_PER_ITEM", "OPTIMIZER", "TINY", "FLOPS_PER_UNIT")
+FUNCTIONS = ("model", "batch", "loss", "blocks")
+OPTIMIZER = Optimizer(name="adamw", lr=1e-3)
+
+
+class OwnModel(msgspec.Struct, frozen=True):
+    """What the file defines.
+
+    model: makes the module, with the options as keyword arguments. batch: (inputs, targets) of the items with these numbers.
+    loss: the mean loss of outputs and targets; None: the cross-entropy. blocks: the repeated blocks of a module; None: they are
+    looked for. tiny: the options of the tiny twin; None if there is none. flops_per_unit: None: they are counted.
+    """
+
+    file: str
+    summary: str
+    model: Callable[..., Any]
+    batch: Callable[..., Any]
+    loss: Callable[..., Any] | None
+    blocks: Callable[..., Any] | None
+    items: int
+    unit: str
+    units_per_item: int
+    flops_per_unit: float | None
+    optimizer: Optimizer
+    options: tuple[Option, ...]
+    tiny: dict[str, Value] | None
+
+    def call(self, name: str, *given: Any, **options: Any) -> Any:
+        """What the function `name` of the file returns. Raises InputError with the line for an error in the file; torch's
+        errors of memory stay what they are."""
+        try:
+            return getattr(self, name)(*given, **options)
+        except (MemoryError, RuntimeError):
+            raise  # also torch's error if memory is not sufficient, which ends a run as `oom`
+        except Exception as error:
+            raise InputError(sentence(self.file, error)) from error
+
+
+def load(source: WorkloadSource) -> OwnModel:
+    """Execute the file. Raises InputError that names the file, and the line if the error has one."""
+    file, folder = str(source.file), str(source.file.parent)
+    module = ModuleType(f"workloads.{source.name}")
+    module.__file__ = file
+    if folder not in sys.path:
+        sys.path.append(folder)  # its helpers; last, so that none of them replaces a package
+    sys.modules[module.__name__] = module  # dataclasses look it up
+    try:
+        exec(compile(source.contents[source.file.name], file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+    except (Exception, SystemExit) as error:
+        raise InputError(sentence(file, error)) from error
+    return _checked(file, module)
+
+
+def sentence(file: str, error: BaseException) -> str:
+    """An error of a user's code as a sentence that begins with the file and the line."""
+    said = next(iter(str(error).splitlines()), "").rstrip(".")
+    if isinstance(error, SyntaxError):
+        return f"{error.filename or file}:{error.lineno or 1}: {error.msg}."
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    where = f"{file}:{frames[-1].lineno}" if frames else file
+    return f"{where}: {type(error).__name__}: {said}." if said else f"{where}: {type(error).__name__}."
+
+
+def _checked(file: str, module: ModuleType) -> OwnModel:
+    defined = vars(module)
+    for name in ("model", "batch"):
+        if name not in defined:
+            raise InputError(f"{file}: defines no function `{name}`. Needed: model() and batch(items), and the number ITEMS.")
+    for name in FUNCTIONS:
+        if name in defined and not callable(defined[name]):
+            raise InputError(f"{file}: {name} is no function.")
+    items = _number(file, defined, "ITEMS", None)
+    options = _options(file, defined["model"])
+    return OwnModel(
+        file=file,
+        summary=next(iter((inspect.getdoc(module) or "").splitlines()), "") or "without a description",
+        model=defined["model"],
+        batch=defined["batch"],
+        loss=defined.get("loss"),
+        blocks=defined.get("blocks"),
+        items=items,
+        unit=_unit(file, defined.get("UNIT", "items")),
+        units_per_item=_number(file, defined, "UNITS_PER_ITEM", 1),
+        flops_per_unit=_flops(file, defined.get("FLOPS_PER_UNIT")),
+        optimizer=_optimizer(file, defined.get("OPTIMIZER")),
+        options=options,
+        tiny=_tiny(file, defined.get("TINY"), options),
+    )
+
+
+def _number(file: str, defined: Mapping[str, Any], name: str, default: int | None) -> int:
+    value = defined.get(name, default)
+    if type(value) is not int or value < 1:
+        found = "nothing" if name not in defined else _short(value)
+        raise InputError(f"{file}: {name}: found {found}. Allowed: a whole number from 1.")
+    return value
+
+
+def _flops(file: str, value: Any) -> float | None:
+    if value is None or (type(value) in (int, float) and value > 0):
+        return None if value is None else float(value)
+    raise InputError(f"{file}: FLOPS_PER_UNIT: found {_short(value)}. Allowed: a number above 0, or leave it out.")
+
+
+def _unit(file: str, value: Any) -> str:
+    if isinstance(value, str) and value.isidentifier() and len(value) <= 20:
+        return value
+    raise InputError(f"{file}: UNIT: found {_short(value)}. Allowed: one word, such as 'images'.")
+
+
+def _optimizer(file: str, value: Any) -> Optimizer:
+    try:
+        return OPTIMIZER if value is None else msgspec.convert(value, Optimizer)
+    except msgspec.ValidationError as error:
+        raise InputError(
+            f"{file}: OPTIMIZER: {error}. Allowed: as in a matrix file, such as dict(name='sgd', lr=0.1)."
+        ) from None
+
+
+def _options(file: str, model: Callable[..., Any]) -> tuple[Option, ...]:
+    """The parameters of the function `model`: each has a default, which gives the type."""
+    code = getattr(model, "__code__", None)
+    where = f"{file}:{code.co_firstlineno}" if code is not None else file
+    hints = _hints(model)
+    found = []
+    for name, parameter in inspect.signature(model).parameters.items():
+        default, hint = parameter.default, hints.get(name)
+        kind = next((one for one in KINDS if hint is one or one in get_args(hint)), type(default))
+        if (
+            parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            or type(default) not in KINDS
+            or kind not in KINDS
+        ):
+            raise InputError(
+                f"{where}: model: the parameter {name} has no default that a matrix can write. Allowed: true or false, a "
+                f"number or a text, such as {name}=64."
+            )
+        default = float(default) if kind is float and type(default) is int else default
+        found.append(Option(name, default, f"the parameter `{name}` of model() in {file.rpartition('/')[2]}"))
+    return tuple(found)
+
+
+def _hints(model: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(model)
+    except (NameError, TypeError, AttributeError):  # a name that is imported for type checkers only
+        return {}
+
+
+def _tiny(file: str, value: Any, options: tuple[Option, ...]) -> dict[str, Value] | None:
+    if value is None:
+        return None
+    known = {option.name: option for option in options}
+    if not isinstance(value, dict):
+        raise InputError(f"{file}: TINY: found {_short(value)}. Allowed: parameters of model(), such as dict(width=8).")
+    for name, given in value.items():
+        if name not in known:
+            raise InputError(f"{file}: TINY: model() has no parameter {_short(name)}. Allowed: {', '.join(known) or 'none'}.")
+        if (why := known[name].refuse(given)) is not None:
+            raise InputError(f"{file}: TINY: {name}: {why}")
+    return value
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:60]

@@ -1,0 +1,149 @@
+"""The task of a workload that a file of the workspace defines (docs/own-models.md)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from shardlab import own_workload
+from shardlab.cell import Cell
+from shardlab.errors import InputError
+from shardlab.registry import Value
+from trainers import own_model
+from trainers.data.data_sets import DataSource
+from trainers.own_model import OwnModel
+from trainers.task import Batch, Task
+from trainers.tasks.device_copy import to_device
+
+FLOPS_SOURCE = "matrix products, convolutions and attention of forward and backward, counted by torch.utils.flop_counter"
+GIVEN = "FLOPS_PER_UNIT of the file"
+
+
+class OwnTask(Task):
+    """own: what the file defines. options: the arguments of its function `model`."""
+
+    def __init__(self, own: OwnModel, code: str, options: dict[str, Value]) -> None:
+        self._own, self._options = own, options
+        self.units_per_item = own.units_per_item
+        name = own.file.rpartition("/")[2]
+        # What the items contain is the code's matter, so the code is what tells them apart.
+        sha256 = hashlib.sha256(f"items of {name} {code}".encode()).hexdigest()
+        self.source = DataSource(name=f"batch() of {name}", sha256=sha256, synthetic=False, items=own.items)
+
+    def model(self) -> nn.Module:
+        made = self._own.call("model", **self._options)
+        if not isinstance(made, nn.Module):
+            raise InputError(f"{self._own.file}: model() returned {_kind(made)}. Allowed: a torch.nn.Module.")
+        return made
+
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        if self._own.blocks is None:
+            return repeated(model)
+        found = list(self._own.call("blocks", model))
+        inside = {id(module) for module in model.modules()}
+        if strange := next((block for block in found if id(block) not in inside), None):
+            raise InputError(f"{self._own.file}: blocks() returned {_kind(strange)} that is not in the model.")
+        return found
+
+    def flops_per_unit(self) -> float | None:
+        if self._own.flops_per_unit is not None:
+            return self._own.flops_per_unit
+        try:
+            return counted_flops(self) or None
+        except Exception:  # noqa: BLE001 - the code of a user, on a device without data; `jobs workloads` says why
+            return None
+
+    def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
+        inputs, targets = self.items(indices)
+        return Batch(inputs=to_device(inputs.numpy(), device), targets=to_device(targets.numpy(), device))
+
+    def items(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """(inputs, targets) on the host. Raises InputError if they are not tensors with one entry for each item."""
+        found = self._own.call("batch", torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64)))
+        fits = isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, torch.Tensor) for part in found)
+        if not fits or any(part.ndim == 0 or len(part) != len(indices) or part.device.type != "cpu" for part in found):
+            raise InputError(
+                f"{self._own.file}: batch() returned {_kind(found)} for {len(indices)} items. Allowed: (inputs, targets), two "
+                "tensors on the CPU, whose first dimension is the number of items."
+            )
+        return cast("tuple[torch.Tensor, torch.Tensor]", tuple(part.detach().contiguous() for part in found))
+
+    def must_repeat_items(self) -> None:
+        """Raises InputError if the same item is not the same each time: strategies would then train on different data."""
+        some = np.arange(min(2, self.source.items))
+        for first, second in zip(self.items(some), self.items(some), strict=True):
+            if not torch.equal(first, second):
+                raise InputError(
+                    f"{self._own.file}: batch() returned other tensors for the same items. Needed: the same item at each call, "
+                    "so that each strategy trains on the same data: draw random items once, by a torch.Generator with a seed."
+                )
+
+    def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        inputs = batch.inputs
+        if inputs.is_floating_point():  # where a strategy keeps the weights in 16 bits, inputs have to be that too
+            inputs = inputs.to(next(model.parameters()).dtype)
+        found = model(inputs)
+        if not isinstance(found, torch.Tensor):
+            raise InputError(f"{self._own.file}: the model returned {_kind(found)}. Allowed: a tensor.")
+        return found
+
+    def criterion(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self._own.loss is None:
+            return super().criterion(outputs, targets)
+        found = self._own.call("loss", outputs.float(), targets)
+        if not isinstance(found, torch.Tensor) or found.ndim:
+            raise InputError(f"{self._own.file}: loss() returned {_kind(found)}. Allowed: the mean loss, a 0-dim tensor.")
+        return found
+
+
+def build(cell: Cell, data_path: Path, *, file: Path) -> OwnTask:
+    """The task of a cell. Raises InputError if the file is not the one that the cell names."""
+    source = own_workload.read(file)
+    if source.digest != cell.workload_code:
+        raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {cell.workload_code}.")
+    own = own_model.load(source)
+    task = OwnTask(own, source.digest, {option.name: cell.options.get(option.name, option.default) for option in own.options})
+    task.must_repeat_items()
+    return task
+
+
+def repeated(model: nn.Module) -> list[nn.Module]:
+    """The members of the longest list of modules (`nn.ModuleList`, or `nn.Sequential`) of which all have one class and
+    parameters; none if there is no such list."""
+    found: list[nn.Module] = []
+    for module in model.modules():
+        members = list(module) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
+        classes = Counter(type(member) for member in members)
+        if len(classes) == 1 and len(members) > max(1, len(found)) and all(any(True for _ in m.parameters()) for m in members):
+            found = members
+    return found
+
+
+def counted_flops(task: OwnTask) -> float:
+    """By FLOPS_SOURCE, for one unit, on the meta device, which needs no memory.
+
+    Raises what the model raises if it cannot compute without data.
+    """
+    inputs, targets = (part.to("meta") for part in task.items(np.arange(1)))
+    with torch.device("meta"):
+        model = task.model().eval()  # a BatchNorm in training needs more than one item
+    counter = FlopCounterMode(display=False)
+    with counter:
+        task.criterion(task.outputs(model, Batch(inputs, targets)), targets).backward()  # type: ignore[no-untyped-call]
+    return float(counter.get_total_flops()) / task.units_per_item
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)} on {value.device.type}"
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}: ({', '.join(map(_kind, value))})"[:200]
+    return f"a {type(value).__name__}"
