@@ -16,6 +16,7 @@ from provision.interruption import STOPPING
 from provision.node import Node
 from provision.operation import Operation, Site, Target
 from provision.plan import BEGUN, MACHINE, OperationStep, converge
+from provision.provider import Confirmation, ToCreate
 from provision.provider import provider as load_provider
 from provision.verify import Finding, verified, verify
 from shardlab import cluster, console
@@ -31,11 +32,13 @@ VERBS = {
     "verify": "run only the acceptance checks",
     "request": "show what to request from the provider",
     "warm": "prepare in advance what takes long (practice nodes: base system and wheels)",
-    "down": "remove what provision created (practice nodes and their network)",
+    "extend": "ask the provider for the machines for more hours (CloudLab: --hours N --reason TEXT)",
+    "down": "remove what provision created (practice nodes and their network, an experiment of CloudLab)",
     "init": "ask a Slurm site, SSH hosts or this machine, and print a commented cluster file; change nothing",
 }
 
 UNLOCKED = ("plan", "facts", "request")  # they change nothing, and do not disturb other commands
+BY_PROVIDER = ("request", "warm", "extend", "down")  # the provider carries them out, and no node is asked
 LOGIN_S = 30.0
 BY_ROOT = "send the commands that `provision CLUSTER.yaml plan` prints to an administrator, then run the same command again"
 AGAIN = "fix the problem that this operation reports and run the same command again; it continues from there"
@@ -92,6 +95,9 @@ def _parser() -> console.Parser:
         help="init: a Slurm site; without a value: this machine is its login node",
     )
     parser.add_argument("--ssh", type=_names, metavar="HOST,...", help="init: machines with a login by SSH")
+    parser.add_argument("--hours", type=_count, metavar="N", help="extend: hours to ask for")
+    parser.add_argument("--reason", metavar="TEXT", help="extend: why, for the administrators of the provider")
+    parser.add_argument("--yes", action="store_true", help="down: do not ask before machines are given back")
     console.add_version(parser)
     return parser
 
@@ -123,9 +129,22 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         return init.run(output, workspace, arguments.site, arguments.ssh or [])
     if arguments.site is not None or arguments.ssh:
         raise InputError(f"--site and --ssh belong to the verb init and cannot be combined with the verb {verb!r}.")
+    if verb != "extend" and (arguments.hours is not None or arguments.reason is not None):
+        raise InputError(f"--hours and --reason belong to the verb extend and cannot be combined with the verb {verb!r}.")
+    if verb != "down" and arguments.yes:
+        raise InputError(f"--yes belongs to the verb down and cannot be combined with the verb {verb!r}.")
     described = _cluster(file, workspace)
     provider = load_provider(described.provider)
-    nodes = provider.nodes(described, workspace)
+    present = described
+    if provider.obtain is not None and verb not in BY_PROVIDER:
+        obtained = provider.obtain(described, workspace, True)
+        if isinstance(obtained, ToCreate):
+            _check_creation(described, verb, arguments)
+            if verb == "plan":
+                return _would_create(output, described, workspace, obtained)
+        else:
+            present = obtained
+    nodes = provider.nodes(present, workspace)
     limited = _chosen("node", [node.name for node in nodes], arguments.limit, None)
     order = roles.operations(provider)
     chosen = _chosen("operation", [operation.name for operation in order], arguments.only, arguments.skip) | {MACHINE}
@@ -136,19 +155,62 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         locks = [(path, f"the cluster {described.name}") for path in provider.locks(described)]
         locks.append((workspace.own / "provision.lock", f"the workspace {workspace.path}"))
     with lock.held(locks, ["provision", *words]):
-        if verb in ("request", "warm", "down"):
+        if verb in BY_PROVIDER:
+            if verb == "down" and provider.confirmation is not None:
+                _confirm(output, provider.confirmation(described, workspace), arguments.yes)
             with interruption.handled(nodes, lambda: None):
-                said = provider.carry_out(verb, described, workspace)
+                said = provider.carry_out(verb, described, workspace, arguments.hours, arguments.reason)
             output.line(said)
             output.document(display.document(verb, Site(described, workspace, []), [], [], []))
             return 0
-        site = _site(described, workspace, nodes, arguments.pretend)
+        if provider.obtain is not None and verb == "apply":
+            with interruption.handled([], lambda: None):
+                obtained = provider.obtain(described, workspace, False)
+            assert isinstance(obtained, Cluster)
+            present, nodes = obtained, provider.nodes(obtained, workspace)
+            limited = _chosen("node", [node.name for node in nodes], arguments.limit, None)
+        site = _site(present, workspace, nodes, arguments.pretend)
         if site.pretended:
             output.remark(f"{arguments.pretend} describes the nodes; no machine is reached", style="dim")
         elif provider.operations is None or MACHINE in provider.operations:
-            order = [Operation(MACHINE, lambda site, target: provider.bring_up(described, workspace, target.node)), *order]
+            order = [Operation(MACHINE, lambda site, target: provider.bring_up(present, workspace, target.node)), *order]
         targets = [target for target in site.targets if target.node.name in limited]
         return _converge(output, verb, site, targets, order, chosen, arguments.parallel)
+
+
+def _check_creation(described: Cluster, verb: str, arguments: argparse.Namespace) -> None:
+    """Raises InputError for what needs nodes, which do not exist yet."""
+    if verb not in ("apply", "plan") or arguments.limit or arguments.pretend is not None:
+        what = "--limit" if arguments.limit else "--pretend" if arguments.pretend is not None else f"the verb {verb}"
+        raise InputError(
+            f"{described.name}: {what} needs nodes, and its machines do not exist yet. Run first: provision CLUSTER.yaml"
+        )
+
+
+def _would_create(output: Output, described: Cluster, workspace: Workspace, to_create: ToCreate) -> int:
+    """The plan for machines that do not exist yet; only when they exist is it known what would change on them."""
+    for line in to_create.says:
+        output.line(line)
+    output.line("changes: 1 planned, none was made; the nodes can be planned for when they exist")
+    shown = display.document("plan", Site(described, workspace, []), [], [], [])
+    output.document({**shown, "changes": 1, "request": to_create.request})
+    return 0
+
+
+def _confirm(output: Output, confirmation: Confirmation | None, yes: bool) -> None:
+    """Show what `down` would remove and ask for its name. Raises InputError if the user does not confirm."""
+    if confirmation is None:
+        return
+    for sentence in confirmation.says:
+        output.remark(sentence, style="yellow")
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InputError(
+            f"down was not confirmed. Allowed: the option --yes, or the typed name {confirmation.name} on a terminal."
+        )
+    if output.remarks.input(f"Type the name {confirmation.name} to confirm: ").strip() != confirmation.name:
+        raise InputError(f"down was not confirmed: the typed name is not {confirmation.name}. Nothing was changed.")
 
 
 def _site(described: Cluster, workspace: Workspace, nodes: Sequence[Node], pretended: Path | None) -> Site:

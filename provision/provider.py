@@ -23,8 +23,23 @@ NodeT = TypeVar("NodeT", bound=Node)
 NOTHING_TO_DO: dict[str, str] = {  # the answer of a provider that has no function for the verb
     "request": "provider {name} has nothing to request: {origin}.",
     "warm": "provider {name} has nothing to prepare in advance.",
+    "extend": "provider {name} has nothing to extend: {origin}.",
     "down": "provider {name}: provision created no machine, so there is nothing to undo.",
 }
+
+
+class ToCreate(msgspec.Struct, frozen=True):
+    """Machines that do not exist yet. says: what would be requested, line by line; request: the same for a program."""
+
+    says: list[str]
+    request: dict[str, Any]
+
+
+class Confirmation(msgspec.Struct, frozen=True):
+    """What the user confirms before `down`. name: what is typed to confirm; says: what would be lost."""
+
+    name: str
+    says: list[str]
 
 
 def lock_of_the_user(cluster: Cluster) -> list[Path]:
@@ -55,14 +70,28 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     """Prepares in advance what takes long; returns a sentence on what is ready."""
     down: Callable[[Cluster, Workspace], str] | None = None
     """Removes what provision created; returns a sentence on what was removed."""
+    obtain: Callable[[Cluster, Workspace, bool], Cluster | ToCreate] | None = None
+    """Gets machines for a cluster file that lists none; returns the cluster with its nodes. True: create and store nothing, and
+    return what would be created if there are no machines yet. Raises ShardlabError."""
+    extend: Callable[[Cluster, Workspace, int | None, str | None], str] | None = None
+    """Asks for the machines for more hours, with a reason; returns a sentence on what was granted. Raises ShardlabError."""
+    confirmation: Callable[[Cluster, Workspace], Confirmation | None] | None = None
+    """What the user has to confirm before `down`; None: nothing."""
     operations: frozenset[str] | None = None
     """The names of the operations that apply to its nodes, in the order of provision/roles.py; None: all operations."""
     checks: frozenset[str] | None = None
     """The names of the checks that apply to its nodes; None: all checks."""
 
-    def carry_out(self, verb: str, cluster: Cluster, workspace: Workspace) -> str:
-        """Carry out request, warm or down; returns what to tell the user. Raises ShardlabError."""
-        function = {"request": self.request, "warm": self.warm, "down": self.down}[verb]
+    def carry_out(
+        self, verb: str, cluster: Cluster, workspace: Workspace, hours: int | None = None, reason: str | None = None
+    ) -> str:
+        """Carry out request, warm, extend or down; returns what to tell the user. hours, reason: of extend.
+
+        Raises ShardlabError.
+        """
+        if verb == "extend" and self.extend is not None:
+            return self.extend(cluster, workspace, hours, reason)
+        function = {"request": self.request, "warm": self.warm, "extend": None, "down": self.down}[verb]
         if function is None:
             return NOTHING_TO_DO[verb].format(name=self.name, origin=self.origin)
         return function(cluster, workspace)

@@ -117,8 +117,13 @@ def load(path: Path) -> Cluster:
 
 def with_experiment(cluster: Cluster, manifests: Sequence[Path]) -> Cluster:
     """The cluster with the nodes of an experiment: the first is also the controller. Raises InputError."""
-    what = ", ".join(map(str, manifests))
-    experiment = cloudlab_manifest.parse((str(path), cloudlab_manifest.read(path)) for path in manifests)
+    return with_manifests(cluster, [(str(path), cloudlab_manifest.read(path)) for path in manifests])
+
+
+def with_manifests(cluster: Cluster, manifests: Sequence[tuple[str, bytes]]) -> Cluster:
+    """As `with_experiment`, of manifests that were read. manifests: what to call each in an error, and its bytes."""
+    what = ", ".join(name for name, _ in manifests)
+    experiment = cloudlab_manifest.parse(manifests)
     nodes = [
         NodeEntry(
             name=node.name,

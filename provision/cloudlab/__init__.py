@@ -1,0 +1,1 @@
+"""What provision does at CloudLab: the portal, its token, and the experiment that it creates there."""

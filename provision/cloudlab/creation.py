@@ -1,0 +1,239 @@
+"""Creates an experiment at the portal, or finds the one that an earlier command created, and stores its manifests.
+
+Before the portal is asked, a note says what is asked. A command that is killed at any moment is continued by the next one: the
+experiment is found by its name, and adopted if it is the one that the note describes.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+import msgspec
+
+from provision.cloudlab import experiment_request, waiting
+from provision.cloudlab.experiment_request import ExperimentRequest
+from provision.cloudlab.portal import NoConnection, OutcomeUnknown, Portal, PortalError
+from provision.cloudlab.portal_answers import ENDED, PortalExperiment, moment
+from shardlab import cloudlab_experiment, cloudlab_manifest
+from shardlab.cloudlab_experiment import ExperimentNote
+from shardlab.cloudlab_manifest import Experiment
+from shardlab.cluster import Cluster
+from shardlab.console import Output
+from shardlab.errors import InputError, ShardlabError
+from shardlab.workspace import Workspace
+
+POLL_S = 15.0
+MOST_WAIT_S = 3600.0
+CLOCK_S = 60.0  # between two clocks of the portal
+AGAIN = "Run the same command again: it looks for the experiment by its name, and continues."
+DOWN = "provision CLUSTER.yaml down"
+
+
+def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> list[Path]:
+    """The manifests of the experiment, which is created or adopted, and whose nodes are all ready. Raises ShardlabError."""
+    request = experiment_request.request(cluster)
+    note = cloudlab_experiment.read(workspace)
+    if note is not None:
+        check_note(note, request, workspace)
+    if note is None or note.uuid is None:
+        note = _created(request, workspace, portal, output, note)
+    note = _ready(note, workspace, portal, output)
+    assert note.uuid is not None
+    try:
+        texts = _manifests(cluster, portal.manifests(note.uuid))
+    except InputError as error:  # wrong input would mean that nothing was changed
+        raise ShardlabError(f"{error} The experiment {note.name} still exists. To end it: {DOWN}") from None
+    return cloudlab_experiment.store_manifests(workspace, texts)
+
+
+def refresh(workspace: Workspace, portal: Portal) -> ExperimentNote | None:
+    """The note with the end of the experiment as the portal says it now; None if this workspace created no experiment.
+
+    Raises PortalError, and ShardlabError if the experiment no longer exists.
+    """
+    note = cloudlab_experiment.read(workspace)
+    if note is None or note.uuid is None or not note.created_by_us:
+        return None
+    return keep(workspace, note, _existing(note, portal))
+
+
+def check_note(note: ExperimentNote, request: ExperimentRequest, workspace: Workspace) -> None:
+    """Raises InputError if the workspace has an experiment of another name or project than the cluster file."""
+    if (note.name, note.project) != (request.name, request.project):
+        raise InputError(
+            f"{cloudlab_experiment.path_of(workspace)}: this workspace uses the experiment {note.name} of the project "
+            f"{note.project}, and the cluster file asks for {request.name} of {request.project}. Allowed: the same names, or "
+            f"another workspace. To end the first experiment, run with its cluster file: {DOWN}."
+        )
+
+
+def keep(workspace: Workspace, note: ExperimentNote, found: PortalExperiment) -> ExperimentNote:
+    """Store what the portal says of the experiment now."""
+    changes = {
+        "uuid": found.id,
+        "created_at": found.created_at,
+        "page": found.url,
+        "expires_at": found.expires_at if moment(found.expires_at) else None,
+        "read_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return cloudlab_experiment.write(workspace, msgspec.structs.replace(note, **changes))
+
+
+def adopted(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment | None:
+    """The experiment that a command created that was killed, or None if there is none of this name.
+
+    Raises InputError if the experiment of this name is not the one that the note describes; the note is then removed.
+    """
+    found = portal.experiment(f"{note.project},{note.name}")
+    if found is None:
+        return None
+    born, asked = moment(found.created_at), moment(note.asked_at)
+    profile = f"{found.profile_project}/{found.profile_name}" if found.profile_name and found.profile_project else None
+    contradictions = [
+        f"its creator is {found.creator}" if found.creator and note.user and found.creator != note.user else "",
+        f"its profile is {profile}" if profile is not None and profile != note.profile else "",
+        f"it was created at {found.created_at}" if born and asked and born < asked - timedelta(seconds=CLOCK_S) else "",
+    ]
+    if any(contradictions):
+        _remove_note(workspace)
+        raise _taken(note.project, note.name, ", ".join(filter(None, contradictions)))
+    return found
+
+
+def _created(
+    request: ExperimentRequest, workspace: Workspace, portal: Portal, output: Output, note: ExperimentNote | None
+) -> ExperimentNote:
+    """The note of the experiment, whose nodes may still be made."""
+    was_asked_before = note is not None
+    if note is None:
+        if (other := portal.experiment(f"{request.project},{request.name}")) is not None:
+            raise _taken(request.project, request.name, f"its creator is {other.creator or 'unknown'}")
+        note = cloudlab_experiment.write(workspace, _intent(request, portal))
+    elif (found := adopted(note, workspace, portal)) is not None:
+        output.remark(f"an earlier command created the experiment {note.name}; this command continues with it.")
+        return keep(workspace, note, found)
+    output.remark(f"creating the experiment {request.name} in the project {request.project} at {portal.url}.")
+    try:
+        return keep(workspace, note, portal.create(request.body))
+    except OutcomeUnknown as error:
+        output.remark(f"{error} Looking for the experiment by its name.")
+        if (found := adopted(note, workspace, portal)) is None:
+            raise ShardlabError(f"{error} The experiment {note.name} is not there. {AGAIN}") from None
+        return keep(workspace, note, found)
+    except NoConnection:  # an earlier request may have arrived
+        raise
+    except PortalError:
+        if was_asked_before and (found := adopted(note, workspace, portal)) is not None:
+            return keep(workspace, note, found)  # the earlier request took so long
+        _remove_note(workspace)  # the portal certainly created nothing for us
+        if (other := portal.experiment(f"{request.project},{request.name}")) is not None:
+            raise _taken(request.project, request.name, f"its creator is {other.creator or 'unknown'}") from None
+        raise
+
+
+def _intent(request: ExperimentRequest, portal: Portal) -> ExperimentNote:
+    """The note that is written before the portal is asked."""
+    return ExperimentNote(
+        schema=cloudlab_experiment.SCHEMA,
+        name=request.name,
+        created_by_us=True,
+        project=request.project,
+        profile=request.profile,
+        portal_url=portal.url,
+        user=portal.user(),
+        asked_at=_portal_time(portal.date),
+    )
+
+
+def _remove_note(workspace: Workspace) -> None:
+    cloudlab_experiment.path_of(workspace).unlink(missing_ok=True)
+
+
+def _ready(note: ExperimentNote, workspace: Workspace, portal: Portal, output: Output) -> ExperimentNote:
+    """Wait until all nodes are ready. Raises ShardlabError if the experiment fails, ends, or takes too long."""
+    ends = time.monotonic() + MOST_WAIT_S
+    with waiting.shown(output, f"waiting for the nodes of the experiment {note.name}") as show:
+        while True:
+            found = _existing(note, portal)
+            note = keep(workspace, note, found)
+            late = {node.client_id or "a node without a name": node.lacks for node in found.nodes if node.lacks}
+            failed = [node.client_id or "a node without a name" for node in found.nodes if node.has_failed]
+            if found.status in ENDED or failed:
+                raise ShardlabError(
+                    f"the experiment {note.name} has failed: its status is {found.status}"
+                    + (f", and these nodes failed: {', '.join(failed)}" if failed else "")
+                    + f". The portal says why{f' at {note.page}' if note.page else ''}. To end it: {DOWN}"
+                )
+            if found.status == "ready" and found.nodes and not late:
+                return note
+            if time.monotonic() > ends:
+                raise ShardlabError(
+                    f"the experiment {note.name} is not ready after {MOST_WAIT_S / 60:.0f} min: {_state(found, late)}. It "
+                    f"still exists. To wait on, run the same command again; to end it: {DOWN}"
+                )
+            show(_state(found, late))
+            portal.pause(POLL_S)
+
+
+def _existing(note: ExperimentNote, portal: Portal) -> PortalExperiment:
+    assert note.uuid is not None
+    found = portal.experiment(note.uuid)
+    if found is None:
+        end = f" It was to end at {note.expires_at}." if note.expires_at else ""
+        raise ShardlabError(
+            f"the experiment {note.name} ({note.uuid}) no longer exists at the portal.{end} To remove its note and its "
+            f"manifests from this workspace: {DOWN}"
+        )
+    return found
+
+
+def _state(found: PortalExperiment, late: dict[str, str]) -> str:
+    """As `experiment provisioning, 1 of 2 nodes ready; gpu1: rawstate BOOTING`."""
+    shown = [f"{name}: {lacks}" for name, lacks in list(late.items())[:3]] + (["..."] if len(late) > 3 else [])
+    nodes = len(found.nodes)
+    of_nodes = f"{nodes - len(late)} of {nodes} nodes ready" if nodes else "no nodes yet"
+    return "; ".join([f"experiment {found.status or 'unknown'}, {of_nodes}", *shown])
+
+
+def _manifests(cluster: Cluster, texts: dict[str, str]) -> dict[str, bytes]:
+    """The checked manifests, by name of the aggregate. Raises InputError for one that cannot be used."""
+    named: dict[str, bytes] = {}
+    for urn, text in texts.items():
+        named[cloudlab_manifest.aggregate(f"a manifest of the portal for {urn[:100]!r}", urn)] = text.encode()
+    experiment = cloudlab_manifest.parse((f"the portal's manifest of {name}", text) for name, text in named.items())
+    _check_nodes(cluster, experiment)
+    return named
+
+
+def _check_nodes(cluster: Cluster, experiment: Experiment) -> None:
+    """Raises ShardlabError if the nodes are at another site, or fewer, than the cluster file says."""
+    wanted = cluster.cloudlab
+    assert wanted is not None
+    sites = {node.site for node in experiment.nodes}
+    if wanted.site is not None and any(site.split(".")[0] != wanted.site.split(".")[0] for site in sites):
+        raise ShardlabError(
+            f"the nodes are at {', '.join(sorted(sites))}, and the cluster file says cloudlab.site: {wanted.site}. The profile "
+            f"{wanted.profile} cannot choose the site. To end the experiment: {DOWN}"
+        )
+    if wanted.profile == experiment_request.SMALL_LAN and len(experiment.nodes) < wanted.nodes:
+        raise ShardlabError(
+            f"the manifests have {len(experiment.nodes)} nodes, and the cluster file asks for {wanted.nodes}. {AGAIN}"
+        )
+
+
+def _taken(project: str | None, name: str, why: str) -> InputError:
+    return InputError(
+        f"the project {project} already has an experiment {name}, which this workspace did not create ({why}). Allowed: "
+        "another name in the cluster file, or the nodes of that experiment, with cloudlab.manifest. Nothing was created."
+    )
+
+
+def _portal_time(header: str | None) -> str:
+    """The time that the portal's last answer states; this machine's if it states none."""
+    try:
+        return parsedate_to_datetime(header or "").astimezone(UTC).isoformat()
+    except ValueError:
+        return datetime.now(UTC).isoformat(timespec="seconds")
