@@ -21,7 +21,7 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     manifest: str | list[str] | None = None
     """The file of the experiment's manifest, relative to the cluster file; a list: one manifest of each aggregate. null:
-    with a token of the portal, the experiment that `provision` creates; else, on a node of an experiment, `geni-get manifest`."""
+    with a token of the portal, the experiment that `provision` creates; else, on a node, what `geni-get manifest` prints."""
     project: Word | None = None
     """The project in which the experiment is created."""
     hardware: Word | None = None

@@ -29,12 +29,9 @@ Fault = Callable[["Handler"], None]
 def certificate(folder: Path, name: str = "127.0.0.1") -> tuple[Path, Path]:
     """(key, certificate) of a server with this address, which signs itself."""
     key, made = folder / "key.pem", folder / "certificate.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-        + ["-subj", f"/CN={name}", "-addext", f"subjectAltName=IP:{name}", "-keyout", key, "-out", made],
-        check=True,
-        capture_output=True,
-    )
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2".split()
+    of_this = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=IP:{name}", "-keyout", key, "-out", made]
+    subprocess.run([*words, *of_this], check=True, capture_output=True)
     return key, made
 
 
@@ -54,7 +51,7 @@ class TestPortal:
         self.polls = 1
         self.grants: Callable[[int], int] = lambda hours: hours
         self.gone_after = 1  # how often an experiment is still there after it was told to end
-        self.manifests = {URN: manifest(node("node0", 1), node("node1", 2), lan(["node0", "node1"]))}
+        self.manifests = {URN: two_nodes()}
         self.changed = threading.Condition()
 
     def asked(self, method: str) -> list[tuple[str, str, Any]]:
@@ -108,6 +105,12 @@ class TestPortal:
             ready = self.polls < 0
             made["status"] = "ready" if ready else "provisioning"
             made["aggregates"] = {URN: {"urn": URN, "name": None, "status": made["status"], "nodes": nodes(ready)}}
+
+
+def two_nodes(site: str = "wisc.cloudlab.us") -> str:
+    """A manifest of two nodes whose logins are at a closed port of this machine: no test asks another one."""
+    made = [node(name, number, site=site, host="127.0.0.1") for number, name in enumerate(("node0", "node1"), start=1)]
+    return manifest(*made, lan(["node0", "node1"])).replace('port="22"', 'port="1"')
 
 
 def nodes(ready: bool, **more: Any) -> list[dict[str, Any]]:
@@ -228,11 +231,11 @@ def carried_out_then(fault: Fault) -> Fault:
 
     def carry_out(handler: Handler) -> None:
         portal: TestPortal = handler.server.portal
-        method, path, body = portal.requests[-1]
-        answered = handler.answer
-        handler.answer = lambda status, document: None  # type: ignore[method-assign]
+        _method, path, body = portal.requests[-1]
+        send = handler.send
+        handler.send = lambda *_content, **_headers: None  # type: ignore[method-assign]
         handler.api(portal, path.removeprefix(portal.prefix), body)
-        handler.answer = answered  # type: ignore[method-assign]
+        handler.send = send  # type: ignore[method-assign]
         fault(handler)
 
     return carry_out

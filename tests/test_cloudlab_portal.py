@@ -35,23 +35,6 @@ REQUEST = {
 }
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory):
-    return certificate(tmp_path_factory.mktemp("tls"))
-
-
-@pytest.fixture
-def there(keys, monkeypatch):
-    """A portal, whose address is `url`."""
-    monkeypatch.setenv("SSL_CERT_FILE", str(keys[1]))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    portal = TestPortal()
-    server, portal.url = serve(portal, *keys)
-    yield portal
-    server.shutdown()
-    server.server_close()
-
-
 class Asked:
     """A client, what it said, and how long it would have waited."""
 
