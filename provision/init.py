@@ -1,11 +1,14 @@
-"""`provision init`: asks a Slurm site, SSH hosts or this machine, and prints a commented cluster file. It changes nothing."""
+"""`provision init`: asks a Slurm site, SSH hosts or this machine, or reads the manifests of a CloudLab experiment, and prints a
+commented cluster file. It changes nothing."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import templates
+from provision.cloudlab import cluster_file
 from provision.fact import Fact, Facts
 from provision.facts.nvidia import NVIDIA
 from provision.facts.pythons import OLDEST
@@ -32,17 +35,20 @@ _SYSTEM = Fact("system", SYSTEM.command, SYSTEM.parse, SYSTEM.timeout_s)  # the 
 _NVIDIA = Fact("nvidia", NVIDIA.command, NVIDIA.parse, NVIDIA.timeout_s)
 
 
-def run(output: Output, workspace: Workspace, site: str | None, hosts: Sequence[str]) -> int:
+def run(output: Output, workspace: Workspace, site: str | None, hosts: Sequence[str], manifests: Sequence[Path] = ()) -> int:
     """Print the file.
 
     site: USER@HOST:PORT of a login node; empty if this machine is the login node; None if no site is meant.
     hosts: of a cluster of SSH hosts.
+    manifests: the files of the manifests of a CloudLab experiment.
 
     Raises InputError, or Unreachable if a login fails.
     """
-    if site is not None and hosts:
-        raise InputError("--site and --ssh describe two different clusters. Allowed: one of them.")
-    if hosts:
+    if sum((site is not None, bool(hosts), bool(manifests))) > 1:
+        raise InputError("--site, --ssh and --cloudlab describe different clusters. Allowed: one of them.")
+    if manifests:
+        text = cluster_file.text(manifests)
+    elif hosts:
         text = _ssh_file(output, workspace, [_login(host, "--ssh") for host in hosts])
     elif site is not None or is_login_node():
         login = _login(site, "--site") if site else None
@@ -83,6 +89,7 @@ def site_text(login: Login | None, site: Survey, made: Proposal, rejected: dict[
     """The cluster file of a Slurm site. rejected: for each way to request a GPU, why Slurm would reject it, or None."""
     partition, kind = made.partition, made.node_type
     accepted = [request for request, why in rejected.items() if why is None]
+    undecided = [request for request, why in rejected.items() if why is not None and survey.UNDECIDED.search(why)]
     gpus = kind.gpus[0] if kind is not None and kind.gpus else None
     longest = partition.max_time_s if partition is not None else None
     return templates.render(
@@ -94,8 +101,8 @@ def site_text(login: Login | None, site: Survey, made: Proposal, rejected: dict[
         account=made.account,
         accounts=made.accounts,
         qos=made.qos,
-        gpu_request=accepted[0] if accepted else None,
-        request_table=[f"{request}: {'accepted' if why is None else f'rejected: {why}'}" for request, why in rejected.items()],
+        gpu_request=next(iter([*accepted, *undecided]), None),
+        request_table=[f"{request}: {_answer(why)}" for request, why in rejected.items()],
         time=_time(min(longest or proposal.HOUR_S, proposal.HOUR_S)),
         max_time=_time(longest) if longest else None,
         max_nodes=partition.max_nodes if partition is not None else None,
@@ -140,6 +147,13 @@ def _local_file() -> str:
         machine=_machine(system),
         gpus=_gpu_names(facts),
     )
+
+
+def _answer(why: str | None) -> str:
+    """What Slurm says of a way to request GPUs. why: why it would reject the job; None if it would accept it."""
+    if why is None:
+        return "accepted"
+    return f"ask: {why}; are all nodes down now?" if survey.UNDECIDED.search(why) else f"rejected: {why}"
 
 
 def _ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]) -> str:

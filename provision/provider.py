@@ -22,6 +22,7 @@ NodeT = TypeVar("NodeT", bound=Node)
 
 NOTHING_TO_DO: dict[str, str] = {  # the answer of a provider that has no function for the verb
     "request": "provider {name} has nothing to request: {origin}.",
+    "profile": "provider {name} has nothing to request: {origin}.",
     "warm": "provider {name} has nothing to prepare in advance.",
     "extend": "provider {name} has nothing to extend: {origin}.",
     "down": "provider {name}: provision created no machine, so there is nothing to undo.",
@@ -66,6 +67,8 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     """The first operation on each node: the changes after which the node can be logged in to. Raises ShardlabError."""
     request: Callable[[Cluster, Workspace], str] | None = None
     """The text that a person gives to the provider to get the machines."""
+    profile: Callable[[Cluster, Workspace], str] | None = None
+    """The same request as a script that the provider runs."""
     warm: Callable[[Cluster, Workspace], str] | None = None
     """Prepares in advance what takes long; returns a sentence on what is ready."""
     down: Callable[[Cluster, Workspace], str] | None = None
@@ -78,20 +81,30 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     confirmation: Callable[[Cluster, Workspace], Confirmation | None] | None = None
     """What the user has to confirm before `down`; None: nothing."""
     operations: frozenset[str] | None = None
-    """The names of the operations that apply to its nodes, in the order of provision/roles.py; None: all operations."""
+    """The names of the operations that apply to its nodes, in the order of provision/roles.py; None: all operations, without
+    those that are only for providers that name them."""
     checks: frozenset[str] | None = None
     """The names of the checks that apply to its nodes; None: all checks."""
+    own: frozenset[str] = frozenset()
+    """The names of further operations and checks, which apply only to providers that name them."""
 
     def carry_out(
         self, verb: str, cluster: Cluster, workspace: Workspace, hours: int | None = None, reason: str | None = None
     ) -> str:
-        """Carry out request, warm, extend or down; returns what to tell the user. hours, reason: of extend.
+        """Carry out request, profile, warm, extend or down; returns what to tell the user. hours, reason: of extend.
 
         Raises ShardlabError.
         """
         if verb == "extend" and self.extend is not None:
             return self.extend(cluster, workspace, hours, reason)
-        function = {"request": self.request, "warm": self.warm, "extend": None, "down": self.down}[verb]
+        functions = {
+            "request": self.request,
+            "profile": self.profile,
+            "warm": self.warm,
+            "extend": None,
+            "down": self.down,
+        }
+        function = functions[verb]
         if function is None:
             return NOTHING_TO_DO[verb].format(name=self.name, origin=self.origin)
         return function(cluster, workspace)

@@ -1,4 +1,7 @@
-"""The note of the CloudLab experiment whose nodes a workspace uses: who created it, and when it ends."""
+"""What a workspace keeps of the CloudLab experiment whose nodes it uses: its manifests, and a note that says who created it.
+
+All functions take the folder .shardlab of the workspace.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,9 @@ import msgspec
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
-from shardlab.workspace import Workspace
 
 SCHEMA = 1
-MANIFESTS = "cloudlab"  # in .shardlab: the folder of the manifests, a file AGGREGATE.xml of each aggregate
+MANIFESTS = "cloudlab"  # in .shardlab: the folder of the manifests, a file AGGREGATE.xml of each aggregate; and of the lease
 NOTE = "cloudlab-experiment.json"  # in .shardlab, beside that folder, which is renamed to its place as a whole
 OLD = ".old"
 
@@ -43,20 +45,16 @@ class ExperimentNote(msgspec.Struct, frozen=True):
     """When the portal created it."""
     page: str | None = None
     """The address of its page at the portal, for a person."""
-    expires_at: str | None = None
-    """When it ends; None: not known."""
-    read_at: str | None = None
-    """When `expires_at` was read, by the clock of this machine."""
 
 
-def path_of(workspace: Workspace) -> Path:
+def path_of(own: Path) -> Path:
     """The path of the note."""
-    return workspace.own / NOTE
+    return own / NOTE
 
 
-def read(workspace: Workspace) -> ExperimentNote | None:
+def read(own: Path) -> ExperimentNote | None:
     """The note, or None if the workspace uses no experiment of which it has one. Raises InputError for a damaged note."""
-    path = path_of(workspace)
+    path = path_of(own)
     try:
         return decoder(ExperimentNote).decode(files.read(path))
     except FileNotFoundError:
@@ -69,24 +67,24 @@ def read(workspace: Workspace) -> ExperimentNote | None:
         ) from None
 
 
-def write(workspace: Workspace, note: ExperimentNote) -> ExperimentNote:
+def write(own: Path, note: ExperimentNote) -> ExperimentNote:
     """Store the note; returns it. Raises WorkspaceError."""
-    files.make_folder(workspace.own)
-    files.write_json(path_of(workspace), note)
+    files.make_folder(own)
+    files.write_json(path_of(own), note)
     return note
 
 
-def manifests(workspace: Workspace) -> list[Path]:
+def manifests(own: Path) -> list[Path]:
     """The files of the manifests; none if they are not stored yet."""
-    return sorted((workspace.own / MANIFESTS).glob("*.xml"))
+    return sorted((own / MANIFESTS).glob("*.xml"))
 
 
-def store_manifests(workspace: Workspace, texts: Mapping[str, bytes]) -> list[Path]:
+def store_manifests(own: Path, texts: Mapping[str, bytes]) -> list[Path]:
     """Store the manifests, all of them or none. texts: by name of the aggregate, which is safe as a file name.
 
     Raises WorkspaceError.
     """
-    folder = workspace.own / MANIFESTS
+    folder = own / MANIFESTS
     staging = folder.with_suffix(".new")
     with files.as_workspace_error("write"):
         shutil.rmtree(staging, ignore_errors=True)
@@ -96,17 +94,17 @@ def store_manifests(workspace: Workspace, texts: Mapping[str, bytes]) -> list[Pa
         if folder.exists():
             _put_aside(folder)
         staging.rename(folder)
-        files.sync_folder(workspace.own)
-    return manifests(workspace)
+        files.sync_folder(own)
+    return manifests(own)
 
 
-def forget(workspace: Workspace) -> None:
+def forget(own: Path) -> None:
     """Rename the manifests and then the note to names that end in .old, so that no command uses them. Raises WorkspaceError."""
     with files.as_workspace_error("write"):
-        for path in (workspace.own / MANIFESTS, path_of(workspace)):
+        for path in (own / MANIFESTS, path_of(own)):
             if path.exists():
                 _put_aside(path)
-        files.sync_folder(workspace.own)
+        files.sync_folder(own)
 
 
 def _put_aside(path: Path) -> None:

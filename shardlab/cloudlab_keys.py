@@ -13,6 +13,9 @@ from shardlab.cloudlab_manifest import Experiment, ManifestInterface, ManifestNo
 from shardlab.errors import InputError
 
 Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+EXTRA_DISK = "/mydata"  # where a node of an experiment has its local disk, by a blockstore or by mkextrafs.pl
+NFS_FOLDERS = ("/proj", "/users")  # of CloudLab, over the control network: home folders and the folders of projects
+
 ImageName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+/-]{0,200}$")]
 
 

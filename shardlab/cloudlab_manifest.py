@@ -25,6 +25,7 @@ MOST_NODES = 10_000
 HOST = re.compile(r"^[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}\.)*[A-Za-z0-9-]{0,62}$")
 NODE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
 LOGIN = re.compile(r"^[a-z_][a-z0-9_-]{0,31}$")
+MOUNT = re.compile(r"^/[A-Za-z0-9._/-]{1,200}$")
 MAC = re.compile(r"^(?:[0-9a-f]{12}|(?:[0-9a-f]{2}:){5}[0-9a-f]{2})$")
 # urn:publicid:IDN+wisc.cloudlab.us+node+d8545-sample1: the aggregate, the kind of thing, its name.
 _URN = re.compile(r"^urn:publicid:IDN\+([A-Za-z0-9.:_-]{1,200})\+([a-z]{1,40})\+([A-Za-z0-9.:_-]{1,200})$")
@@ -51,6 +52,8 @@ class ManifestNode(msgspec.Struct, frozen=True):
     logins: dict[str, tuple[str, int]]  # host and port, by the name of the project member
     control: str | None  # its IPv4 address on the control network
     interfaces: tuple[ManifestInterface, ...]
+    full_name: str | None = None  # NODE.EXPERIMENT.PROJECT.SITE
+    mounts: tuple[str, ...] = ()  # the folders at which its blockstores are mounted
 
 
 class Experiment(msgspec.Struct, frozen=True):
@@ -167,7 +170,9 @@ def _node(name: str, element: Element, links: dict[str, str]) -> ManifestNode | 
             logins[user] = (host, _port(where, login.get("port") or "22"))
     if not logins:
         raise InputError(f"{where}: the manifest has no login. Allowed: the manifest of an experiment whose nodes are ready.")
-    control = next((host.get("ipv4") for host in _children(element, "host") if host.get("ipv4")), None)
+    host_element = next(iter(_children(element, "host")), None)
+    control = host_element.get("ipv4") if host_element is not None else None
+    full_name = host_element.get("name") if host_element is not None else None
     hardware = next((child.get("hardware_type") for child in _children(element, "vnode")), None) or next(
         (child.get("name") for child in _children(element, "hardware_type")), None
     )
@@ -176,8 +181,14 @@ def _node(name: str, element: Element, links: dict[str, str]) -> ManifestNode | 
         site=urn[1],
         hardware=_matched(where, "the hardware type", hardware, NODE_NAME) if hardware is not None else None,
         logins=logins,
-        control=_address(where, control) if control is not None else None,
+        control=_address(where, control) if control else None,
         interfaces=tuple(_interfaces(where, element, links)),
+        full_name=_matched(where, "the name of the host", full_name, HOST) if full_name else None,
+        mounts=tuple(
+            _matched(where, "the mount point of a blockstore", store.get("mountpoint", ""), MOUNT)
+            for store in _children(element, "blockstore")
+            if store.get("mountpoint")
+        ),
     )
 
 

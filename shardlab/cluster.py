@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from shardlab import cloudlab_keys, cloudlab_manifest, document, environment_keys, slurm_keys, validation
+from shardlab import cloudlab_experiment, cloudlab_keys, cloudlab_manifest, document, environment_keys, slurm_keys, validation
 from shardlab.cloudlab_keys import Cloudlab
 from shardlab.cluster_keys import HOST, LOCAL_FOLDER, Data, DataSet, Lan, Login, Name, NodeEntry, Role, Ssh, Storage
 from shardlab.environment_keys import Environment
@@ -20,7 +20,6 @@ from shardlab.errors import InputError
 from shardlab.slurm_keys import Gpus, Slurm
 
 Release = Literal["bookworm", "trixie", "sid"]  # of Debian
-CREATED = ".shardlab/cloudlab"  # in the workspace: the manifests of the experiment that `provision` created
 MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*$")  # other signs have a meaning in the options that mount folders in a container
 # Keys that provider local does not use.
 REMOTE = ("login", "cloudlab", "nodes", "ssh", "lan", "release", "gpus", "storage", "environment", "slurm")
@@ -75,7 +74,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def has_separate_folders(self) -> bool:
         """Whether runs are started over SSH on nodes that share no folder."""
-        return self.provider in ("ssh", "virtual") and self.slurm is None and self.storage.shared is None
+        return self.provider in ("ssh", "virtual", "cloudlab") and self.slurm is None and self.storage.shared is None
 
     @property
     def gpu_types(self) -> list[str]:
@@ -110,7 +109,10 @@ def load(path: Path) -> Cluster:
         raise text.error(("data", "path"), "found an empty path. Allowed: the path of a folder, or null.")
     _check_sets(text, cluster.data.named())
     if cluster.cloudlab is not None and cluster.cloudlab.manifests and not cluster.nodes:
-        cluster = with_experiment(cluster, [path.parent / name for name in cluster.cloudlab.manifests])
+        manifests = [(path.parent / name).absolute() for name in cluster.cloudlab.manifests]
+        # From here on they are found without the folder of the cluster file: `provision` reads the lease in them.
+        experiment = msgspec.structs.replace(cluster.cloudlab, manifest=[str(one) for one in manifests])
+        cluster = with_experiment(msgspec.structs.replace(cluster, cloudlab=experiment), manifests)
     _check_nodes(text, cluster)
     return cluster
 
@@ -129,6 +131,8 @@ def with_manifests(cluster: Cluster, manifests: Sequence[tuple[str, bytes]]) -> 
             name=node.name,
             host=node.host,
             address=node.network.address if node.network is not None else node.control,
+            mac=node.network.mac if node.network is not None else None,
+            control=node.control,
             port=node.port,
             user=node.user,
             roles=["worker"] if place else ["controller", "worker"],
@@ -204,6 +208,8 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         raise text.error(
             ("release",), f"not allowed with provider {cluster.provider}, whose machines already exist. Remove it."
         )
+    if cluster.provider == "cloudlab":
+        _check_nfs_folders(text, cluster)
     if not cluster.nodes and cluster.provider == "cloudlab":
         return  # the experiment does not exist yet
     if not cluster.nodes:
@@ -215,6 +221,10 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         if cluster.provider in ("ssh", "cloudlab") and not (entry.host and HOST.match(entry.host)):
             allowed = "Allowed: an address, or a name from ~/.ssh/config."
             raise text.error(("nodes", place), f"found the host {entry.host!r}. {allowed}")
+        if cluster.provider != "cloudlab" and (entry.mac, entry.control) != (None, None):
+            raise text.error(
+                ("nodes", place), f"mac and control are not allowed with provider {cluster.provider}. Remove them."
+            )
         if cluster.provider == "virtual" and (entry.host, entry.address, entry.port, entry.user) != (None, None, None, None):
             raise text.error(("nodes", place), "practice nodes get their addresses from lan.subnet. Allowed: name and roles.")
     _check_lan(text, cluster)
@@ -231,6 +241,29 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         raise text.error(("slurm", "partitions"), f"not allowed with provider {cluster.provider}, which makes one partition.")
     if cluster.slurm is not None:
         slurm_keys.check(text, cluster.slurm)
+
+
+def _check_nfs_folders(text: document.Document, cluster: Cluster) -> None:
+    """Nothing large is stored or read over CloudLab's control network, which is for logins."""
+    named: dict[tuple[str, str], str | None] = {
+        ("storage", "shared"): cluster.storage.shared,
+        ("storage", "mount"): cluster.storage.mount,
+        ("data", "path"): cluster.data.path,
+        ("environment", "wheelhouse"): cluster.environment.wheelhouse,
+    }
+    for key, path in named.items():
+        if path is not None and (path.startswith("~") or _top(path) in cloudlab_keys.NFS_FOLDERS):
+            raise text.error(
+                key,
+                f"found {path}. On CloudLab, {' and '.join(cloudlab_keys.NFS_FOLDERS)}, where home folders are, are NFS over "
+                "the control network, which is only for logins. Allowed: a folder on a disk of the nodes, such as "
+                f"{cloudlab_keys.EXTRA_DISK}/shardlab.",
+            )
+
+
+def _top(path: str) -> str:
+    """The first folder of an absolute path."""
+    return "/" + posixpath.normpath(path).lstrip("/").partition("/")[0] if path.startswith("/") else ""
 
 
 def _check_without_root(text: document.Document, cluster: Cluster) -> None:
@@ -312,5 +345,7 @@ def find(given: Path | None, workspace: Path) -> Cluster:
     if given is None and not own.exists():
         return THIS_MACHINE
     cluster = load(given or own)
-    created = sorted((workspace / CREATED).glob("*.xml")) if cluster.provider == "cloudlab" and not cluster.nodes else []
+    if cluster.provider != "cloudlab" or cluster.nodes:
+        return cluster
+    created = cloudlab_experiment.manifests(workspace / ".shardlab")
     return with_experiment(cluster, created) if created else cluster

@@ -65,12 +65,16 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: the IPv4 address of the node on the network on which the nodes train, if `host` is on another network (provider
     ssh); Slurm, NFS and the ranks use only this network. null: `host` is on it.
     port, user: for the login by SSH (provider ssh); null: `user` is taken from the key ssh, then both from ~/.ssh/config.
+    mac, control: of an experiment (provider cloudlab), filled in from its manifest: the MAC address of the interface that has
+    `address`, and the node's address on the control network, which is for logins only.
     roles: its roles in Slurm: controller, worker, or both.
     """
 
     name: Name
     host: str | None = None
     address: Annotated[str, msgspec.Meta(pattern=IPV4)] | None = None
+    mac: Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{2}:){5}[0-9a-f]{2}$")] | None = None
+    control: Annotated[str, msgspec.Meta(pattern=IPV4)] | None = None
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
     user: str | None = None
     roles: list[Role] = msgspec.field(default_factory=lambda: ["worker"])

@@ -68,8 +68,7 @@ class Bench:
 
     def logs(self) -> str:
         """Every log of the workspace, for the message of a test that fails."""
-        files = sorted(self.path.glob("**/*.log"))
-        return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files)
+        return logs(self.path)
 
 
 def benches(folder: Path) -> Iterator[Bench]:
@@ -105,6 +104,12 @@ def holds_pause(record: StepRecord, stood_still: Event) -> bool:
     """Whether the middle of a pause lies within a step."""
     middle = stood_still.wall_s - stood_still.data["seconds"] / 2
     return record.wall_s - record.step_ms / 1000 < middle < record.wall_s
+
+
+def logs(folder: Path) -> str:
+    """The end of every log of the runs and runners below a folder, for the message of a test that fails."""
+    files = sorted({*folder.glob("**/runs/*/log/**/*.log"), *folder.glob("**/.shardlab/**/*.log")})
+    return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files)
 
 
 def until(true: Callable[[], Any], what: str, limit_s: float = PATIENCE_S, *, least_pause_s: float = 0.05) -> Any:

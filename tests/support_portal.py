@@ -7,7 +7,8 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ Fault = Callable[["Handler"], None]
 def certificate(folder: Path, name: str = "127.0.0.1") -> tuple[Path, Path]:
     """(key, certificate) of a server with this address, which signs itself."""
     key, made = folder / "key.pem", folder / "certificate.pem"
-    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2".split()
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     of_this = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=IP:{name}", "-keyout", key, "-out", made]
     subprocess.run([*words, *of_this], check=True, capture_output=True)
     return key, made
@@ -45,6 +46,7 @@ class TestPortal:
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
+        self.url = ""
         self.experiments: dict[str, dict[str, Any]] = {}
         self.faults: dict[tuple[str, str], list[Fault]] = {}
         self.requests: list[tuple[str, str, Any]] = []
@@ -241,15 +243,25 @@ def carried_out_then(fault: Fault) -> Fault:
     return carry_out
 
 
-def serve(portal: TestPortal, key: Path, made: Path) -> tuple[ThreadingHTTPServer, str]:
-    """(the server in a thread, its address)."""
+@contextmanager
+def serve(folder: Path) -> Iterator[TestPortal]:
+    """A portal that answers at its `url` during the block. folder: gets the key and the certificate of the server."""
+    key, made = certificate(folder)
+    portal = TestPortal()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.portal = portal  # type: ignore[attr-defined]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made, key)
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    return server, f"https://127.0.0.1:{server.server_address[1]}"
+    portal.url = f"https://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield portal
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def hung_up(handler: Handler) -> None:

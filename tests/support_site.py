@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
+from support_line import logs
 from support_slurm import SlurmCluster
 
 USER, UID, ACCOUNT = "alice", 1200, "abc_g"
@@ -177,7 +178,9 @@ class Site:
         done = subprocess.run(
             self.command(*words), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1500, check=False
         )
-        assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == code, (
+            f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{logs(self.slurm.shared)}"
+        )
         return done
 
     def at(self, name: str, described: str, environment: dict[str, object], setup: Sequence[str] = ()) -> "Site":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from support_line import until
+from support_line import logs, until
 
 from jobs.slurm import submission
 from jobs.slurm.submission import Submission
@@ -108,7 +108,8 @@ class SlurmCluster:
     def configured(self, *lines: str) -> Iterator[None]:
         """Slurm with more in its configuration."""
         conf = "/etc/slurm/slurm.conf"
-        again = "systemctl restart slurmctld; until scontrol ping | grep -q UP; do sleep 0.5; done"
+        ready = "scontrol ping | grep -q UP && ! sinfo -h -N -o %T | grep -qiE 'unk|\\*'"  # workers register again
+        again = f"systemctl restart slurmctld; until {ready}; do sleep 0.5; done"
         added = shlex.join(["printf", "%s\\n", *lines])
         try:
             self.run("head", f"cp -p {conf} {conf}.before; {added} >> {conf}; {again}", root=True)
@@ -227,7 +228,8 @@ class Desk:
 
     def end(self, process: subprocess.Popen[str], *, code: int = 0) -> subprocess.CompletedProcess[str]:
         stdout, stderr = process.communicate(timeout=600)
-        assert process.returncode == code, f"{process.args}: exit {process.returncode}\n{stdout}\n{stderr}"
+        where = logs(self.slurm.shared) if process.returncode != code else ""
+        assert process.returncode == code, f"{process.args}: exit {process.returncode}\n{stdout}\n{stderr}\n{where}"
         return subprocess.CompletedProcess(process.args, code, stdout, stderr)
 
     def twin(self) -> Study:

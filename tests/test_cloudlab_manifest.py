@@ -151,7 +151,7 @@ def test_an_experiment_that_provision_created_is_read_from_the_workspace(tmp_pat
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE.replace("{manifest: manifest.xml}", "{hardware: d8545, site: wisc, nodes: 2, project: myproj}"))
     assert cluster.find(file, tmp_path).nodes == []
-    folder = tmp_path / cluster.CREATED
+    folder = tmp_path / ".shardlab/cloudlab"
     folder.mkdir(parents=True)
     (folder / "wisc.xml").write_text(TWO)
     assert [one.name for one in cluster.find(file, tmp_path).nodes] == ["gpu0", "gpu1"]

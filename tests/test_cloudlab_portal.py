@@ -9,7 +9,6 @@ from support_portal import (
     TOKEN,
     URN,
     UUID,
-    TestPortal,
     certificate,
     half_document,
     hung_up,
@@ -33,6 +32,16 @@ REQUEST = {
     "duration": 16,
     "bindings": {"nodeCount": "2"},
 }
+
+
+@pytest.fixture
+def there(tmp_path, monkeypatch):
+    folder = tmp_path / "portal"
+    folder.mkdir()
+    with serve(folder) as portal:
+        monkeypatch.setenv("SSL_CERT_FILE", str(folder / "certificate.pem"))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+        yield portal
 
 
 class Asked:

@@ -103,10 +103,12 @@ def test_a_run_that_waits_trains_with_the_source_that_it_was_submitted_with(benc
     (bench.path / "templates/launch").mkdir(parents=True)
     (bench.path / "templates/launch/local.sh.j2").write_text(template)
     bench.run("jobs", "submit", "--matrix", bench.matrix("axes: {strategy: [ddp], gpus: [2]}"))
+    (run,) = bench.folders()
+    # The source changes while the script of the run waits: the runner, which starts the script, has read its own source.
+    until((run.log / "script.log").exists, "its script starts")
     for package in ("jobs", "trainers", "collect"):
         (installed / package / "__init__.py").write_text("raise SystemExit('edited since')\n")
     (bench.path / "go").touch()
-    (run,) = bench.folders()
     until(lambda: run.judge().state not in ("pending", "running"), "it ends")
     assert run.judge().state == "completed", bench.logs()
     shutil.rmtree(installed)  # the commands at the end of the test use the source of the tests again

@@ -190,7 +190,7 @@ def test_this_machine_is_described_and_nothing_is_written(tmp_path, monkeypatch,
         (["cluster.yaml", "init"], "init takes no cluster file"),
         (["init", "--site", "a b"], "found 'a b'. Allowed: HOST or USER@HOST"),
         (["init", "--site=-oProxyCommand=x"], "found '-oProxyCommand=x'. Allowed"),
-        (["init", "--site", "x", "--ssh", "y"], "two different clusters"),
+        (["init", "--site", "x", "--ssh", "y"], "describe different clusters"),
         (["plan", "--ssh", "y"], "belong to the verb init"),
         (["plan"], "provision init > cluster.yaml"),
     ],
@@ -266,3 +266,12 @@ def test_a_command_that_is_missing_or_hangs_is_passed_over(tmp_path):
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(["bash", "-c", quotas.PROGRAM], env=environment, capture_output=True, text=True, check=True)
     assert quotas.parse(done.stdout) == Quotas((Quota("/scratch", 2**20, 2 * 2**20, 5, 10),), ("myquota",))
+
+
+def test_nodes_that_are_all_down_decide_nothing_about_the_request_for_gpus(tmp_path):
+    why = "Requested node configuration is not available"
+    text, made = described(tmp_path, site(), {"gpus-per-node": "use gres", "gres": why, "gpus": why})
+    assert made.slurm is not None
+    assert made.slurm.gpu_request == "gres"
+    assert f"gres: ask: {why}; are all nodes down now?" in text
+    assert "gpus-per-node: rejected: use gres" in text

@@ -20,7 +20,7 @@ from provision.operation import Nothing, Site, Target
 from provision.operations import environment, hosts, munge, nfs, packages, slurm, slurm_files
 from provision.providers.ssh import SshNode
 from shardlab.cluster import Cluster
-from shardlab.cluster_keys import NodeEntry, Storage
+from shardlab.cluster_keys import NodeEntry, Ssh, Storage
 from shardlab.slurm_keys import Gpus, Slurm
 
 A_MACHINE = System(
@@ -87,7 +87,11 @@ def test_packages_by_role():
         "slurmdbd",
     ]
     assert packages.wanted(site(), w1) == ["chrony", "munge", "python3-venv", "rsync", "slurm-client", "slurmd"]
-    assert packages.wanted(site(slurm_=False), w1) == ["chrony", "python3-venv", "rsync"]
+    bare = site(slurm_=False)
+    assert packages.wanted(bare, w1) == ["chrony", "python3-venv", "rsync"]
+    from_node_to_node = msgspec.structs.replace(bare.cluster, ssh=Ssh(between_nodes=True))
+    between = msgspec.structs.replace(bare, cluster=from_node_to_node)
+    assert packages.wanted(between, w1) == ["chrony", "openssh-client", "python3-venv", "rsync"]
 
 
 def test_packages_are_installed_with_the_lock_waited_for_and_nothing_asked():

@@ -45,13 +45,14 @@ def while_slurmctld_is_away(desk, twin, held, without_accounts):
     step_waits = twin.slurm.version >= (26, 5)
     with ThreadPoolExecutor() as pool:  # each waits for an answer as long as Slurm has its commands wait
         sent = pool.submit(held.start, "submit", "--matrix", held.matrix(SEEDS))
-        results = twin.until(lambda: [*twin.path.glob("runs/*/result.json")], "the ranks of a run end")
+        results = twin.until(lambda: results_of_ended_tasks(twin), "the ranks of a run end, and its sampler")
         twin.until(lambda: step_waits or twin.events("exited"), "a run ends")
         states = [folder.judge().state for folder in twin.folders()]
         assert sorted(states) == sorted(["running" if step_waits else "completed", "pending", "pending", "running"])
         running = [folder.path for folder, state in zip(twin.folders(), states, strict=True) if state == "running"]
-        (at_work,) = set(running) - {result.parent for result in results}
-        files = contents(twin.path, at_work / "samples")
+        assert len(set(running) - {result.parent for result in results}) == 1  # whose ranks are at work
+        samples = [path / "samples" for path in running]
+        files = contents(twin.path, *samples)
         shown = pool.submit(desk.run, "jobs", "status")
         told = [pool.submit(twin.runs, env=env) for env in ({}, without_accounts)]
     for one in told:
@@ -59,7 +60,13 @@ def while_slurmctld_is_away(desk, twin, held, without_accounts):
         assert all("does not answer" in run["scheduler"]["raw"] for run in one.result())
     assert shown.result().stdout.count("does not answer") == 4
     assert "does not answer" in sent.result().stderr
-    assert contents(twin.path, at_work / "samples") == files
+    assert contents(twin.path, *samples) == files
+
+
+def results_of_ended_tasks(study):
+    """The results beside which nothing more is written by the task of a node: the last word of it is its sampler's."""
+    found = study.path.glob("runs/*/result.json")
+    return [path for path in found if any(log.stat().st_size for log in (path.parent / "log").glob("sampler.*.log"))]
 
 
 def contents(folder, *but):

@@ -1,1 +1,1 @@
-"""What provision does at CloudLab: the portal, its token, and the experiment that it creates there."""
+"""CloudLab: its hardware, what is requested from it, its portal, and the cluster file of an experiment."""

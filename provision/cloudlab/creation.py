@@ -1,7 +1,8 @@
-"""Creates an experiment at the portal, or finds the one that an earlier command created, and stores its manifests.
+"""Creates an experiment at the portal, or finds the one of this name, and stores its manifests and its lease.
 
 Before the portal is asked, a note says what is asked. A command that is killed at any moment is continued by the next one: the
-experiment is found by its name, and adopted if it is the one that the note describes.
+experiment is found by its name, and adopted if it is the one that the note describes. Without a note, an experiment of this
+name is adopted if the user of the token created it; `down` does not terminate such an experiment.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from provision.cloudlab import experiment_request, waiting
-from provision.cloudlab.experiment_request import ExperimentRequest
+from provision.cloudlab import profile_request, waiting
 from provision.cloudlab.portal import NoConnection, OutcomeUnknown, Portal, PortalError
 from provision.cloudlab.portal_answers import ENDED, PortalExperiment, moment
-from shardlab import cloudlab_experiment, cloudlab_manifest
+from provision.cloudlab.profile_request import ProfileRequest
+from shardlab import cloudlab_experiment, cloudlab_manifest, lease, moments
 from shardlab.cloudlab_experiment import ExperimentNote
 from shardlab.cloudlab_manifest import Experiment
 from shardlab.cluster import Cluster
@@ -34,52 +35,55 @@ DOWN = "provision CLUSTER.yaml down"
 
 def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> list[Path]:
     """The manifests of the experiment, which is created or adopted, and whose nodes are all ready. Raises ShardlabError."""
-    request = experiment_request.request(cluster)
-    note = cloudlab_experiment.read(workspace)
+    request = profile_request.plan(cluster).request
+    note = cloudlab_experiment.read(workspace.own)
     if note is not None:
         check_note(note, request, workspace)
     if note is None or note.uuid is None:
         note = _created(request, workspace, portal, output, note)
-    note = _ready(note, workspace, portal, output)
-    assert note.uuid is not None
+    ready = _ready(note, workspace, portal, output)
     try:
-        texts = _manifests(cluster, portal.manifests(note.uuid))
+        texts = _manifests(cluster, portal.manifests(ready.id))
     except InputError as error:  # wrong input would mean that nothing was changed
         raise ShardlabError(f"{error} The experiment {note.name} still exists. To end it: {DOWN}") from None
-    return cloudlab_experiment.store_manifests(workspace, texts)
+    stored = cloudlab_experiment.store_manifests(workspace.own, texts)
+    keep_end(workspace, ready)
+    return stored
 
 
-def refresh(workspace: Workspace, portal: Portal) -> ExperimentNote | None:
-    """The note with the end of the experiment as the portal says it now; None if this workspace created no experiment.
+def refresh(workspace: Workspace, portal: Portal) -> PortalExperiment | None:
+    """The experiment as the portal says it now, whose end is stored; None if this workspace uses no experiment of the portal.
 
     Raises PortalError, and ShardlabError if the experiment no longer exists.
     """
-    note = cloudlab_experiment.read(workspace)
-    if note is None or note.uuid is None or not note.created_by_us:
+    note = cloudlab_experiment.read(workspace.own)
+    if note is None or note.uuid is None:
         return None
-    return keep(workspace, note, _existing(note, portal))
+    found = _existing(note, workspace, portal)
+    keep_end(workspace, found)
+    return found
 
 
-def check_note(note: ExperimentNote, request: ExperimentRequest, workspace: Workspace) -> None:
+def keep_end(workspace: Workspace, found: PortalExperiment) -> None:
+    """Store when the experiment ends, if the portal says it."""
+    if (end := moment(found.expires_at)) is not None:
+        lease.keep(workspace.own, end)
+
+
+def check_note(note: ExperimentNote, request: ProfileRequest, workspace: Workspace) -> None:
     """Raises InputError if the workspace has an experiment of another name or project than the cluster file."""
     if (note.name, note.project) != (request.name, request.project):
         raise InputError(
-            f"{cloudlab_experiment.path_of(workspace)}: this workspace uses the experiment {note.name} of the project "
+            f"{cloudlab_experiment.path_of(workspace.own)}: this workspace uses the experiment {note.name} of the project "
             f"{note.project}, and the cluster file asks for {request.name} of {request.project}. Allowed: the same names, or "
             f"another workspace. To end the first experiment, run with its cluster file: {DOWN}."
         )
 
 
-def keep(workspace: Workspace, note: ExperimentNote, found: PortalExperiment) -> ExperimentNote:
-    """Store what the portal says of the experiment now."""
-    changes = {
-        "uuid": found.id,
-        "created_at": found.created_at,
-        "page": found.url,
-        "expires_at": found.expires_at if moment(found.expires_at) else None,
-        "read_at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    return cloudlab_experiment.write(workspace, msgspec.structs.replace(note, **changes))
+def _keep(workspace: Workspace, note: ExperimentNote, found: PortalExperiment) -> ExperimentNote:
+    """Store which experiment it is."""
+    changes = {"uuid": found.id, "created_at": found.created_at, "page": found.url}
+    return cloudlab_experiment.write(workspace.own, msgspec.structs.replace(note, **changes))
 
 
 def adopted(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment | None:
@@ -104,37 +108,49 @@ def adopted(note: ExperimentNote, workspace: Workspace, portal: Portal) -> Porta
 
 
 def _created(
-    request: ExperimentRequest, workspace: Workspace, portal: Portal, output: Output, note: ExperimentNote | None
+    request: ProfileRequest, workspace: Workspace, portal: Portal, output: Output, note: ExperimentNote | None
 ) -> ExperimentNote:
     """The note of the experiment, whose nodes may still be made."""
     was_asked_before = note is not None
     if note is None:
+        intent = _intent(request, portal)
         if (other := portal.experiment(f"{request.project},{request.name}")) is not None:
-            raise _taken(request.project, request.name, f"its creator is {other.creator or 'unknown'}")
-        note = cloudlab_experiment.write(workspace, _intent(request, portal))
+            return _adopted_of_user(intent, other, workspace, output)
+        note = cloudlab_experiment.write(workspace.own, intent)
     elif (found := adopted(note, workspace, portal)) is not None:
         output.remark(f"an earlier command created the experiment {note.name}; this command continues with it.")
-        return keep(workspace, note, found)
+        return _keep(workspace, note, found)
     output.remark(f"creating the experiment {request.name} in the project {request.project} at {portal.url}.")
     try:
-        return keep(workspace, note, portal.create(request.body))
+        return _keep(workspace, note, portal.create(request.body))
     except OutcomeUnknown as error:
         output.remark(f"{error} Looking for the experiment by its name.")
         if (found := adopted(note, workspace, portal)) is None:
             raise ShardlabError(f"{error} The experiment {note.name} is not there. {AGAIN}") from None
-        return keep(workspace, note, found)
+        return _keep(workspace, note, found)
     except NoConnection:  # an earlier request may have arrived
         raise
     except PortalError:
         if was_asked_before and (found := adopted(note, workspace, portal)) is not None:
-            return keep(workspace, note, found)  # the earlier request took so long
+            return _keep(workspace, note, found)  # the earlier request took so long
         _remove_note(workspace)  # the portal certainly created nothing for us
         if (other := portal.experiment(f"{request.project},{request.name}")) is not None:
-            raise _taken(request.project, request.name, f"its creator is {other.creator or 'unknown'}") from None
+            return _adopted_of_user(note, other, workspace, output)  # it was created since we looked
         raise
 
 
-def _intent(request: ExperimentRequest, portal: Portal) -> ExperimentNote:
+def _adopted_of_user(intent: ExperimentNote, found: PortalExperiment, workspace: Workspace, output: Output) -> ExperimentNote:
+    """The note of an experiment that exists without us. Raises InputError if the user of the token did not create it."""
+    if found.creator is None or found.creator != intent.user:
+        raise _taken(intent.project, intent.name, f"its creator is {found.creator or 'unknown'}")
+    output.remark(
+        f"the project {intent.project} already has your experiment {intent.name}: this command uses it as it is, and "
+        "`provision CLUSTER.yaml down` will not terminate it."
+    )
+    return _keep(workspace, msgspec.structs.replace(intent, created_by_us=False, profile=None), found)
+
+
+def _intent(request: ProfileRequest, portal: Portal) -> ExperimentNote:
     """The note that is written before the portal is asked."""
     return ExperimentNote(
         schema=cloudlab_experiment.SCHEMA,
@@ -149,26 +165,26 @@ def _intent(request: ExperimentRequest, portal: Portal) -> ExperimentNote:
 
 
 def _remove_note(workspace: Workspace) -> None:
-    cloudlab_experiment.path_of(workspace).unlink(missing_ok=True)
+    cloudlab_experiment.path_of(workspace.own).unlink(missing_ok=True)
 
 
-def _ready(note: ExperimentNote, workspace: Workspace, portal: Portal, output: Output) -> ExperimentNote:
-    """Wait until all nodes are ready. Raises ShardlabError if the experiment fails, ends, or takes too long."""
+def _ready(note: ExperimentNote, workspace: Workspace, portal: Portal, output: Output) -> PortalExperiment:
+    """The experiment, when all nodes are ready. Raises ShardlabError if the experiment fails, ends, or takes too long."""
     ends = time.monotonic() + MOST_WAIT_S
     with waiting.shown(output, f"waiting for the nodes of the experiment {note.name}") as show:
         while True:
-            found = _existing(note, portal)
-            note = keep(workspace, note, found)
+            found = _existing(note, workspace, portal)
             late = {node.client_id or "a node without a name": node.lacks for node in found.nodes if node.lacks}
             failed = [node.client_id or "a node without a name" for node in found.nodes if node.has_failed]
             if found.status in ENDED or failed:
                 raise ShardlabError(
                     f"the experiment {note.name} has failed: its status is {found.status}"
                     + (f", and these nodes failed: {', '.join(failed)}" if failed else "")
-                    + f". The portal says why{f' at {note.page}' if note.page else ''}. To end it: {DOWN}"
+                    + f". The portal says why{f' at {found.url}' if found.url else ''}, such as too few free nodes, or no such "
+                    f"image. To end it: {DOWN}"
                 )
             if found.status == "ready" and found.nodes and not late:
-                return note
+                return found
             if time.monotonic() > ends:
                 raise ShardlabError(
                     f"the experiment {note.name} is not ready after {MOST_WAIT_S / 60:.0f} min: {_state(found, late)}. It "
@@ -178,11 +194,12 @@ def _ready(note: ExperimentNote, workspace: Workspace, portal: Portal, output: O
             portal.pause(POLL_S)
 
 
-def _existing(note: ExperimentNote, portal: Portal) -> PortalExperiment:
+def _existing(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment:
     assert note.uuid is not None
     found = portal.experiment(note.uuid)
     if found is None:
-        end = f" It was to end at {note.expires_at}." if note.expires_at else ""
+        known = lease.newest(workspace.own, [])
+        end = f" It was to end at {moments.in_words(known.expires)}." if known is not None else ""
         raise ShardlabError(
             f"the experiment {note.name} ({note.uuid}) no longer exists at the portal.{end} To remove its note and its "
             f"manifests from this workspace: {DOWN}"
@@ -218,7 +235,7 @@ def _check_nodes(cluster: Cluster, experiment: Experiment) -> None:
             f"the nodes are at {', '.join(sorted(sites))}, and the cluster file says cloudlab.site: {wanted.site}. The profile "
             f"{wanted.profile} cannot choose the site. To end the experiment: {DOWN}"
         )
-    if wanted.profile == experiment_request.SMALL_LAN and len(experiment.nodes) < wanted.nodes:
+    if wanted.profile == profile_request.SMALL_LAN and len(experiment.nodes) < wanted.nodes:
         raise ShardlabError(
             f"the manifests have {len(experiment.nodes)} nodes, and the cluster file asks for {wanted.nodes}. {AGAIN}"
         )

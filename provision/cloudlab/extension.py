@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, timedelta
+from datetime import timedelta
 
 from provision.cloudlab import creation
 from provision.cloudlab.portal import OutcomeUnknown, Portal
 from provision.cloudlab.portal_answers import moment
+from shardlab import moments
 from shardlab.errors import InputError, ShardlabError
 from shardlab.workspace import Workspace
 
@@ -21,30 +22,31 @@ class PartialGrant(ShardlabError):
 
 def extend(workspace: Workspace, portal: Portal, hours: int, reason: str) -> str:
     """Ask for hours; returns the sentence on what was granted. Raises InputError, PortalError, and PartialGrant."""
-    note = creation.refresh(workspace, portal)
-    if note is None or note.uuid is None:
+    known = creation.refresh(workspace, portal)
+    if known is None:
         raise InputError(
-            f"{workspace.path}: this workspace created no experiment that could be extended. Allowed: extend the experiment of "
-            "a manifest on its page at the portal."
+            f"{workspace.path}: this workspace uses no experiment of the portal that could be extended. Allowed: extend the "
+            "experiment of a manifest on its page at the portal."
         )
-    before = moment(note.expires_at)
+    before = moment(known.expires_at)
     doubt = ""
     try:
-        portal.extend(note.uuid, hours, reason)
+        portal.extend(known.id, hours, reason)
     except OutcomeUnknown as error:  # not repeated: it would ask for the hours twice
         doubt = f" {error}"
-    note = creation.refresh(workspace, portal) or note
-    after = moment(note.expires_at)
+    extended = creation.refresh(workspace, portal) or known
+    after = moment(extended.expires_at)
+    what = f"the experiment {known.name or known.id}"
     if before is None or after is None:
-        end = f"ends at {note.expires_at}" if after else "has no end that the portal states"
-        raise PartialGrant(f"the experiment {note.name} {end}; what was granted is not known.{doubt}")
+        end = f"ends {moments.in_words(after)}" if after else "has no end that the portal states"
+        raise PartialGrant(f"{what} {end}; what was granted is not known.{doubt}")
     granted = after - before
-    end = f"it ends at {after.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    end = f"it ends {moments.in_words(after)}"
     if granted >= timedelta(hours=hours) - CLOCK:
-        return f"the portal granted {_hours(granted)} h for the experiment {note.name}: {end}."
-    what = f"{_hours(granted)} of {hours} h" if granted > CLOCK else f"none of {hours} h"
+        return f"the portal granted {_hours(granted)} h for {what}: {end}."
+    part = f"{_hours(granted)} of {hours} h" if granted > CLOCK else f"none of {hours} h"
     raise PartialGrant(
-        f"the portal granted {what} for the experiment {note.name}: {end}.{doubt} An administrator may grant the rest "
+        f"the portal granted {part} for {what}: {end}.{doubt} An administrator may grant the rest "
         "later, which the portal tells by email."
     )
 

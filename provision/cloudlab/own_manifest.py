@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from datetime import UTC, datetime
 from pathlib import Path
 
 from shardlab import cloudlab_experiment, cloudlab_manifest
@@ -43,13 +42,11 @@ def store(cluster: Cluster, workspace: Workspace) -> list[Path]:
     text = read()
     experiment = cloudlab_manifest.parse([(" ".join(COMMAND), text)])
     cloudlab_experiment.write(
-        workspace,
+        workspace.own,
         ExperimentNote(
             schema=cloudlab_experiment.SCHEMA,
             name=cluster.name,
             created_by_us=False,
-            expires_at=experiment.expires,
-            read_at=datetime.now(UTC).isoformat(timespec="seconds"),
         ),
     )
-    return cloudlab_experiment.store_manifests(workspace, {experiment.nodes[0].site: text})
+    return cloudlab_experiment.store_manifests(workspace.own, {experiment.nodes[0].site: text})

@@ -11,6 +11,7 @@ import msgspec
 from provision.cloudlab import creation, waiting
 from provision.cloudlab.portal import NoExperiment, OutcomeUnknown, Portal
 from shardlab import cloudlab_experiment, files, remote_workspace
+from shardlab.cloudlab_experiment import ExperimentNote
 from shardlab.cluster import Cluster
 from shardlab.cluster_keys import NodeEntry
 from shardlab.console import Output
@@ -44,7 +45,7 @@ class FetchedManifest(msgspec.Struct, frozen=True):
 
 def terminate(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> str:
     """End the experiment, wait until the portal no longer has it, and put its note and manifests away. Raises ShardlabError."""
-    note = cloudlab_experiment.read(workspace)
+    note = cloudlab_experiment.read(workspace.own)
     assert note is not None  # the caller asked for consent to end it
     assert note.created_by_us
     uuid = note.uuid
@@ -72,6 +73,15 @@ def terminate(cluster: Cluster, workspace: Workspace, portal: Portal, output: Ou
             portal.pause(POLL_S)
     _forget(cluster, workspace)
     return f"terminated the experiment {note.name} ({uuid}); its note and its manifests were put away in {workspace.own}."
+
+
+def leave(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> str:
+    """Put the note and the manifests of an experiment away that provision did not create. Raises WorkspaceError."""
+    _forget(cluster, workspace)
+    return (
+        f"provision did not create the experiment {note.name}, so it was not terminated: do this on its page at the portal. "
+        f"Its note and its manifests were put away in {workspace.own}."
+    )
 
 
 def unfetched(workspace: Workspace) -> str:
@@ -105,7 +115,7 @@ def _forget(cluster: Cluster, workspace: Workspace) -> None:
         gone = {_named_in_known_hosts(node) for node in cluster.nodes}
         kept = [line for line in known_hosts.read_text().splitlines(keepends=True) if line.split(" ")[0] not in gone]
         files.write_atomic(known_hosts, "".join(kept).encode())
-    cloudlab_experiment.forget(workspace)
+    cloudlab_experiment.forget(workspace.own)
 
 
 def _named_in_known_hosts(node: NodeEntry) -> str:

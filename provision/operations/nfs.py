@@ -40,6 +40,8 @@ def plan_server(site: Site, target: Target) -> list[Change] | Nothing:
         owner = target.facts[SYSTEM].user
         changes += fstab.guard(site, target)
         changes.append(RunCommand(f"make the folder {folder}", ["install", "-d", "-o", owner, "--", folder]))
+    if len(site.targets) == 1:  # a line of exports without a client would export the folder to every machine
+        return [*changes, *_withdraw(site, target)] or Nothing(f"{folder} exists, and there is no other node to export it to")
     service = target.facts[SERVICES].get("nfs-server")
     if service is None or not service.enabled or service.state != "active":
         changes.append(

@@ -17,8 +17,9 @@ WORKER = ("slurmd", "slurm-client")
 CLOCK = ("chrony",)
 COMPILER = ("gcc", "libc6-dev", "python3-dev")  # Triton compiles kernel launchers for torch.compile with it
 NFS_SERVER, NFS_CLIENT = ("nfs-kernel-server",), ("nfs-common",)
+SSH_CLIENT = ("openssh-client",)  # from Debian 14 on openssh-server no longer brings it
 SITE = ("environment-modules", "charliecloud-runtime")  # not installed by provisioning: practice nodes play a managed site
-ALL = tuple(sorted({*BASE, *MUNGE, *CONTROLLER, *WORKER, *CLOCK, *SITE}))
+ALL = tuple(sorted({*BASE, *MUNGE, *CONTROLLER, *WORKER, *CLOCK, *SSH_CLIENT, *SITE}))
 LOCK_S = 600  # so long we wait for other installations, such as unattended-upgrades after the first boot
 APT = f"apt-get -o DPkg::Lock::Timeout={LOCK_S} -o Dpkg::Use-Pty=0"
 OPTIONS = "-qq -y --no-install-recommends"
@@ -40,6 +41,8 @@ def wanted(site: Site, target: Target) -> list[str]:
         names += [*MUNGE, *(CONTROLLER if target.has("controller") else ()), *(WORKER if target.has("worker") else ())]
     if site.has_root and not target.facts[SYSTEM].is_container:
         names += CLOCK
+    if site.cluster.ssh.between_nodes:
+        names += SSH_CLIENT
     has_gpus = site.cluster.gpus is not None and site.cluster.gpus.per_node > 0 and not site.is_practice
     if has_gpus and target.has("worker"):
         names += COMPILER

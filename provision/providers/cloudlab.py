@@ -1,14 +1,17 @@
-"""The machines of a CloudLab experiment, with the logins and addresses of its manifest."""
+"""Provider cloudlab: the nodes of a CloudLab experiment, which its manifest describes, or which the portal creates."""
 
 from __future__ import annotations
 
-from provision.cloudlab import creation, experiment_request, extension, own_manifest, termination, token
-from provision.cloudlab.portal import DEFAULT_URL, Portal
-from provision.cloudlab.portal_answers import moment
+from datetime import UTC, datetime
+
+from provision.cloudlab import creation, extension, own_manifest, profile_request, request, termination, token
+from provision.cloudlab.portal import DEFAULT_URL, Portal, PortalError
+from provision.cloudlab.profile_request import ProfilePlan
+from provision.cloudlab.request import ExperimentRequest
 from provision.cloudlab.token import Token
 from provision.provider import Confirmation, Provider, ToCreate
 from provision.providers import ssh
-from shardlab import cloudlab_experiment
+from shardlab import cloudlab_experiment, lease
 from shardlab import cluster as cluster_file
 from shardlab.cloudlab_experiment import ExperimentNote
 from shardlab.cluster import Cluster
@@ -17,35 +20,52 @@ from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
 
+def rspec(cluster: Cluster, workspace: Workspace) -> str:
+    """The request of the cluster file as an RSpec. Raises InputError."""
+    return request.rspec(_planned(cluster))
+
+
+def profile(cluster: Cluster, workspace: Workspace) -> str:
+    """The request of the cluster file as a profile. Raises InputError."""
+    return request.profile(_planned(cluster))
+
+
+def _planned(cluster: Cluster) -> ExperimentRequest:
+    planned = request.plan(cluster)
+    for sentence in planned.unknown:
+        Output().remark(f"warning: {sentence}.", style="yellow")
+    return planned
+
+
 def obtain(cluster: Cluster, workspace: Workspace, dry: bool) -> Cluster | ToCreate:
     """The cluster with the nodes of its experiment, which is created if there is none. Raises ShardlabError.
 
     dry: ask no portal and store nothing; if an experiment has to be created, return what would be requested.
     """
     assert cluster.cloudlab is not None
-    if cluster.cloudlab.manifests:
+    note = cloudlab_experiment.read(workspace.own)
+    if cluster.cloudlab.manifests or (cluster.nodes and (dry or note is None)):
         return cluster
+    if cluster.nodes and note is not None:
+        return _refreshed(cluster, workspace, note)
     found = token.read()
-    note = cloudlab_experiment.read(workspace)
-    if cluster.nodes:
-        if not dry and note is not None:
-            _refresh(cluster, workspace, note, found)
-        return cluster
-    if found is None and own_manifest.is_node():
+    if own_manifest.is_node() and (found is None or cluster.cloudlab.project is None):
         if dry:
             return cluster_file.with_manifests(cluster, [(" ".join(own_manifest.COMMAND), own_manifest.read())])
         return cluster_file.with_experiment(cluster, own_manifest.store(cluster, workspace))
-    request = experiment_request.request(cluster)
-    if note is not None:
-        creation.check_note(note, request, workspace)
     if found is None:
         raise InputError(
             f"{cluster.name}: there is no experiment yet. Allowed: cloudlab.manifest, the file of a manifest; a token of the "
             f"portal, with which provision creates the experiment; or this command on a node of the experiment. {token.HOW}"
         )
+    planned = profile_request.plan(cluster)
+    if note is not None:
+        creation.check_note(note, planned.request, workspace)
     if dry:
-        return _to_create(cluster, note)
+        return _to_create(cluster, planned, note)
     output = Output()
+    for sentence in planned.warnings:
+        output.remark(f"warning: {sentence}.", style="yellow")
     with _portal(cluster, found, output) as portal:
         return cluster_file.with_experiment(cluster, creation.obtain(cluster, workspace, portal, output))
 
@@ -59,56 +79,58 @@ def extend(cluster: Cluster, workspace: Workspace, hours: int | None, reason: st
 
 
 def confirmation(cluster: Cluster, workspace: Workspace) -> Confirmation | None:
-    """What the user confirms before `down`; None if this workspace created no experiment."""
-    note = cloudlab_experiment.read(workspace)
+    """What the user confirms before `down`; None if this workspace created no experiment. Raises InputError."""
+    note = cloudlab_experiment.read(workspace.own)
     if note is None or not note.created_by_us:
         return None
-    end = f", which would end at {note.expires_at}" if note.expires_at else ""
-    says = [f"down terminates the experiment {note.name} of the project {note.project}{end}; all data on its nodes is lost."]
+    _token()  # a missing token is said before the user is asked
+    says = [f"down terminates the experiment {note.name} of the project {note.project}; all data on its nodes is lost."]
+    if (lent := lease.newest(workspace.own, [])) is not None:
+        says.append(lent.in_words(datetime.now(UTC)))
     return Confirmation(note.name, [*says, *filter(None, [termination.unfetched(workspace)])])
 
 
 def down(cluster: Cluster, workspace: Workspace) -> str:
     """Terminate the experiment if this workspace created it; returns what was done. Raises ShardlabError."""
-    note = cloudlab_experiment.read(workspace)
+    note = cloudlab_experiment.read(workspace.own)
     if note is None:
         return f"{workspace.path}: this workspace created no experiment, so there is nothing to terminate."
     if not note.created_by_us:
-        return f"provision did not create the experiment {note.name}, so it is not terminated."
+        return termination.leave(cluster, workspace, note)
     output = Output()
     with _portal(cluster, _token(), output) as portal:
         return termination.terminate(cluster, workspace, portal, output)
 
 
-def _to_create(cluster: Cluster, note: ExperimentNote | None) -> ToCreate:
+def _to_create(cluster: Cluster, planned: ProfilePlan, note: ExperimentNote | None) -> ToCreate:
     assert cluster.cloudlab is not None
-    request = experiment_request.request(cluster)
+    asked = planned.request
     url = cluster.cloudlab.portal_url or DEFAULT_URL
+    first = f"create or adopt the experiment {asked.name} in the project {asked.project} for {asked.duration} h at {url}"
     if note is not None:
-        says = [
+        first = (
             f"continue with the experiment {note.name} of the project {note.project}, which was asked for at {note.asked_at}"
-        ]
-    else:
-        says = [f"create the experiment {request.name} in the project {request.project} for {request.duration} h at {url}"]
-    says.append(f"profile {request.profile}")
-    says += [f"{name} = {value}" for name, value in request.bindings.items()]
-    if experiment_request.cannot_choose_site(cluster):
-        says.append(
-            f"{request.profile} cannot choose the site, which the hardware type decides: if the nodes are not at "
-            f"{cluster.cloudlab.site}, the command fails after the experiment was created"
         )
-    return ToCreate(says, request.body)
+    bindings = [f"{name} = {value}" for name, value in asked.bindings.items()]
+    return ToCreate([first, f"profile {asked.profile}", *bindings, *planned.warnings], asked.body)
 
 
-def _refresh(cluster: Cluster, workspace: Workspace, note: ExperimentNote, found: Token | None) -> None:
-    """Read the end of the experiment anew, or say how old the known one is."""
+def _refreshed(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> Cluster:
+    """The cluster, after its end was read anew. If the portal does not answer, the end that is known stays.
+
+    Raises ShardlabError.
+    """
+    if note.uuid is None:
+        if note.created_by_us or not own_manifest.is_node():
+            return cluster
+        return cluster_file.with_experiment(cluster, own_manifest.store(cluster, workspace))
     output = Output()
-    if found is not None and note.created_by_us:
-        with _portal(cluster, found, output) as portal:
-            note = creation.refresh(workspace, portal) or note
-    end = moment(note.expires_at)
-    if end is not None:
-        output.remark(f"the experiment {note.name} ends at {end:%Y-%m-%d %H:%M %Z} (read at {note.read_at}).")
+    try:
+        with _portal(cluster, _token(), output) as portal:
+            creation.refresh(workspace, portal)
+    except (PortalError, InputError) as error:
+        output.remark(f"warning: the end of the lease was not read anew: {error}", style="yellow")
+    return cluster
 
 
 def _portal(cluster: Cluster, found: Token, output: Output) -> Portal:
@@ -128,7 +150,10 @@ PROVIDER = Provider(
     "CloudLab lends its machines",
     ssh.nodes,
     obtain=obtain,
+    request=rspec,
+    profile=profile,
     extend=extend,
     confirmation=confirmation,
     down=down,
+    own=frozenset({"extra-disks", "experiment_network"}),
 )

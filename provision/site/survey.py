@@ -24,6 +24,8 @@ from provision.site import requests
 T = TypeVar("T")
 ASKED: list[Fact[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, MODULES, SHARED_FOLDERS, PYTHONS, QUOTAS]
 TEST_S = 60.0
+# Slurm's answer also if the nodes exist and are down or drained at this moment.
+UNDECIDED = re.compile(r"node configuration is not available")
 _ERROR = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?", re.M)
 
 
