@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -120,6 +121,14 @@ def nodes(ready: bool, **more: Any) -> list[dict[str, Any]]:
     up = {"status": "ready", "state": "started", "rawstate": "ISUP", "startup_status": None, "urn": URN}
     boots = {**up, "status": "booting", "state": "started", "rawstate": "BOOTING"}
     return [{"client_id": "node0", **up}, {"client_id": "node1", **(up if ready else boots), **more}]
+
+
+class Server(ThreadingHTTPServer):
+    """The server. A client that is killed is no error of it."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -248,7 +257,7 @@ def serve(folder: Path) -> Iterator[TestPortal]:
     """A portal that answers at its `url` during the block. folder: gets the key and the certificate of the server."""
     key, made = certificate(folder)
     portal = TestPortal()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     server.portal = portal  # type: ignore[attr-defined]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made, key)

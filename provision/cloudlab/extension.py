@@ -38,10 +38,10 @@ def extend(workspace: Workspace, portal: Portal, hours: int, reason: str) -> str
     after = moment(extended.expires_at)
     what = f"the experiment {known.name or known.id}"
     if before is None or after is None:
-        end = f"ends {moments.in_words(after)}" if after else "has no end that the portal states"
+        end = f"ends at {moments.in_words(after)}" if after else "has no end that the portal states"
         raise PartialGrant(f"{what} {end}; what was granted is not known.{doubt}")
     granted = after - before
-    end = f"it ends {moments.in_words(after)}"
+    end = f"it ends at {moments.in_words(after)}"
     if granted >= timedelta(hours=hours) - CLOCK:
         return f"the portal granted {_hours(granted)} h for {what}: {end}."
     part = f"{_hours(granted)} of {hours} h" if granted > CLOCK else f"none of {hours} h"
