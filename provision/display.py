@@ -82,7 +82,8 @@ def machines(output: Output, targets: Sequence[Target]) -> None:
         for answer in target.facts.answers.values():
             if isinstance(answer, Unanswered):
                 rows.append(("not answered", str(answer)))
-        output.table(target.node.name, ("what", "found"), rows)
+        if rows:
+            output.table(target.node.name, ("what", "found"), rows)
 
 
 def _machine(target: Target) -> list[tuple[str, str]]:

@@ -198,7 +198,7 @@ def _of_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[b
 
 def _aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
     """Rows as text, one line for each row whatever it contains. right: which columns are aligned to the right."""
-    lines = [[printable.one_line(cell) for cell in row] for row in rows]
+    lines = [[printable.one_line(cell.replace("\n", "; ")) for cell in row] for row in rows]
     widths = [max(cell_len(cell) for cell in column) for column in zip(*lines, strict=True)]
     set_ = [
         "  ".join(

@@ -112,6 +112,14 @@ def test_the_launcher_has_to_start_as_many_ranks_as_the_run_says(bench):
     assert "started 1 ranks. Allowed: 2, as run.json says" in event(run_dir, "failed")
 
 
+def test_a_rank_without_a_gpu_ends_before_python_ends_the_interpreter(bench, tmp_path):
+    """At that end, a thread of gloo that waits for the interpreter may abort a process that has trained to its end."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text("import atexit, os; atexit.register(lambda: os.abort())")
+    code, errors = bench.finish(bench.run_dir(), "trainers", "run", PYTHONPATH=str(tmp_path / "site"))
+    assert (code, errors) == (0, "")
+
+
 def test_half_an_environment_and_no_run_are_refused_before_anything_is_written(bench, tmp_path):
     run_dir = bench.run_dir()
     code, errors = bench.finish(run_dir, "trainers", "run", RANK="0")

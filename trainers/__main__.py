@@ -45,9 +45,13 @@ def _tokenize(texts: list[Path], out: Path, tokenizer: str) -> int:
 def _do(verb: str, path: Path) -> int:
     # Each verb imports its own: the client of the warm parent must not pay for what the parent has already.
     if verb == "run":
-        from trainers import process
+        from trainers import process, process_exit
 
-        process.run(path)
+        if process.run(path) != "nccl":
+            # A thread of gloo may still wait for the interpreter. Python before 3.14 ends such a thread at its own end, and C++
+            # then aborts the process, which has trained to its end. With NCCL the process ends as usual, because profilers such
+            # as nsys write their data then.
+            process_exit.exit_at_once(0)
         return 0
     if verb == "fork":
         from trainers.forking import client

@@ -18,12 +18,13 @@ from trainers.rank import Rank
 from trainers.ranks import Ranks
 
 
-def run(path: Path) -> None:
+def run(path: Path) -> str:
     """Train as this rank of the run at `path`; the output goes to the rank's log.
 
-    Returns when the run is complete. An error becomes an event of the run, a traceback in the log and one sentence on the
-    launcher's standard error. Then the process ends at once with code 1, because the other ranks would hang in a collective if
-    it stayed. Raises InputError if `path` is not a run or the launcher's environment is contradictory.
+    Returns the backend of the process group when the run is complete. An error becomes an event of the run, a traceback in the
+    log and one sentence on the launcher's standard error. Then the process ends at once with code 1, because the other ranks
+    would hang in a collective if it stayed. Raises InputError if `path` is not a run or the launcher's environment is
+    contradictory.
     """
     run_dir = RunDir(path.absolute())
     frozen, place = run_dir.read_run(), Rank.of(os.environ)
@@ -38,6 +39,7 @@ def run(path: Path) -> None:
         world_check.check(frozen, run_dir, ranks)
         loop.train(frozen, run_dir, ranks)
         ranks.leave()
+        return ranks.backend
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank has to be on record
         _end(error, run_dir, place, launcher_stderr)
     finally:

@@ -8,16 +8,16 @@ import select
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from shardlab import console
 from shardlab.rundir import RunDir
 from trainers import menu
 from trainers.forking import address
+from trainers.process_exit import exit_at_once
 from trainers.rank import STORE
 
 PR_SET_PDEATHSIG = 1
@@ -72,7 +72,7 @@ def _fork_rank(rank: int, request: dict[str, Any], connection: socket.socket) ->
     except BaseException:  # noqa: BLE001 - nothing may climb out of a fork into the parent's code
         traceback.print_exc()
     finally:
-        _exit(code)
+        exit_at_once(code)
 
 
 def _run(path: Path) -> int:
@@ -80,12 +80,6 @@ def _run(path: Path) -> int:
 
     process.run(path)
     return 0
-
-
-def _exit(code: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _die_with(parent: int) -> None:
