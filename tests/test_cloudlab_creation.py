@@ -1,6 +1,7 @@
 """`provision` creates, adopts, extends and terminates an experiment at a portal over TLS, whatever happens on the way."""
 
 import json
+import os
 import signal
 import stat
 import subprocess
@@ -52,8 +53,8 @@ BODY = {
 }
 # The command in a process of its own, which asks as often as the tests do.
 COMMAND = (
-    "import sys; from shardlab import command_start; from provision.cloudlab import creation; creation.POLL_S = 0.05; "
-    "sys.exit(command_start.start('provision'))"
+    "import sys; from shardlab import command_start; from provision.cloudlab import creation, termination; "
+    "creation.POLL_S = termination.POLL_S = 0.05; sys.exit(command_start.start('provision'))"
 )
 
 
@@ -74,9 +75,9 @@ class Place:
         self.out = " ".join((said.out + said.err).split())
         return code
 
-    def begun(self):
-        words = [sys.executable, "-c", COMMAND, "-v", "--workspace", str(self.folder)]
-        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    def begun(self, *words, stdin=subprocess.DEVNULL):
+        command = [sys.executable, "-c", COMMAND, "-v", "--workspace", str(self.folder), *words]
+        return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def wait_for(self, method, end, times=1):
         with self.portal.changed:
@@ -390,7 +391,7 @@ def test_without_an_experiment_there_is_nothing_to_extend_or_terminate(place):
     assert place.portal.requests == []
 
 
-def test_down_terminates_only_what_was_confirmed(created, monkeypatch):
+def test_down_terminates_only_what_was_confirmed(created):
     assert created.provision("down") == 2
     assert "down was not confirmed. Allowed: the option --yes, or the typed name bench" in created.out
     assert created.portal.asked("DELETE") == []
@@ -404,12 +405,26 @@ def test_down_terminates_only_what_was_confirmed(created, monkeypatch):
 
 
 @pytest.mark.parametrize(("typed", "code"), [("bench", 0), ("Bench", 2), ("", 2)])
-def test_the_typed_name_confirms(created, monkeypatch, typed, code):
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda *_: typed)
-    assert created.provision("down") == code
-    assert "all data on its nodes is lost" in created.out
+def test_the_typed_name_confirms(created, typed, code):
+    terminal, stdin = os.openpty()
+    running = created.begun("down", stdin=stdin)
+    os.write(terminal, f"{typed}\n".encode())
+    said = running.communicate(timeout=60)[0]
+    os.close(terminal)
+    os.close(stdin)
+    assert running.returncode == code, said
+    assert "all data on its nodes is lost" in said
     assert len(created.portal.asked("DELETE")) == (code == 0)
+
+
+@pytest.mark.parametrize("words", [["extend", "--hours", "5", "--reason", "x"], ["down", "--yes"]])
+@pytest.mark.parametrize("method", ["GET", "CHANGE"])
+def test_a_refusal_before_anything_was_changed_is_wrong_input(created, words, method):
+    created.portal.fail({"extend": "PUT", "down": "DELETE"}[words[0]] if method == "CHANGE" else "GET", UUID, status(403, "no"))
+    before = created.kept()
+    assert created.provision(*words) == 2
+    assert "the user of the token may not do this" in created.out
+    assert created.kept() == before
 
 
 @pytest.mark.parametrize("fault", [carried_out_then(status(500)), carried_out_then(truncated), status(404)])

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from provision.cloudlab import profile_request, waiting
-from provision.cloudlab.portal import NoConnection, OutcomeUnknown, Portal, PortalError
+from provision.cloudlab.portal import NoConnection, OutcomeUnknown, Portal, PortalError, nothing_changed
 from provision.cloudlab.portal_answers import ENDED, PortalExperiment, moment
 from provision.cloudlab.profile_request import ProfileRequest
 from shardlab import cloudlab_experiment, cloudlab_manifest, lease, moments
@@ -31,8 +31,6 @@ MOST_WAIT_S = 3600.0
 CLOCK_S = 60.0  # between two clocks of the portal
 AGAIN = "Run the same command again: it looks for the experiment by its name, and continues."
 DOWN = "provision CLUSTER.yaml down"
-REFUSED = (400, 401, 403, 422)  # statuses of HTTP: of a request that the portal understood and will not carry out
-SENT = "To see what is sent, such as project, profile, hardware type and image: provision CLUSTER.yaml plan"
 
 
 def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> list[Path]:
@@ -42,12 +40,8 @@ def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Outpu
     if note is not None:
         check_note(note, request, workspace)
     if note is None or note.uuid is None:
-        try:
+        with nothing_changed():
             note = _created(request, workspace, portal, output, note)
-        except PortalError as error:
-            if error.status in REFUSED:
-                raise InputError(f"{error} Nothing was created. {SENT}") from None
-            raise
     ready = _ready(note, workspace, portal, output)
     try:
         texts = _manifests(cluster, portal.manifests(ready.id))

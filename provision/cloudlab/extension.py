@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from provision.cloudlab import creation
-from provision.cloudlab.portal import OutcomeUnknown, Portal
+from provision.cloudlab.portal import OutcomeUnknown, Portal, nothing_changed
 from provision.cloudlab.portal_answers import moment
 from shardlab import moments
 from shardlab.errors import InputError, ShardlabError
@@ -22,7 +22,8 @@ class PartialGrant(ShardlabError):
 
 def extend(workspace: Workspace, portal: Portal, hours: int, reason: str) -> str:
     """Ask for hours; returns the sentence on what was granted. Raises InputError, PortalError, and PartialGrant."""
-    known = creation.refresh(workspace, portal)
+    with nothing_changed():
+        known = creation.refresh(workspace, portal)
     if known is None:
         raise InputError(
             f"{workspace.path}: this workspace uses no experiment of the portal that could be extended. Allowed: extend the "
@@ -31,7 +32,8 @@ def extend(workspace: Workspace, portal: Portal, hours: int, reason: str) -> str
     before = moment(known.expires_at)
     doubt = ""
     try:
-        portal.extend(known.id, hours, reason)
+        with nothing_changed():
+            portal.extend(known.id, hours, reason)
     except OutcomeUnknown as error:  # not repeated: it would ask for the hours twice
         doubt = f" {error}"
     extended = creation.refresh(workspace, portal) or known

@@ -8,7 +8,8 @@ the caller looks what the portal did.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
@@ -27,6 +28,8 @@ CONNECT_S = 30.0
 TIMEOUT_S = 60.0  # for each part of an answer
 MOST_S = 300.0  # for a whole answer
 MOST_BYTES = 64 << 20  # manifests of several sites in one document
+
+REFUSED = (400, 401, 403, 422)  # statuses of HTTP: the portal understood the request and will not carry it out
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -50,6 +53,17 @@ class OutcomeUnknown(PortalError):
 
 class NoConnection(PortalError):
     """The portal cannot be reached, so nothing was sent."""
+
+
+@contextmanager
+def nothing_changed() -> Iterator[None]:
+    """A request that the portal refuses in this block is wrong input: nothing was changed before. Raises InputError."""
+    try:
+        yield
+    except PortalError as error:
+        if error.status in REFUSED:
+            raise InputError(str(error)) from None
+        raise
 
 
 class PortalAnswer(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from provision.cloudlab import creation, waiting
-from provision.cloudlab.portal import NoExperiment, OutcomeUnknown, Portal
+from provision.cloudlab.portal import NoExperiment, OutcomeUnknown, Portal, nothing_changed
 from shardlab import cloudlab_experiment, files, remote_workspace
 from shardlab.cloudlab_experiment import ExperimentNote
 from shardlab.cluster import Cluster
@@ -48,15 +48,15 @@ def terminate(cluster: Cluster, workspace: Workspace, portal: Portal, output: Ou
     note = cloudlab_experiment.read(workspace.own)
     assert note is not None  # the caller asked for consent to end it
     assert note.created_by_us
-    uuid = note.uuid
-    if uuid is None:
-        found = creation.adopted(note, workspace, portal)
-        uuid = None if found is None else found.id
-    if uuid is None or portal.experiment(uuid) is None:
+    with nothing_changed():
+        found = creation.adopted(note, workspace, portal) if note.uuid is None else portal.experiment(note.uuid)
+    if found is None:
         _forget(cluster, workspace)
         return f"the experiment {note.name} no longer exists at the portal; its note was put away in {workspace.own}."
+    uuid = found.id
     try:
-        portal.terminate(uuid)
+        with nothing_changed():
+            portal.terminate(uuid)
     except NoExperiment:
         pass
     except OutcomeUnknown as error:
