@@ -18,7 +18,7 @@ from provision.fact import Facts, Unanswered
 from provision.interruption import STOPPING
 from provision.node import Node
 from provision.operation import Operation, Site, Target
-from provision.operations.inventory import lease_of
+from provision.operations.inventory import keep_lease, lease_of
 from provision.plan import BEGUN, MACHINE, OperationStep, converge
 from provision.provider import Confirmation, Provider, ToCreate
 from provision.provider import provider as load_provider
@@ -176,10 +176,15 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         if verb in BY_PROVIDER:
             if verb == "down" and provider.confirmation is not None:
                 _confirm(output, provider.confirmation(described, workspace), arguments.yes)
+            site = Site(described, workspace, [])
             with interruption.handled(nodes, lambda: None):
-                said = provider.carry_out(verb, described, workspace, arguments.hours, arguments.reason)
+                try:
+                    said = provider.carry_out(verb, described, workspace, arguments.hours, arguments.reason)
+                finally:
+                    if verb == "extend":  # also after a partial grant
+                        keep_lease(site)
             output.line(said)
-            output.document(display.document(verb, Site(described, workspace, []), [], [], []))
+            output.document(display.document(verb, site, [], [], [], lease_of(site)))
             return 0
         if provider.obtain is not None and verb == "apply":
             with interruption.handled([], lambda: None):

@@ -26,8 +26,9 @@ from support_portal import (
 )
 
 from provision import cli
-from provision.cloudlab import creation, termination
-from shardlab import cloudlab_experiment, cluster, lease
+from provision.cloudlab import readiness, termination
+from shardlab import cloudlab_experiment, cluster, inventory, lease
+from shardlab.workspace import Workspace
 
 FILE = """\
 schema: 1
@@ -53,8 +54,8 @@ BODY = {
 }
 # The command in a process of its own, which asks as often as the tests do.
 COMMAND = (
-    "import sys; from shardlab import command_start; from provision.cloudlab import creation, termination; "
-    "creation.POLL_S = termination.POLL_S = 0.05; sys.exit(command_start.start('provision'))"
+    "import sys; from shardlab import command_start; from provision.cloudlab import readiness, termination; "
+    "readiness.POLL_S = termination.POLL_S = 0.05; sys.exit(command_start.start('provision'))"
 )
 
 
@@ -111,7 +112,7 @@ def place(tmp_path, monkeypatch, capsys):
     token.chmod(0o600)
     monkeypatch.setenv("SSL_CERT_FILE", str(server / "certificate.pem"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(creation, "POLL_S", 0.01)
+    monkeypatch.setattr(readiness, "POLL_S", 0.01)
     monkeypatch.setattr(termination, "POLL_S", 0.01)
     with serve(server) as portal:
         yield Place(workspace, portal, capsys)
@@ -217,6 +218,33 @@ def test_a_creation_that_was_not_carried_out_is_asked_again_by_the_next_command(
     assert place.provision() == 1
     assert len(place.portal.asked("POST")) == 2
     assert cloudlab_experiment.manifests(place.own)
+
+
+def in_use(place, **fields):
+    """A portal that has the experiment only when it is asked to create it again."""
+
+    def refuse(handler):
+        place.portal.add(**fields)
+        handler.answer(400, {"code": 400, "error": "Experiment name is already in use"})
+
+    place.portal.fail("POST", "/experiments", refuse)
+
+
+def test_an_experiment_that_the_portal_made_late_is_ours(place):
+    place.portal.fail("POST", "/experiments", status(500))
+    assert place.provision() == 1
+    in_use(place)
+    assert place.provision() == 1
+    assert cloudlab_experiment.read(place.own).created_by_us
+    assert cloudlab_experiment.manifests(place.own)
+
+
+@pytest.mark.parametrize(("creator", "code"), [("alice", 1), ("bob", 2)])
+def test_an_experiment_that_somebody_created_since_we_looked_is_not_ours(place, creator, code):
+    in_use(place, creator=creator)
+    assert place.provision() == code
+    note = cloudlab_experiment.read(place.own)
+    assert note is None if creator == "bob" else not note.created_by_us
 
 
 def test_a_command_that_is_killed_after_it_asked_is_continued(place):
@@ -338,19 +366,29 @@ def created(place):
     return place
 
 
-def test_hours_that_were_granted_are_in_the_lease(created):
-    assert created.provision("extend", "--hours", "5", "--reason", "a deadline") == 0
+def inventory_of(place):
+    """An inventory of this cluster, as `provision` writes it of nodes that answer."""
+    place.own.joinpath("inventory.json").write_text(json.dumps({"schema": 1, "cluster": "bench", "nodes": []}))
+
+
+def test_hours_that_were_granted_are_in_the_lease_and_jobs_knows_them(created):
+    inventory_of(created)
+    assert created.provision("extend", "--hours", "5", "--reason", "a deadline", "--json") == 0
     assert "the portal granted 5 h for the experiment bench: it ends at 2031-05-02 09:00 UTC" in created.out
     assert lease.newest(created.own, []).expires.isoformat() == "2031-05-02T09:00:00+00:00"
+    assert inventory.leased(Workspace(created.folder), "bench").lease == lease.newest(created.own, [])
+    assert json.loads(created.document)["lease"]["expires"] == "2031-05-02T09:00:00Z"
     assert created.portal.asked("PUT")[0][2] == {"extend_by": 5, "reason": "a deadline"}
 
 
 @pytest.mark.parametrize(("granted", "says"), [(2, "granted 2 of 5 h"), (0, "granted none of 5 h")])
 def test_a_partial_grant_is_said(created, granted, says):
     created.portal.grants = lambda _hours: granted
+    inventory_of(created)
     assert created.provision("extend", "--hours", "5", "--reason", "a deadline") == 1
     assert says in created.out
     assert "An administrator may grant the rest" in created.out
+    assert inventory.leased(Workspace(created.folder), "bench").lease == lease.newest(created.own, [])
 
 
 def test_an_extension_whose_answer_is_lost_is_not_asked_twice(created):
@@ -427,13 +465,23 @@ def test_a_refusal_before_anything_was_changed_is_wrong_input(created, words, me
     assert created.kept() == before
 
 
-@pytest.mark.parametrize("fault", [carried_out_then(status(500)), carried_out_then(truncated), status(404)])
+@pytest.mark.parametrize("fault", [carried_out_then(status(500)), carried_out_then(truncated), carried_out_then(status(404))])
 def test_a_termination_without_an_answer_is_waited_for(created, fault):
     created.portal.fail("DELETE", UUID, fault)
-    created.portal.gone_after = 0
-    created.portal.experiments[UUID]["status"] = "terminating"
     assert created.provision("down", "--yes") == 0
+    assert len(created.portal.asked("DELETE")) == 1
     assert created.portal.experiments == {}
+
+
+def test_a_termination_that_was_not_carried_out_is_asked_again_by_the_next_command(created, monkeypatch):
+    monkeypatch.setattr(termination, "MOST_WAIT_S", 0.0)
+    created.portal.fail("DELETE", UUID, status(500))
+    assert created.provision("down", "--yes") == 1
+    assert "the experiment bench still exists 0 min after it was told to end" in created.out
+    assert cloudlab_experiment.read(created.own) is not None
+    monkeypatch.setattr(termination, "MOST_WAIT_S", 60.0)
+    created.portal.gone_after = 0
+    assert created.provision("down", "--yes") == 0
 
 
 def test_an_experiment_that_has_ended_is_said_and_forgotten(created):

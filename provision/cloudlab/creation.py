@@ -7,18 +7,18 @@ name is adopted if the user of the token created it; `down` does not terminate s
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import msgspec
 
-from provision.cloudlab import profile_request, waiting
+from provision.cloudlab import profile_request, readiness
 from provision.cloudlab.portal import NoConnection, OutcomeUnknown, Portal, PortalError, nothing_changed
-from provision.cloudlab.portal_answers import ENDED, PortalExperiment, moment
+from provision.cloudlab.portal_answers import PortalExperiment, moment
 from provision.cloudlab.profile_request import ProfileRequest
-from shardlab import cloudlab_experiment, cloudlab_manifest, lease, moments
+from provision.cloudlab.readiness import DOWN
+from shardlab import cloudlab_experiment, cloudlab_manifest, lease
 from shardlab.cloudlab_experiment import ExperimentNote
 from shardlab.cloudlab_manifest import Experiment
 from shardlab.cluster import Cluster
@@ -26,11 +26,8 @@ from shardlab.console import Output
 from shardlab.errors import InputError, ShardlabError
 from shardlab.workspace import Workspace
 
-POLL_S = 15.0
-MOST_WAIT_S = 3600.0
 CLOCK_S = 60.0  # between two clocks of the portal
 AGAIN = "Run the same command again: it looks for the experiment by its name, and continues."
-DOWN = "provision CLUSTER.yaml down"
 
 
 def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> list[Path]:
@@ -42,7 +39,7 @@ def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Outpu
     if note is None or note.uuid is None:
         with nothing_changed():
             note = _created(request, workspace, portal, output, note)
-    ready = _ready(note, workspace, portal, output)
+    ready = readiness.wait(note, workspace, portal, output)
     try:
         texts = _manifests(cluster, portal.manifests(ready.id))
     except InputError as error:  # wrong input would mean that nothing was changed
@@ -60,7 +57,7 @@ def refresh(workspace: Workspace, portal: Portal) -> PortalExperiment | None:
     note = cloudlab_experiment.read(workspace.own)
     if note is None or note.uuid is None:
         return None
-    found = _existing(note, workspace, portal)
+    found = readiness.existing(note, workspace, portal)
     keep_end(workspace, found)
     return found
 
@@ -167,53 +164,6 @@ def _intent(request: ProfileRequest, portal: Portal) -> ExperimentNote:
 
 def _remove_note(workspace: Workspace) -> None:
     cloudlab_experiment.path_of(workspace.own).unlink(missing_ok=True)
-
-
-def _ready(note: ExperimentNote, workspace: Workspace, portal: Portal, output: Output) -> PortalExperiment:
-    """The experiment, when all nodes are ready. Raises ShardlabError if the experiment fails, ends, or takes too long."""
-    ends = time.monotonic() + MOST_WAIT_S
-    with waiting.shown(output, f"waiting for the nodes of the experiment {note.name}") as show:
-        while True:
-            found = _existing(note, workspace, portal)
-            late = {node.client_id or "a node without a name": node.lacks for node in found.nodes if node.lacks}
-            failed = [node.client_id or "a node without a name" for node in found.nodes if node.has_failed]
-            if found.status in ENDED or failed:
-                raise ShardlabError(
-                    f"the experiment {note.name} has failed: its status is {found.status}"
-                    + (f", and these nodes failed: {', '.join(failed)}" if failed else "")
-                    + f". The portal says why{f' at {found.url}' if found.url else ''}, such as too few free nodes, or no such "
-                    f"image. To end it: {DOWN}"
-                )
-            if found.status == "ready" and found.nodes and not late:
-                return found
-            if time.monotonic() > ends:
-                raise ShardlabError(
-                    f"the experiment {note.name} is not ready after {MOST_WAIT_S / 60:.0f} min: {_state(found, late)}. It "
-                    f"still exists. To wait on, run the same command again; to end it: {DOWN}"
-                )
-            show(_state(found, late))
-            portal.pause(POLL_S)
-
-
-def _existing(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment:
-    assert note.uuid is not None
-    found = portal.experiment(note.uuid)
-    if found is None:
-        known = lease.newest(workspace.own, [])
-        end = f" It was to end at {moments.in_words(known.expires)}." if known is not None else ""
-        raise ShardlabError(
-            f"the experiment {note.name} ({note.uuid}) no longer exists at the portal.{end} To remove its note and its "
-            f"manifests from this workspace: {DOWN}"
-        )
-    return found
-
-
-def _state(found: PortalExperiment, late: dict[str, str]) -> str:
-    """As `experiment provisioning, 1 of 2 nodes ready; gpu1: rawstate BOOTING`."""
-    shown = [f"{name}: {lacks}" for name, lacks in list(late.items())[:3]] + (["..."] if len(late) > 3 else [])
-    nodes = len(found.nodes)
-    of_nodes = f"{nodes - len(late)} of {nodes} nodes ready" if nodes else "no nodes yet"
-    return "; ".join([f"experiment {found.status or 'unknown'}, {of_nodes}", *shown])
 
 
 def _manifests(cluster: Cluster, texts: dict[str, str]) -> dict[str, bytes]:
