@@ -1,42 +1,16 @@
-"""`provision` creates, adopts, extends and terminates an experiment at a portal over TLS, whatever happens on the way."""
+"""`provision` creates or adopts an experiment at a portal over TLS, whatever happens on the way."""
 
 import json
-import os
 import signal
-import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
-from support_cloudlab import lan, manifest, node
-from support_portal import (
-    END,
-    TOKEN,
-    URN,
-    UUID,
-    carried_out_then,
-    half_document,
-    nodes,
-    serve,
-    status,
-    truncated,
-    two_nodes,
-)
+from support_portal import END, TOKEN, URN, UUID, carried_out_then, half_document, nodes, status, truncated, two_nodes
+from support_portal_workspace import HOSTILE, place_of_portal
 
-from provision import cli
-from provision.cloudlab import readiness, termination
-from shardlab import cloudlab_experiment, cluster, inventory, lease
-from shardlab.workspace import Workspace
+from shardlab import cloudlab_experiment, cluster, lease
 
-FILE = """\
-schema: 1
-name: bench
-provider: cloudlab
-cloudlab: {{project: myproj, hardware: d8545, nodes: 2, lan_mbps: 25000, blockstore_gib: 0, portal_url: "{}"}}
-ssh: {{user: alice, host_keys: accept-new}}
-"""
 BODY = {
     "name": "bench",
     "project": "myproj",
@@ -52,70 +26,12 @@ BODY = {
         "tempFileSystemMax": "true",
     },
 }
-# The command in a process of its own, which asks as often as the tests do.
-COMMAND = (
-    "import sys; from shardlab import command_start; from provision.cloudlab import readiness, termination; "
-    "readiness.POLL_S = termination.POLL_S = 0.05; sys.exit(command_start.start('provision'))"
-)
-
-
-class Place:
-    """A workspace, its portal, and what `provision` printed last."""
-
-    def __init__(self, folder, portal, capsys):
-        self.folder, self.portal, self.capsys = folder, portal, capsys
-        self.own = folder / ".shardlab"
-        (folder / "cluster.yaml").write_text(FILE.format(portal.url))
-        self.out = self.document = ""
-
-    def provision(self, *words):
-        """The exit code; nodes cannot be reached, so it is 1 where `provision` came as far as them."""
-        code = cli.main(["--workspace", str(self.folder), *words])
-        said = self.capsys.readouterr()
-        self.document = said.out
-        self.out = " ".join((said.out + said.err).split())
-        return code
-
-    def begun(self, *words, stdin=subprocess.DEVNULL):
-        command = [sys.executable, "-c", COMMAND, "-v", "--workspace", str(self.folder), *words]
-        return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    def wait_for(self, method, end, times=1):
-        with self.portal.changed:
-            assert self.portal.changed.wait_for(
-                lambda: sum(path.endswith(end) for _, path, _ in self.portal.asked(method)) >= times, 60
-            )
-
-    def kept(self):
-        """The names of all files in .shardlab but locks."""
-        return sorted(
-            str(path.relative_to(self.own)) for path in self.own.rglob("*") if path.is_file() and path.suffix != ".lock"
-        )
-
-    def change(self, before, after):
-        file = self.folder / "cluster.yaml"
-        assert before in file.read_text()
-        file.write_text(file.read_text().replace(before, after))
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch, capsys):
-    """Without any experiment; the token is in the file of the user."""
-    server, home, workspace = (tmp_path / name for name in ("portal", "home", "workspace"))
-    for folder in (server, home / ".config/shardlab", workspace):
-        folder.mkdir(parents=True)
-    workspace.chmod(0o700)
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.delenv("CLOUDLAB_TOKEN", raising=False)
-    token = home / ".config/shardlab/cloudlab-token"
-    token.write_text(TOKEN)
-    token.chmod(0o600)
-    monkeypatch.setenv("SSL_CERT_FILE", str(server / "certificate.pem"))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(readiness, "POLL_S", 0.01)
-    monkeypatch.setattr(termination, "POLL_S", 0.01)
-    with serve(server) as portal:
-        yield Place(workspace, portal, capsys)
+    with place_of_portal(tmp_path, monkeypatch, capsys) as made:
+        yield made
 
 
 def test_from_a_cluster_file_without_nodes_to_the_nodes(place):
@@ -317,16 +233,6 @@ def test_an_experiment_that_fails_is_said_with_its_page(place, state, says):
     assert cloudlab_experiment.manifests(place.own) == []
 
 
-HOSTILE = {
-    "a DOCTYPE": (URN, two_nodes().replace("<rspec", "<!DOCTYPE rspec []><rspec", 1)),
-    "larger than 16 MiB": (URN, two_nodes().replace("</rspec>", " " * (16 << 20) + "</rspec>")),
-    "the host of a login": (URN, two_nodes().replace("127.0.0.1", "-oProxyCommand=id")),
-    "is of no aggregate": ("urn:publicid:IDN+../../x+authority+cm", two_nodes()),
-    "lists no machine": (URN, manifest()),
-    "the manifests have 1 nodes": (URN, manifest(node("node0", 1), lan(["node0"]))),
-}
-
-
 @pytest.mark.parametrize("says", HOSTILE)
 def test_a_manifest_that_cannot_be_used_is_not_stored(place, says):
     urn, text = HOSTILE[says]
@@ -358,194 +264,3 @@ def test_the_token_is_in_no_output_file_or_command_line(place):
     files = [path for path in place.folder.rglob("*") if path.is_file()]
     assert len(files) > 3
     assert not any(TOKEN.encode() in path.read_bytes() for path in files)
-
-
-@pytest.fixture
-def created(place):
-    place.provision()
-    return place
-
-
-def inventory_of(place):
-    """An inventory of this cluster, as `provision` writes it of nodes that answer."""
-    place.own.joinpath("inventory.json").write_text(json.dumps({"schema": 1, "cluster": "bench", "nodes": []}))
-
-
-def test_hours_that_were_granted_are_in_the_lease_and_jobs_knows_them(created):
-    inventory_of(created)
-    assert created.provision("extend", "--hours", "5", "--reason", "a deadline", "--json") == 0
-    assert "the portal granted 5 h for the experiment bench: it ends at 2031-05-02 09:00 UTC" in created.out
-    assert lease.newest(created.own, []).expires.isoformat() == "2031-05-02T09:00:00+00:00"
-    assert inventory.leased(Workspace(created.folder), "bench").lease == lease.newest(created.own, [])
-    assert json.loads(created.document)["lease"]["expires"] == "2031-05-02T09:00:00Z"
-    assert created.portal.asked("PUT")[0][2] == {"extend_by": 5, "reason": "a deadline"}
-
-
-@pytest.mark.parametrize(("granted", "says"), [(2, "granted 2 of 5 h"), (0, "granted none of 5 h")])
-def test_a_partial_grant_is_said(created, granted, says):
-    created.portal.grants = lambda _hours: granted
-    inventory_of(created)
-    assert created.provision("extend", "--hours", "5", "--reason", "a deadline") == 1
-    assert says in created.out
-    assert "An administrator may grant the rest" in created.out
-    assert inventory.leased(Workspace(created.folder), "bench").lease == lease.newest(created.own, [])
-
-
-def test_an_extension_whose_answer_is_lost_is_not_asked_twice(created):
-    created.portal.fail("PUT", UUID, carried_out_then(status(502)))
-    assert created.provision("extend", "--hours", "5", "--reason", "a deadline") == 0
-    assert len(created.portal.asked("PUT")) == 1
-    created.portal.fail("PUT", UUID, truncated)
-    assert created.provision("extend", "--hours", "5", "--reason", "a deadline") == 1
-    assert "granted none of 5 h" in created.out
-    assert "is truncated" in created.out
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["extend"], "extend needs --hours"),
-        (["extend", "--hours", "5"], "extend needs --reason TEXT"),
-        (["extend", "--hours", "0", "--reason", "x"], "a whole number, 1 or more"),
-        (["--hours", "5"], "belong to the verb extend"),
-        (["--yes"], "belongs to the verb down"),
-    ],
-)
-def test_options_of_extend_and_down_are_checked(place, words, says):
-    try:
-        code = place.provision(*words)
-    except SystemExit as ended:  # argparse
-        code, place.out = ended.code, place.capsys.readouterr().err
-    assert code == 2
-    assert says in place.out
-    assert place.portal.requests == []
-
-
-def test_without_an_experiment_there_is_nothing_to_extend_or_terminate(place):
-    assert place.provision("extend", "--hours", "5", "--reason", "x") == 2
-    assert "uses no experiment of the portal that could be extended" in place.out
-    assert place.provision("down", "--yes") == 0
-    assert "there is nothing to terminate" in place.out
-    assert place.portal.requests == []
-
-
-def test_down_terminates_only_what_was_confirmed(created):
-    assert created.provision("down") == 2
-    assert "down was not confirmed. Allowed: the option --yes, or the typed name bench" in created.out
-    assert created.portal.asked("DELETE") == []
-    assert created.provision("down", "--yes") == 0
-    assert f"terminated the experiment bench ({UUID})" in created.out
-    assert created.portal.experiments == {}
-    assert cluster.find(None, created.folder).nodes == []
-    assert lease.newest(created.own, []) is None
-    assert (created.own / "cloudlab.old/wisc.cloudlab.us.xml").exists()
-    assert created.provision("down", "--yes") == 0
-
-
-@pytest.mark.parametrize(("typed", "code"), [("bench", 0), ("Bench", 2), ("", 2)])
-def test_the_typed_name_confirms(created, typed, code):
-    terminal, stdin = os.openpty()
-    running = created.begun("down", stdin=stdin)
-    os.write(terminal, f"{typed}\n".encode())
-    said = running.communicate(timeout=60)[0]
-    os.close(terminal)
-    os.close(stdin)
-    assert running.returncode == code, said
-    assert "all data on its nodes is lost" in said
-    assert len(created.portal.asked("DELETE")) == (code == 0)
-
-
-@pytest.mark.parametrize("words", [["extend", "--hours", "5", "--reason", "x"], ["down", "--yes"]])
-@pytest.mark.parametrize("method", ["GET", "CHANGE"])
-def test_a_refusal_before_anything_was_changed_is_wrong_input(created, words, method):
-    created.portal.fail({"extend": "PUT", "down": "DELETE"}[words[0]] if method == "CHANGE" else "GET", UUID, status(403, "no"))
-    before = created.kept()
-    assert created.provision(*words) == 2
-    assert "the user of the token may not do this" in created.out
-    assert created.kept() == before
-
-
-@pytest.mark.parametrize("fault", [carried_out_then(status(500)), carried_out_then(truncated), carried_out_then(status(404))])
-def test_a_termination_without_an_answer_is_waited_for(created, fault):
-    created.portal.fail("DELETE", UUID, fault)
-    assert created.provision("down", "--yes") == 0
-    assert len(created.portal.asked("DELETE")) == 1
-    assert created.portal.experiments == {}
-
-
-def test_a_termination_that_was_not_carried_out_is_asked_again_by_the_next_command(created, monkeypatch):
-    monkeypatch.setattr(termination, "MOST_WAIT_S", 0.0)
-    created.portal.fail("DELETE", UUID, status(500))
-    assert created.provision("down", "--yes") == 1
-    assert "the experiment bench still exists 0 min after it was told to end" in created.out
-    assert cloudlab_experiment.read(created.own) is not None
-    monkeypatch.setattr(termination, "MOST_WAIT_S", 60.0)
-    created.portal.gone_after = 0
-    assert created.provision("down", "--yes") == 0
-
-
-def test_an_experiment_that_has_ended_is_said_and_forgotten(created):
-    created.portal.experiments.clear()
-    assert created.provision() == 1
-    assert "no longer exists at the portal. It was to end at 2031-05-02 04:00 UTC" in created.out
-    assert created.provision("down", "--yes") == 0
-    assert "no longer exists at the portal; its note was put away" in created.out
-    assert cloudlab_experiment.read(created.own) is None
-
-
-def test_down_names_runs_that_were_not_fetched(created):
-    away = {
-        "schema": 1, "cluster": "bench", "host": "127.0.0.1", "port": 1, "user": "alice", "identity": None,
-        "known_hosts": str(created.own / "known_hosts"), "host_keys": "strict", "python": "/usr/bin/python3",
-        "workspace": "/opt/shardlab/workspaces/x", "mark": "here:x\n", "shared": False,
-    }  # fmt: skip
-    (created.own / "away.json").write_text(json.dumps(away))
-    assert created.provision("down") == 2
-    assert "The cluster does not say which runs it has" in created.out
-    assert "Runs that were not fetched are lost" in created.out
-
-
-def test_a_portal_that_is_away_does_not_stop_work_on_nodes_that_exist(created):
-    created.change(created.portal.url, "https://127.0.0.1:1")
-    assert created.provision() == 1
-    assert "warning: the end of the lease was not read anew: the portal 127.0.0.1:1: cannot be reached" in created.out
-    assert "node0" in created.out
-
-
-def geni_get(folder, monkeypatch, text):
-    """A program geni-get that prints this manifest, as on a node of an experiment."""
-    folder.mkdir()
-    (folder / "manifest.xml").write_text(text)
-    program = folder / "geni-get"
-    program.write_text(f'#!/bin/sh\n[ "$1" = manifest ] && exec cat {folder}/manifest.xml\nexit 1\n')
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(folder), prepend=":")
-
-
-@pytest.mark.parametrize("has_token", [True, False])
-def test_on_a_node_the_manifest_is_that_of_the_node(place, monkeypatch, tmp_path, has_token):
-    geni_get(tmp_path / "bin", monkeypatch, two_nodes())
-    if has_token:
-        place.change("project: myproj, ", "")  # a file that could create nothing
-    else:
-        monkeypatch.setenv("HOME", str(tmp_path))
-    place.provision("plan")
-    assert place.kept() == []
-    assert place.provision() == 1
-    assert "node0" in place.out
-    assert [one.name for one in cluster.find(None, place.folder).nodes] == ["node0", "node1"]
-    assert lease.newest(place.own, []).source == "manifest"
-    (tmp_path / "bin/manifest.xml").write_text(two_nodes().replace("2031-05-02", "2031-05-09"))
-    place.provision()
-    assert lease.newest(place.own, []).expires.day == 9
-    assert place.provision("down", "--yes") == 0
-    assert place.portal.requests == []
-
-
-@pytest.mark.parametrize("says", ["a DOCTYPE", "larger than 16 MiB", "the host of a login", "lists no machine"])
-def test_a_hostile_manifest_of_a_node_changes_nothing(place, monkeypatch, tmp_path, says):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    geni_get(tmp_path / "bin", monkeypatch, HOSTILE[says][1])
-    assert place.provision() == 2
-    assert says in place.out
-    assert place.kept() == []
