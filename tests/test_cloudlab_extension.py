@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 from support_portal import UUID, carried_out_then, status, truncated
@@ -151,13 +152,47 @@ def test_an_experiment_that_has_ended_is_said_and_forgotten(created):
     assert cloudlab_experiment.read(created.own) is None
 
 
-def test_down_names_runs_that_were_not_fetched(created):
+# It answers as the first node does to `jobs status`.
+SSH = f"""\
+#!{sys.executable}
+import base64, json, re, shlex, sys
+if "-G" not in sys.argv:
+    script = re.search(r"echo ([^ ]+) [|]", sys.argv[-1])
+    words = shlex.split(base64.b64decode(script[1]).decode())
+    print(words[1].rstrip(";"))
+    print(json.dumps({{"runs": [{{"id": name, "state": state}} for name, state in (
+        ("fetched", "completed"), ("half", "failed"), ("missing", "running"), ("held", "planned"), ("../evil", "completed")
+    )]}}))
+"""
+
+
+def sent_there(created):
+    """Runs of this workspace are on the nodes."""
     away = {
         "schema": 1, "cluster": "bench", "host": "127.0.0.1", "port": 1, "user": "alice", "identity": None,
         "known_hosts": str(created.own / "known_hosts"), "host_keys": "strict", "python": "/usr/bin/python3",
         "workspace": "/opt/shardlab/workspaces/x", "mark": "here:x\n", "shared": False,
     }  # fmt: skip
     (created.own / "away.json").write_text(json.dumps(away))
+
+
+def test_down_names_runs_that_were_not_fetched(created, tmp_path, monkeypatch):
+    sent_there(created)
+    program = tmp_path / "bin/ssh"
+    program.parent.mkdir()
+    program.write_text(SSH)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    for name, complete in (("fetched", True), ("half", False)):
+        (created.folder / "runs" / name).mkdir(parents=True)
+        (created.folder / "runs" / name / "manifest.json").write_text(json.dumps({"complete": complete}))
+    assert created.provision("down") == 2
+    assert "2 run(s) were not fetched and would be lost: half, missing. To fetch them, run: collect fetch" in created.out
+    assert created.portal.asked("DELETE") == []
+
+
+def test_down_says_that_the_cluster_does_not_answer(created):
+    sent_there(created)
     assert created.provision("down") == 2
     assert "The cluster does not say which runs it has" in created.out
     assert "Runs that were not fetched are lost" in created.out

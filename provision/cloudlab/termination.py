@@ -25,16 +25,22 @@ MOST_WAIT_S = 900.0
 MOST_NAMED = 20  # runs
 
 
-class RunName(msgspec.Struct, frozen=True):
+class RunThere(msgspec.Struct, frozen=True):
     """A run in the output of `jobs status --json`."""
 
     id: str
+    state: str
+
+    @property
+    def may_have_results(self) -> bool:
+        """Whether its folder there may contain more than its plan. Its id comes from a node, so it is checked."""
+        return self.state != "planned" and RUN_ID.fullmatch(self.id) is not None
 
 
-class RunNames(msgspec.Struct, frozen=True):
+class RunsThere(msgspec.Struct, frozen=True):
     """The part of this output that is read."""
 
-    runs: list[RunName]
+    runs: list[RunThere]
 
 
 class FetchedManifest(msgspec.Struct, frozen=True):
@@ -90,10 +96,10 @@ def unfetched(workspace: Workspace) -> str:
     if there is None:
         return ""
     try:
-        known = there.ask("jobs", ["status"], RunNames).runs
+        known = there.ask("jobs", ["status"], RunsThere).runs
     except (ShardlabError, OSError, subprocess.SubprocessError) as error:
         return f"The cluster does not say which runs it has ({error}). Runs that were not fetched are lost."
-    names = sorted(run.id for run in known if RUN_ID.fullmatch(run.id) and not _is_here(workspace, run.id))
+    names = sorted(run.id for run in known if run.may_have_results and not _is_here(workspace, run.id))
     if not names:
         return ""
     shown = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
