@@ -26,7 +26,7 @@ from provision.verify import Finding, verified, verify
 from shardlab import cluster, console
 from shardlab.cluster import Cluster
 from shardlab.console import Output
-from shardlab.errors import InputError, UnknownName
+from shardlab.errors import InputError, ShardlabError, UnknownName
 from shardlab.workspace import Workspace
 
 VERBS = {
@@ -156,14 +156,14 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if verb == "request":
         return _request(output, file, described, workspace, provider, profile=arguments.profile)
     present = described
-    if provider.obtain is not None and verb not in BY_PROVIDER:
-        obtained = provider.obtain(described, workspace, True)
-        if isinstance(obtained, ToCreate):
+    if provider.present is not None and verb not in BY_PROVIDER:
+        found = provider.present(described, workspace)
+        if isinstance(found, ToCreate):
             _check_creation(described, verb, arguments)
             if verb == "plan":
-                return _would_create(output, described, workspace, obtained)
+                return _would_create(output, described, workspace, found)
         else:
-            present = obtained
+            present = found
     nodes = provider.nodes(present, workspace)
     limited = _chosen("node", [node.name for node in nodes], arguments.limit, None)
     order = roles.operations(provider)
@@ -188,9 +188,9 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
             return 0
         if provider.obtain is not None and verb == "apply":
             with interruption.handled([], lambda: None):
-                obtained = provider.obtain(described, workspace, False)
-            assert isinstance(obtained, Cluster)
-            present, nodes = obtained, provider.nodes(obtained, workspace)
+                provider.obtain(described, workspace)
+            present = _with_nodes(file, workspace)
+            nodes = provider.nodes(present, workspace)
             limited = _chosen("node", [node.name for node in nodes], arguments.limit, None)
         site = _site(present, workspace, nodes, arguments.pretend)
         if site.pretended:
@@ -356,6 +356,14 @@ def _cluster(file: str | None, workspace: Workspace) -> Cluster:
             "provision init > cluster.yaml. Or name a cluster file: provision FILE."
         )
     return cluster.find(Path(file) if file is not None else None, workspace.path)
+
+
+def _with_nodes(file: str | None, workspace: Workspace) -> Cluster:
+    """The cluster file read again, after its machines were obtained. Raises ShardlabError: something has been changed."""
+    try:
+        return _cluster(file, workspace)
+    except InputError as error:
+        raise ShardlabError(f"{error} Its machines exist. Correct the cluster file, and run the same command again.") from None
 
 
 def _verb(given: str | None, check: bool) -> str:

@@ -73,9 +73,12 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     """Prepares in advance what takes long; returns a sentence on what is ready."""
     down: Callable[[Cluster, Workspace], str] | None = None
     """Removes what provision created; returns a sentence on what was removed."""
-    obtain: Callable[[Cluster, Workspace, bool], Cluster | ToCreate] | None = None
-    """Gets machines for a cluster file that lists none; returns the cluster with its nodes. True: create and store nothing, and
-    return what would be created if there are no machines yet. Raises ShardlabError."""
+    present: Callable[[Cluster, Workspace], Cluster | ToCreate] | None = None
+    """For a cluster file that may list no nodes: the cluster with its nodes, or what `obtain` would create. Asks no other
+    machine and stores nothing. Raises ShardlabError."""
+    obtain: Callable[[Cluster, Workspace], None] | None = None
+    """Creates the machines if there are none, and keeps in the workspace what a cluster file needs to have their nodes when it
+    is read again; reads anew how long they are lent. Raises ShardlabError."""
     extend: Callable[[Cluster, Workspace, int | None, str | None], str] | None = None
     """Asks for the machines for more hours, with a reason; returns a sentence on what was granted. Raises ShardlabError."""
     confirmation: Callable[[Cluster, Workspace], Confirmation | None] | None = None

@@ -79,7 +79,7 @@ def manifests(own: Path) -> list[Path]:
     return sorted((own / MANIFESTS).glob("*.xml"))
 
 
-def store_manifests(own: Path, texts: Mapping[str, bytes]) -> list[Path]:
+def store_manifests(own: Path, texts: Mapping[str, bytes]) -> None:
     """Store the manifests, all of them or none. texts: by name of the aggregate, which is safe as a file name.
 
     Raises WorkspaceError.
@@ -95,7 +95,6 @@ def store_manifests(own: Path, texts: Mapping[str, bytes]) -> list[Path]:
             _put_aside(folder)
         staging.rename(folder)
         files.sync_folder(own)
-    return manifests(own)
 
 
 def forget(own: Path) -> None:

@@ -101,8 +101,11 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 THIS_MACHINE = Cluster(schema=1, name="local", provider="local")
 
 
-def load(path: Path) -> Cluster:
-    """Read and check a cluster file. Raises InputError with file:line:column for every problem in it."""
+def load(path: Path, created: Sequence[Path] = ()) -> Cluster:
+    """Read and check a cluster file. Raises InputError with file:line:column for every problem in it.
+
+    created: the manifests of the experiment that `provision` created for it, if the file names neither nodes nor manifests.
+    """
     text = document.load(path)
     cluster = validation.convert(text, Cluster)
     if cluster.data.path is not None and not cluster.data.path.strip():
@@ -113,6 +116,8 @@ def load(path: Path) -> Cluster:
         # From here on they are found without the folder of the cluster file: `provision` reads the lease in them.
         experiment = msgspec.structs.replace(cluster.cloudlab, manifest=[str(one) for one in manifests])
         cluster = with_experiment(msgspec.structs.replace(cluster, cloudlab=experiment), manifests)
+    elif cluster.provider == "cloudlab" and cluster.cloudlab is not None and not cluster.nodes and created:
+        cluster = with_experiment(cluster, created)
     _check_nodes(text, cluster)
     return cluster
 
@@ -344,8 +349,4 @@ def find(given: Path | None, workspace: Path) -> Cluster:
         raise InputError(f"{own}: is a symlink to a file that does not exist.")
     if given is None and not own.exists():
         return THIS_MACHINE
-    cluster = load(given or own)
-    if cluster.provider != "cloudlab" or cluster.nodes:
-        return cluster
-    created = cloudlab_experiment.manifests(workspace / ".shardlab")
-    return with_experiment(cluster, created) if created else cluster
+    return load(given or own, cloudlab_experiment.manifests(workspace / ".shardlab"))

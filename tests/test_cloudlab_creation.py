@@ -243,6 +243,19 @@ def test_a_manifest_that_cannot_be_used_is_not_stored(place, says):
     assert place.kept() == ["cloudlab-experiment.json"]
 
 
+def test_a_cluster_file_that_does_not_suit_the_nodes_is_said_when_they_exist(place):
+    place.change("ssh: {", "storage: {shared: /mydata/shardlab, server: gpu0}\nssh: {")
+    assert place.provision() == 1  # not 2: the experiment was created
+    assert "cluster.yaml:5:" in place.out
+    assert "no node is called gpu0" in place.out
+    assert "Its machines exist. Correct the cluster file" in place.out
+    assert place.provision() == 2
+    place.change("gpu0", "node0")
+    assert place.provision() == 1
+    assert "no node is called" not in place.out
+    assert len(place.portal.asked("POST")) == 1
+
+
 def test_nodes_at_another_site_are_said(place):
     place.change("hardware: d8545", "hardware: d8545, site: wisc")
     place.portal.manifests = {URN: two_nodes("clemson.cloudlab.us")}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 
 import msgspec
 
@@ -30,8 +29,8 @@ CLOCK_S = 60.0  # between two clocks of the portal
 AGAIN = "Run the same command again: it looks for the experiment by its name, and continues."
 
 
-def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> list[Path]:
-    """The manifests of the experiment, which is created or adopted, and whose nodes are all ready. Raises ShardlabError."""
+def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> None:
+    """Create or adopt the experiment, wait until all nodes are ready, and store its manifests. Raises ShardlabError."""
     request = profile_request.plan(cluster).request
     note = cloudlab_experiment.read(workspace.own)
     if note is not None:
@@ -44,9 +43,8 @@ def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Outpu
         texts = _manifests(cluster, portal.manifests(ready.id))
     except InputError as error:  # wrong input would mean that nothing was changed
         raise ShardlabError(f"{error} The experiment {note.name} still exists. To end it: {DOWN}") from None
-    stored = cloudlab_experiment.store_manifests(workspace.own, texts)
+    cloudlab_experiment.store_manifests(workspace.own, texts)
     keep_end(workspace, ready)
-    return stored
 
 
 def refresh(workspace: Workspace, portal: Portal) -> PortalExperiment | None:

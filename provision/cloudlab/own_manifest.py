@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from pathlib import Path
 
 from shardlab import cloudlab_experiment, cloudlab_manifest
 from shardlab.cloudlab_experiment import ExperimentNote
@@ -34,7 +33,7 @@ def read() -> bytes:
     return done.stdout
 
 
-def store(cluster: Cluster, workspace: Workspace) -> list[Path]:
+def store(cluster: Cluster, workspace: Workspace) -> None:
     """Store the manifest in the workspace, for the other commands, with a note that we did not create the experiment.
 
     Raises InputError.
@@ -49,4 +48,4 @@ def store(cluster: Cluster, workspace: Workspace) -> list[Path]:
             created_by_us=False,
         ),
     )
-    return cloudlab_experiment.store_manifests(workspace.own, {experiment.nodes[0].site: text})
+    cloudlab_experiment.store_manifests(workspace.own, {experiment.nodes[0].site: text})

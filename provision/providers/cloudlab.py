@@ -37,37 +37,47 @@ def _planned(cluster: Cluster) -> ExperimentRequest:
     return planned
 
 
-def obtain(cluster: Cluster, workspace: Workspace, dry: bool) -> Cluster | ToCreate:
-    """The cluster with the nodes of its experiment, which is created if there is none. Raises ShardlabError.
-
-    dry: ask no portal and store nothing; if an experiment has to be created, return what would be requested.
-    """
-    assert cluster.cloudlab is not None
-    note = cloudlab_experiment.read(workspace.own)
-    if cluster.cloudlab.manifests or (cluster.nodes and (dry or note is None)):
+def present(cluster: Cluster, workspace: Workspace) -> Cluster | ToCreate:
+    """The cluster with the nodes of its experiment, or what would be requested if there is none. Raises InputError."""
+    if cluster.nodes:
         return cluster
-    if cluster.nodes and note is not None:
-        return _refreshed(cluster, workspace, note)
     found = token.read()
-    if own_manifest.is_node() and (found is None or cluster.cloudlab.project is None):
-        if dry:
-            return cluster_file.with_manifests(cluster, [(" ".join(own_manifest.COMMAND), own_manifest.read())])
-        return cluster_file.with_experiment(cluster, own_manifest.store(cluster, workspace))
+    if _takes_own_manifest(cluster, found):
+        return cluster_file.with_manifests(cluster, [(" ".join(own_manifest.COMMAND), own_manifest.read())])
     if found is None:
         raise InputError(
             f"{cluster.name}: there is no experiment yet. Allowed: cloudlab.manifest, the file of a manifest; a token of the "
             f"portal, with which provision creates the experiment; or this command on a node of the experiment. {token.HOW}"
         )
     planned = profile_request.plan(cluster)
+    note = cloudlab_experiment.read(workspace.own)
     if note is not None:
         creation.check_note(note, planned.request, workspace)
-    if dry:
-        return _to_create(cluster, planned, note)
+    return _to_create(cluster, planned, note)
+
+
+def obtain(cluster: Cluster, workspace: Workspace) -> None:
+    """Create the experiment if there is none, or read its end anew. Raises ShardlabError."""
+    assert cluster.cloudlab is not None
+    if cluster.nodes:
+        note = cloudlab_experiment.read(workspace.own)
+        if note is not None and not cluster.cloudlab.manifests:
+            _refresh(cluster, workspace, note)
+        return
+    if _takes_own_manifest(cluster, token.read()):
+        own_manifest.store(cluster, workspace)
+        return
     output = Output()
-    for sentence in planned.warnings:
+    for sentence in profile_request.plan(cluster).warnings:
         output.remark(f"warning: {sentence}.", style="yellow")
-    with _portal(cluster, found, output) as portal:
-        return cluster_file.with_experiment(cluster, creation.obtain(cluster, workspace, portal, output))
+    with _portal(cluster, _token(), output) as portal:
+        creation.obtain(cluster, workspace, portal, output)
+
+
+def _takes_own_manifest(cluster: Cluster, found: Token | None) -> bool:
+    """Whether this machine is a node of the experiment, and nothing asks to create another experiment."""
+    assert cluster.cloudlab is not None
+    return own_manifest.is_node() and (found is None or cluster.cloudlab.project is None)
 
 
 def extend(cluster: Cluster, workspace: Workspace, hours: int | None, reason: str | None) -> str:
@@ -115,22 +125,18 @@ def _to_create(cluster: Cluster, planned: ProfilePlan, note: ExperimentNote | No
     return ToCreate([first, f"profile {asked.profile}", *bindings, *planned.warnings], asked.body)
 
 
-def _refreshed(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> Cluster:
-    """The cluster, after its end was read anew. If the portal does not answer, the end that is known stays.
-
-    Raises ShardlabError.
-    """
+def _refresh(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> None:
+    """Read the end anew. If the portal does not answer, the end that is known stays. Raises ShardlabError."""
     if note.uuid is None:
-        if note.created_by_us or not own_manifest.is_node():
-            return cluster
-        return cluster_file.with_experiment(cluster, own_manifest.store(cluster, workspace))
+        if not note.created_by_us and own_manifest.is_node():
+            own_manifest.store(cluster, workspace)
+        return
     output = Output()
     try:
         with _portal(cluster, _token(), output) as portal:
             creation.refresh(workspace, portal)
     except (PortalError, InputError) as error:
         output.remark(f"warning: the end of the lease was not read anew: {error}", style="yellow")
-    return cluster
 
 
 def _portal(cluster: Cluster, found: Token, output: Output) -> Portal:
@@ -149,6 +155,7 @@ PROVIDER = Provider(
     "cloudlab",
     "CloudLab lends its machines",
     ssh.nodes,
+    present=present,
     obtain=obtain,
     request=rspec,
     profile=profile,
