@@ -60,10 +60,11 @@ class Lent(Study):
         super().__init__(path, runs)
         self.now = datetime.now(UTC)  # of this test: others may have taken hours before it
 
-    def lend(self, hours, read_hours_ago=0):
+    def lend(self, hours, read_hours_ago=0, workers=1):
         path = inventory.path_of(self.workspace)
         path.parent.mkdir(exist_ok=True)
-        nodes = [{"name": "head", "host": "h", "roles": ["controller"]}, {"name": "work1", "host": "w", "roles": ["worker"]}]
+        nodes = [{"name": "head", "host": "h", "roles": ["controller"]}]
+        nodes += [{"name": f"work{number}", "host": "w", "roles": ["worker"]} for number in range(1, workers + 1)]
         until = Lease(self.now + timedelta(hours=hours), self.now - timedelta(hours=read_hours_ago), "manifest")
         path.write_bytes(msgspec.json.encode({"schema": 1, "cluster": "c", "nodes": nodes, "lease": until}))
 
@@ -162,15 +163,23 @@ def backlogs(study, queue, capsys, *, pack=False, ignore_lease=False):
     return Backlog(study.workspace, "slurm", SubmitOptions(pack=pack), full, ignore_lease=ignore_lease)
 
 
-@pytest.mark.parametrize("pack", [False, True])
-def test_runs_that_are_sent_later_are_judged_against_the_lease_of_that_time(pack, study, queue, capsys):
+@pytest.mark.parametrize(("pack", "workers"), [(False, 1), (True, 3)])
+def test_runs_that_are_sent_later_are_judged_against_the_lease_of_that_time(pack, workers, study, queue, capsys):
     waiting = backlogs(study, queue, capsys, pack=pack)
-    study.lend(5)  # somebody shortened the lease
+    study.lend(5, workers=workers)  # somebody shortened the lease
     while waiting:
         waiting.attend(study.statuses())
     assert (sent(queue), sorted(study.states())) == (1 if pack else 2, ["pending", "pending", "planned"])
     (held,) = [status for status in study.statuses() if status.held]
     assert held.why.startswith("held back, because the lease ends ")
+
+
+def test_a_run_that_another_command_held_back_is_not_sent_later(study, queue, capsys):
+    waiting = backlogs(study, queue, capsys)
+    waiting.folders[0].write_event("controller", "held", why="the lease")
+    while waiting:
+        waiting.attend(study.statuses())
+    assert sent(queue) == 2
 
 
 def test_a_command_that_waits_ends_when_it_has_held_back_the_runs_that_it_still_had(study, queue, capsys):
@@ -215,11 +224,7 @@ def test_held_runs_can_be_cancelled(study, queue, capsys):
 def test_a_packed_allocation_takes_the_runs_one_after_another_on_many_nodes(study, queue, capsys):
     file = study.workspace.path / "cluster.yaml"
     file.write_text(file.read_text().replace("{name: work1}", "{name: work1}, {name: work2}, {name: work3}"))
-    study.lend(5)
-    path = inventory.path_of(study.workspace)
-    known = json.loads(path.read_text())
-    known["nodes"] += [{"name": f"work{n}", "host": "w", "roles": ["worker"]} for n in (2, 3)]
-    path.write_text(json.dumps(known))
+    study.lend(5, workers=3)
     assert study.jobs("submit", "--dry-run") == 0
     assert "3 run(s) would be submitted, 0 skipped." in capsys.readouterr().out
     for words in (["--pack"], ["--max-parallel", "1"]):
