@@ -152,8 +152,9 @@ def experiments(folder: Path, workspace: Path) -> Iterator[PracticeExperiment]:
     with contextlib.ExitStack() as stack:
         disks = [stack.enter_context(disk(folder.with_name(f"{folder.name}-{name}.img"))) for name in NODES]
         practice = stack.enter_context(unprovisioned(folder, MACHINES))
+        network.down(BRIDGE)  # of a test that was killed
         ip("link", "add", BRIDGE, "type", "bridge")
-        stack.callback(ip, "link", "delete", BRIDGE)
+        stack.callback(network.down, BRIDGE)
         ip("link", "set", BRIDGE, "up")
         made = PracticeExperiment(practice, workspace)
         for name, device in zip(NODES, disks, strict=True):
