@@ -97,6 +97,16 @@ def test_a_run_ends_as_on_nodes_with_a_shared_folder(nodes, how):
         assert "ranks 0, 1 reached step 2" in folder.judge().why
 
 
+def test_the_time_limit_also_ends_a_run_whose_files_are_still_sent(nodes):
+    rsync = nodes.workspace.path / "bin/rsync"
+    rsync.write_text("#!/bin/sh\nexec sleep 1000\n")
+    rsync.chmod(0o755)
+    folder = nodes.run(1, 2, RUNS, limit_s=3)
+    assert nodes.attempt(folder, "gpu1,gpu2").wait(60) == 124
+    assert (folder.judge().state, folder.judge().why) == ("timeout", "ended at its time limit of 3 s")
+    assert not tasks(folder)
+
+
 def test_a_node_that_writes_only_files_that_are_not_copied_makes_progress(nodes):
     folder = nodes.run(1, 1, "mkdir -p trace; echo trace > trace/rank-00000.json.gz")
     before = set(files_of(folder.path, ask=False))

@@ -33,9 +33,10 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
     manifest: CheckpointManifest
     needs_records: bool
 
-    def faulty(self) -> list[CheckpointFile]:
-        """Its files that are missing on this machine, or whose content is not that of the manifest. Reads all files."""
-        return [file for file in self.manifest.files if checkpoint.damage(self.path, [file]) is not None]
+    def faulty(self, told: Told) -> list[CheckpointFile]:
+        """Its files that are missing on this machine, or whose content is not that of the manifest. Reads all files, unless
+        it is told to end."""
+        return [file for file in self.manifest.files if not told() and checkpoint.damage(self.path, [file]) is not None]
 
     def late_ranks(self) -> list[int]:
         """The ranks whose step records on this machine end before the checkpoint."""
@@ -81,7 +82,7 @@ def _complete(folder: RunDir, run: Run, saved: StoredCheckpoint, told: Told) -> 
 
     Raises ShardlabError if a node that may have the missing files does not answer.
     """
-    faulty = saved.faulty()
+    faulty = saved.faulty(told)
     if not faulty and not saved.late_ranks():
         return ""
     workspace = Workspace(folder.path.parent.parent)
