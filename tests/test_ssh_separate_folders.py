@@ -405,7 +405,8 @@ def test_a_retry_gets_the_checkpoint_of_all_nodes_on_other_nodes(nodes, manifest
 def test_a_retry_gets_step_records_that_were_not_copied_before_the_connection_broke(nodes, manifest_file, kept):
     old = checkpointed(nodes)
     lines = old.steps_file(1).read_text().splitlines(keepends=True)
-    old.steps_file(1).write_text("".join(lines[:kept]))
+    for part in (old, nodes.part("gpu1", old)):  # gpu1 has a copy, as after an earlier attempt
+        part.steps_file(1).write_text("".join(lines[:kept]))
     again = nodes.run(2, 1, "true", resume=[old.run_id])
     assert nodes.attempt(again, "gpu1").wait(60) == 0
     for part in (old, nodes.part("gpu1", old)):
@@ -430,6 +431,21 @@ def test_a_retry_without_the_step_records_before_the_checkpoint_says_why(nodes, 
     again = nodes.run(2, 1, "true", resume=[old.run_id])
     assert nodes.attempt(again, "gpu1").wait(60) != 0
     assert "the step records of 1 of its 2 ranks end before it" in again.judge().why
+
+
+def test_a_retry_follows_no_symlink_of_a_node(nodes, manifest_file, tmp_path):
+    old = checkpointed(nodes)
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "steps/rank-00009.jsonl").write_text("of the first node")
+    for name in ("steps", "checkpoints/step-00000002/rank-00001.bin"):
+        path = nodes.part("gpu2", old).path / name
+        path.rename(path.with_name("away"))
+        path.symlink_to(tmp_path / path.name)
+    again = nodes.run(2, 1, "true", resume=[old.run_id])
+    assert nodes.attempt(again, "gpu1").wait(60) != 0
+    assert "1 of its 2 files are missing or damaged" in again.judge().why
+    assert [path.name for path in (tmp_path / "steps").iterdir()] == ["rank-00009.jsonl"]
+    assert not old.steps_file(9).exists()
 
 
 def test_a_retry_without_a_part_of_the_checkpoint_says_why(nodes, manifest_file):
