@@ -67,6 +67,8 @@ class Attempt:
         self.ranks_here = self.run.scheduler == "local"  # else a step starts them on each node
         self.told = False  # whether SIGTERM told this process to end
         self.begun = time.time()  # earlier requests to cancel do not apply to this start
+        self.limit_s = self.run.limit_s or self.run.cell.time_limit_s
+        self.deadline: float | None = None  # when the limit is over; None until it begins to count
         self.look = 0.0  # when to check the run's folder again
         self.why = ""
 
@@ -176,10 +178,19 @@ class Attempt:
             wait_for_gpus.wait(self.folder, self.run, os.environ, lambda: self.told or self._asked_to_end())
         if self.run.separate_folders:
             nodes = step.chosen(self.folder, self.run)
-            node_folders.send(self.folder, self.run, nodes, lambda: self.told or self._asked_to_end())
+            deadline = self._limited()  # the run uses its nodes from here on
+            node_folders.send(
+                self.folder, self.run, nodes, lambda: self.told or self._asked_to_end() or time.monotonic() > deadline
+            )
         # Without Slurm, this machine may not be a node of the run: jobs.ssh.step calls the nodes together.
         place = rendezvous.call_together(self.run.world.nnodes) if self.run.scheduler != "ssh" else {}
         return place | launcher(self.run.launcher).prepare(self.folder, self.run)
+
+    def _limited(self) -> float:
+        """When the time limit is over, by the monotonic clock. It begins to count at the first call."""
+        if self.deadline is None:
+            self.deadline = time.monotonic() + self.limit_s if self.limit_s else float("inf")
+        return self.deadline
 
     def _source_fault(self) -> str:
         """A clause if this process does not run from the source that the run was submitted with; '' if it does."""
@@ -217,10 +228,14 @@ class Attempt:
 
     def _run_command(self, extra: dict[str, str]) -> tuple[int, str | None]:
         """(exit code, why we ended it or None); a signal's number comes as 128 + number, as in a shell."""
-        limit = self.run.limit_s or self.run.cell.time_limit_s
-        deadline = time.monotonic() + limit if limit else float("inf")
+        deadline = self._limited()
         with self.folder.job_log.open("ab") as log:
-            environment = {**os.environ, **extra, node_processes.MARK: str(self.folder.path), **_save_at(limit)}
+            environment = {
+                **os.environ,
+                **extra,
+                node_processes.MARK: str(self.folder.path),
+                **_save_at(self.limit_s, deadline),
+            }
             ranks = node_processes.start(self.command, log.fileno(), environment)
         progress, reason = HangWatch(self.folder, self.run.cell.hang_limit_s), None
         with suspension.SuspensionWatch() as suspended:  # a thread, and so after the start of the ranks
@@ -229,7 +244,7 @@ class Attempt:
                     deadline += suspended_s  # as Slurm does with the limit of a job that was suspended
                     self._event(suspension.EVENT, seconds=round(suspended_s, 3))
                 if (reason := self._reason_to_end(deadline, progress)) is not None:
-                    self.why = self._why(reason, limit, progress)  # before the end of the ranks, which may write more
+                    self.why = self._why(reason, progress)  # before the end of the ranks, which may write more
                     grace_s = step.END_S if self.run.scheduler == "ssh" else node_processes.GRACE_S
                     code = node_processes.end(ranks, signal.SIGTERM, grace_s)
                     break
@@ -273,10 +288,10 @@ class Attempt:
             return self.folder.timed_steps(self.run.cell.gpus)
         return None
 
-    def _why(self, reason: str, limit: int | None, progress: HangWatch) -> str:
+    def _why(self, reason: str, progress: HangWatch) -> str:
         if reason == "hung":
             return progress.why()
-        said = {"timeout": f"ended at its time limit of {limit} s", "cancelled": CANCELLED, "told": TOLD_WHY}
+        said = {"timeout": f"ended at its time limit of {self.limit_s} s", "cancelled": CANCELLED, "told": TOLD_WHY}
         return said.get(reason, "")
 
 
@@ -285,10 +300,13 @@ def _saved_step(folder: RunDir) -> int:
     return max((checkpoint.step_of(path) for path in checkpoint.whole(folder.path)), default=0)
 
 
-def _save_at(limit_s: int | None) -> dict[str, str]:
+def _save_at(limit_s: int | None, deadline: float) -> dict[str, str]:
     """A variable with the time at which ranks save and end by themselves. It is a time and no signal, because not every
-    launcher forwards signals to its ranks."""
-    return {SAVE_AT: f"{time.time() + limit_s - min(SAVE_S, SAVE_SHARE * limit_s):.3f}"} if limit_s else {}
+    launcher forwards signals to its ranks. deadline: when the limit is over, by the monotonic clock."""
+    if not limit_s:
+        return {}
+    left_s = deadline - time.monotonic()
+    return {SAVE_AT: f"{time.time() + left_s - min(SAVE_S, SAVE_SHARE * limit_s):.3f}"}
 
 
 def main(argv: list[str]) -> int:

@@ -5,12 +5,14 @@ import json
 import multiprocessing
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from support_datasets import (
@@ -33,9 +35,12 @@ from provision.fact import Facts, Unanswered
 from provision.login_node import LoginNodeHere
 from provision.operation import Site, Target
 from provision.operations import datasets
+from shardlab import cluster as cluster_file
+from shardlab import remote_workspace
 from shardlab.cluster import Cluster
 from shardlab.cluster_keys import Data, DataSet, Storage
 from shardlab.errors import InputError, ShardlabError
+from shardlab.remote import CommandOutput
 from shardlab.slurm_keys import Slurm
 from shardlab.workspace import Workspace
 
@@ -478,6 +483,45 @@ def managed(tmp_path, monkeypatch):
 
     planned.node, planned.programs = node, programs
     return planned
+
+
+SSH_HERE = f"{{schema: 1, name: c, provider: ssh, nodes: [{{name: {socket.gethostname().partition('.')[0]}, host: h}}], DATA}}"
+SSH = "{schema: 1, name: c, provider: ssh, nodes: [{name: gpu0, host: gpu0.invalid}], DATA}"
+SHARED = SSH.replace("DATA", "storage: {shared: SHARED}, DATA")
+SLURM = SHARED.replace("gpu0.invalid", "h, roles: [controller, worker]").replace("DATA", "slurm: {}, DATA")
+
+
+@pytest.mark.parametrize("path", ["null", "sets", "/mydata/sets"])
+@pytest.mark.parametrize(
+    ("text", "place", "elsewhere"),
+    [(SSH_HERE, "home", False), (SSH, "home", True), (SHARED, "home", True), (SLURM, "home", True), (SLURM, "shared", False)],
+    ids=["first node", "no shared folder", "shared folder", "Slurm", "Slurm, here"],
+)
+def test_data_sets_are_staged_where_the_runs_of_the_cluster_read_them(tmp_path, text, place, elsewhere, path):
+    file = tmp_path / "cluster.yaml"
+    (tmp_path / place).mkdir()
+    described = text.replace("SHARED", str(tmp_path / "shared")).replace("DATA", f"data: {{path: {path}, sets: [cifar10]}}")
+    file.write_text(described)
+    described = cluster_file.load(file)
+    asked = []
+
+    class AskedNode(LoginNodeHere, eq=False):
+        def run(self, argv, **_):
+            asked.append(argv[-1])
+            return CommandOutput(1, "", "")
+
+    node = AskedNode(name="gpu0", python="python3")
+    workspace = Workspace(tmp_path / place)
+    with pytest.raises(Unanswered):
+        datasets.plan(Site(described, workspace, []), Target(node, Facts(node)))
+    stored = workspace
+    if elsewhere:
+        workspace.own.mkdir()
+        nodes = [{"name": "gpu0", "host": "h", "roles": ["controller"], "python": "python3"}]
+        (workspace.own / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "c", "nodes": nodes}))
+        stored = Workspace(Path(remote_workspace.of(workspace, described).workspace))
+    given = None if path == "null" else path
+    assert msgspec.json.decode(asked[0], type=Wanted).data_path == str(stored.data(given))
 
 
 def test_at_a_managed_site_an_archive_is_unpacked_in_a_job(tmp_path, managed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import msgspec
 
@@ -11,6 +12,7 @@ from provision.fact import Unanswered, decode
 from provision.node import last_line
 from provision.operation import Change, Here, Nothing, Operation, Site, Target, Write
 from provision.site import jobs, requests
+from shardlab import first_node, remote_workspace
 from shardlab.cluster_keys import DataSet
 from templates import render
 
@@ -54,7 +56,7 @@ def _in_a_job(site: Site, target: Target, wanted: DataSet, request: str, state: 
         "site/dataset.sh.j2",
         options=options,
         data_set=wanted.name,
-        data_path=str(site.workspace.data(site.cluster.data.path)),
+        data_path=_data_path(site),
         python=target.node.python,
         request=request,
     )
@@ -66,8 +68,20 @@ def _request(site: Site, wanted: DataSet) -> str:
     source = wanted.archive
     if source is not None and not wanted.is_url:
         source = str(site.workspace.relative(source))
-    data_path = str(site.workspace.data(site.cluster.data.path))
-    return msgspec.json.encode(Wanted(data_path, wanted.name, source, wanted.sha256)).decode()
+    return msgspec.json.encode(Wanted(_data_path(site), wanted.name, source, wanted.sha256)).decode()
+
+
+def _data_path(site: Site) -> str:
+    """Where runs read data sets. A relative path, and the default, are in the workspace that stores the runs: this workspace,
+    or its twin on the nodes if commands about runs are executed there."""
+    cluster, workspace = site.cluster, site.workspace
+    if cluster.slurm is not None:
+        shared = cluster.storage.shared
+        is_here = shared is not None and workspace.real_path.is_relative_to(Path(shared).resolve())
+    else:
+        is_here = cluster.provider == "local" or first_node.is_here(cluster)
+    stored = workspace if is_here else remote_workspace.twin(workspace, cluster)
+    return str(stored.data(cluster.data.path))
 
 
 def _ask(target: Target, verb: str, request: str, timeout_s: float) -> DataSetState:

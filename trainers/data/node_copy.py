@@ -7,8 +7,6 @@ for it. An event of the run says how many bytes were copied, in how many seconds
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
 import shutil
 import threading
 import time
@@ -39,8 +37,7 @@ def opened(run: Run, run_dir: RunDir) -> Iterator[Path]:
         yield data_path
         return
     node_folder.remove_unused()  # what killed runs left takes the room that this run needs
-    short = hashlib.sha256(os.fsencode(run_dir.path)).hexdigest()[:8]  # two workspaces may have a run of one name
-    with node_folder.shared(f"{run.run_id}-{short}", lambda folder: _copy(names, folder, run_dir)) as folder:
+    with node_folder.shared(node_folder.name_of(run_dir.path), lambda folder: _copy(names, folder, run_dir)) as folder:
         yield folder
 
 
