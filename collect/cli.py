@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardlab import console, gc_pause, registry
+from shardlab import console, gc_pause, inventory, registry
 from shardlab.console import Output
 from shardlab.errors import InputError, MissingExtra
 from shardlab.rundir import RunDir
@@ -27,13 +28,31 @@ EXAMPLES = {
     "sample": "collect sample --out node0.jsonl --hz 2",
     "metrics": "collect metrics",
 }
+OF_A_WORKSPACE = ("summarize", "verdicts", "trace", "compare", "export")  # without `fetch`, which does what is urged
 FASTEST_HZ = 10.0  # above it the sampler was measured to slow the ranks that it watches
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Exit codes: 0 all good, 1 something asked for did not succeed, 2 wrong input, nothing changed."""
     arguments = parser().parse_args(argv)
-    return console.run(lambda: int(arguments.run(arguments, Output.of(arguments))))
+
+    def command() -> int:
+        output = Output.of(arguments)
+        code = int(arguments.run(arguments, output))
+        if arguments.verb in OF_A_WORKSPACE and (urge := _urge(_workspace(arguments))) is not None:
+            output.remark(urge, style="yellow")
+        return code
+
+    return console.run(command)
+
+
+def _urge(workspace: Workspace) -> str | None:
+    """The sentence that urges to fetch the runs, near the end of a lease."""
+    try:
+        known = inventory.leased(workspace)
+    except InputError:  # `jobs` and `provision` say so
+        return None
+    return known.lease.urge(datetime.now(UTC)) if known is not None and known.lease is not None else None
 
 
 def parser() -> console.Parser:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
-from jobs import datasets, gpu_hours, menus, on_controller, plan, render, shared_options, stale_jobs, submit, views, watch
+from jobs import datasets, lease_report, menus, on_controller, plan, render, shared_options, stale_jobs, submit, views, watch
 from jobs.backlog import Backlog
+from jobs.gpu_hours import must_be_within
 from jobs.invocation import Invocation
+from jobs.lease_report import LeaseReport
 from jobs.reconcile import Status
 from jobs.scheduler import Full, SubmitOptions, scheduler
 from jobs.select import select
@@ -17,7 +20,7 @@ from jobs.slurm import preflight
 from shardlab import console, state
 from shardlab.cell import Cell
 from shardlab.console import Output
-from shardlab.errors import InputError, UnknownName
+from shardlab.errors import InputError, ShardlabError, UnknownName
 from shardlab.workspace import Workspace
 
 EXAMPLES = {
@@ -114,7 +117,7 @@ def _add_retry(verbs: console.Verbs) -> None:
     shared_options.add_sharing_options(verb)
     only_help = (
         f"retry runs that ended in one of these states (default: {RETRIED}); held: let runs start that were held because the "
-        "installed packages changed"
+        "installed packages changed or the lease was too short"
     )
     verb.add_argument("--only", default=RETRIED, metavar="STATE,...", help=only_help)
 
@@ -136,7 +139,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         invocation = Invocation(arguments)
         there = on_controller.elsewhere(invocation)
         if there is not None:
-            return on_controller.run(there, invocation, words)
+            try:
+                return on_controller.run(there, invocation, words)
+            except ShardlabError as error:
+                if (why := on_controller.after_lease(invocation, error)) is None:
+                    raise
+                invocation.out.remark(why, style="yellow")
         on_controller.enter_environment(invocation, words)
         return int(arguments.run(invocation))
 
@@ -145,10 +153,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _plan(invocation: Invocation) -> int:
     planned = _planned(invocation)
-    data = datasets.look(planned.cells, planned.source, invocation.workspace)
-    views.plan(
-        invocation.out, planned, data, plan.hours(planned, planned.repeats), plan.account_share(planned, invocation.workspace)
-    )
+    workspace = invocation.workspace
+    data = datasets.look(planned.cells, planned.source, workspace)
+    hours, share = plan.hours(planned, planned.repeats), plan.account_share(planned, workspace)
+    views.plan(invocation.out, planned, data, hours, share, lease_report.of_plan(workspace, planned, datetime.now(UTC)))
     return 0
 
 
@@ -182,9 +190,11 @@ def _submit(invocation: Invocation) -> int:
     submit.check(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
     if arguments.dry_run:
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
+        steps, lease = lease_report.held_back(invocation, steps, planned.source, how)
         _must_be_within(arguments.max_gpu_hours, planned, steps)
         _slurm_must_accept(steps, planned.source, how)
         views.steps(out, steps, sent=False)
+        views.lease_lines(out, lease)
         set_aside = _name_set_aside(out, [step.now for step in steps if step.now is not None])
         views.scripts(out, steps, workspace, planned.source)
         out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
@@ -193,11 +203,12 @@ def _submit(invocation: Invocation) -> int:
     with workspace.alone():
         readable = _finish_interrupted(out, workspace, planned.source)
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
+        steps, lease = lease_report.held_back(invocation, steps, planned.source, how)
         _must_be_within(arguments.max_gpu_hours, planned, steps)
         _slurm_must_accept(steps, planned.source, how)
         render.keep(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
         backlog = _send(invocation, steps, planned.source, how)
-    return max(int(not readable), _sent(invocation, steps, backlog, planned.remarks))
+    return max(int(not readable), _sent(invocation, steps, backlog, lease, planned.remarks))
 
 
 def _status(invocation: Invocation) -> int:
@@ -209,7 +220,7 @@ def _status(invocation: Invocation) -> int:
     if arguments.watch:
         runs = watch.status(out, workspace, look)
     else:
-        views.status(out, runs := look(), workspace)
+        views.status(out, runs := look(), workspace, lease_report.of_workspace(workspace, datetime.now(UTC)))
     return int(not _tidy(out, workspace, runs))
 
 
@@ -244,9 +255,10 @@ def _retry(invocation: Invocation) -> int:
         runs = select(workspace, arguments.runs, arguments.matrix, arguments.where)
         readable = _tidy(out, workspace, runs, of_scheduler=False) and readable
         steps = submit.retry(workspace, runs, only, source)
+        steps, lease = lease_report.held_back(invocation, steps, source, how)
         _slurm_must_accept(steps, source, how)
         backlog = _send(invocation, steps, source, how)
-    return max(int(not readable), _sent(invocation, steps, backlog))
+    return max(int(not readable), _sent(invocation, steps, backlog, lease))
 
 
 def _logs(invocation: Invocation) -> int:
@@ -269,7 +281,7 @@ def _must_be_within(bound: float | None, planned: plan.MatrixPlan, steps: Sequen
     if not (0 < bound < 1e9):
         raise InputError(f"--max-gpu-hours: found {bound:g}. Allowed: a number above 0.")
     runs = Counter(step.run.cell.name() for step in steps if step.send)
-    gpu_hours.must_be_within(bound, [entry for entry in plan.hours(planned, runs) if runs[entry.cell.name()]])
+    must_be_within(bound, [entry for entry in plan.hours(planned, runs) if runs[entry.cell.name()]])
 
 
 def _slurm_must_accept(steps: Sequence[submit.RunDecision], source: render.RenderContext, how: SubmitOptions) -> None:
@@ -329,18 +341,23 @@ def _send(
 
 
 def _sent(
-    invocation: Invocation, steps: Sequence[submit.RunDecision], backlog: Backlog | None, remarks: Sequence[str] = ()
+    invocation: Invocation,
+    steps: Sequence[submit.RunDecision],
+    backlog: Backlog | None,
+    lease: LeaseReport | None,
+    remarks: Sequence[str] = (),
 ) -> int:
     """Print what was submitted, and wait for the runs if --wait is given; return the exit code."""
     out, workspace, wait = invocation.out, invocation.workspace, invocation.arguments.wait
     views.steps(out, steps, sent=True, waiting={folder.run_id for folder in backlog.folders} if backlog else ())
+    views.lease_lines(out, lease)
     for remark in remarks:
         out.remark(f"note: {remark}")
     if backlog:
         out.remark(f"note: Slurm accepts no more jobs for now ({backlog.problem}); the rest is submitted when there is room.")
     tidied = _tidy(out, workspace, [step.now for step in steps if step.now is not None and not step.send], of_scheduler=False)
     code = watch.finish(out, workspace, [step.run.run_id for step in steps], wait=wait, backlog=backlog)
-    return code if tidied else max(code, 1)
+    return code if tidied and not any(step.held_back for step in steps) else max(code, 1)
 
 
 def _menu(show: Callable[[Output], None]) -> Callable[[Invocation], int]:

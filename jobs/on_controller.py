@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from socket import gethostname
 
@@ -12,9 +13,9 @@ import psutil
 from jobs.invocation import Invocation
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES
-from shardlab import inventory, matrix, remote_workspace, upload
+from shardlab import cluster, inventory, matrix, remote_workspace, upload
 from shardlab.cluster import Cluster
-from shardlab.errors import InputError
+from shardlab.errors import InputError, ShardlabError
 from shardlab.login_node import PYTHON
 from shardlab.remote_workspace import RemoteWorkspace
 from shardlab.workspace import Workspace
@@ -22,6 +23,7 @@ from shardlab.workspace import Workspace
 SENDS = ("submit", "render")  # these name a matrix, which is uploaded
 CHANGES = ("cancel", "retry")
 READS = ("status", "logs")
+OF_LEASE = ("status", "retry")  # these say which runs end before the lease, which may have been extended since the submission
 
 
 def elsewhere(invocation: Invocation) -> RemoteWorkspace | None:
@@ -87,16 +89,16 @@ def enter_environment(invocation: Invocation, argv: Sequence[str]) -> None:
 
 def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> int:
     """Upload the files that the command reads, then run it on the cluster. Raises ShardlabError."""
-    arguments, workspace = invocation.arguments, invocation.workspace
+    arguments, workspace, where = invocation.arguments, invocation.workspace, invocation.cluster
     words = _without(argv, "--workspace", "--cluster")
     own_matrix: Path | None = None
     if arguments.verb in SENDS:
-        texts = {
-            "cluster.yaml": (Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml").read_bytes()
-        }
+        file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
+        texts = {"cluster.yaml": file.read_bytes() if where.provider != "cloudlab" else cluster.resolved_file(where)}
         for path in sorted(workspace.own_templates.rglob("*.j2")):
             texts[str(path.relative_to(workspace.path))] = path.read_bytes()
-        if invocation.cluster.slurm is None:  # the scheduler there reads the addresses of the nodes
+        # Without Slurm, the scheduler there reads the addresses of the nodes. With a lease, it decides which runs wait.
+        if where.slurm is None or inventory.leased(workspace, where.name) is not None:
             texts[str(upload.INVENTORY)] = inventory.path_of(workspace).read_bytes()
         file = matrix.find(arguments.matrix)
         if file not in matrix.shipped().values():
@@ -110,7 +112,23 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
         remote_workspace.keep(workspace, there)
         if own_matrix is not None:
             remote_workspace.keep_matrix(workspace, own_matrix)
+    elif arguments.verb in OF_LEASE and inventory.leased(workspace, there.cluster) is not None:
+        remote_workspace.deliver(there, {str(upload.INVENTORY): inventory.path_of(workspace).read_bytes()})
     return there.hand_over("jobs", words)
+
+
+def after_lease(invocation: Invocation, error: ShardlabError) -> str | None:
+    """Why the status of the runs is read from their copies on this machine; None if the cluster should answer.
+
+    error: why the cluster did not answer. Raises it with the reason, if the lease ended and the command needs the cluster.
+    """
+    known = inventory.leased(invocation.workspace)
+    if known is None or known.lease is None or not known.lease.has_ended(now := datetime.now(UTC)):
+        return None
+    why = f"{str(error).rstrip('.')}; {known.lease.in_words(now)}"
+    if invocation.arguments.verb != "status":
+        raise ShardlabError(why) from None
+    return f"{why} The table shows the runs that were fetched, as they were then."
 
 
 def _without(argv: Sequence[str], *names: str) -> list[str]:

@@ -9,9 +9,11 @@ from typing import Any
 
 import msgspec
 
+from jobs import lease_end
 from jobs.scheduler import ObservedRun, RunOnDisk, apart, scheduler
-from shardlab import gc_pause, suspension
-from shardlab.errors import ShardlabError
+from shardlab import gc_pause, inventory, suspension
+from shardlab.errors import InputError, ShardlabError
+from shardlab.lease import Lease
 from shardlab.record import Event, StepRecord
 from shardlab.run import Run, attempt_of
 from shardlab.rundir import RunDir
@@ -46,7 +48,7 @@ class Status(msgspec.Struct, kw_only=True):
     rehearsal: bool | None
     resumed_from_step: int | None = None  # timed steps that a checkpoint brought along
     expected: bool  # completed, or an end that the cell says is proper
-    held: bool = False  # pending, and starts only after `jobs retry --only held`
+    held: bool = False  # pending or planned, and starts only after `jobs retry --only held`
     leftover: bool = False  # the scheduler still has its job to start, although the run has ended
 
     @property
@@ -62,13 +64,13 @@ def statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
 
 
 def _statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
-    read = [_read(folder) for folder in folders]
+    read, lease = [_read(folder) for folder in folders], _lease(workspace)
     seen: dict[str, ObservedRun] = {}
     for name, runs in apart(one for one in read if isinstance(one, RunOnDisk)).items():
         found = scheduler(name).observe(workspace, runs)
         seen |= {one.folder.run_id: what for one, what in zip(runs, found, strict=True)}
     return [
-        _status(one, seen[folder.run_id]) if isinstance(one, RunOnDisk) else _unreadable(folder, one)
+        _status(one, seen[folder.run_id], lease) if isinstance(one, RunOnDisk) else _unreadable(folder, one)
         for folder, one in zip(folders, read, strict=True)
     ]
 
@@ -104,8 +106,17 @@ def _read(folder: RunDir) -> RunOnDisk | ShardlabError:
         return error
 
 
-def _status(records: RunOnDisk, seen: ObservedRun) -> Status:
-    folder, run, verdict = records.folder, records.run, seen.verdict
+def _lease(workspace: Workspace) -> Lease | None:
+    try:
+        known = inventory.leased(workspace)
+    except InputError:  # the commands that submit runs say so
+        return None
+    return known.lease if known is not None else None
+
+
+def _status(records: RunOnDisk, seen: ObservedRun, lease: Lease | None) -> Status:
+    folder, run = records.folder, records.run
+    verdict = lease_end.verdict(records, seen, lease, span(records.events, seen.verdict.state)[1], datetime.now(UTC))
     result = records.result or folder.read_result() if verdict.state == "completed" else None
     has_steps = result is None and verdict.state != "planned"
     rank0 = [record for record in folder.steps(0).records if not record.warmup] if has_steps else []

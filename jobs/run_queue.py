@@ -33,6 +33,7 @@ from shardlab.workspace import Workspace
 SCRIPT = "job.sh"
 TURN_S = 0.2  # how often a runner looks whether it is the next one's turn
 PROCESS = {"pid", "created", "boot_id"}  # data of the event `started` that identify a process
+ELSEWHERE = ", which this machine cannot check"
 CLAIM_TO_START_S = 10.0  # a supervisor that lives writes its first event within milliseconds of its claim
 
 
@@ -105,7 +106,7 @@ class RunQueue:
 
     def _observe(self, folder: RunDir, verdict: JudgedState) -> ObservedRun:
         verdict, raw = self._true(folder, verdict)
-        return ObservedRun(verdict, folder.run_id, raw)
+        return ObservedRun(verdict, folder.run_id, raw, unanswered=raw.endswith(ELSEWHERE))
 
     def _true(self, folder: RunDir, verdict: JudgedState) -> tuple[JudgedState, str]:
         """(the verdict on a run, this scheduler's words for its state)."""
@@ -122,7 +123,7 @@ class RunQueue:
         if started is None:
             return verdict, "-"
         if started.host != gethostname():
-            return verdict, f"process {started.data['pid']} on {started.host}, which this machine cannot check"
+            return verdict, f"process {started.data['pid']} on {started.host}{ELSEWHERE}"
         if _alive_event(started):
             return verdict, f"process {started.data['pid']}"
         verdict = folder.judge()  # it may have ended between the two looks

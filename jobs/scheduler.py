@@ -30,13 +30,14 @@ class ObservedRun(msgspec.Struct, frozen=True):
     """The state of a run, from its folder and its scheduler together.
 
     id, raw: the scheduler's own number and words for the run's job. leftover: whether the scheduler still has the job to
-    start although the run has ended.
+    start although the run has ended. unanswered: the scheduler could not be asked, so the verdict is from the folder alone.
     """
 
     verdict: JudgedState
     id: str
     raw: str
     leftover: bool = False
+    unanswered: bool = False
 
 
 class SubmitOptions(msgspec.Struct, frozen=True):

@@ -50,6 +50,8 @@ def add_sharing_options(verb: console.Parser) -> None:
     verb.add_argument("--max-parallel", type=int, metavar="N", help="on Slurm: at most N runs at a time")
     pack_help = "on Slurm: one allocation for all runs with the same sbatch options; they run one after another"
     verb.add_argument("--pack", action="store_true", help=pack_help)
+    lease_help = "on lent machines: also submit runs that would not end before the lease"
+    verb.add_argument("--ignore-lease", action="store_true", help=lease_help)
 
 
 def submit_options(invocation: Invocation, source: RenderContext) -> SubmitOptions:

@@ -10,6 +10,7 @@ import msgspec
 from rich.cells import cell_len
 
 from jobs.reconcile import Status
+from shardlab import moments
 from shardlab.state import FINAL
 
 RUN, STATE, SCHEDULER, STEP, RATE, TO_GO, STARTED, ENDED, TOOK, WHY = (
@@ -48,17 +49,6 @@ def table(runs: Sequence[Status], width: int | None = None, height: int | None =
     return StatusTable(shown, cells, listed, below, len(runs) - len(listed))
 
 
-def duration(seconds: float) -> str:
-    """Seconds for a person, in two units at most."""
-    minutes, rest = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{rest}s"
-    hours, minutes = divmod(minutes, 60)
-    if not hours:
-        return f"{minutes}m {rest:02}s"
-    return f"{hours}h {minutes:02}m" if hours < 24 else f"{hours // 24}d {hours % 24:02}h"
-
-
 def summary(runs: Sequence[Status]) -> str:
     """How many runs are in which state, and the zone of their times."""
     counts = sorted(Counter(status.state for status in runs).items(), key=lambda item: (item[0] in FINAL, item[0]))
@@ -77,10 +67,10 @@ def _row(run: Status, zone: tzinfo | None) -> dict[str, str]:
         SCHEDULER: run.scheduler["raw"],
         STEP: f"{run.step or 0} of {run.steps}" if run.steps is not None and run.step is not None else "",
         RATE: f"{run.throughput:,.0f}" if run.throughput is not None else "",
-        TO_GO: duration(run.eta_s) if run.eta_s is not None else "",
+        TO_GO: moments.duration(run.eta_s) if run.eta_s is not None else "",
         STARTED: _moment(started, datetime.now(zone)) if started else "",
         ENDED: _moment(ended, started or datetime.now(zone)) if ended else "",
-        TOOK: duration(run.duration_s) if run.duration_s is not None else "",
+        TOOK: moments.duration(run.duration_s) if run.duration_s is not None else "",
         WHY: "; ".join(filter(None, (run.why, resumed))),
     }
 

@@ -26,12 +26,14 @@ SILENT_S = 10.0  # telemetry is sampled twice a second; at the end of a run it s
 
 
 class RunDecision(msgspec.Struct, frozen=True):
-    """Whether to submit a run, and why. now: the status of its last attempt, if it has a folder."""
+    """Whether to submit a run, and why. now: the status of its last attempt, if it has a folder. held_back: it is rendered, but
+    not submitted, because it would not end before the lease of the nodes."""
 
     run: Run
     send: bool
     why: str
     now: Status | None = None
+    held_back: bool = False
 
 
 def check(
@@ -88,13 +90,19 @@ def _there(workspace: Workspace, cells: Sequence[Cell], repeats: Mapping[str, in
 def send(workspace: Workspace, steps: Iterable[RunDecision], source: render.RenderContext, how: SubmitOptions) -> list[RunDir]:
     """Release the runs that are held; render the other runs that are to be sent, then send them in order.
 
-    Raises ShardlabError if the scheduler rejects a run. Returns the folders of the runs that were rendered.
+    Runs that are held back are rendered, and their events get the reason. Raises ShardlabError if the scheduler rejects a run.
+    Returns the folders of the runs that were sent.
     """
+    steps = list(steps)
     sent = [step for step in steps if step.send]
-    hold.release(workspace, [step.run for step in sent if step.now is not None and step.now.held])
-    new = [step.run for step in sent if step.now is None or not step.now.held]
-    if new:
+    released = [step for step in sent if step.now is not None and step.now.held and step.now.state == "pending"]
+    hold.release(workspace, [step.run for step in released])
+    new = [step.run for step in sent if step not in released]
+    back = [step for step in steps if step.held_back]
+    if new or back:
         frozen_source.freeze(Path(source.source))
+    for step in back:
+        render.write(step.run, workspace.runs, source).write_event("controller", "held", why=step.why)
     folders = [render.write(run, workspace.runs, source) for run in new]
     if folders:
         scheduler(source.scheduler).submit(workspace, folders, how)
@@ -113,7 +121,7 @@ def retry(workspace: Workspace, selected: Sequence[Status], only: set[str], sour
     last_ones = {folder.run_id for folder in latest(RunDir(workspace.runs / status.id) for status in selected)}
     for now in (status for status in selected if status.id in last_ones):
         folder = RunDir(workspace.runs / now.id)
-        if now.held and HELD in only:
+        if now.held and now.state == "pending" and HELD in only:
             must_be_of_cluster(folder, source)
             run = hold.accepting(folder.read_run(), source.packages, source.versions)
             steps.append(RunDecision(run, True, "was held; goes on with the packages that are installed now", now))

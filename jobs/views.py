@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
 
 from rich.console import Group
 
 from jobs import cell_differences, datasets, gpu_hours, render, repeats, status_table
+from jobs.lease_report import LeaseReport
 from jobs.plan import MatrixPlan
 from jobs.reconcile import Status
 from jobs.scheduler import scheduler
 from jobs.slurm.share import Share
 from jobs.submit import RunDecision
+from shardlab import moments
 from shardlab.cell import Cell
 from shardlab.console import Output, drawn_table
 from shardlab.workspace import Workspace
@@ -29,11 +32,12 @@ def plan(
     data: datasets.MissingData,
     hours: Sequence[gpu_hours.CellHours] = (),
     share: Share | None = None,
+    lease: LeaseReport | None = None,
 ) -> None:
     """Print a plan.
 
     data: what is known of the data sets that the cells read. hours: the GPU hours of each cell; none without GPUs. share: what
-    Slurm says is left of them.
+    Slurm says is left of them. lease: of the nodes.
     """
     rows = [[cell.name(), *_cell(cell)] for cell in planned.cells]
     columns = PLAN_COLUMNS
@@ -52,6 +56,7 @@ def plan(
         out.line(f"about {gpu_hours.in_words(asked)}.")
     if share is not None:
         out.line(f"sshare: the account {share.account} has {share.left:.4g} of {share.limit:.4g} GPU hours left.")
+    lease_lines(out, lease)
     for one in planned.matrix.excluded:
         keys = ", ".join(f"{key}={value}" for key, value in one.cell.items() if _varies(planned, key))
         out.line(f"excluded: {keys}: {one.why}")
@@ -74,6 +79,7 @@ def plan(
             "cost": planned.cost,
             "gpu_hours": asked,
             "share": share,
+            "lease": None if lease is None else lease.document(),
             "cells": [{"id": cell.name(), "repeats": counts[cell.name()], "cell": cell} for cell in planned.cells],
             "excluded": planned.matrix.excluded,
             "misfits": [{"id": one.cell, "why": one.why} for one in planned.misfits],
@@ -88,13 +94,14 @@ def steps(out: Output, decided: Sequence[RunDecision], *, sent: bool, waiting: C
     for step in decided:
         if step.now is not None and step.now.set_aside:
             continue  # which is said apart, with its reason
-        what = f"skipped: {step.why}"
+        what = step.why if step.held_back else f"skipped: {step.why}"
         if step.send:
             what = f"{'waits to be submitted' if step.run.run_id in waiting else verb} ({step.why})"
         out.line(f"{step.run.run_id}: {what}", style=None if step.send else "dim")
-    counts = Counter(step.send for step in decided)
+    send, back = sum(step.send for step in decided), sum(step.held_back for step in decided)
     wait = f", {len(waiting)} wait for room" if waiting else ""
-    out.line(f"{counts[True] - len(waiting)} run(s) {verb}{wait}, {counts[False]} skipped.")
+    held = f", {back} {'held back' if sent else 'would be held back'}" if back else ""
+    out.line(f"{send - len(waiting)} run(s) {verb}{wait}{held}, {len(decided) - send - back} skipped.")
 
 
 def scripts(out: Output, decided: Sequence[RunDecision], workspace: Workspace, source: render.RenderContext) -> None:
@@ -106,8 +113,15 @@ def scripts(out: Output, decided: Sequence[RunDecision], workspace: Workspace, s
             out.line(f"\n# {folder}/{name}\n{render.script(step.run, folder, source.where, source.own_templates)}")
 
 
-def status(out: Output, runs: Sequence[Status], workspace: Workspace) -> None:
-    """Print the table of runs, or the JSON document of their statuses."""
+def lease_lines(out: Output, lease: LeaseReport | None) -> None:
+    """Print when the lease of the nodes ends and what that means for the runs; nothing without a lease."""
+    if lease is not None:
+        for sentence in lease.sentences(datetime.now(UTC)):
+            out.line(sentence)
+
+
+def status(out: Output, runs: Sequence[Status], workspace: Workspace, lease: LeaseReport | None = None) -> None:
+    """Print the table of runs and the lease of their nodes, or the JSON document."""
     if not runs and not out.json:
         out.line(f"no runs in {workspace.path}.")
     elif not out.json:
@@ -116,7 +130,8 @@ def status(out: Output, runs: Sequence[Status], workspace: Workspace) -> None:
         for line in shown.below:
             out.line(line)
         out.line(status_table.summary(runs))
-    out.document({"runs": runs})
+    lease_lines(out, lease)
+    out.document({"runs": runs, **({} if lease is None else {"lease": lease.document()})})
 
 
 def live(runs: Sequence[Status], width: int, height: int) -> Group:
@@ -139,7 +154,7 @@ def _hours(cost: repeats.Cost, cells: int) -> str:
     """What all runs of a plan take, or those of the cells of which an earlier run tells it."""
     of = "" if cost.cells == cells else f" for {cost.cells} of {cells} cells"
     told = ", estimated from the runs that completed in this workspace"
-    all_runs, all_ranks = (status_table.duration(3600 * hours) for hours in (cost.hours, cost.rank_hours))
+    all_runs, all_ranks = (moments.duration(3600 * hours) for hours in (cost.hours, cost.rank_hours))
     return f"about {all_runs} in sequence, {all_ranks} summed over ranks (or GPUs){of}{told}"
 
 

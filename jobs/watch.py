@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Group
 from rich.live import Live
 
-from jobs import stale_jobs, status_table, views
+from jobs import lease_report, stale_jobs, status_table, views
 from jobs.backlog import Backlog
 from jobs.reconcile import Status, latest, own, set_aside, statuses
 from jobs.scheduler import apart, scheduler
@@ -73,7 +74,7 @@ def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: b
 def status(out: Output, workspace: Workspace, look: Callable[[], list[Status]]) -> list[Status]:
     """`jobs status --watch`: until all have ended or Ctrl-C; it starts nothing."""
     runs = _until_ended(out, workspace, look, restart=False)
-    views.status(out, runs, workspace)
+    views.status(out, runs, workspace, lease_report.of_workspace(workspace, datetime.now(UTC)))
     return runs
 
 

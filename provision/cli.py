@@ -7,15 +7,20 @@ import contextlib
 import functools
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from provision import display, interruption, lock, pretend, progress, roles
 from provision.check import Outcome, each
+from provision.cloudlab import hardware
 from provision.fact import Facts, Unanswered
 from provision.interruption import STOPPING
 from provision.node import Node
 from provision.operation import Operation, Site, Target
+from provision.operations.inventory import lease_of
 from provision.plan import BEGUN, MACHINE, OperationStep, converge
+from provision.provider import Provider
 from provision.provider import provider as load_provider
 from provision.verify import Finding, verified, verify
 from shardlab import cluster, console
@@ -29,13 +34,14 @@ VERBS = {
     "plan": "show what apply would change; change nothing",
     "facts": "show hardware and software of each node",
     "verify": "run only the acceptance checks",
-    "request": "show what to request from the provider",
+    "request": "print what to request from the provider (CloudLab: a request RSpec, or a profile); change nothing",
+    "hardware": "print the machines of CloudLab that have GPUs, by site and type; change nothing",
     "warm": "prepare in advance what takes long (practice nodes: base system and wheels)",
     "down": "remove what provision created (practice nodes and their network)",
-    "init": "ask a Slurm site, SSH hosts or this machine, and print a commented cluster file; change nothing",
+    "init": "print a commented cluster file of a Slurm site, SSH hosts, a CloudLab experiment or this machine; change nothing",
 }
 
-UNLOCKED = ("plan", "facts", "request")  # they change nothing, and do not disturb other commands
+UNLOCKED = ("plan", "facts")  # they change nothing, and do not disturb other commands
 LOGIN_S = 30.0
 BY_ROOT = "send the commands that `provision CLUSTER.yaml plan` prints to an administrator, then run the same command again"
 AGAIN = "fix the problem that this operation reports and run the same command again; it continues from there"
@@ -92,6 +98,12 @@ def _parser() -> console.Parser:
         help="init: a Slurm site; without a value: this machine is its login node",
     )
     parser.add_argument("--ssh", type=_names, metavar="HOST,...", help="init: machines with a login by SSH")
+    parser.add_argument(
+        "--cloudlab", type=Path, nargs="+", action="extend", metavar="FILE", help="init: the manifests of a CloudLab experiment"
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="request: print a profile (a script for geni-lib) instead of an RSpec"
+    )
     console.add_version(parser)
     return parser
 
@@ -115,28 +127,35 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     for sentence in workspace.exposed():  # host keys and the addresses of nodes lie there
         output.remark(f"warning: {sentence}", style="yellow")
+    if arguments.profile and verb != "request":
+        raise InputError(f"--profile belongs to the verb request and cannot be combined with the verb {verb!r}.")
     if verb == "init":
         from provision import init  # not at the top: providers import psutil, which --help does without
 
         if file is not None:
             raise InputError(f"init takes no cluster file, because it prints one: found {file}.")
-        return init.run(output, workspace, arguments.site, arguments.ssh or [])
-    if arguments.site is not None or arguments.ssh:
-        raise InputError(f"--site and --ssh belong to the verb init and cannot be combined with the verb {verb!r}.")
+        return init.run(output, workspace, arguments.site, arguments.ssh or [], arguments.cloudlab or [])
+    if arguments.site is not None or arguments.ssh or arguments.cloudlab:
+        raise InputError(
+            f"--site, --ssh and --cloudlab belong to the verb init and cannot be combined with the verb {verb!r}. The verb "
+            "comes before them: provision init --cloudlab FILE."
+        )
+    if verb == "hardware":
+        return _hardware(output, file)
     described = _cluster(file, workspace)
     provider = load_provider(described.provider)
+    if verb == "request":
+        return _request(output, file, described, workspace, provider, profile=arguments.profile)
     nodes = provider.nodes(described, workspace)
     limited = _chosen("node", [node.name for node in nodes], arguments.limit, None)
     order = roles.operations(provider)
     chosen = _chosen("operation", [operation.name for operation in order], arguments.only, arguments.skip) | {MACHINE}
-    if verb == "request" and provider.request is None:
-        raise InputError(f"{file or workspace.path / 'cluster.yaml'}: {provider.carry_out(verb, described, workspace)}")
     locks = []
     if verb not in UNLOCKED:
         locks = [(path, f"the cluster {described.name}") for path in provider.locks(described)]
         locks.append((workspace.own / "provision.lock", f"the workspace {workspace.path}"))
     with lock.held(locks, ["provision", *words]):
-        if verb in ("request", "warm", "down"):
+        if verb in ("warm", "down"):
             with interruption.handled(nodes, lambda: None):
                 said = provider.carry_out(verb, described, workspace)
             output.line(said)
@@ -149,6 +168,27 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
             order = [Operation(MACHINE, lambda site, target: provider.bring_up(described, workspace, target.node)), *order]
         targets = [target for target in site.targets if target.node.name in limited]
         return _converge(output, verb, site, targets, order, chosen, arguments.parallel)
+
+
+def _hardware(output: Output, file: str | None) -> int:
+    if file is not None:
+        raise InputError(f"hardware takes no cluster file: found {file}.")
+    output.table("", hardware.COLUMNS, hardware.rows())
+    output.document(hardware.document())
+    return 0
+
+
+def _request(
+    output: Output, file: str | None, described: Cluster, workspace: Workspace, provider: Provider[Any], *, profile: bool
+) -> int:
+    """Print what to request, and nothing else: the text goes into a file. There need not be any node yet."""
+    if provider.request is None:
+        raise InputError(f"{file or workspace.path / 'cluster.yaml'}: {provider.carry_out('request', described, workspace)}")
+    text = provider.carry_out("profile" if profile else "request", described, workspace)
+    if not output.json:
+        output.results.file.write(text)
+    output.document({**display.document("request", Site(described, workspace, []), [], [], []), "request": text})
+    return 0
 
 
 def _site(described: Cluster, workspace: Workspace, nodes: Sequence[Node], pretended: Path | None) -> Site:
@@ -168,13 +208,16 @@ def _converge(
     chosen: set[str],
     parallel: int | None,
 ) -> int:
+    lease_of(site)  # what cannot be read is said before anything is changed
     with interruption.handled([target.node for target in site.targets], lambda: len(BEGUN)):
         steps, findings = _carried_out(output, verb, site, targets, order, chosen, parallel)
     failed = [step for step in steps if step.state in ("failed", "administrator")]
     display.machines(output, targets)
     if findings:
         display.checks(output, findings)
-    output.document(display.document(verb, site, targets, steps, findings))
+    if (lease := lease_of(site)) is not None:
+        output.line(lease.in_words(datetime.now(UTC)))
+    output.document(display.document(verb, site, targets, steps, findings, lease))
     unanswered = any(isinstance(a, Unanswered) for target in targets for a in target.facts.answers.values())
     return 1 if failed or verified(findings) is False or (unanswered and verb == "facts") else 0
 

@@ -17,6 +17,7 @@ from provision.verify import Finding, verified
 from shardlab import printable
 from shardlab.console import Output
 from shardlab.host import Host
+from shardlab.lease import Lease
 
 SCHEMA = 1
 INTERNAL = (
@@ -32,9 +33,14 @@ TOLD = ("changed", "would change", "administrator", "failed")  # states that are
 
 
 def document(
-    verb: str, site: Site, targets: Sequence[Target], steps: Sequence[OperationStep], findings: Sequence[Finding]
+    verb: str,
+    site: Site,
+    targets: Sequence[Target],
+    steps: Sequence[OperationStep],
+    findings: Sequence[Finding],
+    lease: Lease | None = None,
 ) -> Any:
-    """The JSON document. facts: the answers of each node; unanswered: why a question has no answer."""
+    """The JSON document. facts: the answers of each node; unanswered: why a question has no answer. lease: of lent machines."""
     return {
         "schema": SCHEMA,
         "cluster": site.cluster.name,
@@ -44,6 +50,7 @@ def document(
         "nodes": [_node(target, steps) for target in targets],
         "verified": verified(findings),
         "checks": [{"node": f.node, "check": f.check, **msgspec.to_builtins(f.outcome)} for f in findings],
+        **({"lease": lease} if lease is not None else {}),
     }
 
 

@@ -1,11 +1,14 @@
-"""`provision init`: asks a Slurm site, SSH hosts or this machine, and prints a commented cluster file. It changes nothing."""
+"""`provision init`: asks a Slurm site, SSH hosts or this machine, or reads the manifests of a CloudLab experiment, and prints a
+commented cluster file. It changes nothing."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import templates
+from provision.cloudlab import cluster_file
 from provision.fact import Fact, Facts
 from provision.facts.nvidia import NVIDIA
 from provision.facts.pythons import OLDEST
@@ -19,7 +22,7 @@ from provision.providers.ssh import SshNode
 from provision.site import proposal, survey
 from provision.site.proposal import Proposal
 from provision.site.survey import Survey
-from shardlab.cluster import Login
+from shardlab.cluster_keys import Login
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.login_node import is_login_node
@@ -32,17 +35,20 @@ _SYSTEM = Fact("system", SYSTEM.command, SYSTEM.parse, SYSTEM.timeout_s)  # the 
 _NVIDIA = Fact("nvidia", NVIDIA.command, NVIDIA.parse, NVIDIA.timeout_s)
 
 
-def run(output: Output, workspace: Workspace, site: str | None, hosts: Sequence[str]) -> int:
+def run(output: Output, workspace: Workspace, site: str | None, hosts: Sequence[str], manifests: Sequence[Path] = ()) -> int:
     """Print the file.
 
     site: USER@HOST:PORT of a login node; empty if this machine is the login node; None if no site is meant.
     hosts: of a cluster of SSH hosts.
+    manifests: the files of the manifests of a CloudLab experiment.
 
     Raises InputError, or Unreachable if a login fails.
     """
-    if site is not None and hosts:
-        raise InputError("--site and --ssh describe two different clusters. Allowed: one of them.")
-    if hosts:
+    if sum((site is not None, bool(hosts), bool(manifests))) > 1:
+        raise InputError("--site, --ssh and --cloudlab describe different clusters. Allowed: one of them.")
+    if manifests:
+        text = cluster_file.text(manifests)
+    elif hosts:
         text = _ssh_file(output, workspace, [_login(host, "--ssh") for host in hosts])
     elif site is not None or is_login_node():
         login = _login(site, "--site") if site else None

@@ -30,12 +30,17 @@ def encoded(inventory: dict[str, Any]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(inventory), indent=2) + b"\n"
 
 
+def decoded(written: bytes | None) -> dict[str, Any]:
+    """The inventory with these bytes; empty if there is none, or if it is damaged."""
+    try:
+        return msgspec.json.decode(written or b"{}", type=dict[str, Any])
+    except DECODE_FAULTS:
+        return {}
+
+
 def node_types(written: bytes | None) -> list[Any] | None:
     """The node types of an inventory; None if it has none."""
-    try:
-        known = msgspec.json.decode(written or b"{}", type=dict[str, Any]).get("node_types")
-    except DECODE_FAULTS:
-        return None
+    known = decoded(written).get("node_types")
     return known if isinstance(known, list) else None
 
 

@@ -32,6 +32,7 @@ class LoginNode:
     def __init__(self, address: Address, python: str = "python3") -> None:
         self.name = address.host
         self.host, self.port, self.user, self.identity = address.host, address.port, address.user, address.identity
+        self.address = address.host
         self.python = python
         self.wheelhouse: str | None = None
         self.may_sudo = False

@@ -10,7 +10,7 @@ from shardlab.remote import CommandOutput
 
 
 class Node(Protocol):
-    """One machine of a cluster. `host`, `port` and `user` say how it is reached; None where nobody has to log in."""
+    """One machine of a cluster. `host`, `port` and `user` are for the login; None where nobody has to log in."""
 
     name: str
     host: str
@@ -21,6 +21,11 @@ class Node(Protocol):
     wheelhouse: str | None  # a folder of wheels on it, from which pip installs everything; None: pip uses its index
     may_sudo: bool  # False: no command may run as root, and an administrator has to do what needs root
     venv_python: str  # the interpreter from which its environment is made, on that machine
+
+    @property
+    def address(self) -> str:
+        """On the network on which the nodes train; often the same as `host`."""
+        ...
 
     @property
     def running(self) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ import msgspec
 
 from provision.fact import Fact, Facts, Unanswered
 from provision.node import Node, last_line
-from shardlab.cluster import Cluster, NodeEntry
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import NodeEntry
 from shardlab.remote import CommandOutput
 from shardlab.workspace import Workspace
 

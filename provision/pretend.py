@@ -49,6 +49,7 @@ class PretendedNode(msgspec.Struct, eq=False):
     wheelhouse: str | None
     may_sudo: bool
     venv_python: str
+    address: str
     running: tuple[str, ...] = ()
 
     def end(self, limit_s: float) -> None:
@@ -117,4 +118,4 @@ def facts(path: Path, nodes: Sequence[Node]) -> list[Facts]:
 
 def _pretended(node: Node) -> PretendedNode:
     login = (node.name, node.host, node.port, node.user, node.identity)
-    return PretendedNode(*login, node.python, node.wheelhouse, node.may_sudo, node.venv_python)
+    return PretendedNode(*login, node.python, node.wheelhouse, node.may_sudo, node.venv_python, node.address)

@@ -22,6 +22,7 @@ NodeT = TypeVar("NodeT", bound=Node)
 
 NOTHING_TO_DO: dict[str, str] = {  # the answer of a provider that has no function for the verb
     "request": "provider {name} has nothing to request: {origin}.",
+    "profile": "provider {name} has nothing to request: {origin}.",
     "warm": "provider {name} has nothing to prepare in advance.",
     "down": "provider {name}: provision created no machine, so there is nothing to undo.",
 }
@@ -51,18 +52,24 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     """The first operation on each node: the changes after which the node can be logged in to. Raises ShardlabError."""
     request: Callable[[Cluster, Workspace], str] | None = None
     """The text that a person gives to the provider to get the machines."""
+    profile: Callable[[Cluster, Workspace], str] | None = None
+    """The same request as a script that the provider runs."""
     warm: Callable[[Cluster, Workspace], str] | None = None
     """Prepares in advance what takes long; returns a sentence on what is ready."""
     down: Callable[[Cluster, Workspace], str] | None = None
     """Removes what provision created; returns a sentence on what was removed."""
     operations: frozenset[str] | None = None
-    """The names of the operations that apply to its nodes, in the order of provision/roles.py; None: all operations."""
+    """The names of the operations that apply to its nodes, in the order of provision/roles.py; None: all operations, without
+    those that are only for providers that name them."""
     checks: frozenset[str] | None = None
     """The names of the checks that apply to its nodes; None: all checks."""
+    own: frozenset[str] = frozenset()
+    """The names of further operations and checks, which apply only to providers that name them."""
 
     def carry_out(self, verb: str, cluster: Cluster, workspace: Workspace) -> str:
-        """Carry out request, warm or down; returns what to tell the user. Raises ShardlabError."""
-        function = {"request": self.request, "warm": self.warm, "down": self.down}[verb]
+        """Carry out request, profile, warm or down; returns what to tell the user. Raises ShardlabError."""
+        functions = {"request": self.request, "profile": self.profile, "warm": self.warm, "down": self.down}
+        function = functions[verb]
         if function is None:
             return NOTHING_TO_DO[verb].format(name=self.name, origin=self.origin)
         return function(cluster, workspace)

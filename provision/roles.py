@@ -10,6 +10,7 @@ from provision.checks.clock import CLOCK
 from provision.checks.compiled import COMPILES
 from provision.checks.driver import DRIVER_WORKS
 from provision.checks.environments import ENVIRONMENTS
+from provision.checks.experiment_network import EXPERIMENT_NETWORK
 from provision.checks.gpus import GPUS
 from provision.checks.network import NETWORK
 from provision.checks.node_types import SITE_NODES
@@ -25,6 +26,7 @@ from provision.operation import Operation
 from provision.operations.datasets import DATASETS
 from provision.operations.disks import DISKS
 from provision.operations.environment import SOFTWARE
+from provision.operations.extra_disks import EXTRA_DISKS
 from provision.operations.hosts import HOSTS
 from provision.operations.inventory import INVENTORY
 from provision.operations.keys import SSH_KEYS, SSH_TRUST
@@ -58,6 +60,7 @@ OPERATIONS: list[Operation] = [
     TIME_SYNC,
     CLOCK_OFFSET,  # before munge, whose messages expire
     DISKS,  # before the shared folder, which may be on such a disk
+    EXTRA_DISKS,  # the same for the disk of a CloudLab node
     NFS_SERVER,
     NFS,  # after the server, whose folder the nodes mount; before the environment, which may be in this folder
     SSH_KEYS,  # the keys of all nodes, before a node gets the keys of the others
@@ -75,7 +78,8 @@ OPERATIONS: list[Operation] = [
     INVENTORY,  # last: it records the result of the other operations
 ]
 
-OF_A_SITE = {SITE_SOFTWARE.name, SITE_NODES.name}  # only for a provider that names them
+# Only for a provider that names them: of a Slurm site, and of a CloudLab experiment.
+ONLY_NAMED = {SITE_SOFTWARE.name, SITE_NODES.name, EXTRA_DISKS.name, EXPERIMENT_NETWORK.name}
 
 TOGETHER: list[Check] = [  # checks of the nodes together
     CLOCK,
@@ -86,6 +90,7 @@ TOGETHER: list[Check] = [  # checks of the nodes together
 DEVICES: list[Check] = [
     DRIVER_WORKS,
     RDMA_UP,
+    EXPERIMENT_NETWORK,
 ]
 
 CHECKS: list[Check] = [  # checks of torch on each node: one import of torch serves them all
@@ -98,7 +103,9 @@ CHECKS: list[Check] = [  # checks of torch on each node: one import of torch ser
 
 def operations(provider: Provider[Any]) -> list[Operation]:
     """The operations that apply to the nodes of a provider, in their order."""
-    return [operation for operation in OPERATIONS if _applies(operation.name, provider.operations)]
+    return [
+        operation for operation in OPERATIONS if _applies(operation.name, provider.operations) or operation.name in provider.own
+    ]
 
 
 def files() -> list[str]:
@@ -114,8 +121,10 @@ def checks(provider: Provider[Any]) -> list[list[Check]]:
         [NETWORK],  # alone: it measures the network, which all nodes share
         [SITE_NODES],  # in jobs: nobody trains on a login node
     ]
-    return [[check for check in stage if _applies(check.name, provider.checks)] for stage in stages]
+    return [
+        [check for check in stage if _applies(check.name, provider.checks) or check.name in provider.own] for stage in stages
+    ]
 
 
 def _applies(name: str, wanted: frozenset[str] | None) -> bool:
-    return name not in OF_A_SITE if wanted is None else name in wanted
+    return name not in ONLY_NAMED if wanted is None else name in wanted

@@ -5,158 +5,39 @@ from __future__ import annotations
 import ipaddress
 import posixpath
 import re
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
-from shardlab import document, environment_keys, slurm_keys, validation
+from shardlab import cloudlab_keys, cloudlab_manifest, document, environment_keys, slurm_keys, validation
+from shardlab.cloudlab_keys import Cloudlab
+from shardlab.cluster_keys import HOST, LOCAL_FOLDER, Data, DataSet, Lan, Login, Name, NodeEntry, Role, Ssh, Storage
 from shardlab.environment_keys import Environment
 from shardlab.errors import InputError
 from shardlab.slurm_keys import Gpus, Slurm
 
-Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")]
-Role = Literal["controller", "worker"]
 Release = Literal["bookworm", "trixie", "sid"]  # of Debian
-HOST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$")
+CREATED = ".shardlab/cloudlab"  # in the workspace: the manifests of the experiment that `provision` created
 MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*$")  # other signs have a meaning in the options that mount folders in a container
-REMOTE = (
-    "login",
-    "nodes",
-    "ssh",
-    "lan",
-    "release",
-    "gpus",
-    "storage",
-    "environment",
-    "slurm",
-)  # keys that provider local does not use
+# Keys that provider local does not use.
+REMOTE = ("login", "cloudlab", "nodes", "ssh", "lan", "release", "gpus", "storage", "environment", "slurm")
 
-LOCAL_FOLDER = "/opt/shardlab"  # ours on each node, without a shared folder
 
 # Never mounted over, nor exported.
 SYSTEM_FOLDERS = set("bin boot dev etc lib lib32 lib64 proc root run sbin sys tmp usr var".split())  # noqa: SIM905
-
-SetName = Literal["cifar10", "mnist", "imagenet"]
-Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
-
-
-class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A data set and its source.
-
-    archive: an http(s) URL, or a path of a tar file or a folder (relative to the workspace unless absolute); null: the data
-    set is already in the data path.
-    sha256: the SHA-256 of the archive; required for a URL.
-    """
-
-    name: SetName
-    archive: str | None = None
-    sha256: Sha256 | None = None
-
-    @property
-    def is_url(self) -> bool:
-        """Whether the archive is downloaded."""
-        return self.archive is not None and "://" in self.archive
-
-
-class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Data sets.
-
-    path: the folder that contains the data sets; null: `.shardlab/data` in the workspace.
-    sets: the data sets that `provision` puts there: names, or mappings with a name and a source.
-    stage: node: at its start, a run copies its data set to the own disk of each of its nodes ($TMPDIR), and reads this copy;
-    null: a run reads from the data path.
-    """
-
-    path: str | None = None
-    sets: list[SetName | DataSet] = []
-    stage: Literal["node"] | None = None
-
-    def named(self) -> list[DataSet]:
-        """All data sets as `DataSet`, also those that the file lists only by name."""
-        return [DataSet(name=one) if isinstance(one, str) else one for one in self.sets]
-
-
-class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node of the cluster.
-
-    host: an address, or a name from ~/.ssh/config; required for provider ssh, not allowed for provider virtual.
-    port, user: for the login by SSH (provider ssh); null: `user` is taken from the key ssh, then both from ~/.ssh/config.
-    roles: its roles in Slurm: controller, worker, or both.
-    """
-
-    name: Name
-    host: str | None = None
-    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
-    user: str | None = None
-    roles: list[Role] = msgspec.field(default_factory=lambda: ["worker"])
-
-
-class Ssh(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The login to the nodes. For a key that is null, the settings of ~/.ssh/config are used.
-
-    user: the user on nodes for which the file names no other user.
-    identity: the path of the private key; relative to the workspace unless it is absolute or begins with ~.
-    host_keys: what happens if the host key of a node is not known: strict refuses the login, accept-new stores the key. A host
-    key that changed is always refused.
-    between_nodes: whether the user can log in from each node to each other node, for launchers that start ranks by SSH.
-    sudo: false: nothing is run by sudo (provider ssh). `provision` does what the user may do, and prints the commands for an
-    administrator.
-    """
-
-    user: str | None = None
-    identity: str | None = None
-    host_keys: Literal["strict", "accept-new"] = "strict"
-    between_nodes: bool = False
-    sudo: bool = True
-
-
-class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The login node of a Slurm site (provider slurm), if `provision`, `jobs` and `collect` run on another machine.
-
-    host: an address, or a name from ~/.ssh/config.
-    user, port: null: from ~/.ssh/config.
-    """
-
-    host: Annotated[str, msgspec.Meta(pattern=HOST.pattern)]
-    user: str | None = None
-    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
-
-
-class Lan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The network between practice nodes (provider virtual).
-
-    subnet: a private IPv4 network with an address for each node and one for this machine.
-    mbps: the rate of each node's link in Mbit/s; null: no limit.
-    """
-
-    subnet: str = "10.88.0.0/24"
-    mbps: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
-
-
-class Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Folders and disks of the nodes.
-
-    shared: a folder that all nodes share under this absolute path; practice nodes share the folder of this machine.
-    server: the node that exports the shared folder to the other nodes by NFS; null: all nodes already have the folder.
-    disk: an empty whole disk, which has the same name on every node. It gets a file system; a disk that is not empty is never
-    changed.
-    mount: the folder where the file system of `disk` is mounted.
-    """
-
-    shared: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
-    server: Name | None = None
-    disk: Annotated[str, msgspec.Meta(pattern=r"^/dev/[A-Za-z0-9][A-Za-z0-9._:+/-]*$")] | None = None
-    mount: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of cluster.yaml.
 
     provider: `local` uses this machine as the only node; `ssh` uses existing machines, listed under `nodes`; `virtual` boots
-    practice nodes on this machine; `slurm` uses a managed Slurm site, where nothing needs root.
+    practice nodes on this machine; `slurm` uses a managed Slurm site, where nothing needs root; `cloudlab` uses the nodes of an
+    experiment.
     login: null: this machine is the login node (provider slurm).
+    nodes: of an experiment, they are filled in from its manifest.
     release: the release of Debian on practice nodes (provider virtual), which decides their Slurm and systemd; null: this
     machine's own release.
     slurm: null: the cluster has no Slurm; runs on its nodes are started over SSH.
@@ -164,8 +45,9 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     schema: Literal[1]
     name: Name
-    provider: Literal["local", "ssh", "virtual", "slurm"]
+    provider: Literal["local", "ssh", "virtual", "slurm", "cloudlab"]
     login: Login | None = None
+    cloudlab: Cloudlab | None = None
     nodes: list[NodeEntry] = []
     ssh: Ssh = msgspec.field(default_factory=Ssh)
     lan: Lan = msgspec.field(default_factory=Lan)
@@ -227,8 +109,40 @@ def load(path: Path) -> Cluster:
     if cluster.data.path is not None and not cluster.data.path.strip():
         raise text.error(("data", "path"), "found an empty path. Allowed: the path of a folder, or null.")
     _check_sets(text, cluster.data.named())
+    if cluster.cloudlab is not None and cluster.cloudlab.manifests and not cluster.nodes:
+        manifests = [(path.parent / name).absolute() for name in cluster.cloudlab.manifests]
+        # From here on they are found without the folder of the cluster file: `provision` reads the lease in them.
+        experiment = msgspec.structs.replace(cluster.cloudlab, manifest=[str(one) for one in manifests])
+        cluster = with_experiment(msgspec.structs.replace(cluster, cloudlab=experiment), manifests)
     _check_nodes(text, cluster)
     return cluster
+
+
+def with_experiment(cluster: Cluster, manifests: Sequence[Path]) -> Cluster:
+    """The cluster with the nodes of an experiment: the first is also the controller. Raises InputError."""
+    what = ", ".join(map(str, manifests))
+    experiment = cloudlab_manifest.parse((str(path), cloudlab_manifest.read(path)) for path in manifests)
+    nodes = [
+        NodeEntry(
+            name=node.name,
+            host=node.host,
+            address=node.network.address if node.network is not None else node.control,
+            mac=node.network.mac if node.network is not None else None,
+            control=node.control,
+            port=node.port,
+            user=node.user,
+            roles=["worker"] if place else ["controller", "worker"],
+        )
+        for place, node in enumerate(cloudlab_keys.select(experiment, cluster.ssh.user, what))
+    ]
+    return msgspec.structs.replace(cluster, nodes=nodes)
+
+
+def resolved_file(cluster: Cluster) -> bytes:
+    """A cluster file with the nodes of the experiment, for a machine that has no manifest: JSON, which is YAML as well."""
+    experiment = None if cluster.cloudlab is None else msgspec.structs.replace(cluster.cloudlab, manifest=None)
+    content = msgspec.json.encode(msgspec.structs.replace(cluster, cloudlab=experiment))
+    return msgspec.json.format(content, indent=2) + b"\n"
 
 
 def _check_nodes(text: document.Document, cluster: Cluster) -> None:
@@ -242,6 +156,12 @@ def _check_nodes(text: document.Document, cluster: Cluster) -> None:
     if cluster.provider == "slurm":
         _check_site(text, cluster)
         return
+    if cluster.provider == "cloudlab" and cluster.cloudlab is None:
+        raise text.error(
+            ("provider",), "provider cloudlab needs the key cloudlab. Allowed: a mapping such as `cloudlab: {manifest: FILE}`."
+        )
+    if cluster.provider != "cloudlab" and cluster.cloudlab is not None:
+        raise text.error(("cloudlab",), f"not allowed with provider {cluster.provider}. Allowed: only with provider cloudlab.")
     _check_installed(text, cluster)
 
 
@@ -280,19 +200,28 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
     if cluster.login is not None:
         raise text.error(("login",), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm.")
     environment_keys.check_installed(text, cluster.environment, cluster.provider)
-    if cluster.provider == "ssh" and cluster.release is not None:
-        raise text.error(("release",), "not allowed with provider ssh, whose machines already exist. Remove it.")
+    if cluster.provider != "virtual" and cluster.release is not None:
+        raise text.error(
+            ("release",), f"not allowed with provider {cluster.provider}, whose machines already exist. Remove it."
+        )
+    if cluster.provider == "cloudlab":
+        _check_nfs_folders(text, cluster)
+    if not cluster.nodes and cluster.provider == "cloudlab":
+        return  # the experiment does not exist yet
     if not cluster.nodes:
         raise text.error(("provider",), f"provider {cluster.provider} needs nodes. Allowed: one or more, in the list nodes.")
     names = [entry.name for entry in cluster.nodes]
     for place, entry in enumerate(cluster.nodes):
         if entry.name in names[:place]:
             raise text.error(("nodes", place, "name"), f"the name {entry.name} is used twice. Allowed: each name once.")
-        if cluster.provider == "ssh" and not (entry.host and HOST.match(entry.host)):
+        if cluster.provider in ("ssh", "cloudlab") and not (entry.host and HOST.match(entry.host)):
+            allowed = "Allowed: an address, or a name from ~/.ssh/config."
+            raise text.error(("nodes", place), f"found the host {entry.host!r}. {allowed}")
+        if cluster.provider != "cloudlab" and (entry.mac, entry.control) != (None, None):
             raise text.error(
-                ("nodes", place), f"found the host {entry.host!r}. Allowed: an address, or a name from ~/.ssh/config."
+                ("nodes", place), f"mac and control are not allowed with provider {cluster.provider}. Remove them."
             )
-        if cluster.provider == "virtual" and (entry.host, entry.port, entry.user) != (None, None, None):
+        if cluster.provider == "virtual" and (entry.host, entry.address, entry.port, entry.user) != (None, None, None, None):
             raise text.error(("nodes", place), "practice nodes get their addresses from lan.subnet. Allowed: name and roles.")
     _check_lan(text, cluster)
     if not cluster.ssh.sudo:
@@ -308,6 +237,29 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         raise text.error(("slurm", "partitions"), f"not allowed with provider {cluster.provider}, which makes one partition.")
     if cluster.slurm is not None:
         slurm_keys.check(text, cluster.slurm)
+
+
+def _check_nfs_folders(text: document.Document, cluster: Cluster) -> None:
+    """Nothing large is stored or read over CloudLab's control network, which is for logins."""
+    named: dict[tuple[str, str], str | None] = {
+        ("storage", "shared"): cluster.storage.shared,
+        ("storage", "mount"): cluster.storage.mount,
+        ("data", "path"): cluster.data.path,
+        ("environment", "wheelhouse"): cluster.environment.wheelhouse,
+    }
+    for key, path in named.items():
+        if path is not None and (path.startswith("~") or _top(path) in cloudlab_keys.NFS_FOLDERS):
+            raise text.error(
+                key,
+                f"found {path}. On CloudLab, {' and '.join(cloudlab_keys.NFS_FOLDERS)}, where home folders are, are NFS over "
+                "the control network, which is only for logins. Allowed: a folder on a disk of the nodes, such as "
+                f"{cloudlab_keys.EXTRA_DISK}/shardlab.",
+            )
+
+
+def _top(path: str) -> str:
+    """The first folder of an absolute path."""
+    return "/" + posixpath.normpath(path).lstrip("/").partition("/")[0] if path.startswith("/") else ""
 
 
 def _check_without_root(text: document.Document, cluster: Cluster) -> None:
@@ -329,8 +281,8 @@ def _check_storage(text: document.Document, cluster: Cluster) -> None:
     storage = cluster.storage
     if (storage.disk is None) != (storage.mount is None):
         raise text.error(("storage",), "disk and mount belong together. Allowed: both, or neither.")
-    if storage.disk is not None and cluster.provider != "ssh":
-        raise text.error(("storage", "disk"), f"provider {cluster.provider} has no disks. Allowed: only with provider ssh.")
+    if storage.disk is not None and cluster.provider not in ("ssh", "cloudlab"):
+        raise text.error(("storage", "disk"), f"provider {cluster.provider} has no disks. Allowed: with ssh and cloudlab.")
     if storage.server is not None and storage.shared is None:
         raise text.error(("storage", "server"), "a server without a folder to export. Allowed: together with storage.shared.")
     if storage.server is not None and storage.server not in [entry.name for entry in cluster.nodes]:
@@ -383,9 +335,11 @@ def _check_sets(text: document.Document, sets: list[DataSet]) -> None:
 
 def find(given: Path | None, workspace: Path) -> Cluster:
     """The cluster of a command: from the file that it names, else from cluster.yaml of the workspace, else this machine."""
-    if given is not None:
-        return load(given)
     own = workspace / "cluster.yaml"
-    if own.is_symlink() and not own.exists():
+    if given is None and own.is_symlink() and not own.exists():
         raise InputError(f"{own}: is a symlink to a file that does not exist.")
-    return load(own) if own.exists() else THIS_MACHINE
+    if given is None and not own.exists():
+        return THIS_MACHINE
+    cluster = load(given or own)
+    created = sorted((workspace / CREATED).glob("*.xml")) if cluster.provider == "cloudlab" and not cluster.nodes else []
+    return with_experiment(cluster, created) if created else cluster

@@ -9,24 +9,34 @@ import msgspec
 from shardlab.cluster import Cluster
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
+from shardlab.lease import Lease
 from shardlab.remote import Address
 from shardlab.workspace import Workspace
+
+FIRST = "Run first: provision CLUSTER.yaml"
 
 
 class InventoryNode(msgspec.Struct, frozen=True):
     """A node of inventory.json. The other fields there are for people and other programs.
 
-    host, port, user, identity: for the login by SSH.
+    host, port, user, identity: for the login by SSH from elsewhere.
+    address: on the network on which the nodes train; the nodes reach one another there.
     python: the interpreter on the node in which shardlab is installed.
     """
 
     name: str
     host: str
+    address: str | None = None
     roles: list[str] = []
     port: int | None = None
     user: str | None = None
     identity: str | None = None
     python: str | None = None
+
+    @property
+    def address_between_nodes(self) -> str:
+        """Where another node reaches it."""
+        return self.address or self.host
 
 
 class Inventory(msgspec.Struct, frozen=True):
@@ -35,6 +45,7 @@ class Inventory(msgspec.Struct, frozen=True):
     schema: int
     cluster: str
     nodes: list[InventoryNode]
+    lease: Lease | None = None
 
     def with_role(self, role: str) -> list[InventoryNode]:
         """The nodes that have this role, in the order of the cluster file."""
@@ -49,15 +60,33 @@ def path_of(workspace: Workspace) -> Path:
 def read(workspace: Workspace, cluster: str) -> Inventory:
     """The inventory of the cluster with this name. Raises InputError if `provision` has not written it in this workspace."""
     path = path_of(workspace)
-    first = "Run first: provision CLUSTER.yaml"
-    try:
-        inventory = msgspec.json.decode(path.read_bytes(), type=Inventory)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file, so the nodes of the cluster {cluster} are not known. {first}.") from None
-    except DECODE_FAULTS as error:
-        raise InputError(f"{path}: is not an inventory of this version: {error}. {first}.") from None
+    inventory = of_workspace(workspace)
+    if inventory is None:
+        raise InputError(f"{path}: no such file, so the nodes of the cluster {cluster} are not known. {FIRST}.")
     if inventory.cluster != cluster:
-        raise InputError(f"{path}: describes the cluster {inventory.cluster}, not {cluster}. {first}.")
+        raise InputError(f"{path}: describes the cluster {inventory.cluster}, not {cluster}. {FIRST}.")
+    return inventory
+
+
+def of_workspace(workspace: Workspace) -> Inventory | None:
+    """The inventory of whatever cluster this workspace has; None if `provision` has written none. Raises InputError."""
+    path = path_of(workspace)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Inventory)
+    except FileNotFoundError:
+        return None
+    except DECODE_FAULTS as error:
+        raise InputError(f"{path}: is not an inventory of this version: {error}. {FIRST}.") from None
+
+
+def leased(workspace: Workspace, cluster: str | None = None) -> Inventory | None:
+    """The inventory if its nodes are lent and it says until when, else None. cluster: only of the cluster with this name.
+
+    Raises InputError.
+    """
+    inventory = of_workspace(workspace)
+    if inventory is None or inventory.lease is None or cluster not in (None, inventory.cluster):
+        return None
     return inventory
 
 

@@ -32,7 +32,7 @@ class JudgedState(msgspec.Struct, frozen=True):
 
     state: str
     why: str = ""
-    held: bool = False  # a pending run that starts only after a person releases it
+    held: bool = False  # a pending or planned run that starts only after a person says so
 
 
 def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked: int | None) -> JudgedState:
@@ -55,8 +55,9 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
         last = last_sending(ordered)
         if last is not None and last.event == "refused" and "started" not in by_name:
             return JudgedState("planned", str(last.data.get("why", "")))
-        if (hold := _last_hold(ordered)) is not None and last is not None and "started" not in by_name:
-            return JudgedState("pending", str(hold.data.get("why", "")), held=True)
+        if (hold := _last_hold(ordered)) is not None and "started" not in by_name:
+            # A run that was never sent is held back because of the lease; a run that was sent, because packages changed.
+            return JudgedState("planned" if last is None else "pending", str(hold.data.get("why", "")), held=True)
         for name, state in (("started", "running"), *((name, "pending") for name in SENDING), ("rendered", "planned")):
             if name in by_name:
                 waits = by_name.get("waiting") if name == "started" and "met" not in by_name else None

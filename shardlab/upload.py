@@ -2,8 +2,8 @@
 
 The input is a JSON object of path to text.
 
-The templates of a workspace arrive all together. A template that does not arrive was removed on the user's machine, so it is
-removed here.
+The templates of a workspace arrive all together, with its cluster file. A template that does not arrive with a cluster file was
+removed on the user's machine, so it is removed here.
 
 python -m shardlab.upload --workspace DIR --json
 """
@@ -18,7 +18,7 @@ from shardlab import __version__, console, files
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
-INVENTORY = PurePosixPath(".shardlab/inventory.json")  # without Slurm, the scheduler reads the nodes there
+INVENTORY = PurePosixPath(".shardlab/inventory.json")  # the scheduler reads the nodes and their lease there
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
         if not target.is_file() or target.read_bytes() != content:
             files.make_folder(target.parent)
             files.write_atomic(target, content)
-    for template in workspace.own_templates.rglob("*.j2"):
+    for template in workspace.own_templates.rglob("*.j2") if "cluster.yaml" in received else ():
         if str(template.relative_to(workspace.path)) not in received:
             template.unlink()
     console.Output.of(arguments).document({"version": __version__})

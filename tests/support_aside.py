@@ -6,7 +6,7 @@ from pathlib import Path
 
 from provision.fact import Facts
 from provision.operation import Nothing, Target
-from shardlab.cluster import NodeEntry
+from shardlab.cluster_keys import NodeEntry
 from shardlab.remote import CommandOutput, putting
 
 SETTLE = r"""\
@@ -36,7 +36,7 @@ class Aside:
     port, user, wheelhouse, python, may_sudo = None, None, None, "python3", True
 
     def __init__(self, name: str, host: str, folder: Path) -> None:
-        self.name, self.host = name, host
+        self.name, self.host, self.address = name, host, host
         self.process = subprocess.Popen(
             ["unshare", "--mount", "sh", "-euc", SETTLE, "settle", folder], stdout=subprocess.PIPE, text=True
         )

@@ -106,8 +106,8 @@ def test_all_problems_come_together(tmp_path):
         ["5:14", "data.path"],
     ]
     assert "Allowed: 1." in lines[0]
-    assert "Allowed: local, ssh, virtual, slurm." in lines[2]
-    assert "Did you mean 'provider'? Allowed here: data, environment, gpus, lan," in lines[3]
+    assert "Allowed: local, ssh, virtual, slurm, cloudlab." in lines[2]
+    assert "Did you mean 'provider'? Allowed here: cloudlab, data, environment, gpus, lan," in lines[3]
     assert "expected text, found the number 7" in lines[4]
 
 

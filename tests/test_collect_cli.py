@@ -3,12 +3,16 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 import support_collect as support
 
 from collect.cli import main
 from collect.fetching import manifest
+from shardlab import inventory
+from shardlab.lease import Lease
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
@@ -178,3 +182,21 @@ def test_only_the_runs_asked_for_are_fetched(workspace, run, capsys):
 
 def test_a_workspace_without_runs_is_no_error(tmp_path, capsys):
     assert fetched(Workspace(tmp_path), capsys) == []
+
+
+def test_fetching_is_urged_near_the_end_of_a_lease(workspace, capsys):
+    def said(lease):
+        path = inventory.path_of(workspace)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(msgspec.json.encode({"schema": 1, "cluster": "c", "nodes": [], "lease": lease}))
+        assert main(["verdicts", "--workspace", str(workspace.path)]) == 0
+        return capsys.readouterr().err
+
+    now = datetime.now(UTC)
+    near = Lease(now + timedelta(hours=1), now, "manifest")
+    assert said(near).rstrip().endswith("copy them to your machine: collect fetch")
+    assert "collect fetch" not in said(Lease(now + timedelta(hours=3), now, "manifest"))
+    assert "collect fetch" not in said(None)
+    said(near)
+    assert main(["fetch", "--workspace", str(workspace.path)]) == 0
+    assert "collect fetch" not in capsys.readouterr().err

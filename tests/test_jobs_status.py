@@ -11,6 +11,7 @@ from support_hostile import on_terminal
 from jobs import reconcile, status_table
 from jobs.cli import main
 from jobs.reconcile import Status
+from shardlab import moments
 from shardlab.record import SCHEMA, Event, LineWriter
 from shardlab.workspace import Workspace
 
@@ -98,7 +99,7 @@ def test_without_a_start_no_zone_is_named(folder, capsys):
     ],
 )  # fmt: skip
 def test_durations_are_told_in_two_units(seconds, said):
-    assert status_table.duration(seconds) == said
+    assert moments.duration(seconds) == said
 
 
 def status(number, state="completed", **more):

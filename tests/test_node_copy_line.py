@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 from support_datasets import cifar_members, put
@@ -17,6 +19,8 @@ CIFAR = "cifar-10-batches-bin"
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "node"))
+    short = tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp")  # for sockets, whose paths are short
+    monkeypatch.setenv("XDG_RUNTIME_DIR", short.name)
     (tmp_path / "node").mkdir()
     for bench in benches(tmp_path):
         put(tmp_path / "data", {f"{CIFAR}/{name.rpartition('/')[2]}": content for name, content in cifar_members().items()})
@@ -24,6 +28,7 @@ def bench(tmp_path, monkeypatch):
             f"schema: 1\nname: here\nprovider: local\ndata: {{path: {tmp_path / 'data'}, stage: node}}\n"
         )
         yield bench
+    short.cleanup()
 
 
 def matrix(bench, steps=3, data="cifar10"):
@@ -70,10 +75,13 @@ def test_what_a_run_left_whose_supervisor_was_killed_too_is_removed_by_the_next_
     bench.run("jobs", "submit", "--matrix", matrix(bench, steps=10**7))
     (folder,) = bench.folders()
     until(lambda: folder.steps(0).records, "the run makes steps")
-    everything = bench.path.parent  # also the fork server, whose socket is there, and its ranks
-    for process in processes_of(everything):
+
+    def processes():  # also of the fork server, whose socket is in the second folder, and its ranks
+        return [*processes_of(bench.path.parent), *processes_of(Path(os.environ["XDG_RUNTIME_DIR"]))]
+
+    for process in processes():
         process.send_signal(signal.SIGKILL)
-    until(lambda: not processes_of(everything), "all processes ended")
+    until(lambda: not processes(), "all processes ended")
     assert len(copies(bench)) == 2
     bench.run("jobs", "submit", "--matrix", matrix(bench, steps=2), "--wait")
     assert copies(bench) == []

@@ -212,3 +212,55 @@ def test_words_behind_two_hyphens_are_no_options(workspace, invocation, monkeypa
     assert on_controller.run(there, invocation(*words), words) == 0
     assert there.handed == ("jobs", ["logs", "--", "--workspace"])
     assert THERE.command("jobs", ["logs", "--", "run"])[-1].endswith(""" logs --workspace '/shared/it'"'"'s' -- run""")
+
+
+def lend(workspace, expires):
+    workspace.own.mkdir(exist_ok=True)
+    lease = {"expires": expires, "read": "2026-01-01T00:00:00Z", "source": "portal"}
+    node = {"name": "gpu0", "host": "10.9.9.1", "roles": ["controller", "worker"], "python": "/p/bin/python"}
+    text = json.dumps({"schema": 1, "cluster": "far", "nodes": [node], "lease": lease})
+    (workspace.own / "inventory.json").write_text(text)
+    return text
+
+
+@pytest.mark.parametrize("verb", ["submit", "status", "retry", "logs", "cancel"])
+def test_the_lease_is_brought_to_the_cluster_before_a_command_that_reads_it(workspace, invocation, verb, monkeypatch):
+    brought = []
+    monkeypatch.setattr(RemoteWorkspace, "ask", lambda there, module, words, shape, *, given: brought.append(json.loads(given)))
+    monkeypatch.setattr(RemoteWorkspace, "hand_over", lambda there, module, words: 0)
+    words = [verb, "--matrix", "quickstart"] if verb == "submit" else [verb, "run"]
+    assert on_controller.run(THERE, invocation(*words), words) == 0
+    assert not any(".shardlab/inventory.json" in one for one in brought)
+    text = lend(workspace, "2099-01-01T00:00:00Z")
+    assert on_controller.run(THERE, invocation(*words), words) == 0
+    reads = verb in ("submit", "status", "retry")
+    assert (brought[-1:] != [] and brought[-1].get(".shardlab/inventory.json") == text) == reads
+
+
+def test_an_inventory_alone_removes_no_template(tmp_path):
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates/a.j2").write_text("own")
+    subprocess.run(
+        [sys.executable, "-P", "-m", "shardlab.upload", "--workspace", str(tmp_path)],
+        input=json.dumps({".shardlab/inventory.json": "{}"}).encode(), capture_output=True, check=True,
+    )  # fmt: skip
+    assert (tmp_path / "templates/a.j2").read_text() == "own"
+    assert (tmp_path / ".shardlab/inventory.json").read_text() == "{}"
+
+
+def test_after_the_lease_the_status_is_that_of_the_fetched_runs(workspace, capsys, monkeypatch):
+    there = RemoteWorkspace(
+        **{**{name: getattr(THERE, name) for name in THERE.__struct_fields__}, "host": "127.0.0.1", "port": 1}
+    )
+    remote_workspace.keep(workspace, there)  # nothing listens there
+    words = ["--workspace", str(workspace.path)]
+    lend(workspace, "2099-01-01T00:00:00Z")
+    assert main(["status", *words]) == 1
+    assert "the lease" not in capsys.readouterr().err
+    lend(workspace, "2026-02-01T00:00:00Z")
+    assert main(["status", *words]) == 0
+    said = capsys.readouterr()
+    assert "the lease ended 2026-02-01 00:00 UTC" in said.err
+    assert "no runs in" in said.out
+    assert main(["cancel", "--all", *words]) == 1
+    assert "the lease ended 2026-02-01" in capsys.readouterr().err

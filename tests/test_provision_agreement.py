@@ -19,7 +19,7 @@ from provision.operations import keys as keys_operation
 from provision.operations import time as time_operation
 from provision.operations import users as users_operation
 from provision.providers.local import LocalNode
-from shardlab.cluster import Ssh
+from shardlab.cluster_keys import Ssh
 from shardlab.remote import CommandOutput
 
 A_CONTAINER = msgspec.structs.replace(A_MACHINE, virt="systemd-nspawn")

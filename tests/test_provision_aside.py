@@ -14,7 +14,8 @@ from provision.operation import Nothing, Site
 from provision.operations import disks
 from provision.operations.keys import SSH_KEYS, SSH_TRUST
 from provision.operations.users import MUNGE_USER, USERS_AGREE
-from shardlab.cluster import Cluster, NodeEntry, Ssh, Storage
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import NodeEntry, Ssh, Storage
 from shardlab.slurm_keys import Slurm
 
 # A table of partitions as DOS wrote it: one of Linux from the second sector on.

@@ -18,7 +18,8 @@ from provision.operation import Site, Target
 from provision.operations import munge
 from provision.practice import base
 from provision.practice.base import NoBase
-from shardlab.cluster import Cluster, NodeEntry
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import NodeEntry
 from shardlab.errors import InputError, ShardlabError
 from shardlab.remote import CommandOutput
 from shardlab.slurm_keys import Slurm
@@ -33,7 +34,8 @@ class Node:
     port, user, python, wheelhouse, may_sudo = None, None, "python", None, True
 
     def __init__(self, name, host, *answers):
-        self.name, self.host, self.answers, self.asked, self.given = name, host, list(answers), [], []
+        self.name, self.host, self.address = name, host, host
+        self.answers, self.asked, self.given = list(answers), [], []
 
     def run(self, argv, *, timeout_s, env=None, stdin=b"", root=False, secret=False):
         self.asked.append(list(argv))

@@ -14,7 +14,8 @@ from provision.operations import munge, slurm
 from provision.operations.inventory import INVENTORY
 from provision.plan import PlanObserver, converge
 from provision.providers.ssh import SshNode
-from shardlab.cluster import Cluster, NodeEntry
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import NodeEntry
 from shardlab.remote import Unreachable
 from shardlab.workspace import Workspace
 

@@ -33,7 +33,8 @@ from provision.fact import Facts, Unanswered
 from provision.login_node import LoginNodeHere
 from provision.operation import Site, Target
 from provision.operations import datasets
-from shardlab.cluster import Cluster, Data, DataSet, Storage
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import Data, DataSet, Storage
 from shardlab.errors import InputError, ShardlabError
 from shardlab.slurm_keys import Slurm
 from shardlab.workspace import Workspace

@@ -60,6 +60,7 @@ class Recorded:
     """A node that answers from a recording: a part of the command to its answer."""
 
     name, host, port, user, identity, python = "gpu0", "10.10.1.1", 22, "alice", None, "/opt/venv/bin/python"
+    address = host
 
     def __init__(self, answers):
         self.answers = answers

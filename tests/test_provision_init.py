@@ -14,7 +14,7 @@ from provision.site import proposal
 from provision.site.survey import Survey
 from provision.slurm_text import duration_s
 from shardlab import cluster
-from shardlab.cluster import Login
+from shardlab.cluster_keys import Login
 
 CONFIG = """\
 Configuration data as of 2026-05-04T10:00:00
@@ -190,7 +190,7 @@ def test_this_machine_is_described_and_nothing_is_written(tmp_path, monkeypatch,
         (["cluster.yaml", "init"], "init takes no cluster file"),
         (["init", "--site", "a b"], "found 'a b'. Allowed: HOST or USER@HOST"),
         (["init", "--site=-oProxyCommand=x"], "found '-oProxyCommand=x'. Allowed"),
-        (["init", "--site", "x", "--ssh", "y"], "two different clusters"),
+        (["init", "--site", "x", "--ssh", "y"], "describe different clusters"),
         (["plan", "--ssh", "y"], "belong to the verb init"),
         (["plan"], "provision init > cluster.yaml"),
     ],

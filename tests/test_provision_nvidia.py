@@ -32,7 +32,8 @@ from provision.operation import Nothing, Site, Target
 from provision.operations import nvidia, rdma
 from provision.operations.reboot import Reboot
 from provision.providers.ssh import SshNode
-from shardlab.cluster import Cluster, NodeEntry
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import NodeEntry
 from shardlab.remote import CommandOutput
 from shardlab.slurm_keys import Gpus, Slurm
 from templates import render

@@ -17,9 +17,10 @@ from provision.facts.services import SERVICES, Service
 from provision.facts.slurm_here import SLURM_HERE, SlurmHere
 from provision.facts.system import SYSTEM, System
 from provision.operation import Nothing, Site, Target
-from provision.operations import environment, hosts, munge, packages, slurm, slurm_files
+from provision.operations import environment, hosts, munge, nfs, packages, slurm, slurm_files
 from provision.providers.ssh import SshNode
-from shardlab.cluster import Cluster, NodeEntry, Ssh, Storage
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import NodeEntry, Ssh, Storage
 from shardlab.slurm_keys import Gpus, Slurm
 
 A_MACHINE = System(
@@ -315,3 +316,16 @@ def test_the_file_that_says_that_there_is_a_configuration_is_written_last():
     written = [change.path for change in slurm.plan_controller(one, one.targets[0]) if hasattr(change, "path")]
     assert len(written) == 3
     assert written[-1] == slurm.CONF
+
+
+def test_slurm_nfs_and_names_use_the_address_of_the_network_on_which_the_nodes_train():
+    one = site(shared="/srv/shared")
+    one.targets[:] = [
+        Target(msgspec.structs.replace(target.node, own_address=f"172.16.0.{number}"), target.facts, target.entry)
+        for number, target in enumerate(one.targets, start=1)
+    ]
+    texts = [hosts.content(one), nfs.content(one, one.targets[0]), *slurm_files.files(one).values()]
+    assert b"172.16.0.2 w1\n" in texts[0]
+    assert b"172.16.0.3(" in texts[1]
+    assert any(b"NodeAddr=172.16.0.2 " in text for text in texts)
+    assert not any(b"10.0.0." in text for text in texts)

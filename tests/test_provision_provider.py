@@ -24,7 +24,7 @@ def test_a_provider_has_the_name_of_its_file_and_names_operations_and_checks_tha
     assert made.name == name
     operations = {MACHINE, *(operation.name for operation in roles.OPERATIONS)}
     assert (made.operations or set()) <= operations
-    checks = {check.name for stage in roles.checks(LEAST) for check in stage} | roles.OF_A_SITE
+    checks = {check.name for stage in roles.checks(LEAST) for check in stage} | roles.ONLY_NAMED
     assert (made.checks or set()) <= checks
 
 
@@ -42,7 +42,8 @@ def test_a_provider_without_a_function_for_a_verb_says_why_there_is_nothing_to_d
 
 def test_a_provider_that_states_only_its_nodes_gets_every_operation_for_machines_with_root_and_one_lock(tmp_path):
     names = [operation.name for operation in roles.operations(LEAST)]
-    assert names == [operation.name for operation in roles.OPERATIONS if operation.name != "site-environment"]
+    assert names == [operation.name for operation in roles.OPERATIONS if operation.name not in roles.ONLY_NAMED]
+    assert {"site-environment", "extra-disks"} <= roles.ONLY_NAMED
     assert LEAST.bring_up(CLUSTER, Workspace(tmp_path), None) == Nothing("this machine already exists")
     assert LEAST.locks(CLUSTER) == [Path.home() / ".cache/shardlab/locks/bench.lock"]
 
@@ -63,7 +64,15 @@ def test_a_function_of_a_provider_is_called_with_the_cluster_and_the_workspace(t
     assert some.carry_out("request", CLUSTER, Workspace(tmp_path)) == f"bench in {tmp_path}"
 
 
+def test_what_only_a_provider_that_names_it_gets_comes_in_the_common_order():
+    cloudlab = provider("cloudlab")
+    names = [operation.name for operation in roles.operations(cloudlab)]
+    assert names.index("disks") < names.index("extra-disks") < names.index("nfs-server")
+    assert "experiment_network" in [check.name for stage in roles.checks(cloudlab) for check in stage]
+    assert "experiment_network" not in [check.name for stage in roles.checks(LEAST) for check in stage]
+
+
 def test_an_unknown_provider_is_refused_with_the_menu():
-    with pytest.raises(UnknownName, match="local, slurm, ssh, virtual"):
+    with pytest.raises(UnknownName, match="cloudlab, local, slurm, ssh, virtual"):
         provider("cloud")
     assert issubclass(UnknownName, ShardlabError)

@@ -6,7 +6,8 @@ from provision.fact import Facts, Unanswered
 from provision.operation import Nothing, Operation, Site, Target, shell
 from provision.operations.reboot import BOOT_ID, Reboot
 from provision.plan import converge
-from shardlab.cluster import Cluster, NodeEntry
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import NodeEntry
 from shardlab.remote import CommandOutput, Unreachable
 
 

@@ -23,7 +23,7 @@ from provision.facts.services import SERVICES, Service
 from provision.operation import Nothing, Site, Target, reason
 from provision.operations import disks, environment, fstab, nfs, packages, space, workspaces
 from provision.providers.local import LocalNode
-from shardlab.cluster import Storage
+from shardlab.cluster_keys import Storage
 from shardlab.remote import CommandOutput
 
 DISK, MOUNT, SHARED = "/dev/nvme1n1", "/mydata", "/mydata/bench"

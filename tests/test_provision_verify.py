@@ -6,7 +6,8 @@ from provision.check import Check, Outcome, each, without
 from provision.fact import Fact, Facts
 from provision.operation import Site, Target
 from provision.verify import verified, verify
-from shardlab.cluster import Cluster, NodeEntry
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import NodeEntry
 from shardlab.remote import CommandOutput, Unreachable
 
 

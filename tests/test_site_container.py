@@ -59,7 +59,7 @@ class LoginWithoutJobs(UserNode):
     """A login node on which Slurm says that no job waits."""
 
     def run(self, argv, **options):
-        return CommandOutput(0, "", "") if "installing" in argv else super().run(argv, **options)
+        return CommandOutput(0, "", "") if "waiting" in argv else super().run(argv, **options)
 
 
 def described(tmp_path: Path, text: str) -> cluster.Cluster:
@@ -104,7 +104,8 @@ class LoginThatRecords(LoginNodeHere, eq=False):
     written: ClassVar[dict[str, str]] = {}
 
     def run(self, argv, **options):
-        return CommandOutput(0, "", "")
+        room = f"{100 << 30} 1000000 /scratch\n"
+        return CommandOutput(0, room if "room" in argv else "", "")
 
     def put(self, content, path, *, mode, owner):
         self.written[path] = content.decode()

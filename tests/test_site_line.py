@@ -283,7 +283,7 @@ def test_the_login_node_downloads_from_a_package_index(site, described, ready, v
 
 
 def test_on_the_login_node_nobody_trains_by_mistake(site, ready):
-    (python,) = site.shared.glob("python-*/bin/python")
+    python = json.loads((site.desk / ".shardlab/inventory.json").read_text())["nodes"][0]["python"]
     refused = site.as_user(f"{python} -P -m jobs submit --matrix quickstart --workspace {site.scratch}/here 2>&1; echo code=$?")
     assert "code=2" in refused
     assert "login node of a Slurm cluster" in refused

@@ -37,7 +37,7 @@ def is_in_use(folder: Path) -> bool:
     """Whether the working folder of any process is this folder."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.cwd() == str(folder):
+            if process.cwd() == str(folder.resolve()):
                 return True
     return False
 

@@ -301,7 +301,7 @@ def _seen(run: RunOnDisk, note: Event | None, answer: JobsFound, unreadable: Map
         job = None  # a number that Slurm has given out again
     if job is None:
         raw = f"Slurm does not answer: {answer.why_not}" if answer.why_not else "-"
-        return ObservedRun(_missing(run, note, answer), job_id, raw)
+        return ObservedRun(_missing(run, note, answer), job_id, raw, unanswered=bool(answer.why_not))
     raw = f"{job.state} ({job.reason})" if job.reason and states.ours(job.state) == "pending" else job.state
     if answer.why_not:
         raw = f"{raw} in Slurm's accounting; the controller does not answer: {answer.why_not}"

@@ -131,7 +131,7 @@ BETWEEN_NODES = (
 
 def login(node: InventoryNode, log: Path) -> list[str]:
     """argv that logs in from one node to another, without the command; ssh writes its own errors into `log`."""
-    words = ssh_command(Address(node.host, node.port, node.user))
+    words = ssh_command(Address(node.address_between_nodes, node.port, node.user))
     return [words[0], "-E", str(log), *words[1:]]
 
 
@@ -160,7 +160,7 @@ class Step:
                 command=list(command),
                 environment=environment,
                 number=number,
-                hosts=[node.host for node in nodes],
+                hosts=[node.address_between_nodes for node in nodes],
                 gpus=run.world.nproc_per_node,
                 token=(folder.path / TOKEN).read_text() if run.separate_folders else "",
                 packages=run.packages if run.separate_folders else None,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
+from provision import experiment_interfaces
 from provision.check import Check, Outcome, each, without
 from provision.checks.all_reduce import FORMULA, AllReduceReport, bus_bandwidth, why_not
 from provision.fact import Unanswered, decode
@@ -16,6 +18,7 @@ from shardlab.remote import CommandOutput
 PORT = 29411
 LIMIT_S = 240.0
 STRAY = 0.1  # share of the bytes sent by ranks; more on another interface is not background traffic
+CONTROLLED = 0.02  # the same for the control network of an experiment, which carries our logins and nothing else
 COUNTERS = "for f in /sys/class/net/*/statistics/tx_bytes; do n=${f#/sys/class/net/}; echo ${n%%/*} $(cat $f); done"
 _VIRTUAL = re.compile(r"^(lo|docker|veth|vb-|br-)")
 
@@ -26,6 +29,7 @@ def run(site: Site, target: Target) -> Outcome:
     if len(targets) < 2:
         return Outcome(None, f"there is only one node{without(site)}")
     nics = [_interface(target) for target in targets]
+    controls = [_control(target) for target in targets]
     before = each(targets, _sent)
     answers = each(targets, lambda rank: _launch(targets, rank, nics[targets.index(rank)]))
     after = each(targets, _sent)
@@ -33,18 +37,26 @@ def run(site: Site, target: Target) -> Outcome:
     if failed:
         first, answer = failed[0]
         why = why_not(answer, LIMIT_S)
-        advice = f"can the nodes reach {targets[0].node.host}:{PORT} and each other, or does a firewall block them?"
+        advice = f"can the nodes reach {targets[0].node.address}:{PORT} and each other, or does a firewall block them?"
         return Outcome(
             False, f"an all-reduce of {len(targets)} nodes failed; {first.node.name}: {why}", advice, transcript=answer.stderr
         )
-    return judge(answers[0], nics, [_grown(*pair) for pair in zip(before, after, strict=True)], without(site))
+    grown = [_grown(*pair) for pair in zip(before, after, strict=True)]
+    return judge(answers[0], nics, grown, without(site), controls)
 
 
-def judge(answer: CommandOutput, nics: list[str], grown: list[dict[str, int]], absent: str = "") -> Outcome:
+def judge(
+    answer: CommandOutput,
+    nics: list[str],
+    grown: list[dict[str, int]],
+    absent: str = "",
+    controls: Sequence[tuple[str, str] | None] = (),
+) -> Outcome:
     """Passed if the sums are exact and the data was sent over the right interfaces.
 
     nics: the right interface of each node. grown: bytes sent by each node, by interface. absent: the nodes that were not
-    included, as the end of a sentence.
+    included, as the end of a sentence. controls: of each node, its name and its interface on the control network of an
+    experiment; None: it has none.
     """
     try:
         report = decode(answer.stdout, AllReduceReport)
@@ -66,6 +78,14 @@ def judge(answer: CommandOutput, nics: list[str], grown: list[dict[str, int]], a
     ]
     theory = 2 * (report.ranks - 1) / report.ranks * report.bytes * report.iterations
     over = ", ".join(sorted(set(nics)))
+    if controlled := _controlled(controls, grown, theory):
+        says = f"the control network, which is only for logins, carried data of the all-reduce: {', '.join(controlled)}"
+        return Outcome(
+            False,
+            f"{says}; each node sends {theory / 1e6:.0f} MB, over {over}",
+            "are the addresses of the nodes in the cluster file those of the experiment network, and does /etc/hosts on each "
+            "node list these addresses?",
+        )
     if strays or meant < theory * 0.9:
         says = f"{meant / 1e6:.0f} of {theory / 1e6:.0f} MB were sent over {over}; elsewhere: {', '.join(strays) or 'nothing'}"
         return Outcome(
@@ -77,18 +97,32 @@ def judge(answer: CommandOutput, nics: list[str], grown: list[dict[str, int]], a
     return Outcome(True, says, measured=measured)
 
 
+def _controlled(controls: Sequence[tuple[str, str] | None], grown: Sequence[dict[str, int]], theory: float) -> list[str]:
+    """The nodes that sent more than background traffic over the control network. theory: bytes that a node has to send."""
+    return [
+        f"{name} sent {moved[interface] / 1e6:.0f} MB over {interface}"
+        for (name, interface), moved in ((own, moved) for own, moved in zip(controls, grown) if own is not None)
+        if moved.get(interface, 0) > CONTROLLED * theory
+    ]
+
+
+def _control(target: Target) -> tuple[str, str] | None:
+    found = experiment_interfaces.of(target)
+    return (target.node.name, found.control.interface) if found is not None and found.control.interface is not None else None
+
+
 def _launch(targets: list[Target], target: Target, nic: str) -> CommandOutput:
     python = target.node.python
-    place, first = targets.index(target), targets[0].node.host
+    place, first = targets.index(target), targets[0].node.address
     ranks = [python, "-m", "provision.checks._all_reduce_ranks", "gloo", str(len(targets)), str(place), f"{first}:{PORT}"]
     return target.node.run(ranks, timeout_s=LIMIT_S, env={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": nic})
 
 
 def _interface(target: Target) -> str:
-    for nic, addresses in target.facts[ADDRESSES].items():
-        if target.node.host in addresses:
-            return nic
-    raise Unanswered(f"{target.node.name}: no network interface has its address {target.node.host}")
+    interface = experiment_interfaces.with_address(target.facts[ADDRESSES], target.node.address)
+    if interface is None:
+        raise Unanswered(f"{target.node.name}: no network interface has its address {target.node.address}")
+    return interface
 
 
 def _sent(target: Target) -> dict[str, int]:

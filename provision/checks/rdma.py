@@ -18,7 +18,7 @@ def run(site: Site, target: Target) -> Outcome:
     links = target.facts[RDMA]
     if not links:
         return Outcome(None, "it has no RDMA card")
-    nics = [nic for nic, addresses in target.facts[ADDRESSES].items() if target.node.host in addresses]
+    nics = [nic for nic, addresses in target.facts[ADDRESSES].items() if target.node.address in addresses]
     return judge(links, nics[0] if nics else None)
 
 

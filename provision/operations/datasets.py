@@ -11,7 +11,7 @@ from provision.fact import Unanswered, decode
 from provision.node import last_line
 from provision.operation import Change, Here, Nothing, Operation, Site, Target, Write
 from provision.site import jobs, requests
-from shardlab.cluster import DataSet
+from shardlab.cluster_keys import DataSet
 from templates import render
 
 JOB_MINUTES = 12 * 60  # ImageNet has 1.3 million files

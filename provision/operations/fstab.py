@@ -7,6 +7,7 @@ import shlex
 from provision.fact import Unanswered
 from provision.facts.mounts import MountPlace, place
 from provision.operation import Change, RunCommand, Site, Target, shell
+from shardlab.cloudlab_keys import EXTRA_DISK
 
 # The new file is the old one and a line, and takes its place in one rename.
 ADD = """\
@@ -18,7 +19,7 @@ chmod 644 "$new"
 sync -- "$new"
 mv -fT -- "$new" /etc/fstab
 if test -d /run/systemd/system; then systemctl daemon-reload; fi"""
-BARE = "it is not mounted, so nothing is written there: first run the operations disks, nfs-server and nfs"
+BARE = "it is not mounted, so nothing is written there: first run the operations disks, extra-disks, nfs-server and nfs"
 
 
 def add(says: str, line: str) -> Change:
@@ -54,6 +55,17 @@ def is_below(folder: str, other: str) -> bool:
     return f"{folder}/".startswith(f"{other}/")
 
 
+def own_disks(site: Site, target: Target, folder: str) -> list[str]:
+    """Where a disk of this node has to be mounted, so that the folder is on it and not on the root file system."""
+    storage = site.cluster.storage
+    places = [storage.mount] if storage.mount is not None else []
+    if site.cluster.provider == "cloudlab" and storage.mount != EXTRA_DISK:
+        is_client = storage.shared is not None and storage.server not in (None, target.node.name)
+        if not (is_client and storage.shared is not None and is_below(folder, storage.shared)):  # it is on the server's disk
+            places.append(EXTRA_DISK)
+    return [place for place in places if is_below(folder, place)]
+
+
 def guard(site: Site, target: Target, folder: str | None = None) -> list[Change]:
     """Changes that come before a change that writes to a folder: they fail if its file system is not mounted.
 
@@ -63,7 +75,7 @@ def guard(site: Site, target: Target, folder: str | None = None) -> list[Change]
     folder = folder or storage.shared
     if site.is_practice or folder is None:
         return []
-    needed = [storage.mount] if storage.mount is not None and is_below(folder, storage.mount) else []
+    needed = own_disks(site, target, folder)
     if storage.shared is not None and storage.server not in (None, target.node.name):
         needed.append(storage.shared)
     return [

@@ -13,7 +13,7 @@ PATH = "/etc/hosts"
 def content(site: Site) -> bytes:
     """The content of /etc/hosts. It has no line for 127.0.1.1, or a node would tell the others its loopback address."""
     lines = ["# Written by shardlab's provision.", "127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
-    lines += [f"{target.node.host} {target.node.name}" for target in site.targets]
+    lines += [f"{target.node.address} {target.node.name}" for target in site.targets]
     return "".join(f"{line}\n" for line in lines).encode()
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from provision import inventory_file
+import msgspec
+
+from provision import experiment_interfaces, inventory_file
 from provision.existing_slurm import existing
 from provision.facts.addresses import ADDRESSES
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.host import HOST
 from provision.operation import Change, Here, Nothing, Operation, Site, Target
-from shardlab import files
+from shardlab import files, lease
 from shardlab.inventory import path_of
+from shardlab.lease import Lease
 
 SCHEMA = 1
 
@@ -19,21 +23,42 @@ SCHEMA = 1
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Write WORKSPACE/.shardlab/inventory.json if it differs from the nodes' facts. Raises Unanswered."""
     path = path_of(site.workspace)
+    written = inventory_file.read(site.workspace)
     if absent := site.absent():
-        return Nothing(f"not changed: the inventory describes all nodes, and {', '.join(absent)} cannot be asked")
+        why = f"not changed: the inventory describes all nodes, and {', '.join(absent)} cannot be asked"
+        return _lease_alone(site, written) or Nothing(why)
     if site.cluster.provider != "local" and any(one.facts[ENVIRONMENT].source is None for one in site.targets):
         return Nothing("written later: all nodes need the Python environment, which reports their facts")
-    written = inventory_file.read(site.workspace)
     content = render(site, inventory_file.node_types(written))
     if written == content:
         return Nothing(f"{path} is up to date")
     what = "write" if written is None else "rewrite"
+    return [Here(f"{what} {path} ({len(content)} bytes)", lambda: _write(path, content))]
 
-    def make() -> None:
-        files.make_folder(path.parent)
-        files.write_atomic(path, content)
 
-    return [Here(f"{what} {path} ({len(content)} bytes)", make)]
+def _lease_alone(site: Site, written: bytes | None) -> list[Change] | None:
+    """The change of the lease alone, for a cluster of which a node is away: its runs need to know an extension all the same.
+
+    None if the inventory has this lease, or does not describe this cluster.
+    """
+    now = lease_of(site)
+    known = inventory_file.decoded(written)
+    if now is None or known.get("cluster") != site.cluster.name or known.get("lease") == msgspec.to_builtins(now):
+        return None
+    content = inventory_file.encoded({**known, "lease": now})
+    path = path_of(site.workspace)
+    return [Here(f"write the lease into {path}", lambda: _write(path, content))]
+
+
+def lease_of(site: Site) -> Lease | None:
+    """The lease of the cluster as it was read last; None if its machines are not lent. Raises InputError."""
+    described = site.cluster.cloudlab
+    return lease.newest(site.workspace.own, [Path(name) for name in described.manifests]) if described is not None else None
+
+
+def _write(path: Path, content: bytes) -> None:
+    files.make_folder(path.parent)
+    files.write_atomic(path, content)
 
 
 def render(site: Site, node_types: list[Any] | None = None) -> bytes:
@@ -45,6 +70,8 @@ def render(site: Site, node_types: list[Any] | None = None) -> bytes:
         "nodes": [_entry(target, site.cluster.provider) for target in site.targets],
         **({"node_types": node_types} if node_types is not None else {}),
     }
+    if (lent := lease_of(site)) is not None:
+        inventory["lease"] = lent
     if (there := existing(site)) is not None:
         assert site.cluster.slurm is not None
         inventory["slurm"] = {
@@ -61,17 +88,20 @@ def _entry(target: Target, provider: str) -> dict[str, Any]:
     node = target.node
     facts = inventory_file.facts(target.facts[HOST])
     addresses = target.facts[ADDRESSES]
+    networks = experiment_interfaces.of(target)
     # Containers come and go with virtual interfaces of their own, which have no address on this side.
     facts["nics"] = [nic for nic in facts["nics"] if nic["kind"] == "physical" or nic["name"] in addresses]
     return {
         "name": node.name,
         "host": node.host,
+        "address": node.address,
         "port": node.port,
         "user": node.user,
         "identity": str(node.identity) if node.identity is not None else None,
         "python": node.python,
         "roles": target.entry.roles if target.entry is not None else ["controller"] if provider == "slurm" else [],
         "addresses": addresses,
+        **({"networks": msgspec.to_builtins(networks)} if networks is not None else {}),
         "facts": facts,
     }
 

@@ -101,7 +101,7 @@ def known(told: Sequence[tuple[Target, Keys]]) -> list[str]:
     """Lines of known_hosts: each node by name and by address. Raises Unanswered."""
     lines = []
     for target, keys in told:
-        names = list(dict.fromkeys((target.node.name, target.node.host)))
+        names = list(dict.fromkeys((target.node.name, target.node.host, target.node.address)))
         if target.node.port not in (None, 22):
             names += [f"[{name}]:{target.node.port}" for name in names]
         lines += [f"{','.join(names)} {_plain(target, key)}" for key in keys.hosts]

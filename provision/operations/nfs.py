@@ -22,7 +22,7 @@ _CLIENT = re.compile(r"[A-Za-z0-9._:-]+")
 
 def content(site: Site, server: Target) -> bytes:
     """The file of the server's exports: one line, with all other nodes. Raises Unanswered."""
-    clients = [target.node.host for target in site.targets if target is not server]
+    clients = [target.node.address for target in site.targets if target is not server]
     for client in clients:
         if not _CLIENT.fullmatch(client):
             raise Unanswered(f"{client!r} is not allowed in {EXPORTED}")
@@ -40,6 +40,8 @@ def plan_server(site: Site, target: Target) -> list[Change] | Nothing:
         owner = target.facts[SYSTEM].user
         changes += fstab.guard(site, target)
         changes.append(RunCommand(f"make the folder {folder}", ["install", "-d", "-o", owner, "--", folder]))
+    if len(site.targets) == 1:  # a line of exports without a client would export the folder to every machine
+        return [*changes, *_withdraw(site, target)] or Nothing(f"{folder} exists, and there is no other node to export it to")
     service = target.facts[SERVICES].get("nfs-server")
     if service is None or not service.enabled or service.state != "active":
         changes.append(
@@ -49,7 +51,7 @@ def plan_server(site: Site, target: Target) -> list[Change] | Nothing:
         )
     wanted = content(site, target)
     exports = target.facts[FILES].get(EXPORTED)
-    clients = sorted(client.node.host for client in site.targets if client is not target)
+    clients = sorted(client.node.address for client in site.targets if client is not target)
     if exports is None or not exports.holds(wanted):
         changes.append(RunCommand("make the folder for our exports", ["mkdir", "-p", EXPORTED.rpartition("/")[0]]))
         changes.append(Write(f"export {folder} to {', '.join(clients)}", EXPORTED, wanted))
@@ -63,7 +65,7 @@ def _withdraw(site: Site, target: Target) -> list[Change]:
     if site.is_practice or EXPORTED not in target.facts[FILES]:
         return []
     folders = target.facts[EXPORTED_BY_US]
-    sources = {f"{name}:{folder}" for name in (target.node.name, target.node.host) for folder in folders}
+    sources = {f"{name}:{folder}" for name in (target.node.name, target.node.address) for folder in folders}
     held = [
         f"{other.node.name} at {place}"
         for other, mounts in site.told(NFS_MOUNTS)

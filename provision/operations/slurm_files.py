@@ -24,7 +24,7 @@ class Worker(msgspec.Struct, frozen=True):
     """A line of slurm.conf. gres: such as gpu:a100:4, empty without GPUs."""
 
     name: str
-    host: str
+    address: str
     cpus: int
     memory_mib: int
     gres: str
@@ -41,7 +41,7 @@ def files(site: Site) -> dict[str, bytes]:
     shared = any(system.is_container for system in systems)
     gpus = site.cluster.gpus
     devices = _devices(site)
-    for word in (controller.node.name, controller.node.host, *(w for one in told for w in (one.name, one.host)), devices):
+    for word in (controller.node.name, controller.node.address, *(w for one in told for w in (one.name, one.address)), devices):
         if not _WORD.fullmatch(word):
             raise Unanswered(f"{word!r} is not allowed in slurm.conf")
     assert site.cluster.slurm is not None
@@ -86,7 +86,7 @@ def _worker(cluster: Cluster, target: Target) -> Worker:
     gpus = cluster.gpus
     gres = ":".join(["gpu", *([gpus.type] if gpus.type else []), str(gpus.per_node)]) if gpus and gpus.per_node else ""
     memory_mib = int(system.memory_kib / 1024 * KEPT_MEMORY)
-    return Worker(target.node.name, target.node.host, system.cpus, memory_mib, gres)
+    return Worker(target.node.name, target.node.address, system.cpus, memory_mib, gres)
 
 
 def _devices(site: Site) -> str:

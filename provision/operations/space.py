@@ -10,7 +10,7 @@ from provision.facts.environment import ENVIRONMENT
 from provision.facts.mounts import place
 from provision.facts.room import Room, room
 from provision.operation import Change, Nothing, Operation, Site, Target
-from provision.operations.fstab import is_below
+from provision.operations.fstab import own_disks
 from provision.operations.packages import lacking, nfs_server, wanted
 
 GIB = 2**30
@@ -44,11 +44,7 @@ def _environment(site: Site, target: Target) -> Room | None:
         server = nfs_server(site)
         if target is not (server or site.targets[0]):  # others see it once it is mounted
             return None
-        if (
-            storage.mount is not None
-            and is_below(storage.shared, storage.mount)
-            and not target.facts[place(storage.mount)].mount
-        ):
+        if any(not target.facts[place(disk)].mount for disk in own_disks(site, target, storage.shared)):
             return None  # a disk without a file system yet, all of which will be room
     if target.facts[ENVIRONMENT].packages == software.digest():
         return None

@@ -31,6 +31,7 @@ class LocalNode(msgspec.Struct, eq=False):
 
     name: str = "localhost"
     host: str = "localhost"
+    address: str = "localhost"
     port: int | None = None
     user: str | None = None
     identity: Path | None = None

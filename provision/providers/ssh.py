@@ -14,7 +14,8 @@ from provision import software
 from provision.interruption import STOPPING
 from provision.provider import Provider
 from shardlab import files
-from shardlab.cluster import LOCAL_FOLDER, Cluster, NodeEntry
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import LOCAL_FOLDER, NodeEntry
 from shardlab.remote import Address, CommandOutput, Remote, Unreachable
 from shardlab.workspace import Workspace
 
@@ -36,6 +37,12 @@ class SshNode(msgspec.Struct, eq=False):
     wheelhouse: str | None = None  # a folder of wheels on it, for want of a network
     may_sudo: bool = True
     venv_python: str = "python3"
+    own_address: str | None = None  # None: `host`
+
+    @property
+    def address(self) -> str:
+        """See Node."""
+        return self.own_address or self.host
 
     def run(
         self,
@@ -133,7 +140,7 @@ def of(
     python = f"{folder}/python-{software.digest()}{of_its_own}/bin/python"
     remote = Remote(address, may_sudo=ssh.sudo)
     login = (entry.name, host, entry.port, address.user, identity)
-    return SshNode(*login, python, remote, log, wheelhouse, ssh.sudo, venv_python)
+    return SshNode(*login, python, remote, log, wheelhouse, ssh.sudo, venv_python, entry.address)
 
 
 PROVIDER = Provider("ssh", "its machines already exist", nodes)

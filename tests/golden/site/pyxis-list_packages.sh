@@ -7,6 +7,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --time=15
 #SBATCH --export=NONE
+#SBATCH --cpus-per-task=2
 #SBATCH --gpus-per-node=a100:1
 # Lists the Python packages of the container in which ranks run.
 set -eu

@@ -7,6 +7,8 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --time=20
 #SBATCH --export=NONE
+#SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --gpus-per-node=a100:4
 #SBATCH --no-requeue
 # Proves that nodes of the type nodes with 64 CPUs and 4 GPUs a100 can train: each node writes what it finds to /scratch/alice/shardlab/proofs/0.

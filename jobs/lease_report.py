@@ -1,0 +1,238 @@
+"""Which runs end before the lease of their nodes: what `jobs plan`, `submit` and `status` say of it, and which runs wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from jobs import render
+from jobs.invocation import Invocation
+from jobs.lease_schedule import EstimatedEnd, NodeSchedule, RunTime, time_of
+from jobs.plan import MatrixPlan
+from jobs.reconcile import Status, latest, statuses
+from jobs.repeats import rounds
+from jobs.scheduler import SubmitOptions
+from jobs.submit import RunDecision
+from shardlab import inventory, moments
+from shardlab.errors import InputError, ShardlabError
+from shardlab.inventory import Inventory
+from shardlab.lease import Lease
+from shardlab.run import parts_of, run_id
+from shardlab.rundir import RunDir
+from shardlab.state import FINAL
+from shardlab.workspace import Workspace
+
+BASES = {"recorded": "by recorded times", "limit": "by time limits"}
+NAMED = 5  # run ids in a sentence
+
+
+class LeaseReport(msgspec.Struct, frozen=True):
+    """The lease, and what is known of the runs that have not ended."""
+
+    lease: Lease
+    stale: bool
+    nodes: int
+    """The nodes on which the runs are estimated to run, whole nodes each."""
+    runs: int
+    """The runs that have not ended, without those that are held."""
+    ends: datetime | None
+    """When the last of those ends that end before the lease; None if there are none, or if a time is not known."""
+    late: list[str]
+    """The runs that would not end before the lease."""
+    held: list[str]
+    """The runs that were held back for that reason."""
+    unknown: list[str]
+    """The runs of which this is not known: neither their time limit nor a recorded time, or that of a run before them."""
+    bases: dict[str, int]
+    """How many runs are estimated by recorded times, by time limits, and by neither."""
+
+    def document(self) -> dict[str, Any]:
+        """For JSON: the lease and what this report adds to it, in one object."""
+        own = {name: getattr(self, name) for name in self.__struct_fields__ if name != "lease"}
+        return {**msgspec.to_builtins(self.lease), **own}
+
+    def sentences(self, now: datetime) -> list[str]:
+        """The end of the lease, and whether the runs end before it."""
+        urge = self.lease.urge(now)
+        return [self.lease.in_words(now), *self._of_runs(), *([urge] if urge is not None else [])]
+
+    def _of_runs(self) -> list[str]:
+        said = []
+        estimated = ", ".join(f"{BASES[how]} for {count}" for how, count in sorted(self.bases.items()) if how in BASES)
+        basis = f" (whole nodes, {self.nodes} of them, one run after another; {estimated})" if estimated else ""
+        if self.late:
+            said.append(
+                f"{len(self.late)} of {self.runs} run(s) would not end before the lease{basis}: {_named(self.late)}. To "
+                "ask for an extension: provision CLUSTER.yaml extend --hours N --reason TEXT"
+            )
+        elif self.ends is not None:
+            said.append(f"{self.runs} run(s) end before the lease, the last about {moments.in_words(self.ends)}{basis}.")
+        if self.unknown:
+            said.append(
+                f"of {len(self.unknown)} run(s) it is not known whether they end before the lease, because neither a time "
+                f"limit nor a recorded time is known: {_named(self.unknown)}. Set `time_limit` in the matrix."
+            )
+        if self.held:
+            said.append(
+                f"{len(self.held)} run(s) are held back, because they would not end before the lease: {_named(self.held)}. "
+                "After an extension: jobs retry --only held"
+            )
+        return said
+
+
+class LeaseEstimate:
+    """Adds runs to the nodes in the order in which they start, and notes which of them end before the lease."""
+
+    def __init__(self, known: Inventory, now: datetime) -> None:
+        """known: from `inventory.leased`."""
+        assert known.lease is not None
+        self.lease, self._now = known.lease, now
+        self._schedule = NodeSchedule(len(known.with_role("worker") or known.nodes))
+        self._left_s = self.lease.left_s(now)
+        self._late: list[str] = []
+        self._held: list[str] = []
+        self._unknown: list[str] = []
+        self._last_s: float | None = None
+        self._bases: Counter[str] = Counter()
+
+    def add(self, run: RunTime, after: EstimatedEnd | None = None, *, or_hold: bool = False) -> EstimatedEnd | None:
+        """Add a run, which starts only after the end `after`. or_hold: if it would not end before the lease, return None."""
+        end = self._schedule.end_of(run, after)
+        is_late = end.end_s > self._left_s
+        if is_late and or_hold:
+            self._held.append(run.run_id)
+            return None
+        self._bases[run.how] += 1
+        if is_late:
+            self._late.append(run.run_id)
+        elif end.is_least:
+            self._unknown.append(run.run_id)
+        else:
+            self._last_s = max(self._last_s or 0.0, end.end_s)
+        return self._schedule.add(run, after)
+
+    def add_remaining(self, runs: Sequence[Status], workspace: Workspace, recorded: Mapping[str, float]) -> None:
+        """Add the runs that are running or wait, the running ones first."""
+        self._held += [run.id for run in runs if run.held and run.state == "planned"]
+        going = [run for run in runs if run.state in ("running", "pending") and not run.held and not run.set_aside]
+        for run in sorted(going, key=lambda run: run.state != "running"):
+            elapsed_s = (run.duration_s or 0.0) if run.state == "running" else 0.0
+            self.add(time_of(RunDir(workspace.runs / run.id).read_run(), recorded, elapsed_s))
+
+    def why_held(self, run: RunTime, after: EstimatedEnd | None = None) -> str:
+        """Why `add` left a run out."""
+        end = self._schedule.end_of(run, after)
+        ends = moments.in_words(self._now + timedelta(seconds=end.end_s))
+        return (
+            f"held back, because the lease ends {moments.in_words(self.lease.expires)} and the run would end about {ends}"
+            f"{' or later' if end.is_least else ''}{f' ({BASES[run.how]})' if run.how in BASES else ''}: after an extension, "
+            "`jobs retry --only held` sends it; `--ignore-lease` sends it all the same"
+        )
+
+    def report(self) -> LeaseReport:
+        """What was noted."""
+        ends = self._now + timedelta(seconds=self._last_s) if self._last_s is not None and not self._unknown else None
+        return LeaseReport(
+            lease=self.lease,
+            stale=self.lease.is_stale(self._now),
+            nodes=self._schedule.nodes,
+            runs=self._bases.total(),
+            ends=ends,
+            late=self._late,
+            held=self._held,
+            unknown=self._unknown,
+            bases=dict(self._bases),
+        )
+
+
+def recorded_s(runs: Iterable[Status]) -> dict[str, float]:
+    """The mean seconds of the runs that completed in their first attempt, by the name of the cell."""
+    times: dict[str, list[float]] = {}
+    for run in runs:
+        parts = parts_of(run.id)
+        if parts is not None and parts.attempt == 1 and run.state == "completed" and run.duration_s is not None:
+            times.setdefault(parts.cell, []).append(run.duration_s)
+    return {cell: fmean(seconds) for cell, seconds in times.items()}
+
+
+def of_workspace(workspace: Workspace, now: datetime) -> LeaseReport | None:
+    """The lease and all runs of the workspace that have not ended.
+
+    None without a lease, or if the inventory cannot be read: the commands that submit runs say so.
+    """
+    try:
+        known = inventory.leased(workspace)
+    except InputError:
+        return None
+    if known is None:
+        return None
+    estimate = LeaseEstimate(known, now)
+    runs = statuses(workspace, latest(workspace.all_runs()))
+    estimate.add_remaining(runs, workspace, recorded_s(runs))
+    return estimate.report()
+
+
+def held_back(
+    invocation: Invocation, steps: list[RunDecision], source: render.RenderContext, how: SubmitOptions
+) -> tuple[list[RunDecision], LeaseReport | None]:
+    """The steps, where runs that would not end before the lease are held back, unless --ignore-lease is given; and the report.
+
+    Without a lease: the steps as they are. Raises InputError.
+    """
+    workspace, now = invocation.workspace, datetime.now(UTC)
+    known = inventory.leased(workspace, source.where.name)
+    if known is None:
+        return steps, None
+    at_once = 1 if how.pack else how.at_once
+    estimate = LeaseEstimate(known, now)
+    sent = {step.run.run_id for step in steps if step.send}
+    runs = statuses(workspace, latest(workspace.all_runs()))
+    recorded = recorded_s(runs)
+    estimate.add_remaining([run for run in runs if run.id not in sent], workspace, recorded)
+    decided, ends = list[RunDecision](), list[EstimatedEnd]()
+    for step in steps:
+        if step.send:
+            before = sorted(ends, key=lambda end: end.end_s)[-at_once] if at_once is not None and len(ends) >= at_once else None
+            time = time_of(step.run, recorded)
+            end = estimate.add(time, before, or_hold=not invocation.arguments.ignore_lease)
+            if end is None:
+                why = estimate.why_held(time, before)
+                decided.append(msgspec.structs.replace(step, send=False, held_back=not _is_in_queue(step), why=why))
+                continue
+            ends.append(end)
+        decided.append(step)
+    return decided, estimate.report()
+
+
+def of_plan(workspace: Workspace, planned: MatrixPlan, now: datetime) -> LeaseReport | None:
+    """The lease and the runs of a plan that have not ended in this workspace; None without a lease. Raises InputError."""
+    known = inventory.leased(workspace, planned.source.where.name)
+    if known is None:
+        return None
+    estimate = LeaseEstimate(known, now)
+    for cell, repeat in rounds(planned.cells, planned.repeats):
+        folder = RunDir(workspace.runs / run_id(cell, repeat))
+        if not folder.path.exists() or not _has_ended(folder):
+            estimate.add(time_of(render.run_of(cell, repeat, 1, planned.source), planned.recorded))
+    return estimate.report()
+
+
+def _has_ended(folder: RunDir) -> bool:
+    try:
+        return folder.judge().state in FINAL
+    except ShardlabError:  # its records cannot be read
+        return False
+
+
+def _is_in_queue(step: RunDecision) -> bool:
+    """Whether the scheduler has the run already, and holds it because packages changed."""
+    return step.now is not None and step.now.held and step.now.state == "pending"
+
+
+def _named(run_ids: Sequence[str]) -> str:
+    return ", ".join(run_ids[:NAMED]) + (", ..." if len(run_ids) > NAMED else "")

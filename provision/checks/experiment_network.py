@@ -1,0 +1,63 @@
+"""Checks that the interface with the manifest's MAC address has the experiment address, and not the control address."""
+
+from __future__ import annotations
+
+from provision import experiment_interfaces
+from provision.check import Check, Outcome
+from provision.facts.addresses import ADDRESSES
+from provision.facts.host import HOST
+from provision.operation import Site, Target
+from shardlab.cluster_keys import NodeEntry
+from shardlab.host import Nic
+
+ADVICE = (
+    "is the manifest of this experiment the present one (geni-get manifest on the node)? If it is, the node's network is not "
+    "set up: ip addr shows it, and a reboot of the node at the portal sets it up again"
+)
+
+
+def run(site: Site, target: Target) -> Outcome:
+    """Raises Unanswered."""
+    if target.entry is None or target.entry.control is None:
+        return Outcome(None, "the manifest names no control address for it")
+    if target.entry.address == target.entry.control:
+        if len(site.targets) == 1:
+            return Outcome(None, "the experiment has one node and no experiment network")
+        return Outcome(
+            False,
+            f"{target.entry.address}, on which the nodes would train, is its address on the control network",
+            "remove `nodes` from the cluster file, so that they are taken from the manifest",
+        )
+    return judge(target.entry, target.facts[HOST].nics, target.facts[ADDRESSES])
+
+
+def judge(entry: NodeEntry, nics: list[Nic], addresses: dict[str, list[str]]) -> Outcome:
+    """Passed if both networks of the node are as the manifest says. nics, addresses: what the node says of its interfaces."""
+    found = experiment_interfaces.find(nics, addresses, entry.address, entry.control)
+    experiment, control = found.experiment, found.control
+    if entry.mac is not None:
+        named = [nic.name for nic in nics if nic.mac == entry.mac]  # a VLAN has the MAC address of the interface below it
+        if not named:
+            return Outcome(False, f"no interface has the MAC address {entry.mac} of the manifest", ADVICE)
+        if experiment.interface not in named:
+            where = f"it is on {experiment.interface}" if experiment.interface is not None else "no interface has it"
+            says = f"{' and '.join(named)} with the manifest's MAC address {entry.mac} should have {entry.address}, but {where}"
+            return Outcome(False, says, ADVICE)
+    elif experiment.interface is None:
+        return Outcome(False, f"no interface has the experiment address {entry.address}", ADVICE)
+    if control.interface is None:
+        return Outcome(False, f"no interface has the control address {entry.control} of the manifest", ADVICE)
+    if control.interface == experiment.interface:
+        return Outcome(
+            False,
+            f"{control.interface} has both the experiment address {entry.address} and the control address {entry.control}",
+            ADVICE,
+        )
+    mac = entry.mac if entry.mac is not None else "whose MAC address the manifest does not state"
+    return Outcome(
+        True,
+        f"{entry.address} is on {experiment.interface} ({mac}), and the control address {entry.control} on {control.interface}",
+    )
+
+
+EXPERIMENT_NETWORK = Check("experiment_network", run)

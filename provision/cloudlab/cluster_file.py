@@ -1,0 +1,104 @@
+"""Proposes a commented cluster file for an experiment from its manifests and the hardware catalogue."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+import templates
+from provision import gpu_generations
+from provision.cloudlab import hardware
+from provision.cloudlab.hardware import HardwareType
+from shardlab import cloudlab_keys, cloudlab_manifest
+from shardlab.cloudlab_keys import EXTRA_DISK, ExperimentNode
+from shardlab.cloudlab_manifest import ManifestNode
+
+ON_ROOT = "/srv/shardlab"  # the shared folder of an experiment whose nodes have no disk at /mydata
+
+
+class ProposedGpus(msgspec.Struct, frozen=True):
+    """The GPUs of each node, as far as the catalogue knows them for all nodes."""
+
+    per_node: int
+    type: str | None  # None: the nodes have different types
+    memory_gib: int | None
+
+
+def text(manifests: Sequence[Path]) -> str:
+    """The cluster file. Raises InputError for a file that is no manifest, or nodes that share no network."""
+    experiment = cloudlab_manifest.parse((str(path), cloudlab_manifest.read(path)) for path in manifests)
+    members = sorted(experiment.users())
+    own = getpass.getuser()
+    user = own if own in members else members[0] if len(members) == 1 else None
+    what = ", ".join(map(str, manifests))
+    nodes = cloudlab_keys.select(experiment, user or next(iter(members), None), what)
+    entries = [hardware.catalogue().entry(node.site, node.hardware or "") for node in experiment.nodes]
+    name = _experiment_name(experiment.nodes[0])
+    return templates.render(
+        "cluster/cloudlab.yaml.j2",
+        cluster_name=name or "experiment",
+        is_name_known=name is not None,
+        manifests=[str(path) for path in manifests],
+        nodes=_lines(nodes, entries),
+        members=members,
+        user=user,
+        expires=experiment.expires,
+        gpus=_gpus(entries),
+        kinds=sorted(
+            {f"{node.hardware or 'a type that the manifest does not name'} at {node.site}" for node in experiment.nodes}
+        ),
+        wheels=_wheels(entries),
+        shared=f"{EXTRA_DISK}/shardlab" if EXTRA_DISK in experiment.nodes[0].mounts else ON_ROOT,
+        has_disk=EXTRA_DISK in experiment.nodes[0].mounts,
+        disk=EXTRA_DISK,
+        server=nodes[0].name,
+        nfs_folders=cloudlab_keys.NFS_FOLDERS,
+    )
+
+
+def _experiment_name(node: ManifestNode) -> str | None:
+    """The name of the experiment in the full name of a node, as a cluster may be called; None if it is not known."""
+    labels = (node.full_name or "").lower().split(".")
+    name = labels[1] if len(labels) > 2 and labels[0] == node.name.lower() else ""
+    return name[:31] if re.match(r"^[a-z0-9][a-z0-9-]*$", name) else None
+
+
+def _lines(nodes: Sequence[ExperimentNode], entries: Sequence[HardwareType | None]) -> list[str]:
+    """A sentence for each node."""
+    return [
+        f"{node.name}: {node.host}, {node.hardware or 'type not known'} at {node.site}"
+        + (f", {_gpu_words(entry)}" if entry is not None else "")
+        + (f", trains on {node.network.address}" if node.network is not None else "")
+        for node, entry in zip(nodes, entries, strict=True)
+    ]
+
+
+def _gpu_words(entry: HardwareType) -> str:
+    return f"{entry.gpus} x {entry.gpu}" if entry.gpus is not None and entry.gpu is not None else "GPUs not known"
+
+
+def _gpus(entries: Sequence[HardwareType | None]) -> ProposedGpus | None:
+    """None if the GPUs of a node are not known."""
+    counts = [entry.gpus for entry in entries if entry is not None and entry.gpus is not None]
+    if len(counts) < len(entries):
+        return None
+    models = {(entry.gpu, entry.gpu_memory_gib) for entry in entries if entry is not None}
+    model, memory = next(iter(models)) if len(models) == 1 else (None, None)
+    return ProposedGpus(min(counts), model.lower().replace(" ", "-") if model is not None else None, memory)
+
+
+def _wheels(entries: Sequence[HardwareType | None]) -> list[str]:
+    """For each type that the usual build of torch does not support, a sentence on what it needs."""
+    said = []
+    for entry in {entry.name: entry for entry in entries if entry is not None}.values():
+        builds = hardware.cuda_builds(entry)
+        if builds is None or gpu_generations.USUAL_CUDA in builds:
+            continue
+        usual = f"torch {gpu_generations.TORCH} for CUDA {gpu_generations.USUAL_CUDA}, which pip installs"
+        needs = f"it needs wheels of torch for CUDA {' or '.join(builds)}" if builds else "and no other build does"
+        said.append(f"{entry.name}: {usual}, does not support its {entry.gpu} GPUs; {needs}")
+    return said

@@ -1,0 +1,139 @@
+"""The hardware catalogue: the machines of CloudLab that have GPUs, by site and type. Reads hardware.yaml."""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+
+import msgspec
+
+from provision import gpu_generations
+from provision.gpu_generations import Generation
+from shardlab.errors import InputError
+
+
+class HardwareType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The machines of one type at one site. None: no source states the value."""
+
+    site: str
+    """The short name of the aggregate, such as wisc."""
+    type: str
+    """The name of the type, such as d8545; another site may use the same name for other machines."""
+    source: str
+    """Where the values are from."""
+    nodes: int | None = None
+    """The number of machines, whether they are in use or not."""
+    gpus: int | None = None
+    """The number of GPUs of each machine."""
+    gpu: str | None = None
+    """The GPU model, such as A100."""
+    generation: str | None = None
+    """The generation of the GPU, as `gpu_generations` names it."""
+    gpu_memory_gib: int | None = None
+    arch: str | None = None
+    """The machine as `uname -m` names it."""
+    processors: str | None = None
+    memory_gb: int | None = None
+    disks: str | None = None
+    network: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The type and its site, for messages."""
+        return f"{self.type} at {self.site}"
+
+
+class Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of hardware.yaml."""
+
+    sites: dict[str, str]
+    """The aggregate of each site, by its short name."""
+    types: tuple[HardwareType, ...]
+
+    def named(self, name: str) -> list[HardwareType]:
+        """All types with this name, at whatever site."""
+        return [entry for entry in self.types if entry.type == name]
+
+    def entry(self, site: str, name: str) -> HardwareType | None:
+        """The type at a site, or None if the catalogue does not list it. site: its short name or its aggregate."""
+        return next((one for one in self.named(name) if site in (one.site, self.sites[one.site])), None)
+
+    def aggregate(self, site: str) -> str:
+        """The aggregate of a site. site: its short name, or an aggregate such as wisc.cloudlab.us. Raises InputError."""
+        if site in self.sites:
+            return self.sites[site]
+        if "." not in site:
+            known = ", ".join(self.sites)
+            raise InputError(
+                f"cloudlab.site is {site}. Allowed: {known}, or the name of an aggregate such as wisc.cloudlab.us."
+            )
+        return site
+
+
+@functools.cache
+def catalogue() -> Catalogue:
+    """The shipped catalogue."""
+    content = resources.files("provision.cloudlab").joinpath("hardware.yaml").read_bytes()
+    return msgspec.yaml.decode(content, type=Catalogue)
+
+
+def generation(entry: HardwareType) -> Generation | None:
+    """The generation of its GPUs; None if it is not known."""
+    return next((one for one in gpu_generations.GENERATIONS if one.name == entry.generation), None)
+
+
+def cuda_builds(entry: HardwareType) -> list[str] | None:
+    """The CUDA releases of the builds of torch that support its GPUs and its processor; None if one of both is not known."""
+    known = generation(entry)
+    if known is None or entry.arch is None:
+        return None
+    return [cuda for (arch, cuda), names in gpu_generations.SERVED.items() if arch == entry.arch and known.name in names]
+
+
+COLUMNS = (
+    "site",
+    "type",
+    "nodes",
+    "GPUs",
+    "GPU",
+    "GiB",
+    "torch for CUDA",
+    "machine",
+    "processors",
+    "GB",
+    "network",
+    "disks",
+    "source",
+)
+
+
+def rows() -> list[list[str]]:
+    """The catalogue as rows of text, in the order of COLUMNS; an unknown value is empty."""
+    return [
+        [
+            _text(value)
+            for value in (
+                entry.site, entry.type, entry.nodes, entry.gpus, entry.gpu, entry.gpu_memory_gib, _builds(entry), entry.arch,
+                entry.processors, entry.memory_gb, entry.network, entry.disks, entry.source,
+            )
+        ]
+        for entry in catalogue().types
+    ]  # fmt: skip
+
+
+def document() -> dict[str, object]:
+    """The catalogue as a JSON document; an unknown value is null."""
+    return {
+        "schema": 1,
+        "sites": catalogue().sites,
+        "types": [{**msgspec.to_builtins(entry), "cuda_builds": cuda_builds(entry)} for entry in catalogue().types],
+    }
+
+
+def _builds(entry: HardwareType) -> str | None:
+    builds = cuda_builds(entry)
+    return None if builds is None else ", ".join(builds) or "none"
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,214 @@
+"""What an experiment requests from CloudLab: checked against the hardware catalogue, then written for its portal."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from xml.etree import ElementTree  # only writes; defusedxml parses
+
+import msgspec
+
+import templates
+from provision import gpu_generations
+from provision.cloudlab import hardware
+from provision.cloudlab.hardware import HardwareType
+from shardlab.cloudlab_keys import EXTRA_DISK, Cloudlab
+from shardlab.cluster import Cluster
+from shardlab.errors import InputError
+
+RSPEC = "http://www.geni.net/resources/rspec/3"
+EMULAB = "http://www.protogeni.net/resources/rspec/ext/emulab/1"
+SCHEMAS = f"{RSPEC} {RSPEC}/request.xsd"
+LAN = ipaddress.IPv4Network("10.10.0.0/16")
+EACH_OCTET = 254  # addresses that end with 0 or 255 are left out
+RATED_NODES = 100  # a request states the rate of a LAN for each ordered pair of interfaces
+BY_HAND = "To use it nevertheless, create the experiment at the portal, and name its manifest in cloudlab.manifest"
+
+
+class NodeRequest(msgspec.Struct, frozen=True):
+    """A machine to request."""
+
+    name: str
+    address: str | None
+    """Its IPv4 address on the experiment network; None: a single node has no experiment network."""
+
+
+class ExperimentRequest(msgspec.Struct, frozen=True):
+    """What is requested from CloudLab."""
+
+    aggregate: str
+    """Such as wisc.cloudlab.us."""
+    hardware: str
+    """The hardware type."""
+    image: str
+    """The disk image, as a URN or as PROJECT:NAME."""
+    nodes: tuple[NodeRequest, ...]
+    lan_kbps: int | None
+    """The rate of the experiment network in kbit/s; None: the best that the nodes have."""
+    blockstore_gb: int | None
+    """The size of the disk at /mydata in units of 1e9 bytes; 0: all free space; None: no such disk."""
+    unknown: tuple[str, ...] = ()
+    """What the catalogue does not know, so that it was not checked; sentences."""
+
+    @property
+    def manager(self) -> str:
+        """The URN of the aggregate."""
+        return f"urn:publicid:IDN+{self.aggregate}+authority+cm"
+
+
+def plan(cluster: Cluster) -> ExperimentRequest:
+    """The request of a cluster file with the key `cloudlab`. Raises InputError for what would not work or does not exist."""
+    keys = cluster.cloudlab
+    if keys is None or keys.hardware is None:
+        raise InputError(
+            f"{cluster.name}: cloudlab.hardware is missing. Allowed: a type; `provision hardware` lists types with GPUs."
+        )
+    entry, site = _place(keys, keys.hardware)
+    unknown = [f"the hardware catalogue does not list {keys.hardware} at {site}, so nothing of it was checked"]
+    if entry is not None:
+        unknown = _check(entry, keys.nodes, cluster.environment.wheelhouse is not None)
+    if keys.lan_mbps is not None and keys.nodes > RATED_NODES:
+        raise InputError(
+            f"cloudlab.lan_mbps is set for {keys.nodes} nodes. Allowed: up to {RATED_NODES} nodes, or null, which is the best "
+            "rate that the nodes have."
+        )
+    return ExperimentRequest(
+        aggregate=hardware.catalogue().aggregate(site),
+        hardware=keys.hardware,
+        image=image(keys.image),
+        nodes=tuple(NodeRequest(f"node{place}", _address(place) if keys.nodes > 1 else None) for place in range(keys.nodes)),
+        lan_kbps=keys.lan_mbps * 1000 if keys.lan_mbps is not None and keys.nodes > 1 else None,
+        blockstore_gb=None if keys.blockstore_gib is None else math.ceil(keys.blockstore_gib * 2**30 / 1e9),
+        unknown=tuple(unknown),
+    )
+
+
+def image(name: str) -> str:
+    """The disk image as a request names it. name: a URN or PROJECT:NAME (both kept), PROJECT//NAME, or NAME of emulab-ops."""
+    if ":" in name:
+        return name
+    return f"urn:publicid:IDN+emulab.net+image+{name if '//' in name else f'emulab-ops//{name}'}"
+
+
+def _address(place: int) -> str:
+    block, last = divmod(place, EACH_OCTET)
+    return str(LAN.network_address + ((block + 1) * 256 + last + 1))
+
+
+def _place(keys: Cloudlab, name: str) -> tuple[HardwareType | None, str]:
+    """(the type, or None if the catalogue does not list it; its site). Raises InputError if the site is not clear."""
+    catalogue = hardware.catalogue()
+    listed = catalogue.named(name)
+    if keys.site is not None:
+        return catalogue.entry(keys.site, name), keys.site
+    if len(listed) > 1:
+        choices = "; ".join(f"{one.site}: {_gpus(one)}" for one in listed)
+        raise InputError(
+            f"cloudlab.site is missing, and {name} is another machine at each site ({choices}). Allowed: one of them."
+        )
+    if not listed:
+        raise InputError(
+            f"cloudlab.site is missing, and the hardware catalogue does not list {name}. Allowed: one of "
+            f"{', '.join(catalogue.sites)}."
+        )
+    return listed[0], listed[0].site
+
+
+def _check(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> list[str]:
+    """What is not known of this type. Raises InputError for what our software does not support, or the site does not have."""
+    if entry.arch == "ppc64le":
+        raise InputError(f"{entry.name}: its processors are POWER (ppc64le), for which torch has no build. Allowed: x86_64.")
+    if entry.arch is not None and entry.arch != "x86_64":
+        raise InputError(
+            f"{entry.name}: its processors are {entry.arch}, on which shardlab was never run. Allowed: x86_64. {BY_HAND}."
+        )
+    if entry.nodes is not None and nodes > entry.nodes:
+        raise InputError(
+            f"{entry.name}: {nodes} nodes are requested, but the site has {entry.nodes} ({entry.source}). Allowed: at most "
+            f"{entry.nodes}. {BY_HAND}."
+        )
+    builds = hardware.cuda_builds(entry)
+    if builds is None:
+        return [
+            f"the hardware catalogue does not know the GPUs of {entry.name}, so it was not checked whether torch supports them"
+        ]
+    gpu = f"its {entry.gpu} GPUs ({entry.generation})"
+    if not builds:
+        raise InputError(f"{entry.name}: torch {gpu_generations.TORCH} has no build for {gpu}. Allowed: {_supported()}.")
+    if gpu_generations.USUAL_CUDA not in builds and not has_wheelhouse:
+        raise InputError(
+            f"{entry.name}: torch {gpu_generations.TORCH} for CUDA {gpu_generations.USUAL_CUDA}, which pip installs, does not "
+            f"support {gpu}. Allowed: environment.wheelhouse, a folder on each node with wheels of torch for CUDA "
+            f"{' or '.join(builds)}; or another type: {_supported()}."
+        )
+    return []
+
+
+def _supported() -> str:
+    """The types that the torch which pip installs supports."""
+    usual = gpu_generations.USUAL_CUDA
+    return ", ".join(
+        one.name for one in hardware.catalogue().types if one.arch == "x86_64" and usual in (hardware.cuda_builds(one) or ())
+    )
+
+
+def _gpus(entry: HardwareType) -> str:
+    return f"{entry.gpus} x {entry.gpu}" if entry.gpus is not None and entry.gpu is not None else "GPUs not known"
+
+
+def rspec(request: ExperimentRequest) -> str:
+    """The request as an RSpec of version 3, in XML."""
+    root = ElementTree.Element(
+        "rspec",
+        {
+            "xmlns": RSPEC,
+            "xmlns:emulab": EMULAB,
+            "xmlns:xsi": "http://www.w3.org/2001/XMLSchema-instance",
+            "xsi:schemaLocation": SCHEMAS,
+            "type": "request",
+        },
+    )
+    for node in request.nodes:
+        element = ElementTree.SubElement(
+            root, "node", client_id=node.name, exclusive="true", component_manager_id=request.manager
+        )
+        sliver = ElementTree.SubElement(element, "sliver_type", name="raw-pc")
+        ElementTree.SubElement(sliver, "disk_image", name=request.image)
+        ElementTree.SubElement(element, "hardware_type", name=request.hardware)
+        if node.address is not None:
+            interface = ElementTree.SubElement(element, "interface", client_id=_interface(node))
+            ElementTree.SubElement(interface, "ip", address=node.address, netmask=str(LAN.netmask), type="ipv4")
+        if request.blockstore_gb is not None:
+            store = {"name": f"{node.name}-bs", "class": "local", "mountpoint": EXTRA_DISK, "placement": "any"}
+            ElementTree.SubElement(element, "emulab:blockstore", store, size=f"{request.blockstore_gb}GB")
+    linked = [node for node in request.nodes if node.address is not None]
+    if linked:
+        link = ElementTree.SubElement(root, "link", client_id="lan0")
+        for node in linked:
+            ElementTree.SubElement(link, "interface_ref", client_id=_interface(node))
+        ElementTree.SubElement(link, "link_type", name="lan")
+        for source, target in _pairs(linked) if request.lan_kbps is not None else ():
+            ElementTree.SubElement(link, "property", source_id=source, dest_id=target, capacity=str(request.lan_kbps))
+    ElementTree.indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
+
+
+def profile(request: ExperimentRequest) -> str:
+    """The request as a profile of CloudLab: a Python script for geni-lib. Its parameters have the names of small-lan's."""
+    return templates.render(
+        "cloudlab/profile.py.j2",
+        request=request,
+        manager=request.manager,
+        mount=EXTRA_DISK,
+        network=str(LAN.network_address).rpartition(".0.0")[0],
+        netmask=str(LAN.netmask),
+        each_octet=EACH_OCTET,
+    )
+
+
+def _interface(node: NodeRequest) -> str:
+    return f"{node.name}:if0"
+
+
+def _pairs(nodes: list[NodeRequest]) -> list[tuple[str, str]]:
+    return [(_interface(one), _interface(other)) for one in nodes for other in nodes if one is not other]

@@ -1,0 +1,56 @@
+"""The two network interfaces of a node of a CloudLab experiment: on the experiment network, and on the control network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from provision.facts.addresses import ADDRESSES
+from provision.facts.host import HOST
+from provision.operation import Target
+from shardlab.host import Nic
+
+
+class NodeInterface(msgspec.Struct, frozen=True):
+    """An interface of a node on one of its two networks. None: not known, or there is none."""
+
+    address: str | None = None
+    """The IPv4 address on this network."""
+    interface: str | None = None
+    """The interface on the node that has the address."""
+    mac: str | None = None
+    """Its MAC address on the node."""
+
+
+class ExperimentInterfaces(msgspec.Struct, frozen=True):
+    """The two interfaces of a node."""
+
+    experiment: NodeInterface
+    control: NodeInterface
+
+
+def with_address(addresses: dict[str, list[str]], address: str | None) -> str | None:
+    """The interface that has an address; None if there is none."""
+    return next((name for name, own in addresses.items() if address in own), None)
+
+
+def find(
+    nics: Sequence[Nic], addresses: dict[str, list[str]], experiment: str | None, control: str | None
+) -> ExperimentInterfaces:
+    """The interfaces of a node that have these addresses. nics, addresses: what the node says of its interfaces."""
+    macs = {nic.name: nic.mac for nic in nics}
+
+    def with_(address: str | None) -> NodeInterface:
+        name = with_address(addresses, address)
+        return NodeInterface(address, name, macs.get(name) if name is not None else None)
+
+    return ExperimentInterfaces(with_(experiment), with_(control))
+
+
+def of(target: Target) -> ExperimentInterfaces | None:
+    """The interfaces of a node; None if it belongs to no experiment. Raises Unanswered."""
+    entry = target.entry
+    if entry is None or entry.control is None:
+        return None
+    return find(target.facts[HOST].nics, target.facts[ADDRESSES], entry.address, entry.control)

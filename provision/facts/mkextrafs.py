@@ -1,0 +1,24 @@
+"""Whether a machine has CloudLab's program that makes a file system in the unused space of its boot disk."""
+
+from __future__ import annotations
+
+from provision.fact import Fact
+
+PATH = "/usr/local/etc/emulab/mkextrafs.pl"
+PROGRAM = f"if test -x {PATH}; then echo yes; else echo no; fi"
+
+
+def command(python: str) -> list[str]:
+    """Needs only a shell."""
+    return ["sh", "-c", PROGRAM]
+
+
+def parse(stdout: str) -> bool:
+    """Raises ValueError."""
+    answers = {"yes": True, "no": False}
+    if (said := stdout.strip()) not in answers:
+        raise ValueError(f"found {said[:40]!r}, not yes or no.")
+    return answers[said]
+
+
+MKEXTRAFS = Fact("mkextrafs", command, parse, timeout_s=30)

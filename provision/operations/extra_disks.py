@@ -1,0 +1,49 @@
+"""The local disk of a CloudLab node at /mydata: a blockstore of the experiment, or the unused space of the boot disk.
+
+A blockstore is made and mounted by CloudLab before the node is ready. Without one, CloudLab's own program mkextrafs.pl makes a
+file system in an unused partition. It is never called with -f, which would let it overwrite a partition that is in use.
+"""
+
+from __future__ import annotations
+
+from provision.fact import Unanswered
+from provision.facts.mkextrafs import MKEXTRAFS, PATH
+from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target
+from provision.operations import fstab
+from shardlab.cloudlab_keys import EXTRA_DISK
+
+MAKE_S = 900.0  # terabytes of spinning disk
+
+
+def plan(site: Site, target: Target) -> list[Change] | Nothing:
+    """Raises Unanswered if nothing can be mounted at /mydata."""
+    where = target.node.name
+    if site.cluster.storage.mount == EXTRA_DISK:
+        return Nothing(f"storage.disk is mounted at {EXTRA_DISK}")
+    folders = [path for path in (site.cluster.storage.shared, site.cluster.data.path) if path is not None]
+    if not any(EXTRA_DISK in fstab.own_disks(site, target, folder) for folder in folders):
+        return Nothing(f"cluster.yaml names no folder of this node in {EXTRA_DISK}")
+    place = fstab.look(target, EXTRA_DISK)
+    if place.mount is not None:
+        return Nothing(f"{place.mount.source} is mounted at {EXTRA_DISK}")
+    if place.fstab is not None:
+        return fstab.mount(EXTRA_DISK)
+    if not target.facts[MKEXTRAFS]:
+        raise Unanswered(
+            f"{where}: nothing is mounted at {EXTRA_DISK}, and {PATH} does not exist: request the experiment with "
+            f"cloudlab.blockstore_gib, or choose a folder outside {EXTRA_DISK}"
+        )
+    return [
+        RunCommand(f"make the folder {EXTRA_DISK}", ["mkdir", "-p", "--", EXTRA_DISK]),
+        # In a session of its own, so that neither Ctrl-C nor a time limit leaves a file system half made. -q: exit code 0 if
+        # something is already mounted there.
+        RunCommand(
+            f"make a file system in the unused space of the boot disk, and mount it at {EXTRA_DISK} now and at every boot",
+            ["setsid", "--wait", PATH, "-q", EXTRA_DISK],
+            MAKE_S,
+        ),
+        RunCommand(f"check that a file system is mounted at {EXTRA_DISK}", ["mountpoint", "-q", "--", EXTRA_DISK]),
+    ]
+
+
+EXTRA_DISKS = Operation("extra-disks", plan)

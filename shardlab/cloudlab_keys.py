@@ -1,0 +1,116 @@
+"""The key `cloudlab` of a cluster file, and how the nodes of an experiment become the nodes of a cluster."""
+
+from __future__ import annotations
+
+import getpass
+import ipaddress
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from shardlab.cloudlab_manifest import Experiment, ManifestInterface, ManifestNode
+from shardlab.errors import InputError
+
+Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+EXTRA_DISK = "/mydata"  # where a node of an experiment has its local disk, by a blockstore or by mkextrafs.pl
+NFS_FOLDERS = ("/proj", "/users")  # of CloudLab, over the control network: home folders and the folders of projects
+
+ImageName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+/-]{0,200}$")]
+
+
+class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An experiment of CloudLab (provider cloudlab): one that exists, by its manifest, or one that `provision` creates."""
+
+    manifest: str | list[str] | None = None
+    """The file of the experiment's manifest, relative to the cluster file; a list: one manifest of each aggregate. null:
+    `geni-get manifest` on a node of the experiment, else the experiment that `provision` creates at the portal."""
+    project: Word | None = None
+    """The project in which the experiment is created."""
+    hardware: Word | None = None
+    """The hardware type, such as d8545; `provision hardware` lists the types with GPUs."""
+    site: Word | None = None
+    """The aggregate, such as wisc: the same type has other GPUs at another site."""
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    """The number of nodes to request."""
+    image: ImageName = "UBUNTU24-64-STD"
+    """The disk image; a name without a project is one of emulab-ops."""
+    hours: Annotated[int, msgspec.Meta(ge=1, le=24 * 14)] = 16
+    """The hours to request; the portal may grant fewer."""
+    profile: Word = "small-lan"
+    """The profile from which the portal creates the experiment."""
+    profile_project: Word = "PortalProfiles"
+    """The project of this profile."""
+    bindings: dict[Word, str] = {}
+    """Parameters of the profile, which go before those that the other keys give."""
+    lan_mbps: Annotated[int, msgspec.Meta(ge=1, le=400_000)] | None = None
+    """The rate of the experiment network in Mbit/s; null: the best that the nodes have."""
+    blockstore_gib: Annotated[int, msgspec.Meta(ge=0, le=100_000)] | None = None
+    """The size of a local disk at /mydata on each node in GiB; 0: all free space; null: none."""
+    portal_url: Annotated[str, msgspec.Meta(pattern=r"^https://[A-Za-z0-9.-]+(?::\d{1,5})?(?:/[A-Za-z0-9._/-]*)?$")] | None = (
+        None
+    )
+    """The address of the portal's API, https only; null: the one of CloudLab."""
+
+    @property
+    def manifests(self) -> list[str]:
+        """The files of the manifests."""
+        return [self.manifest] if isinstance(self.manifest, str) else list(self.manifest or [])
+
+
+class ExperimentNode(msgspec.Struct, frozen=True):
+    """A node of an experiment as the cluster uses it."""
+
+    name: str  # as a node of a cluster file
+    host: str
+    port: int
+    user: str
+    hardware: str | None
+    site: str
+    control: str | None
+    network: ManifestInterface | None  # on the network that all nodes share; None: the experiment has one node and no network
+
+
+def select(experiment: Experiment, user: str | None, what: str) -> list[ExperimentNode]:
+    """The nodes, each with the login of one member and its address on a network that all nodes share.
+
+    user: the member whose login is used; None: the user of this machine, or the only member. what: the manifest, for errors.
+    Raises InputError.
+    """
+    member = _member(experiment, user, what)
+    network = _common_network(experiment.nodes)
+    if network is None and len(experiment.nodes) > 1:
+        raise InputError(f"{what}: its nodes share no experiment network. Allowed: a LAN that all nodes are on.")
+    chosen: dict[str, ExperimentNode] = {}
+    for node in experiment.nodes:
+        name = node.name.lower().replace("_", "-")[:31]
+        if name in chosen:
+            raise InputError(f"{what}: two nodes are called {name}, in lower case. Allowed: different names.")
+        host, port = node.logins[member]
+        interface = next((one for one in node.interfaces if _network(one) == network), None)
+        chosen[name] = ExperimentNode(name, host, port, member, node.hardware, node.site, node.control, interface)
+    return list(chosen.values())
+
+
+def _member(experiment: Experiment, user: str | None, what: str) -> str:
+    members = experiment.users()
+    own = user or getpass.getuser()
+    if own in members:
+        return own
+    if user is None and len(members) == 1:
+        return next(iter(members))
+    who = f"the user {own} has no login on every node" if user else f"none of the logins is of the user {own} of this machine"
+    raise InputError(f"{what}: {who}. Set in the cluster file ssh.user to one of: {', '.join(sorted(members)) or 'nobody'}.")
+
+
+def _network(interface: ManifestInterface) -> ipaddress.IPv4Network:
+    return ipaddress.IPv4Network(f"{interface.address}/{interface.prefix}", strict=False)
+
+
+def _common_network(nodes: Sequence[ManifestNode]) -> ipaddress.IPv4Network | None:
+    """The first network of the first node that all nodes are on."""
+    for interface in nodes[0].interfaces:
+        network = _network(interface)
+        if all(any(_network(other) == network for other in node.interfaces) for node in nodes):
+            return network
+    return None

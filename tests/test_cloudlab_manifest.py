@@ -1,0 +1,172 @@
+"""Manifests of CloudLab become the nodes of a cluster, in whatever order they are written; hostile ones are refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support_cloudlab import lan, manifest, node
+
+from shardlab import cloudlab_keys, cloudlab_manifest, cluster
+from shardlab.cloudlab_manifest import ManifestInterface
+from shardlab.errors import InputError
+
+TWO = manifest(node("gpu0", 1), node("gpu1", 2), lan(["gpu0", "gpu1"]))
+FILE = "schema: 1\nname: bench\nprovider: cloudlab\ncloudlab: {manifest: manifest.xml}\nssh: {user: alice}\n"
+
+
+def experiment(*texts: str):
+    return cloudlab_manifest.parse((f"manifest{place}.xml", text.encode()) for place, text in enumerate(texts))
+
+
+def refused(text: str | bytes) -> str:
+    with pytest.raises(InputError) as caught:
+        cloudlab_manifest.parse([("manifest.xml", text.encode() if isinstance(text, str) else text)])
+    return str(caught.value)
+
+
+def test_a_manifest_has_nodes_with_logins_addresses_and_an_end():
+    made = experiment(TWO)
+    assert [one.name for one in made.nodes] == ["gpu0", "gpu1"]
+    first = made.nodes[0]
+    assert (first.site, first.hardware, first.control) == ("wisc.cloudlab.us", "d8545", "192.0.2.2")
+    assert first.logins == dict.fromkeys(("alice", "bob"), ("d8545-sample1.wisc.cloudlab.us", 22))
+    assert first.interfaces == (ManifestInterface("10.10.1.2", 16, "0a:0b:0c:0d:00:01", "lan0"),)
+    assert made.expires == "2031-05-02T18:00:00Z"
+
+
+def test_the_order_of_elements_and_the_type_of_the_document_do_not_matter():
+    other = manifest(
+        lan(["gpu1", "gpu0"]), node("gpu0", 1, services_first=True), node("gpu1", 2, services_first=True), kind="request"
+    )
+    assert experiment(other) == experiment(TWO)
+
+
+def test_manifests_of_two_sites_are_one_experiment_that_ends_with_the_first():
+    wisc = manifest(node("gpu0", 1), lan(["gpu0", "gpu1"]))
+    clemson = manifest(node("gpu1", 2, site="clemson.cloudlab.us", hardware="r7525"), expires="2031-05-02T12:00:00-05:00")
+    for texts in ((wisc, clemson), (clemson, wisc)):
+        made = experiment(*texts)
+        assert {one.name: one.site for one in made.nodes} == {"gpu0": "wisc.cloudlab.us", "gpu1": "clemson.cloudlab.us"}
+        assert made.expires == "2031-05-02T12:00:00-05:00"  # 17:00 UTC
+
+
+def test_a_blockstore_and_a_container_are_no_machines():
+    made = experiment(manifest(node("gpu0", 1), node("bs0", 2, sliver="emulab-blockstore"), node("vm", 3, sliver="docker")))
+    assert [one.name for one in made.nodes] == ["gpu0"]
+
+
+def test_a_thousand_nodes():
+    names = [f"node{number}" for number in range(1000)]
+    made = experiment(manifest(*(node(name, number) for number, name in enumerate(names)), lan(names)))
+    chosen = cloudlab_keys.select(made, "alice", "manifest.xml")
+    assert len({one.network.address for one in chosen}) == 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is not XML"),
+        ("<rspec", "is not XML"),
+        ("<html/>", "its first element is 'html'"),
+        ('<!DOCTYPE rspec [<!ENTITY a "b">]><rspec>&a;</rspec>', "has a DOCTYPE"),
+        ('<!DOCTYPE rspec SYSTEM "file:///etc/passwd"><rspec/>', "has a DOCTYPE"),
+        (b"<rspec>" + b" " * (16 << 20) + b"</rspec>", "is larger than 16 MiB"),
+        ('<?xml version="1.0" encoding="no-such"?><rspec/>', "is not XML"),
+        (manifest(), "lists no machine"),
+        (manifest(node("gpu0", 1), expires="soon"), "expires is 'soon'"),
+        (manifest(node("gpu0", 1), expires="2031-05-02T18:00:00"), "expires is '2031-05-02T18:00:00'"),
+        (manifest(node("gpu0", 1), node("gpu0", 2)), "two different nodes are called gpu0"),
+        (manifest(node("gpu0", 1, users=())), "gpu0: the manifest has no login"),
+        (manifest(node("gpu0", 1, host="-oProxyCommand=reboot")), "gpu0: the host of a login is '-oProxyCommand=reboot'"),
+        (manifest(node("gpu0", 1, host="a b")), "gpu0: the host of a login is 'a b'"),
+        (manifest(node("gpu0", 1, host="a\nHost *")), "gpu0: the host of a login"),
+        (manifest(node("gpu0", 1, host="h" * 300)), "gpu0: the host of a login"),
+        (manifest(node("gpu0", 1, users=("root; reboot",))), "gpu0: the user of a login is 'root; reboot'"),
+        (manifest(node("../../etc", 1)), "the client_id is '../../etc'"),
+        (manifest(node("gpu0", 1, address="10.10.1.999")), "gpu0: found the address '10.10.1.999'"),
+        (manifest(node("gpu0", 1).replace("255.255.0.0", "x")), "gpu0: netmask 'x'"),
+        (manifest(node("gpu0", 1).replace("0a0b0c0d", "zz")), "gpu0: a MAC address"),
+        (manifest(node("gpu0", 1).replace('port="22"', 'port="0"')), "gpu0: found the port '0'"),
+        (manifest(node("gpu0", 1).replace('"urn:publicid:IDN+wisc.cloudlab.us+authority+cm"', '"x"')), "is no URN"),
+    ],
+)  # fmt: skip
+def test_a_manifest_that_is_none_is_refused_with_its_place(text, says):
+    assert says in refused(text)
+
+
+@given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: f"<rspec>{text}</rspec>".encode()))
+def test_no_bytes_are_answered_with_anything_but_a_sentence(content):
+    with pytest.raises(InputError):
+        cloudlab_manifest.parse([("manifest.xml", content)])
+
+
+def test_the_login_is_that_of_the_asked_user_else_of_this_one(monkeypatch):
+    made = experiment(TWO)
+    monkeypatch.setattr("getpass.getuser", lambda: "bob")
+    assert {one.user for one in cloudlab_keys.select(made, "alice", "m")} == {"alice"}
+    assert {one.user for one in cloudlab_keys.select(made, None, "m")} == {"bob"}
+    monkeypatch.setattr("getpass.getuser", lambda: "root")
+    with pytest.raises(InputError, match=r"none of the logins is of the user root .* ssh.user to one of: alice, bob"):
+        cloudlab_keys.select(made, None, "m")
+    with pytest.raises(InputError, match="the user carol has no login on every node"):
+        cloudlab_keys.select(made, "carol", "m")
+    alone = experiment(manifest(node("gpu0", 1, users=("carol",))))
+    assert cloudlab_keys.select(alone, None, "m")[0].user == "carol"
+
+
+def test_the_nodes_meet_on_the_network_that_all_of_them_are_on():
+    storage = '<interface client_id="gpu0:if1"><ip address="172.16.0.1" netmask="255.255.255.0" type="ipv4"/></interface>'
+    made = experiment(manifest(node("gpu0", 1, more=storage), node("gpu1", 2), lan(["gpu0", "gpu1"])))
+    assert [one.network.address for one in cloudlab_keys.select(made, "alice", "m")] == ["10.10.1.2", "10.10.1.3"]
+    apart = experiment(manifest(node("gpu0", 1), node("gpu1", 2, address="10.99.0.1")))
+    with pytest.raises(InputError, match="its nodes share no experiment network"):
+        cloudlab_keys.select(apart, "alice", "m")
+
+
+def test_the_cluster_file_names_the_manifest_and_the_nodes_are_filled_in(tmp_path):
+    (tmp_path / "manifest.xml").write_text(TWO)
+    (tmp_path / "cluster.yaml").write_text(FILE)
+    made = cluster.load(tmp_path / "cluster.yaml")
+    assert [(one.name, one.host, one.address, one.user) for one in made.nodes] == [
+        ("gpu0", "d8545-sample1.wisc.cloudlab.us", "10.10.1.2", "alice"),
+        ("gpu1", "d8545-sample2.wisc.cloudlab.us", "10.10.1.3", "alice"),
+    ]
+    assert [one.roles for one in made.nodes] == [["controller", "worker"], ["worker"]]
+    (tmp_path / "manifest.xml").unlink()
+    with pytest.raises(InputError, match=r"manifest.xml: No such file or directory"):
+        cluster.load(tmp_path / "cluster.yaml")
+
+
+def test_a_machine_without_the_manifest_gets_the_nodes_in_its_cluster_file(tmp_path):
+    (tmp_path / "manifest.xml").write_text(TWO)
+    (tmp_path / "cluster.yaml").write_text(FILE + 'slurm: {partition: gpu, time: "01:30:00"}\n')
+    made = cluster.load(tmp_path / "cluster.yaml")
+    (tmp_path / "there.yaml").write_bytes(cluster.resolved_file(made))
+    (tmp_path / "manifest.xml").unlink()
+    there = cluster.load(tmp_path / "there.yaml")
+    assert there.nodes == made.nodes
+    assert there.slurm == made.slurm
+
+
+def test_an_experiment_that_provision_created_is_read_from_the_workspace(tmp_path):
+    file = tmp_path / "cluster.yaml"
+    file.write_text(FILE.replace("{manifest: manifest.xml}", "{hardware: d8545, site: wisc, nodes: 2, project: myproj}"))
+    assert cluster.find(file, tmp_path).nodes == []
+    folder = tmp_path / cluster.CREATED
+    folder.mkdir(parents=True)
+    (folder / "wisc.xml").write_text(TWO)
+    assert [one.name for one in cluster.find(file, tmp_path).nodes] == ["gpu0", "gpu1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (FILE.replace("cloudlab: {manifest: manifest.xml}\n", ""), "provider cloudlab needs the key cloudlab"),
+        (FILE.replace("provider: cloudlab", "provider: ssh\nnodes: [{name: a, host: a}]"), "not allowed with provider ssh"),
+        (FILE.replace("manifest: manifest.xml", "portal_url: http://portal"), "portal_url"),
+    ],
+)
+def test_a_cluster_file_of_an_experiment_with_a_mistake(text, says, tmp_path):
+    (tmp_path / "manifest.xml").write_text(TWO)
+    (tmp_path / "cluster.yaml").write_text(text)
+    with pytest.raises(InputError, match=says):
+        cluster.load(tmp_path / "cluster.yaml")

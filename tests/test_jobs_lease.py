@@ -1,0 +1,272 @@
+"""Runs on lent machines: which of them end before the lease, which are held back, and what a run is that the end stopped."""
+
+import json
+import shutil
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+import support_collect as support
+from support_queue import MATRIX, Queue, Study
+
+from jobs import lease_end
+from jobs.lease_schedule import EstimatedEnd, NodeSchedule, RunTime
+from jobs.reconcile import own
+from jobs.scheduler import ObservedRun
+from jobs.schedulers import slurm
+from shardlab import inventory, moments
+from shardlab.lease import Lease
+from shardlab.state import JudgedState
+from shardlab.workspace import Workspace
+
+NOW = datetime.now(UTC)
+
+
+def run(name, nodes, seconds):
+    return RunTime(name, nodes, seconds, "unknown" if seconds is None else "limit")
+
+
+def ends(nodes, *runs):
+    schedule = NodeSchedule(nodes)
+    return [(end.end_s, end.is_least) for end in (schedule.add(one) for one in runs)]
+
+
+def test_runs_that_need_the_same_nodes_run_one_after_another():
+    assert ends(2, run("a", 1, 10), run("b", 1, 20), run("c", 1, 5)) == [(10, False), (20, False), (15, False)]
+    assert ends(2, run("a", 1, 10), run("b", 2, 20), run("c", 1, 5)) == [(10, False), (30, False), (35, False)]
+    assert ends(1, run("a", 3, 10), run("b", 1, 1)) == [(10, False), (11, False)]
+
+
+def test_after_a_run_of_unknown_time_the_ends_are_only_known_to_be_not_earlier():
+    assert ends(2, run("a", 1, None), run("b", 1, 20), run("c", 2, 5)) == [(0, True), (20, False), (25, True)]
+    assert ends(2, run("a", 1, 20), run("b", 1, None), run("c", 1, 5)) == [(20, False), (0, True), (5, True)]
+
+
+def test_a_run_may_have_to_wait_for_another_run_although_nodes_are_free():
+    schedule = NodeSchedule(4)
+    assert schedule.add(run("a", 1, 5), after=EstimatedEnd(30, is_least=False)) == EstimatedEnd(35, is_least=False)
+    assert schedule.add(run("b", 1, 1)) == EstimatedEnd(31, is_least=False)  # runs start in their order
+
+
+def test_a_run_behind_a_run_of_unknown_start_has_an_unknown_start():
+    told = ends(2, run("a", 1, None), run("b", 1, 5), run("c", 1, 10), run("d", 1, 1))
+    assert told == [(0, True), (5, False), (10, True), (6, True)]
+
+
+class Lent(Study):
+    """A study on a cluster whose one worker is lent; each of its runs may take 2 hours."""
+
+    def lend(self, hours, read=NOW):
+        path = inventory.path_of(self.workspace)
+        path.parent.mkdir(exist_ok=True)
+        nodes = [{"name": "head", "host": "h", "roles": ["controller"]}, {"name": "work1", "host": "w", "roles": ["worker"]}]
+        until = Lease(NOW + timedelta(hours=hours), read, "manifest")
+        path.write_bytes(msgspec.json.encode({"schema": 1, "cluster": "c", "nodes": nodes, "lease": until}))
+
+
+@pytest.fixture
+def queue(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    one = Queue(tmp_path / "slurm", monkeypatch)
+    one.rule(ends=0)
+    return one
+
+
+@pytest.fixture
+def study(tmp_path, queue):
+    one = Lent(tmp_path, 3)
+    file = one.workspace.path / "cluster.yaml"
+    file.write_text(file.read_text().replace("slurm: {}", 'slurm: {time: "02:00:00"}'))
+    return one
+
+
+def document(capsys):
+    return json.loads(capsys.readouterr().out)
+
+
+def sent(queue):
+    return sum(1 for _ in queue.state()["tasks"])
+
+
+def test_a_plan_says_which_runs_do_not_end_before_the_lease(study, capsys):
+    words = ["--matrix", str(study.matrix)]
+    assert study.jobs("plan", *words, "--json") == 0
+    assert document(capsys)["lease"] is None
+    study.lend(5)
+    assert study.jobs("plan", *words, "--json") == 0
+    told = document(capsys)["lease"]
+    assert (told["runs"], len(told["late"]), told["nodes"], told["bases"], told["stale"]) == (3, 1, 1, {"limit": 3}, False)
+    assert (told["source"], told["expires"][:16]) == ("manifest", f"{NOW + timedelta(hours=5):%Y-%m-%dT%H:%M}")
+    assert study.jobs("plan", *words) == 0
+    said = capsys.readouterr().out
+    assert f"the lease ends {NOW + timedelta(hours=5):%Y-%m-%d %H:%M} UTC" in said
+    assert (
+        "1 of 3 run(s) would not end before the lease (whole nodes, 1 of them, one run after another; by time limits for 3)"
+        in said
+    )
+    study.lend(7, read=NOW - timedelta(hours=7))
+    assert study.jobs("plan", *words) == 0
+    said = capsys.readouterr().out
+    assert "3 run(s) end before the lease, the last about " in said
+    assert "This is stale" in said
+
+
+def test_runs_that_would_not_end_before_the_lease_are_held_back_until_it_is_extended(study, queue, capsys):
+    study.lend(5)
+    assert study.jobs("submit", "--dry-run") == 0
+    assert "2 run(s) would be submitted, 1 would be held back, 0 skipped." in capsys.readouterr().out
+    assert (queue.calls("sbatch"), study.workspace.runs.exists()) == ([], False)
+    assert study.jobs("submit") == 1  # not all that was asked for
+    said = capsys.readouterr().out
+    assert "2 run(s) submitted, 1 held back, 0 skipped." in said
+    assert "held back, because the lease ends " in said
+    assert sent(queue) == 2
+    (held,) = [status for status in study.statuses() if status.held]
+    assert held.state == "planned"
+    assert held.why.startswith("held back, because the lease ends ")
+    assert study.jobs("status", "--json") == 0
+    told = document(capsys)["lease"]
+    assert (told["runs"], told["held"], told["late"]) == (2, [held.id], [])
+    for verb in ("submit", "retry"):  # the lease is as short as it was
+        assert study.jobs(verb, *(["--only", "held"] if verb == "retry" else [])) == 1
+        assert "0 run(s) submitted, 1 held back" in capsys.readouterr().out
+    study.lend(7)
+    assert study.jobs("retry", "--only", "held") == 0
+    assert "1 run(s) submitted, 0 skipped." in capsys.readouterr().out
+    assert sent(queue) == 3
+    assert not any(status.held for status in study.statuses())
+
+
+def test_a_person_may_send_them_all_the_same(study, queue, capsys):
+    study.lend(5)
+    assert study.jobs("submit", "--ignore-lease") == 0
+    said = capsys.readouterr().out
+    assert "3 run(s) submitted, 0 skipped." in said
+    assert "1 of 3 run(s) would not end before the lease" in said
+    assert sent(queue) == 3
+
+
+def test_held_runs_can_be_cancelled(study, queue, capsys):
+    study.lend(1)
+    assert study.jobs("submit") == 1
+    assert study.jobs("cancel", "--all") == 0
+    assert {status.state for status in study.statuses()} == {"cancelled"}
+    assert queue.calls("sbatch") == []
+
+
+def test_a_packed_allocation_takes_the_runs_one_after_another_on_many_nodes(study, queue, capsys):
+    file = study.workspace.path / "cluster.yaml"
+    file.write_text(file.read_text().replace("{name: work1}", "{name: work1}, {name: work2}, {name: work3}"))
+    study.lend(5)
+    path = inventory.path_of(study.workspace)
+    known = json.loads(path.read_text())
+    known["nodes"] += [{"name": f"work{n}", "host": "w", "roles": ["worker"]} for n in (2, 3)]
+    path.write_text(json.dumps(known))
+    assert study.jobs("submit", "--dry-run") == 0
+    assert "3 run(s) would be submitted, 0 skipped." in capsys.readouterr().out
+    for words in (["--pack"], ["--max-parallel", "1"]):
+        assert study.jobs("submit", "--dry-run", *words) == 0
+        assert "2 run(s) would be submitted, 1 would be held back" in capsys.readouterr().out
+
+
+def test_what_finished_runs_of_the_cell_took_counts_before_the_time_limit(study, queue, capsys):
+    study.matrix.write_text(MATRIX.replace("SEEDS", "[0]") + "repeats: 3\n")
+    assert study.jobs("submit") == 0
+    done, *others = study.workspace.all_runs()
+    completed(done, took_s=600)
+    for other in others:
+        shutil.rmtree(other.path)
+    (queue.folder / "queue.json").write_text(json.dumps({"last": 9, "most": 0, "looks": 0, "tasks": []}))
+    study.lend(0.5)
+    assert study.jobs("submit", "--dry-run") == 0
+    assert "2 run(s) would be submitted, 1 skipped." in capsys.readouterr().out
+    study.lend(0.25)
+    assert study.jobs("submit", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "1 run(s) would be submitted, 1 would be held back, 1 skipped." in said
+    assert "(by recorded times)" in said
+
+
+def completed(folder, took_s):
+    """As the records of a run say that completed."""
+    support.event(folder, "started", 0)
+    support.train(folder)
+    support.finish(folder, took_s - 1)
+
+
+def test_without_a_lease_nothing_is_said(study, capsys):
+    assert study.jobs("submit") == 0
+    study.jobs("status")
+    assert "lease" not in capsys.readouterr().out
+    study.jobs("status", "--json")
+    assert "lease" not in document(capsys)
+
+
+END = datetime.fromtimestamp(support.START_S + 3600, UTC)
+OVER = Lease(END, END - timedelta(hours=1), "portal")
+
+
+def judged(folder, state, last_s, *, unanswered=False, lease=OVER, now=END + timedelta(hours=1), ended=None):
+    """The verdict on a run whose last record is so many seconds after the end of the lease, if its scheduler says `state`."""
+    support.event(folder, "started", 3600 + last_s)
+    seen = ObservedRun(JudgedState(state, "as it says"), "7", state, unanswered=unanswered)
+    return lease_end.verdict(own(folder), seen, lease, ended, now)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return support.prepare(Workspace(tmp_path), support.cell(), 1)
+
+
+def test_a_node_that_is_lost_at_the_end_of_the_lease_is_lost_for_that_reason(folder):
+    assert judged(folder, "node_fail", -5) == JudgedState(
+        "node_fail", f"the lease of the nodes ended {moments.in_words(END)}: as it says"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "last_s", "more"),
+    [
+        ("node_fail", -5, {"lease": None}),
+        ("node_fail", -5, {"now": END - timedelta(seconds=1)}),  # the lease goes on
+        ("node_fail", -3000, {}),  # long before
+        ("node_fail", -5, {"ended": END - timedelta(seconds=2)}),  # its supervisor saw it end before
+        ("running", -5, {}),  # the scheduler answers, so the lease was extended
+        ("running", 5, {"unanswered": True}),  # and so do its records
+        ("completed", -5, {"unanswered": True}),
+        ("failed", -5, {}),
+    ],
+)
+def test_the_end_of_the_lease_is_no_reason_for_other_ends(folder, state, last_s, more):
+    assert judged(folder, state, last_s, **more) == JudgedState(state, "as it says")
+
+
+@pytest.mark.parametrize(
+    ("state", "last_s", "expected", "says"),
+    [
+        ("running", -5, "node_fail", "while the run was running"),
+        ("pending", -5, "node_fail", "before the run started"),
+        ("running", -3000, "unknown", "how the run ended is not known"),
+    ],
+)
+def test_runs_of_which_nobody_answers_any_more_ended_with_the_lease(folder, state, last_s, expected, says):
+    told = judged(folder, state, last_s, unanswered=True)
+    assert (told.state, says in told.why) == (expected, True)
+
+
+def test_the_status_of_fetched_runs_after_the_lease(study, queue, capsys):
+    study.lend(7)
+    assert study.jobs("submit") == 0
+    study.lend((datetime.now(UTC) - NOW) / timedelta(hours=1))  # it ends now, after the last record
+    queue.rule(away=True)
+    capsys.readouterr()
+    assert study.jobs("status", "--json") in (0, 1)
+    runs = document(capsys)["runs"]
+    assert {(run["state"], run["why"].partition(" 20")[0]) for run in runs} == {("node_fail", "the lease of the nodes ended")}
+
+
+def test_a_run_that_was_held_before_it_was_sent_is_planned_and_one_that_was_sent_is_pending(folder):
+    support.event(folder, "held", 1, why="the lease")
+    assert folder.judge() == JudgedState("planned", "the lease", held=True)
+    support.event(folder, "submitted", 0)
+    assert folder.judge() == JudgedState("pending", "the lease", held=True)
