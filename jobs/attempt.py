@@ -28,7 +28,7 @@ from jobs.launcher import launcher
 from jobs.slurm import query, states
 from jobs.slurm.commands import call, is_down
 from jobs.ssh import node_folders, step
-from shardlab import checkpoint, console, host, source_digest, suspension
+from shardlab import checkpoint, console, container, host, source_digest, suspension
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.run import SAVE_AT
 from shardlab.rundir import RunDir
@@ -221,7 +221,7 @@ class Attempt:
         deadline = time.monotonic() + limit if limit else float("inf")
         with self.folder.job_log.open("ab") as log:
             environment = {**os.environ, **extra, node_processes.MARK: str(self.folder.path), **_save_at(limit)}
-            ranks = node_processes.start(self.command, log.fileno(), environment)
+            ranks = node_processes.start(container.with_node_disk(self.command), log.fileno(), environment)
         progress, reason = HangWatch(self.folder, self.run.cell.hang_limit_s), None
         with suspension.SuspensionWatch() as suspended:  # a thread, and so after the start of the ranks
             while (code := ranks.poll()) is None:
