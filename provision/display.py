@@ -168,7 +168,9 @@ def administrator(output: Output, steps: Sequence[OperationStep]) -> None:
             if step.node != node or step.state != "administrator":
                 continue
             for says, script in zip(step.says, step.commands, strict=True):
-                output.line(f"# {step.operation}: {printable.one_line(says)}\n{script}", wrap=False)
+                what = f"# {step.operation}: {printable.one_line(says)}"
+                if not output.script(f"{what}\n{script}"):
+                    output.script(f"{what}\n# not shown: a character of its commands would steer the terminal; use --json")
         output.line("")
 
 
