@@ -179,15 +179,16 @@ def test_nodes_know_one_anothers_keys_and_other_lines_stay(nodes):
 
 
 def test_without_root_nodes_know_one_another_by_the_users_own_files(nodes):
-    one = site(nodes, ssh=Ssh(between_nodes=True, sudo=False))
+    one = site(nodes, ssh=Ssh(between_nodes=True))
     for target in one.targets:
+        target.node.may_sudo = False
         target.node.run(["sh", "-c", "mkdir -p /root/.ssh /etc/ssh; printf theirs > /root/.ssh/known_hosts"], timeout_s=10)
         make = "cd /etc/ssh; rm -f ssh_host_* ssh_known_hosts; ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key"
         assert target.node.run(["sh", "-c", make], timeout_s=10).code == 0
-        assert not any(change.needs_root for change in SSH_KEYS.plan(one, target))
+        assert not any(change.script for change in SSH_KEYS.plan(one, target))
         settle(SSH_KEYS, one, target)
     for target in one.targets:
-        assert not any(change.needs_root for change in SSH_TRUST.plan(one, target))
+        assert not any(change.script for change in SSH_TRUST.plan(one, target))
         settle(SSH_TRUST, one, target)
         known = target.node.run(["cat", "/root/.ssh/known_hosts"], timeout_s=10).stdout
         assert known.startswith("theirs\n")

@@ -205,6 +205,15 @@ def test_the_environment_is_not_made_below_a_mount_that_is_missing():
     assert fstab.guard(with_storage(Storage(shared=SHARED), "virtual"), one.targets[0]) == []
 
 
+@pytest.mark.parametrize("may_sudo", [True, False])
+def test_the_node_says_whether_root_checks_its_mounts(may_sudo):
+    """Whatever ssh.sudo says: a login node of a site never has sudo."""
+    one = with_storage(Storage(shared=SHARED, server="w1"))
+    one.targets[0].node.may_sudo = may_sudo
+    (check,) = fstab.guard(one, one.targets[0])
+    assert (check.root, bool(check.script)) == (may_sudo, may_sudo)
+
+
 def test_nodes_that_share_no_folder_each_get_a_folder_of_workspaces():
     one = with_storage(Storage(disk=DISK, mount=MOUNT))
     assert workspaces.plan(one, one.targets[1]) == Nothing("cluster.yaml names no storage.shared")

@@ -53,7 +53,6 @@ class WheelDownload:
     folder of this machine for a temporary copy; None: this machine is the login node.
     """
 
-    needs_root = False
     script = ""
 
     def __init__(
