@@ -381,27 +381,20 @@ def as_nobody(tmp_path):
     home.chmod(0o755)
 
     def run(verb, request, code=0):
-        words = [
-            "setpriv",
-            "--reuid=65534",
-            "--regid=65534",
-            "--clear-groups",
-            sys.executable,
-            "-P",
-            "-m",
-            "provision.datasets",
-        ]
-        done = subprocess.run(
-            [*words, verb, json.dumps(vars(request))],
+        done = python("-m", "provision.datasets", verb, json.dumps(vars(request)))
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout) if code == 0 else done.stderr
+
+    def python(*words):
+        return subprocess.run(
+            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-P", *words],
             env={**os.environ, "HOME": str(home), "PYTHONPATH": str(Path(stage.__file__).parents[2])},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == code, done.stderr
-        return json.loads(done.stdout) if code == 0 else done.stderr
 
-    run.home = home
+    run.home, run.python = home, python
     yield run
     shutil.rmtree(home)
 
@@ -423,6 +416,22 @@ def test_a_copy_that_cannot_be_written_is_verified_in_place(as_nobody):
     assert "has changed since it was staged" in as_nobody("look", request)["says"]
     other = Wanted(str(data), "mnist", "/nowhere.tar", None)
     assert as_nobody("look", other)["says"].endswith("cannot be staged there; set data.path to a folder of yours")
+
+
+def test_notes_of_staging_and_files_of_runs_are_in_one_folder_for_all_paths_of_a_copy(as_nobody):
+    data, link = as_nobody.home / "site-data", as_nobody.home / "link"
+    put(data, {f"{CIFAR}/{name.rpartition('/')[2]}": content for name, content in cifar_members().items()})
+    data.chmod(0o755)
+    link.symlink_to(data)
+    assert as_nobody("stage", Wanted(str(link), "cifar10"))["ready"]
+    assert as_nobody("look", Wanted(str(data), "cifar10"))["ready"]
+    program = (
+        "import sys; from pathlib import Path; from trainers.data.made_once import writable; print(writable(Path(sys.argv[1])))"
+    )
+    paths = [as_nobody.python("-c", program, folder / "imagenet-train.list").stdout.strip() for folder in (data, link)]
+    (folder,) = (as_nobody.home / ".cache/shardlab/data").iterdir()
+    assert paths == [str(folder / "imagenet-train.list")] * 2
+    assert {path.name for path in folder.iterdir()} == {"cifar10.lock", "cifar10.json"}
 
 
 def test_a_damaged_copy_that_cannot_be_written_is_refused(as_nobody):
