@@ -350,6 +350,21 @@ def test_provision_stages_converges_and_says_what_it_cannot_do(tmp_path, monkeyp
     assert (code, second["state"], second["says"]) == (0, "nothing to do", ["cifar10: staged and unchanged"])
 
 
+@pytest.mark.parametrize("python", ["missing", "without provision"])
+def test_data_sets_of_a_node_whose_environment_is_not_made_are_planned_but_not_staged(tmp_path, python):
+    node = LoginNodeHere(name="w1", python=str(tmp_path / "python"))
+    if python != "missing":
+        Path(node.python).write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')  # without any package
+        Path(node.python).chmod(0o755)
+    sets = [DataSet("cifar10", str(tmp_path / "set.tar"))]
+    described = Cluster(schema=1, name="a", provider="ssh", data=Data(str(tmp_path / "data"), sets))
+    target = Target(node, Facts(node))
+    (change,) = datasets.plan(Site(described, Workspace(tmp_path), [target]), target)
+    assert change.says.endswith("once the Python environment is made")
+    with pytest.raises(Unanswered, match=r"w1: the data sets: its Python environment is not made yet; .* without --only"):
+        change.make(node)
+
+
 def test_a_refused_archive_fails_the_operation_with_its_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("provision.roles.CHECKS", [])
     tar(tmp_path / "bad", cifar_members(), member("/etc/passwd"))
