@@ -27,6 +27,7 @@ from jobs.hang_detection import HangWatch
 from jobs.launcher import launcher
 from jobs.slurm import query, states
 from jobs.slurm.commands import call, is_down
+from jobs.slurm.outage import OutageWatch
 from jobs.ssh import node_folders, step
 from shardlab import checkpoint, console, container, host, source_digest, suspension
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
@@ -68,6 +69,7 @@ class Attempt:
         self.told = False  # whether SIGTERM told this process to end
         self.begun = time.time()  # earlier requests to cancel do not apply to this start
         self.look = 0.0  # when to check the run's folder again
+        self.outage = OutageWatch()
         self.why = ""
 
     def main(self) -> int:
@@ -245,9 +247,13 @@ class Attempt:
                 return "cancelled"
         if self.told:
             return "cancelled" if not self.in_slurm or self._asked_to_end() else "told"
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline and not (self.folder.result.exists() and self._waits_for_controller()):
             return "timeout"
-        return "hung" if progress.is_over() else None
+        return "hung" if progress.is_over() and not self._waits_for_controller() else None
+
+    def _waits_for_controller(self) -> bool:
+        """Whether the job step may have no more to do than to wait until Slurm's controller is back."""
+        return self.in_slurm and self.outage.is_away()
 
     def _asked_to_end(self) -> bool:
         """Whether a person cancelled the run since this start, from any machine."""
