@@ -182,8 +182,9 @@ def checks(output: Output, findings: Sequence[Finding]) -> None:
     failed = [finding for finding in findings if finding.outcome.passed is False]
     for finding in failed:
         output.detail(finding.outcome.transcript)
-        said = finding.outcome.says.rstrip(".")
-        output.line(f"{finding.node}: {finding.check}: {said}. Advice: {finding.outcome.advice}.", "red")
+        said, advice = finding.outcome.says.rstrip("."), finding.outcome.advice or ""
+        end = "" if advice.endswith("?") else "."
+        output.line(f"{finding.node}: {finding.check}: {said}. Advice: {advice}{end}", "red")
     if failed:
         output.line(f"not verified: {len(failed)} of {len(findings)} checks failed", "red")
     elif verified(findings):
