@@ -27,8 +27,9 @@ from jobs.hang_detection import HangWatch
 from jobs.launcher import launcher
 from jobs.slurm import query, states
 from jobs.slurm.commands import call, is_down
+from jobs.slurm.outage import OutageWatch
 from jobs.ssh import node_folders, step
-from shardlab import checkpoint, console, host, source_digest, suspension
+from shardlab import checkpoint, console, container, host, source_digest, suspension
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.run import SAVE_AT
 from shardlab.rundir import RunDir
@@ -70,6 +71,7 @@ class Attempt:
         self.limit_s = self.run.limit_s or self.run.cell.time_limit_s
         self.deadline: float | None = None  # when the limit is over; None until it begins to count
         self.look = 0.0  # when to check the run's folder again
+        self.outage = OutageWatch()
         self.why = ""
 
     def main(self) -> int:
@@ -236,7 +238,7 @@ class Attempt:
                 node_processes.MARK: str(self.folder.path),
                 **_save_at(self.limit_s, deadline),
             }
-            ranks = node_processes.start(self.command, log.fileno(), environment)
+            ranks = node_processes.start(container.with_node_disk(self.command), log.fileno(), environment)
         progress, reason = HangWatch(self.folder, self.run.cell.hang_limit_s), None
         with suspension.SuspensionWatch() as suspended:  # a thread, and so after the start of the ranks
             while (code := ranks.poll()) is None:
@@ -260,9 +262,13 @@ class Attempt:
                 return "cancelled"
         if self.told:
             return "cancelled" if not self.in_slurm or self._asked_to_end() else "told"
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline and not (self.folder.result.exists() and self._waits_for_controller()):
             return "timeout"
-        return "hung" if progress.is_over() else None
+        return "hung" if progress.is_over() and not self._waits_for_controller() else None
+
+    def _waits_for_controller(self) -> bool:
+        """Whether the job step may have no more to do than to wait until Slurm's controller is back."""
+        return self.in_slurm and self.outage.is_away()
 
     def _asked_to_end(self) -> bool:
         """Whether a person cancelled the run since this start, from any machine."""

@@ -355,6 +355,21 @@ def test_provision_stages_converges_and_says_what_it_cannot_do(tmp_path, monkeyp
     assert (code, second["state"], second["says"]) == (0, "nothing to do", ["cifar10: staged and unchanged"])
 
 
+@pytest.mark.parametrize("python", ["missing", "without provision"])
+def test_data_sets_of_a_node_whose_environment_is_not_made_are_planned_but_not_staged(tmp_path, python):
+    node = LoginNodeHere(name="w1", python=str(tmp_path / "python"))
+    if python != "missing":
+        Path(node.python).write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')  # without any package
+        Path(node.python).chmod(0o755)
+    sets = [DataSet("cifar10", str(tmp_path / "set.tar"))]
+    described = Cluster(schema=1, name="a", provider="ssh", data=Data(str(tmp_path / "data"), sets))
+    target = Target(node, Facts(node))
+    (change,) = datasets.plan(Site(described, Workspace(tmp_path), [target]), target)
+    assert change.says.endswith("once the Python environment is made")
+    with pytest.raises(Unanswered, match=r"w1: the data sets: its Python environment is not made yet; .* without --only"):
+        change.make(node)
+
+
 def test_a_refused_archive_fails_the_operation_with_its_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("provision.roles.CHECKS", [])
     tar(tmp_path / "bad", cifar_members(), member("/etc/passwd"))
@@ -386,27 +401,20 @@ def as_nobody(tmp_path):
     home.chmod(0o755)
 
     def run(verb, request, code=0):
-        words = [
-            "setpriv",
-            "--reuid=65534",
-            "--regid=65534",
-            "--clear-groups",
-            sys.executable,
-            "-P",
-            "-m",
-            "provision.datasets",
-        ]
-        done = subprocess.run(
-            [*words, verb, json.dumps(vars(request))],
+        done = python("-m", "provision.datasets", verb, json.dumps(vars(request)))
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout) if code == 0 else done.stderr
+
+    def python(*words):
+        return subprocess.run(
+            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-P", *words],
             env={**os.environ, "HOME": str(home), "PYTHONPATH": str(Path(stage.__file__).parents[2])},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == code, done.stderr
-        return json.loads(done.stdout) if code == 0 else done.stderr
 
-    run.home = home
+    run.home, run.python = home, python
     yield run
     shutil.rmtree(home)
 
@@ -428,6 +436,22 @@ def test_a_copy_that_cannot_be_written_is_verified_in_place(as_nobody):
     assert "has changed since it was staged" in as_nobody("look", request)["says"]
     other = Wanted(str(data), "mnist", "/nowhere.tar", None)
     assert as_nobody("look", other)["says"].endswith("cannot be staged there; set data.path to a folder of yours")
+
+
+def test_notes_of_staging_and_files_of_runs_are_in_one_folder_for_all_paths_of_a_copy(as_nobody):
+    data, link = as_nobody.home / "site-data", as_nobody.home / "link"
+    put(data, {f"{CIFAR}/{name.rpartition('/')[2]}": content for name, content in cifar_members().items()})
+    data.chmod(0o755)
+    link.symlink_to(data)
+    assert as_nobody("stage", Wanted(str(link), "cifar10"))["ready"]
+    assert as_nobody("look", Wanted(str(data), "cifar10"))["ready"]
+    program = (
+        "import sys; from pathlib import Path; from trainers.data.made_once import writable; print(writable(Path(sys.argv[1])))"
+    )
+    paths = [as_nobody.python("-c", program, folder / "imagenet-train.list").stdout.strip() for folder in (data, link)]
+    (folder,) = (as_nobody.home / ".cache/shardlab/data").iterdir()
+    assert paths == [str(folder / "imagenet-train.list")] * 2
+    assert {path.name for path in folder.iterdir()} == {"cifar10.lock", "cifar10.json"}
 
 
 def test_a_damaged_copy_that_cannot_be_written_is_refused(as_nobody):

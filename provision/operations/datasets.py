@@ -18,6 +18,11 @@ from templates import render
 
 JOB_MINUTES = 12 * 60  # ImageNet has 1.3 million files
 LOOK_S, STAGE_S = 120.0, 24 * 3600.0  # the second bounds a download of ImageNet, not a wait
+NOT_FOUND = (126, 127)  # exit codes of a command that cannot be started
+
+
+class NoEnvironment(Unanswered):
+    """The Python environment of the node, which looks at the data sets, does not exist or is not complete."""
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
@@ -28,7 +33,16 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     changes: list[Change] = []
     for wanted in sets:
         request = _request(site, wanted)
-        state = _ask(target, "look", request, LOOK_S)
+        try:
+            state = _ask(target, "look", request, LOOK_S)
+        except NoEnvironment:  # `plan` of a new cluster, or --only
+            changes.append(
+                Here(
+                    f"look for the data set {wanted.name}, and stage it if it is missing, once the Python environment is made",
+                    functools.partial(_ask, target, "stage", request, STAGE_S),
+                )
+            )
+            continue
         if not state.can:
             raise Unanswered(f"{target.node.name}: {state.says}.")
         if state.makes and site.cluster.provider == "slurm":
@@ -89,6 +103,8 @@ def _ask(target: Target, verb: str, request: str, timeout_s: float) -> DataSetSt
     where = f"{target.node.name}: the data sets"
     if answer.code is None:
         raise Unanswered(f"{where}: not finished within {timeout_s:g} s; run the same command again.")
+    if answer.code in NOT_FOUND or "No module named" in answer.stderr:
+        raise NoEnvironment(f"{where}: its Python environment is not made yet; run the same command without --only and --skip.")
     if answer.code != 0:
         raise Unanswered(f"{where}: {last_line(answer)}")
     try:
