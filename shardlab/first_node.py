@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from socket import gethostname
 
-import psutil
-
 from shardlab.cluster import Cluster
 
 
@@ -17,5 +15,7 @@ def is_here(cluster: Cluster) -> bool:
 
 def _addresses() -> set[str]:
     """The addresses of this machine, without those of its loopback."""
+    import psutil  # only for this question: `provision --help` does not pay for it
+
     entries = (entry for name, of_interface in psutil.net_if_addrs().items() if name != "lo" for entry in of_interface)
     return {entry.address for entry in entries}
