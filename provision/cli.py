@@ -308,7 +308,7 @@ def _carried_out(
             steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", parallel=parallel, watch=watch)
     if steps and not STOPPING.is_set():
         display.operations(output, steps)
-    if verb == "verify" and not site.has_root:  # the checks alone would not say what is missing
+    if verb == "verify" and not site.cluster.ssh.sudo:  # the checks alone would not say what is missing
         planned = converge(site, order, targets=targets, chosen=chosen, dry=True, parallel=parallel)
         steps = [step for step in planned if step.state == "administrator"]
         site.left.clear()

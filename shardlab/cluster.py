@@ -111,11 +111,13 @@ def load(path: Path, created: Sequence[Path] = ()) -> Cluster:
     if cluster.data.path is not None and not cluster.data.path.strip():
         raise text.error(("data", "path"), "found an empty path. Allowed: the path of a folder, or null.")
     _check_sets(text, cluster.data.named())
-    if cluster.cloudlab is not None and cluster.cloudlab.manifests and not cluster.nodes:
+    if cluster.cloudlab is not None and cluster.cloudlab.manifests:
         manifests = [(path.parent / name).absolute() for name in cluster.cloudlab.manifests]
         # From here on they are found without the folder of the cluster file: `provision` reads the lease in them.
         experiment = msgspec.structs.replace(cluster.cloudlab, manifest=[str(one) for one in manifests])
-        cluster = with_experiment(msgspec.structs.replace(cluster, cloudlab=experiment), manifests)
+        cluster = msgspec.structs.replace(cluster, cloudlab=experiment)
+        if not cluster.nodes:
+            cluster = with_experiment(cluster, manifests)
     elif cluster.provider == "cloudlab" and cluster.cloudlab is not None and not cluster.nodes and created:
         cluster = with_experiment(cluster, created)
     _check_nodes(text, cluster)
