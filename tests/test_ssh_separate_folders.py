@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,6 +22,7 @@ from collect.cli import main
 from jobs import frozen_source, run_queue
 from jobs.hang_detection import files_of
 from jobs.reconcile import own
+from jobs.ssh import node_folders
 from shardlab import checkpoint, source_digest
 from shardlab.checkpoint import CheckpointFile, CheckpointManifest
 from shardlab.state import FINAL
@@ -164,6 +167,38 @@ def test_nodes_that_share_a_folder_that_the_cluster_file_does_not_name_are_refus
     assert "Set storage.shared" in folder.judge().why
     assert not list(nodes.workspace.runs.glob(".*.new"))
     assert first == "gpu0" or len(list(old.parent.glob(".*.old/of-an-earlier-run"))) == 1
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_two_nodes_that_set_the_same_earlier_folder_aside_at_one_time_are_noticed(tmp_path, moment):
+    folder = tmp_path / "runs/0001"
+    folder.mkdir(parents=True)
+    (folder / "of-an-earlier-run").write_text("")
+
+    def prepare(node):
+        return ["sh", "-euc", node_folders.PREPARE, "prepare", str(folder), "token", node, str(tmp_path / "own"), ".token"]
+
+    # The second node sets the earlier folder aside: `after` the first node placed its part, or `before` that.
+    (tmp_path / "mv").write_text(
+        f"#!/bin/sh\nif mkdir {tmp_path}/once 2>/dev/null; then\n"
+        + (
+            f"{shlex.join(prepare('gpu1'))} > {tmp_path}/first\n"
+            if moment == "after"
+            else f"/bin/mv {folder} {tmp_path}/aside\n"
+        )
+        + 'fi\nexec /bin/mv "$@"\n'
+    )
+    (tmp_path / "mv").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    second = subprocess.run(prepare("gpu2"), env=path, capture_output=True, text=True, check=False)
+    if moment == "after":
+        assert (tmp_path / "first").read_text() == "token made\n"
+        assert second.stdout == "token shared gpu1\n"
+        assert (folder / ".part").read_text() == "token gpu1\n"
+        assert len(list(folder.parent.glob(".*.old/of-an-earlier-run"))) == 1
+        assert not list(folder.parent.glob(".*.new"))
+    else:
+        assert second.stdout == "token made\n"
 
 
 def test_a_startup_file_that_prints_does_not_hide_which_node_is_the_first(nodes):

@@ -30,16 +30,20 @@ ANSWER_S = 60.0
 # Its answer is the line that begins with the token, because a .bashrc may print other lines. `own`: the folder is that of the
 # first node. `made`: the part was made; that of an earlier run of this name was set aside. `shared` and a name: the node
 # of this name has made its part in the same folder. A rename puts the part in its place: of two nodes only one can do that.
+# Two nodes may set the same earlier folder aside at one time: the second finds none, or it takes the part of the first, which
+# it puts back.
 PREPARE = """\
 folder=$1 token=$2 name=$3
 if test "$(cat "$folder/$5" 2>/dev/null)" = "$token"; then echo "$token own"; exit; fi
 beside=$(dirname "$folder")/.$(basename "$folder").$token.$name
 mkdir -p -- "$beside.new/log" "$4"
 echo "$token $name" > "$beside.new/.part"
-if test -e "$folder" && ! grep -qs "^$token " "$folder/.part"; then mv -T -- "$folder" "$beside.old"; fi
-if mv -T -- "$beside.new" "$folder"; then echo "$token made"; exit; fi
+if test -e "$folder" && ! grep -qs "^$token " "$folder/.part"; then mv -T -- "$folder" "$beside.old" || true; fi
+made=$(grep -s "^$token " "$beside.old/.part" || true)
+if test -n "$made"; then mv -T -- "$beside.old" "$folder" || true
+elif mv -T -- "$beside.new" "$folder"; then echo "$token made"; exit; fi
 rm -r -- "$beside.new"
-made=$(grep -s "^$token " "$folder/.part")
+made=${made:-$(grep -s "^$token " "$folder/.part")}
 echo "$token shared ${made#* }"
 """
 
