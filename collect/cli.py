@@ -48,11 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _urge(workspace: Workspace) -> str | None:
     """The sentence that urges to fetch the runs, near the end of a lease."""
-    try:
-        known = inventory.leased(workspace)
-    except InputError:  # `jobs` and `provision` say so
-        return None
-    return known.lease.urge(datetime.now(UTC)) if known is not None and known.lease is not None else None
+    lease = inventory.known_lease(workspace)
+    return lease.urge(datetime.now(UTC)) if lease is not None else None
 
 
 def parser() -> console.Parser:

@@ -27,8 +27,9 @@ from jobs.hang_detection import HangWatch
 from jobs.launcher import launcher
 from jobs.slurm import query, states
 from jobs.slurm.commands import call, is_down
+from jobs.slurm.outage import OutageWatch
 from jobs.ssh import node_folders, step
-from shardlab import checkpoint, console, host, source_digest, suspension
+from shardlab import checkpoint, console, container, host, source_digest, suspension
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.run import SAVE_AT
 from shardlab.rundir import RunDir
@@ -67,7 +68,10 @@ class Attempt:
         self.ranks_here = self.run.scheduler == "local"  # else a step starts them on each node
         self.told = False  # whether SIGTERM told this process to end
         self.begun = time.time()  # earlier requests to cancel do not apply to this start
+        self.limit_s = self.run.limit_s or self.run.cell.time_limit_s
+        self.deadline: float | None = None  # when the limit is over; None until it begins to count
         self.look = 0.0  # when to check the run's folder again
+        self.outage = OutageWatch()
         self.why = ""
 
     def main(self) -> int:
@@ -176,10 +180,19 @@ class Attempt:
             wait_for_gpus.wait(self.folder, self.run, os.environ, lambda: self.told or self._asked_to_end())
         if self.run.separate_folders:
             nodes = step.chosen(self.folder, self.run)
-            node_folders.send(self.folder, self.run, nodes, lambda: self.told or self._asked_to_end())
+            deadline = self._limited()  # the run uses its nodes from here on
+            node_folders.send(
+                self.folder, self.run, nodes, lambda: self.told or self._asked_to_end() or time.monotonic() > deadline
+            )
         # Without Slurm, this machine may not be a node of the run: jobs.ssh.step calls the nodes together.
         place = rendezvous.call_together(self.run.world.nnodes) if self.run.scheduler != "ssh" else {}
         return place | launcher(self.run.launcher).prepare(self.folder, self.run)
+
+    def _limited(self) -> float:
+        """When the time limit is over, by the monotonic clock. It begins to count at the first call."""
+        if self.deadline is None:
+            self.deadline = time.monotonic() + self.limit_s if self.limit_s else float("inf")
+        return self.deadline
 
     def _source_fault(self) -> str:
         """A clause if this process does not run from the source that the run was submitted with; '' if it does."""
@@ -217,11 +230,15 @@ class Attempt:
 
     def _run_command(self, extra: dict[str, str]) -> tuple[int, str | None]:
         """(exit code, why we ended it or None); a signal's number comes as 128 + number, as in a shell."""
-        limit = self.run.limit_s or self.run.cell.time_limit_s
-        deadline = time.monotonic() + limit if limit else float("inf")
+        deadline = self._limited()
         with self.folder.job_log.open("ab") as log:
-            environment = {**os.environ, **extra, node_processes.MARK: str(self.folder.path), **_save_at(limit)}
-            ranks = node_processes.start(self.command, log.fileno(), environment)
+            environment = {
+                **os.environ,
+                **extra,
+                node_processes.MARK: str(self.folder.path),
+                **_save_at(self.limit_s, deadline),
+            }
+            ranks = node_processes.start(container.with_node_disk(self.command), log.fileno(), environment)
         progress, reason = HangWatch(self.folder, self.run.cell.hang_limit_s), None
         with suspension.SuspensionWatch() as suspended:  # a thread, and so after the start of the ranks
             while (code := ranks.poll()) is None:
@@ -229,7 +246,7 @@ class Attempt:
                     deadline += suspended_s  # as Slurm does with the limit of a job that was suspended
                     self._event(suspension.EVENT, seconds=round(suspended_s, 3))
                 if (reason := self._reason_to_end(deadline, progress)) is not None:
-                    self.why = self._why(reason, limit, progress)  # before the end of the ranks, which may write more
+                    self.why = self._why(reason, progress)  # before the end of the ranks, which may write more
                     grace_s = step.END_S if self.run.scheduler == "ssh" else node_processes.GRACE_S
                     code = node_processes.end(ranks, signal.SIGTERM, grace_s)
                     break
@@ -245,9 +262,13 @@ class Attempt:
                 return "cancelled"
         if self.told:
             return "cancelled" if not self.in_slurm or self._asked_to_end() else "told"
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline and not (self.folder.result.exists() and self._waits_for_controller()):
             return "timeout"
-        return "hung" if progress.is_over() else None
+        return "hung" if progress.is_over() and not self._waits_for_controller() else None
+
+    def _waits_for_controller(self) -> bool:
+        """Whether the job step may have no more to do than to wait until Slurm's controller is back."""
+        return self.in_slurm and self.outage.is_away()
 
     def _asked_to_end(self) -> bool:
         """Whether a person cancelled the run since this start, from any machine."""
@@ -273,10 +294,10 @@ class Attempt:
             return self.folder.timed_steps(self.run.cell.gpus)
         return None
 
-    def _why(self, reason: str, limit: int | None, progress: HangWatch) -> str:
+    def _why(self, reason: str, progress: HangWatch) -> str:
         if reason == "hung":
             return progress.why()
-        said = {"timeout": f"ended at its time limit of {limit} s", "cancelled": CANCELLED, "told": TOLD_WHY}
+        said = {"timeout": f"ended at its time limit of {self.limit_s} s", "cancelled": CANCELLED, "told": TOLD_WHY}
         return said.get(reason, "")
 
 
@@ -285,10 +306,13 @@ def _saved_step(folder: RunDir) -> int:
     return max((checkpoint.step_of(path) for path in checkpoint.whole(folder.path)), default=0)
 
 
-def _save_at(limit_s: int | None) -> dict[str, str]:
+def _save_at(limit_s: int | None, deadline: float) -> dict[str, str]:
     """A variable with the time at which ranks save and end by themselves. It is a time and no signal, because not every
-    launcher forwards signals to its ranks."""
-    return {SAVE_AT: f"{time.time() + limit_s - min(SAVE_S, SAVE_SHARE * limit_s):.3f}"} if limit_s else {}
+    launcher forwards signals to its ranks. deadline: when the limit is over, by the monotonic clock."""
+    if not limit_s:
+        return {}
+    left_s = deadline - time.monotonic()
+    return {SAVE_AT: f"{time.time() + left_s - min(SAVE_S, SAVE_SHARE * limit_s):.3f}"}
 
 
 def main(argv: list[str]) -> int:

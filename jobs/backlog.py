@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from jobs import lease_report
 from jobs.reconcile import Status, not_replaceable
 from jobs.scheduler import Full, SubmitOptions, scheduler
 from jobs.slurm.commands import ControllerUnreachable
@@ -21,13 +22,15 @@ MOST_S = 600.0  # the longest wait after a failed try
 class Backlog:
     """The runs that a waiting command still has to submit. problem: why the last try did not submit all of them."""
 
-    def __init__(self, workspace: Workspace, name: str, how: SubmitOptions, full: Full) -> None:
-        """name: the name of the scheduler, which has just raised `full`."""
+    def __init__(self, workspace: Workspace, name: str, how: SubmitOptions, full: Full, *, ignore_lease: bool = False) -> None:
+        """name: the name of the scheduler, which has just raised `full`. ignore_lease: also submit runs that would not end
+        before the lease; else they are held back."""
         self.folders = full.unsubmitted
         self.problem = full.why
         self._workspace = workspace
         self._scheduler = scheduler(name)
         self._how = how
+        self._ignore_lease = ignore_lease
         self.unanswered: ControllerUnreachable | None = None  # what to say of a submission whose outcome is not known
         self._given_up = False
         self._ended: int | None = None  # how many runs of this command had ended at the last call of `attend`
@@ -65,8 +68,9 @@ class Backlog:
             self._in_guess.again(in_vain=sent < aim)
 
     def unsent(self) -> list[RunDir]:
-        """The runs that no command has submitted or cancelled so far, as far as their records can be read."""
-        return [folder for folder in self.folders if not_replaceable(folder) is None and folder.judge().state == "planned"]
+        """The runs that no command has submitted, cancelled or held back so far, as far as their records can be read."""
+        readable = ((folder, folder.judge()) for folder in self.folders if not_replaceable(folder) is None)
+        return [folder for folder, verdict in readable if verdict.state == "planned" and not verdict.held]
 
     def _try(self, aim: int) -> int:
         """Submit the first `aim` runs; return how many of them the scheduler accepted."""
@@ -75,6 +79,8 @@ class Backlog:
                 self._scheduler.resolve(self._workspace)
                 self.unanswered = None
                 self.folders = self.unsent()
+                if not self._ignore_lease:
+                    self.folders = lease_report.hold_late(self._workspace, self.folders, aim, pack=self._how.pack)
                 part, rest, unsubmitted = self.folders[:aim], self.folders[aim:], list[RunDir]()
                 try:
                     if part:

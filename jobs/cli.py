@@ -339,7 +339,7 @@ def _send(
     except Full as full:
         if not invocation.arguments.wait:
             raise
-        return Backlog(invocation.workspace, source.scheduler, how, full)
+        return Backlog(invocation.workspace, source.scheduler, how, full, ignore_lease=invocation.arguments.ignore_lease)
     return None
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from jobs.scheduler import ObservedRun, RunOnDisk
-from shardlab import moments
+from shardlab import lease_cutoff
 from shardlab.lease import Lease
 from shardlab.record import Sample, read_lines
 from shardlab.state import JudgedState
-
-# A run that was at work when the lease ended has records up to the end: samples twice a second, steps, events. This allows for
-# records that the nodes still had to write to the shared folder.
-NEAR = timedelta(minutes=10)
 
 
 def verdict(run: RunOnDisk, seen: ObservedRun, lease: Lease | None, ended: datetime | None, now: datetime) -> JudgedState:
@@ -20,19 +16,12 @@ def verdict(run: RunOnDisk, seen: ObservedRun, lease: Lease | None, ended: datet
 
     ended: when its supervisor saw it end, if it did. A scheduler that answers is believed: the lease may have been extended.
     """
-    state = seen.verdict.state
     if lease is None or not lease.has_ended(now):
         return seen.verdict
-    over = f"the lease of the nodes ended {moments.in_words(lease.expires)}"
-    if state == "node_fail" and (ended is None or ended >= lease.expires) and _last_record(run) >= lease.expires - NEAR:
-        return JudgedState(state, f"{over}: {seen.verdict.why}")
-    if not seen.unanswered or state not in ("pending", "running") or (last := _last_record(run)) >= lease.expires:
-        return seen.verdict
-    if state == "pending":
-        return JudgedState("node_fail", f"{over} before the run started")
-    if last >= lease.expires - NEAR:
-        return JudgedState("node_fail", f"{over} while the run was running")
-    return JudgedState("unknown", f"{over}, and the records here end {moments.in_words(last)}: how the run ended is not known")
+    is_lost = seen.verdict.state == "node_fail" and (ended is None or ended >= lease.expires)
+    if is_lost and lease_cutoff.is_near(_last_record(run), lease):
+        return JudgedState("node_fail", f"{lease_cutoff.in_words(lease)}: {seen.verdict.why}")
+    return lease_cutoff.judge_by_records(seen.verdict, lease, _last_record(run), now) if seen.unanswered else seen.verdict
 
 
 def _last_record(run: RunOnDisk) -> datetime:

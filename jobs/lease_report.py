@@ -209,6 +209,34 @@ def held_back(
     return decided, estimate.report()
 
 
+def hold_late(workspace: Workspace, waiting: Sequence[RunDir], number: int, *, pack: bool) -> list[RunDir]:
+    """The waiting runs without those that would not end before the lease; the first `number` of them are about to be submitted.
+
+    The events of a run that is left out get the reason. Runs behind the first `number` are not judged yet. Without a lease,
+    all waiting runs are returned. pack: the runs run one after another. Raises ShardlabError.
+    """
+    now = datetime.now(UTC)
+    known = inventory.leased(workspace)
+    if known is None:
+        return list(waiting)
+    estimate = LeaseEstimate(known, now)
+    runs = statuses(workspace, latest(workspace.all_runs()))
+    recorded, not_sent = recorded_s(runs), {folder.run_id for folder in waiting}
+    estimate.add_remaining([run for run in runs if run.id not in not_sent], workspace, recorded)
+    kept, before = list[RunDir](), None
+    for place, folder in enumerate(waiting):
+        if len(kept) == number:
+            return [*kept, *waiting[place:]]
+        time = time_of(folder.read_run(), recorded)
+        end = estimate.add(time, before, or_hold=True)
+        if end is None:
+            folder.write_event("controller", "held", why=estimate.why_held(time, before))
+            continue
+        before = end if pack else None
+        kept.append(folder)
+    return kept
+
+
 def of_plan(workspace: Workspace, planned: MatrixPlan, now: datetime) -> LeaseReport | None:
     """The lease and the runs of a plan that have not ended in this workspace; None without a lease. Raises InputError."""
     known = inventory.leased(workspace, planned.source.where.name)

@@ -83,11 +83,11 @@ def remove_data_copies(folder: RunDir) -> None:
 
     The fork server ends its ranks by itself, so a rank may use the copy of this run for a moment longer.
     """
-    if folder.read_run().data_stage != "node":
-        return
     ends = time.monotonic() + GRACE_S
     with contextlib.suppress(ShardlabError):  # the next run on this node removes them
-        while any(name.startswith(folder.run_id) for name in node_folder.remove_unused()) and time.monotonic() < ends:
+        if folder.read_run().data_stage != "node":
+            return
+        while node_folder.name_of(folder.path) in node_folder.remove_unused() and time.monotonic() < ends:
             time.sleep(0.1)
 
 

@@ -8,12 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from socket import gethostname
 
-import psutil
-
 from jobs.invocation import Invocation
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES
-from shardlab import cluster, inventory, matrix, own_workload, remote_workspace, upload
+from shardlab import cluster, first_node, inventory, matrix, own_workload, remote_workspace, upload
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, ShardlabError
 from shardlab.login_node import PYTHON
@@ -51,8 +49,7 @@ def is_here(where: Cluster) -> bool:
     """Whether this machine starts the runs of the cluster: Slurm's commands here reach the cluster, or, without Slurm, this is
     its first node. A node of a Slurm cluster knows that without the controller."""
     if where.slurm is None:
-        first = where.controller
-        return first is not None and (gethostname().partition(".")[0] == first.name or first.host in _addresses())
+        return first_node.is_here(where)
     if not commands.here():
         return False
     if where.provider == "slurm":
@@ -60,12 +57,6 @@ def is_here(where: Cluster) -> bool:
     if gethostname().partition(".")[0] in {entry.name for entry in where.nodes}:
         return True
     return commands.setting("ClusterName", limit_s=15) == where.name
-
-
-def _addresses() -> set[str]:
-    """The addresses of this machine, without those of its loopback."""
-    entries = (entry for name, of_interface in psutil.net_if_addrs().items() if name != "lo" for entry in of_interface)
-    return {entry.address for entry in entries}
 
 
 def is_in_environment(where: Cluster) -> bool:

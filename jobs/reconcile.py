@@ -12,7 +12,7 @@ import msgspec
 from jobs import lease_end
 from jobs.scheduler import ObservedRun, RunOnDisk, apart, scheduler
 from shardlab import gc_pause, inventory, suspension
-from shardlab.errors import InputError, ShardlabError
+from shardlab.errors import ShardlabError
 from shardlab.lease import Lease
 from shardlab.record import Event, StepRecord
 from shardlab.run import Run, attempt_of
@@ -64,7 +64,7 @@ def statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
 
 
 def _statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
-    read, lease = [_read(folder) for folder in folders], _lease(workspace)
+    read, lease = [_read(folder) for folder in folders], inventory.known_lease(workspace)
     seen: dict[str, ObservedRun] = {}
     for name, runs in apart(one for one in read if isinstance(one, RunOnDisk)).items():
         found = scheduler(name).observe(workspace, runs)
@@ -104,14 +104,6 @@ def _read(folder: RunDir) -> RunOnDisk | ShardlabError:
         return own(folder)
     except ShardlabError as error:
         return error
-
-
-def _lease(workspace: Workspace) -> Lease | None:
-    try:
-        known = inventory.leased(workspace)
-    except InputError:  # the commands that submit runs say so
-        return None
-    return known.lease if known is not None else None
 
 
 def _status(records: RunOnDisk, seen: ObservedRun, lease: Lease | None) -> Status:

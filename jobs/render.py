@@ -148,7 +148,8 @@ def script(run: Run, folder: Path, where: Cluster, own_templates: Path | None) -
     """The run's script. A dry run shows the same text that `write` writes."""
     python, started = os.environ.get(PYTHON, sys.executable), launcher(run.launcher)
     values = {"run": run, "folder": folder, "python": python}
-    of_ranks, inside = container.rank_python(where, python), container.srun_options(where, str(folder))
+    of_ranks = container.rank_python(where, python)
+    inside = container.srun_options(where, str(folder), node_disk=run.data_stage == "node")
     if run.scheduler == "local":
         values["command"] = started.command(run, python)
     elif run.scheduler == "allocation":

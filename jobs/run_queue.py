@@ -160,11 +160,15 @@ class RunQueue:
                 if folder.read_run().scheduler == self._scheduler:
                     yield folder
 
-    def start_one_after_another(self) -> None:
-        """Start each waiting run when no other run of this machine is running, until none waits."""
+    def start_one_after_another(self, may_start: Callable[[RunDir], bool] = lambda _folder: True) -> None:
+        """Start each waiting run when no other run of this machine is running, until none waits.
+
+        may_start: called with each run before its start. If it returns False, it has recorded why the run no longer waits.
+        """
         while (folder := next(self.waiting(), None)) is not None:
             self.wait_for_running()
-            self.after_end(folder, start(folder).wait())
+            if may_start(folder):
+                self.after_end(folder, start(folder).wait())
 
     def after_end(self, folder: RunDir, code: int) -> None:
         """Record a failure if the script of a run ended before it started anything."""

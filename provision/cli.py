@@ -18,15 +18,15 @@ from provision.fact import Facts, Unanswered
 from provision.interruption import STOPPING
 from provision.node import Node
 from provision.operation import Operation, Site, Target
-from provision.operations.inventory import lease_of
+from provision.operations.inventory import keep_lease, lease_of
 from provision.plan import BEGUN, MACHINE, OperationStep, converge
-from provision.provider import Provider
+from provision.provider import Confirmation, Provider, ToCreate
 from provision.provider import provider as load_provider
 from provision.verify import Finding, verified, verify
 from shardlab import cluster, console
 from shardlab.cluster import Cluster
 from shardlab.console import Output
-from shardlab.errors import InputError, UnknownName
+from shardlab.errors import InputError, ShardlabError, UnknownName
 from shardlab.workspace import Workspace
 
 VERBS = {
@@ -37,11 +37,13 @@ VERBS = {
     "request": "print what to request from the provider (CloudLab: a request RSpec, or a profile); change nothing",
     "hardware": "print the machines of CloudLab that have GPUs, by site and type; change nothing",
     "warm": "prepare in advance what takes long (practice nodes: base system and wheels)",
-    "down": "remove what provision created (practice nodes and their network)",
+    "extend": "ask the provider for the machines for more hours (CloudLab: --hours N --reason TEXT)",
+    "down": "remove what provision created (practice nodes and their network, an experiment of CloudLab)",
     "init": "print a commented cluster file of a Slurm site, SSH hosts, a CloudLab experiment or this machine; change nothing",
 }
 
 UNLOCKED = ("plan", "facts")  # they change nothing, and do not disturb other commands
+BY_PROVIDER = ("warm", "extend", "down")  # the provider carries them out, and no node is asked
 LOGIN_S = 30.0
 BY_ROOT = "send the commands that `provision CLUSTER.yaml plan` prints to an administrator, then run the same command again"
 AGAIN = "fix the problem that this operation reports and run the same command again; it continues from there"
@@ -104,6 +106,9 @@ def _parser() -> console.Parser:
     parser.add_argument(
         "--profile", action="store_true", help="request: print a profile (a script for geni-lib) instead of an RSpec"
     )
+    parser.add_argument("--hours", type=_count, metavar="N", help="extend: hours to ask for")
+    parser.add_argument("--reason", metavar="TEXT", help="extend: why, for the administrators of the provider")
+    parser.add_argument("--yes", action="store_true", help="down: do not ask before machines are given back")
     console.add_version(parser)
     return parser
 
@@ -140,13 +145,26 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
             f"--site, --ssh and --cloudlab belong to the verb init and cannot be combined with the verb {verb!r}. The verb "
             "comes before them: provision init --cloudlab FILE."
         )
+    if verb != "extend" and (arguments.hours is not None or arguments.reason is not None):
+        raise InputError(f"--hours and --reason belong to the verb extend and cannot be combined with the verb {verb!r}.")
+    if verb != "down" and arguments.yes:
+        raise InputError(f"--yes belongs to the verb down and cannot be combined with the verb {verb!r}.")
     if verb == "hardware":
         return _hardware(output, file)
     described = _cluster(file, workspace)
     provider = load_provider(described.provider)
     if verb == "request":
         return _request(output, file, described, workspace, provider, profile=arguments.profile)
-    nodes = provider.nodes(described, workspace)
+    present = described
+    if provider.present is not None and verb not in BY_PROVIDER:
+        found = provider.present(described, workspace)
+        if isinstance(found, ToCreate):
+            _check_creation(described, verb, arguments)
+            if verb == "plan":
+                return _would_create(output, described, workspace, found)
+        else:
+            present = found
+    nodes = provider.nodes(present, workspace)
     limited = _chosen("node", [node.name for node in nodes], arguments.limit, None)
     order = roles.operations(provider)
     chosen = _chosen("operation", [operation.name for operation in order], arguments.only, arguments.skip) | {MACHINE}
@@ -155,19 +173,67 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         locks = [(path, f"the cluster {described.name}") for path in provider.locks(described)]
         locks.append((workspace.own / "provision.lock", f"the workspace {workspace.path}"))
     with lock.held(locks, ["provision", *words]):
-        if verb in ("warm", "down"):
+        if verb in BY_PROVIDER:
+            if verb == "down" and provider.confirmation is not None:
+                _confirm(output, provider.confirmation(described, workspace), arguments.yes)
+            site = Site(described, workspace, [])
             with interruption.handled(nodes, lambda: None):
-                said = provider.carry_out(verb, described, workspace)
+                try:
+                    said = provider.carry_out(verb, described, workspace, arguments.hours, arguments.reason)
+                finally:
+                    if verb == "extend":  # also after a partial grant
+                        keep_lease(site)
             output.line(said)
-            output.document(display.document(verb, Site(described, workspace, []), [], [], []))
+            output.document(display.document(verb, site, [], [], [], lease_of(site)))
             return 0
-        site = _site(described, workspace, nodes, arguments.pretend)
+        if provider.obtain is not None and verb == "apply":
+            with interruption.handled([], lambda: None):
+                provider.obtain(described, workspace)
+            present = _with_nodes(file, workspace)
+            nodes = provider.nodes(present, workspace)
+            limited = _chosen("node", [node.name for node in nodes], arguments.limit, None)
+        site = _site(present, workspace, nodes, arguments.pretend)
         if site.pretended:
             output.remark(f"{arguments.pretend} describes the nodes; no machine is reached", style="dim")
         elif provider.operations is None or MACHINE in provider.operations:
-            order = [Operation(MACHINE, lambda site, target: provider.bring_up(described, workspace, target.node)), *order]
+            order = [Operation(MACHINE, lambda site, target: provider.bring_up(present, workspace, target.node)), *order]
         targets = [target for target in site.targets if target.node.name in limited]
         return _converge(output, verb, site, targets, order, chosen, arguments.parallel)
+
+
+def _check_creation(described: Cluster, verb: str, arguments: argparse.Namespace) -> None:
+    """Raises InputError for what needs nodes, which do not exist yet."""
+    if verb not in ("apply", "plan") or arguments.limit or arguments.pretend is not None:
+        what = "--limit" if arguments.limit else "--pretend" if arguments.pretend is not None else f"the verb {verb}"
+        raise InputError(
+            f"{described.name}: {what} needs nodes, and its machines do not exist yet. Run first: provision CLUSTER.yaml"
+        )
+
+
+def _would_create(output: Output, described: Cluster, workspace: Workspace, to_create: ToCreate) -> int:
+    """The plan for machines that do not exist yet; only when they exist is it known what would change on them."""
+    for line in to_create.says:
+        output.line(line)
+    output.line("changes: 1 planned, none was made; the nodes can be planned for when they exist")
+    shown = display.document("plan", Site(described, workspace, []), [], [], [])
+    output.document({**shown, "changes": 1, "request": to_create.request})
+    return 0
+
+
+def _confirm(output: Output, confirmation: Confirmation | None, yes: bool) -> None:
+    """Show what `down` would remove and ask for its name. Raises InputError if the user does not confirm."""
+    if confirmation is None:
+        return
+    for sentence in confirmation.says:
+        output.remark(sentence, style="yellow")
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InputError(
+            f"down was not confirmed. Allowed: the option --yes, or the typed name {confirmation.name} on a terminal."
+        )
+    if output.remarks.input(f"Type the name {confirmation.name} to confirm: ").strip() != confirmation.name:
+        raise InputError(f"down was not confirmed: the typed name is not {confirmation.name}. Nothing was changed.")
 
 
 def _hardware(output: Output, file: str | None) -> int:
@@ -242,7 +308,7 @@ def _carried_out(
             steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", parallel=parallel, watch=watch)
     if steps and not STOPPING.is_set():
         display.operations(output, steps)
-    if verb == "verify" and not site.has_root:  # the checks alone would not say what is missing
+    if verb == "verify" and not site.cluster.ssh.sudo:  # the checks alone would not say what is missing
         planned = converge(site, order, targets=targets, chosen=chosen, dry=True, parallel=parallel)
         steps = [step for step in planned if step.state == "administrator"]
         site.left.clear()
@@ -290,6 +356,14 @@ def _cluster(file: str | None, workspace: Workspace) -> Cluster:
             "provision init > cluster.yaml. Or name a cluster file: provision FILE."
         )
     return cluster.find(Path(file) if file is not None else None, workspace.path)
+
+
+def _with_nodes(file: str | None, workspace: Workspace) -> Cluster:
+    """The cluster file read again, after its machines were obtained. Raises ShardlabError: something has been changed."""
+    try:
+        return _cluster(file, workspace)
+    except InputError as error:
+        raise ShardlabError(f"{error} Its machines exist. Correct the cluster file, and run the same command again.") from None
 
 
 def _verb(given: str | None, check: bool) -> str:

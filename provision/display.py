@@ -82,7 +82,8 @@ def machines(output: Output, targets: Sequence[Target]) -> None:
         for answer in target.facts.answers.values():
             if isinstance(answer, Unanswered):
                 rows.append(("not answered", str(answer)))
-        output.table(target.node.name, ("what", "found"), rows)
+        if rows:
+            output.table(target.node.name, ("what", "found"), rows)
 
 
 def _machine(target: Target) -> list[tuple[str, str]]:
@@ -168,7 +169,9 @@ def administrator(output: Output, steps: Sequence[OperationStep]) -> None:
             if step.node != node or step.state != "administrator":
                 continue
             for says, script in zip(step.says, step.commands, strict=True):
-                output.line(f"# {step.operation}: {printable.one_line(says)}\n{script}", wrap=False)
+                what = f"# {step.operation}: {printable.one_line(says)}"
+                if not output.script(f"{what}\n{script}"):
+                    output.script(f"{what}\n# not shown: a character of its commands would steer the terminal; use --json")
         output.line("")
 
 
@@ -180,8 +183,9 @@ def checks(output: Output, findings: Sequence[Finding]) -> None:
     failed = [finding for finding in findings if finding.outcome.passed is False]
     for finding in failed:
         output.detail(finding.outcome.transcript)
-        said = finding.outcome.says.rstrip(".")
-        output.line(f"{finding.node}: {finding.check}: {said}. Advice: {finding.outcome.advice}.", "red")
+        said, advice = finding.outcome.says.rstrip("."), finding.outcome.advice or ""
+        end = "" if advice.endswith("?") else "."
+        output.line(f"{finding.node}: {finding.check}: {said}. Advice: {advice}{end}", "red")
     if failed:
         output.line(f"not verified: {len(failed)} of {len(findings)} checks failed", "red")
     elif verified(findings):

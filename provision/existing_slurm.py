@@ -20,7 +20,7 @@ def existing(site: Site) -> SlurmHere | None:
     if site.cluster.slurm is None or site.cluster.provider != "ssh":
         return None
     told = site.told(SLURM_HERE)
-    if site.has_root and any(here.is_ours for _, here in told):
+    if any(here.is_ours and target.node.may_sudo for target, here in told):
         return None
     for target, here in told:
         if here.answers and not here.is_in_path:

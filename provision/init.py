@@ -75,7 +75,7 @@ def _site_file(output: Output, login: Login | None) -> str:
     output.remark(f"asking {place} for its partitions, accounts, modules and folders", style="dim")
     answers = survey.survey(node)
     for sentence in answers.unknown.values():
-        output.remark(f"not known: {sentence}", style="yellow")
+        output.remark(sentence, style="yellow")
     if not answers.partitions:
         raise InputError(
             f"{place}: Slurm shows no partition "

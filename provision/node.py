@@ -19,7 +19,7 @@ class Node(Protocol):
     identity: Path | None  # the private key's file
     python: str  # the interpreter that has shardlab installed, on that machine
     wheelhouse: str | None  # a folder of wheels on it, from which pip installs everything; None: pip uses its index
-    may_sudo: bool  # False: no command may run as root, and an administrator has to do what needs root
+    may_sudo: bool  # False: no command runs as root there; an administrator has to do what needs root
     venv_python: str  # the interpreter from which its environment is made, on that machine
 
     @property

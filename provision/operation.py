@@ -49,11 +49,6 @@ class Site(msgspec.Struct, frozen=True):
         """Whether its nodes are practice nodes, which share folders, and devices that stand for GPUs, with this machine."""
         return self.cluster.provider == "virtual"
 
-    @property
-    def has_root(self) -> bool:
-        """Whether the user may use sudo on the nodes."""
-        return self.cluster.ssh.sudo
-
     def with_role(self, role: str) -> list[Target]:
         """The nodes with a role, also those that are left out."""
         return [target for target in self.targets if target.has(role)]
@@ -92,13 +87,8 @@ class Change(Protocol):
         ...
 
     @property
-    def needs_root(self) -> bool:
-        """Whether an administrator has to make it, on a node where the user may not use sudo."""
-        ...
-
-    @property
     def script(self) -> str:
-        """The commands that an administrator types as root to make it."""
+        """The commands that an administrator runs as root to make it, if the user may not use sudo; '' if it needs no root."""
         ...
 
     def make(self, node: Node) -> None:
@@ -113,10 +103,6 @@ class Here(msgspec.Struct, frozen=True):
     do: Callable[[], object]
     command: str = ""
     script: str = ""
-
-    @property
-    def needs_root(self) -> bool:
-        return bool(self.script)
 
     def make(self, node: Node) -> None:
         self.do()
@@ -139,11 +125,9 @@ class RunCommand(msgspec.Struct, frozen=True):
         return shlex.join(self.argv)
 
     @property
-    def needs_root(self) -> bool:
-        return self.root
-
-    @property
     def script(self) -> str:
+        if not self.root:
+            return ""
         is_shell = list(self.argv[:2]) == ["sh", "-euc"] and len(self.argv) == 3
         text = f"(\nset -eu\n{self.argv[2].rstrip()}\n)" if is_shell else shlex.join(self.argv)
         return f"{text} {_here_document(self.stdin)}" if self.stdin else text
@@ -171,12 +155,8 @@ class On(msgspec.Struct, frozen=True):
         return self.change.command
 
     @property
-    def needs_root(self) -> bool:
-        return self.change.needs_root
-
-    @property
     def script(self) -> str:
-        return f"# on the node {self.node.name}:\n{self.change.script}"
+        return ""  # only operations that set up Slurm use it, and without sudo they set up nothing
 
     def make(self, node: Node) -> None:
         self.change.make(self.node)
@@ -200,13 +180,11 @@ class Write(msgspec.Struct, frozen=True):
         return f"install -m {self.mode:o}{owner} ({len(self.content)} bytes) {self.path}"
 
     @property
-    def needs_root(self) -> bool:
-        return bool(self.owner)
-
-    @property
     def script(self) -> str:
+        if not self.owner:  # the user writes it
+            return ""
         owner, _, group = self.owner.partition(":")
-        words = ["install", "-D", "-m", f"{self.mode:o}", *(["-o", owner] if owner else []), *(["-g", group] if group else [])]
+        words = ["install", "-D", "-m", f"{self.mode:o}", "-o", owner, *(["-g", group] if group else [])]
         return f"{shlex.join([*words, '/dev/stdin', self.path])} {_here_document(self.content)}"
 
     def make(self, node: Node) -> None:

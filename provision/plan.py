@@ -161,7 +161,7 @@ def _for_an_administrator(
     """The step of an operation that needs root, or that waits for one that does, on a node without sudo; None otherwise."""
     if node.may_sudo or isinstance(planned, Nothing):
         return None
-    if needs := [change for change in planned if change.needs_root]:
+    if needs := [change for change in planned if change.script]:
         site.administrator.setdefault(node.name, []).append(operation.name)
         says, scripts = [change.says for change in needs], [change.script for change in needs]
         return OperationStep(node.name, operation.name, "administrator", says, commands=scripts)

@@ -24,8 +24,23 @@ NOTHING_TO_DO: dict[str, str] = {  # the answer of a provider that has no functi
     "request": "provider {name} has nothing to request: {origin}.",
     "profile": "provider {name} has nothing to request: {origin}.",
     "warm": "provider {name} has nothing to prepare in advance.",
+    "extend": "provider {name} has nothing to extend: {origin}.",
     "down": "provider {name}: provision created no machine, so there is nothing to undo.",
 }
+
+
+class ToCreate(msgspec.Struct, frozen=True):
+    """Machines that do not exist yet. says: what would be requested, line by line; request: the same for a program."""
+
+    says: list[str]
+    request: dict[str, Any]
+
+
+class Confirmation(msgspec.Struct, frozen=True):
+    """What the user confirms before `down`. name: what is typed to confirm; says: what would be lost."""
+
+    name: str
+    says: list[str]
 
 
 def lock_of_the_user(cluster: Cluster) -> list[Path]:
@@ -58,6 +73,16 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     """Prepares in advance what takes long; returns a sentence on what is ready."""
     down: Callable[[Cluster, Workspace], str] | None = None
     """Removes what provision created; returns a sentence on what was removed."""
+    present: Callable[[Cluster, Workspace], Cluster | ToCreate] | None = None
+    """For a cluster file that may list no nodes: the cluster with its nodes, or what `obtain` would create. Asks no other
+    machine and stores nothing. Raises ShardlabError."""
+    obtain: Callable[[Cluster, Workspace], None] | None = None
+    """Creates the machines if there are none, and keeps in the workspace what a cluster file needs to have their nodes when it
+    is read again; reads anew how long they are lent. Raises ShardlabError."""
+    extend: Callable[[Cluster, Workspace, int | None, str | None], str] | None = None
+    """Asks for the machines for more hours, with a reason; returns a sentence on what was granted. Raises ShardlabError."""
+    confirmation: Callable[[Cluster, Workspace], Confirmation | None] | None = None
+    """What the user has to confirm before `down`; None: nothing."""
     operations: frozenset[str] | None = None
     """The names of the operations that apply to its nodes, in the order of provision/roles.py; None: all operations, without
     those that are only for providers that name them."""
@@ -66,9 +91,22 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     own: frozenset[str] = frozenset()
     """The names of further operations and checks, which apply only to providers that name them."""
 
-    def carry_out(self, verb: str, cluster: Cluster, workspace: Workspace) -> str:
-        """Carry out request, profile, warm or down; returns what to tell the user. Raises ShardlabError."""
-        functions = {"request": self.request, "profile": self.profile, "warm": self.warm, "down": self.down}
+    def carry_out(
+        self, verb: str, cluster: Cluster, workspace: Workspace, hours: int | None = None, reason: str | None = None
+    ) -> str:
+        """Carry out request, profile, warm, extend or down; returns what to tell the user. hours, reason: of extend.
+
+        Raises ShardlabError.
+        """
+        if verb == "extend" and self.extend is not None:
+            return self.extend(cluster, workspace, hours, reason)
+        functions = {
+            "request": self.request,
+            "profile": self.profile,
+            "warm": self.warm,
+            "extend": None,
+            "down": self.down,
+        }
         function = functions[verb]
         if function is None:
             return NOTHING_TO_DO[verb].format(name=self.name, origin=self.origin)

@@ -71,8 +71,8 @@ OPERATIONS: list[Operation] = [
     CONTROLLER,
     WORKERS,  # after the controller, from which they get their configuration
     REGISTERED,
+    WORKSPACES,  # after the disks and mounts, where it may be; before the environment, which may be in the same folder
     SOFTWARE,
-    WORKSPACES,  # after the disks, on one of which it may be
     SITE_SOFTWARE,  # instead of the one above, where users have no root
     DATASETS,
     INVENTORY,  # last: it records the result of the other operations

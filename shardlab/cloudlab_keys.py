@@ -24,7 +24,7 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     manifest: str | list[str] | None = None
     """The file of the experiment's manifest, relative to the cluster file; a list: one manifest of each aggregate. null:
-    `geni-get manifest` on a node of the experiment, else the experiment that `provision` creates at the portal."""
+    with a token of the portal, the experiment that `provision` creates; else, on a node, what `geni-get manifest` prints."""
     project: Word | None = None
     """The project in which the experiment is created."""
     hardware: Word | None = None

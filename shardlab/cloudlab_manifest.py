@@ -76,6 +76,17 @@ def read(path: Path) -> bytes:
         raise InputError(f"{path}: {error.strerror}. Allowed: the file of a manifest.") from None
 
 
+def aggregate(name: str, urn: str) -> str:
+    """The aggregate of a URN such as urn:publicid:IDN+wisc.cloudlab.us+authority+cm, which is also safe as a file name.
+
+    Raises InputError with the name of the manifest.
+    """
+    found = _URN.match(urn)
+    if found is None or HOST.fullmatch(found[1]) is None:
+        raise InputError(f"{name}: is of no aggregate. Allowed: urn:publicid:IDN+SITE+authority+cm.")
+    return found[1]
+
+
 def parse(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
     """The experiment of some manifests, one of each aggregate. manifests: (what to call it in an error, its bytes).
 

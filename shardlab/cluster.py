@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from shardlab import cloudlab_keys, cloudlab_manifest, document, environment_keys, slurm_keys, validation
+from shardlab import cloudlab_experiment, cloudlab_keys, cloudlab_manifest, document, environment_keys, slurm_keys, validation
 from shardlab.cloudlab_keys import Cloudlab
 from shardlab.cluster_keys import HOST, LOCAL_FOLDER, Data, DataSet, Lan, Login, Name, NodeEntry, Role, Ssh, Storage
 from shardlab.environment_keys import Environment
@@ -20,7 +20,6 @@ from shardlab.errors import InputError
 from shardlab.slurm_keys import Gpus, Slurm
 
 Release = Literal["bookworm", "trixie", "sid"]  # of Debian
-CREATED = ".shardlab/cloudlab"  # in the workspace: the manifests of the experiment that `provision` created
 MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*$")  # other signs have a meaning in the options that mount folders in a container
 # Keys that provider local does not use.
 REMOTE = ("login", "cloudlab", "nodes", "ssh", "lan", "release", "gpus", "storage", "environment", "slurm")
@@ -75,7 +74,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def has_separate_folders(self) -> bool:
         """Whether runs are started over SSH on nodes that share no folder."""
-        return self.provider in ("ssh", "virtual") and self.slurm is None and self.storage.shared is None
+        return self.provider in ("ssh", "virtual", "cloudlab") and self.slurm is None and self.storage.shared is None
 
     @property
     def gpu_types(self) -> list[str]:
@@ -102,26 +101,38 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 THIS_MACHINE = Cluster(schema=1, name="local", provider="local")
 
 
-def load(path: Path) -> Cluster:
-    """Read and check a cluster file. Raises InputError with file:line:column for every problem in it."""
+def load(path: Path, created: Sequence[Path] = ()) -> Cluster:
+    """Read and check a cluster file. Raises InputError with file:line:column for every problem in it.
+
+    created: the manifests of the experiment that `provision` created for it, if the file names neither nodes nor manifests.
+    """
     text = document.load(path)
     cluster = validation.convert(text, Cluster)
     if cluster.data.path is not None and not cluster.data.path.strip():
         raise text.error(("data", "path"), "found an empty path. Allowed: the path of a folder, or null.")
     _check_sets(text, cluster.data.named())
-    if cluster.cloudlab is not None and cluster.cloudlab.manifests and not cluster.nodes:
+    if cluster.cloudlab is not None and cluster.cloudlab.manifests:
         manifests = [(path.parent / name).absolute() for name in cluster.cloudlab.manifests]
         # From here on they are found without the folder of the cluster file: `provision` reads the lease in them.
         experiment = msgspec.structs.replace(cluster.cloudlab, manifest=[str(one) for one in manifests])
-        cluster = with_experiment(msgspec.structs.replace(cluster, cloudlab=experiment), manifests)
+        cluster = msgspec.structs.replace(cluster, cloudlab=experiment)
+        if not cluster.nodes:
+            cluster = with_experiment(cluster, manifests)
+    elif cluster.provider == "cloudlab" and cluster.cloudlab is not None and not cluster.nodes and created:
+        cluster = with_experiment(cluster, created)
     _check_nodes(text, cluster)
     return cluster
 
 
 def with_experiment(cluster: Cluster, manifests: Sequence[Path]) -> Cluster:
     """The cluster with the nodes of an experiment: the first is also the controller. Raises InputError."""
-    what = ", ".join(map(str, manifests))
-    experiment = cloudlab_manifest.parse((str(path), cloudlab_manifest.read(path)) for path in manifests)
+    return with_manifests(cluster, [(str(path), cloudlab_manifest.read(path)) for path in manifests])
+
+
+def with_manifests(cluster: Cluster, manifests: Sequence[tuple[str, bytes]]) -> Cluster:
+    """As `with_experiment`, of manifests that were read. manifests: what to call each in an error, and its bytes."""
+    what = ", ".join(name for name, _ in manifests)
+    experiment = cloudlab_manifest.parse(manifests)
     nodes = [
         NodeEntry(
             name=node.name,
@@ -340,6 +351,4 @@ def find(given: Path | None, workspace: Path) -> Cluster:
         raise InputError(f"{own}: is a symlink to a file that does not exist.")
     if given is None and not own.exists():
         return THIS_MACHINE
-    cluster = load(given or own)
-    created = sorted((workspace / CREATED).glob("*.xml")) if cluster.provider == "cloudlab" and not cluster.nodes else []
-    return with_experiment(cluster, created) if created else cluster
+    return load(given or own, cloudlab_experiment.manifests(workspace / ".shardlab"))

@@ -116,9 +116,21 @@ class Output:
         """Columns of the terminal that tables are drawn on; None if tables are plain lines, for a program or a file."""
         return self.results.width if self.results.is_terminal and not self.json else None
 
-    def line(self, text: str, style: str | None = None, *, wrap: bool = True) -> None:
-        """A line of the result; on standard error if a JSON document is asked for. wrap: false for text that will be copied."""
-        (self.remarks if self.json else self.results).print(text, style=style, soft_wrap=None if wrap else True)
+    def line(self, text: str, style: str | None = None) -> None:
+        """A line of the result; on standard error if a JSON document is asked for."""
+        (self.remarks if self.json else self.results).print(text, style=style)
+
+    def script(self, text: str) -> bool:
+        """Print a script that a person copies, with every tab and every long line unchanged; where `line` prints.
+
+        Returns False and prints nothing if the script has a character that a terminal does not show or that steers it.
+        """
+        if not text.replace("\n", "").replace("\t", "").isprintable():
+            return False
+        stream = (self.remarks if self.json else self.results).file
+        stream.write(f"{text}\n")
+        stream.flush()
+        return True
 
     def remark(self, text: str, style: str | None = None) -> None:
         """A line on standard error that is not part of the result."""
@@ -198,7 +210,7 @@ def _of_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[b
 
 def _aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
     """Rows as text, one line for each row whatever it contains. right: which columns are aligned to the right."""
-    lines = [[printable.one_line(cell) for cell in row] for row in rows]
+    lines = [[printable.one_line(cell.replace("\n", "; ")) for cell in row] for row in rows]
     widths = [max(cell_len(cell) for cell in column) for column in zip(*lines, strict=True)]
     set_ = [
         "  ".join(

@@ -7,11 +7,14 @@ starts with each task of a job step: pyxis is a plugin of srun, so srun needs it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+from shardlab import node_folder
 from shardlab.cluster import Cluster
 
 RANK_PYTHON = "rank-python"
+NODE_DISK = "$SHARDLAB_NODE_DISK"  # in a word of srun's command; only a job knows $TMPDIR, so the supervisor replaces it
 
 
 def rank_python(cluster: Cluster, python: str) -> str:
@@ -21,19 +24,28 @@ def rank_python(cluster: Cluster, python: str) -> str:
     return str(PurePosixPath(python).with_name(RANK_PYTHON))
 
 
-def srun_options(cluster: Cluster, folder: str) -> list[str]:
+def srun_options(cluster: Cluster, folder: str, *, node_disk: bool = False) -> list[str]:
     """The options of srun that start each task in the container, [] if srun does not start the container.
 
-    folder: the working directory of the task.
+    folder: the working directory of the task. node_disk: whether the task copies data to the disk of its node; `with_node_disk`
+    then has to complete the options.
     """
     environment = cluster.environment
     if environment.runtime != "pyxis":
         return []
+    mounts = [*folders(cluster), *([NODE_DISK] if node_disk else [])]  # without it, /tmp is in memory
     return [
         f"--container-image={environment.container}",
-        f"--container-mounts={','.join(f'{path}:{path}' for path in folders(cluster))}",
+        f"--container-mounts={','.join(f'{path}:{path}' for path in mounts)}",
         f"--container-workdir={folder}",
+        # The copy of a user named root in the container would have the name that all users' copies have.
+        *(["--no-container-remap-root"] if node_disk else []),
     ]
+
+
+def with_node_disk(command: Sequence[str]) -> list[str]:
+    """A command of srun with this node's $TMPDIR or /tmp in the place of NODE_DISK."""
+    return [word.replace(NODE_DISK, str(node_folder.parent()[0])) for word in command]
 
 
 def folders(cluster: Cluster) -> list[str]:

@@ -90,6 +90,15 @@ def leased(workspace: Workspace, cluster: str | None = None) -> Inventory | None
     return inventory
 
 
+def known_lease(workspace: Workspace) -> Lease | None:
+    """The lease of the nodes. None if they are not lent, or if the inventory cannot be read: `jobs submit` says why."""
+    try:
+        inventory = leased(workspace)
+    except InputError:
+        return None
+    return inventory.lease if inventory is not None else None
+
+
 def controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, str]:
     """(the address of the controller, the interpreter on it in which shardlab is installed). Raises InputError.
 

@@ -13,15 +13,15 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shardlab import cloudlab_manifest, files, moments
+from shardlab import cloudlab_experiment, cloudlab_manifest, files, moments
+from shardlab.cloudlab_experiment import MANIFESTS
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
 
 STALE = timedelta(hours=6)  # after this time since the reading, somebody may have extended or ended the experiment
 URGED = timedelta(hours=2)  # before the end: time to copy the runs of a study over a home's connection
 SOURCES = {"manifest": "the manifest", "portal": "the portal"}
-CREATED = "cloudlab"  # in .shardlab: the manifests of an experiment that `provision` created, and what the portal said
-PORTAL_FILE = "lease.json"
+PORTAL_FILE = "lease.json"  # beside the manifests of an experiment of the portal
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
@@ -68,7 +68,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class _FromPortal(msgspec.Struct, frozen=True):
-    """The file in which the part that speaks to the portal keeps what the portal said last."""
+    """The file with what the portal said last."""
 
     schema: Literal[1]
     expires: Moment
@@ -81,10 +81,17 @@ def newest(own: Path, manifests: Sequence[Path]) -> Lease | None:
 
     own: the folder .shardlab of the workspace. manifests: those that the cluster file names; none: those in .shardlab.
     """
-    created = own / CREATED
-    manifests = manifests or sorted(created.glob("*.xml"))
-    leases = [lease for lease in (_of_manifests(manifests), _of_portal(created / PORTAL_FILE)) if lease is not None]
+    manifests = manifests or cloudlab_experiment.manifests(own)
+    said = _of_portal(own / MANIFESTS / PORTAL_FILE)  # the first: it counts if both were read in the same second
+    leases = [lease for lease in (said, _of_manifests(manifests)) if lease is not None]
     return max(leases, key=lambda lease: lease.read, default=None)
+
+
+def keep(own: Path, expires: datetime) -> None:
+    """Keep the end that the portal states now. own: the folder .shardlab of the workspace. Raises WorkspaceError."""
+    files.make_folder(own / MANIFESTS)
+    said = _FromPortal(1, expires.astimezone(UTC), datetime.now(UTC).replace(microsecond=0), "portal")
+    files.write_json(own / MANIFESTS / PORTAL_FILE, said)
 
 
 def _of_manifests(manifests: Sequence[Path]) -> Lease | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import stat
@@ -31,6 +32,11 @@ def parent() -> tuple[Path, str]:
     if given and Path(given).is_absolute() and Path(given).is_dir():
         return Path(given), "$TMPDIR"
     return Path("/tmp"), f"TMPDIR is {'not set' if not given else 'not a folder'}"
+
+
+def name_of(run: Path) -> str:
+    """The name of the folder for a run. run: the run's own folder; two workspaces may have a run of one name."""
+    return f"{run.name}-{hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:8]}"
 
 
 @contextlib.contextmanager

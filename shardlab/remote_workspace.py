@@ -161,12 +161,7 @@ def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
     if cluster.storage.shared is None and not cluster.has_separate_folders:
         raise InputError(NO_SHARED_FOLDER.format(cluster.name))
     address, python = inventory.controller(workspace, cluster)
-    parent = cluster.workspaces
-    mark = f"{gethostname()}:{workspace.real_path}\n"
-    folder = str(parent / _folder_name(workspace, mark))
-    before = known(workspace)
-    if before is not None and PurePosixPath(before.workspace).parent == parent and _is_ours(workspace, before):
-        folder, mark = before.workspace, before.mark
+    folder, mark = _folder(workspace, cluster)
     return RemoteWorkspace(
         schema=1,
         cluster=cluster.name,
@@ -181,6 +176,21 @@ def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
         mark=mark,
         shared=address.shared,
     )
+
+
+def twin(workspace: Workspace, cluster: Cluster) -> Workspace:
+    """The workspace on the nodes of a cluster in which the runs of this workspace are stored. Raises InputError."""
+    return Workspace(Path(_folder(workspace, cluster)[0]))
+
+
+def _folder(workspace: Workspace, cluster: Cluster) -> tuple[str, str]:
+    """(the folder on the cluster, its mark)."""
+    parent = cluster.workspaces
+    mark = f"{gethostname()}:{workspace.real_path}\n"
+    before = known(workspace)
+    if before is not None and PurePosixPath(before.workspace).parent == parent and _is_ours(workspace, before):
+        return before.workspace, before.mark
+    return str(parent / _folder_name(workspace, mark)), mark
 
 
 def _folder_name(workspace: Workspace, mark: str) -> str:

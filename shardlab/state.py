@@ -52,12 +52,13 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
     if ended is None:
         if "cancelled" in by_name:
             return JudgedState("cancelled", "cancelled before it started")
-        last = last_sending(ordered)
-        if last is not None and last.event == "refused" and "started" not in by_name:
+        last, hold = last_sending(ordered), _last_hold(ordered)
+        is_unsent = last is None or last.event == "refused"
+        if last is not None and is_unsent and "started" not in by_name and (hold is None or hold.wall_s < last.wall_s):
             return JudgedState("planned", str(last.data.get("why", "")))
-        if (hold := _last_hold(ordered)) is not None and "started" not in by_name:
-            # A run that was never sent is held back because of the lease; a run that was sent, because packages changed.
-            return JudgedState("planned" if last is None else "pending", str(hold.data.get("why", "")), held=True)
+        if hold is not None and "started" not in by_name:
+            # A run that no scheduler has is held back because of the lease; a run that was sent, because packages changed.
+            return JudgedState("planned" if is_unsent else "pending", str(hold.data.get("why", "")), held=True)
         for name, state in (("started", "running"), *((name, "pending") for name in SENDING), ("rendered", "planned")):
             if name in by_name:
                 waits = by_name.get("waiting") if name == "started" and "met" not in by_name else None

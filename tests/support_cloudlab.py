@@ -20,18 +20,26 @@ def node(
     host: str | None = None,
     services_first: bool = False,
     address: str | None = None,
+    control: str | None = None,
+    mac: str | None = None,
     more: str = "",
 ) -> str:
-    """The element of a node. number: from 1; it decides the addresses. more: further elements."""
+    """The element of a node.
+
+    number: from 1; it decides the addresses that are not given: `address` on the experiment network, `control` on the control
+    network, and `mac`, without colons, of the interface on the experiment network. more: further elements.
+    """
     machine = f"{hardware}-sample{number}"
     at = quoteattr(host or f"{machine}.{site}")
     logins = "".join(f'<login authentication="ssh-keys" hostname={at} port="22" username={quoteattr(user)}/>' for user in users)
     services = f"<services>{logins}</services>"
-    hosts = f'<host name="{name}.bench.myproj-PG0.{site}" ipv4="192.0.2.{number % 250 + 1}"/>'
+    own_control = control or f"192.0.2.{number % 250 + 1}"
+    hosts = f'<host name="{name}.bench.myproj-PG0.{site}" ipv4="{own_control}"/>'
+    own_mac = mac or f"0a0b0c0d{number:04x}"
     ip = address or f"10.10.{number // 250 + 1}.{number % 250 + 1}"
     interface = (
         f'<interface client_id="{name}:if0" component_id="urn:publicid:IDN+{site}+interface+{machine}:eth2" '
-        f'mac_address="0a0b0c0d{number:04x}"><ip address="{ip}" netmask="255.255.0.0" type="ipv4"/></interface>'
+        f'mac_address="{own_mac}"><ip address="{ip}" netmask="255.255.0.0" type="ipv4"/></interface>'
     )
     parts = [
         f'<sliver_type name="{sliver}"/>',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -124,6 +125,15 @@ def states(said: dict) -> dict:
 
 def clusters(folder: Path, file: str = FILE, release: str | None = None) -> Iterator[Practice]:
     """A verified cluster of practice nodes of this release, taken down at the end so that nothing of it is left."""
+    with unprovisioned(folder, file, release) as found:
+        said = found.provision()
+        assert said["verified"] is True
+        yield found
+
+
+@contextlib.contextmanager
+def unprovisioned(folder: Path, file: str, release: str | None = None) -> Iterator[Practice]:
+    """A cluster whose nodes may be booted. At the end it is taken down, and nothing of it is left."""
     folder.mkdir()
     found = Practice(folder, file + (f"release: {release}\n" if release else ""))
     name = found.cluster.name
@@ -137,8 +147,6 @@ def clusters(folder: Path, file: str = FILE, release: str | None = None) -> Iter
             pytest.fail(f"`provision warm` failed:\n{why}")
         pytest.skip(f"no practice nodes here: {why.strip().splitlines()[-1]}")
     try:
-        said = found.provision()
-        assert said["verified"] is True
         yield found
     finally:
         for node in found.nodes:

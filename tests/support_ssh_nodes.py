@@ -41,6 +41,7 @@ while :; do case $1 in -E) log=$2; shift 2;; -o | -i | -p | -l) shift 2;; --) sh
 host=$1; shift
 test "$1" != -- || shift
 test -f BROKEN/"$host" && { if test "$log"; then cat BROKEN/"$host" >> "$log"; else cat BROKEN/"$host" >&2; fi; exit 255; }
+test ! -f BROKEN/"$host".greeting || echo welcome
 name=$(cat NAMES/"$host")
 set -- env -i HOME="$HOME" PATH="$PATH" PYTHONPATH="$PYTHONPATH:WORKSPACE/packages" sh -c "$*"
 test "$name" != gpu0 || exec "$@"
@@ -84,6 +85,10 @@ class SshNodes:
 
     def break_login(self, node: str, words: str) -> None:
         (self.broken / self.hosts[node]).write_text(f"{words}\n")
+
+    def greet(self, node: str) -> None:
+        """As a ~/.bashrc on a node that prints a line at each login. For nodes with their own disks."""
+        (self.broken / f"{self.hosts[node]}.greeting").touch()
 
     def mend_login(self, node: str) -> None:
         (self.broken / self.hosts[node]).unlink()

@@ -136,6 +136,16 @@ def test_the_cluster_file_names_the_manifest_and_the_nodes_are_filled_in(tmp_pat
         cluster.load(tmp_path / "cluster.yaml")
 
 
+def test_the_manifest_is_beside_the_cluster_file_also_if_that_names_the_nodes(tmp_path, monkeypatch):
+    """`provision` reads the lease in it, from wherever it was started."""
+    monkeypatch.chdir("/")
+    (tmp_path / "cluster.yaml").write_text(f"{FILE}nodes: [{{name: a, host: a, roles: [controller, worker]}}]\n")
+    made = cluster.load(tmp_path / "cluster.yaml")
+    assert made.cloudlab is not None
+    assert made.cloudlab.manifests == [str(tmp_path / "manifest.xml")]
+    assert [entry.name for entry in made.nodes] == ["a"]
+
+
 def test_a_machine_without_the_manifest_gets_the_nodes_in_its_cluster_file(tmp_path):
     (tmp_path / "manifest.xml").write_text(TWO)
     (tmp_path / "cluster.yaml").write_text(FILE + 'slurm: {partition: gpu, time: "01:30:00"}\n')
@@ -151,7 +161,7 @@ def test_an_experiment_that_provision_created_is_read_from_the_workspace(tmp_pat
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE.replace("{manifest: manifest.xml}", "{hardware: d8545, site: wisc, nodes: 2, project: myproj}"))
     assert cluster.find(file, tmp_path).nodes == []
-    folder = tmp_path / cluster.CREATED
+    folder = tmp_path / ".shardlab/cloudlab"
     folder.mkdir(parents=True)
     (folder / "wisc.xml").write_text(TWO)
     assert [one.name for one in cluster.find(file, tmp_path).nodes] == ["gpu0", "gpu1"]

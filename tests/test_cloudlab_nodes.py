@@ -27,9 +27,9 @@ from provision.facts.services import SERVICES
 from provision.facts.slurm_here import SLURM_HERE, SlurmHere
 from provision.facts.system import SYSTEM
 from provision.operation import Nothing, Site, Target
-from provision.operations import extra_disks, fstab, inventory, nfs, packages, space
+from provision.operations import extra_disks, fstab, inventory, nfs, packages, space, workspaces
 from provision.provider import provider
-from shardlab import cluster, host
+from shardlab import cluster, host, remote_workspace
 from shardlab.cluster_keys import NodeEntry
 from shardlab.host import Nic
 from shardlab.remote import CommandOutput
@@ -52,6 +52,21 @@ def site(tmp_path, more: str = STORAGE, *, nodes: int = 2) -> Site:
     entries = {entry.name: entry for entry in made.nodes}
     targets = [Target(one, Facts(one), entries[one.name]) for one in provider("cloudlab").nodes(made, workspace)]
     return Site(made, workspace, targets)
+
+
+def test_without_slurm_and_without_a_shared_folder_each_node_has_its_part_of_a_run(tmp_path):
+    one = site(tmp_path, "")
+    assert one.cluster.has_separate_folders
+    folder = str(one.cluster.workspaces)
+    assert folder == "/opt/shardlab/workspaces"  # not in a home, which is NFS
+    one.targets[1].facts.answers |= {f"place {folder}": MountPlace(there=False), SYSTEM.name: A_MACHINE}
+    assert commands(workspaces.plan(one, one.targets[1]))[-1] == f"install -d -o alice -- {folder}"
+    entry = {"name": "gpu0", "host": "192.0.2.1", "roles": ["controller"], "python": "/opt/bin/python"}
+    one.workspace.own.mkdir()
+    (one.workspace.own / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "bench", "nodes": [entry]}))
+    assert remote_workspace.of(one.workspace, one.cluster).workspace.startswith(f"{folder}/")
+    (tmp_path / "slurm").mkdir()
+    assert not site(tmp_path / "slurm", f"{STORAGE}slurm: {{partition: gpu}}\n").cluster.has_separate_folders
 
 
 # the disk at /mydata

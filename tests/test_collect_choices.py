@@ -17,7 +17,7 @@ from collect.cli import main
 from collect.figures import head_to_head
 from collect.findings.statistics import Estimate
 from collect.loading import load
-from collect.report import choice_text
+from collect.report import choice_text, report_start
 from collect.verdicts.selection import Measurements
 from shardlab.cell import Instruments, Optimizer, Profile
 from shardlab.record import SameWork
@@ -398,6 +398,17 @@ def test_head_to_head_shows_the_contest_with_most_cells(several):
     assert "4 ranks with batch 8" in drawn.caption
     assert [trace["name"] for trace in drawn.data] == ["front", "ddp", "fsdp2", "zero1"]
     assert all(trace["error_y"]["array"][0] > 0 for trace in drawn.data[1:])
+
+
+def test_the_figure_and_the_choice_at_the_start_are_of_the_same_nodes(tmp_path):
+    cells = [support.cell(name, 2, nnodes=nodes) for nodes in (2, 1) for name in ("ddp", "fsdp2")]
+    loaded = load.load(prepare(tmp_path, [(one, THRICE) for one in cells]), None)
+    found = summary.summarize(loaded, "ddp")
+    (group,) = figure.groups(loaded, found)
+    drawn = head_to_head.draw(group)
+    assert "on 2 ranks of 2 nodes with batch 8" in drawn.caption
+    (choice,) = report_start.choices(found)
+    assert choice.where == "2 ranks, 2 nodes, batch 8"
 
 
 def test_the_page_and_the_terminal_say_what_to_choose_and_lead_to_its_runs(tmp_path, capsys):

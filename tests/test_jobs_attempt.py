@@ -232,3 +232,9 @@ def test_a_run_that_slurm_does_not_requeue_is_given_back(folder, scontrol):
     assert supervised(folder, PATH=scontrol("exit 1"), SLURM_JOB_ID="7").returncode == 76
     assert (folder.judge().state, folder.judge().held) == ("planned", False)
     assert "`jobs submit` or `jobs retry` submits it" in folder.judge().why
+
+
+def test_the_command_gets_the_disk_of_its_node(folder, tmp_path):
+    shown = tmp_path / "shown"
+    supervised(folder, "sh", "-c", f'printf %s "$1" > {shown}', "sh", "$SHARDLAB_NODE_DISK, $HOME", TMPDIR=str(tmp_path))
+    assert shown.read_text() == f"{tmp_path}, $HOME"

@@ -9,12 +9,14 @@ import pytest
 import support_collect as support
 from support_queue import MATRIX, Queue, Study
 
-from jobs import lease_end
+from jobs import lease_end, watch
+from jobs.backlog import Backlog
 from jobs.lease_schedule import EstimatedEnd, NodeSchedule, RunTime
 from jobs.reconcile import own
-from jobs.scheduler import ObservedRun
+from jobs.scheduler import Full, ObservedRun, SubmitOptions
 from jobs.schedulers import slurm
 from shardlab import inventory, moments
+from shardlab.console import Output
 from shardlab.lease import Lease
 from shardlab.state import JudgedState
 from shardlab.workspace import Workspace
@@ -58,10 +60,11 @@ class Lent(Study):
         super().__init__(path, runs)
         self.now = datetime.now(UTC)  # of this test: others may have taken hours before it
 
-    def lend(self, hours, read_hours_ago=0):
+    def lend(self, hours, read_hours_ago=0, workers=1):
         path = inventory.path_of(self.workspace)
         path.parent.mkdir(exist_ok=True)
-        nodes = [{"name": "head", "host": "h", "roles": ["controller"]}, {"name": "work1", "host": "w", "roles": ["worker"]}]
+        nodes = [{"name": "head", "host": "h", "roles": ["controller"]}]
+        nodes += [{"name": f"work{number}", "host": "w", "roles": ["worker"]} for number in range(1, workers + 1)]
         until = Lease(self.now + timedelta(hours=hours), self.now - timedelta(hours=read_hours_ago), "manifest")
         path.write_bytes(msgspec.json.encode({"schema": 1, "cluster": "c", "nodes": nodes, "lease": until}))
 
@@ -148,6 +151,68 @@ def test_a_person_may_send_them_all_the_same(study, queue, capsys):
     assert sent(queue) == 3
 
 
+def backlogs(study, queue, capsys, *, pack=False, ignore_lease=False):
+    """The three runs of the study, for which Slurm had no room although they would have ended before the lease."""
+    study.lend(7)
+    queue.rule(places=0, says=["sbatch: error: Batch job submission failed: Job violates accounting/QOS policy"])
+    study.jobs("submit")
+    assert study.states() == ["planned"] * 3
+    queue.rule(ends=0)
+    capsys.readouterr()
+    full = Full("Slurm", "full", study.workspace.all_runs())
+    return Backlog(study.workspace, "slurm", SubmitOptions(pack=pack), full, ignore_lease=ignore_lease)
+
+
+@pytest.mark.parametrize(("pack", "workers"), [(False, 1), (True, 3)])
+def test_runs_that_are_sent_later_are_judged_against_the_lease_of_that_time(pack, workers, study, queue, capsys):
+    waiting = backlogs(study, queue, capsys, pack=pack)
+    study.lend(5, workers=workers)  # somebody shortened the lease
+    while waiting:
+        waiting.attend(study.statuses())
+    assert (sent(queue), sorted(study.states())) == (1 if pack else 2, ["pending", "pending", "planned"])
+    (held,) = [status for status in study.statuses() if status.held]
+    assert held.why.startswith("held back, because the lease ends ")
+
+
+def test_a_run_that_another_command_held_back_is_not_sent_later(study, queue, capsys):
+    waiting = backlogs(study, queue, capsys)
+    waiting.folders[0].write_event("controller", "held", why="the lease")
+    while waiting:
+        waiting.attend(study.statuses())
+    assert sent(queue) == 2
+
+
+def test_a_command_that_waits_ends_when_it_has_held_back_the_runs_that_it_still_had(study, queue, capsys):
+    waiting = backlogs(study, queue, capsys)
+    study.lend(1)
+    run_ids = [folder.run_id for folder in study.workspace.all_runs()]
+    assert watch.finish(Output(), study.workspace, run_ids, wait=True, backlog=waiting) == 1
+    said = capsys.readouterr()
+    assert "3 run(s) did not start" in said.out
+    assert "held back, because the lease ends" in said.out
+    assert "not submitted" not in said.err
+    assert sent(queue) == 0
+
+
+def test_a_person_may_have_them_sent_later_all_the_same(study, queue, capsys):
+    waiting = backlogs(study, queue, capsys, ignore_lease=True)
+    study.lend(1)
+    while waiting:
+        waiting.attend(study.statuses())
+    assert sent(queue) == 3
+
+
+def test_a_run_behind_those_that_are_sent_now_is_not_judged_yet(study, queue, capsys):
+    waiting = backlogs(study, queue, capsys)
+    study.lend(5)
+    waiting.attend(study.statuses())
+    assert (sent(queue), len(waiting.folders)) == (1, 2)
+    study.lend(7)
+    while waiting:
+        waiting.attend(study.statuses())
+    assert sent(queue) == 3
+
+
 def test_held_runs_can_be_cancelled(study, queue, capsys):
     study.lend(1)
     assert study.jobs("submit") == 1
@@ -159,11 +224,7 @@ def test_held_runs_can_be_cancelled(study, queue, capsys):
 def test_a_packed_allocation_takes_the_runs_one_after_another_on_many_nodes(study, queue, capsys):
     file = study.workspace.path / "cluster.yaml"
     file.write_text(file.read_text().replace("{name: work1}", "{name: work1}, {name: work2}, {name: work3}"))
-    study.lend(5)
-    path = inventory.path_of(study.workspace)
-    known = json.loads(path.read_text())
-    known["nodes"] += [{"name": f"work{n}", "host": "w", "roles": ["worker"]} for n in (2, 3)]
-    path.write_text(json.dumps(known))
+    study.lend(5, workers=3)
     assert study.jobs("submit", "--dry-run") == 0
     assert "3 run(s) would be submitted, 0 skipped." in capsys.readouterr().out
     for words in (["--pack"], ["--max-parallel", "1"]):
@@ -272,3 +333,7 @@ def test_a_run_that_was_held_before_it_was_sent_is_planned_and_one_that_was_sent
     assert folder.judge() == JudgedState("planned", "the lease", held=True)
     support.event(folder, "submitted", 0)
     assert folder.judge() == JudgedState("pending", "the lease", held=True)
+    support.event(folder, "refused", 0.5, why="no room")
+    assert folder.judge() == JudgedState("planned", "the lease", held=True)
+    support.event(folder, "refused", 2, why="no room")
+    assert folder.judge() == JudgedState("planned", "no room")

@@ -6,9 +6,13 @@ import signal
 from pathlib import Path
 
 import pytest
+from support_cells import CELL
 
-from shardlab import node_folder
+from jobs import node_processes
+from shardlab import files, node_folder
 from shardlab.errors import WorkspaceError
+from shardlab.run import Run, World
+from shardlab.rundir import RunDir
 
 SPAWN = multiprocessing.get_context("fork")
 
@@ -128,3 +132,37 @@ def test_without_tmpdir_it_is_tmp_and_the_reason_is_said(monkeypatch, value, why
     if value:
         monkeypatch.setenv("TMPDIR", value)
     assert node_folder.parent() == (Path("/tmp"), why)
+
+
+@pytest.fixture
+def staged(tmp_path, monkeypatch):
+    """The folder of a run that copies its data to the node, whose id is the beginning of other ids. Waiting is not allowed."""
+    folder = RunDir(tmp_path / "runs/x-r1")
+    folder.path.mkdir(parents=True)
+    run = Run(
+        schema=1, run_id="x-r1", matrix="m", cell=CELL, cell_hash="", repeat=1, attempt=1, launcher="fork", rehearsal=True,
+        world=World(1, 2, 2), cluster={}, data_path="", data_stage="node", versions={}, git_commit=None, templates={},
+        created="",
+    )  # fmt: skip
+    files.write_json(folder.run_json, run)
+    monkeypatch.setattr(node_processes.time, "sleep", lambda _: pytest.fail("waits"))
+    return folder
+
+
+@pytest.mark.parametrize("other", ["runs/x-r10", "other/runs/x-r1"])
+def test_the_end_of_a_run_does_not_wait_for_the_copy_of_another_run(disk, staged, tmp_path, other):
+    name = node_folder.name_of(tmp_path / other)
+    with node_folder.shared(name, lambda folder: None):
+        node_processes.remove_data_copies(staged)
+    assert left(disk) == []
+
+
+def test_the_end_of_a_run_waits_for_the_ranks_that_still_use_its_copy(disk, staged, tmp_path):
+    name = node_folder.name_of(staged.path)
+    with node_folder.shared(name, lambda folder: None), pytest.raises(pytest.fail.Exception, match="waits"):
+        node_processes.remove_data_copies(staged)
+
+
+def test_the_end_of_a_run_that_cannot_be_read_is_no_failure(disk, staged):
+    staged.run_json.write_text("{")
+    node_processes.remove_data_copies(staged)

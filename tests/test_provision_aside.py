@@ -1,6 +1,7 @@
 """Disks, users and keys made for real by this machine's own tools, in namespaces that leave it as it is."""
 
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from provision.fact import Unanswered
 from provision.facts import disk as disk_fact
 from provision.facts.keys import KEYS
 from provision.facts.users import USERS, User
+from provision.facts.write_test import WriteTest, write_test
 from provision.operation import Nothing, Site
 from provision.operations import disks
 from provision.operations.keys import SSH_KEYS, SSH_TRUST
@@ -177,15 +179,16 @@ def test_nodes_know_one_anothers_keys_and_other_lines_stay(nodes):
 
 
 def test_without_root_nodes_know_one_another_by_the_users_own_files(nodes):
-    one = site(nodes, ssh=Ssh(between_nodes=True, sudo=False))
+    one = site(nodes, ssh=Ssh(between_nodes=True))
     for target in one.targets:
+        target.node.may_sudo = False
         target.node.run(["sh", "-c", "mkdir -p /root/.ssh /etc/ssh; printf theirs > /root/.ssh/known_hosts"], timeout_s=10)
         make = "cd /etc/ssh; rm -f ssh_host_* ssh_known_hosts; ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key"
         assert target.node.run(["sh", "-c", make], timeout_s=10).code == 0
-        assert not any(change.needs_root for change in SSH_KEYS.plan(one, target))
+        assert not any(change.script for change in SSH_KEYS.plan(one, target))
         settle(SSH_KEYS, one, target)
     for target in one.targets:
-        assert not any(change.needs_root for change in SSH_TRUST.plan(one, target))
+        assert not any(change.script for change in SSH_TRUST.plan(one, target))
         settle(SSH_TRUST, one, target)
         known = target.node.run(["cat", "/root/.ssh/known_hosts"], timeout_s=10).stdout
         assert known.startswith("theirs\n")
@@ -211,3 +214,24 @@ def test_lines_of_ours_that_somebody_tore_apart_stop_it(nodes):
     first.facts.forget()
     with pytest.raises(Unanswered, match="must each occur once"):
         SSH_TRUST.plan(one, first)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "why_not"),
+    [
+        ("chmod 777 {0}", ""),
+        ("chmod 755 {0}", "Permission denied"),
+        ("mount -t tmpfs -o ro tmpfs {0}", "Read-only file system"),
+        ("mount -t tmpfs -o size=16k,mode=777 tmpfs {0}", "No space left on device"),
+        ("mount -t tmpfs -o nr_inodes=1,mode=777 tmpfs {0}", "No space left on device"),
+    ],
+)
+def test_a_user_writes_a_file_to_find_out_whether_this_is_possible(nodes, prepare, why_not):
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
+    with tempfile.TemporaryDirectory() as folder:  # other users may not enter the folders of pytest
+        Path(folder).chmod(0o755)
+        nodes[0].run(["sh", "-euc", prepare.format(folder)], timeout_s=10)
+        fact = write_test(f"{folder}{'' if why_not else '/not/there/yet'}")
+        answer = nodes[0].run([*nobody, *fact.command("python3")], timeout_s=10)
+        assert fact.parse(answer.stdout) == WriteTest(folder, why_not)
+        assert nodes[0].run(["ls", "-A", folder], timeout_s=10).stdout == ""

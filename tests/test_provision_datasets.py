@@ -5,12 +5,14 @@ import json
 import multiprocessing
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from support_datasets import (
@@ -33,9 +35,12 @@ from provision.fact import Facts, Unanswered
 from provision.login_node import LoginNodeHere
 from provision.operation import Site, Target
 from provision.operations import datasets
+from shardlab import cluster as cluster_file
+from shardlab import remote_workspace
 from shardlab.cluster import Cluster
 from shardlab.cluster_keys import Data, DataSet, Storage
 from shardlab.errors import InputError, ShardlabError
+from shardlab.remote import CommandOutput
 from shardlab.slurm_keys import Slurm
 from shardlab.workspace import Workspace
 
@@ -350,6 +355,21 @@ def test_provision_stages_converges_and_says_what_it_cannot_do(tmp_path, monkeyp
     assert (code, second["state"], second["says"]) == (0, "nothing to do", ["cifar10: staged and unchanged"])
 
 
+@pytest.mark.parametrize("python", ["missing", "without provision"])
+def test_data_sets_of_a_node_whose_environment_is_not_made_are_planned_but_not_staged(tmp_path, python):
+    node = LoginNodeHere(name="w1", python=str(tmp_path / "python"))
+    if python != "missing":
+        Path(node.python).write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')  # without any package
+        Path(node.python).chmod(0o755)
+    sets = [DataSet("cifar10", str(tmp_path / "set.tar"))]
+    described = Cluster(schema=1, name="a", provider="ssh", data=Data(str(tmp_path / "data"), sets))
+    target = Target(node, Facts(node))
+    (change,) = datasets.plan(Site(described, Workspace(tmp_path), [target]), target)
+    assert change.says.endswith("once the Python environment is made")
+    with pytest.raises(Unanswered, match=r"w1: the data sets: its Python environment is not made yet; .* without --only"):
+        change.make(node)
+
+
 def test_a_refused_archive_fails_the_operation_with_its_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("provision.roles.CHECKS", [])
     tar(tmp_path / "bad", cifar_members(), member("/etc/passwd"))
@@ -381,27 +401,20 @@ def as_nobody(tmp_path):
     home.chmod(0o755)
 
     def run(verb, request, code=0):
-        words = [
-            "setpriv",
-            "--reuid=65534",
-            "--regid=65534",
-            "--clear-groups",
-            sys.executable,
-            "-P",
-            "-m",
-            "provision.datasets",
-        ]
-        done = subprocess.run(
-            [*words, verb, json.dumps(vars(request))],
+        done = python("-m", "provision.datasets", verb, json.dumps(vars(request)))
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout) if code == 0 else done.stderr
+
+    def python(*words):
+        return subprocess.run(
+            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-P", *words],
             env={**os.environ, "HOME": str(home), "PYTHONPATH": str(Path(stage.__file__).parents[2])},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == code, done.stderr
-        return json.loads(done.stdout) if code == 0 else done.stderr
 
-    run.home = home
+    run.home, run.python = home, python
     yield run
     shutil.rmtree(home)
 
@@ -423,6 +436,22 @@ def test_a_copy_that_cannot_be_written_is_verified_in_place(as_nobody):
     assert "has changed since it was staged" in as_nobody("look", request)["says"]
     other = Wanted(str(data), "mnist", "/nowhere.tar", None)
     assert as_nobody("look", other)["says"].endswith("cannot be staged there; set data.path to a folder of yours")
+
+
+def test_notes_of_staging_and_files_of_runs_are_in_one_folder_for_all_paths_of_a_copy(as_nobody):
+    data, link = as_nobody.home / "site-data", as_nobody.home / "link"
+    put(data, {f"{CIFAR}/{name.rpartition('/')[2]}": content for name, content in cifar_members().items()})
+    data.chmod(0o755)
+    link.symlink_to(data)
+    assert as_nobody("stage", Wanted(str(link), "cifar10"))["ready"]
+    assert as_nobody("look", Wanted(str(data), "cifar10"))["ready"]
+    program = (
+        "import sys; from pathlib import Path; from trainers.data.made_once import writable; print(writable(Path(sys.argv[1])))"
+    )
+    paths = [as_nobody.python("-c", program, folder / "imagenet-train.list").stdout.strip() for folder in (data, link)]
+    (folder,) = (as_nobody.home / ".cache/shardlab/data").iterdir()
+    assert paths == [str(folder / "imagenet-train.list")] * 2
+    assert {path.name for path in folder.iterdir()} == {"cifar10.lock", "cifar10.json"}
 
 
 def test_a_damaged_copy_that_cannot_be_written_is_refused(as_nobody):
@@ -478,6 +507,45 @@ def managed(tmp_path, monkeypatch):
 
     planned.node, planned.programs = node, programs
     return planned
+
+
+SSH_HERE = f"{{schema: 1, name: c, provider: ssh, nodes: [{{name: {socket.gethostname().partition('.')[0]}, host: h}}], DATA}}"
+SSH = "{schema: 1, name: c, provider: ssh, nodes: [{name: gpu0, host: gpu0.invalid}], DATA}"
+SHARED = SSH.replace("DATA", "storage: {shared: SHARED}, DATA")
+SLURM = SHARED.replace("gpu0.invalid", "h, roles: [controller, worker]").replace("DATA", "slurm: {}, DATA")
+
+
+@pytest.mark.parametrize("path", ["null", "sets", "/mydata/sets"])
+@pytest.mark.parametrize(
+    ("text", "place", "elsewhere"),
+    [(SSH_HERE, "home", False), (SSH, "home", True), (SHARED, "home", True), (SLURM, "home", True), (SLURM, "shared", False)],
+    ids=["first node", "no shared folder", "shared folder", "Slurm", "Slurm, here"],
+)
+def test_data_sets_are_staged_where_the_runs_of_the_cluster_read_them(tmp_path, text, place, elsewhere, path):
+    file = tmp_path / "cluster.yaml"
+    (tmp_path / place).mkdir()
+    described = text.replace("SHARED", str(tmp_path / "shared")).replace("DATA", f"data: {{path: {path}, sets: [cifar10]}}")
+    file.write_text(described)
+    described = cluster_file.load(file)
+    asked = []
+
+    class AskedNode(LoginNodeHere, eq=False):
+        def run(self, argv, **_):
+            asked.append(argv[-1])
+            return CommandOutput(1, "", "")
+
+    node = AskedNode(name="gpu0", python="python3")
+    workspace = Workspace(tmp_path / place)
+    with pytest.raises(Unanswered):
+        datasets.plan(Site(described, workspace, []), Target(node, Facts(node)))
+    stored = workspace
+    if elsewhere:
+        workspace.own.mkdir()
+        nodes = [{"name": "gpu0", "host": "h", "roles": ["controller"], "python": "python3"}]
+        (workspace.own / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "c", "nodes": nodes}))
+        stored = Workspace(Path(remote_workspace.of(workspace, described).workspace))
+    given = None if path == "null" else path
+    assert msgspec.json.decode(asked[0], type=Wanted).data_path == str(stored.data(given))
 
 
 def test_at_a_managed_site_an_archive_is_unpacked_in_a_job(tmp_path, managed):

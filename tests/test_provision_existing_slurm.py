@@ -19,7 +19,6 @@ from provision.facts.tools import TOOLS
 from provision.operation import Nothing
 from provision.operations import hosts, inventory, munge, packages, slurm, slurm_files, users
 from shardlab import host
-from shardlab.cluster_keys import Ssh
 
 NODES = tuple(KnownNode(name, name, f"10.0.0.{place}", "IDLE", ("batch", "all")) for place, name in enumerate(["w1", "w2"], 2))
 THERE = SlurmHere("/usr/bin", True, "/etc/slurm/slurm.conf", False, True, "campus", "23.11.4", NODES, ("batch", "all"))
@@ -30,7 +29,8 @@ def with_slurm(there=THERE, *, sudo=True):
     one = site()
     for target in one.targets:
         target.facts.answers[SLURM_HERE.name] = there
-    return msgspec.structs.replace(one, cluster=msgspec.structs.replace(one.cluster, ssh=Ssh(sudo=sudo)))
+        target.node.may_sudo = sudo
+    return one
 
 
 def test_nothing_of_it_is_installed_or_overwritten():

@@ -33,6 +33,7 @@ def test_a_provider_has_the_name_of_its_file_and_names_operations_and_checks_tha
     [
         ("request", "provider given has nothing to request: somebody else runs its machines."),
         ("warm", "provider given has nothing to prepare in advance."),
+        ("extend", "provider given has nothing to extend: somebody else runs its machines."),
         ("down", "provider given: provision created no machine, so there is nothing to undo."),
     ],
 )

@@ -1,6 +1,7 @@
 """Disks, shared storage and room as data: what nodes say goes in, commands come out, and a second plan asks for nothing."""
 
 import os
+import re
 import struct
 import subprocess
 
@@ -10,7 +11,7 @@ from test_provision_operations import RUNNING, commands, site, with_files
 
 from provision import software
 from provision.fact import Unanswered
-from provision.facts import disk, mounts
+from provision.facts import disk, mounts, write_test
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
 from provision.facts.exports import EXPORTED_BY_US, EXPORTS
 from provision.facts.exports import parse as parse_exports
@@ -20,6 +21,7 @@ from provision.facts.packages import PACKAGES, Packages
 from provision.facts.room import Room, room
 from provision.facts.room import parse as parse_room
 from provision.facts.services import SERVICES, Service
+from provision.facts.write_test import WriteTest
 from provision.operation import Nothing, Site, Target, reason
 from provision.operations import disks, environment, fstab, nfs, packages, space, workspaces
 from provision.providers.local import LocalNode
@@ -203,9 +205,18 @@ def test_the_environment_is_not_made_below_a_mount_that_is_missing():
     assert fstab.guard(with_storage(Storage(shared=SHARED), "virtual"), one.targets[0]) == []
 
 
+@pytest.mark.parametrize("may_sudo", [True, False])
+def test_the_node_says_whether_root_checks_its_mounts(may_sudo):
+    """Whatever ssh.sudo says: a login node of a site never has sudo."""
+    one = with_storage(Storage(shared=SHARED, server="w1"))
+    one.targets[0].node.may_sudo = may_sudo
+    (check,) = fstab.guard(one, one.targets[0])
+    assert (check.root, bool(check.script)) == (may_sudo, may_sudo)
+
+
 def test_nodes_that_share_no_folder_each_get_a_folder_of_workspaces():
     one = with_storage(Storage(disk=DISK, mount=MOUNT))
-    assert workspaces.plan(one, one.targets[1]) == Nothing("the nodes share a folder, or Slurm starts the runs")
+    assert workspaces.plan(one, one.targets[1]) == Nothing("cluster.yaml names no storage.shared")
     one = msgspec.structs.replace(one, cluster=msgspec.structs.replace(one.cluster, slurm=None))
     for target in one.targets:
         with_place(target, "/mydata/workspaces", MountPlace(there=False))
@@ -213,7 +224,65 @@ def test_nodes_that_share_no_folder_each_get_a_folder_of_workspaces():
         assert guard.says == "check that /mydata is mounted"
         assert make.command == "install -d -o alice -- /mydata/workspaces"
         with_place(target, "/mydata/workspaces", MountPlace())
-        assert workspaces.plan(one, target) == Nothing("/mydata/workspaces exists")
+        with_write_test(target, "/mydata/workspaces", WriteTest("/mydata/workspaces"))
+        assert workspaces.plan(one, target) == Nothing("alice can write to /mydata/workspaces")
+
+
+def with_write_test(target: Target, path: str, test: WriteTest) -> None:
+    target.facts.answers[f"write test {path}"] = test
+
+
+@pytest.mark.parametrize(
+    ("why_not", "advice"),
+    [
+        ("Read-only file system", "mount it so that it can be written"),
+        ("Disk quota exceeded", "ask for a larger quota, or set storage.shared to another folder"),
+        ("No space left on device", "set storage.shared to a folder on a larger disk"),
+        ("Permission denied", "make this user its owner"),
+        ("Stale file handle", "make this user its owner"),
+    ],
+)
+def test_a_shared_folder_that_the_user_cannot_write_is_refused(why_not, advice):
+    one = with_storage(Storage(shared=SHARED))
+    with_write_test(one.targets[1], SHARED, WriteTest(SHARED, why_not))
+    with pytest.raises(Unanswered, match=rf"^w1: alice cannot write to {SHARED}: {why_not}; .*{re.escape(advice)}"):
+        workspaces.plan(one, one.targets[1])
+
+
+def test_a_shared_folder_is_tested_when_it_is_mounted_and_not_before():
+    """The fact of the test is not answered here: asking it would be an error."""
+    one = with_storage(Storage(shared=SHARED, server="w1"))
+    head, server, client = one.targets
+    with_place(server, SHARED, MountPlace(there=False))
+    for target in (head, client):
+        with_place(target, SHARED, MountPlace())
+    for target in one.targets:
+        planned = workspaces.plan(one, target)
+        assert planned == Nothing(f"{SHARED} is made by another operation, and tested then")
+    with_place(client, SHARED, MountPlace(mount=Mount(f"w1:{SHARED}", "nfs4", ("rw",))))
+    with_write_test(client, SHARED, WriteTest(SHARED, "Permission denied"))
+    with pytest.raises(Unanswered, match="Permission denied"):
+        workspaces.plan(one, client)
+
+
+@pytest.mark.parametrize(
+    ("printed", "test"),
+    [
+        ("/mydata\n", WriteTest("/mydata")),
+        (
+            "/mydata\nhead: error writing '/mydata: x/f': No space left on device\n",
+            WriteTest("/mydata", "No space left on device"),
+        ),
+    ],
+)
+def test_the_answer_of_a_write_test_is_read(printed, test):
+    assert write_test.parse(printed) == test
+
+
+@pytest.mark.parametrize("printed", ["", "sh: not found\n"])
+def test_a_write_test_that_does_not_answer_is_not_taken_for_success(printed):
+    with pytest.raises(ValueError, match="does not name the folder"):
+        write_test.parse(printed)
 
 
 def test_the_second_look_at_a_disk_finds_what_lies_at_its_end_alone(tmp_path):

@@ -2,12 +2,16 @@
 
 import threading
 
+import pytest
+
+from provision import display
 from provision.check import Check, Outcome, each, without
 from provision.fact import Fact, Facts
 from provision.operation import Site, Target
-from provision.verify import verified, verify
+from provision.verify import Finding, verified, verify
 from shardlab.cluster import Cluster
 from shardlab.cluster_keys import NodeEntry
+from shardlab.console import Output
 from shardlab.remote import CommandOutput, Unreachable
 
 
@@ -101,3 +105,10 @@ def test_a_question_that_two_ask_at_once_is_asked_once():
 
     assert each([1, 2], ask) == [5, 5]
     assert node.asked == [["five"]]
+
+
+@pytest.mark.parametrize("advice", ["run it again", "is the disk full?"])
+def test_an_advice_is_a_sentence_or_a_question(capsys, advice):
+    display.checks(Output(), [Finding("n1", "gpus", Outcome(False, "NVML sees no GPU.", advice))])
+    said = f"n1: gpus: NVML sees no GPU. Advice: {advice}{'' if advice.endswith('?') else '.'}\n"
+    assert said in capsys.readouterr().out

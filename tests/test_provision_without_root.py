@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from provision import cli
+from provision import cli, display
 from provision.facts import tools
 from provision.operation import RunCommand, Write, shell
+from provision.plan import OperationStep
 from provision.providers import ssh
 from shardlab import cluster
+from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.remote import CommandOutput, Unreachable, putting
 
@@ -153,6 +155,25 @@ def test_the_scripts_for_an_administrator_do_what_the_changes_do(tmp_path):
     assert path.read_bytes() == b"$HOME `id` 'x'\nlast line\n"
     assert path.stat().st_mode & 0o777 == 0o640
     assert Path(f"{path}.2").read_bytes() == b"a\nb\n"
+
+
+LONG = f"printf '%s\\n' 'a\tb' '{'x' * 5000}'"  # a tab, and a line that is longer than all lines for persons
+
+
+def shown(capsys, script) -> str:
+    display.administrator(Output(), [OperationStep("n1", "hosts", "administrator", ["write /etc/hosts"], commands=[script])])
+    return capsys.readouterr().out
+
+
+def test_the_commands_for_an_administrator_are_printed_unchanged(capsys):
+    assert f"# hosts: write /etc/hosts\n{LONG}\n" in shown(capsys, LONG)
+
+
+@pytest.mark.parametrize("steering", ["\x1b[2J", "\r", "\u202e"])
+def test_commands_that_would_steer_a_terminal_are_not_printed(capsys, steering):
+    said = shown(capsys, f"{LONG}{steering}")
+    assert "printf" not in said
+    assert "use --json" in said
 
 
 @pytest.mark.parametrize(

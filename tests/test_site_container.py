@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -26,7 +27,7 @@ from provision.operations import site_environment
 from provision.providers import slurm
 from provision.site import python
 from provision.site.package_check import PackageCheck
-from shardlab import cluster
+from shardlab import cluster, container
 from shardlab.remote import CommandOutput
 from shardlab.run import World
 
@@ -70,7 +71,7 @@ def described(tmp_path: Path, text: str) -> cluster.Cluster:
 @pytest.fixture
 def folder():
     """A folder that a user without rights may enter and write."""
-    made = Path(tempfile.mkdtemp(prefix="shardlab-container-", dir="/tmp"))
+    made = Path(tempfile.mkdtemp(prefix="shardlab-container-", dir="/var/tmp"))  # Charliecloud mounts its own folder at /tmp
     made.chmod(0o755)
     (made / "shared").mkdir()
     shutil.chown(made / "shared", USER, USER)
@@ -83,6 +84,21 @@ def test_the_scripts_of_a_site_with_a_container(tmp_path, runtime):
     site = described(tmp_path, TEXT.replace("RUNTIME", runtime))
     for write in python.scripts(site, FOLDER, "ba9876543210"):
         same_as_golden(f"site/{runtime}-{Path(write.path).name}.sh", write.content.decode())
+
+
+def test_srun_mounts_the_disk_of_the_node_if_data_is_copied_there(tmp_path, monkeypatch):
+    """In a container that pyxis starts, /tmp is in memory."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    site = described(tmp_path, TEXT.replace("RUNTIME", "pyxis").replace("data: {", "data: {stage: node, "))
+    run = msgspec.structs.replace(run_of("torchrun"), scheduler="slurm", limit_s=600)
+    for stage, options in (("node", [f",{tmp_path}:{tmp_path}", "--no-container-remap-root"]), (None, [])):
+        text = render.script(msgspec.structs.replace(run, data_stage=stage), Path("/runs/a"), site, None)
+        command = container.with_node_disk(shlex.split(text.rpartition(" -- ")[0].partition("jobs.attempt . -- ")[2]))
+        assert not any("$SHARDLAB" in word for word in command)
+        expected = "/scratch/alice/shardlab:/scratch/alice/shardlab,/project/data:/project/data"
+        mounts, *more = options or [""]
+        assert f"--container-mounts={expected}{mounts}" in command
+        assert [word for word in command if "remap" in word] == more
 
 
 @pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
@@ -145,7 +161,7 @@ def test_all_variables_of_a_job_script_arrive_in_the_container(tmp_path):
     saved = set(re.search(r"for name in ([A-Z_ \\\n]+)", script)[1].replace("\\", "").split())
     for path in (templates.FOLDER / "launch").glob("slurm.sbatch.j2"):
         set_there = set(re.findall(r"^export ([A-Z_]+)=", path.read_text(), re.MULTILINE))
-        assert {name for name in set_there if not name.startswith("SHARDLAB_")} - {"PYTHONPATH"} == saved
+        assert {name for name in set_there if not name.startswith("SHARDLAB_")} - {"PYTHONPATH"} == saved - {"TMPDIR"}
 
 
 @pytest.mark.parametrize(
@@ -198,12 +214,22 @@ def test_a_rank_in_a_container_of_charliecloud(folder):
     listed = subprocess.run([*AS_USER, rank_python, "-c", f"import os; print(os.listdir('{data}'))"], cwd=shared, env=given,
                             capture_output=True, text=True, check=True)  # fmt: skip
     assert listed.stdout == "['set']\n"
+    assert variables["TMPDIR"] == "/tmp"
+    assert "TMPDIR" not in given
+    disk = folder / "disk"
+    disk.mkdir()
+    shutil.chown(disk, USER, USER)
+    program = "import os; open(os.environ['TMPDIR'] + '/copy', 'w').write('data')"
+    subprocess.run([*AS_USER, rank_python, "-c", program], cwd=shared, env=given | {"TMPDIR": str(disk)}, check=True)
+    assert (disk / "copy").read_text() == "data"
+    done = subprocess.run([*AS_USER, rank_python, "-c", "pass"], cwd=shared, env=given | {"TMPDIR": "/nowhere"}, check=False)
+    assert done.returncode == 0
 
 
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_the_packages_of_an_image_are_checked_before_anything_is_sent_to_slurm(folder):
     image, shared = folder / "image", folder / "shared"
-    make_image(image, [], {})
+    make_image(image, [shared], {})
     record_packages(image, torch="1.4.0", deepspeed=None)
     text = (
         TEXT.replace("RUNTIME", "charliecloud")

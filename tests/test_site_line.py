@@ -258,7 +258,7 @@ def test_ranks_train_in_a_container_and_the_desk_sends_the_other_packages(site, 
     said = json.loads(made.run("provision", "--json").stdout)
     says = operation(said)["says"]
     assert f"check the packages of environment.container: {image}: the tested versions" in says
-    assert "download the packages here, as no package index answers on the login node, and send them" in says
+    assert any(sentence.startswith("download the packages here, as the login node could not (") for sentence in says)
     assert said["verified"] is True
     assert "works on 2 nodes" in said["checks"][0]["says"]
     python = json.loads((made.desk / ".shardlab/inventory.json").read_text())["nodes"][0]["python"]

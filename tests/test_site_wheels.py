@@ -18,7 +18,8 @@ from provision.login_node import LoginNodeHere
 from provision.site import wheels
 from provision.site.wheels import InterpreterPlatform, WheelDownload
 
-SITE = InterpreterPlatform("3.12", sys.platform, platform.machine(), ("glibc", "2.28"))  # not the version of this Python
+HERE, OTHER = (f"3.{sys.version_info.minor + more}" for more in (0, 1))  # versions of Python
+SITE = InterpreterPlatform(HERE, sys.platform, platform.machine(), ("glibc", "2.28"))
 # Builds a wheel for every Python, as the setup of a package without compiled parts does.
 BACKEND = """\
 import zipfile
@@ -75,14 +76,15 @@ def add_deepspeed(index: Path) -> None:
 def test_wheels_are_for_the_sites_python_and_not_newer_than_its_c_library(index, tmp_path):
     machine = platform.machine()
     add_wheel(index, "few", "py3-none-any")
-    for tag in ("cp311-cp311", "cp312-cp312"):
+    this, other = (f"cp{version.replace('.', '')}" for version in (HERE, OTHER))
+    for tag in (f"{this}-{this}", f"{other}-{other}"):
         for libc in ("manylinux_2_34", "manylinux_2_28", "manylinux_2_17"):
             add_wheel(index, "compiled", f"{tag}-{libc}_{machine}")
     add_deepspeed(index)
     folder = tmp_path / "wheels"
     folder.mkdir()
     names = [path.name for path in wheels.download(folder, SITE, ["compiled", "deepspeed>=0.1"])]
-    assert names[0] == f"compiled-1.0-cp312-cp312-manylinux_2_28_{machine}.whl"
+    assert names[0] == f"compiled-1.0-{this}-{this}-manylinux_2_28_{machine}.whl"
     assert [name.partition("-")[0] for name in names] == ["compiled", "deepspeed", "few"]
 
 
@@ -100,6 +102,15 @@ def test_an_unknown_c_library_gets_the_oldest_wheels(libc, newest):
 def test_wheels_for_another_system_are_not_guessed(tmp_path, other):
     with pytest.raises(Unanswered, match="pip downloads only for its own system"):
         wheels.download(tmp_path, msgspec.structs.replace(SITE, **other), ["few"])
+
+
+def test_wheels_for_another_version_of_python_are_refused(index, tmp_path):
+    """pip would leave out the requirement `few; python_version == OTHER`, as it looks at its own version."""
+    add_wheel(index, "few", "py3-none-any")
+    with pytest.raises(
+        Unanswered, match=rf"runs here with Python {HERE}, the site's Python is {OTHER}; .*Run `provision` with"
+    ):
+        wheels.download(tmp_path, msgspec.structs.replace(SITE, python=OTHER), ["few"])
 
 
 class CountingLogin(LoginNodeHere, eq=False):
@@ -134,7 +145,8 @@ def test_this_machine_sends_what_the_login_node_cannot_download(index, tmp_path)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
             path.name: path.read_bytes() for path in index.iterdir()
         }
-    assert asked.says == "download the packages here, as no package index answers on the login node, and send them"
+    says = "download the packages here, as the login node could not (ERROR: no index answers), and send them"
+    assert asked.says == says
     assert list((tmp_path / "here").iterdir()) == []
 
 
@@ -146,6 +158,18 @@ def test_what_neither_machine_can_download_is_said_with_both_reasons(index, tmp_
     with pytest.raises(Unanswered, match=r"cannot be downloaded: ERROR: no index answers\. Set environment\.wheelhouse"):
         a_download(tmp_path, *failing, here=False).make(node)
     assert not (tmp_path / "site").exists()
+
+
+def test_a_failure_after_the_download_is_not_called_a_failure_to_download(index, tmp_path):
+    for name in ("few", "compiled"):
+        add_wheel(index, name, "py3-none-any")
+    asked = a_download(tmp_path, "false")
+    (tmp_path / "site").touch()  # where the folder should be
+    with pytest.raises(Unanswered, match=r"^login: compiled\S+ was downloaded here, but not sent to \S+: .*(directory|exists)"):
+        asked.make(CountingLogin(name="login"))
+    asked.interpreter = ["no-python"]
+    with pytest.raises(Unanswered, match=r"^login: its Python does not start: "):
+        asked.make(CountingLogin(name="login"))
 
 
 def listing(**others: str | None) -> str:

@@ -1,15 +1,20 @@
 """`jobs submit --in-allocation`: what an allocation has, and what is refused."""
 
+import os
+
 import msgspec
 import pytest
 from support_golden import run_of
 from support_queue import Queue, Study
 
 from jobs import render
+from jobs.schedulers import allocation as in_allocation
 from jobs.schedulers import slurm
 from jobs.slurm import allocation
 from jobs.slurm.allocation import Allocation
+from shardlab import files
 from shardlab.cluster import Cluster
+from shardlab.rundir import RunDir
 from shardlab.slurm_keys import Slurm
 
 JOB = "JobId=7 JobName=interactive NumNodes=2 NumCPUs=8 TRES=cpu=8,mem=2G,node=2,billing=8,gres/gpu=4,gres/gpu:a100=4"
@@ -50,3 +55,48 @@ def test_its_script_is_a_step_and_has_no_option_of_sbatch(tmp_path):
     assert "#SBATCH" not in text
     assert "\n  srun \\\n" in text
     assert "--overlap" in text
+
+
+def test_runs_that_wait_when_their_allocation_ends_are_given_back(tmp_path, monkeypatch):
+    """The first run starts, and the allocation ends during this run; then nothing else is started."""
+    study = Study(tmp_path, 3)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    answer = programs / "answer"
+    answer.write_text(f"{JOB} JobState=RUNNING")
+    (programs / "scontrol").write_text(f"#!/bin/sh\ncat {answer}\n")
+    (programs / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    folders = [RunDir(study.workspace.runs / f"r{number}") for number in range(3)]
+    for folder in folders:
+        folder.log.mkdir(parents=True)
+        run = msgspec.structs.replace(run_of("torchrun"), run_id=folder.run_id, scheduler="allocation")
+        files.write_json(folder.run_json, run)
+        (folder.path / "job.sh").write_text(
+            f"sed -i s/RUNNING/COMPLETING/ {answer}; echo {folder.run_id} >> {programs}/started\n"
+        )
+        folder.write_event("controller", "submitted", scheduler="allocation")
+    assert in_allocation.work(study.workspace) == 0
+    assert (programs / "started").read_text() == "r0\n"
+    verdicts = [folder.judge() for folder in folders]
+    assert [verdict.state for verdict in verdicts] == ["failed", "planned", "planned"]
+    assert verdicts[1].why.startswith("the allocation 7 ended before the run started; `jobs submit` submits the run by sbatch")
+
+
+@pytest.mark.parametrize(
+    ("script", "ended"),
+    [
+        ("echo JobId=7 JobState=RUNNING", False),
+        ("echo JobId=7 JobState=SUSPENDED", False),
+        ("echo JobId=7 JobState=COMPLETING", True),
+        ("echo JobId=7 JobState=TIMEOUT", True),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", True),
+        ("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", False),
+    ],
+)
+def test_an_allocation_has_ended_only_if_slurm_says_so(tmp_path, monkeypatch, script, ended):
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert allocation.has_ended("7") is ended

@@ -180,8 +180,9 @@ def test_a_run_without_a_shared_folder_loses_a_node_and_resumes_from_the_parts_o
 
     again = far_desk.run("jobs", "retry", "--only", "node_fail")
     assert "resumes from its checkpoint at step" in again.stdout
-    twin.until(lambda: runs()[2]["scheduler"]["raw"].startswith("queued: work1 does not answer"), "it waits for the node")
+    assert runs()[1]["attempt"] == 2  # `jobs status` shows the last attempt of each run
+    twin.until(lambda: runs()[1]["scheduler"]["raw"].startswith("queued: work1 does not answer"), "it waits for the node")
     apart.boot("work1")
-    twin.until(lambda: runs()[2]["state"] == "running" and (runs()[2]["resumed_from_step"] or 0) >= 5, "it resumes")
+    twin.until(lambda: runs()[1]["state"] == "running" and (runs()[1]["resumed_from_step"] or 0) >= 5, "it resumes")
     fetched = {run["run"]: run for run in json.loads(far_desk.run("collect", "fetch", "--json", "--run", lost).stdout)}
     assert fetched[lost]["complete"]

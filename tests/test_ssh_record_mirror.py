@@ -1,12 +1,18 @@
 """The copies of a node's records on the first node: what is copied, as it grows, and what no node may write."""
 
+import os
 import shutil
+import sys
 
 import pytest
 
-from jobs.ssh import record_mirror
-from jobs.ssh.record_mirror import RecordChange, RecordReader
+from jobs.ssh import node_task
+from jobs.ssh.node_task import RecordSender
+from jobs.ssh.record_mirror import RecordChange, RecordCopies, RecordReader
+from jobs.ssh.step import NodeSession
 from shardlab.errors import ShardlabError
+from shardlab.inventory import InventoryNode
+from shardlab.rundir import RunDir
 
 HOSTILE = [
     "../x", "/etc/passwd", "claim/job", "run.json", "events.attempt.jsonl", "events.step.jsonl", "steps/../run.json", "job.sh",
@@ -20,12 +26,12 @@ def copied(tmp_path):
     node, first = tmp_path / "node", tmp_path / "first"
     (node / "steps").mkdir(parents=True)
     first.mkdir()
-    reader = RecordReader(node)
+    reader, copies = RecordReader(node), RecordCopies(first)
 
     def copy():
         changes = list(reader.changes())
         for change in changes:
-            record_mirror.apply(first, "gpu1", change)
+            copies.apply("gpu1", change)
         return [change.name for change in changes]
 
     return node, first, copy
@@ -100,5 +106,85 @@ def test_the_first_nodes_own_part_of_a_checkpoint_stays(copied):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_node_writes_another_file(tmp_path, name):
     with pytest.raises(ShardlabError, match="gpu1: sent the file"):
-        record_mirror.apply(tmp_path / "run", "gpu1", RecordChange(name, b"x"))
+        RecordCopies(tmp_path / "run").apply("gpu1", RecordChange(name, b"x"))
     assert not list(tmp_path.rglob("*"))
+
+
+STEPS = "steps/rank-00000.jsonl"
+
+
+@pytest.mark.parametrize("change", [RecordChange(STEPS, b"x", 0), RecordChange(STEPS, None), RecordChange(STEPS, b"", 4)])
+@pytest.mark.parametrize("owner", ["gpu1", "the first node"])
+def test_no_node_changes_the_records_of_another_node(tmp_path, owner, change):
+    copies = RecordCopies(tmp_path)
+    if owner == "gpu1":
+        copies.apply("gpu1", RecordChange(STEPS, b"mine"))
+    else:
+        (tmp_path / "steps").mkdir()
+        (tmp_path / STEPS).write_text("mine")
+    with pytest.raises(ShardlabError, match=f"gpu2: sent the file {STEPS}, which {owner} writes"):
+        copies.apply("gpu2", change)
+    assert (tmp_path / STEPS).read_text() == "mine"
+
+
+def test_records_of_a_node_have_no_holes(tmp_path):
+    copies = RecordCopies(tmp_path)
+    copies.apply("gpu1", RecordChange(STEPS, b"12345"))
+    copies.apply("gpu1", RecordChange(STEPS, b"67", 5))
+    with pytest.raises(ShardlabError, match=r"gpu1: sent byte 8 of rank-00000\.jsonl, of which this node has 7 bytes"):
+        copies.apply("gpu1", RecordChange(STEPS, b"x", 8))
+    copies.apply("gpu1", RecordChange(STEPS, b"x", 2))
+    assert (tmp_path / STEPS).read_text() == "12x"
+
+
+def read_all(session):
+    while session.read():
+        pass
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        '{"name": "steps/rank-00000.jsonl", "content": "eA==", "begin": -1}',
+        '{"name": 7}',
+        '{"other": ' + "[" * 5000,
+        "\xff",
+        "",
+    ],
+    ids=["negative", "number", "nested", "no JSON", "empty"],
+)
+def test_a_line_of_a_node_that_is_no_record_is_a_sentence(tmp_path, monkeypatch, words):
+    (tmp_path / "run/log").mkdir(parents=True)
+    (tmp_path / "line").write_text(f"shardlab: record {words}\nshardlab: exit 0\n", encoding="latin-1")
+    script = '#!/bin/sh\nfor word; do test "$word" != -G || exec /usr/bin/ssh "$@"; done\ncat LINE\n'
+    (tmp_path / "ssh").write_text(script.replace("LINE", str(tmp_path / "line")))
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    run = tmp_path / "run"
+    session = NodeSession(InventoryNode("gpu1", "127.0.0.1", python="python3"), RunDir(run), RecordCopies(run))
+    with pytest.raises(ShardlabError, match="gpu1: sent a record that cannot be read"):
+        read_all(session)
+    session.end()
+    session.process.wait()
+    session.stdout.close()
+    assert [path.name for path in run.iterdir()] == ["log"]
+
+
+def test_records_that_nobody_reads_are_given_up_with_a_sentence(tmp_path, monkeypatch):
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    while True:
+        try:
+            os.write(writes, bytes(4096))
+        except BlockingIOError:
+            break
+    os.set_blocking(writes, True)
+    (tmp_path / "result.json").write_text("{}")
+    with os.fdopen(writes, "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.setattr(node_task, "SEND_S", 0.1)
+        sender = RecordSender(tmp_path)
+        with pytest.raises(ShardlabError, match=r"the last records could not be sent within 0\.1 s"):
+            sender.finish()
+        os.close(reads)  # ends the thread
+        sender._thread.join()

@@ -1,13 +1,20 @@
 """Runs on SSH nodes that share no folder: each node has its own folder in the place of the workspace, in a mount namespace."""
 
+import hashlib
 import json
+import os
+import re
+import shlex
 import signal
+import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from support_aside import why_not
+from support_cells import CELL
 from support_line import until
 from support_ssh_nodes import SshNodes, tasks, wait_for
 
@@ -15,6 +22,7 @@ from collect.cli import main
 from jobs import frozen_source, run_queue
 from jobs.hang_detection import files_of
 from jobs.reconcile import own
+from jobs.ssh import node_folders
 from shardlab import checkpoint, source_digest
 from shardlab.checkpoint import CheckpointFile, CheckpointManifest
 from shardlab.state import FINAL
@@ -92,6 +100,16 @@ def test_a_run_ends_as_on_nodes_with_a_shared_folder(nodes, how):
         assert "ranks 0, 1 reached step 2" in folder.judge().why
 
 
+def test_the_time_limit_also_ends_a_run_whose_files_are_still_sent(nodes):
+    rsync = nodes.workspace.path / "bin/rsync"
+    rsync.write_text("#!/bin/sh\nexec sleep 1000\n")
+    rsync.chmod(0o755)
+    folder = nodes.run(1, 2, RUNS, limit_s=3)
+    assert nodes.attempt(folder, "gpu1,gpu2").wait(60) == 124
+    assert (folder.judge().state, folder.judge().why) == ("timeout", "ended at its time limit of 3 s")
+    assert not tasks(folder)
+
+
 def test_a_node_that_writes_only_files_that_are_not_copied_makes_progress(nodes):
     folder = nodes.run(1, 1, "mkdir -p trace; echo trace > trace/rank-00000.json.gz")
     before = set(files_of(folder.path, ask=False))
@@ -132,6 +150,69 @@ def test_a_part_of_an_earlier_run_of_this_name_is_set_aside(nodes):
     assert len(part.steps(0).records) == 2
     (old,) = part.path.parent.glob(f".{folder.run_id}.*.old")
     assert (old / "steps/rank-00000.jsonl").read_text() == "of another run"
+
+
+@pytest.mark.parametrize(("on", "sharing"), [("gpu1,gpu2", "gpu[12] and gpu[12]"), ("gpu0,gpu1", "gpu0 and gpu1")])
+def test_nodes_that_share_a_folder_that_the_cluster_file_does_not_name_are_refused(nodes, on, sharing):
+    folder = nodes.run(1, 2, RANK)
+    first, second = on.split(",")
+    (nodes.apart / second).rmdir()
+    (nodes.apart / second).symlink_to(nodes.workspace.path if first == "gpu0" else nodes.apart / first)
+    old = nodes.part(first, folder).path
+    old.mkdir(parents=True)
+    (old / "of-an-earlier-run").write_text("")
+    assert nodes.attempt(folder, on).wait(60) != 0
+    assert folder.judge().state == "failed"
+    assert re.search(f"the nodes {sharing} share the folder {nodes.workspace.runs}", folder.judge().why)
+    assert "Set storage.shared" in folder.judge().why
+    assert not list(nodes.workspace.runs.glob(".*.new"))
+    assert first == "gpu0" or len(list(old.parent.glob(".*.old/of-an-earlier-run"))) == 1
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_two_nodes_that_set_the_same_earlier_folder_aside_at_one_time_are_noticed(tmp_path, moment):
+    folder = tmp_path / "runs/0001"
+    folder.mkdir(parents=True)
+    (folder / "of-an-earlier-run").write_text("")
+
+    def prepare(node):
+        return ["sh", "-euc", node_folders.PREPARE, "prepare", str(folder), "token", node, str(tmp_path / "own"), ".token"]
+
+    # The second node sets the earlier folder aside: `after` the first node placed its part, or `before` that.
+    (tmp_path / "mv").write_text(
+        f"#!/bin/sh\nif mkdir {tmp_path}/once 2>/dev/null; then\n"
+        + (
+            f"{shlex.join(prepare('gpu1'))} > {tmp_path}/first\n"
+            if moment == "after"
+            else f"/bin/mv {folder} {tmp_path}/aside\n"
+        )
+        + 'fi\nexec /bin/mv "$@"\n'
+    )
+    (tmp_path / "mv").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    second = subprocess.run(prepare("gpu2"), env=path, capture_output=True, text=True, check=False)
+    if moment == "after":
+        assert (tmp_path / "first").read_text() == "token made\n"
+        assert second.stdout == "token shared gpu1\n"
+        assert (folder / ".part").read_text() == "token gpu1\n"
+        assert len(list(folder.parent.glob(".*.old/of-an-earlier-run"))) == 1
+        assert not list(folder.parent.glob(".*.new"))
+    else:
+        assert second.stdout == "token made\n"
+
+
+def test_a_startup_file_that_prints_does_not_hide_which_node_is_the_first(nodes):
+    nodes.greet("gpu0")
+    folder = nodes.run(1, 1, RANK)
+    assert nodes.attempt(folder, "gpu0").wait(60) == 0
+    assert len(folder.steps(0).records) == 2
+
+
+def test_a_startup_file_that_prints_disturbs_rsync_and_is_named(nodes):
+    nodes.greet("gpu1")
+    folder = nodes.run(1, 1, RANK)
+    assert nodes.attempt(folder, "gpu1").wait(60) != 0
+    assert folder.judge().why.startswith("gpu1: a startup file of the shell on the other machine, such as ~/.bashrc, prints")
 
 
 def test_other_packages_on_a_node_are_refused(nodes):
@@ -179,7 +260,7 @@ def test_fetch_gathers_the_parts_of_all_nodes(nodes, fetch):
         "rank-00000.json.gz": "trace\n", "rank-00001.json.gz": "trace\n", "of-both": "same\n", "of-0": "0\n", "of-1": "1\n"
     }  # fmt: skip
     for node in ("gpu1", "gpu2"):
-        assert names(nodes.part(node, folder)) <= names(folder)
+        assert names(nodes.part(node, folder)) - {".part"} <= names(folder)
         nodes.break_login(node, "it is away")
     assert fetch()[folder.run_id]["hashed"] == 0
     assert not (nodes.workspace.runs / ".parts/gpu1").exists()
@@ -243,6 +324,72 @@ def test_a_copy_that_was_cut_is_replaced_by_the_whole_file(nodes, fetch):
     assert "steps/rank-00001.jsonl of gpu2 is not stored" in fetch(code=1)[folder.run_id]["parts"][0]
 
 
+@pytest.mark.parametrize("longer", ["gpu1", "gpu2"])
+def test_of_two_logs_of_one_name_the_longer_is_kept_if_it_begins_with_the_other(nodes, fetch, longer):
+    folder = ended(nodes)
+    for node in ("gpu1", "gpu2"):
+        for name in ("log/of-both.log", "samples/of-both.jsonl"):
+            (nodes.part(node, folder).path / name).write_text("one\ntwo\n" if node == longer else "one\n")
+    assert fetch()[folder.run_id]["complete"]
+    for name in ("log/of-both.log", "samples/of-both.jsonl"):
+        assert (folder.path / name).read_text() == "one\ntwo\n"
+
+
+def test_what_only_the_first_node_writes_is_not_taken_from_another_node(nodes, fetch):
+    folder, hostile = (
+        ended(nodes),
+        {"claim/by-gpu2": "x", "job.sbatch": "x", "events.hold.x.jsonl": "x", "log/ssh.gpu7.log": "x"},
+    )
+    attempt = folder.events_file("attempt").read_text()
+    hostile["events.attempt.jsonl"] = f"{attempt}{attempt}"  # the content here is its beginning
+    for name, text in hostile.items():
+        (nodes.part("gpu2", folder).path / name).parent.mkdir(exist_ok=True)
+        (nodes.part("gpu2", folder).path / name).write_text(text)
+    assert fetch(code=1)[folder.run_id]["parts"] == [
+        f"{name} of gpu2 is not stored: only the first node writes this file" for name in sorted(hostile)
+    ]
+    assert folder.events_file("attempt").read_text() == attempt
+    assert not names(folder) & (hostile.keys() - {"events.attempt.jsonl"})
+
+
+def test_a_machine_that_is_not_the_first_node_does_not_call_the_run_complete(nodes, fetch):
+    folder = ended(nodes)
+    events = folder.events_file("step")
+    events.write_text(events.read_text().replace(socket.gethostname(), "node-a"))
+    found = fetch(code=1)[folder.run_id]
+    assert not found["complete"]
+    assert found["parts"] == [
+        "the parts of its nodes are gathered on node-a, and this machine is another one; run `collect fetch` on node-a"
+    ]
+    assert not (folder.path / "trace").exists()
+
+
+RSYNC = """\
+#!/bin/sh
+tr '\\0' '\\n' > NAMES.this
+cat NAMES.this >> NAMES
+tr '\\n' '\\0' < NAMES.this | /usr/bin/rsync "$@" || exit
+END
+"""
+
+
+def test_a_fetch_that_was_killed_continues_with_what_arrived(nodes, fetch):
+    folder = ended(nodes)
+    rsync, listed = nodes.workspace.path / "bin/rsync", nodes.workspace.path / "names"
+    rsync.write_text(RSYNC.replace("NAMES", str(listed)).replace("END", "kill -9 $PPID"))
+    rsync.chmod(0o755)
+    words = [sys.executable, "-P", "-m", "collect", "fetch", "--workspace", str(nodes.workspace.path)]
+    assert subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True).returncode == -signal.SIGKILL
+    assert "trace/of-0\n" in listed.read_text()
+    assert not (folder.path / "trace/of-0").exists()
+    listed.unlink()
+    rsync.write_text(RSYNC.replace("NAMES", str(listed)).replace("END", ""))
+    assert fetch()[folder.run_id]["complete"]
+    assert "trace/of-1\n" in listed.read_text()
+    assert "trace/of-0\n" not in listed.read_text()
+    assert (folder.path / "trace/of-0").read_text() == "0\n"
+
+
 def test_names_of_a_node_that_lead_out_of_the_run_are_refused(nodes, fetch, tmp_path):
     folder = ended(nodes)
     (folder.path / "trace").symlink_to(tmp_path)
@@ -270,8 +417,8 @@ test $n = 1 || cp "$MANIFEST" checkpoints/step-00000002/manifest.json
 @pytest.fixture
 def manifest_file(tmp_path, monkeypatch):
     content = CheckpointManifest(
-        schema=1, step=2, world=2, layout="sharded", strategy="ddp", tp=1, cell_hash="", train_time_s=1.0, numbers={},
-        files=[CheckpointFile(f"rank-0000{n}.bin", 5, "0" * 64) for n in (0, 1)],
+        schema=1, step=2, world=2, layout="sharded", strategy="ddp", tp=1, cell_hash=CELL.hash(), train_time_s=1.0, numbers={},
+        files=[CheckpointFile(f"rank-0000{n}.bin", 5, hashlib.sha256(f"of {n}\n".encode()).hexdigest()) for n in (0, 1)],
     ).sealed()  # fmt: skip
     (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(content))
     monkeypatch.setenv("MANIFEST", str(tmp_path / "manifest.json"))
@@ -289,12 +436,51 @@ def test_a_retry_gets_the_checkpoint_of_all_nodes_on_other_nodes(nodes, manifest
         assert len(part.steps(0).records) == len(part.steps(1).records) == 2
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_retry_gets_step_records_that_were_not_copied_before_the_connection_broke(nodes, manifest_file, kept):
+    old = checkpointed(nodes)
+    lines = old.steps_file(1).read_text().splitlines(keepends=True)
+    for part in (old, nodes.part("gpu1", old)):  # gpu1 has a copy, as after an earlier attempt
+        part.steps_file(1).write_text("".join(lines[:kept]))
+    again = nodes.run(2, 1, "true", resume=[old.run_id])
+    assert nodes.attempt(again, "gpu1").wait(60) == 0
+    for part in (old, nodes.part("gpu1", old)):
+        assert part.steps_file(1).read_text() == "".join(lines)
+    assert not (again.path / ".resume").exists()
+
+
 def test_a_retry_replaces_no_records_that_a_node_wrote_itself(nodes, manifest_file):
     old = checkpointed(nodes)
-    old.steps_file(1).write_text("")  # as if the connection had broken before they were copied
+    with nodes.part("gpu2", old).steps_file(1).open("a") as lines:
+        lines.write("more of the node\n")
     again = nodes.run(2, 1, "true", resume=[old.run_id])
     assert nodes.attempt(again, "gpu2").wait(60) == 0
+    assert nodes.part("gpu2", old).steps_file(1).read_text().endswith("more of the node\n")
     assert len(nodes.part("gpu2", old).steps(1).records) == 2
+
+
+def test_a_retry_without_the_step_records_before_the_checkpoint_says_why(nodes, manifest_file):
+    old = checkpointed(nodes)
+    for part in (old, nodes.part("gpu2", old)):
+        part.steps_file(1).write_text("")
+    again = nodes.run(2, 1, "true", resume=[old.run_id])
+    assert nodes.attempt(again, "gpu1").wait(60) != 0
+    assert "the step records of 1 of its 2 ranks end before it" in again.judge().why
+
+
+def test_a_retry_follows_no_symlink_of_a_node(nodes, manifest_file, tmp_path):
+    old = checkpointed(nodes)
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "steps/rank-00009.jsonl").write_text("of the first node")
+    for name in ("steps", "checkpoints/step-00000002/rank-00001.bin"):
+        path = nodes.part("gpu2", old).path / name
+        path.rename(path.with_name("away"))
+        path.symlink_to(tmp_path / path.name)
+    again = nodes.run(2, 1, "true", resume=[old.run_id])
+    assert nodes.attempt(again, "gpu1").wait(60) != 0
+    assert "1 of its 2 files are missing or damaged" in again.judge().why
+    assert [path.name for path in (tmp_path / "steps").iterdir()] == ["rank-00009.jsonl"]
+    assert not old.steps_file(9).exists()
 
 
 def test_a_retry_without_a_part_of_the_checkpoint_says_why(nodes, manifest_file):
@@ -304,8 +490,42 @@ def test_a_retry_without_a_part_of_the_checkpoint_says_why(nodes, manifest_file)
     assert nodes.attempt(again, "gpu1").wait(60) != 0
     assert again.judge().state == "failed"
     why = again.judge().why
-    assert why.startswith(f"cannot resume from the checkpoint at step 2 of {old.run_id}: 1 of its 2 files are missing (gpu2: ")
+    assert why.startswith(
+        f"cannot resume from the checkpoint at step 2 of {old.run_id}: 1 of its 2 files are missing or damaged (gpu2: "
+    )
     assert "No route to host" in why
+
+
+def damage_a_part(nodes, old):
+    (nodes.part("gpu2", old).path / "checkpoints/step-00000002/rank-00001.bin").write_text("of 9\n")
+
+
+def damage_the_manifest(_nodes, old):
+    (old.path / "checkpoints/step-00000002/manifest.json").write_text("{}")
+
+
+def remove_the_manifest(_nodes, old):
+    (old.path / "checkpoints/step-00000002/manifest.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (damage_a_part, "1 of its 2 files are missing or damaged"),
+        (damage_the_manifest, "its manifest is damaged"),
+        (remove_the_manifest, "its manifest cannot be read"),
+    ],
+)
+def test_a_retry_without_a_usable_checkpoint_fails_with_a_sentence(nodes, manifest_file, damage, why):
+    old = checkpointed(nodes)
+    damage(nodes, old)
+    again = nodes.run(2, 1, "true", resume=[old.run_id])
+    assert nodes.attempt(again, "gpu1").wait(60) != 0
+    assert again.judge().state == "failed"
+    assert again.judge().why.startswith(f"cannot resume from {old.run_id}: ")
+    assert why in again.judge().why
+    assert not tasks(again)
+    assert not (nodes.part("gpu1", again).path).exists()
 
 
 def test_a_checkpoint_that_a_node_removed_is_removed_on_the_first_node(nodes, manifest_file):

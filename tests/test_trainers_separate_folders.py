@@ -42,7 +42,7 @@ def made(bench, disks, *resume):
     return parts
 
 
-def train(bench, disks, parts):
+def train(bench, disks, parts, code=0):
     """One rank on each node."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -58,7 +58,7 @@ def train(bench, disks, parts):
         for rank, (disk, part) in enumerate(zip(disks, parts, strict=True))
     ]
     for rank, process in enumerate(ranks):
-        assert process.wait(HANG_S) == 0, parts[rank].rank_log(rank).read_text()
+        assert process.wait(HANG_S) == code, parts[rank].rank_log(rank).read_text()
     return [[record.loss for record in part.steps(rank).records] for rank, part in enumerate(parts)]
 
 
@@ -82,10 +82,12 @@ def test_each_node_has_its_part_of_a_checkpoint_and_a_run_resumes_from_all_parts
     assert second[1].steps_file(1).read_text().splitlines()[:8] == first[1].steps_file(1).read_text().splitlines()[:8]
 
 
-def test_a_part_that_no_node_has_is_passed_over_on_all_nodes(bench, disks):
+def test_a_run_does_not_begin_anew_if_a_part_of_its_checkpoint_is_on_no_node(bench, disks):
     first = made(bench, disks)
-    losses = train(bench, disks, first)
+    train(bench, disks, first)
     second = made(bench, disks, first[0].run_id)
-    assert train(bench, disks, second) == losses
-    assert not [event for event in second[0].events() if event.event == "resumed"]
+    assert train(bench, disks, second, code=1) == [[], []]
     assert [event for event in second[1].events() if event.event == "checkpoint_passed_over"]
+    for part in second:
+        (failed,) = (event for event in part.events() if event.event == "failed")
+        assert failed.data["why"].startswith(f"no checkpoint of {first[0].run_id} can be used on all nodes")

@@ -56,7 +56,8 @@ def fetch(workspace: Workspace, patterns: Sequence[str], say: Callable[[str], No
     downloaded = download.download(workspace, patterns, say)
     known = sorted({*workspace.run_ids(), *downloaded})
     ids = chosen(known, patterns) if patterns else known
-    parts = {run_id: run.parts for run_id, run in downloaded.items()} or gather.gather(workspace, ids, say)
+    parts = gather.gather(workspace, [run_id for run_id in ids if run_id not in downloaded], say)
+    parts |= {run_id: run.parts for run_id, run in downloaded.items()}
 
     def fetched(run_id: str) -> Fetched:
         return fetch_run(RunDir(workspace.runs / run_id), downloaded.get(run_id), parts.get(run_id, []))

@@ -26,7 +26,7 @@ def draw(group: Group) -> Figure | None:
         for ground in grounds([mark.row for mark in group.marks])
         for key, rows in ground.contests.items()
     ]
-    (ranks, _, batch), shown, about = max(contests, key=lambda entry: (len(entry[1]), entry[0], entry[2]))
+    (ranks, nodes, batch), shown, about = max(contests, key=lambda entry: (len(entry[1]), entry[0], entry[2]))
     if len(shown) < 2 or len({_kinds(mark) for mark in shown}) > 1:
         return None
     unit = shown[0].row.metrics[THROUGHPUT].unit
@@ -44,7 +44,8 @@ def draw(group: Group) -> Figure | None:
         else "One cell is the best in both"
     )
     highest = max(mark.row.metrics[THROUGHPUT].value for mark in shown)
-    where = ", ".join(filter(None, [f"on {ranks} rank{'s' if ranks > 1 else ''} with batch {batch}", about]))
+    on_nodes = f" of {nodes} nodes" if nodes > 1 else ""
+    where = ", ".join(filter(None, [f"on {ranks} rank{'s' if ranks > 1 else ''}{on_nodes} with batch {batch}", about]))
     caption = f"All cells {where} that can be ranked; up and to the left is better. {told}. Judged by the means."
     if kind:
         caption += f" Memory: {kind}."

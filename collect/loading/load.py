@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 import msgspec
 
 from collect.loading import read_many
 from collect.loading.loaded_run import LoadedRun
 from collect.loading.records import NO_FOLDER
-from shardlab import gc_pause
+from shardlab import gc_pause, inventory, lease_cutoff
 from shardlab.cell import Cell
 from shardlab.expansion import Expansion
 from shardlab.run import parts_of
@@ -54,8 +55,11 @@ def load(workspace: Workspace, matrix: str | None) -> Loaded:
         ids_of.append({run_id for run_id in (*entry.runs, *attempts.get(entry.id, ())) if parts_of(run_id)})
     with gc_pause.not_searched():
         runs = {run.run_id: run for run in read_many.read(workspace.runs, sorted(set().union(*ids_of)))}
+    lease, now = inventory.known_lease(workspace), datetime.now(UTC)
     for run in runs.values():
         run.reads_traces = expansion.traces
+        last_record = datetime.fromtimestamp(run.last_record_s, UTC)
+        run.verdict = lease_cutoff.judge_by_records(run.verdict, lease, last_record, now)
     cells = zip(expansion.cells, ids_of, strict=True)
     return Loaded(expansion, [_cell(entry.id, entry.cell, [runs[run_id] for run_id in ids]) for entry, ids in cells])
 

@@ -76,6 +76,7 @@ class RunRecords(msgspec.Struct):
     profiled: bool = False  # there is a folder for traces
     paused: bool = False  # suspended between its first and its last timed step: times that include the pause are left out
     unreadable: str = ""  # why the state is unknown and the run is set aside: run.json, result.json or an event is unreadable
+    last_record_s: float = 0.0  # the wall clock of the last record, by the clocks of the nodes; 0: there is none
     waits: bool = False  # its supervisor asked for another start, so the run will go on
 
     @classmethod
@@ -140,6 +141,10 @@ class RunRecords(msgspec.Struct):
         ends = (event for event in events if event.event in ("exited", "requeued", "cancelled"))
         last = max(ends, key=lambda event: event.wall_s, default=None)
         self.waits = last is not None and last.event == "requeued"
+        moments_s = [event.wall_s for event in events]
+        moments_s += [steps[-1].wall_s for steps in self.step_records.values() if steps]
+        moments_s += [samples[-1].wall_s for samples in self.sample_records.values() if samples]
+        self.last_record_s = max(moments_s, default=0.0)
         self._leave_out(suspension.of(events))
 
     def _lines(self, name: str, kind: type[R]) -> list[R]:

@@ -89,12 +89,12 @@ def helps(summary: Summary) -> list[str]:
 
 
 def choices(summary: Summary) -> list[Choice]:
-    """Of each workload with a choice: the contest of most cells, on the most ranks, by every criterion that ranks it."""
+    """Of each workload with a choice: the contest of most cells, on the most ranks and nodes, by all criteria that rank it."""
     found = []
     for family in choice_text.opened(summary)[:MOST_CHOICES]:
         contest = max(
             (contest for contest in family.contests if contest.open),
-            key=lambda contest: (len(contest.named("measured")), contest.ranks, contest.batch),
+            key=lambda contest: (len(contest.named("measured")), contest.ranks, contest.nodes, contest.batch),
         )
         best = [(choice_text.HEADINGS[one.criterion], _chosen(contest, one)) for one in contest.standings]
         if best:

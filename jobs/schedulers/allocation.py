@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from jobs import claim, run_queue
 from jobs.run_queue import SCRIPT, RunQueue, cancel, cancel_jobs, damaged, hold, release, resolve
 from jobs.scheduler import ObservedRun, RunOnDisk, SubmitOptions
+from jobs.slurm import allocation
 from shardlab.errors import ShardlabError
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
@@ -22,6 +23,10 @@ NAME = "allocation"
 TEMPLATE = "launch/allocation.sh.j2"
 TEMPLATES = (TEMPLATE,)
 POLL_S = 0.5
+ENDED = (
+    "the allocation {job} ended before the run started; `jobs submit` submits the run by sbatch, or, with --in-allocation, "
+    "inside another allocation"
+)
 
 
 def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
@@ -50,7 +55,15 @@ def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun
 def work(workspace: Workspace) -> int:
     """The runner: until no run waits, wait for the running run, then start the next. There is one runner per workspace."""
     queue = RunQueue(NAME, workspace)
-    return queue.work_off(queue.start_one_after_another)
+    return queue.work_off(lambda: queue.start_one_after_another(_may_start))
+
+
+def _may_start(folder: RunDir) -> bool:
+    """Whether the allocation goes on. If it has ended, the run gets back the state `planned`, with the reason."""
+    if not allocation.has_ended(claim.job()):
+        return True
+    folder.write_event("queue", "refused", why=ENDED.format(job=claim.job()))
+    return False
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ CUT = 4
 LAG_S = 120.0
 # Ends that a run's own records may show as a failure without a reason.
 TOLD_OF = ("oom", "node_fail", "preempted", "cancelled", "timeout")
+# Ends of a job that are no ends of a run that waited in it: an earlier run of a packed allocation used up the time or memory.
+NOT_OF_A_WAITING_RUN = ("completed", "failed", "timeout", "oom")
 AT_A_TIME = 500  # the most jobs that one command names
 ENDED_S = 60.0  # longer than Slurm takes to end the job that it requeues
 _ENDED = re.compile("already finished|no longer pending|Invalid job id")  # of a job that a person released or cancelled
@@ -335,9 +337,10 @@ def _together(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
         return JudgedState("running") if started or own.state == "running" else JudgedState("pending", waits)
     if theirs == "unknown":
         return JudgedState("unknown", f"Slurm says {job.state}")
+    if not started and theirs in NOT_OF_A_WAITING_RUN:
+        ended = f"its job ended ({job.state}) before the run started"
+        return JudgedState("failed", f"{ended}; `jobs retry` submits it again; see log/slurm-*.out")
     if theirs in ("completed", "failed"):
-        if not started:
-            return JudgedState("failed", f"its job ended ({job.state}) before the run started; see log/slurm-*.out")
         why = f"its job ended ({job.state}), but the run did not record its end"
         return JudgedState("failed" if theirs == "failed" else "unknown", why)
     return JudgedState(theirs, states.WHY[state])

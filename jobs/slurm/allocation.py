@@ -7,10 +7,13 @@ import re
 import msgspec
 
 from jobs import claim
+from jobs.slurm import states
 from jobs.slurm.commands import call
 from shardlab.errors import InputError
 
 _NODES = re.compile(r"\bNumNodes=(\d+)")
+_STATE = re.compile(r"\bJobState=(\w+)")
+_FORGOTTEN = "Invalid job id"  # Slurm's words for a job that ended some minutes ago
 _GPUS = re.compile(r"\b(?:AllocTRES|TRES)=\S*\bgres/gpu=(\d+)")
 
 
@@ -33,6 +36,15 @@ def here() -> Allocation:
     if answer.code != 0 or allocation is None:
         raise InputError(f"--in-allocation: Slurm does not say what the job {claim.job()} has: {answer.says}.")
     return allocation
+
+
+def has_ended(job: str) -> bool:
+    """Whether an allocation has ended or is ending. False if Slurm does not answer."""
+    answer = call(["scontrol", "--oneliner", "show", "job", job])
+    if answer.code != 0:
+        return _FORGOTTEN in answer.stderr
+    state = _STATE.search(answer.stdout)
+    return state is not None and (state[1] in states.ENDED or state[1] == "COMPLETING")
 
 
 def parse(text: str) -> Allocation | None:

@@ -10,6 +10,7 @@ if its input ends or is silent for SILENT_S: then the connection or the supervis
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import selectors
@@ -38,6 +39,7 @@ LOCKS = Path("/tmp")
 LOOK_S = 1.0  # between two looks for new records
 SEND_S = 60.0  # for the last records, after the end of the task
 TOKEN = "claim/first-node"  # a file in the run's folder of the first node, if the nodes share no folder
+_SAYING = threading.Lock()  # one line at a time
 
 
 class TaskRequest(msgspec.Struct, frozen=True):
@@ -93,9 +95,12 @@ class RecordSender:
         self._thread.start()
 
     def finish(self) -> None:
-        """Send the last records. Raises ShardlabError if records could not be read: the first node does not have them."""
+        """Send the last records. Raises ShardlabError if the first node does not have all records: they could not be read, or
+        could not be sent within SEND_S."""
         self._ended.set()
         self._thread.join(SEND_S)
+        if self._thread.is_alive():
+            raise ShardlabError(f"{socket.gethostname()}: the last records could not be sent within {SEND_S:g} s.")
         if self._error:
             raise ShardlabError(self._error)
 
@@ -177,11 +182,11 @@ def _free_address(host: str) -> str:
 
 
 def _say(words: str) -> None:
-    try:
-        sys.stdout.write(f"{SAYS} {words}\n")
-        sys.stdout.flush()
-    except OSError:  # the connection is lost: nobody reads it
-        sys.stdout = sys.stderr
+    """Write a line to standard output. Without Python's buffer, whose lock a thread that cannot write would hold at the end."""
+    line = memoryview(f"{SAYS} {words}\n".encode())
+    with _SAYING, contextlib.suppress(OSError):  # the connection is lost: nobody reads it
+        while line:
+            line = line[os.write(sys.stdout.fileno(), line) :]
 
 
 if __name__ == "__main__":

@@ -11,21 +11,19 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from jobs.hang_detection import files_of
-from shardlab import files
+from shardlab import files, part_files
 from shardlab.errors import ShardlabError
 
 PART = 1 << 16  # bytes of a file in one line
 MOST_LINE = 1 << 26  # bytes; the manifest of a checkpoint is one line
 # Only these may be written on the first node, whatever a node sends. Appended to: copied as they grow.
-APPENDED = re.compile(
-    r"(?:events\.(?:ranks|rank-\d{5,}|(?:node|gpus)-[A-Za-z0-9][A-Za-z0-9._-]{0,63})\.jsonl|steps/rank-\d{5,}\.jsonl"
-    r"|validation\.jsonl|log/rank-\d{5,}\.log)"
-)
-WHOLE = re.compile(r"(?:result\.json|env/[A-Za-z0-9][A-Za-z0-9._-]{0,63}\.json|checkpoints/step-\d{8,}/manifest\.json)")
+APPENDED = re.compile(rf"(?:{part_files.EVENTS}|steps/{part_files.STEPS}|validation\.jsonl|log/rank-\d{{5,}}\.log)")
+WHOLE = re.compile(rf"(?:result\.json|env/{part_files.HOST}\.json|checkpoints/step-\d{{8,}}/manifest\.json)")
 FOLDERS = ("", "steps", "log", "env")
 PROGRESS = ".progress."  # begins the name of a hidden file on the first node, whose time says when a node made progress
 
@@ -36,7 +34,7 @@ class RecordChange(msgspec.Struct, frozen=True):
 
     name: str
     content: bytes | None = b""
-    begin: int = 0
+    begin: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class RecordReader:
@@ -90,33 +88,53 @@ class RecordReader:
                 self._read[name] = (status.st_ino, done)
 
 
-def apply(folder: Path, node: str, change: RecordChange) -> None:
-    """Make the same change on the first node. Raises ShardlabError for a name that no node may write."""
-    path = folder / change.name
-    if change.name == "":
-        path = folder / f"{PROGRESS}{node}"
-        with files.as_workspace_error("write"):
-            path.touch()
-    elif not (APPENDED.fullmatch(change.name) or WHOLE.fullmatch(change.name)):
-        raise ShardlabError(f"{node}: sent the file {change.name[:100]!r}, which is not a record of a run.")
-    elif change.content is None:
-        _remove(path)
-    elif WHOLE.fullmatch(change.name):
+class RecordCopies:
+    """The copies on the first node of what the nodes of one run send."""
+
+    def __init__(self, folder: Path) -> None:
+        """folder: of the run. It has no records yet except those that this machine writes itself, as a node of the run."""
+        self._folder = folder
+        self._owners: dict[str, str] = {}  # the node that writes a file, by the file's name
+
+    def apply(self, node: str, change: RecordChange) -> None:
+        """Make the same change on the first node. Raises ShardlabError for a file or a place that this node may not write."""
+        if change.name == "":
+            with files.as_workspace_error("write"):
+                (self._folder / f"{PROGRESS}{node}").touch()
+            return
+        path = self._folder / change.name
+        if not (APPENDED.fullmatch(change.name) or WHOLE.fullmatch(change.name)):
+            raise ShardlabError(f"{node}: sent the file {change.name[:100]!r}, which is not a record of a run.")
+        self._must_own(node, path, change.name)
+        if change.content is None:
+            _remove(path)
+            return
         files.make_folder(path.parent)
-        files.write_atomic(path, change.content)
-    else:
-        files.make_folder(path.parent)
-        _append(path, change.content, change.begin)
+        if WHOLE.fullmatch(change.name):
+            files.write_atomic(path, change.content)
+        else:
+            _append(node, path, change.content, change.begin)
+
+    def _must_own(self, node: str, path: Path, name: str) -> None:
+        """Raises ShardlabError if another node writes this file: each file of records has one writer."""
+        owner = self._owners.get(name, "the first node" if path.exists() else node)
+        if owner != node:
+            raise ShardlabError(
+                f"{node}: sent the file {name}, which {owner} writes. If both nodes have one host name, change one of them."
+            )
+        self._owners[name] = node
 
 
-def _append(path: Path, content: bytes, begin: int) -> None:
+def _append(node: str, path: Path, content: bytes, begin: int) -> None:
+    """Write what follows the first `begin` bytes of a file. Raises ShardlabError if the file does not have so many bytes."""
     with files.as_workspace_error("write"):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with os.fdopen(descriptor, "wb") as handle:
+            if begin > (size := os.fstat(descriptor).st_size):
+                raise ShardlabError(f"{node}: sent byte {begin} of {path.name}, of which this node has {size} bytes.")
             handle.seek(begin)
             handle.write(content)
-            if begin == 0:
-                handle.truncate()
+            handle.truncate()  # a file that was replaced on the node may be shorter
 
 
 def _remove(path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import shlex
 import signal
@@ -26,8 +27,9 @@ from jobs import node_processes
 from jobs.rendezvous import MEETING, NODES, RENDEZVOUS
 from jobs.ssh import record_mirror
 from jobs.ssh.node_task import BEAT_S, SAYS, START_S, TOKEN, TaskRequest
-from jobs.ssh.record_mirror import RecordChange
+from jobs.ssh.record_mirror import RecordChange, RecordCopies
 from shardlab import console, inventory, placement
+from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError, ShardlabError
 from shardlab.inventory import InventoryNode
 from shardlab.remote import Address, ssh_command
@@ -38,6 +40,7 @@ from shardlab.workspace import Workspace
 LOST = "node_lost"  # the event that names a node which was lost
 END_S = 2 * node_processes.GRACE_S  # what the supervisor grants this process, which grants the nodes a little less
 SILENT_S = 60.0  # how long a node may take to report its end after another node failed; ssh notices a lost one earlier
+EXIT_CODE = re.compile(r"[0-9]{1,3}")
 NO_LOGIN = "Permission denied"  # OpenSSH's words
 # Variables of a login that mean nothing on another node. All others go with the ranks, as in Slurm.
 OWN = ("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TMPDIR", "CUDA_VISIBLE_DEVICES", NODES, RENDEZVOUS)
@@ -55,9 +58,9 @@ class Lost(ShardlabError):
 class NodeSession:
     """The SSH session of one node's task."""
 
-    def __init__(self, node: InventoryNode, folder: RunDir) -> None:
+    def __init__(self, node: InventoryNode, folder: RunDir, copies: RecordCopies) -> None:
         self.node = node
-        self._folder = folder.path
+        self._copies = copies
         self.code: int | None = None  # that the task reported
         self.ready = ""  # the address that the node offers for the rendezvous; "" until it is ready
         self._log, self._text = (log := folder.log / f"ssh.{node.name}.log"), bytearray()
@@ -104,14 +107,14 @@ class NodeSession:
             return
         if said == "ready":
             self.ready = value
-        elif said == "exit" and value.isdecimal():
+        elif said == "exit" and EXIT_CODE.fullmatch(value):
             self.code = int(value)
         elif said == "record":
             try:
                 change = msgspec.json.decode(value, type=RecordChange)
-            except msgspec.DecodeError as error:
+            except DECODE_FAULTS as error:
                 raise ShardlabError(f"{self.node.name}: sent a record that cannot be read: {error}.") from None
-            record_mirror.apply(self._folder, self.node.name, change)
+            self._copies.apply(self.node.name, change)
 
     def why_ended(self) -> ShardlabError:
         """Why the session ended although the task did not report its end."""
@@ -146,7 +149,8 @@ class Step:
 
     def __init__(self, folder: RunDir, run: Run, nodes: Sequence[InventoryNode], command: Sequence[str]) -> None:
         self._told = False
-        self._sessions = [NodeSession(node, folder) for node in nodes]
+        copies = RecordCopies(folder.path)
+        self._sessions = [NodeSession(node, folder, copies) for node in nodes]
         self._open = list(self._sessions)
         self._selector = selectors.DefaultSelector()
         for session in self._sessions:

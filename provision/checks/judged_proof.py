@@ -21,7 +21,7 @@ def judge(kind: NodeType, seen: Proofs, folder: str, wanted: int) -> Outcome:
     what = str(kind)
     if seen.state != "ENDED" and not seen.has_all():
         return Outcome(
-            False, f"{what}: not proven yet, job {seen.job} is {seen.state}", "when the job has ended: provision verify"
+            False, f"{what}: not proven yet, job {seen.job} is {seen.state}", "run `provision verify` when the job has ended"
         )
     if not seen.nodes:
         return Outcome(False, f"{what}: job {seen.job} ended without a result", f"read {folder}/prove.log")
@@ -52,7 +52,11 @@ def _fault(proof: NodeProof, wanted: int) -> Outcome | None:
         if proof.together is not None and '"clock_spread_s"' in proof.together.stdout:  # of rank 0; NCCL may print as well
             judged.append(_between(proof.together))
         elif proof.together is None or proof.together.code != 0:
-            why = all_reduce.why_not(proof.together, MEET_S) if proof.together is not None else "the nodes did not meet"
+            why = (
+                all_reduce.why_not(proof.together, MEET_S)
+                if proof.together is not None
+                else "the nodes did not reach each other"
+            )
             judged.append(
                 Outcome(False, f"the all-reduce between nodes failed: {why}", "can the nodes reach each other over TCP?")
             )
@@ -90,7 +94,9 @@ def _between(answer: CommandOutput) -> Outcome:
     if report.wrong:
         return Outcome(False, f"the all-reduce between nodes gave {report.wrong} wrong sums", "do not train here")
     if report.clock_spread_s is not None and report.clock_spread_s > MOST_CLOCK_S:
-        return Outcome(False, f"the clocks of the nodes differ by {report.clock_spread_s:.1f} s", "tell the administrators")
+        return Outcome(
+            False, f"the clocks of the nodes differ by {report.clock_spread_s:.1f} s", "tell the administrators of the site"
+        )
     return Outcome(True, "")
 
 

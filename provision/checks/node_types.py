@@ -70,7 +70,9 @@ def run(site: Site, target: Target) -> Outcome:
         types = _types(cluster, target.facts[NODE_TYPES])
         if not types:
             partition = cluster.slurm.partition if cluster.slurm is not None else None
-            return Outcome(False, f"Slurm shows no fitting node in the partition {partition}", "sinfo; then correct slurm")
+            where = f"the partition {partition}" if partition is not None else "any partition"
+            says = f"Slurm shows no node in {where} that has what the cluster file requests"
+            return Outcome(False, says, "compare the keys gpus and slurm of the cluster file with what `sinfo` shows")
         asked = dict(list(types.items())[:MOST_TYPES])
         left_out += [f"{kind!s}: not proven, as only the {MOST_TYPES} first types are" for kind in types if kind not in asked]
         folders |= {_folder(cluster, target, kind): (cluster, kind, others) for kind, others in asked.items()}
@@ -80,7 +82,7 @@ def run(site: Site, target: Target) -> Outcome:
             continue
         if (refused := _submit(cluster, target, folder, kind, others)) is not None:
             says = f"{kind!s}: Slurm rejects the job: {refused}"
-            return Outcome(False, says, "correct the key slurm of the cluster file")
+            return Outcome(False, says, "change the keys under slurm in the cluster file as Slurm's words say")
     ends, ended = time.monotonic() + WAIT_S, dict[str, float]()
     while True:
         seen_by = {folder: _look(target, folder) for folder in folders}
@@ -187,7 +189,9 @@ def _submit(cluster: Cluster, target: Target, folder: str, kind: NodeType, other
         raise Unanswered(f"{target.node.name}: {folder}/prove.sh: {last_line(written)}")
     answer = target.node.run(["sh", "-c", SUBMIT, "submit", folder], timeout_s=120)
     if answer.code is None:
-        raise Unanswered(f"{target.node.name}: sbatch did not answer within 120 s; the job may exist: squeue --me")
+        raise Unanswered(
+            f"{target.node.name}: sbatch did not answer within 120 s; the job may exist, which `squeue --me` shows"
+        )
     lines = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
     return None if answer.code == 0 else "; ".join(lines)[:500] or last_line(answer)  # a submit plugin writes several lines
 

@@ -1,1 +1,1 @@
-"""CloudLab: its hardware, what is requested from it, and the cluster file of an experiment."""
+"""CloudLab: its hardware, what is requested from it, its portal, and the cluster file of an experiment."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from provision.datasets import archive, download
 from provision.datasets.formats import FORMATS, Format
+from shardlab import data_cache
 from shardlab.errors import InputError
 
 SCHEMA = 1
@@ -189,20 +189,13 @@ def _folder(wanted: Wanted) -> Path:
 
 
 def _is_writable(wanted: Wanted) -> bool:
-    """Whether this user can write to the data path, or to the folder in which it will be made."""
-    place = Path(wanted.data_path)
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    return os.access(place, os.W_OK)
+    return data_cache.is_writable(Path(wanted.data_path))
 
 
 def _own(wanted: Wanted) -> Path:
-    """The folder of locks and notes, and of what is being fetched: in the data path. Nothing is written to a data path that
-    cannot be written: then it is a folder in this user's cache."""
-    if _is_writable(wanted):
-        return Path(wanted.data_path) / OWN
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "shardlab" / "data" / hashlib.sha256(os.fsencode(wanted.data_path)).hexdigest()[:12]
+    """The folder of locks and notes, and of archives that are downloaded."""
+    data_path = Path(wanted.data_path)
+    return data_path / OWN if data_cache.is_writable(data_path) else data_cache.folder_of(data_path)
 
 
 def _is_url(source: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import msgspec
 
@@ -11,11 +12,17 @@ from provision.fact import Unanswered, decode
 from provision.node import last_line
 from provision.operation import Change, Here, Nothing, Operation, Site, Target, Write
 from provision.site import jobs, requests
+from shardlab import first_node, remote_workspace
 from shardlab.cluster_keys import DataSet
 from templates import render
 
 JOB_MINUTES = 12 * 60  # ImageNet has 1.3 million files
 LOOK_S, STAGE_S = 120.0, 24 * 3600.0  # the second bounds a download of ImageNet, not a wait
+NOT_FOUND = (126, 127)  # exit codes of a command that cannot be started
+
+
+class NoEnvironment(Unanswered):
+    """The Python environment of the node, which looks at the data sets, does not exist or is not complete."""
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
@@ -26,7 +33,16 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     changes: list[Change] = []
     for wanted in sets:
         request = _request(site, wanted)
-        state = _ask(target, "look", request, LOOK_S)
+        try:
+            state = _ask(target, "look", request, LOOK_S)
+        except NoEnvironment:  # `plan` of a new cluster, or --only
+            changes.append(
+                Here(
+                    f"look for the data set {wanted.name}, and stage it if it is missing, once the Python environment is made",
+                    functools.partial(_ask, target, "stage", request, STAGE_S),
+                )
+            )
+            continue
         if not state.can:
             raise Unanswered(f"{target.node.name}: {state.says}.")
         if state.makes and site.cluster.provider == "slurm":
@@ -54,7 +70,7 @@ def _in_a_job(site: Site, target: Target, wanted: DataSet, request: str, state: 
         "site/dataset.sh.j2",
         options=options,
         data_set=wanted.name,
-        data_path=str(site.workspace.data(site.cluster.data.path)),
+        data_path=_data_path(site),
         python=target.node.python,
         request=request,
     )
@@ -66,8 +82,20 @@ def _request(site: Site, wanted: DataSet) -> str:
     source = wanted.archive
     if source is not None and not wanted.is_url:
         source = str(site.workspace.relative(source))
-    data_path = str(site.workspace.data(site.cluster.data.path))
-    return msgspec.json.encode(Wanted(data_path, wanted.name, source, wanted.sha256)).decode()
+    return msgspec.json.encode(Wanted(_data_path(site), wanted.name, source, wanted.sha256)).decode()
+
+
+def _data_path(site: Site) -> str:
+    """Where runs read data sets. A relative path, and the default, are in the workspace that stores the runs: this workspace,
+    or its twin on the nodes if commands about runs are executed there."""
+    cluster, workspace = site.cluster, site.workspace
+    if cluster.slurm is not None:
+        shared = cluster.storage.shared
+        is_here = shared is not None and workspace.real_path.is_relative_to(Path(shared).resolve())
+    else:
+        is_here = cluster.provider == "local" or first_node.is_here(cluster)
+    stored = workspace if is_here else remote_workspace.twin(workspace, cluster)
+    return str(stored.data(cluster.data.path))
 
 
 def _ask(target: Target, verb: str, request: str, timeout_s: float) -> DataSetState:
@@ -75,6 +103,8 @@ def _ask(target: Target, verb: str, request: str, timeout_s: float) -> DataSetSt
     where = f"{target.node.name}: the data sets"
     if answer.code is None:
         raise Unanswered(f"{where}: not finished within {timeout_s:g} s; run the same command again.")
+    if answer.code in NOT_FOUND or "No module named" in answer.stderr:
+        raise NoEnvironment(f"{where}: its Python environment is not made yet; run the same command without --only and --skip.")
     if answer.code != 0:
         raise Unanswered(f"{where}: {last_line(answer)}")
     try:

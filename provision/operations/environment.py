@@ -17,35 +17,35 @@ LINK = "shardlab.pth"
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Raises Unanswered."""
-    python = PurePosixPath(target.node.python)
-    folder = python.parent.parent
+    node = target.node
+    folder = PurePosixPath(node.python).parent.parent
     if site.cluster.storage.shared is not None and target is not site.targets[0]:
         return Nothing(f"{site.targets[0].node.name} makes the environment for all nodes, on the shared storage")
     installed = target.facts[ENVIRONMENT]
     owner = target.facts[SYSTEM].user
     changes: list[Change] = []
     if installed.packages != software.digest():
-        changes += _packages(site, folder, owner, target.node)
+        changes += _packages(folder, owner, node)
     source = software.source_digest()
     if changes or installed.source != source:
         archive = f"{folder}/source-{source}.tar"
-        changes.append(Write(f"send shardlab's own source ({source})", archive, software.source(), 0o644, _owner(site, owner)))
-        changes.append(shell("make Python use this source", _unpack(site, folder, owner, archive, source), root=site.has_root))
+        changes.append(Write(f"send shardlab's own source ({source})", archive, software.source(), 0o644, _owner(node, owner)))
+        changes.append(shell("make Python use this source", _unpack(node, folder, owner, archive, source), root=node.may_sudo))
     if changes:
         return [*fstab.guard(site, target), *changes]
     return Nothing(f"{folder}: packages {software.digest()}, source {source}")
 
 
-def _owner(site: Site, owner: str) -> str:
+def _owner(node: Node, owner: str) -> str:
     """The owner of a written file: with root the user who logs in, otherwise whoever writes it."""
-    return f"{owner}:" if site.has_root else ""
+    return f"{owner}:" if node.may_sudo else ""
 
 
-def _packages(site: Site, folder: PurePosixPath, owner: str, node: Node) -> list[Change]:
+def _packages(folder: PurePosixPath, owner: str, node: Node) -> list[Change]:
     """It is made in its final folder, because a Python environment cannot be moved; a file marks it as complete."""
     wheelhouse = node.wheelhouse
     constraints = f"{folder}/constraints.txt"
-    as_user, make_folder = (f"runuser -u {owner} -- ", f"install -d -o {owner}") if site.has_root else ("", "install -d")
+    as_user, make_folder = (f"runuser -u {owner} -- ", f"install -d -o {owner}") if node.may_sudo else ("", "install -d")
     begin = f"rm -rf {folder}; {make_folder} {folder}; {as_user}{node.venv_python} -m venv {folder}"
     from_where = f"--no-index --find-links {wheelhouse}" if wheelhouse else ""
     words = " ".join(f"'{word}'" for word in software.requirements())
@@ -53,24 +53,24 @@ def _packages(site: Site, folder: PurePosixPath, owner: str, node: Node) -> list
     pip += f" {from_where} -c {constraints} {words}"
     mark = f"printf '%s\\n' {software.digest()} > {folder}/packages.made"
     return [
-        shell(f"make a Python environment at {folder}", begin, timeout_s=300, root=site.has_root),
-        Write("send the tested package versions", constraints, software.constraints(), 0o644, _owner(site, owner)),
+        shell(f"make a Python environment at {folder}", begin, timeout_s=300, root=node.may_sudo),
+        Write("send the tested package versions", constraints, software.constraints(), 0o644, _owner(node, owner)),
         shell(
             "install the packages" + (f" from {wheelhouse}" if wheelhouse else ""),
             f"{pip}; {mark}",
             timeout_s=MAKE_S,
-            root=site.has_root,
+            root=node.may_sudo,
         ),
     ]
 
 
-def _unpack(site: Site, folder: PurePosixPath, owner: str, archive: str, source: str) -> str:
+def _unpack(node: Node, folder: PurePosixPath, owner: str, archive: str, source: str) -> str:
     """The new source in a folder of its own, then one rename that points Python to it."""
     purelib = f"$({folder}/bin/python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
     return f"""\
 new={folder}/source-{source}
 rm -rf "$new"; mkdir "$new"; tar -x -C "$new" -f {archive} --no-same-owner; rm {archive}
-{f'chown -R {owner}: "$new"' if site.has_root else ""}
+{f'chown -R {owner}: "$new"' if node.may_sudo else ""}
 site={purelib}
 printf '%s\\n' "$new" > "$site/.{LINK}"; mv "$site/.{LINK}" "$site/{LINK}"
 printf '%s\\n' {source} > {folder}/source.made

@@ -82,7 +82,7 @@ def guard(site: Site, target: Target, folder: str | None = None) -> list[Change]
         shell(
             f"check that {folder} is mounted",
             f"mountpoint -q -- {folder} || {{ echo '{BARE}' >&2; exit 1; }}",
-            root=site.has_root,
+            root=target.node.may_sudo,
         )
         for folder in needed
     ]

@@ -21,7 +21,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Raises Unanswered."""
     if existing(site) is not None:
         return Nothing("names stay as the Slurm that is there uses them")
-    if not site.has_root and site.cluster.slurm is None:
+    if not target.node.may_sudo and site.cluster.slurm is None:
         return Nothing("names stay as they are: runs use the addresses of the nodes")
     changes: list[Change] = []
     name = target.node.name

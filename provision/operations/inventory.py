@@ -26,7 +26,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     written = inventory_file.read(site.workspace)
     if absent := site.absent():
         why = f"not changed: the inventory describes all nodes, and {', '.join(absent)} cannot be asked"
-        return _lease_alone(site, written) or Nothing(why)
+        alone = _lease_alone(site, written)
+        return [*alone] if alone else Nothing(why)
     if site.cluster.provider != "local" and any(one.facts[ENVIRONMENT].source is None for one in site.targets):
         return Nothing("written later: all nodes need the Python environment, which reports their facts")
     content = render(site, inventory_file.node_types(written))
@@ -36,7 +37,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     return [Here(f"{what} {path} ({len(content)} bytes)", lambda: _write(path, content))]
 
 
-def _lease_alone(site: Site, written: bytes | None) -> list[Change] | None:
+def _lease_alone(site: Site, written: bytes | None) -> list[Here] | None:
     """The change of the lease alone, for a cluster of which a node is away: its runs need to know an extension all the same.
 
     None if the inventory has this lease, or does not describe this cluster.
@@ -48,6 +49,12 @@ def _lease_alone(site: Site, written: bytes | None) -> list[Change] | None:
     content = inventory_file.encoded({**known, "lease": now})
     path = path_of(site.workspace)
     return [Here(f"write the lease into {path}", lambda: _write(path, content))]
+
+
+def keep_lease(site: Site) -> None:
+    """Write the lease as it was read last into the inventory, if there is one of this cluster. Raises ShardlabError."""
+    for change in _lease_alone(site, inventory_file.read(site.workspace)) or []:
+        change.do()
 
 
 def lease_of(site: Site) -> Lease | None:

@@ -49,9 +49,9 @@ def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
         )
     if keys.key is not None:
         return Nothing(f"{keys.login} has a key")
-    as_user = ["runuser", "-u", keys.login, "--"] if site.has_root else []
+    as_user = ["runuser", "-u", keys.login, "--"] if target.node.may_sudo else []
     make = [*as_user, "env", f"HOME={keys.home}", "sh", "-euc", MAKE, "make", f"{keys.login}@{target.node.name}"]
-    return [RunCommand(f"make an SSH key of {keys.login}", make, root=site.has_root)]
+    return [RunCommand(f"make an SSH key of {keys.login}", make, root=target.node.may_sudo)]
 
 
 def plan_trust(site: Site, target: Target) -> list[Change] | Nothing:
@@ -69,7 +69,7 @@ def plan_trust(site: Site, target: Target) -> list[Change] | Nothing:
     wanted = {
         f"{own.home}/.ssh/authorized_keys": (own.authorized, authorized(told), f"{own.login}:", "600"),
     }
-    if site.has_root:
+    if target.node.may_sudo:
         wanted[KNOWN] = (own.known, known(told), "root:root", "644")
     else:
         wanted[f"{own.home}/.ssh/known_hosts"] = (own.known_by_user, known(told), f"{own.login}:", "600")
@@ -80,7 +80,9 @@ def plan_trust(site: Site, target: Target) -> list[Change] | Nothing:
             replace = ["sh", "-euc", BLOCK, "block", path, begin, end, owner, mode]
             content = "".join(f"{line}\n" for line in block).encode()
             changes.append(
-                RunCommand(f"write the keys of {len(told)} nodes into {path}", replace, stdin=content, root=site.has_root)
+                RunCommand(
+                    f"write the keys of {len(told)} nodes into {path}", replace, stdin=content, root=target.node.may_sudo
+                )
             )
     return changes or Nothing(f"{len(told)} nodes know one another")
 

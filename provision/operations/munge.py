@@ -27,7 +27,7 @@ def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
     changes: list[Change] = []
     if key is None:
         # Without root, it is not known whether there is a key.
-        changes.append(shell("make a random munge key", MAKE if site.has_root else f"test -s {PATH} || {{ {MAKE}; }}"))
+        changes.append(shell("make a random munge key", MAKE if target.node.may_sudo else f"test -s {PATH} || {{ {MAKE}; }}"))
     elif (key.mode, key.owner) != (MODE, OWNER):  # a key that others could read is not secret any more
         changes.append(shell(f"make a new munge key (the old one had mode {key.mode:o}, owner {key.owner})", MAKE))
     changes += running(target, "munge", [PATH], changed=bool(changes))

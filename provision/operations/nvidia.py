@@ -56,7 +56,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         )
     serves = nvidia.works and _branch(nvidia) >= gpu_generations.oldest_driver(cuda)
     told = f"driver {nvidia.nvml} works with {len(nvidia.seen)} GPUs"
-    if serves and not site.has_root:
+    if serves and not target.node.may_sudo:
         return Nothing(f"{told}; without root, it is not changed")
     if serves and _own(target) is None:
         return Nothing(f"{told}; it came from another source and is not changed")

@@ -39,7 +39,7 @@ def wanted(site: Site, target: Target) -> list[str]:
     names = [*BASE]
     if site.cluster.slurm is not None and existing(site) is None:
         names += [*MUNGE, *(CONTROLLER if target.has("controller") else ()), *(WORKER if target.has("worker") else ())]
-    if site.has_root and not target.facts[SYSTEM].is_container:
+    if target.node.may_sudo and not target.facts[SYSTEM].is_container:
         names += CLOCK
     if site.cluster.ssh.between_nodes:
         names += SSH_CLIENT
@@ -53,7 +53,7 @@ def wanted(site: Site, target: Target) -> list[str]:
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Install what is missing. Raises Unanswered."""
-    if not site.has_root:
+    if not target.node.may_sudo:
         missing = lacking(site, target, wanted(site, target))
         return install(missing) if missing else Nothing("it has all tools that are needed")
     installed = target.facts[PACKAGES]
@@ -70,7 +70,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 def lacking(site: Site, target: Target, names: Sequence[str]) -> list[str]:
     """Those of the packages that a node lacks. Without root, a tool is enough, whatever package it came from."""
-    present = target.facts[PACKAGES].versions if site.has_root else target.facts[TOOLS]
+    present = target.facts[PACKAGES].versions if target.node.may_sudo else target.facts[TOOLS]
     return [name for name in names if name not in present]
 
 

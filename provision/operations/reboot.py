@@ -33,10 +33,6 @@ class Reboot(msgspec.Struct, frozen=True):
         return "systemctl reboot"
 
     @property
-    def needs_root(self) -> bool:
-        return True
-
-    @property
     def script(self) -> str:
         return self.command
 

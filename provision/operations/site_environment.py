@@ -30,7 +30,9 @@ set -e
 mkdir -p "$1/tmp"
 rm -rf "$1/venv" "$1/packages.made"
 "$2" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-    echo "$2 is $("$2" --version 2>&1); shardlab needs Python 3.11 or newer: set environment.modules or .python" >&2; exit 1; }
+    echo "$2 is $("$2" --version 2>&1); shardlab needs Python 3.11 or newer: set environment.modules or environment.python" >&2
+    exit 1
+}
 "$2" -m venv "$1/venv"
 """
 # Prints the list that the job of the script $2 writes into the folder $1.

@@ -160,10 +160,6 @@ sinfo -hN -n {names} -o '{FORMAT}'
 exit 1"""
 
     @property
-    def needs_root(self) -> bool:
-        return False
-
-    @property
     def script(self) -> str:
         return ""
 

@@ -22,7 +22,7 @@ def plan_daemon(site: Site, target: Target) -> list[Change] | Nothing:
     """Start chrony, and stop every other service that sets the clock. Raises Unanswered."""
     if target.facts[SYSTEM].is_container:
         return Nothing(HOST_CLOCK)
-    if not site.has_root:
+    if not target.node.may_sudo:
         return Nothing("the service that sets its clock stays as it is; the operation clock measures the clock")
     services = target.facts[SERVICES]
     changes: list[Change] = [

@@ -1,22 +1,57 @@
-"""The folder of the workspaces on each node, if runs start over SSH on nodes that share no folder."""
+"""The folder on the nodes in which workspaces are made: it exists, and the user who logs in can write there."""
 
 from __future__ import annotations
 
+from provision.fact import Unanswered
 from provision.facts.mounts import place
 from provision.facts.system import SYSTEM
+from provision.facts.write_test import WriteTest, write_test
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target
 from provision.operations import fstab
 
+# What helps, by words of the error.
+HELP = {
+    "Read-only": "mount it so that it can be written (findmnt shows how it is mounted)",
+    "quota": "remove files there, ask for a larger quota, or set {key} to another folder",
+    "No space": "remove files there, or set {key} to a folder on a larger disk",
+    "": "make this user its owner (chown, on the machine that has the disk), or set {key} to a folder of this user",
+}
+
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Make the folder, which belongs to the user who logs in: the first node sends its runs there. Raises Unanswered."""
-    if not site.cluster.has_separate_folders:
-        return Nothing("the nodes share a folder, or Slurm starts the runs")
-    folder = str(site.cluster.workspaces)
-    if target.facts[place(folder)].there:
-        return Nothing(f"{folder} exists")
-    make = RunCommand(f"make the folder {folder}", ["install", "-d", "-o", target.facts[SYSTEM].user, "--", folder])
-    return [*fstab.guard(site, target, folder), make]
+    """Make the folder if nodes share none: the first node sends its runs there. Raises Unanswered, also if the user cannot
+    write there."""
+    storage, separate = site.cluster.storage, site.cluster.has_separate_folders
+    folder = str(site.cluster.workspaces) if separate else storage.shared
+    if folder is None:
+        return Nothing("cluster.yaml names no storage.shared")
+    if not separate and _is_made_later(site, target, folder):
+        return Nothing(f"{folder} is made by another operation, and tested then")
+    user = target.facts[SYSTEM].user
+    if separate and not target.facts[place(folder)].there:
+        make = RunCommand(f"make the folder {folder}", ["install", "-d", "-o", user, "--", folder])
+        return [*fstab.guard(site, target, folder), make]
+    test = target.facts[write_test(folder)]
+    if test.why_not:
+        raise Unanswered(_refusal(target, user, test, "storage.mount" if separate else "storage.shared"))
+    return Nothing(f"{user} can write to {test.folder}")
+
+
+def _is_made_later(site: Site, target: Target, folder: str) -> bool:
+    """Whether the shared folder is not mounted yet, in a plan that changes nothing."""
+    needed = fstab.own_disks(site, target, folder)
+    server = site.cluster.storage.server
+    if server is not None:
+        if server != target.node.name:
+            needed.append(folder)
+        elif not target.facts[place(folder)].there:
+            return True
+    return any(target.facts[place(mounted)].mount is None for mounted in needed)
+
+
+def _refusal(target: Target, user: str, test: WriteTest, key: str) -> str:
+    advice = next(text for words, text in HELP.items() if words.lower() in test.why_not.lower())
+    return f"{target.node.name}: {user} cannot write to {test.folder}: {test.why_not}; {advice.format(key=key)}."
 
 
 WORKSPACES = Operation("workspaces", plan)

@@ -1,26 +1,23 @@
-"""The machines of a CloudLab experiment, with the logins and addresses of its manifest."""
+"""Provider cloudlab: the nodes of a CloudLab experiment, which its manifest describes, or which the portal creates."""
 
 from __future__ import annotations
 
-from provision.cloudlab import request
+from datetime import UTC, datetime
+
+from provision.cloudlab import creation, extension, own_manifest, profile_request, request, termination, token
+from provision.cloudlab.portal import DEFAULT_URL, Portal, PortalError
+from provision.cloudlab.profile_request import ProfilePlan
 from provision.cloudlab.request import ExperimentRequest
-from provision.provider import Provider
+from provision.cloudlab.token import Token
+from provision.provider import Confirmation, Provider, ToCreate
 from provision.providers import ssh
-from provision.providers.ssh import SshNode
+from shardlab import cloudlab_experiment, lease
+from shardlab import cluster as cluster_file
+from shardlab.cloudlab_experiment import ExperimentNote
 from shardlab.cluster import Cluster
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
-
-
-def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
-    """The machines of the experiment; nothing is opened yet. Raises InputError if there is no experiment."""
-    if not cluster.nodes:
-        raise InputError(
-            f"{cluster.name}: there is no experiment yet. Set cloudlab.manifest to the file of its manifest, or run this on a "
-            "node of the experiment."
-        )
-    return ssh.nodes(cluster, workspace)
 
 
 def rspec(cluster: Cluster, workspace: Workspace) -> str:
@@ -40,11 +37,130 @@ def _planned(cluster: Cluster) -> ExperimentRequest:
     return planned
 
 
+def present(cluster: Cluster, workspace: Workspace) -> Cluster | ToCreate:
+    """The cluster with the nodes of its experiment, or what would be requested if there is none. Raises InputError."""
+    if cluster.nodes:
+        return cluster
+    found = token.read()
+    if _takes_own_manifest(cluster, found):
+        return cluster_file.with_manifests(cluster, [(" ".join(own_manifest.COMMAND), own_manifest.read())])
+    if found is None:
+        raise InputError(
+            f"{cluster.name}: there is no experiment yet. Allowed: cloudlab.manifest, the file of a manifest; a token of the "
+            f"portal, with which provision creates the experiment; or this command on a node of the experiment. {token.HOW}"
+        )
+    planned = profile_request.plan(cluster)
+    note = cloudlab_experiment.read(workspace.own)
+    if note is not None:
+        creation.check_note(note, planned.request, workspace)
+    return _to_create(cluster, planned, note)
+
+
+def obtain(cluster: Cluster, workspace: Workspace) -> None:
+    """Create the experiment if there is none, or read its end anew. Raises ShardlabError."""
+    assert cluster.cloudlab is not None
+    if cluster.nodes:
+        note = cloudlab_experiment.read(workspace.own)
+        if note is not None and not cluster.cloudlab.manifests:
+            _refresh(cluster, workspace, note)
+        return
+    if _takes_own_manifest(cluster, token.read()):
+        own_manifest.store(cluster, workspace)
+        return
+    output = Output()
+    for sentence in profile_request.plan(cluster).warnings:
+        output.remark(f"warning: {sentence}.", style="yellow")
+    with _portal(cluster, _token(), output) as portal:
+        creation.obtain(cluster, workspace, portal, output)
+
+
+def _takes_own_manifest(cluster: Cluster, found: Token | None) -> bool:
+    """Whether this machine is a node of the experiment, and nothing asks to create another experiment."""
+    assert cluster.cloudlab is not None
+    return own_manifest.is_node() and (found is None or cluster.cloudlab.project is None)
+
+
+def extend(cluster: Cluster, workspace: Workspace, hours: int | None, reason: str | None) -> str:
+    """Ask the portal for more hours; returns what was granted. Raises ShardlabError."""
+    asked = extension.check(hours, reason)
+    output = Output()
+    with _portal(cluster, _token(), output) as portal:
+        return extension.extend(workspace, portal, *asked)
+
+
+def confirmation(cluster: Cluster, workspace: Workspace) -> Confirmation | None:
+    """What the user confirms before `down`; None if this workspace created no experiment. Raises InputError."""
+    note = cloudlab_experiment.read(workspace.own)
+    if note is None or not note.created_by_us:
+        return None
+    _token()  # a missing token is said before the user is asked
+    says = [f"down terminates the experiment {note.name} of the project {note.project}; all data on its nodes is lost."]
+    if (lent := lease.newest(workspace.own, [])) is not None:
+        says.append(lent.in_words(datetime.now(UTC)))
+    return Confirmation(note.name, [*says, *filter(None, [termination.unfetched(workspace)])])
+
+
+def down(cluster: Cluster, workspace: Workspace) -> str:
+    """Terminate the experiment if this workspace created it; returns what was done. Raises ShardlabError."""
+    note = cloudlab_experiment.read(workspace.own)
+    if note is None:
+        return f"{workspace.path}: this workspace created no experiment, so there is nothing to terminate."
+    if not note.created_by_us:
+        return termination.leave(cluster, workspace, note)
+    output = Output()
+    with _portal(cluster, _token(), output) as portal:
+        return termination.terminate(cluster, workspace, portal, output)
+
+
+def _to_create(cluster: Cluster, planned: ProfilePlan, note: ExperimentNote | None) -> ToCreate:
+    assert cluster.cloudlab is not None
+    asked = planned.request
+    url = cluster.cloudlab.portal_url or DEFAULT_URL
+    first = f"create or adopt the experiment {asked.name} in the project {asked.project} for {asked.duration} h at {url}"
+    if note is not None:
+        first = (
+            f"continue with the experiment {note.name} of the project {note.project}, which was asked for at {note.asked_at}"
+        )
+    bindings = [f"{name} = {value}" for name, value in asked.bindings.items()]
+    return ToCreate([first, f"profile {asked.profile}", *bindings, *planned.warnings], asked.body)
+
+
+def _refresh(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> None:
+    """Read the end anew. If the portal does not answer, the end that is known stays. Raises ShardlabError."""
+    if note.uuid is None:
+        if not note.created_by_us and own_manifest.is_node():
+            own_manifest.store(cluster, workspace)
+        return
+    output = Output()
+    try:
+        with _portal(cluster, _token(), output) as portal:
+            creation.refresh(workspace, portal)
+    except (PortalError, InputError) as error:
+        output.remark(f"warning: the end of the lease was not read anew: {error}", style="yellow")
+
+
+def _portal(cluster: Cluster, found: Token, output: Output) -> Portal:
+    assert cluster.cloudlab is not None
+    return Portal(cluster.cloudlab.portal_url, found, output.remark)
+
+
+def _token() -> Token:
+    found = token.read()
+    if found is None:
+        raise InputError(f"there is no token of the portal. {token.HOW}")
+    return found
+
+
 PROVIDER = Provider(
     "cloudlab",
     "CloudLab lends its machines",
-    nodes,
+    ssh.nodes,
+    present=present,
+    obtain=obtain,
     request=rspec,
     profile=profile,
+    extend=extend,
+    confirmation=confirmation,
+    down=down,
     own=frozenset({"extra-disks", "experiment_network"}),
 )

@@ -20,7 +20,6 @@ class PackageCheck:
     advice: what to do if the packages cannot be listed.
     """
 
-    needs_root = False
     script = ""
 
     def __init__(self, what: str, argv: Sequence[str], folder: PurePosixPath, limit_s: float, advice: str) -> None:

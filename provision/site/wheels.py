@@ -53,7 +53,6 @@ class WheelDownload:
     folder of this machine for a temporary copy; None: this machine is the login node.
     """
 
-    needs_root = False
     script = ""
 
     def __init__(
@@ -88,16 +87,17 @@ class WheelDownload:
         why = f"not ended within {DOWNLOAD_S:g} s" if answer.code is None else reason(answer)
         if self.here is None:
             raise Unanswered(f"{node.name}: the packages cannot be downloaded: {why}. {HELP}")
-        try:
-            files.make_folder(self.here)
-            with tempfile.TemporaryDirectory(dir=self.here, prefix="wheels-") as temporary:
-                wheels = download(Path(temporary), self._target(node), self.needed)
-                self._send(node, wheels)
-        except Unanswered as error:
-            raise Unanswered(
-                f"{node.name}: the packages cannot be downloaded there ({why}), nor here: {error} {HELP}"
-            ) from None
-        self._where = "here, as no package index answers on the login node, and send them"
+        target = self._target(node)
+        files.make_folder(self.here)
+        with tempfile.TemporaryDirectory(dir=self.here, prefix="wheels-") as temporary:
+            try:
+                wheels = download(Path(temporary), target, self.needed)
+            except Unanswered as error:
+                raise Unanswered(
+                    f"{node.name}: the packages cannot be downloaded there ({why}), nor here: {error} {HELP}"
+                ) from None
+            self._send(node, wheels)
+        self._where = f"here, as the login node could not ({why}), and send them"
 
     def _target(self, node: Node) -> InterpreterPlatform:
         answer = node.run([*self.interpreter, "-I", "-c", TARGET], timeout_s=ANSWER_S)
@@ -119,7 +119,7 @@ class WheelDownload:
             answer = node.put(content, f"{self.folder}/{wheel.name}", mode=0o644, owner="")
             if answer.code != 0:
                 why = "it took too long" if answer.code is None else reason(answer)
-                raise Unanswered(f"{wheel.name} was not sent: {why}.")
+                raise Unanswered(f"{node.name}: {wheel.name} was downloaded here, but not sent to {self.folder}: {why}.")
 
 
 HELP = "Set environment.wheelhouse to a folder of wheels at the site, or environment.use to an environment of yours."
@@ -131,6 +131,13 @@ def download(folder: Path, target: InterpreterPlatform, needed: Sequence[str]) -
     if (target.system, target.machine) != own:  # pip would leave out packages that only the other system needs
         theirs = f"{target.system} {target.machine}"
         raise Unanswered(f"this machine is {' '.join(own)}, the site is {theirs}; pip downloads only for its own system.")
+    here = ".".join(platform.python_version_tuple()[:2])
+    if target.python != here:  # a package may need another one for some versions of Python; pip decides that by its own version
+        raise Unanswered(
+            f"`provision` runs here with Python {here}, the site's Python is {target.python}; for another version, pip may "
+            f"choose the wrong packages. Run `provision` with Python {target.python}, or let environment.modules or "
+            f"environment.python name a Python {here} of the site."
+        )
     constraints = folder / "constraints.txt"
     constraints.write_bytes(software.constraints())
     common = ["--constraint", str(constraints)]

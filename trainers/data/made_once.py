@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from shardlab import files
+from shardlab import data_cache, files
 
 
 def writable(path: Path) -> Path:
     """`path` if it exists or can be made there; otherwise a path of the same name in this user's cache, because the data path
     may be a copy of the site that nobody may change."""
-    if path.exists() or not path.parent.exists() or os.access(path.parent, os.W_OK):
+    if path.exists() or not path.parent.exists() or data_cache.is_writable(path.parent):
         return path
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = hashlib.sha256(os.fsencode(path.parent.resolve())).hexdigest()[:12]
-    return cache / "shardlab" / "data" / folder / path.name
+    return data_cache.folder_of(path.parent) / path.name
 
 
 def make_once(path: Path, make: Callable[[Path], None]) -> None:

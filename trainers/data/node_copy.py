@@ -7,8 +7,6 @@ for it. An event of the run says how many bytes were copied, in how many seconds
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
 import shutil
 import threading
 import time
@@ -27,6 +25,7 @@ from trainers.data import data_sets, image_list, token_sets
 
 CHUNK = 1 << 24
 THREADS = 8
+BATCH = 10_000  # files that the threads get at once: each waits in an object of more than 1 KiB
 SAID_S = 20.0  # between two events during the copying: a run whose files do not change counts as hung
 GIB = 1 << 30
 
@@ -35,21 +34,26 @@ GIB = 1 << 30
 def opened(run: Run, run_dir: RunDir) -> Iterator[Path]:
     """The data path from which this rank reads: the run's own, or the copy on this node. Raises InputError, WorkspaceError."""
     data_path = Path(run.data_path)
-    if run.data_stage != "node" or (names := _files(run.cell, data_path)) is None:
+    if run.data_stage != "node" or not _reads_files(run.cell, data_path):
         yield data_path
         return
+
+    def fill(folder: Path) -> None:  # the paths of ImageNet take 0.6 GiB: only the rank that copies has them, and not for long
+        _copy(run.cell, data_path, folder, run_dir)
+
     node_folder.remove_unused()  # what killed runs left takes the room that this run needs
-    short = hashlib.sha256(os.fsencode(run_dir.path)).hexdigest()[:8]  # two workspaces may have a run of one name
-    with node_folder.shared(f"{run.run_id}-{short}", lambda folder: _copy(names, folder, run_dir)) as folder:
+    with node_folder.shared(node_folder.name_of(run_dir.path), fill) as folder:
         yield folder
 
 
-def _files(cell: Cell, data_path: Path) -> dict[str, Path] | None:
-    """The files that the cell reads, by their path in the copy; None if it reads none. Raises InputError, WorkspaceError."""
+def _reads_files(cell: Cell, data_path: Path) -> bool:
+    return data_sets.of(cell.options, data_path) is not None or cell.options.get("data") == "stdlib-text"
+
+
+def _files(cell: Cell, data_path: Path) -> dict[str, Path]:
+    """The files that the cell reads, by their path in the copy. Raises InputError, WorkspaceError."""
     place = data_sets.of(cell.options, data_path)
     if place is None:
-        if cell.options.get("data") != "stdlib-text":
-            return None
         text = token_sets.stdlib_text(data_path)
         return {token_sets.stdlib_name(): text}
     if not place.path.exists():
@@ -78,12 +82,16 @@ def _images(cell: Cell, root: Path) -> dict[str, Path]:
     return found
 
 
-def _copy(names: dict[str, Path], folder: Path, run_dir: RunDir) -> None:
-    """Raises InputError if the node's disk is too small, and WorkspaceError."""
+def _copy(cell: Cell, data_path: Path, folder: Path, run_dir: RunDir) -> None:
+    """Raises InputError if the data set is missing or the node's disk is too small, and WorkspaceError."""
     begun, progress = time.monotonic(), _Progress(run_dir)
     where, why = node_folder.parent()
     with files.as_workspace_error("copy the data set"):
-        size = sum(path.stat().st_size for path in names.values())
+        names = _files(cell, data_path)
+        size = 0
+        for path in names.values():  # a network disk may need minutes to answer for the files of ImageNet
+            size += path.stat().st_size
+            progress.add(0)
         free = shutil.disk_usage(folder).free
         if size > free:
             raise InputError(
@@ -91,8 +99,10 @@ def _copy(names: dict[str, Path], folder: Path, run_dir: RunDir) -> None:
                 f"{gethostname()}. Set TMPDIR to a larger disk of the node, or remove `stage: node` under `data`."
             )
         with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(lambda name: _copy_file(names[name], folder / name, progress), names):
-                pass  # an exception of a thread comes out here
+            listed = list(names)
+            for start in range(0, len(listed), BATCH):
+                for _ in pool.map(lambda name: _copy_file(names[name], folder / name, progress), listed[start : start + BATCH]):
+                    pass  # an exception of a thread comes out here
     run_dir.write_event(
         _writer(),
         "data_copied",

@@ -95,7 +95,8 @@ class Checkpoints(Instrument):
         """Load the newest undamaged checkpoint of this run, or of the attempts that run.json names, into the engine. None if
         there is no checkpoint. Afterwards each rank's step file has its records up to the checkpoint and no later records.
 
-        Raises InputError if the run has records but no checkpoint from which it can resume.
+        Raises InputError if the run has records but no checkpoint from which it can resume, or if its nodes share no folder and
+        none of the checkpoints that run.json names can be used.
         """
         runs = [self._run_dir, *(RunDir(self._run_dir.path.parent / name) for name in self._run.resume)]
         for run, path in self._candidates(runs):
@@ -120,6 +121,8 @@ class Checkpoints(Instrument):
             self._saved_step = manifest.step if run is self._run_dir else 0
             self._train_time.before_s = manifest.train_time_s if ours else 0.0
             return Resumed(manifest.step, records)
+        if self._run.separate_folders and self._run.resume:  # the first node sent a checkpoint that it had checked
+            raise InputError(f"no checkpoint of {', '.join(self._run.resume)} can be used on all nodes; see the run's events.")
         if self._run_dir.steps(self._rank).records:
             raise InputError(f"{self._run_dir.path}: has records, but no usable checkpoint to resume from; see its events.")
         return None

@@ -7,9 +7,10 @@ if [ "${SHARDLAB_PYTHON:-}" != /scratch/alice/shardlab/python-0123456789ab/bin/p
     export SHARDLAB_PYTHON=/scratch/alice/shardlab/python-0123456789ab/bin/python    # job scripts start this file, not the interpreter
 fi
 if [ "${SHARDLAB_CONTAINER:-}" != /project/torch.sif ]; then
+    [[ "${TMPDIR:-}" == /* && -d "$TMPDIR" ]] || unset TMPDIR    # then /tmp is the node's disk
     # The variables of an image hide variables of the same name. The script in the container restores these from their copies.
     for name in OMP_NUM_THREADS CUDA_DEVICE_ORDER HF_HUB_OFFLINE TOKENIZERS_PARALLELISM MLFLOW_DISABLE_TELEMETRY \
-        PYTHONSAFEPATH PYTHONUNBUFFERED ${!NCCL_@}; do
+        PYTHONSAFEPATH PYTHONUNBUFFERED TMPDIR ${!NCCL_@}; do
         [ -z "${!name+set}" ] || export "SHARDLAB_GIVEN_$name=${!name}"
     done
 fi

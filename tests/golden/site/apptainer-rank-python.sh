@@ -1,20 +1,22 @@
 #!/bin/bash
 # The Python of ranks: starts the container and, in it, the interpreter of the image. The folders of the environment, of runs
-# and of data sets have the same paths in the container.
+# and of data sets have the same paths in the container; the node's disk is $TMPDIR there.
 if [ "${SHARDLAB_PYTHON:-}" != /scratch/alice/shardlab/python-0123456789ab/bin/python ]; then
     source /etc/profile > /dev/null 2>&1
     module load containers/1.3 || { echo "the module "containers/1.3" cannot be loaded on $(hostname)" >&2; exit 1; }
     export SHARDLAB_PYTHON=/scratch/alice/shardlab/python-0123456789ab/bin/python    # job scripts start this file, not the interpreter
 fi
 if [ "${SHARDLAB_CONTAINER:-}" != /project/torch.sif ]; then
+    [[ "${TMPDIR:-}" == /* && -d "$TMPDIR" ]] || unset TMPDIR    # then /tmp is the node's disk
     # The variables of an image hide variables of the same name. The script in the container restores these from their copies.
     for name in OMP_NUM_THREADS CUDA_DEVICE_ORDER HF_HUB_OFFLINE TOKENIZERS_PARALLELISM MLFLOW_DISABLE_TELEMETRY \
-        PYTHONSAFEPATH PYTHONUNBUFFERED ${!NCCL_@}; do
+        PYTHONSAFEPATH PYTHONUNBUFFERED TMPDIR ${!NCCL_@}; do
         [ -z "${!name+set}" ] || export "SHARDLAB_GIVEN_$name=${!name}"
     done
     unset PYTHONHOME    # of a module of the site, for another interpreter
     export SHARDLAB_CONTAINER=/project/torch.sif
-    exec apptainer exec --nv \
+    disk="${TMPDIR:-/tmp}"    # of this node, for `data.stage: node`
+    exec apptainer exec --nv --bind "$disk:$disk" \
         --bind /scratch/alice/shardlab:/scratch/alice/shardlab \
         --bind /project/data:/project/data \
         --pwd "$PWD" /project/torch.sif /scratch/alice/shardlab/python-0123456789ab/bin/rank-python "$@"

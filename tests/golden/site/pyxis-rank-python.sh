@@ -1,6 +1,6 @@
 #!/bin/bash
 # The Python of ranks: starts the container and, in it, the interpreter of the image. The folders of the environment, of runs
-# and of data sets have the same paths in the container.
+# and of data sets have the same paths in the container; the node's disk is $TMPDIR there.
 for name in ${!SHARDLAB_GIVEN_@}; do
     export "${name#SHARDLAB_GIVEN_}=${!name}"
     unset "$name"    # a later start in the container gets what its parent sets

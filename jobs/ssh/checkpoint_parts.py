@@ -1,0 +1,149 @@
+"""Gathers the checkpoint from which a run resumes on the first node, if each node has its own part of it (docs/ssh.md)."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from jobs.ssh import node_transfer
+from jobs.ssh.node_transfer import Told
+from jobs.ssh.step import Lost
+from shardlab import checkpoint, files, inventory, part_files, placement, rsync
+from shardlab.checkpoint import CheckpointFile, CheckpointManifest
+from shardlab.errors import ShardlabError
+from shardlab.run import Run
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+STAGING = ".resume"  # a hidden folder in the new run: no part of the run, and no other run uses it
+
+
+class StoredCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint from which a run may resume.
+
+    needs_records: whether the run begins its step records with those of the old run, as an attempt at the same cell does.
+    """
+
+    run: RunDir
+    path: Path
+    manifest: CheckpointManifest
+    needs_records: bool
+
+    def faulty(self, told: Told) -> list[CheckpointFile]:
+        """Its files that are missing on this machine, or whose content is not that of the manifest. Reads all files, unless
+        it is told to end."""
+        return [file for file in self.manifest.files if not told() and checkpoint.damage(self.path, [file]) is not None]
+
+    def late_ranks(self) -> list[int]:
+        """The ranks whose step records on this machine end before the checkpoint."""
+        if not self.needs_records:
+            return []
+        step = self.manifest.step
+        return [
+            rank
+            for rank in range(self.manifest.world)
+            if not any(record.step == step and not record.warmup for record in self.run.steps(rank).records)
+        ]
+
+
+def gather(folder: RunDir, run: Run, told: Told) -> StoredCheckpoint | None:
+    """The newest usable checkpoint of the runs that run.json names, whole on this machine, with the step records before it.
+
+    folder: of the new run. None if the run resumes from no other run, or if it was told to end. A checkpoint that is damaged is
+    passed over, with an event. Raises ShardlabError if no checkpoint is usable, or if a node that has a part does not answer.
+    """
+    whys: list[str] = []
+    for old in (RunDir(folder.path.parent / name) for name in run.resume):
+        for path in checkpoint.whole(old.path):
+            manifest = checkpoint.read(path)
+            if isinstance(manifest, str):
+                why = manifest
+            else:
+                saved = StoredCheckpoint(old, path, manifest, manifest.cell_hash == run.cell_hash)
+                why = _complete(folder, run, saved, told)
+                if told():
+                    return None
+                if not why:
+                    return saved
+            folder.write_event("attempt", "checkpoint_passed_over", why=why)
+            whys.append(why)
+    if not run.resume:
+        return None
+    found = "; ".join(whys) or "they have no checkpoint on this node"
+    raise ShardlabError(f"cannot resume from {', '.join(run.resume)}: {found}. `jobs submit` starts the cell from step 0.")
+
+
+def _complete(folder: RunDir, run: Run, saved: StoredCheckpoint, told: Told) -> str:
+    """Bring what is missing of a checkpoint from the nodes that wrote it. Why it is not usable, as a clause, or ''.
+
+    Raises ShardlabError if a node that may have the missing files does not answer.
+    """
+    faulty = saved.faulty(told)
+    if not faulty and not saved.late_ranks():
+        return ""
+    workspace = Workspace(folder.path.parent.parent)
+    placed = placement.of(saved.run.events())
+    known = {node.name: node for node in inventory.read(workspace, run.cluster["name"]).nodes}
+    absent = []
+    for name in placed.nodes if placed is not None else ():
+        if told():
+            return ""
+        staging = folder.path / STAGING / name
+        files.make_folder(staging)
+        names = [str((saved.path / file.name).relative_to(workspace.path)) for file in faulty]
+        names += [str((saved.run.path / "steps").relative_to(workspace.path))] if saved.needs_records else []
+        try:
+            if name not in known:
+                raise Lost(name, "the inventory does not list it any more")
+            node_transfer.bring(known[name], workspace, names, staging, told)
+        except Lost as lost:
+            absent.append(str(lost))
+        faulty = _place_files(saved, staging / saved.path.relative_to(workspace.path), faulty)
+        _place_records(saved.run, staging / saved.run.path.relative_to(workspace.path) / "steps")
+        shutil.rmtree(staging.parent, ignore_errors=True)
+    return _why_unusable(saved, faulty, absent)
+
+
+def _why_unusable(saved: StoredCheckpoint, faulty: Sequence[CheckpointFile], absent: Sequence[str]) -> str:
+    late = saved.late_ranks()
+    if not faulty and not late:
+        return ""
+    what = f"{len(faulty)} of its {len(saved.manifest.files)} files are missing or damaged"
+    if not faulty:
+        what = f"the step records of {len(late)} of its {saved.manifest.world} ranks end before it"
+    why = f"the checkpoint at step {saved.manifest.step} of {saved.run.run_id}: {what}"
+    if absent:
+        raise ShardlabError(f"cannot resume from {why} ({'; '.join(absent)}). Run `jobs retry` again when the node answers.")
+    return why
+
+
+def _place_files(saved: StoredCheckpoint, arrived: Path, faulty: Sequence[CheckpointFile]) -> list[CheckpointFile]:
+    """Move the files of a checkpoint that arrived intact to their place. Returns the files that are still faulty."""
+    intact = [file for file in faulty if _is_regular(arrived / file.name) and checkpoint.damage(arrived, [file]) is None]
+    with files.as_workspace_error("write"):
+        for file in intact:
+            rsync.put_in_place(arrived / file.name, saved.path / file.name)
+    return [file for file in faulty if file not in intact]
+
+
+def _place_records(old: RunDir, arrived: Path) -> None:
+    """Replace step records here by longer records that arrived, of which the records here are the beginning."""
+    for name in files.names(arrived):
+        here = old.path / "steps" / name
+        if not re.fullmatch(part_files.STEPS, name) or not _is_regular(arrived / name):
+            continue
+        with files.as_workspace_error("write"):
+            if not here.exists() or part_files.is_beginning(here, arrived / name):
+                rsync.put_in_place(arrived / name, here)
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        files.open_regular(path).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,53 @@
+"""Copies files of the workspace from the first node to another node, and back, if the nodes share no folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jobs.ssh.step import Lost
+from shardlab import rsync
+from shardlab.errors import ShardlabError
+from shardlab.inventory import InventoryNode
+from shardlab.remote import Address, rsync_words
+from shardlab.workspace import Workspace
+
+SILENT_S = 60  # rsync gives up a connection that is silent for so long
+BROKEN = (10, 12, 30, 35, 255)  # exit codes of rsync if the connection to the node failed or broke
+INCOMPLETE = (23, 24)  # rsync went through all files, and some did not arrive
+
+Told = Callable[[], bool]
+
+
+def send(node: InventoryNode, workspace: Workspace, names: Sequence[str], told: Told, *options: str) -> None:
+    """Copy files and folders of the workspace to the same places on a node; ends early if `told`.
+
+    Raises Lost if the connection broke, ShardlabError if a file could not be copied.
+    """
+    host, shell = _way(node)
+    words = ["--archive", "--recursive", f"--timeout={SILENT_S}", shell, *options]
+    end = rsync.run(words, names, f"{workspace.path}/", f"{host}:{workspace.path}/", told=told)
+    _check(node, end, allowed=())
+
+
+def bring(node: InventoryNode, workspace: Workspace, names: Sequence[str], target: Path, told: Told) -> None:
+    """Copy files and folders of the workspace on a node to the same names below `target`; ends early if `told`.
+
+    A name that the node does not have is missing afterwards. Raises Lost and ShardlabError.
+    """
+    host, shell = _way(node)
+    words = [*rsync.FROM_OTHERS, "--recursive", "--times", f"--timeout={SILENT_S}", shell]
+    end = rsync.run(words, names, f"{host}:{workspace.path}/", f"{target}/", told=told)
+    _check(node, end, allowed=INCOMPLETE)
+
+
+def _way(node: InventoryNode) -> tuple[str, str]:
+    rsync.must_be_installed("a run on nodes that share no folder")
+    return rsync_words(Address(node.host, node.port, node.user))
+
+
+def _check(node: InventoryNode, end: rsync.RsyncEnd, *, allowed: Sequence[int]) -> None:
+    if end.code in BROKEN:
+        raise Lost(node.name, end.said)
+    if end.code and end.code not in allowed:
+        raise ShardlabError(f"{node.name}: {end.said}.")

@@ -1,0 +1,205 @@
+"""Creates an experiment at the portal, or finds the one of this name, and stores its manifests and its lease.
+
+Before the portal is asked, a note says what is asked. A command that is killed at any moment is continued by the next one: the
+experiment is found by its name, and adopted if it is the one that the note describes. Without a note, an experiment of this
+name is adopted if the user of the token created it; `down` does not terminate such an experiment.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+
+import msgspec
+
+from provision.cloudlab import profile_request, readiness
+from provision.cloudlab.portal import NoConnection, OutcomeUnknown, Portal, PortalError, nothing_changed
+from provision.cloudlab.portal_answers import PortalExperiment, moment
+from provision.cloudlab.profile_request import ProfileRequest
+from provision.cloudlab.readiness import DOWN
+from shardlab import cloudlab_experiment, cloudlab_manifest, lease
+from shardlab.cloudlab_experiment import ExperimentNote
+from shardlab.cloudlab_manifest import Experiment
+from shardlab.cluster import Cluster
+from shardlab.console import Output
+from shardlab.errors import InputError, ShardlabError
+from shardlab.workspace import Workspace
+
+CLOCK_S = 60.0  # between two clocks of the portal
+AGAIN = "Run the same command again: it looks for the experiment by its name, and continues."
+
+
+def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> None:
+    """Create or adopt the experiment, wait until all nodes are ready, and store its manifests. Raises ShardlabError."""
+    request = profile_request.plan(cluster).request
+    note = cloudlab_experiment.read(workspace.own)
+    if note is not None:
+        check_note(note, request, workspace)
+    if note is None or note.uuid is None:
+        with nothing_changed():
+            note = _created(request, workspace, portal, output, note)
+    ready = readiness.wait(note, workspace, portal, output)
+    try:
+        texts = _manifests(cluster, portal.manifests(ready.id))
+    except InputError as error:  # wrong input would mean that nothing was changed
+        raise ShardlabError(f"{error} The experiment {note.name} still exists. To end it: {DOWN}") from None
+    cloudlab_experiment.store_manifests(workspace.own, texts)
+    keep_end(workspace, ready)
+
+
+def refresh(workspace: Workspace, portal: Portal) -> PortalExperiment | None:
+    """The experiment as the portal says it now, whose end is stored; None if this workspace uses no experiment of the portal.
+
+    Raises PortalError, and ShardlabError if the experiment no longer exists.
+    """
+    note = cloudlab_experiment.read(workspace.own)
+    if note is None or note.uuid is None:
+        return None
+    found = readiness.existing(note, workspace, portal)
+    keep_end(workspace, found)
+    return found
+
+
+def keep_end(workspace: Workspace, found: PortalExperiment) -> None:
+    """Store when the experiment ends, if the portal says it."""
+    if (end := moment(found.expires_at)) is not None:
+        lease.keep(workspace.own, end)
+
+
+def check_note(note: ExperimentNote, request: ProfileRequest, workspace: Workspace) -> None:
+    """Raises InputError if the workspace has an experiment of another name or project than the cluster file."""
+    if (note.name, note.project) != (request.name, request.project):
+        raise InputError(
+            f"{cloudlab_experiment.path_of(workspace.own)}: this workspace uses the experiment {note.name} of the project "
+            f"{note.project}, and the cluster file asks for {request.name} of {request.project}. Allowed: the same names, or "
+            f"another workspace. To end the first experiment, run with its cluster file: {DOWN}."
+        )
+
+
+def _keep(workspace: Workspace, note: ExperimentNote, found: PortalExperiment) -> ExperimentNote:
+    """Store which experiment it is."""
+    changes = {"uuid": found.id, "created_at": found.created_at, "page": found.url}
+    return cloudlab_experiment.write(workspace.own, msgspec.structs.replace(note, **changes))
+
+
+def adopted(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment | None:
+    """The experiment that a command created that was killed, or None if there is none of this name.
+
+    Raises InputError if the experiment of this name is not the one that the note describes; the note is then removed.
+    """
+    found = portal.experiment(f"{note.project},{note.name}")
+    if found is None:
+        return None
+    born, asked = moment(found.created_at), moment(note.asked_at)
+    profile = f"{found.profile_project}/{found.profile_name}" if found.profile_name and found.profile_project else None
+    contradictions = [
+        f"its creator is {found.creator}" if found.creator and note.user and found.creator != note.user else "",
+        f"its profile is {profile}" if profile is not None and profile != note.profile else "",
+        f"it was created at {found.created_at}" if born and asked and born < asked - timedelta(seconds=CLOCK_S) else "",
+    ]
+    if any(contradictions):
+        _remove_note(workspace)
+        raise _taken(note.project, note.name, ", ".join(filter(None, contradictions)))
+    return found
+
+
+def _created(
+    request: ProfileRequest, workspace: Workspace, portal: Portal, output: Output, note: ExperimentNote | None
+) -> ExperimentNote:
+    """The note of the experiment, whose nodes may still be made."""
+    was_asked_before = note is not None
+    if note is None:
+        intent = _intent(request, portal)
+        if (other := portal.experiment(f"{request.project},{request.name}")) is not None:
+            return _adopted_of_user(intent, other, workspace, output)
+        note = cloudlab_experiment.write(workspace.own, intent)
+    elif (found := adopted(note, workspace, portal)) is not None:
+        output.remark(f"an earlier command created the experiment {note.name}; this command continues with it.")
+        return _keep(workspace, note, found)
+    output.remark(f"creating the experiment {request.name} in the project {request.project} at {portal.url}.")
+    try:
+        return _keep(workspace, note, portal.create(request.body))
+    except OutcomeUnknown as error:
+        output.remark(f"{error} Looking for the experiment by its name.")
+        if (found := adopted(note, workspace, portal)) is None:
+            raise ShardlabError(f"{error} The experiment {note.name} is not there. {AGAIN}") from None
+        return _keep(workspace, note, found)
+    except NoConnection:  # an earlier request may have arrived
+        raise
+    except PortalError:
+        if was_asked_before and (found := adopted(note, workspace, portal)) is not None:
+            return _keep(workspace, note, found)  # the earlier request took so long
+        _remove_note(workspace)  # the portal certainly created nothing for us
+        if (other := portal.experiment(f"{request.project},{request.name}")) is not None:
+            return _adopted_of_user(note, other, workspace, output)  # it was created since we looked
+        raise
+
+
+def _adopted_of_user(intent: ExperimentNote, found: PortalExperiment, workspace: Workspace, output: Output) -> ExperimentNote:
+    """The note of an experiment that exists without us. Raises InputError if the user of the token did not create it."""
+    if found.creator is None or found.creator != intent.user:
+        raise _taken(intent.project, intent.name, f"its creator is {found.creator or 'unknown'}")
+    output.remark(
+        f"the project {intent.project} already has your experiment {intent.name}: this command uses it as it is, and "
+        "`provision CLUSTER.yaml down` will not terminate it."
+    )
+    return _keep(workspace, msgspec.structs.replace(intent, created_by_us=False, profile=None), found)
+
+
+def _intent(request: ProfileRequest, portal: Portal) -> ExperimentNote:
+    """The note that is written before the portal is asked."""
+    return ExperimentNote(
+        schema=cloudlab_experiment.SCHEMA,
+        name=request.name,
+        created_by_us=True,
+        project=request.project,
+        profile=request.profile,
+        portal_url=portal.url,
+        user=portal.user(),
+        asked_at=_portal_time(portal.date),
+    )
+
+
+def _remove_note(workspace: Workspace) -> None:
+    cloudlab_experiment.path_of(workspace.own).unlink(missing_ok=True)
+
+
+def _manifests(cluster: Cluster, texts: dict[str, str]) -> dict[str, bytes]:
+    """The checked manifests, by name of the aggregate. Raises InputError for one that cannot be used."""
+    named: dict[str, bytes] = {}
+    for urn, text in texts.items():
+        named[cloudlab_manifest.aggregate(f"a manifest of the portal for {urn[:100]!r}", urn)] = text.encode()
+    experiment = cloudlab_manifest.parse((f"the portal's manifest of {name}", text) for name, text in named.items())
+    _check_nodes(cluster, experiment)
+    return named
+
+
+def _check_nodes(cluster: Cluster, experiment: Experiment) -> None:
+    """Raises ShardlabError if the nodes are at another site, or fewer, than the cluster file says."""
+    wanted = cluster.cloudlab
+    assert wanted is not None
+    sites = {node.site for node in experiment.nodes}
+    if wanted.site is not None and any(site.split(".")[0] != wanted.site.split(".")[0] for site in sites):
+        raise ShardlabError(
+            f"the nodes are at {', '.join(sorted(sites))}, and the cluster file says cloudlab.site: {wanted.site}. The profile "
+            f"{wanted.profile} cannot choose the site. To end the experiment: {DOWN}"
+        )
+    if wanted.profile == profile_request.SMALL_LAN and len(experiment.nodes) < wanted.nodes:
+        raise ShardlabError(
+            f"the manifests have {len(experiment.nodes)} nodes, and the cluster file asks for {wanted.nodes}. {AGAIN}"
+        )
+
+
+def _taken(project: str | None, name: str, why: str) -> InputError:
+    return InputError(
+        f"the project {project} already has an experiment {name}, which this workspace did not create ({why}). Allowed: "
+        "another name in the cluster file, or the nodes of that experiment, with cloudlab.manifest. Nothing was created."
+    )
+
+
+def _portal_time(header: str | None) -> str:
+    """The time that the portal's last answer states; this machine's if it states none."""
+    try:
+        return parsedate_to_datetime(header or "").astimezone(UTC).isoformat()
+    except ValueError:
+        return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,51 @@
+"""The manifest of the experiment that this machine is a node of: what `geni-get manifest` prints there."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+from shardlab import cloudlab_experiment, cloudlab_manifest
+from shardlab.cloudlab_experiment import ExperimentNote
+from shardlab.cluster import Cluster
+from shardlab.errors import InputError
+from shardlab.workspace import Workspace
+
+COMMAND = ("geni-get", "manifest")
+TIMEOUT_S = 60.0
+
+
+def is_node() -> bool:
+    """Whether this machine is a node of an experiment."""
+    return shutil.which(COMMAND[0]) is not None
+
+
+def read() -> bytes:
+    """The manifest. Raises InputError if the command fails."""
+    what = " ".join(COMMAND)
+    try:
+        done = subprocess.run(COMMAND, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise InputError(f"{what}: did not end within {TIMEOUT_S:g} s. Set cloudlab.manifest to a file instead.") from None
+    if done.returncode != 0:
+        said = done.stderr.decode("utf-8", "replace").strip()[-500:]
+        raise InputError(f"{what}: exit code {done.returncode}: {said}. Set cloudlab.manifest to a file instead.")
+    return done.stdout
+
+
+def store(cluster: Cluster, workspace: Workspace) -> None:
+    """Store the manifest in the workspace, for the other commands, with a note that we did not create the experiment.
+
+    Raises InputError.
+    """
+    text = read()
+    experiment = cloudlab_manifest.parse([(" ".join(COMMAND), text)])
+    cloudlab_experiment.write(
+        workspace.own,
+        ExperimentNote(
+            schema=cloudlab_experiment.SCHEMA,
+            name=cluster.name,
+            created_by_us=False,
+        ),
+    )
+    cloudlab_experiment.store_manifests(workspace.own, {experiment.nodes[0].site: text})

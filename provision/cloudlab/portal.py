@@ -1,0 +1,289 @@
+"""A client of the CloudLab portal's API: one method per request, one sentence per failure. It speaks https only.
+
+Requests that change nothing are repeated while the portal is overloaded or does not answer, a few times and visibly. A request
+that changes something is repeated only if the portal says that it did nothing (429); otherwise `OutcomeUnknown` is raised, and
+the caller looks what the portal did.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from provision.cloudlab.portal_answers import PortalExperiment, PortalFault, PortalVersion, TokenOwner
+from provision.cloudlab.token import HOW, Token
+from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.errors import InputError, MissingExtra, ShardlabError
+
+DEFAULT_URL = "https://boss.emulab.net:43794"
+PREFIXES = ("", "/portal/api")  # clients that were published differ in the prefix of the paths
+BACKOFF_S = (2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+MOST_RETRY_AFTER_S = 120.0
+CONNECT_S = 30.0
+TIMEOUT_S = 60.0  # for each part of an answer
+MOST_S = 300.0  # for a whole answer
+MOST_BYTES = 64 << 20  # manifests of several sites in one document
+
+REFUSED = (400, 401, 403, 422)  # statuses of HTTP: the portal understood the request and will not carry it out
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+
+class PortalError(ShardlabError):
+    """The portal refused a request, or cannot be used. status: of HTTP; None: there is no answer."""
+
+    def __init__(self, sentence: str, status: int | None = None) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class NoExperiment(PortalError):
+    """The portal has no such experiment (404)."""
+
+
+class OutcomeUnknown(PortalError):
+    """No usable answer came, so it is not known whether the portal carried the request out."""
+
+
+class NoConnection(PortalError):
+    """The portal cannot be reached, so nothing was sent."""
+
+
+@contextmanager
+def nothing_changed() -> Iterator[None]:
+    """A request that the portal refuses in this block is wrong input: nothing was changed before. Raises InputError."""
+    try:
+        yield
+    except PortalError as error:
+        if error.status in REFUSED:
+            raise InputError(str(error)) from None
+        raise
+
+
+class PortalAnswer(msgspec.Struct, frozen=True):
+    """An answer as it was received. date: the portal's own time, as its header states it."""
+
+    status: int
+    body: bytes
+    date: str | None
+    retry_after: str | None
+
+
+class Portal:
+    """The portal, for one user. Close it by `with`."""
+
+    def __init__(self, url: str | None, token: Token, say: Say, sleep: Callable[[float], None] = time.sleep) -> None:
+        """url: null: the one of CloudLab; with a path: the prefix of all requests. say: is told each repetition.
+
+        Raises InputError for another scheme than https, and MissingExtra without httpx.
+        """
+        try:
+            import httpx
+        except ModuleNotFoundError:
+            raise MissingExtra("cloudlab", "the CloudLab portal", "httpx") from None
+        self.url = (url or DEFAULT_URL).rstrip("/")
+        parts = urlsplit(self.url)
+        if parts.scheme != "https" or not parts.hostname:
+            raise InputError(f"cloudlab.portal_url: found {self.url}. Allowed: https://, because the token is sent there.")
+        self._prefix = "" if parts.path else None  # None: not known yet
+        self._token, self._say, self._sleep = token, say, sleep
+        self.date: str | None = None
+        try:  # SSL_CERT_FILE and SSL_CERT_DIR decide whom it trusts; no redirect is followed: the token would go with it
+            self._client = httpx.Client(
+                verify=httpx.create_ssl_context(),
+                timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S),
+                follow_redirects=False,
+            )
+        except (OSError, ValueError, ImportError) as error:
+            raise InputError(f"SSL_CERT_FILE, SSL_CERT_DIR or a proxy of the environment cannot be used: {error}.") from None
+
+    def __enter__(self) -> Portal:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self._client.close()
+
+    def pause(self, seconds: float) -> None:
+        """Wait before the next request."""
+        self._sleep(seconds)
+
+    def user(self) -> str | None:
+        """The user of the token; None if the portal does not say it."""
+        try:
+            return self._decoded(TokenOwner, self._asked("GET", "/tokens/this", "who the token belongs to")).user
+        except NoExperiment:  # a portal of an older version
+            return None
+
+    def create(self, request: Mapping[str, Any]) -> PortalExperiment:
+        """Create an experiment. Raises PortalError, and OutcomeUnknown if it may have been created."""
+        answer = self._asked("POST", "/experiments", "the creation of the experiment", request)
+        return self._decoded(PortalExperiment, answer)
+
+    def experiment(self, which: str) -> PortalExperiment | None:
+        """The experiment with its nodes, or None if there is none. which: its uuid, or PROJECT,NAME. Raises PortalError."""
+        try:
+            return self._decoded(PortalExperiment, self._asked("GET", f"/experiments/{which}", "the experiment"))
+        except NoExperiment:
+            return None
+
+    def manifests(self, uuid: str) -> dict[str, str]:
+        """The manifests, by URN of the aggregate. Raises PortalError."""
+        return self._decoded(dict[str, str], self._asked("GET", f"/experiments/{uuid}/manifests", "the manifests"))
+
+    def extend(self, uuid: str, hours: int, reason: str) -> None:
+        """Ask for more hours; the experiment's `expires_at` says afterwards what was granted. Raises PortalError."""
+        self._asked("PUT", f"/experiments/{uuid}", "the extension", {"extend_by": hours, "reason": reason})
+
+    def terminate(self, uuid: str) -> None:
+        """Ask for the end of the experiment; it is gone once `experiment` finds none. Raises PortalError, NoExperiment."""
+        self._asked("DELETE", f"/experiments/{uuid}", "the termination")
+
+    def _asked(self, method: str, path: str, what: str, content: Mapping[str, Any] | None = None) -> PortalAnswer:
+        """A successful answer. what: what is asked for, in sentences."""
+        if self._prefix is None:
+            self._prefix = self._found_prefix()
+        return self._repeated(method, f"{self._prefix}{path}", what, content)
+
+    def _found_prefix(self) -> str:
+        for prefix in PREFIXES:
+            try:
+                answer = self._repeated("GET", f"{prefix}/version", "its version", None)
+                decoder(PortalVersion).decode(answer.body)
+            except DECODE_FAULTS:  # the page of a web server
+                continue
+            except PortalError as error:
+                if error.status is None or not (error.status < 400 or error.status == 404):
+                    raise
+                continue
+            return prefix
+        tried = ", ".join(f"{prefix}/version" for prefix in PREFIXES)
+        raise PortalError(
+            f"{self.url}: is no portal that we know: it has none of {tried}. Set cloudlab.portal_url with its path."
+        )
+
+    def _repeated(self, method: str, path: str, what: str, content: Mapping[str, Any] | None) -> PortalAnswer:
+        """The answer to a request, which is sent again while the portal did nothing with it."""
+        for pause_s in (*BACKOFF_S, None):
+            try:
+                answer = self._sent(method, path, what, content)
+            except (NoConnection, OutcomeUnknown) as error:
+                was_reached = self.date is not None
+                may_repeat = was_reached if isinstance(error, NoConnection) else method == "GET"
+                if not may_repeat or pause_s is None:
+                    raise
+                why = str(error)
+            else:
+                overloaded = answer.status == 429 or (answer.status >= 500 and method == "GET")
+                if not overloaded or pause_s is None:
+                    return answer if 200 <= answer.status < 300 else self._refuse(answer, what)
+                why = f"{self._host} is overloaded (HTTP {answer.status})."
+                pause_s = _retry_after_s(answer.retry_after, pause_s)
+            self._say(f"{why} Asking again for {what} in {pause_s:g} s.")
+            self._sleep(pause_s)
+        raise AssertionError("the last turn returns or raises")
+
+    def _sent(self, method: str, path: str, what: str, content: Mapping[str, Any] | None) -> PortalAnswer:
+        """Send a request once and read the whole answer. Raises PortalError if nothing was sent, else OutcomeUnknown."""
+        import httpx
+
+        headers = {"X-Api-Token": self._token.reveal(), "X-Api-Elaborate": "true", "Accept-Encoding": "identity"}
+        ends = time.monotonic() + MOST_S
+        try:
+            with self._client.stream(method, f"{self.url}{path}", json=content, headers=headers) as response:
+                body = bytearray()
+                for part in response.iter_bytes():
+                    body += part
+                    if len(body) > MOST_BYTES or time.monotonic() > ends:
+                        limit = f"{MOST_BYTES >> 20} MiB" if len(body) > MOST_BYTES else f"{MOST_S:g} s"
+                        raise OutcomeUnknown(f"{self._host}: the answer to {what} goes on beyond {limit}.")
+                self.date = response.headers.get("Date") or self.date
+                retry_after = response.headers.get("Retry-After")
+                return PortalAnswer(response.status_code, bytes(body), self.date, retry_after)
+        except httpx.ConnectTimeout:
+            raise NoConnection(f"{self._host}: does not accept a connection within {CONNECT_S:g} s. {NOTHING_SENT}") from None
+        except httpx.ConnectError as error:
+            raise self._no_connection(str(error)) from None
+        except httpx.TimeoutException:
+            raise OutcomeUnknown(f"{self._host}: did not answer to {what} within {TIMEOUT_S:g} s.") from None
+        except httpx.HTTPError as error:
+            raise OutcomeUnknown(
+                f"{self._host}: the answer to {what} is truncated ({self._token.hide(str(error))[:200]})."
+            ) from None
+
+    def _no_connection(self, said: str) -> PortalError:
+        if "SSL" in said or "CERTIFICATE" in said:
+            return PortalError(
+                f"{self._host}: its certificate is not trusted, or it does not speak TLS ({said[:200]}). {NOTHING_SENT} If an "
+                "authority of its own signed the certificate, set SSL_CERT_FILE to the certificate of this authority."
+            )
+        return NoConnection(f"{self._host}: cannot be reached ({said[:200]}). {NOTHING_SENT}")
+
+    def _refuse(self, answer: PortalAnswer, what: str) -> NoReturn:
+        """Raise the sentence of an answer that is no success."""
+        said = self._said(answer.body)
+        status = answer.status
+        if status == 401:
+            raise PortalError(
+                f"{self._host}: does not accept the token of {self._token.source} (HTTP 401{said}). A token is valid for two "
+                f"months, and a new one revokes it. {HOW}",
+                status,
+            )
+        if status == 403:
+            raise PortalError(
+                f"{self._host}: the user of the token may not do this: {what} (HTTP 403{said}). Allowed: a member of the "
+                "project.",
+                status,
+            )
+        if status == 404:
+            raise NoExperiment(f"{self._host}: has no such experiment (HTTP 404{said}).", status)
+        if status == 429:
+            raise PortalError(
+                f"{self._host}: is overloaded (HTTP 429{said}), also after {len(BACKOFF_S)} repetitions. Nothing was changed "
+                "by this request; run the same command again later.",
+                status,
+            )
+        if status >= 500:
+            raise OutcomeUnknown(f"{self._host}: failed with {what} (HTTP {status}{said}).", status)
+        if status < 400:
+            raise PortalError(
+                f"{self._host}: answers with HTTP {status}, which is no answer of the API, and redirects are not followed. Set "
+                "cloudlab.portal_url to the address of the API.",
+                status,
+            )
+        raise PortalError(f"{self._host}: refuses {what} (HTTP {status}{said}).", status)
+
+    def _said(self, body: bytes) -> str:
+        try:
+            says = decoder(PortalFault).decode(body).says
+        except DECODE_FAULTS:
+            return ""
+        return f": {self._token.hide(says).rstrip('.')}" if says else ""
+
+    def _decoded(self, shape: type[T], answer: PortalAnswer) -> T:
+        try:
+            return decoder(shape).decode(answer.body)
+        except DECODE_FAULTS as error:
+            raise OutcomeUnknown(
+                f"{self._host}: its answer is truncated or is not of the published shape "
+                f"({self._token.hide(str(error))[:200]})."
+            ) from None
+
+    @property
+    def _host(self) -> str:
+        return f"the portal {urlsplit(self.url).netloc}"
+
+
+NOTHING_SENT = "Nothing was sent."
+
+
+def _retry_after_s(header: str | None, otherwise_s: float) -> float:
+    """The seconds that the portal asks to wait, within a limit; dates are not read."""
+    if header is not None and header.isascii() and header.isdigit():
+        return min(float(header[:9]), MOST_RETRY_AFTER_S)
+    return otherwise_s

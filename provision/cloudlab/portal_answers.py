@@ -1,0 +1,103 @@
+"""The answers of the CloudLab portal, in the shapes that its OpenAPI document publishes. Unknown fields are ignored."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated
+
+import msgspec
+
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+READY = {"status": "ready", "state": "started", "rawstate": "ISUP"}
+# Of a node without a startup service, or whose service has ended well. Only null was seen in published answers.
+STARTUP_ENDED = {None, "", "0", "done", "exited", "finished", "ready"}
+ENDED = {"failed", "canceled", "terminating", "terminated"}  # states from which an experiment or a node never becomes ready
+
+
+class PortalVersion(msgspec.Struct, frozen=True):
+    """GET /version."""
+
+    version: Text
+
+
+class PortalFault(msgspec.Struct, frozen=True):
+    """The body of an answer that refuses a request."""
+
+    error: Text | None = None
+    errors: list[Text] | None = None
+
+    @property
+    def says(self) -> str:
+        """All its sentences in one line."""
+        sentences = [self.error, *(self.errors or [])]
+        return " ".join(" ".join(sentence.split()) for sentence in sentences if sentence)[:1000]
+
+
+class TokenOwner(msgspec.Struct, frozen=True):
+    """GET /tokens/this."""
+
+    user: Text | None = None
+
+
+class PortalNode(msgspec.Struct, frozen=True):
+    """A node of an experiment, as the portal sees it."""
+
+    client_id: Text | None = None
+    status: Text | None = None
+    state: Text | None = None
+    rawstate: Text | None = None
+    startup_status: Text | None = None
+
+    @property
+    def lacks(self) -> str:
+        """What is not ready yet, as `rawstate BOOTING`; empty if the node is ready."""
+        parts = [
+            f"{name} {getattr(self, name) or 'unknown'}" for name, wanted in READY.items() if getattr(self, name) != wanted
+        ]
+        if self.startup_status not in STARTUP_ENDED:
+            parts.append(f"startup_status {self.startup_status}")
+        return ", ".join(parts)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it never becomes ready by itself."""
+        return self.status in ENDED or self.startup_status == "failed"
+
+
+class PortalAggregate(msgspec.Struct, frozen=True):
+    """The part of an experiment at one site."""
+
+    status: Text | None = None
+    nodes: list[PortalNode] | None = None
+
+
+class PortalExperiment(msgspec.Struct, frozen=True):
+    """An experiment. Fields that the portal left out are None."""
+
+    id: Annotated[str, msgspec.Meta(pattern=f"^{UUID.pattern}$".replace("a-f", "A-Fa-f"))]
+    name: Text | None = None
+    project: Text | None = None
+    profile_name: Text | None = None
+    profile_project: Text | None = None
+    creator: Text | None = None
+    created_at: Text | None = None
+    expires_at: Text | None = None
+    status: Text | None = None
+    url: Text | None = None
+    aggregates: dict[Text, PortalAggregate] | None = None
+
+    @property
+    def nodes(self) -> list[PortalNode]:
+        """The nodes at all sites."""
+        return [node for aggregate in (self.aggregates or {}).values() for node in aggregate.nodes or []]
+
+
+def moment(text: str | None) -> datetime | None:
+    """A time of the portal; None if it gave none that can be read. A time without a zone is in UTC, as the portal's are."""
+    try:
+        read = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return read if read.tzinfo is not None else read.replace(tzinfo=UTC)

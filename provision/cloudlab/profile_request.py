@@ -1,0 +1,110 @@
+"""The request that creates an experiment from a profile. The portal's API takes a profile and its parameters, and no RSpec.
+
+The parameters are strings, which the API calls bindings. Those of `small-lan` are known here. Of any other profile only the
+user knows the parameters, so only `cloudlab.bindings` are sent.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from provision.cloudlab import request
+from provision.cloudlab.request import ExperimentRequest
+from shardlab.cloudlab_keys import EXTRA_DISK, Cloudlab
+from shardlab.cluster import Cluster
+from shardlab.errors import InputError
+
+SMALL_LAN = "small-lan"
+NAME = re.compile(r"[a-z][a-z0-9-]{1,15}")  # Emulab names experiments with at most 16 characters
+LINK_MBPS = (100, 1_000, 10_000, 25_000, 100_000)
+MOST_DISK_GB = 200
+BYTES_PER_GIB, BYTES_PER_GB = 2**30, 10**9
+OWN_PROFILE = (
+    "Or print a profile with `provision CLUSTER.yaml request --profile`, store it at the portal, and name it in "
+    "cloudlab.profile and cloudlab.profile_project"
+)
+
+
+class ProfileRequest(msgspec.Struct, frozen=True):
+    """The body of POST /experiments."""
+
+    name: str
+    project: str
+    profile_name: str
+    profile_project: str
+    duration: int
+    """In hours."""
+    bindings: dict[str, str]
+
+    @property
+    def profile(self) -> str:
+        """The profile with its project."""
+        return f"{self.profile_project}/{self.profile_name}"
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Its fields, for JSON."""
+        return msgspec.structs.asdict(self)
+
+
+class ProfilePlan(msgspec.Struct, frozen=True):
+    """What is sent to the portal, and what the user should know before it is sent."""
+
+    request: ProfileRequest
+    warnings: list[str]
+    """What is not checked, and what the profile does not take from the cluster file; sentences without a full stop."""
+
+
+def plan(cluster: Cluster) -> ProfilePlan:
+    """What is sent for this cluster file. Raises InputError for what the portal or the profile cannot express."""
+    keys = cluster.cloudlab
+    assert keys is not None  # provider cloudlab has it
+    if keys.project is None:
+        raise _refused("project: null", "the project in which the experiment is created")
+    if not NAME.fullmatch(cluster.name):
+        raise InputError(
+            f"the cluster file: name: {cluster.name} becomes the name of the experiment. Allowed: a letter, then letters, "
+            "digits and -, at most 16 characters."
+        )
+    is_small_lan = keys.profile == SMALL_LAN
+    planned = request.plan(cluster) if is_small_lan or keys.hardware is not None else None
+    bindings = _small_lan(keys, planned) if is_small_lan and planned is not None else {}
+    sent = ProfileRequest(
+        cluster.name, keys.project, keys.profile, keys.profile_project, keys.hours, {**bindings, **keys.bindings}
+    )
+    return ProfilePlan(sent, [*(planned.unknown if planned is not None else ()), *_not_sent(keys, sent)])
+
+
+def _not_sent(keys: Cloudlab, sent: ProfileRequest) -> list[str]:
+    if keys.profile != SMALL_LAN:
+        return [f"the parameters of {sent.profile} are not known here, so only cloudlab.bindings are sent to it"]
+    if keys.site is None:
+        return []
+    elsewhere = f"if the nodes are not at {keys.site}, the command fails after the experiment was created"
+    return [f"{sent.profile} cannot choose the site, which the hardware type decides: {elsewhere}"]
+
+
+def _small_lan(keys: Cloudlab, planned: ExperimentRequest) -> dict[str, str]:
+    bindings = {"nodeCount": str(len(planned.nodes)), "phystype": planned.hardware, "osImage": planned.image}
+    if planned.lan_kbps is not None:
+        if keys.lan_mbps not in LINK_MBPS:
+            rates = ", ".join(map(str, LINK_MBPS))
+            raise _refused(f"lan_mbps: {keys.lan_mbps}", f"{rates} with the profile {SMALL_LAN}, or null. {OWN_PROFILE}")
+        bindings["linkSpeed"] = str(planned.lan_kbps)
+    if (size_gb := planned.blockstore_gb) is not None:
+        if size_gb > MOST_DISK_GB:
+            most = MOST_DISK_GB * BYTES_PER_GB // BYTES_PER_GIB
+            raise _refused(
+                f"blockstore_gib: {keys.blockstore_gib}",
+                f"1 to {most} with the profile {SMALL_LAN}, 0 for all free space, or null. {OWN_PROFILE}",
+            )
+        bindings["tempFileSystemMount"] = EXTRA_DISK
+        bindings |= {"tempFileSystemSize": str(size_gb)} if size_gb else {"tempFileSystemMax": "true"}
+    return bindings
+
+
+def _refused(found: str, allowed: str) -> InputError:
+    return InputError(f"the cluster file: cloudlab.{found} cannot be requested. Allowed: {allowed}.")

@@ -1,0 +1,128 @@
+"""Terminates an experiment that this workspace created, and no other one."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import Any
+
+import msgspec
+
+from provision.cloudlab import creation, waiting
+from provision.cloudlab.portal import NoExperiment, OutcomeUnknown, Portal, nothing_changed
+from shardlab import cloudlab_experiment, files, remote_workspace
+from shardlab.cloudlab_experiment import ExperimentNote
+from shardlab.cluster import Cluster
+from shardlab.cluster_keys import NodeEntry
+from shardlab.console import Output
+from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.errors import ShardlabError
+from shardlab.run import RUN_ID
+from shardlab.workspace import Workspace
+
+POLL_S = 5.0
+MOST_WAIT_S = 900.0
+MOST_NAMED = 20  # runs
+
+
+class RunThere(msgspec.Struct, frozen=True):
+    """A run in the output of `jobs status --json`."""
+
+    id: str
+    state: str
+
+    @property
+    def may_have_results(self) -> bool:
+        """Whether its folder there may contain more than its plan. Its id comes from a node, so it is checked."""
+        return self.state != "planned" and RUN_ID.fullmatch(self.id) is not None
+
+
+class RunsThere(msgspec.Struct, frozen=True):
+    """The part of this output that is read."""
+
+    runs: list[RunThere]
+
+
+class FetchedManifest(msgspec.Struct, frozen=True):
+    """The part of a run's manifest.json that says whether all of the run is here."""
+
+    complete: bool
+
+
+def terminate(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> str:
+    """End the experiment, wait until the portal no longer has it, and put its note and manifests away. Raises ShardlabError."""
+    note = cloudlab_experiment.read(workspace.own)
+    assert note is not None  # the caller asked for consent to end it
+    assert note.created_by_us
+    with nothing_changed():
+        found = creation.adopted(note, workspace, portal) if note.uuid is None else portal.experiment(note.uuid)
+    if found is None:
+        _forget(cluster, workspace)
+        return f"the experiment {note.name} no longer exists at the portal; its note was put away in {workspace.own}."
+    uuid = found.id
+    try:
+        with nothing_changed():
+            portal.terminate(uuid)
+    except NoExperiment:
+        pass
+    except OutcomeUnknown as error:
+        output.remark(f"{error} Looking whether the experiment still exists.")
+    ends = time.monotonic() + MOST_WAIT_S
+    with waiting.shown(output, f"waiting for the end of the experiment {note.name}") as show:
+        while (found := portal.experiment(uuid)) is not None:
+            if time.monotonic() > ends:
+                raise ShardlabError(
+                    f"the experiment {note.name} still exists {MOST_WAIT_S / 60:.0f} min after it was told to end, with the "
+                    "status " + f"{found.status}. Run the same command again."
+                )
+            show(f"experiment {found.status or 'unknown'}")
+            portal.pause(POLL_S)
+    _forget(cluster, workspace)
+    return f"terminated the experiment {note.name} ({uuid}); its note and its manifests were put away in {workspace.own}."
+
+
+def leave(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> str:
+    """Put the note and the manifests of an experiment away that provision did not create. Raises WorkspaceError."""
+    _forget(cluster, workspace)
+    return (
+        f"provision did not create the experiment {note.name}, so it was not terminated: do this on its page at the portal. "
+        f"Its note and its manifests were put away in {workspace.own}."
+    )
+
+
+def unfetched(workspace: Workspace) -> str:
+    """A sentence on the runs on the cluster that are not complete on this machine; empty if there are none."""
+    there = remote_workspace.known(workspace)
+    if there is None:
+        return ""
+    try:
+        known = there.ask("jobs", ["status"], RunsThere).runs
+    except (ShardlabError, OSError, subprocess.SubprocessError) as error:
+        return f"The cluster does not say which runs it has ({error}). Runs that were not fetched are lost."
+    names = sorted(run.id for run in known if run.may_have_results and not _is_here(workspace, run.id))
+    if not names:
+        return ""
+    shown = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+    return f"{len(names)} run(s) were not fetched and would be lost: {shown}. To fetch them, run: collect fetch"
+
+
+def _is_here(workspace: Workspace, run_id: str) -> bool:
+    try:
+        manifest: Any = files.read(workspace.runs / run_id / "manifest.json")
+        return decoder(FetchedManifest).decode(manifest).complete
+    except (OSError, *DECODE_FAULTS):
+        return False
+
+
+def _forget(cluster: Cluster, workspace: Workspace) -> None:
+    """Put the note and the manifests away. The machines come back to others and to us with other host keys."""
+    known_hosts = workspace.own / "known_hosts"
+    if known_hosts.exists():
+        gone = {_named_in_known_hosts(node) for node in cluster.nodes}
+        kept = [line for line in known_hosts.read_text().splitlines(keepends=True) if line.split(" ")[0] not in gone]
+        files.write_atomic(known_hosts, "".join(kept).encode())
+    cloudlab_experiment.forget(workspace.own)
+
+
+def _named_in_known_hosts(node: NodeEntry) -> str:
+    return f"[{node.host}]:{node.port}" if node.port not in (None, 22) else str(node.host)

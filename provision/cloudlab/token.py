@@ -1,0 +1,69 @@
+"""The token with which this user speaks to the CloudLab portal. It is a secret: no text of ours contains it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from shardlab import files
+from shardlab.errors import InputError, WorkspaceError
+
+VARIABLE = "CLOUDLAB_TOKEN"
+FILE = Path(".config", "shardlab", "cloudlab-token")  # in the home of the user
+MOST_BYTES = 16 << 10
+HIDDEN = "[token]"
+HOW = (
+    f"To get a token, sign in at the portal, choose your name, then Portal API Token; store it in ~/{FILE} with mode "
+    f"0600, or set {VARIABLE}."
+)
+
+
+class Token:
+    """A token of the portal. Its repr and str do not show it."""
+
+    def __init__(self, secret: str, source: str) -> None:
+        """source: where the token comes from, for errors."""
+        self._secret = secret
+        self.source = source
+
+    def __repr__(self) -> str:
+        return f"Token({HIDDEN}, {self.source!r})"
+
+    def reveal(self) -> str:
+        """The token itself, for the header of a request and for nothing else."""
+        return self._secret
+
+    def hide(self, text: str) -> str:
+        """A text of the portal, with another word in the place of the token."""
+        return text.replace(self._secret, HIDDEN)
+
+
+def read() -> Token | None:
+    """The token of $CLOUDLAB_TOKEN, else of the file in the user's home; None if there is neither.
+
+    Raises InputError for a file that others can read or that holds no token, and WorkspaceError if it cannot be read.
+    """
+    if given := os.environ.get(VARIABLE, "").strip():
+        return _checked(given, VARIABLE)
+    path = Path.home() / FILE
+    try:
+        with files.open_regular(path) as handle:
+            status = os.fstat(handle.fileno())
+            content = handle.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read") from error
+    if (mode := stat.S_IMODE(status.st_mode)) & 0o077:
+        raise InputError(f"{path}: has mode {mode:04o}, so others can use the token. Allowed: 0600. Run: chmod 600 {path}")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise InputError(f"{path}: belongs to another user (uid {status.st_uid}). Allowed: a file of your own.")
+    return _checked(content.decode("latin-1").strip(), str(path))
+
+
+def _checked(secret: str, source: str) -> Token:
+    """Only what can stand in a header of HTTP is a token."""
+    if not secret or len(secret) > MOST_BYTES or not all("!" <= char <= "~" for char in secret):
+        raise InputError(f"{source}: holds no token. Allowed: one line of visible ASCII characters. {HOW}")
+    return Token(secret, source)

@@ -1,0 +1,113 @@
+"""What a workspace keeps of the CloudLab experiment whose nodes it uses: its manifests, and a note that says who created it.
+
+All functions take the folder .shardlab of the workspace.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from shardlab import files
+from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.errors import InputError, WorkspaceError
+
+SCHEMA = 1
+MANIFESTS = "cloudlab"  # in .shardlab: the folder of the manifests, a file AGGREGATE.xml of each aggregate; and of the lease
+NOTE = "cloudlab-experiment.json"  # in .shardlab, beside that folder, which is renamed to its place as a whole
+OLD = ".old"
+
+
+class ExperimentNote(msgspec.Struct, frozen=True):
+    """.shardlab/cloudlab-experiment.json. All times are ISO 8601 with their zone.
+
+    A note with `created_by_us` and without `uuid` was written before the portal was asked to create the experiment: the command
+    may have been killed before it read the answer, so the experiment may exist.
+    """
+
+    schema: int
+    name: str
+    created_by_us: bool
+    """Whether this workspace asked the portal to create it; only then may `provision down` terminate it."""
+    project: str | None = None
+    profile: str | None = None
+    """The profile with its project, as PROJECT/NAME."""
+    portal_url: str | None = None
+    user: str | None = None
+    """The user of the token that created it; None: the portal did not say it."""
+    asked_at: str | None = None
+    """The portal's time just before it was asked to create the experiment."""
+    uuid: str | None = None
+    created_at: str | None = None
+    """When the portal created it."""
+    page: str | None = None
+    """The address of its page at the portal, for a person."""
+
+
+def path_of(own: Path) -> Path:
+    """The path of the note."""
+    return own / NOTE
+
+
+def read(own: Path) -> ExperimentNote | None:
+    """The note, or None if the workspace uses no experiment of which it has one. Raises InputError for a damaged note."""
+    path = path_of(own)
+    try:
+        return decoder(ExperimentNote).decode(files.read(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read") from error
+    except DECODE_FAULTS as error:
+        raise InputError(
+            f"{path}: is not a note of this version: {error}. Allowed: the file as `provision` wrote it."
+        ) from None
+
+
+def write(own: Path, note: ExperimentNote) -> ExperimentNote:
+    """Store the note; returns it. Raises WorkspaceError."""
+    files.make_folder(own)
+    files.write_json(path_of(own), note)
+    return note
+
+
+def manifests(own: Path) -> list[Path]:
+    """The files of the manifests; none if they are not stored yet."""
+    return sorted((own / MANIFESTS).glob("*.xml"))
+
+
+def store_manifests(own: Path, texts: Mapping[str, bytes]) -> None:
+    """Store the manifests, all of them or none. texts: by name of the aggregate, which is safe as a file name.
+
+    Raises WorkspaceError.
+    """
+    folder = own / MANIFESTS
+    staging = folder.with_suffix(".new")
+    with files.as_workspace_error("write"):
+        shutil.rmtree(staging, ignore_errors=True)
+        files.make_folder(staging)
+        for aggregate, text in texts.items():
+            files.write_atomic(staging / f"{aggregate}.xml", text)
+        if folder.exists():
+            _put_aside(folder)
+        staging.rename(folder)
+        files.sync_folder(own)
+
+
+def forget(own: Path) -> None:
+    """Rename the manifests and then the note to names that end in .old, so that no command uses them. Raises WorkspaceError."""
+    with files.as_workspace_error("write"):
+        for path in (own / MANIFESTS, path_of(own)):
+            if path.exists():
+                _put_aside(path)
+        files.sync_folder(own)
+
+
+def _put_aside(path: Path) -> None:
+    old = path.with_name(path.name + OLD)
+    if old.is_dir():
+        shutil.rmtree(old)
+    path.rename(old)

@@ -1,0 +1,21 @@
+"""Whether this machine is the first node of a cluster without Slurm, where commands about runs are executed."""
+
+from __future__ import annotations
+
+from socket import gethostname
+
+from shardlab.cluster import Cluster
+
+
+def is_here(cluster: Cluster) -> bool:
+    """Whether this machine has the name or an address of the first node in the cluster file."""
+    first = cluster.controller
+    return first is not None and (gethostname().partition(".")[0] == first.name or first.host in _addresses())
+
+
+def _addresses() -> set[str]:
+    """The addresses of this machine, without those of its loopback."""
+    import psutil  # only for this question: `provision --help` does not pay for it
+
+    entries = (entry for name, of_interface in psutil.net_if_addrs().items() if name != "lo" for entry in of_interface)
+    return {entry.address for entry in entries}

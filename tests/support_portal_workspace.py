@@ -1,0 +1,98 @@
+"""A workspace whose experiment a portal of the tests creates, and manifests that nobody may use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from support_cloudlab import lan, manifest, node
+from support_portal import TOKEN, URN, serve, two_nodes
+
+from provision import cli
+from provision.cloudlab import readiness, termination
+
+FILE = """\
+schema: 1
+name: bench
+provider: cloudlab
+cloudlab: {{project: myproj, hardware: d8545, nodes: 2, lan_mbps: 25000, blockstore_gib: 0, portal_url: "{}"}}
+ssh: {{user: alice, host_keys: accept-new}}
+"""
+# The command in a process of its own, which asks as often as the tests do.
+COMMAND = (
+    "import sys; from shardlab import command_start; from provision.cloudlab import readiness, termination; "
+    "readiness.POLL_S = termination.POLL_S = 0.05; sys.exit(command_start.start('provision'))"
+)
+
+
+HOSTILE = {
+    "a DOCTYPE": (URN, two_nodes().replace("<rspec", "<!DOCTYPE rspec []><rspec", 1)),
+    "larger than 16 MiB": (URN, two_nodes().replace("</rspec>", " " * (16 << 20) + "</rspec>")),
+    "the host of a login": (URN, two_nodes().replace("127.0.0.1", "-oProxyCommand=id")),
+    "is of no aggregate": ("urn:publicid:IDN+../../x+authority+cm", two_nodes()),
+    "lists no machine": (URN, manifest()),
+    "the manifests have 1 nodes": (URN, manifest(node("node0", 1), lan(["node0"]))),
+}
+
+
+class Place:
+    """A workspace, its portal, and what `provision` printed last."""
+
+    def __init__(self, folder, portal, capsys):
+        self.folder, self.portal, self.capsys = folder, portal, capsys
+        self.own = folder / ".shardlab"
+        (folder / "cluster.yaml").write_text(FILE.format(portal.url))
+        self.out = self.document = ""
+
+    def provision(self, *words):
+        """The exit code; nodes cannot be reached, so it is 1 where `provision` came as far as them."""
+        code = cli.main(["--workspace", str(self.folder), *words])
+        said = self.capsys.readouterr()
+        self.document = said.out
+        self.out = " ".join((said.out + said.err).split())
+        return code
+
+    def begun(self, *words, stdin=subprocess.DEVNULL):
+        command = [sys.executable, "-c", COMMAND, "-v", "--workspace", str(self.folder), *words]
+        return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def wait_for(self, method, end, times=1):
+        with self.portal.changed:
+            assert self.portal.changed.wait_for(
+                lambda: sum(path.endswith(end) for _, path, _ in self.portal.asked(method)) >= times, 60
+            )
+
+    def kept(self):
+        """The names of all files in .shardlab but locks."""
+        return sorted(
+            str(path.relative_to(self.own)) for path in self.own.rglob("*") if path.is_file() and path.suffix != ".lock"
+        )
+
+    def change(self, before, after):
+        file = self.folder / "cluster.yaml"
+        assert before in file.read_text()
+        file.write_text(file.read_text().replace(before, after))
+
+
+@contextmanager
+def place_of_portal(tmp_path: Path, monkeypatch: Any, capsys: Any) -> Iterator[Place]:
+    """A workspace without any experiment; the token is in the file of the user."""
+    server, home, workspace = (tmp_path / name for name in ("portal", "home", "workspace"))
+    for folder in (server, home / ".config/shardlab", workspace):
+        folder.mkdir(parents=True)
+    workspace.chmod(0o700)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("CLOUDLAB_TOKEN", raising=False)
+    token = home / ".config/shardlab/cloudlab-token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    monkeypatch.setenv("SSL_CERT_FILE", str(server / "certificate.pem"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(readiness, "POLL_S", 0.01)
+    monkeypatch.setattr(termination, "POLL_S", 0.01)
+    with serve(server) as portal:
+        yield Place(workspace, portal, capsys)

@@ -1,0 +1,279 @@
+"""`provision` creates or adopts an experiment at a portal over TLS, whatever happens on the way."""
+
+import json
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from support_portal import END, TOKEN, URN, UUID, carried_out_then, half_document, nodes, status, truncated, two_nodes
+from support_portal_workspace import HOSTILE, place_of_portal
+
+from shardlab import cloudlab_experiment, cluster, lease
+
+BODY = {
+    "name": "bench",
+    "project": "myproj",
+    "profile_name": "small-lan",
+    "profile_project": "PortalProfiles",
+    "duration": 16,
+    "bindings": {
+        "nodeCount": "2",
+        "phystype": "d8545",
+        "osImage": "urn:publicid:IDN+emulab.net+image+emulab-ops//UBUNTU24-64-STD",
+        "linkSpeed": "25000000",
+        "tempFileSystemMount": "/mydata",
+        "tempFileSystemMax": "true",
+    },
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, capsys):
+    with place_of_portal(tmp_path, monkeypatch, capsys) as made:
+        yield made
+
+
+def test_from_a_cluster_file_without_nodes_to_the_nodes(place):
+    assert place.provision() == 1
+    assert [body for _, _, body in place.portal.asked("POST")] == [BODY]
+    assert "creating the experiment bench in the project myproj" in place.out
+    assert "experiment provisioning, 1 of 2 nodes ready; node1: status booting, rawstate BOOTING" in place.out
+    assert "node0" in place.out  # cannot be reached
+    described = cluster.find(None, place.folder)
+    assert [one.name for one in described.nodes] == ["node0", "node1"]
+    assert (place.own / "cloudlab/wisc.cloudlab.us.xml").read_text() == two_nodes()
+    lent = lease.newest(place.own, [])
+    assert (lent.expires.isoformat(), lent.source) == (END, "portal")
+    assert cloudlab_experiment.read(place.own).created_by_us
+    place.provision()  # the nodes are known, and the end is read anew
+    assert len(place.portal.asked("POST")) == 1
+
+
+def test_a_plan_asks_no_portal_and_stores_nothing(place):
+    assert place.provision("plan", "--json") == 0
+    shown = json.loads(place.document)
+    assert (shown["changes"], shown["request"]) == (1, BODY)
+    assert place.provision("plan") == 0
+    assert "create or adopt the experiment bench in the project myproj for 16 h" in place.out
+    assert place.portal.requests == []
+    assert place.kept() == []
+
+
+@pytest.mark.parametrize("words", [["facts"], ["verify"], ["--limit", "node0"]])
+def test_what_needs_nodes_is_refused_before_anything_is_created(place, words):
+    assert place.provision(*words) == 2
+    assert "needs nodes, and its machines do not exist yet" in place.out
+    assert place.portal.requests == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("project: myproj, ", "", "cloudlab.project: null cannot be requested"),
+        ("name: bench", "name: a-name-that-is-too-long", "at most 16 characters"),
+        ("lan_mbps: 25000", "lan_mbps: 40000", "Allowed: 100, 1000, 10000, 25000, 100000 with the profile small-lan"),
+        ("blockstore_gib: 0", "blockstore_gib: 187", "Allowed: 1 to 186 with the profile small-lan"),
+        ("hardware: d8545", "hardware: c4130", "cloudlab.site is missing"),
+        ("nodes: 2", "nodes: 5", "5 nodes are requested, but the site has 4"),
+    ],
+)
+def test_what_cannot_be_requested_is_said_before_anything_is_created(place, before, after, says):
+    place.change(before, after)
+    assert place.provision() == 2
+    assert says in place.out
+    assert place.portal.requests == []
+    assert place.kept() == []
+
+
+def test_the_parameters_of_another_profile_are_only_the_bindings(place):
+    place.change("hardware: d8545", "profile: bench, profile_project: myproj, bindings: {phystype: d7525}")
+    place.provision()
+    (body,) = [body for _, _, body in place.portal.asked("POST")]
+    assert (body["profile_name"], body["profile_project"], body["bindings"]) == ("bench", "myproj", {"phystype": "d7525"})
+    assert "only cloudlab.bindings are sent" in place.out
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (status(400, "No such project"), "HTTP 400: No such project"),
+        (status(400, "No such image"), "HTTP 400: No such image"),
+        (status(403, "not a member"), "Allowed: a member of the project"),
+        (status(401, "expired"), "does not accept the token of"),
+    ],
+)
+def test_a_creation_that_the_portal_refuses_changes_nothing(place, fault, says):
+    place.portal.fail("POST", "/experiments", fault)
+    assert place.provision() == 2
+    assert says in place.out
+    assert place.kept() == []
+
+
+def test_without_a_token_nothing_is_asked(place, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert place.provision() == 2
+    assert "there is no experiment yet. Allowed: cloudlab.manifest" in place.out
+    assert place.portal.requests == []
+
+
+@pytest.mark.parametrize("fault", [status(500), status(504), truncated, half_document])
+def test_a_creation_whose_answer_is_lost_is_found_by_its_name(place, fault):
+    place.portal.fail("POST", "/experiments", carried_out_then(fault))
+    assert place.provision() == 1
+    assert "Looking for the experiment by its name" in place.out
+    assert len(place.portal.asked("POST")) == 1
+    assert cloudlab_experiment.read(place.own).uuid == UUID
+    assert [one.name for one in cluster.find(None, place.folder).nodes] == ["node0", "node1"]
+
+
+def test_a_creation_that_was_not_carried_out_is_asked_again_by_the_next_command(place):
+    place.portal.fail("POST", "/experiments", status(500))
+    assert place.provision() == 1
+    assert "The experiment bench is not there. Run the same command again" in place.out
+    assert place.provision() == 1
+    assert len(place.portal.asked("POST")) == 2
+    assert cloudlab_experiment.manifests(place.own)
+
+
+def in_use(place, **fields):
+    """A portal that has the experiment only when it is asked to create it again."""
+
+    def refuse(handler):
+        place.portal.add(**fields)
+        handler.answer(400, {"code": 400, "error": "Experiment name is already in use"})
+
+    place.portal.fail("POST", "/experiments", refuse)
+
+
+def test_an_experiment_that_the_portal_made_late_is_ours(place):
+    place.portal.fail("POST", "/experiments", status(500))
+    assert place.provision() == 1
+    in_use(place)
+    assert place.provision() == 1
+    assert cloudlab_experiment.read(place.own).created_by_us
+    assert cloudlab_experiment.manifests(place.own)
+
+
+@pytest.mark.parametrize(("creator", "code"), [("alice", 1), ("bob", 2)])
+def test_an_experiment_that_somebody_created_since_we_looked_is_not_ours(place, creator, code):
+    in_use(place, creator=creator)
+    assert place.provision() == code
+    note = cloudlab_experiment.read(place.own)
+    assert note is None if creator == "bob" else not note.created_by_us
+
+
+def test_a_command_that_is_killed_after_it_asked_is_continued(place):
+    release = threading.Event()
+    place.portal.fail("POST", "/experiments", carried_out_then(lambda _handler: release.wait(60)))
+    running = place.begun()
+    place.wait_for("POST", "/experiments")
+    running.kill()
+    said = running.communicate()[0]
+    release.set()
+    assert "creating the experiment bench" in said
+    assert cloudlab_experiment.read(place.own).uuid is None
+    assert place.provision() == 1
+    assert "an earlier command created the experiment bench; this command continues with it" in place.out
+    assert len(place.portal.asked("POST")) == 1
+    assert cloudlab_experiment.read(place.own).created_by_us
+
+
+def test_a_command_that_is_interrupted_while_it_waits_is_continued(place):
+    place.portal.polls = 1_000_000
+    running = place.begun()
+    place.wait_for("GET", UUID, times=2)
+    running.send_signal(signal.SIGINT)
+    said = running.communicate(timeout=60)[0]
+    assert running.returncode == 130
+    assert "run the same command again to continue" in said
+    place.portal.polls = 0
+    assert place.provision() == 1
+    assert len(place.portal.asked("POST")) == 1
+    assert cloudlab_experiment.manifests(place.own)
+
+
+def test_the_experiment_of_another_member_is_not_used(place):
+    place.portal.add(creator="bob")
+    assert place.provision() == 2
+    assert "already has an experiment bench, which this workspace did not create (its creator is bob)" in place.out
+    assert place.portal.asked("POST") == []
+    assert place.kept() == []
+
+
+def test_an_experiment_of_the_user_is_adopted_and_not_terminated(place):
+    place.portal.add(created_at="2031-04-01T00:00:00+00:00")
+    assert place.provision() == 1
+    assert "already has your experiment bench: this command uses it as it is" in place.out
+    assert place.portal.asked("POST") == []
+    assert len(cluster.find(None, place.folder).nodes) == 2
+    assert place.provision("extend", "--hours", "3", "--reason", "a deadline") == 0
+    assert place.provision("down", "--yes") == 0
+    assert "provision did not create the experiment bench, so it was not terminated" in place.out
+    assert place.portal.asked("DELETE") == []
+    assert cluster.find(None, place.folder).nodes == []
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ({"status": "failed"}, "the experiment bench has failed: its status is failed"),
+        ({"status": "ready", "aggregates": {URN: {"nodes": nodes(True, status="failed")}}}, "these nodes failed: node1"),
+        (
+            {"status": "ready", "aggregates": {URN: {"nodes": nodes(True, startup_status="failed")}}},
+            "these nodes failed: node1",
+        ),
+    ],
+)
+def test_an_experiment_that_fails_is_said_with_its_page(place, state, says):
+    place.portal.fail("POST", "/experiments", lambda handler: handler.answer(201, place.portal.add(**state)))
+    assert place.provision() == 1
+    assert says in place.out
+    assert "https://www.cloudlab.us/status.php" in place.out
+    assert cloudlab_experiment.manifests(place.own) == []
+
+
+@pytest.mark.parametrize("says", HOSTILE)
+def test_a_manifest_that_cannot_be_used_is_not_stored(place, says):
+    urn, text = HOSTILE[says]
+    place.portal.manifests = {urn: text}
+    assert place.provision() == 1  # not 2: the experiment was created
+    assert says in place.out
+    assert "provision CLUSTER.yaml down" in place.out or "Run the same command again" in place.out
+    assert place.kept() == ["cloudlab-experiment.json"]
+
+
+def test_a_cluster_file_that_does_not_suit_the_nodes_is_said_when_they_exist(place):
+    place.change("ssh: {", "storage: {shared: /mydata/shardlab, server: gpu0}\nssh: {")
+    assert place.provision() == 1  # not 2: the experiment was created
+    assert "cluster.yaml:5:" in place.out
+    assert "no node is called gpu0" in place.out
+    assert "Its machines exist. Correct the cluster file" in place.out
+    assert place.provision() == 2
+    place.change("gpu0", "node0")
+    assert place.provision() == 1
+    assert "no node is called" not in place.out
+    assert len(place.portal.asked("POST")) == 1
+
+
+def test_nodes_at_another_site_are_said(place):
+    place.change("hardware: d8545", "hardware: d8545, site: wisc")
+    place.portal.manifests = {URN: two_nodes("clemson.cloudlab.us")}
+    assert place.provision() == 1
+    assert "the nodes are at clemson.cloudlab.us, and the cluster file says cloudlab.site: wisc" in place.out
+    assert cloudlab_experiment.manifests(place.own) == []
+
+
+def test_the_token_is_in_no_output_file_or_command_line(place):
+    place.portal.polls = 1_000_000
+    running = place.begun()
+    place.wait_for("GET", UUID)
+    assert TOKEN not in Path(f"/proc/{running.pid}/cmdline").read_text()
+    place.portal.polls = 0
+    said = running.communicate(timeout=120)[0]
+    assert running.returncode == 1
+    assert "creating the experiment" in said
+    assert TOKEN not in said
+    files = [path for path in place.folder.rglob("*") if path.is_file()]
+    assert len(files) > 3
+    assert not any(TOKEN.encode() in path.read_bytes() for path in files)

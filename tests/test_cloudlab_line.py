@@ -1,0 +1,90 @@
+"""From the manifest of an experiment to a report, on practice nodes with a control network and an experiment network."""
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from support_experiment import CONTROL, EXPERIMENT, NODES, PARTITION, PracticeExperiment, experiments
+from support_practice import WHY, bad
+from support_slurm import MATRIX
+
+from shardlab.rundir import RunDir
+
+pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
+STEPS = 100
+CONTROLLED = 0.02  # of the data of a run: the most that the control network may carry of it, as in the check of the network
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    # not below /tmp, which the nodes' user may not pass
+    folder = Path("/srv") / f"shardlab-test-{os.getpid()}-cloudlab"
+    yield from experiments(folder, tmp_path_factory.mktemp("experiment"))
+
+
+@pytest.fixture(scope="module")
+def verified(experiment: PracticeExperiment):
+    """What `provision` said of the whole cluster."""
+    said = experiment.run("provision", "--json")
+    assert json.loads(said.stdout)["verified"] is True, bad(said.stdout)
+    return json.loads(said.stdout)
+
+
+def test_the_nodes_are_verified_over_the_experiment_network(experiment, verified):
+    outcomes = {(one["node"], one["check"]): one for one in verified["checks"]}
+    assert f"all-reduce of 2 nodes over {EXPERIMENT} is exact" in outcomes[NODES[0], "network"]["says"]
+    for name in NODES:
+        control, address = experiment.hosts[name], experiment.addresses[name]
+        said = outcomes[name, "experiment_network"]
+        assert said["passed"] is True
+        assert said["says"].startswith(f"{address} is on {EXPERIMENT} (")
+        assert said["says"].endswith(f"and the control address {control} on {CONTROL}")
+        assert experiment.practice.run(name, f"getent hosts {name}").split() == [address, name]
+        mounted = experiment.practice.run(name, "findmnt --noheadings --output SOURCE,FSTYPE /mydata")
+        assert mounted.split() == [PARTITION, "ext4"]
+    again = experiment.json("provision")
+    assert (again["changes"], again["verified"]) == (0, True)
+
+
+def test_a_run_trains_over_the_experiment_network_only_and_gets_a_report(experiment, verified):
+    assert datetime.fromisoformat(verified["lease"]["expires"]) == experiment.expires
+    axes = "axes: {strategy: [ddp], gpus: [2], nnodes: [2], launcher: [torchrun]}"
+    (experiment.path / "small.yaml").write_text(MATRIX.format(name="small", steps=STEPS, more=axes))
+    matrix = str(experiment.path / "small.yaml")
+    assert "the lease ends" in experiment.run("jobs", "plan", "--matrix", matrix).stdout
+    before = {interface: experiment.sent_bytes(interface) for interface in (CONTROL, EXPERIMENT)}
+    experiment.run("jobs", "submit", "--matrix", matrix, "--wait")
+    after = {interface: experiment.sent_bytes(interface) for interface in (CONTROL, EXPERIMENT)}
+    sent = {interface: {name: after[interface][name] - before[interface][name] for name in NODES} for interface in before}
+
+    (run,) = experiment.json("jobs", "status")["runs"]
+    assert (run["state"], run["hosts"]) == ("completed", list(NODES))
+    (fetched,) = experiment.json("collect", "fetch")
+    assert (fetched["complete"], fetched.get("problems", [])) == (True, [])
+    (folder,) = [RunDir(path.parent) for path in (experiment.path / "runs").glob("*/result.json")]
+    result = folder.read_result()
+    assert result is not None
+    assert result.parameters is not None
+    trained = result.parameters * 4 * STEPS  # bytes that each of two ranks sends in a ring of fp32 gradients
+    for name in NODES:
+        assert sent[EXPERIMENT][name] > trained
+        assert sent[CONTROL][name] < CONTROLLED * trained
+    experiment.run("collect", "summarize")
+    assert (experiment.path / "report/index.html").exists()
+
+
+def test_ranks_that_would_meet_on_the_control_network_are_noticed(experiment, verified):
+    """The cluster file names the addresses of the control network by mistake."""
+    roles = ["controller, worker", "worker"]
+    entries = ", ".join(
+        f"{{name: {name}, host: {host}, address: {host}, control: {host}, roles: [{own}]}}"
+        for (name, host), own in zip(experiment.hosts.items(), roles, strict=True)
+    )
+    wrong = experiment.path / "wrong.yaml"
+    wrong.write_text(f"{(experiment.path / 'cluster.yaml').read_text()}nodes: [{entries}]\n")
+    said = experiment.json("provision", str(wrong), "verify", code=1)
+    failed = {one["check"]: one["says"] for one in said["checks"] if one["passed"] is False}
+    assert failed["network"].startswith("the control network, which is only for logins, carried data of the all-reduce: gpu0")
+    assert "is its address on the control network" in failed["experiment_network"]

@@ -1,0 +1,54 @@
+"""On a node of an experiment, the manifest is what `geni-get manifest` prints there."""
+
+import stat
+
+import pytest
+from support_portal import two_nodes
+from support_portal_workspace import HOSTILE, place_of_portal
+
+from shardlab import cluster, lease
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, capsys):
+    with place_of_portal(tmp_path, monkeypatch, capsys) as made:
+        yield made
+
+
+def geni_get(folder, monkeypatch, text):
+    """A program geni-get that prints this manifest, as on a node of an experiment."""
+    folder.mkdir()
+    (folder / "manifest.xml").write_text(text)
+    program = folder / "geni-get"
+    program.write_text(f'#!/bin/sh\n[ "$1" = manifest ] && exec cat {folder}/manifest.xml\nexit 1\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+@pytest.mark.parametrize("has_token", [True, False])
+def test_on_a_node_the_manifest_is_that_of_the_node(place, monkeypatch, tmp_path, has_token):
+    geni_get(tmp_path / "bin", monkeypatch, two_nodes())
+    if has_token:
+        place.change("project: myproj, ", "")  # a file that could create nothing
+    else:
+        monkeypatch.setenv("HOME", str(tmp_path))
+    place.provision("plan")
+    assert place.kept() == []
+    assert place.provision() == 1
+    assert "node0" in place.out
+    assert [one.name for one in cluster.find(None, place.folder).nodes] == ["node0", "node1"]
+    assert lease.newest(place.own, []).source == "manifest"
+    (tmp_path / "bin/manifest.xml").write_text(two_nodes().replace("2031-05-02", "2031-05-09"))
+    place.provision()
+    assert lease.newest(place.own, []).expires.day == 9
+    assert place.provision("down", "--yes") == 0
+    assert place.portal.requests == []
+
+
+@pytest.mark.parametrize("says", ["a DOCTYPE", "larger than 16 MiB", "the host of a login", "lists no machine"])
+def test_a_hostile_manifest_of_a_node_changes_nothing(place, monkeypatch, tmp_path, says):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    geni_get(tmp_path / "bin", monkeypatch, HOSTILE[says][1])
+    assert place.provision() == 2
+    assert says in place.out
+    assert place.kept() == []

@@ -1,0 +1,260 @@
+"""The client of the portal: https only, a secret token, and a sentence of its own for each failure."""
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from support_portal import (
+    TOKEN,
+    URN,
+    UUID,
+    certificate,
+    half_document,
+    hung_up,
+    serve,
+    silent,
+    status,
+    truncated,
+)
+
+from provision.cloudlab import portal as client
+from provision.cloudlab import token
+from provision.cloudlab.portal import NoConnection, OutcomeUnknown, Portal, PortalError
+from provision.cloudlab.token import Token
+from shardlab.errors import InputError
+
+REQUEST = {
+    "name": "bench",
+    "project": "myproj",
+    "profile_name": "small-lan",
+    "profile_project": "PortalProfiles",
+    "duration": 16,
+    "bindings": {"nodeCount": "2"},
+}
+
+
+@pytest.fixture
+def there(tmp_path, monkeypatch):
+    folder = tmp_path / "portal"
+    folder.mkdir()
+    with serve(folder) as portal:
+        monkeypatch.setenv("SSL_CERT_FILE", str(folder / "certificate.pem"))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+        yield portal
+
+
+class Asked:
+    """A client, what it said, and how long it would have waited."""
+
+    def __init__(self, url, secret=TOKEN):
+        self.said, self.pauses = [], []
+        self.portal = Portal(url, Token(secret, "CLOUDLAB_TOKEN"), self.said.append, self.pauses.append)
+
+    def refused(self, kind=PortalError):
+        with self.portal as portal, pytest.raises(kind) as caught:
+            portal.experiment(UUID)
+        return str(caught.value)
+
+
+def test_an_experiment_is_created_read_extended_and_terminated(there):
+    with Asked(there.url).portal as portal:
+        assert portal.user() == "alice"
+        assert portal.experiment("myproj,bench") is None
+        made = portal.create(REQUEST)
+        assert (made.id, made.name, made.status) == (UUID, "bench", "provisioning")
+        assert [node.lacks for node in portal.experiment(UUID).nodes] == ["", "status booting, rawstate BOOTING"]
+        assert [node.lacks for node in portal.experiment("myproj,bench").nodes] == ["", ""]
+        assert list(portal.manifests(UUID)) == [URN]
+        portal.extend(UUID, 5, "a deadline")
+        assert portal.experiment(UUID).expires_at == "2031-05-02T09:00:00+00:00"
+        portal.terminate(UUID)
+        assert portal.experiment(UUID).status == "terminating"
+        assert portal.experiment(UUID) is None
+    assert there.asked("PUT")[0][2] == {"extend_by": 5, "reason": "a deadline"}
+
+
+@pytest.mark.parametrize("prefix", ["", "/portal/api"])
+def test_the_prefix_of_the_paths_is_found_by_the_version(there, prefix):
+    there.prefix = prefix
+    asked = Asked(there.url)
+    with asked.portal as portal:
+        assert portal.user() == "alice"
+        assert portal.user() == "alice"
+    versions = [path for _, path, _ in there.requests if path.endswith("/version")]
+    assert versions == ["/version", "/portal/api/version"][: 1 + bool(prefix)]
+
+
+def test_a_prefix_in_the_address_is_used_as_it_is(there):
+    there.prefix = "/elsewhere"
+    with Asked(f"{there.url}/elsewhere/").portal as portal:
+        assert portal.user() == "alice"
+    assert [path for _, path, _ in there.requests] == ["/elsewhere/tokens/this"]
+
+
+def test_a_server_that_is_no_portal_is_said(there):
+    there.prefix = "/elsewhere"
+    assert "is no portal that we know: it has none of /version, /portal/api/version" in Asked(there.url).refused()
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "ftp://127.0.0.1", "127.0.0.1", "https://"])
+def test_the_token_goes_to_https_alone(url, there):
+    with pytest.raises(InputError, match="Allowed: https://"):
+        Asked(url)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (status(400, "no such profile"), "refuses the experiment (HTTP 400: no such profile)"),
+        (status(401, "expired"), "does not accept the token of CLOUDLAB_TOKEN (HTTP 401: expired)"),
+        (status(403, "not a member"), "may not do this: the experiment (HTTP 403: not a member)"),
+        (status(302, Location="http://127.0.0.1:1/"), "redirects are not followed"),
+        (status(418), "refuses the experiment (HTTP 418)"),
+        (half_document, "is truncated or is not of the published shape"),
+        (lambda handler: handler.send(200, b'{"id": "../../etc"}'), "is not of the published shape"),
+        (lambda handler: handler.send(200, b"[" * 100_000), "is not of the published shape"),
+    ],
+)
+def test_a_failure_that_no_repetition_helps_is_said_at_once(there, fault, says):
+    there.fail("GET", UUID, fault)
+    asked = Asked(there.url)
+    assert says in asked.refused()
+    assert asked.pauses == []
+
+
+@pytest.mark.parametrize("fault", [status(429, "load"), status(500), status(502), truncated, hung_up])
+def test_a_question_is_repeated_visibly_and_a_few_times(there, fault):
+    there.add()
+    there.fail("GET", UUID, fault, fault)
+    asked = Asked(there.url)
+    with asked.portal as portal:
+        assert portal.experiment(UUID).id == UUID
+    assert asked.pauses == [2.0, 4.0]
+    assert all("Asking again for the experiment in" in line for line in asked.said)
+    there.fail("GET", UUID, *[fault] * (len(client.BACKOFF_S) + 1))
+    asked = Asked(there.url)
+    asked.refused()
+    assert asked.pauses == list(client.BACKOFF_S)
+
+
+def test_the_portal_says_how_long_to_wait_within_a_limit(there):
+    there.add()
+    there.fail("GET", UUID, status(429, Retry_After="7"), status(429, Retry_After="999999"), status(429, Retry_After="soon"))
+    asked = Asked(there.url)
+    with asked.portal as portal:
+        portal.experiment(UUID)
+    assert asked.pauses == [7.0, client.MOST_RETRY_AFTER_S, 8.0]
+
+
+def test_a_creation_is_repeated_only_if_the_portal_did_nothing(there):
+    there.fail("POST", "/experiments", status(429, "Load average too high"))
+    asked = Asked(there.url)
+    with asked.portal as portal:
+        assert portal.create(REQUEST).id == UUID
+    assert asked.pauses == [2.0]
+    there.experiments.clear()
+    for fault in (status(500, "oops"), truncated, half_document):
+        there.fail("POST", "/experiments", fault)
+        asked = Asked(there.url)
+        with asked.portal as portal, pytest.raises(OutcomeUnknown):
+            portal.create(REQUEST)
+        assert asked.pauses == []
+
+
+def test_an_answer_that_does_not_come_is_said(there, monkeypatch):
+    monkeypatch.setattr(client, "TIMEOUT_S", 0.2)
+    there.fail("POST", "/experiments", silent)
+    with (
+        Asked(there.url).portal as portal,
+        pytest.raises(OutcomeUnknown, match=r"did not answer to the creation .* within 0.2 s"),
+    ):
+        portal.create(REQUEST)
+
+
+def test_an_answer_without_an_end_is_cut(there, monkeypatch):
+    monkeypatch.setattr(client, "MOST_BYTES", 1000)
+    there.fail("GET", "/manifests", *[lambda handler: handler.send(200, b" " * 5000)] * 7)
+    with Asked(there.url).portal as portal, pytest.raises(OutcomeUnknown, match="goes on beyond"):
+        portal.manifests(UUID)
+
+
+def test_nothing_is_sent_to_a_server_that_is_not_trusted(there, tmp_path, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate(tmp_path)[1]))
+    says = Asked(there.url).refused()
+    assert "its certificate is not trusted" in says
+    assert "set SSL_CERT_FILE" in says
+    assert there.requests == []
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "no-such-file"))
+    with pytest.raises(InputError, match="SSL_CERT_FILE, SSL_CERT_DIR or a proxy of the environment cannot be used"):
+        Asked(there.url)
+
+
+def test_a_server_for_another_name_is_not_trusted(there):
+    assert "its certificate is not trusted" in Asked(there.url.replace("127.0.0.1", "localhost")).refused()
+    assert there.requests == []
+
+
+def test_a_portal_that_is_away_is_said_at_once(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    asked = Asked("https://127.0.0.1:1")
+    assert "the portal 127.0.0.1:1: cannot be reached" in asked.refused(NoConnection)
+    assert asked.pauses == []
+
+
+def test_the_token_is_in_no_text(there, caplog):
+    caplog.set_level(logging.DEBUG)
+    echo = status(400, f"bad token {TOKEN}")
+    there.fail("GET", UUID, status(401, f"{TOKEN} expired"), echo, lambda handler: handler.send(200, f'"{TOKEN}"'.encode()))
+    texts = []
+    for _ in range(3):
+        asked = Asked(there.url)
+        texts += [asked.refused(), *asked.said, repr(asked.portal), repr(asked.portal._client), repr(vars(asked.portal))]
+    assert any("bad token [token]" in text for text in texts)
+    assert TOKEN not in "".join(texts)
+    assert TOKEN not in caplog.text
+    assert TOKEN not in repr(Token(TOKEN, "a file")) + str(Token(TOKEN, "a file"))
+    assert all(TOKEN not in path for _, path, _ in there.requests)
+
+
+def test_the_token_is_that_of_the_environment_else_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("CLOUDLAB_TOKEN", raising=False)
+    assert token.read() is None
+    path = tmp_path / ".config/shardlab/cloudlab-token"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"{TOKEN}\n")
+    path.chmod(0o600)
+    assert (token.read().reveal(), token.read().source) == (TOKEN, str(path))
+    monkeypatch.setenv("CLOUDLAB_TOKEN", "other")
+    assert (token.read().reveal(), token.read().source) == ("other", "CLOUDLAB_TOKEN")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660, 0o602])
+def test_a_token_that_others_can_read_is_refused(mode, tmp_path, monkeypatch):
+    path = _file(tmp_path, monkeypatch, TOKEN.encode())
+    path.chmod(mode)
+    with pytest.raises(
+        InputError, match=re.escape(f"has mode {mode:04o}, so others can use the token. Allowed: 0600. Run: chmod 600 {path}")
+    ):
+        token.read()
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"two\nlines", b"a b", b"caf\xc3\xa9", b"a\0b", b"x" * 20_000])
+def test_what_is_no_token_is_refused_without_showing_it(content, tmp_path, monkeypatch):
+    _file(tmp_path, monkeypatch, content)
+    with pytest.raises(InputError) as caught:
+        token.read()
+    assert str(caught.value).startswith(
+        f"{tmp_path / token.FILE}: holds no token. Allowed: one line of visible ASCII characters."
+    )
+
+
+def _file(home: Path, monkeypatch, content: bytes) -> Path:
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("CLOUDLAB_TOKEN", raising=False)
+    path = home / token.FILE
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    path.chmod(0o600)
+    return path

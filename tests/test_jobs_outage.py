@@ -1,0 +1,86 @@
+"""A run whose job step waits for Slurm's controller (Slurm 26.05) neither hangs nor runs out of time."""
+
+import os
+
+import pytest
+from support_clock import Clock
+from test_jobs_attempt import write_run
+
+from jobs import hang_detection
+from jobs.attempt import Attempt
+from jobs.hang_detection import HangWatch
+from jobs.slurm import outage
+from shardlab.rundir import RunDir
+
+OVER, LATER = float("-inf"), float("inf")  # deadlines
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    for module in (hang_detection, outage):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
+@pytest.fixture
+def controller(tmp_path, monkeypatch):
+    """A file with the answer of `scontrol ping`, whose command is a stand-in."""
+    answer = tmp_path / "answer"
+    answer.write_text("Slurmctld(primary) at head is UP\n")
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\ncat {answer}\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return answer
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    folder = RunDir(tmp_path / "runs" / "a-r1")
+    folder.log.mkdir(parents=True)
+    write_run(folder, scheduler="slurm")
+    return Attempt(folder, ["true"])
+
+
+def away(controller):
+    controller.write_text("Slurmctld(primary) at head is DOWN\n")
+
+
+def back(controller):
+    controller.write_text("Slurmctld(primary) at head is UP\n")
+
+
+def still(attempt, clock, seconds=100):
+    """The run after so many seconds in which none of its files changed."""
+    progress = HangWatch(attempt.folder, 10)
+    for _ in range(seconds):
+        clock.now += 1.0
+        if (reason := attempt._reason_to_end(LATER, progress)) is not None:
+            return reason
+    return None
+
+
+def test_a_run_hangs_only_while_the_controller_is_there(attempt, clock, controller):
+    assert still(attempt, clock) == "hung"
+    away(controller)
+    assert still(attempt, clock) is None
+    back(controller)
+    assert still(attempt, clock, 50) is None  # the step may take half a minute to end
+    assert still(attempt, clock) == "hung"
+
+
+def test_a_run_whose_result_is_written_is_not_out_of_time_while_its_step_waits(attempt, clock, controller):
+    progress = HangWatch(attempt.folder, 10)
+    away(controller)
+    assert attempt._reason_to_end(OVER, progress) == "timeout"  # its ranks are at work
+    attempt.folder.result.write_text("{}")
+    assert attempt._reason_to_end(OVER, progress) is None
+    back(controller)
+    clock.now += outage.RETURN_S + 1
+    assert attempt._reason_to_end(OVER, progress) == "timeout"
+
+
+def test_without_slurm_no_controller_is_asked(attempt, clock, controller):
+    away(controller)
+    attempt.in_slurm = False
+    assert still(attempt, clock) == "hung"
