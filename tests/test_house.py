@@ -58,4 +58,6 @@ def test_a_file_is_one_idea_and_says_which(path):
 def test_no_text_is_left_half_merged():
     texts = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
     assert len(texts) > 20
-    assert not [path for path in texts if any(line.startswith(("<<<<<<< ", ">>>>>>> ")) for line in path.read_text().splitlines())]
+    assert not [
+        path for path in texts if any(line.startswith(("<<<<<<< ", ">>>>>>> ")) for line in path.read_text().splitlines())
+    ]
