@@ -409,6 +409,14 @@ def test_the_figure_and_the_choice_at_the_start_are_of_the_same_nodes(tmp_path):
     assert "on 2 ranks of 2 nodes with batch 8" in drawn.caption
     (choice,) = report_start.choices(found)
     assert choice.where == "2 ranks, 2 nodes, batch 8"
+    fits, fastest = (choice_text.nodes(found.choices[0])[place].answers for place in (1, 2))
+    assert {link.text for _, _, cites in fits for link in cites} == {
+        f"{name} ×2 on {nodes}" for name in ("ddp", "fsdp2") for nodes in ("1 node", "2 nodes")
+    }
+    assert {link.text.partition(":")[0] for _, _, cites in fastest for link in cites} == {
+        "ddp ×2 on 1 node",
+        "ddp ×2 on 2 nodes",
+    }
 
 
 def test_the_page_and_the_terminal_say_what_to_choose_and_lead_to_its_runs(tmp_path, capsys):

@@ -270,7 +270,7 @@ def _answer(family: Family, answer: Answer, criterion: str) -> tuple[Said, list[
         placed = {one.cell: _quantity(one.value, standing.unit) for one in standing.placed} if standing else {}
         for one in contest.contenders:
             if one.name in answer.best and (standing is None or one.cell in standing.best):
-                about = [f"{one.name} ×{contest.ranks}", placed.get(one.cell, "")]
+                about = [f"{one.name} ×{_size(family, contest)}", placed.get(one.cell, "")]
                 cites.append(RunsLink(": ".join(filter(None, about)), one.cell))
     named = "" if answer.word == "only one" else _joined(answer.best)
     return Said([], named, more, sure=answer.word in ("best", "equal", "only one fits")), cites
@@ -282,8 +282,18 @@ def _cites(family: Family, places: Sequence[int], names: Sequence[str]) -> list[
     for place in places:
         contest = family.contests[place]
         known = [contender for contender in contest.contenders if contender.name in names]
-        found += [RunsLink(f"{contender.name} ×{contest.ranks}", contender.cell) for contender in known]
+        found += [RunsLink(f"{contender.name} ×{_size(family, contest)}", contender.cell) for contender in known]
     return found
+
+
+def _size(family: Family, contest: Contest) -> str:
+    """`8`, the ranks of a contest; `8 on 2 nodes` where another contest has as many ranks on other nodes."""
+    return f"{contest.ranks}{_on_nodes(family, contest.ranks, contest.nodes)}"
+
+
+def _on_nodes(family: Family, ranks: int, nodes: int) -> str:
+    other_nodes = len({one.nodes for one in family.contests if one.ranks == ranks}) > 1
+    return f" on {nodes} node{'s' if nodes > 1 else ''}" if other_nodes else ""
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -316,8 +326,7 @@ def _when(family: Family, places: Sequence[int]) -> str:
     parts: list[tuple[list[int], str]] = []  # ranks, and what of them
     for (ranks, nodes), batches in by_ranks.items():
         everywhere = [one.batch for one in family.contests if (one.ranks, one.nodes) == (ranks, nodes)]
-        other_nodes = len({one.nodes for one in family.contests if one.ranks == ranks}) > 1
-        on = f" on {nodes} node{'s' if nodes > 1 else ''}" if other_nodes else ""
+        on = _on_nodes(family, ranks, nodes)
         at = f" at batch {_joined([str(batch) for batch in batches])}" if batches != everywhere else ""
         if parts and not on + at + parts[-1][1]:
             parts[-1][0].append(ranks)
