@@ -75,17 +75,27 @@ class ValidationRecord(Record, kw_only=True):
 
 
 class GpuSample(Record, kw_only=True):
-    """One GPU at a moment, from NVML."""
+    """One GPU, or one MIG instance of a GPU, at a moment. Its counters begin when its driver is loaded."""
 
     uuid: str
+    mig_of: str | None = None  # if this is a MIG instance: the UUID of the GPU that it is a part of
+    lost: bool = False  # the driver does not reach the GPU any more; nothing else is known then
     utilization_pct: float | None = None
     memory_used_bytes: int | None = None
     power_w: float | None = None
     temperature_c: float | None = None
     sm_clock_mhz: float | None = None
-    energy_j: float | None = None  # energy that the GPU has used since its driver was loaded
+    memory_clock_mhz: float | None = None
+    energy_j: float | None = None  # counter
+    pcie_rx_bytes: int | None = None  # counter, like the next five
+    pcie_tx_bytes: int | None = None
+    nvlink_rx_bytes: int | None = None  # over all links, without protocol overhead
+    nvlink_tx_bytes: int | None = None
+    ecc_corrected: int | None = None  # errors
+    ecc_uncorrected: int | None = None
     processes: int | None = None  # number of processes of all users that compute on the GPU
     throttled: list[str] | None = None  # reasons why its clocks are lowered: values of `shardlab.nvml.THROTTLES`
+    xids: list[int] | None = None  # numbers of the errors that the driver reported since the sample before
 
 
 class NicSample(Record, kw_only=True):

@@ -1,25 +1,22 @@
 """The sampler for real on this machine, and its parsers on what kernels write."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 from support_line import until
+from support_sampler import start
 
 from collect.sampler import host, loop
-from collect.sampler.gpu import GpuSource
 from collect.sampler.host import HostSource
 from collect.sampler.nic import NicSource
+from collect.sampler.source import Source
 from shardlab.record import Sample, read_lines
 
-pytest_plugins = ["support_nvml"]
 STAT = b"cpu  100 10 50 800 40 0 0 0 7 0\ncpu0 1 2 3\n"
 MEMINFO = b"MemTotal:       2000 kB\nMemFree:  1 kB\nMemAvailable:   500 kB\n"
 DISKSTATS = b" 8 0 sda 9 0 100 0 9 0 50 0 0 0 0\n 8 1 sda1 9 0 100 0 9 0 50 0 0 0 0\n 7 0 loop0 9 0 8 0 9 0 8 0 0 0 0\n"
@@ -29,16 +26,10 @@ def blank():
     return Sample(schema=1, t_s=0, wall_s=0, host="h", boot_id="b")
 
 
-def sampler(out, *options, **environment):
-    command = [sys.executable, "-m", "collect", "sample", "--out", str(out), *options]
-    given = os.environ | environment
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=given)
-
-
 def test_telemetry_of_this_machine_is_true_and_no_more_than_asked_for(tmp_path):
     out = tmp_path / "node.jsonl"
     began = time.monotonic()
-    process = sampler(out, "--hz", "10", "--json")
+    process = start(out, "--hz", "10", "--json")
     while not out.exists() or len(read_lines(out, Sample).records) < 15:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() - began < 60
@@ -67,9 +58,7 @@ def test_the_schedule_does_not_drift_and_skips_what_it_missed(tmp_path, monkeypa
     now = [1000.0]
     takes = iter([0.03, 0.09, 0.25, 0.03, 0.04])  # seconds that sampling takes: once longer than two ticks
 
-    class Slow:
-        failures: ClassVar = {}
-
+    class Slow(Source):
         def fill(self, sample):
             now[0] += next(takes)
 
@@ -85,37 +74,10 @@ def test_the_schedule_does_not_drift_and_skips_what_it_missed(tmp_path, monkeypa
     assert (tally.samples, tally.missed) == (5, 2)
 
 
-def test_a_machine_without_a_gpu_has_no_gpu_field():
-    source = GpuSource()
-    if source.why_absent is None:
-        pytest.skip("this machine has a GPU")
-    sample = blank()
-    source.fill(sample)
-    assert sample.gpus is None
-    assert "NVML" in source.why_absent
-
-
-def test_a_gpu_that_does_not_answer_one_question_answers_the_others(tmp_path, nvml):
-    """The stub has no function for utilization, memory, temperature and clock."""
-    nvml.say(["GPU-1", "GPU-2"], power_w=250.5, energy_j=1234.5, reasons=0x04 | 0x40 | 0x01, processes={1: [7, 8]})
-    out = tmp_path / "node.jsonl"
-    process = sampler(out, "--hz", "10", "--json", **nvml.environment)
-    until(lambda: out.exists() and read_lines(out, Sample).records, "it writes a sample")
-    process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
-    records = read_lines(out, Sample).records
-    one, two = records[0].gpus
-    assert (one.uuid, one.power_w, one.energy_j, one.processes) == ("GPU-1", 250.5, 1234.5, 0)
-    assert (two.uuid, two.processes, two.throttled) == ("GPU-2", 2, ["power cap", "hardware thermal slowdown"])
-    assert (one.utilization_pct, one.memory_used_bytes, one.temperature_c, one.sm_clock_mhz) == (None, None, None, None)
-    failures = json.loads(said)["failures"]
-    assert failures == dict.fromkeys(("gpu utilization", "gpu memory", "gpu temperature", "gpu clock"), 2 * len(records))
-
-
 @pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "zombie"])
 def test_it_ends_with_its_parent(tmp_path, reaped):
     parent = subprocess.Popen(["sleep", "60"])
-    process = sampler(tmp_path / "node.jsonl", "--hz", "10", "--parent", str(parent.pid))
+    process = start(tmp_path / "node.jsonl", "--hz", "10", "--parent", str(parent.pid))
     try:
         # After a sample it looks whether its parent is there: a second sample says that it looked and went on.
         until(lambda: len(read_lines(tmp_path / "node.jsonl", Sample).records) > 1, "it goes on while its parent lives")
@@ -134,17 +96,17 @@ def test_it_ends_with_its_parent(tmp_path, reaped):
 def test_a_parent_that_is_gone_already_ends_it_at_once(tmp_path):
     gone = subprocess.Popen(["true"])
     gone.wait()
-    process = sampler(tmp_path / "node.jsonl", "--parent", str(gone.pid))
+    process = start(tmp_path / "node.jsonl", "--parent", str(gone.pid))
     process.communicate(timeout=60)
     assert process.returncode == 0
     assert len(read_lines(tmp_path / "node.jsonl", Sample).records) == 1
 
 
 def test_a_rate_that_would_disturb_is_refused(tmp_path):
-    process = sampler(tmp_path / "node.jsonl", "--hz", "1000")
+    process = start(tmp_path / "node.jsonl", "--hz", "51")
     _, said = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "at most 10" in said
+    assert "at most 50" in said
     assert not (tmp_path / "node.jsonl").exists()
 
 

@@ -18,11 +18,13 @@ ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 class TickTally(msgspec.Struct):
-    """What a sampler did. missed: ticks that passed while the machine did not let it run."""
+    """What a sampler did. missed: ticks that passed while the machine did not let it run. The others: see `Source`."""
 
     samples: int = 0
     missed: int = 0
     failures: dict[str, int] = {}
+    unsupported: dict[str, int] = {}
+    remarks: list[str] = []
 
 
 def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> TickTally:
@@ -52,7 +54,10 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
                     break
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    tally.failures = {what: count for source in sources for what, count in source.failures.items()}
+    for source in sources:
+        tally.failures |= source.failures
+        tally.unsupported |= source.unsupported
+        tally.remarks += source.remarks
     return tally
 
 
