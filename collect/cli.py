@@ -282,10 +282,14 @@ def _sample(arguments: argparse.Namespace, output: Output) -> int:
     from collect.sampler.gpu import GpuSource
     from collect.sampler.host import HostSource
     from collect.sampler.nic import NicSource
+    from collect.sampler.nvidia_smi import PROGRAM, SmiSource
 
     if not 0 < arguments.hz <= FASTEST_HZ:
         raise InputError(f"--hz: found {arguments.hz:g}. Allowed: more than 0, at most {FASTEST_HZ:g}.")
-    gpus = GpuSource()
+    gpus: GpuSource | SmiSource = GpuSource()
+    if gpus.why_absent:
+        output.detail(f"{gpus.why_absent}; trying {PROGRAM}")
+        gpus = SmiSource(arguments.hz)
     if gpus.why_absent:
         output.detail(f"no GPU telemetry: {gpus.why_absent}")
     tally = loop.run(Path(arguments.out), arguments.hz, arguments.parent, [HostSource(), NicSource(), gpus])

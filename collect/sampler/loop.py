@@ -55,6 +55,7 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for source in sources:
+        source.close()
         tally.failures |= source.failures
         tally.unsupported |= source.unsupported
         tally.remarks += source.remarks

@@ -32,6 +32,9 @@ class Source(ABC):
     def fill(self, sample: Sample) -> None:
         """Read once and set this source's fields. Raises nothing for a kernel or driver that does not answer."""
 
+    def close(self) -> None:  # noqa: B027 - most sources have nothing to end
+        """End what the source started."""
+
 
 class KernelFile:
     """A file of /proc or /sys, opened once."""
