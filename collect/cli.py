@@ -281,7 +281,7 @@ def _sample(arguments: argparse.Namespace, output: Output) -> int:
     from collect.sampler import loop
     from collect.sampler.gpu import GpuSource
     from collect.sampler.host import HostSource
-    from collect.sampler.nic import NicSource
+    from collect.sampler.nic import NicSource, RdmaSource
     from collect.sampler.nvidia_smi import PROGRAM, SmiSource
 
     if not 0 < arguments.hz <= FASTEST_HZ:
@@ -292,7 +292,8 @@ def _sample(arguments: argparse.Namespace, output: Output) -> int:
         gpus = SmiSource(arguments.hz)
     if gpus.why_absent:
         output.detail(f"no GPU telemetry: {gpus.why_absent}")
-    tally = loop.run(Path(arguments.out), arguments.hz, arguments.parent, [HostSource(), NicSource(), gpus])
+    sources = [HostSource(), NicSource(), RdmaSource(), gpus]
+    tally = loop.run(Path(arguments.out), arguments.hz, arguments.parent, sources)
     faults = [f"{what} could not be read {count} times" for what, count in tally.failures.items()]
     faults += [f"{what} not supported by {count}" for what, count in tally.unsupported.items()]
     output.remark("; ".join([f"{tally.samples} samples written, {tally.missed} samples missed", *faults, *tally.remarks]))

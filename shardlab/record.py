@@ -99,14 +99,36 @@ class GpuSample(Record, kw_only=True):
 
 
 class NicSample(Record, kw_only=True):
-    """One network interface at a moment: the kernel's counters since boot."""
+    """One network interface at a moment: counters of the kernel, and of the driver where it has them."""
 
     name: str
     kind: str  # loopback, physical or virtual
     mac: str | None = None
     pci: str | None = None
+    rx_bytes: int | None = None  # without RDMA, as the kernel does not see it
+    tx_bytes: int | None = None
+    rx_packets: int | None = None
+    tx_packets: int | None = None
+    rx_errors: int | None = None
+    tx_errors: int | None = None
+    rx_dropped: int | None = None
+    tx_dropped: int | None = None
+    driver: dict[str, int] | None = None  # the driver's own counters, by the names of `collect.sampler.ethtool.COUNTERS`
+
+
+class RdmaSample(Record, kw_only=True):
+    """One port of an RDMA device at a moment: its counters. rx_bytes, tx_bytes: payload and headers of RDMA."""
+
+    device: str
+    port: int
+    link_layer: str | None = None  # InfiniBand or Ethernet
+    pci: str | None = None
     rx_bytes: int | None = None
     tx_bytes: int | None = None
+    wait: int | None = None  # ticks in which data waited because the other end gave no credit
+    rx_errors: int | None = None
+    tx_discards: int | None = None
+    link_downed: int | None = None
 
 
 class Sample(Record, kw_only=True):
@@ -124,6 +146,7 @@ class Sample(Record, kw_only=True):
     disk_write_bytes: int | None = None
     gpus: list[GpuSample] | None = None
     nics: list[NicSample] | None = None
+    rdma: list[RdmaSample] | None = None
 
 
 class Event(Record, kw_only=True):
