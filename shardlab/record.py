@@ -37,6 +37,8 @@ class StepRecord(Record, kw_only=True):
     data_ms, forward_ms, backward_ms, optimizer_ms: parts of step_ms.
     allocated_bytes, reserved_bytes: peak of the GPU allocator since the start of the step; absent without a GPU.
     rss_bytes: resident memory of the process after the step.
+    cpu_s: processor time of the process since its start, all its threads.
+    disk_read_bytes, disk_write_bytes: what the process read from storage and wrote to it since its start, NFS included.
     watched: an instrument slowed the step down, or it was the warm-up of a run that resumes from a checkpoint; its loss is
     used, its times and sizes are not.
     """
@@ -55,6 +57,9 @@ class StepRecord(Record, kw_only=True):
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     rss_bytes: int | None = None
+    cpu_s: float | None = None
+    disk_read_bytes: int | None = None
+    disk_write_bytes: int | None = None
     warmup: bool = False
     watched: bool = False
 
@@ -132,7 +137,12 @@ class RdmaSample(Record, kw_only=True):
 
 
 class Sample(Record, kw_only=True):
-    """One host at a moment. cpu_pct: share of all processors that was busy since the sample before, 0 to 100."""
+    """One host at a moment.
+
+    cpu_pct: share of all processors that was busy since the sample before, 0 to 100; cores_pct: the same of each processor.
+    *_pressure_s: counter of the seconds in which a task of the host waited for it (pressure stall information).
+    disk_*_bytes: counters of all physical disks; nfs_*_bytes: counters of what NFS servers sent and were sent.
+    """
 
     schema: int
     t_s: float
@@ -144,6 +154,12 @@ class Sample(Record, kw_only=True):
     memory_total_bytes: int | None = None
     disk_read_bytes: int | None = None
     disk_write_bytes: int | None = None
+    cores_pct: list[float] | None = None
+    cpu_pressure_s: float | None = None
+    memory_pressure_s: float | None = None
+    io_pressure_s: float | None = None
+    nfs_read_bytes: int | None = None
+    nfs_write_bytes: int | None = None
     gpus: list[GpuSample] | None = None
     nics: list[NicSample] | None = None
     rdma: list[RdmaSample] | None = None

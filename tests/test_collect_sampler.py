@@ -17,7 +17,7 @@ from collect.sampler.nic import NicSource
 from collect.sampler.source import Source
 from shardlab.record import Sample, read_lines
 
-STAT = b"cpu  100 10 50 800 40 0 0 0 7 0\ncpu0 1 2 3\n"
+STAT = b"cpu  100 10 50 800 40 0 0 0 7 0\ncpu0 1 2 3 10 2 1 1 0 0 0\nintr 5\n"
 MEMINFO = b"MemTotal:       2000 kB\nMemFree:  1 kB\nMemAvailable:   500 kB\n"
 DISKSTATS = b" 8 0 sda 9 0 100 0 9 0 50 0 0 0 0\n 8 1 sda1 9 0 100 0 9 0 50 0 0 0 0\n 7 0 loop0 9 0 8 0 9 0 8 0 0 0 0\n"
 
@@ -49,6 +49,7 @@ def test_telemetry_of_this_machine_is_true_and_no_more_than_asked_for(tmp_path):
     assert 0 <= last.cpu_pct <= 100
     assert 0 < last.memory_used_bytes < last.memory_total_bytes
     assert any(nic.kind == "loopback" for nic in last.nics)
+    assert all(0 <= share <= 100 for share in last.cores_pct)
     before = {nic.name: nic.tx_bytes for nic in first.nics}
     for nic in last.nics:  # interfaces may come and go meanwhile
         assert nic.tx_bytes >= before.get(nic.name, 0)
@@ -120,7 +121,8 @@ def test_the_sampler_starts_without_what_it_does_not_need():
 
 
 def test_kernel_files_are_read_as_documented():
-    assert host.processor_ticks(STAT) == (160, 1000)
+    assert host.processor_ticks(STAT) == [(160, 1000), (8, 20)]
+    assert host.pressure_s(b"some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\nfull avg10=0.00 total=7\n") == 1.5
     assert host.memory(MEMINFO) == (1500 * 1024, 2000 * 1024)
     assert host.disk_bytes(DISKSTATS, frozenset([b"sda"])) == (100 * 512, 50 * 512)
     assert host.disk_bytes(DISKSTATS, frozenset()) == (None, None)
@@ -130,12 +132,40 @@ def test_processors_are_busy_since_the_sample_before(tmp_path):
     for name, content in (("stat", STAT), ("meminfo", MEMINFO), ("diskstats", DISKSTATS)):
         (tmp_path / name).write_bytes(content)
     source = HostSource(tmp_path, tmp_path / "no")
-    first, second = blank(), blank()
+    first, second, third = blank(), blank(), blank()
     source.fill(first)
-    (tmp_path / "stat").write_bytes(b"cpu  130 10 50 870 40 0 0 0 7 0\n")
+    (tmp_path / "stat").write_bytes(b"cpu  130 10 50 870 40 0 0 0 7 0\ncpu0 2 2 3 13 2 1 1 0 0 0\n")
     source.fill(second)
     assert (first.cpu_pct, second.cpu_pct) == (None, 30.0)
+    assert (first.cores_pct, second.cores_pct) == (None, [25.0])
     assert second.disk_read_bytes is None
+    (tmp_path / "stat").write_bytes(b"cpu  130 10 50 880 40 0 0 0 7 0\ncpu0 2 2 3 13 2 1 1 0 0 0\ncpu1 9 9 9 9 9 9 9 9\n")
+    source.fill(third)  # a processor came: what it did before is not known
+    assert (third.cpu_pct, third.cores_pct) == (None, None)
+
+
+MOUNTS = b"""device proc mounted on /proc with fstype proc
+device 10.0.0.1:/home mounted on /home with fstype nfs4 statvers=1.1
+\topts:\trw,vers=4.2
+\tbytes:\t10 20 30 40 500 600 7 8
+device /dev/sda1 mounted on / with fstype ext4
+\tbytes:\t1 1 1 1 1 1 1 1
+device 10.0.0.1:/home mounted on /mnt with fstype nfs4 statvers=1.1
+\tbytes:\t10 20 30 40 500 600 7 8
+device 10.0.0.2:/data mounted on /data with fstype nfs statvers=1.1
+\tbytes:\t0 0 0 0 1000 0 0 0
+"""
+
+
+def test_nfs_is_what_servers_sent_and_were_sent(tmp_path):
+    """No machine of a test has an NFS server: the text is in the format of the kernel's nfs_show_stats."""
+    assert host.nfs_bytes(MOUNTS) == (1500, 600)
+    assert host.nfs_bytes(MOUNTS[:44]) == (None, None)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "mountstats").write_bytes(MOUNTS)
+    sample = blank()
+    HostSource(tmp_path, tmp_path / "no").fill(sample)
+    assert (sample.nfs_read_bytes, sample.nfs_write_bytes) == (1500, 600)
 
 
 def test_a_source_that_fails_is_left_out_and_counted(tmp_path):
@@ -145,7 +175,8 @@ def test_a_source_that_fails_is_left_out_and_counted(tmp_path):
     source.fill(sample)
     assert sample.cpu_pct is None
     assert sample.memory_total_bytes == 2000 * 1024
-    assert source.failures == {"stat": 1, "diskstats": 1}
+    assert source.failures == {"stat": 1}
+    assert source.unsupported["diskstats"] == source.unsupported["pressure/io"] == 1
 
 
 def test_interfaces_come_and_go(tmp_path):

@@ -29,6 +29,7 @@ from trainers.instrument import RunInstruments, TrainTime
 from trainers.instruments import environment, selection
 from trainers.instruments.checkpoints import Checkpoints, Resumed
 from trainers.instruments.memory import MemoryMeter
+from trainers.instruments.process_usage import ProcessUsage
 from trainers.instruments.timing import DATA, OPTIMIZER, Reading, clock_for
 from trainers.ranks import Peers, Ranks
 from trainers.stage import stage
@@ -177,6 +178,7 @@ class StepMaker:
         self._cell, self._task, self._order, self._engine, self._device = cell, task, order, engine, device
         self._timed = order.timed_steps(cell)
         self._clock, self._memory, self._late = clock_for(device), MemoryMeter(device), LateLoss(device)
+        self._usage = ProcessUsage()
         self._side = SideStream(device)
         self._coming = prefetched(partial(self._fetch, phase, step) for phase, steps in phases for step in steps)
 
@@ -215,6 +217,7 @@ class StepMaker:
             reading=clock.stop(),
             loss=loss,
             memory=self._memory.read(),
+            usage=self._usage.read(),
         )
 
     def _set_learning_rate(self, phase: int, step: int) -> None:
@@ -224,8 +227,9 @@ class StepMaker:
         optimization.set_learning_rate(self._engine.optimizer, rate)
 
     def close(self) -> None:
-        """Stop fetching batches."""
+        """Stop fetching batches, and reading the counters of the process."""
         self._coming.close()
+        self._usage.close()
 
 
 class LateLoss:
@@ -263,6 +267,7 @@ class FinishedStep(msgspec.Struct):
     reading: Reading
     loss: torch.Tensor | None  # of a rank without data in it
     memory: dict[str, int]
+    usage: dict[str, Any]
 
 
 class Recorder:
@@ -310,6 +315,8 @@ class Recorder:
             watched=passed.watched,
             **times,
             **memory,
+            **passed.usage,
+            **passed.usage,
         )
         self._lines.write(record)
         hang_dump.alive()
