@@ -316,7 +316,6 @@ class Recorder:
             **times,
             **memory,
             **passed.usage,
-            **passed.usage,
         )
         self._lines.write(record)
         hang_dump.alive()
