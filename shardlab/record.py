@@ -18,6 +18,7 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import WorkspaceError
 
 SCHEMA = 1
+SAMPLER_ENDED = "sampler_ended"  # event: the sampler of the event's host ended while the run went on; `code` is its exit code
 _NO_OBJECT = re.compile(rb"\n[^{]")
 _UNFINISHED = "Input data was truncated"  # msgspec's words for the beginning of a record
 
@@ -104,7 +105,7 @@ class GpuSample(Record, kw_only=True):
 
 
 class NicSample(Record, kw_only=True):
-    """One network interface at a moment: counters of the kernel, and of the driver where it has them."""
+    """One network interface at a moment: counters of the kernel, and of the driver from `wire_rx_bytes` on."""
 
     name: str
     kind: str  # loopback, physical or virtual
@@ -118,7 +119,17 @@ class NicSample(Record, kw_only=True):
     tx_errors: int | None = None
     rx_dropped: int | None = None
     tx_dropped: int | None = None
-    driver: dict[str, int] | None = None  # the driver's own counters, by the names of `collect.sampler.ethtool.COUNTERS`
+    wire_rx_bytes: int | None = None  # everything on the wire, RDMA and Ethernet headers included
+    wire_tx_bytes: int | None = None
+    rdma_rx_bytes: int | None = None
+    rdma_tx_bytes: int | None = None
+    rx_pauses: int | None = None  # pause frames
+    tx_pauses: int | None = None
+    rx_priority_pauses: int | None = None  # the same of all traffic classes, as RoCE uses them
+    tx_priority_pauses: int | None = None
+    rx_discards: int | None = None  # packets that the card dropped
+    rx_crc_errors: int | None = None
+    rx_out_of_buffer: int | None = None  # packets dropped because the receiver had no buffer
 
 
 class RdmaSample(Record, kw_only=True):
@@ -149,6 +160,7 @@ class Sample(Record, kw_only=True):
     wall_s: float
     host: str
     boot_id: str
+    started_hz: float | None = None  # the samples per second that were asked for; in the first sample of a sampler process
     cpu_pct: float | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Self, TypeVar
@@ -15,7 +16,18 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import NotRegular
 from shardlab.host import Host
-from shardlab.record import Event, Record, RecordLines, Result, Sample, StepRecord, ValidationRecord, damaged_line, read_lines
+from shardlab.record import (
+    SAMPLER_ENDED,
+    Event,
+    Record,
+    RecordLines,
+    Result,
+    Sample,
+    StepRecord,
+    ValidationRecord,
+    damaged_line,
+    read_lines,
+)
 from shardlab.run import Run
 from shardlab.rundir import VALIDATION, RunDir, judged
 from shardlab.state import JudgedState
@@ -77,6 +89,7 @@ class RunRecords(msgspec.Struct):
     paused: bool = False  # suspended between its first and its last timed step: times that include the pause are left out
     unreadable: str = ""  # why the state is unknown and the run is set aside: run.json, result.json or an event is unreadable
     last_record_s: float = 0.0  # the wall clock of the last record, by the clocks of the nodes; 0: there is none
+    sampler_ends: dict[str, int] = {}  # how often the sampler of a host ended while the run went on
     waits: bool = False  # its supervisor asked for another start, so the run will go on
 
     @classmethod
@@ -141,6 +154,7 @@ class RunRecords(msgspec.Struct):
         ends = (event for event in events if event.event in ("exited", "requeued", "cancelled"))
         last = max(ends, key=lambda event: event.wall_s, default=None)
         self.waits = last is not None and last.event == "requeued"
+        self.sampler_ends = dict(Counter(event.host for event in events if event.event == SAMPLER_ENDED))
         moments_s = [event.wall_s for event in events]
         moments_s += [steps[-1].wall_s for steps in self.step_records.values() if steps]
         moments_s += [samples[-1].wall_s for samples in self.sample_records.values() if samples]

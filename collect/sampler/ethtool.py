@@ -20,7 +20,7 @@ INTERFACE_BYTES = 16
 MOST = 1 << 16  # counters of an interface; a driver with more is not believed
 SLACK = 4096  # counters: the driver may get more queues between two calls, and the kernel writes as many as it has then
 
-# The counters that are kept, by our name, with the names that drivers give them; the first that a driver has is used.
+# The counters that are kept, by the field of NicSample, with their names in drivers; the first that a driver has is used.
 # The names of mlx5 are explained in the kernel's documentation (mellanox/mlx5/counters.rst): `phy` counts what is on the wire,
 # `vport_rdma` RDMA alone; the two are never added up.
 COUNTERS = {
@@ -34,17 +34,20 @@ COUNTERS = {
     "rx_crc_errors": ("rx_crc_errors_phy", "rx_fcs_err_frames", "port.rx_crc_errors", "rx_crc_errors"),
     "rx_out_of_buffer": ("rx_out_of_buffer",),
 }
-_PRIORITY_PAUSES = re.compile(r"[rt]x_prio[0-7]_pause")  # of each traffic class; RoCE uses these and not the others
+_PRIORITY_PAUSES = re.compile(r"([rt]x)_prio[0-7]_pause")  # of each traffic class
 
 
-def chosen(names: list[str]) -> dict[str, int]:
-    """The place of each counter that is kept among the names of a driver."""
+def chosen(names: list[str]) -> dict[str, list[int]]:
+    """The places of each counter that is kept among the names of a driver; the counters at several places are added up."""
     places = {name: place for place, name in reversed(list(enumerate(names)))}
     found = {}
     for ours, theirs in COUNTERS.items():
         if (name := next((name for name in theirs if name in places), None)) is not None:
-            found[ours] = places[name]
-    return found | {name: place for name, place in places.items() if _PRIORITY_PAUSES.fullmatch(name)}
+            found[ours] = [places[name]]
+    for place, name in enumerate(names):
+        if match := _PRIORITY_PAUSES.fullmatch(name):
+            found.setdefault(f"{match[1]}_priority_pauses", []).append(place)
+    return found
 
 
 class DriverCounters:
@@ -61,7 +64,7 @@ class DriverCounters:
             raise
 
     def read(self) -> dict[str, int]:
-        """The counters now, by the names of COUNTERS. Raises OSError, such as ENODEV for an interface that went away."""
+        """The counters now, by the fields of NicSample. Raises OSError, such as ENODEV for an interface that went away."""
         if not self._places:
             return {}
         if self._count_now() != self._count:
@@ -69,7 +72,7 @@ class DriverCounters:
         struct.pack_into("II", self._buffer, 0, GET_STATISTICS, self._count)
         self._ask(self._buffer)
         values = memoryview(self._buffer).cast("B")[8 : 8 + 8 * self._count].cast("Q")
-        return {name: values[place] for name, place in self._places.items()}
+        return {name: sum(values[place] for place in places) for name, places in self._places.items()}
 
     def close(self) -> None:
         """Close the socket."""

@@ -42,6 +42,8 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
             start, tick = time.monotonic(), 0
             while True:
                 sample = Sample(schema=SCHEMA, t_s=time.monotonic(), wall_s=time.time(), host=name, boot_id=boot)
+                if not tally.samples:
+                    sample.started_hz = hz
                 for source in sources:
                     source.fill(sample)
                 lines.write(sample)

@@ -96,14 +96,15 @@ class NicSource(Source):
         entry = self._open[name]
         try:
             values = {counter: int(file.read()) for counter, file in entry.counters.items()}
-            driver = entry.driver.read() if entry.driver is not None else None
+            if entry.driver is not None:
+                values |= entry.driver.read()
         except (OSError, ValueError):  # ENODEV: it went away, or a new one has its name; the next tick opens that
             self.failures[name] += 1
             self._open.pop(name).close()
             self._listed = frozenset()
             return None
         nic = entry.nic
-        return NicSample(name=nic.name, kind=nic.kind, mac=nic.mac, pci=nic.pci, driver=driver, **values)
+        return NicSample(name=nic.name, kind=nic.kind, mac=nic.mac, pci=nic.pci, **values)
 
 
 class RdmaPort(msgspec.Struct):
