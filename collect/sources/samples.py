@@ -23,6 +23,11 @@ HOSTS = {
     "memory_total_bytes": pl.Int64,
     "disk_read_bytes": pl.Int64,
     "disk_write_bytes": pl.Int64,
+    "cpu_pressure_s": pl.Float64,
+    "memory_pressure_s": pl.Float64,
+    "io_pressure_s": pl.Float64,
+    "nfs_read_bytes": pl.Int64,
+    "nfs_write_bytes": pl.Int64,
 }
 NICS = {
     "host": pl.String,
