@@ -7,15 +7,16 @@ from test_collect_metrics import RESULT, WINDOW, measured, nic, sample
 
 from collect import summary
 from collect.loading import load, telemetry
+from collect.loading.records import ClockOffset
 from collect.metrics import energy, network
-from shardlab.record import SAMPLER_ENDED, GpuSample, LineWriter, NicSample, RdmaSample, Sample
+from shardlab.record import CLOCK, SAMPLER_ENDED, GpuSample, LineWriter, NicSample, RdmaSample, Sample
 from shardlab.workspace import Workspace
 
 TIMES = (9, 11, 13, 15, 17, 19, 21)
 
 
-def covered(run, ends=None):
-    (entry,) = telemetry.coverage("r", run.timed, run.samples, [], ends or {})
+def covered(run, ends=None, clocks=None):
+    (entry,) = telemetry.coverage("r", run.timed, run.samples, [], ends or {}, clocks or {})
     return entry
 
 
@@ -133,3 +134,25 @@ def test_the_summary_names_a_lost_gpu_and_a_sampler_that_died(tmp_path):
     assert "GPU-7 was lost" in run.gpu_trouble
     (entry,) = found.telemetry
     assert (entry.sampler_ends, entry.lost_gpus) == (1, ["GPU-7"])
+
+
+def test_clocks_of_hosts_that_differ_are_said_and_uncertain_ones_are_not():
+    run = measured(WINDOW, [sample(at) for at in TIMES])
+    apart = {"a": {"start": ClockOffset(0.002, 0.001), "end": ClockOffset(-0.75, 0.002)}}
+    entry = covered(run, clocks=apart)
+    assert (entry.clock_start_s, entry.clock_end_s, entry.clock_within_s) == (0.002, -0.75, 0.002)
+    assert entry.trouble == "its clock was 0.75 s from the clock of rank 0's host"
+    assert covered(run, clocks={"a": {"end": ClockOffset(-0.75, 0.7)}}).trouble == ""
+    assert covered(run, clocks={"b": apart["a"]}).clock_start_s is None
+
+
+def test_the_events_of_ranks_say_the_clocks_and_a_damaged_one_says_nothing(tmp_path):
+    workspace = Workspace(tmp_path)
+    what = support.cell("ddp", 2)
+    support.keep(workspace, [what], repeats=1)
+    folder = support.completed(workspace, what)
+    support.event(folder, CLOCK, 0, when="start", offset_s=0.5, within_s=0.01)
+    support.event(folder, CLOCK, 9, when="end", offset_s="much", within_s=0.01)
+    support.event(folder, CLOCK, 9, when=["end"], offset_s=1.0, within_s=0.01)
+    (entry,) = summary.summarize(load.load(workspace, None), "ddp").telemetry
+    assert (entry.clock_start_s, entry.clock_end_s, entry.clock_within_s) == (0.5, None, 0.01)

@@ -20,7 +20,7 @@ from shardlab.errors import InputError
 from shardlab.record import SCHEMA, LineWriter, StepRecord
 from shardlab.run import Run
 from shardlab.rundir import RunDir
-from trainers import dtypes, hang_dump, memory_limit, menu, optimization, proof, result
+from trainers import clock_check, dtypes, hang_dump, memory_limit, menu, optimization, proof, result
 from trainers.data import node_copy
 from trainers.data.order import TIMED, WARMUP, Order
 from trainers.data.prefetch import prefetched
@@ -79,9 +79,14 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
         torch.manual_seed(cell.seed + 1 + engine.data_rank)  # dropout: apart where the data is, alike on ranks of one model
         company = engine.company(ranks)
         watch, resumed = _instruments(run, run_dir, ranks, company, task, engine, order)
+    meets = not menu.strategy(cell.strategy).tolerates_lost_ranks
+    if meets:
+        clock_check.check(run, run_dir, ranks, company, "start")
     with stage("training"), LineWriter(run_dir.steps_file(ranks.rank)) as lines:
         recorder = Recorder(lines, resumed.records if resumed else ())
         train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder, watch, resumed)
+    if meets:
+        clock_check.check(run, run_dir, ranks, company, "end")
     first = resumed.step if resumed and not resumed.records else 0  # steps of another cell's checkpoint have no records here
     mine = result.RankResult(
         train_time_s=train_time_s,

@@ -139,7 +139,8 @@ class LoadedRun(RunRecords, dict=True):
         windows."""
         if self.resumed:
             return []
-        return telemetry.coverage(self.run_id, self.timed, self.samples, [host.host for host in self.hosts], self.sampler_ends)
+        hosts = [host.host for host in self.hosts]
+        return telemetry.coverage(self.run_id, self.timed, self.samples, hosts, self.sampler_ends, self.clocks)
 
     @cached_property
     def clock_stepped(self) -> bool:

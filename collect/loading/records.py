@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import Counter
@@ -17,6 +18,7 @@ from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import NotRegular
 from shardlab.host import Host
 from shardlab.record import (
+    CLOCK,
     SAMPLER_ENDED,
     Event,
     Record,
@@ -73,6 +75,13 @@ class Damage(msgspec.Struct):
         return "; ".join(parts)
 
 
+class ClockOffset(msgspec.Struct):
+    """How far a clock was from another one, in seconds; the true difference is within_s of it at most."""
+
+    offset_s: float
+    within_s: float
+
+
 class RunRecords(msgspec.Struct):
     """The content of a run folder. `collect.loading.loaded_run` adds what is computed from it."""
 
@@ -90,6 +99,7 @@ class RunRecords(msgspec.Struct):
     unreadable: str = ""  # why the state is unknown and the run is set aside: run.json, result.json or an event is unreadable
     last_record_s: float = 0.0  # the wall clock of the last record, by the clocks of the nodes; 0: there is none
     sampler_ends: dict[str, int] = {}  # how often the sampler of a host ended while the run went on
+    clocks: dict[str, dict[str, ClockOffset]] = {}  # of hosts, at `start` and `end`, against the host of rank 0
     waits: bool = False  # its supervisor asked for another start, so the run will go on
 
     @classmethod
@@ -155,6 +165,7 @@ class RunRecords(msgspec.Struct):
         last = max(ends, key=lambda event: event.wall_s, default=None)
         self.waits = last is not None and last.event == "requeued"
         self.sampler_ends = dict(Counter(event.host for event in events if event.event == SAMPLER_ENDED))
+        self.clocks = _clocks(events)
         moments_s = [event.wall_s for event in events]
         moments_s += [steps[-1].wall_s for steps in self.step_records.values() if steps]
         moments_s += [samples[-1].wall_s for samples in self.sample_records.values() if samples]
@@ -201,6 +212,15 @@ class RunRecords(msgspec.Struct):
         self.step_records = {rank: list(suspension.set_aside(steps, pauses)) for rank, steps in self.step_records.items()}
         timeless: dict[str, None] = dict.fromkeys(("throughput_per_s", "step_time_ms", "train_time_s", "epoch_time_s"))
         self.result = msgspec.structs.replace(self.result, **timeless) if self.result else None
+
+
+def _clocks(events: Sequence[Event]) -> dict[str, dict[str, ClockOffset]]:
+    found: dict[str, dict[str, ClockOffset]] = {}
+    for event in events:
+        if event.event == CLOCK and (when := event.data.get("when")) in ("start", "end"):
+            with contextlib.suppress(msgspec.ValidationError):
+                found.setdefault(event.host, {})[when] = msgspec.convert(event.data, ClockOffset)
+    return found
 
 
 def _host(path: str) -> Host | None:

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import polars as pl
 
+from collect.loading.records import ClockOffset
 from collect.sources.samples import Samples
 from collect.sources.steps import window
 
+APART_S = 0.1  # by which the clocks of two hosts may differ: a fifth of the distance of two samples
 STEP_S = 0.1  # by which a clock is set at least; daemons that keep the time speed it up or slow it down by less
 GAP_PERIODS = 2.0  # between samples further apart than this many usual distances, the host was not watched
 
@@ -22,6 +24,8 @@ class Coverage(msgspec.Struct, omit_defaults=True, kw_only=True):
     largest_gap_s: the longest part of the timed window without a sample; absent where no steps were timed.
     rate_kept_pct: samples in the timed window over those that were asked for; absent if the records do not say the rate.
     clock_step_s: how far the clock of the host was set while it was sampled, backwards if negative; absent if it was not.
+    clock_start_s, clock_end_s: clock of the host minus clock of rank 0's host, at the start and the end of the run, in seconds;
+    the true differences are within clock_within_s. Absent if the run was on one host.
     sampler_ends: how often the sampler ended while the run went on.
     lost_gpus: UUIDs of GPUs that the driver did not reach any more.
     incomplete: why the samples are not of the whole timed window, as where the sampler was killed; empty if they are.
@@ -34,6 +38,9 @@ class Coverage(msgspec.Struct, omit_defaults=True, kw_only=True):
     largest_gap_s: float | None = None
     rate_kept_pct: float | None = None
     clock_step_s: float | None = None
+    clock_start_s: float | None = None
+    clock_end_s: float | None = None
+    clock_within_s: float | None = None
     sampler_ends: int = 0
     lost_gpus: list[str] = []
     incomplete: str = ""
@@ -48,6 +55,9 @@ class Coverage(msgspec.Struct, omit_defaults=True, kw_only=True):
             clauses.append(
                 f"its clock was set {'back' if self.clock_step_s < 0 else 'forward'} by {abs(self.clock_step_s):.1f} s"
             )
+        apart_s = max((abs(offset) for offset in (self.clock_start_s, self.clock_end_s) if offset is not None), default=0.0)
+        if apart_s - (self.clock_within_s or 0.0) > APART_S:
+            clauses.append(f"its clock was {apart_s:.2f} s from the clock of rank 0's host")
         if self.lost_gpus:
             clauses.append(f"GPUs were lost: {', '.join(self.lost_gpus)}")
         return "; ".join(clauses)
@@ -59,10 +69,11 @@ def coverage(
     samples: Samples,
     ran_on: Iterable[str],
     sampler_ends: Mapping[str, int],
+    clocks: Mapping[str, Mapping[str, ClockOffset]],
 ) -> list[Coverage]:
     """One entry per host that wrote samples or that the run ran on.
 
-    timed: the timed steps. ran_on: the names of the hosts on which its ranks were. sampler_ends: by host.
+    timed: the timed steps. ran_on: the names of the hosts on which its ranks were. sampler_ends, clocks: by host.
     """
     span = window(timed)
     entries = []
@@ -74,6 +85,9 @@ def coverage(
     lost = samples.gpus.filter("lost").select("host", "uuid").unique(maintain_order=True).rows()
     for host, times in hosts.items():
         entry = Coverage(run=run_id, host=host, samples=len(times), sampler_ends=sampler_ends.get(host, 0))
+        at = clocks.get(host, {})
+        entry.clock_start_s, entry.clock_end_s = (at[when].offset_s if when in at else None for when in ("start", "end"))
+        entry.clock_within_s = max((clock.within_s for clock in at.values()), default=None)
         entry.clock_step_s = steps_of.get(host)
         entry.lost_gpus = [uuid for of_host, uuid in lost if of_host == host]
         if span is not None:
