@@ -137,7 +137,7 @@ def test_work_that_differs_by_design_says_so_and_its_bytes_are_counted_over_a_wh
     """Two ranks: an all-reduce of psi bytes sends 2 (n-1)/n psi = psi a rank, which is 2 psi every 8 steps: psi / 4 a step."""
     found = prove(bench, cell_of(bench, strategy="ddp"), AVERAGING.replace("SAYS", repr(AVERAGED)))
     assert (found.verdict, found.why) == ("other work", AVERAGED)
-    assert found.communication_bytes == {"theory": PSI / 4, "counted": PSI / 4, "textbook": 4 * PSI}
+    assert found.communication_bytes == {"theory": PSI / 4, "counted": PSI / 4, "wire": PSI / 4, "textbook": 4 * PSI}
     assert found.loss_difference is None
 
 
