@@ -158,15 +158,16 @@ def test_a_whole_period_is_walked_and_counted_unless_it_is_too_long(period, walk
 def test_what_was_not_counted_is_absent_and_not_nothing(ranks, counted):
     class Gathered:
         def gather(self, mine):
-            return np.array([[sent or 0.0, 5.0, float(sent is None)] for sent in ranks])
+            return np.array([[sent or 0.0, 5.0, 6.0, float(sent is None)] for sent in ranks])
 
     walked = msgspec.structs.replace(trajectory(), sent_bytes=ranks[0])
-    assert proof._sent(CELL, Gathered(), walked) == {"theory": 10.0, **counted}
+    assert proof._sent(CELL, Gathered(), walked) == {"theory": 10.0, "wire": 12.0, **counted}
 
 
 def trajectory(losses=(1.0,), norms=(1.0,), before=0.0, after=1.0):
     parameters = [{"weight": torch.full((2,), value)} for value in (before, after)]
-    return proof.Trajectory(list(losses), list(norms), *parameters, sent_bytes=0.0, theory_bytes=0.0, textbook_bytes=None)
+    sent = {"sent_bytes": 0.0, "theory_bytes": 0.0, "wire_bytes": 0.0, "textbook_bytes": None}
+    return proof.Trajectory(list(losses), list(norms), *parameters, **sent)
 
 
 def test_each_of_the_three_differences_decides_alone():
