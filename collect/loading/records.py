@@ -100,6 +100,7 @@ class RunRecords(msgspec.Struct):
     last_record_s: float = 0.0  # the wall clock of the last record, by the clocks of the nodes; 0: there is none
     sampler_ends: dict[str, int] = {}  # how often the sampler of a host ended while the run went on
     clocks: dict[str, dict[str, ClockOffset]] = {}  # of hosts, at `start` and `end`, against the host of rank 0
+    backend: str = ""  # of its process group, such as gloo; empty if its ranks did not meet
     waits: bool = False  # its supervisor asked for another start, so the run will go on
 
     @classmethod
@@ -161,6 +162,8 @@ class RunRecords(msgspec.Struct):
         except (InputError, WorkspaceError) as error:
             self._set_aside(str(error))
         self.hosts = [host for name in parts.get("env", ()) if (host := _host(f"{self.folder.path}/{name}")) is not None]
+        met = [backend for event in events if event.event == "met" and isinstance(backend := event.data.get("backend"), str)]
+        self.backend = met[-1] if met else ""
         ends = (event for event in events if event.event in ("exited", "requeued", "cancelled"))
         last = max(ends, key=lambda event: event.wall_s, default=None)
         self.waits = last is not None and last.event == "requeued"
