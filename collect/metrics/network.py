@@ -29,11 +29,10 @@ def received(run: LoadedRun) -> Quantity | None:
 
 def faults(run: LoadedRun) -> Quantity | None:
     """Packets with an error and packets that were dropped, by the kernel's counters of the same interfaces."""
-    parts = []
-    for counter in ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"):
-        parts.append(_counted(run, samples.of_interfaces(run.whole_samples.nics, counter), network_kind, "packets"))
-    known = [part for part in parts if part is not None]
-    return Quantity(round(sum(part.value for part in known)), "packets") if len(known) == len(parts) else None
+    together = pl.sum_horizontal("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", ignore_nulls=False)
+    nics = run.whole_samples.nics.with_columns(faults=together)
+    found = _counted(run, samples.of_interfaces(nics, "faults"), network_kind, "packets")
+    return None if found is None else Quantity(round(found.value), "packets")
 
 
 def rdma(run: LoadedRun) -> Quantity | None:
