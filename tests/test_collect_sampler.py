@@ -114,7 +114,7 @@ def test_a_rate_that_would_disturb_is_refused(tmp_path):
 def test_the_sampler_starts_without_what_it_does_not_need():
     code = (
         "import sys; import collect.cli, collect.sampler.loop, collect.sampler.gpu, collect.sampler.nic, collect.sampler.host;"
-        "print(*sys.modules)"
+        "import collect.sampler.nvidia_smi; print(*sys.modules)"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"polars", "jinja2", "plotly", "torch", "numpy", "psutil"} & set(loaded)
