@@ -19,13 +19,13 @@ def cpu(run: LoadedRun) -> Quantity | None:
 
 
 def rank_cpu(run: LoadedRun) -> Quantity | None:
-    """Mean over ranks of the growth of cpu_s over that of wall_s, in percent: 100 is one processor. None if any rank lacks it."""
-    if run.paused or run.timed.is_empty():
+    """Mean over ranks of the growth of cpu_s over that of t_s, in percent: 100 is one processor. None if any rank lacks it."""
+    if run.paused or run.timed.is_empty() or run.timed["cpu_s"].null_count():
         return None
     ends = run.timed.group_by("rank", maintain_order=True).agg(
-        *(pl.col(name).last() - pl.col(name).first() for name in ("cpu_s", "t_s")), known=pl.col("cpu_s").is_not_null().all()
+        pl.col(name).last() - pl.col(name).first() for name in ("cpu_s", "t_s")
     )
-    if not ends["known"].all() or not (ends["cpu_s"] >= 0).all() or not (ends["t_s"] > 0).all():  # it started again meanwhile
+    if not (ends["cpu_s"] >= 0).all() or not (ends["t_s"] > 0).all():  # it started again meanwhile
         return None
     return Quantity(fmean((100 * ends["cpu_s"] / ends["t_s"]).to_list()), "%")
 
