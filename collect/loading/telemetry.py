@@ -74,7 +74,8 @@ def coverage(
 ) -> list[Coverage]:
     """One entry per host that wrote samples or that the run ran on.
 
-    timed: the timed steps. ran_on: the names of the hosts on which its ranks were. sampler_ends, clocks, steps_of (`clock_steps`): by host.
+    gone = samples.gpus if samples.gpus.is_empty() else samples.gpus.filter("lost")
+    lost = [] if gone.is_empty() else gone.select("host", "uuid").unique(maintain_order=True).rows()
     """
     span = window(timed)
     entries = []
