@@ -74,8 +74,8 @@ def coverage(
 ) -> list[Coverage]:
     """One entry per host that wrote samples or that the run ran on.
 
-    gone = samples.gpus if samples.gpus.is_empty() else samples.gpus.filter("lost")
-    lost = [] if gone.is_empty() else gone.select("host", "uuid").unique(maintain_order=True).rows()
+    timed: the timed steps. ran_on: the names of the hosts on which its ranks were. The others are by host; steps_of: as
+    `clock_steps` returns them.
     """
     span = window(timed)
     entries = []
