@@ -14,8 +14,8 @@ NAMES = {*packages.ALL, *packages.COMPILER, *packages.NFS_SERVER, *packages.NFS_
 DRIVER = {  # of Ubuntu only
     name.format(gpu_generations.BRANCH)
     for name in (
-        "nvidia-headless-{}-server", "nvidia-headless-{}-server-open", "nvidia-utils-{}-server", "nvidia-compute-utils-{}-server",
-        "nvidia-fabricmanager-{}",
+        "nvidia-headless-{}-server", "nvidia-headless-{}-server-open", "nvidia-utils-{}-server",
+        "nvidia-compute-utils-{}-server", "nvidia-fabricmanager-{}",
     )
 }  # fmt: skip
 
