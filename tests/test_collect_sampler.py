@@ -142,6 +142,7 @@ def test_processors_are_busy_since_the_sample_before(tmp_path):
     (tmp_path / "stat").write_bytes(b"cpu  130 10 50 880 40 0 0 0 7 0\ncpu0 2 2 3 13 2 1 1 0 0 0\ncpu1 9 9 9 9 9 9 9 9\n")
     source.fill(third)  # a processor came: what it did before is not known
     assert (third.cpu_pct, third.cores_pct) == (None, None)
+    assert source.failures == {}
 
 
 MOUNTS = b"""device proc mounted on /proc with fstype proc

@@ -51,4 +51,4 @@ def offset(peers: Peers, clock: Callable[[], float]) -> ClockOffset:
     pairs = list(zip(came, done[1:], strict=False))
     least = max(mine - done_there for (_, mine), (done_there, _) in pairs)
     most = min(done_here - theirs for (theirs, _), (_, done_here) in pairs)
-    return ClockOffset((least + most) / 2, abs(most - least) / 2)
+    return ClockOffset((least + most) / 2, max(most - least, 0.0) / 2)  # below 0: a clock was set meanwhile
