@@ -94,6 +94,19 @@ def test_an_old_driver_without_the_fields_still_gives_the_rest(tmp_path, old_nvm
     assert told["unsupported"]["gpu PCIe bytes sent"] == 1
 
 
+def test_a_counter_of_pcie_that_wraps_between_samples_gives_no_number(tmp_path, nvml):
+    out = tmp_path / "node.jsonl"
+    nvml.say(EIGHT[:1], narrow=1, **EVERYTHING | {"pcie_tx": 77})
+    process = start(out, "--hz", "50", "--json", **nvml.environment)
+    sampled(process, out, 3)
+    told = ended(process)
+    assert {gpu.pcie_tx_bytes for sample in records(out) for gpu in sample.gpus} == {None}
+    assert {gpu.ecc_corrected for sample in records(out) for gpu in sample.gpus} == {3}
+    assert told["unsupported"] == dict.fromkeys(
+        ("gpu PCIe bytes sent (a counter of 32 bits)", "gpu PCIe bytes received (a counter of 32 bits)"), 1
+    )
+
+
 def test_a_gpu_that_is_lost_is_recorded_and_said_and_the_others_go_on(tmp_path, nvml):
     out = tmp_path / "node.jsonl"
     nvml.say(EIGHT, power_w=300, **EVERYTHING)

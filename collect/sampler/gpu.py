@@ -15,6 +15,7 @@ from shardlab.record import GpuSample, Sample
 KIB = 1024
 MOST_EVENTS = 64  # of a sample: a GPU in trouble may report errors faster than they are read
 ALL_LINKS = 0xFFFFFFFF  # NVML's scope for the sum over all NVLinks of a GPU
+UNSIGNED_INT = 1
 _VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by nvmlValueType_t
 
 
@@ -198,11 +199,16 @@ class GpuSource(Source):
             gpu.fields = [question for question in gpu.fields if question not in refused]
             return
         for question, value in zip(tuple(gpu.fields), values, strict=True):
-            if value.nvmlReturn == self._nvml.NVML_SUCCESS:
+            if value.nvmlReturn != self._nvml.NVML_SUCCESS:
+                if self._refused(gpu, question.name, value.nvmlReturn):
+                    gpu.fields.remove(question)
+            elif value.valueType == UNSIGNED_INT and question.name.startswith("PCIe"):
+                # 4 GiB pass in a fraction of the time between two samples: how often it began anew, nobody can tell.
+                self.unsupported[f"gpu {question.name} (a counter of 32 bits)"] += 1
+                gpu.fields.remove(question)
+            else:
                 number = getattr(value.value, _VALUE_TYPES[value.valueType])
                 setattr(found, question.field, int(number) * question.unit)
-            elif self._refused(gpu, question.name, value.nvmlReturn):
-                gpu.fields.remove(question)
 
     def _refused(self, gpu: OpenGpu, name: str, error: int) -> bool:
         """Note an error; whether the GPU will never answer the question. A GPU that is lost is not asked again."""

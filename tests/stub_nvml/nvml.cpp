@@ -6,7 +6,7 @@
 //     process INDEX PID                      one line for each process that computes on GPU number INDEX
 //     xid INDEX NUMBER                       one line for each error that the driver reported; each is told once
 //
-// A GPU with lost=1 answers NVML_ERROR_GPU_IS_LOST. If $STUB_NVML_CALLS is set, each question appends a line to that file.
+// A GPU with narrow=1 has counters of 32 bits. A GPU with lost=1 answers NVML_ERROR_GPU_IS_LOST. If $STUB_NVML_CALLS is set, each question appends a line to that file.
 // Names, arguments and structures are those of NVML's public header (nvml.h, CUDA 12 and 13). Functions that are not
 // defined here are missing for the Python binding too, as in an old driver. OLD_DRIVER: a driver before version 510.
 #include <sys/stat.h>
@@ -22,7 +22,7 @@
 namespace {
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, LOST = 15 };
-enum { UNSIGNED_LONG_LONG = 3, XID_EVENT = 8, SM_CLOCK = 1, MEMORY_CLOCK = 2 };
+enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3, XID_EVENT = 8, SM_CLOCK = 1, MEMORY_CLOCK = 2 };
 constexpr unsigned ALL_LINKS = 0xFFFFFFFF;
 constexpr size_t INSTANCES = 1000;  // handles above it are of MIG instances
 
@@ -210,7 +210,7 @@ int nvmlDeviceGetFieldValues(void* handle, int count, FieldValue* values) {
   for (int place = 0; place < count; ++place) {
     auto name = names.find(values[place].field);
     bool of_links = name != names.end() && name->second.starts_with("nvlink");
-    values[place].type = UNSIGNED_LONG_LONG;
+    values[place].type = of(handle).has("narrow") ? UNSIGNED_INT : UNSIGNED_LONG_LONG;
     values[place].error = name == names.end() || of_links != (values[place].scope == ALL_LINKS)
                               ? INVALID_ARGUMENT
                               : answer(handle, name->second, &values[place].value);
