@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import os
 import socket
 
 import pytest
@@ -190,6 +191,7 @@ def test_the_environment_says_where_sockets_really_are(bench, profiled):
     assert sum(found["interfaces"]["sockets"].values()) > 0
     assert not [name for name in found["interfaces"]["sockets"] if name.startswith("unknown")]
     assert found["variables"]["OMP_NUM_THREADS"] == "1"
+    assert found["variables"]["NCCL_DEBUG"] == os.environ.get("NCCL_DEBUG", "INFO")  # `collect` reads what NCCL then logs
     assert found["numa_nodes"][0]["cpus"]
     assert {nic["name"]: nic["mtu"] for nic in found["nics"]}["lo"] > 0
     assert ("git_commit" in found) == (host.git_commit() is not None)
