@@ -29,15 +29,9 @@ EXAMPLES = {
     "sample": "collect sample --out node0.jsonl --hz 2",
     "metrics": "collect metrics",
 }
-OF_A_WORKSPACE = (
-    "summarize",
-    "verdicts",
-    "trace",
-    "timeline",
-    "compare",
-    "export",
-)  # without `fetch`, which does what is urged
-FASTEST_HZ = 10.0  # above it the sampler was measured to slow the ranks that it watches
+# Verbs that read a workspace; without `fetch`, which does what is urged.
+OF_A_WORKSPACE = ("summarize", "verdicts", "trace", "timeline", "compare", "export")
+FASTEST_HZ = 50.0  # at 100 the sampler was measured to slow the ranks that it watches by a fifth
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -304,16 +298,22 @@ def _sample(arguments: argparse.Namespace, output: Output) -> int:
     from collect.sampler import loop
     from collect.sampler.gpu import GpuSource
     from collect.sampler.host import HostSource
-    from collect.sampler.nic import NicSource
+    from collect.sampler.nic import NicSource, RdmaSource
+    from collect.sampler.nvidia_smi import PROGRAM, SmiSource
 
     if not 0 < arguments.hz <= FASTEST_HZ:
         raise InputError(f"--hz: found {arguments.hz:g}. Allowed: more than 0, at most {FASTEST_HZ:g}.")
-    gpus = GpuSource()
+    gpus: GpuSource | SmiSource = GpuSource()
+    if gpus.why_absent:
+        output.detail(f"{gpus.why_absent}; trying {PROGRAM}")
+        gpus = SmiSource(arguments.hz)
     if gpus.why_absent:
         output.detail(f"no GPU telemetry: {gpus.why_absent}")
-    tally = loop.run(Path(arguments.out), arguments.hz, arguments.parent, [HostSource(), NicSource(), gpus])
-    failures = ", ".join(f"{what} could not be read {count} times" for what, count in tally.failures.items())
-    output.remark(f"{tally.samples} samples written, {tally.missed} samples missed{'; ' + failures if failures else ''}")
+    sources = [HostSource(), NicSource(), RdmaSource(), gpus]
+    tally = loop.run(Path(arguments.out), arguments.hz, arguments.parent, sources)
+    faults = [f"{what} could not be read {count} times" for what, count in tally.failures.items()]
+    faults += [f"{what} not supported by {count}" for what, count in tally.unsupported.items()]
+    output.remark("; ".join([f"{tally.samples} samples written, {tally.missed} samples missed", *faults, *tally.remarks]))
     output.document(tally)
     return 0
 

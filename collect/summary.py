@@ -133,6 +133,12 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
             [run.run_id for cell in loaded.cells for run in cell.runs if run.resumed],
             [run.run_id for cell in loaded.cells for run in cell.runs if run.paused],
             [f"{entry.run} on {entry.host} ({entry.incomplete})" for entry in _incomplete_telemetry(loaded)],
+            [
+                f"{entry.run} on {entry.host} ({entry.trouble})"
+                for run in loaded.runs
+                for entry in run.coverage
+                if entry.trouble
+            ],
             *trace_tables.without_kernels(loaded),
             instrument_cost.differences(families(loaded.cells)),
         ),
@@ -168,6 +174,7 @@ def _remarks(
     resumed: list[str],
     paused: list[str],
     unwatched: list[str],
+    troubled: list[str],
     exact: list[str],
     profiled: int,
     looked_into: list[str],
@@ -187,7 +194,7 @@ def _remarks(
             by_design.setdefault(row.same_work.why, []).append(row.id)
     remarks += [f"not compared, because they do other work by design ({why}): {_some(ids)}" for why, ids in by_design.items()]
     if trouble:
-        remarks.append(f"not compared, because GPUs were shared or throttled while steps were timed: {_some(trouble)}")
+        remarks.append(f"not compared, because GPUs were shared, throttled or faulty while steps were timed: {_some(trouble)}")
     if shared:
         remarks.append(f"on nodes that other jobs may use too, which may change the speed (exclusive: false): {_some(shared)}")
     if resumed:
@@ -196,6 +203,8 @@ def _remarks(
         remarks.append(f"suspended or stopped during timed steps; times that include the pause do not count: {_some(paused)}")
     if unwatched:
         remarks.append(f"telemetry covers only a part of the timed window, and so do its means: {_some(unwatched)}")
+    if troubled:
+        remarks.append(f"trouble of telemetry: {_some(troubled)}")
     if looked_into:
         remarks.append(INSTRUMENTS_DIFFER.format(_some(looked_into)))
     if exact:

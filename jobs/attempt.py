@@ -66,6 +66,7 @@ class Attempt:
         self.run = folder.read_run()
         self.in_slurm = self.run.scheduler in ("slurm", "allocation")
         self.ranks_here = self.run.scheduler == "local"  # else a step starts them on each node
+        self.sampler: node_processes.Sampler | None = None  # while the ranks are here
         self.told = False  # whether SIGTERM told this process to end
         self.begun = time.time()  # earlier requests to cancel do not apply to this start
         self.limit_s = self.run.limit_s or self.run.cell.time_limit_s
@@ -134,7 +135,7 @@ class Attempt:
 
     def _supervised(self, extra: dict[str, str]) -> tuple[int, str | None]:
         """Run the command with telemetry, then end all processes that it left; (exit code, why we ended it or None)."""
-        sampler = node_processes.start_sampler(self.folder) if self.ranks_here else None
+        self.sampler = node_processes.Sampler(self.folder) if self.ranks_here else None
         kills_before = node_processes.oom_kills()
         reason: str | None
         try:
@@ -144,8 +145,8 @@ class Attempt:
             self._event("failed", why=str(error))
             with self.folder.job_log.open("a") as log:
                 log.write(f"{error}\n")
-        if sampler is not None:
-            node_processes.end(sampler, signal.SIGTERM, 2.0)
+        if self.sampler is not None:
+            self.sampler.end()
         node_processes.end_strays(str(self.folder.path))
         if self.ranks_here:
             node_processes.remove_data_copies(self.folder)
@@ -245,6 +246,8 @@ class Attempt:
                 if suspended_s := suspended.take_s():
                     deadline += suspended_s  # as Slurm does with the limit of a job that was suspended
                     self._event(suspension.EVENT, seconds=round(suspended_s, 3))
+                if self.sampler is not None:
+                    self.sampler.look()
                 if (reason := self._reason_to_end(deadline, progress)) is not None:
                     self.why = self._why(reason, progress)  # before the end of the ranks, which may write more
                     grace_s = step.END_S if self.run.scheduler == "ssh" else node_processes.GRACE_S

@@ -17,9 +17,11 @@ import psutil
 
 from shardlab import node_folder
 from shardlab.errors import ShardlabError
+from shardlab.record import SAMPLER_ENDED
 from shardlab.rundir import RunDir
 
 SAMPLES_PER_S = 2
+SAMPLER_STARTS = 4  # of the sampler on a node: what ends it so often, such as a full disk, does not pass
 GRACE_S = 10.0  # from SIGTERM to SIGKILL, so that ranks can close their records
 MARK = "SHARDLAB_RUN"  # variable of every process of a run, by which leftover processes are found
 _PR_SET_PDEATHSIG = 1
@@ -30,13 +32,35 @@ class CannotStart(ShardlabError):
     """The program that starts the ranks is missing on this node, or may not be run."""
 
 
-def start_sampler(folder: RunDir) -> subprocess.Popen[bytes]:
-    """Start the telemetry of this node in a process of its own, which ends when this process ends."""
-    out = folder.samples_file(gethostname())
-    command = [sys.executable, "-m", "collect", "sample", f"--out={out}", f"--hz={SAMPLES_PER_S}"]
-    command.append(f"--parent={os.getpid()}")  # it ends when we do, however we end
-    with (folder.log / f"sampler.{gethostname()}.log").open("ab") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+class Sampler:
+    """The telemetry of this node, in a process of its own, which ends when this process ends. Starts it again if it dies."""
+
+    def __init__(self, folder: RunDir) -> None:
+        self._folder = folder
+        self._starts = 0
+        self._process = self._start()
+
+    def look(self) -> None:
+        """If the sampler died, record the event SAMPLER_ENDED and start it again, SAMPLER_STARTS times at most."""
+        code = self._process.poll()
+        if code and self._starts <= SAMPLER_STARTS:  # 0: a signal ended it, as Slurm sends to all processes of a job
+            self._folder.write_event(f"node-{gethostname()}", SAMPLER_ENDED, sync=False, code=code)
+            if self._starts < SAMPLER_STARTS:
+                self._process = self._start()
+            else:
+                self._starts += 1
+
+    def end(self) -> None:
+        """End the sampler; it gets two seconds to write its last sample."""
+        end(self._process, signal.SIGTERM, 2.0)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._starts += 1
+        out = self._folder.samples_file(gethostname())
+        command = [sys.executable, "-m", "collect", "sample", f"--out={out}", f"--hz={SAMPLES_PER_S}"]
+        command.append(f"--parent={os.getpid()}")  # it ends when we do, however we end
+        with (self._folder.log / f"sampler.{gethostname()}.log").open("ab") as log:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 def start(command: list[str], log: int | None, environment: dict[str, str]) -> subprocess.Popen[bytes]:

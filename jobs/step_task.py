@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     if first_here:
         _wait_for_gpus(folder)
-    sampler = node_processes.start_sampler(folder) if first_here else None
+    sampler = node_processes.Sampler(folder) if first_here else None
     kills_before = node_processes.oom_kills()
     try:
         ranks = node_processes.start(command, None, environment)
@@ -62,10 +62,12 @@ def main(argv: list[str]) -> int:
     asked = _forward(ranks)
     while (code := ranks.poll()) is None:
         time.sleep(0.05)
+        if sampler is not None:
+            sampler.look()
         if asked and time.monotonic() > asked[0] + node_processes.GRACE_S:
             ranks.kill()
     if sampler is not None:
-        node_processes.end(sampler, signal.SIGTERM, 2.0)
+        sampler.end()
     node_processes.end_strays(mark)
     if first_here:
         node_processes.remove_data_copies(folder)

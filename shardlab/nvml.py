@@ -118,6 +118,11 @@ def throttles(handle: Any) -> list[str]:
         bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     except nvml.NVMLError_FunctionNotFound:  # drivers before 535 have only the old name of this function
         bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return throttled_by(bits)
+
+
+def throttled_by(bits: int) -> list[str]:
+    """The values of THROTTLES that NVML's bits stand for."""
     return [name for bit, name in THROTTLES.items() if bits & bit]
 
 

@@ -18,6 +18,8 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import WorkspaceError
 
 SCHEMA = 1
+CLOCK = "clock"  # event: how far the clock of the event's host was from that of rank 0's host, at the start or end of a run
+SAMPLER_ENDED = "sampler_ended"  # event: the sampler of the event's host ended while the run went on; `code` is its exit code
 _NO_OBJECT = re.compile(rb"\n[^{]")
 _UNFINISHED = "Input data was truncated"  # msgspec's words for the beginning of a record
 
@@ -37,6 +39,8 @@ class StepRecord(Record, kw_only=True):
     data_ms, forward_ms, backward_ms, optimizer_ms: parts of step_ms.
     allocated_bytes, reserved_bytes: peak of the GPU allocator since the start of the step; absent without a GPU.
     rss_bytes: resident memory of the process after the step.
+    cpu_s: processor time of the process since its start, all its threads.
+    disk_read_bytes, disk_write_bytes: what the process read from storage and wrote to it since its start, NFS included.
     watched: an instrument slowed the step down, or it was the warm-up of a run that resumes from a checkpoint; its loss is
     used, its times and sizes are not.
     """
@@ -55,6 +59,9 @@ class StepRecord(Record, kw_only=True):
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     rss_bytes: int | None = None
+    cpu_s: float | None = None
+    disk_read_bytes: int | None = None
+    disk_write_bytes: int | None = None
     warmup: bool = False
     watched: bool = False
 
@@ -75,45 +82,100 @@ class ValidationRecord(Record, kw_only=True):
 
 
 class GpuSample(Record, kw_only=True):
-    """One GPU at a moment, from NVML."""
+    """One GPU, or one MIG instance of a GPU, at a moment. Its counters begin when its driver is loaded."""
 
     uuid: str
+    mig_of: str | None = None  # if this is a MIG instance: the UUID of the GPU that it is a part of
+    lost: bool = False  # the driver does not reach the GPU any more; nothing else is known then
     utilization_pct: float | None = None
     memory_used_bytes: int | None = None
     power_w: float | None = None
     temperature_c: float | None = None
     sm_clock_mhz: float | None = None
-    energy_j: float | None = None  # energy that the GPU has used since its driver was loaded
+    memory_clock_mhz: float | None = None
+    energy_j: float | None = None  # counter
+    pcie_rx_bytes: int | None = None  # counter, like the next five
+    pcie_tx_bytes: int | None = None
+    nvlink_rx_bytes: int | None = None  # over all links, without protocol overhead
+    nvlink_tx_bytes: int | None = None
+    ecc_corrected: int | None = None  # errors
+    ecc_uncorrected: int | None = None
     processes: int | None = None  # number of processes of all users that compute on the GPU
     throttled: list[str] | None = None  # reasons why its clocks are lowered: values of `shardlab.nvml.THROTTLES`
+    xids: list[int] | None = None  # numbers of the errors that the driver reported since the sample before
 
 
 class NicSample(Record, kw_only=True):
-    """One network interface at a moment: the kernel's counters since boot."""
+    """One network interface at a moment: counters of the kernel, and of the driver from `wire_rx_bytes` on."""
 
     name: str
     kind: str  # loopback, physical or virtual
     mac: str | None = None
     pci: str | None = None
+    rx_bytes: int | None = None  # without RDMA, as the kernel does not see it
+    tx_bytes: int | None = None
+    rx_packets: int | None = None
+    tx_packets: int | None = None
+    rx_errors: int | None = None
+    tx_errors: int | None = None
+    rx_dropped: int | None = None
+    tx_dropped: int | None = None
+    wire_rx_bytes: int | None = None  # everything on the wire, RDMA and Ethernet headers included
+    wire_tx_bytes: int | None = None
+    rdma_rx_bytes: int | None = None
+    rdma_tx_bytes: int | None = None
+    rx_pauses: int | None = None  # pause frames
+    tx_pauses: int | None = None
+    rx_priority_pauses: int | None = None  # the same of all traffic classes, as RoCE uses them
+    tx_priority_pauses: int | None = None
+    rx_discards: int | None = None  # packets that the card dropped
+    rx_crc_errors: int | None = None
+    rx_out_of_buffer: int | None = None  # packets dropped because the receiver had no buffer
+
+
+class RdmaSample(Record, kw_only=True):
+    """One port of an RDMA device at a moment: its counters. rx_bytes, tx_bytes: payload and headers of RDMA."""
+
+    device: str
+    port: int
+    link_layer: str | None = None  # InfiniBand or Ethernet
+    pci: str | None = None
     rx_bytes: int | None = None
     tx_bytes: int | None = None
+    wait: int | None = None  # ticks in which data waited because the other end gave no credit
+    rx_errors: int | None = None
+    tx_discards: int | None = None
+    link_downed: int | None = None
 
 
 class Sample(Record, kw_only=True):
-    """One host at a moment. cpu_pct: share of all processors that was busy since the sample before, 0 to 100."""
+    """One host at a moment.
+
+    cpu_pct: share of all processors that was busy since the sample before, 0 to 100; cores_pct: the same of each processor.
+    *_pressure_s: counter of the seconds in which a task of the host waited for it (pressure stall information).
+    disk_*_bytes: counters of all physical disks; nfs_*_bytes: counters of what NFS servers sent and were sent.
+    """
 
     schema: int
     t_s: float
     wall_s: float
     host: str
     boot_id: str
+    started_hz: float | None = None  # the samples per second that were asked for; in the first sample of a sampler process
     cpu_pct: float | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     disk_read_bytes: int | None = None
     disk_write_bytes: int | None = None
+    cores_pct: list[float] | None = None
+    cpu_pressure_s: float | None = None
+    memory_pressure_s: float | None = None
+    io_pressure_s: float | None = None
+    nfs_read_bytes: int | None = None
+    nfs_write_bytes: int | None = None
     gpus: list[GpuSample] | None = None
     nics: list[NicSample] | None = None
+    rdma: list[RdmaSample] | None = None
 
 
 class Event(Record, kw_only=True):

@@ -34,10 +34,25 @@ class StubNvml:
         energy_j: float = 0.0,
         reasons: int = 0,
         processes: Mapping[int, Sequence[int]] | None = None,
+        of: Mapping[int, Mapping[str, int]] | None = None,
+        mig: Mapping[int, Mapping[str, int]] | None = None,
+        xids: Sequence[tuple[int, int]] = (),
+        **answers: int,
     ) -> None:
-        """GPUs with these UUIDs, alike in the rest. reasons: NVML's bits; processes: process numbers by the place of a GPU."""
-        lines = [f"gpu {uuid} {1000 * power_w:.0f} {1000 * energy_j:.0f} {reasons}" for uuid in uuids]
+        """GPUs with these UUIDs, alike but for `of`. reasons: NVML's bits; processes: process numbers by the place of a GPU.
+
+        answers: further answers of all GPUs, of: of one GPU by its place, by the names in nvml.cpp. mig: by the place of a GPU,
+        the memory in use of its MIG instances by their UUID. xids: all so far, as (place of the GPU, number).
+        """
+        alike = {"power_mw": round(1000 * power_w), "energy_mj": round(1000 * energy_j), "reasons": reasons} | answers
+        lines = []
+        for place, uuid in enumerate(uuids):
+            own = {"uuid": uuid} | alike | dict((of or {}).get(place, {}))
+            lines.append(" ".join(["gpu", *(f"{name}={value}" for name, value in own.items())]))
+        for place, instances in (mig or {}).items():
+            lines += [f"mig {place} uuid={uuid} memory_total={used} memory_used={used}" for uuid, used in instances.items()]
         lines += [f"process {place} {pid}" for place, pids in (processes or {}).items() for pid in pids]
+        lines += [f"xid {place} {number}" for place, number in xids]
         unfinished = self._state.with_suffix(".new")
         unfinished.write_text("\n".join(lines))
         unfinished.replace(self._state)

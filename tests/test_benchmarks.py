@@ -24,6 +24,10 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             r"^(.+ \d+\.\d\d .*\d+\.\d{3}\n){3,}",
         ),
         (("data.py", "--images", "32", "--rounds", "1"), r"^mean absolute difference of normalised pixels: 0\.\d{3}$"),
+        (
+            ("sampler.py", "--hz", "10", "--seconds", "1", "--rounds", "1"),
+            r"^8 GPUs at 10 Hz +\d+\.\d{3} % of a core +\d+\.\d{3} ms a sample +\d+\.\d\d samples a second ",
+        ),
         (("choices.py", "--cells", "40", "--rounds", "2"), r"^ +40 +\d+\.\d\d$"),
         (
             ("summarize.py", "--runs", "7", "--steps", "3", "--rounds", "1"),

@@ -51,7 +51,7 @@ def test_a_curve_of_rates_holds_the_bytes_that_the_metric_counts():
     sent = [(t / 2, 1000 * (t + 10 * math.sin(t))) for t in range(2000)]
     sent = [(t, max(value for other, value in sent[: place + 1])) for place, (t, value) in enumerate(sent)]  # it only grows
     seen = frames(*(nic(t, value) for t, value in sent))
-    found = curves.together(curves.rates(of_a_run(seen.nics)), "sum")["run"]
+    found = curves.together(curves.rates(of_a_run(seen.nics), "tx_bytes"), "sum")["run"]
     assert len(found.values) <= curves.STRETCHES + 1
     start = found.first_s - found.width_s / 2
     span = (start + 10 * found.width_s, start + 60 * found.width_s)
@@ -65,7 +65,7 @@ def test_a_curve_of_rates_holds_the_bytes_that_the_metric_counts():
 def test_hosts_that_sample_at_other_moments_are_added_up():
     one = [nic(t, 100 * t, "a") for t in range(100)]
     other = [nic(t + 0.37, 200 * t, "b") for t in range(60)]
-    points = curve_of(curves.rates(of_a_run(frames(*one, *other).nics)), "sum")
+    points = curve_of(curves.rates(of_a_run(frames(*one, *other).nics), "tx_bytes"), "sum")
     both = [value for moment, value in points if 1 < moment < 58]
     assert both == pytest.approx([300] * len(both))
     assert [value for moment, value in points if moment > 61] == []  # half the hosts are no number for all of them
@@ -103,7 +103,7 @@ def test_a_counter_that_went_back_or_began_anew_says_nothing_of_that_time(at_50)
     seen += [
         msgspec.structs.replace(nic(t, at_50.nics[0].tx_bytes + 100 * (t - 50)), boot_id=at_50.boot_id) for t in range(51, 100)
     ]
-    points = curve_of(curves.rates(of_a_run(frames(*seen).nics)), "sum")
+    points = curve_of(curves.rates(of_a_run(frames(*seen).nics), "tx_bytes"), "sum")
     assert [moment for moment, value in points if value is None] == [49.5]
     assert [value for _, value in points if value is not None] == pytest.approx([100] * (len(points) - 1))
 
@@ -127,7 +127,7 @@ def test_thinned_lines_keep_what_is_not_known():
 
 def test_nothing_recorded_is_no_curve():
     empty = frames()
-    assert curves.together(curves.rates(of_a_run(empty.nics)), "sum") == {}
+    assert curves.together(curves.rates(of_a_run(empty.nics), "tx_bytes"), "sum") == {}
     assert curves.together(curves.levels(of_a_run(empty.hosts), "host", "cpu_pct"), "mean") == {}
     alone = frames(sample(1, cpu_pct=1.0))
     assert curves.together(curves.levels(of_a_run(alone.hosts), "host", "cpu_pct"), "mean") == {}
@@ -225,8 +225,8 @@ def test_without_gpus_there_is_no_panel_of_gpus(tmp_path):
     drawn = telemetry.draw(group_of(workspace))
     assert utilization.draw(group_of(workspace)) is None
     assert titles(drawn) == [
-        "Sent on the network, eth0 (MB/s)", "Sent over loopback, within a host (MB/s)", "Processors busy (%)",
-        "Memory of the hosts in use (GiB)",
+        "Sent on the network, eth0 (MB/s)", "Received on the network, eth0 (MB/s)",
+        "Sent over loopback, within a host (MB/s)", "Processors busy (%)", "Memory of the hosts in use (GiB)",
     ]  # fmt: skip
     assert "control network" not in drawn.caption
     (line,) = panel(drawn, "Sent on the network").values()

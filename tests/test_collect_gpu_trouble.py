@@ -79,7 +79,7 @@ def test_a_run_on_a_shared_gpu_has_no_ratio_in_a_comparison(tmp_path):
 def test_a_gpu_of_its_own_at_its_power_limit_is_no_trouble(tmp_path, gpu, uuids):
     found = summarized(tmp_path, gpu, uuids)
     assert all(row.gpu_trouble == "" for row in found.rows)
-    assert not any("shared or throttled" in remark for remark in found.remarks)
+    assert not any("shared, throttled or faulty" in remark for remark in found.remarks)
 
 
 def test_a_run_on_nodes_that_other_jobs_may_use_is_named(tmp_path):

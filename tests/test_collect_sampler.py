@@ -1,26 +1,23 @@
 """The sampler for real on this machine, and its parsers on what kernels write."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 from support_line import until
+from support_sampler import start
 
 from collect.sampler import host, loop
-from collect.sampler.gpu import GpuSource
 from collect.sampler.host import HostSource
 from collect.sampler.nic import NicSource
+from collect.sampler.source import Source
 from shardlab.record import Sample, read_lines
 
-pytest_plugins = ["support_nvml"]
-STAT = b"cpu  100 10 50 800 40 0 0 0 7 0\ncpu0 1 2 3\n"
+STAT = b"cpu  100 10 50 800 40 0 0 0 7 0\ncpu0 1 2 3 10 2 1 1 0 0 0\nintr 5\n"
 MEMINFO = b"MemTotal:       2000 kB\nMemFree:  1 kB\nMemAvailable:   500 kB\n"
 DISKSTATS = b" 8 0 sda 9 0 100 0 9 0 50 0 0 0 0\n 8 1 sda1 9 0 100 0 9 0 50 0 0 0 0\n 7 0 loop0 9 0 8 0 9 0 8 0 0 0 0\n"
 
@@ -29,16 +26,10 @@ def blank():
     return Sample(schema=1, t_s=0, wall_s=0, host="h", boot_id="b")
 
 
-def sampler(out, *options, **environment):
-    command = [sys.executable, "-m", "collect", "sample", "--out", str(out), *options]
-    given = os.environ | environment
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=given)
-
-
 def test_telemetry_of_this_machine_is_true_and_no_more_than_asked_for(tmp_path):
     out = tmp_path / "node.jsonl"
     began = time.monotonic()
-    process = sampler(out, "--hz", "10", "--json")
+    process = start(out, "--hz", "10", "--json")
     while not out.exists() or len(read_lines(out, Sample).records) < 15:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() - began < 60
@@ -58,6 +49,7 @@ def test_telemetry_of_this_machine_is_true_and_no_more_than_asked_for(tmp_path):
     assert 0 <= last.cpu_pct <= 100
     assert 0 < last.memory_used_bytes < last.memory_total_bytes
     assert any(nic.kind == "loopback" for nic in last.nics)
+    assert all(0 <= share <= 100 for share in last.cores_pct)
     before = {nic.name: nic.tx_bytes for nic in first.nics}
     for nic in last.nics:  # interfaces may come and go meanwhile
         assert nic.tx_bytes >= before.get(nic.name, 0)
@@ -67,9 +59,7 @@ def test_the_schedule_does_not_drift_and_skips_what_it_missed(tmp_path, monkeypa
     now = [1000.0]
     takes = iter([0.03, 0.09, 0.25, 0.03, 0.04])  # seconds that sampling takes: once longer than two ticks
 
-    class Slow:
-        failures: ClassVar = {}
-
+    class Slow(Source):
         def fill(self, sample):
             now[0] += next(takes)
 
@@ -85,37 +75,10 @@ def test_the_schedule_does_not_drift_and_skips_what_it_missed(tmp_path, monkeypa
     assert (tally.samples, tally.missed) == (5, 2)
 
 
-def test_a_machine_without_a_gpu_has_no_gpu_field():
-    source = GpuSource()
-    if source.why_absent is None:
-        pytest.skip("this machine has a GPU")
-    sample = blank()
-    source.fill(sample)
-    assert sample.gpus is None
-    assert "NVML" in source.why_absent
-
-
-def test_a_gpu_that_does_not_answer_one_question_answers_the_others(tmp_path, nvml):
-    """The stub has no function for utilization, memory, temperature and clock."""
-    nvml.say(["GPU-1", "GPU-2"], power_w=250.5, energy_j=1234.5, reasons=0x04 | 0x40 | 0x01, processes={1: [7, 8]})
-    out = tmp_path / "node.jsonl"
-    process = sampler(out, "--hz", "10", "--json", **nvml.environment)
-    until(lambda: out.exists() and read_lines(out, Sample).records, "it writes a sample")
-    process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
-    records = read_lines(out, Sample).records
-    one, two = records[0].gpus
-    assert (one.uuid, one.power_w, one.energy_j, one.processes) == ("GPU-1", 250.5, 1234.5, 0)
-    assert (two.uuid, two.processes, two.throttled) == ("GPU-2", 2, ["power cap", "hardware thermal slowdown"])
-    assert (one.utilization_pct, one.memory_used_bytes, one.temperature_c, one.sm_clock_mhz) == (None, None, None, None)
-    failures = json.loads(said)["failures"]
-    assert failures == dict.fromkeys(("gpu utilization", "gpu memory", "gpu temperature", "gpu clock"), 2 * len(records))
-
-
 @pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "zombie"])
 def test_it_ends_with_its_parent(tmp_path, reaped):
     parent = subprocess.Popen(["sleep", "60"])
-    process = sampler(tmp_path / "node.jsonl", "--hz", "10", "--parent", str(parent.pid))
+    process = start(tmp_path / "node.jsonl", "--hz", "10", "--parent", str(parent.pid))
     try:
         # After a sample it looks whether its parent is there: a second sample says that it looked and went on.
         until(lambda: len(read_lines(tmp_path / "node.jsonl", Sample).records) > 1, "it goes on while its parent lives")
@@ -134,17 +97,17 @@ def test_it_ends_with_its_parent(tmp_path, reaped):
 def test_a_parent_that_is_gone_already_ends_it_at_once(tmp_path):
     gone = subprocess.Popen(["true"])
     gone.wait()
-    process = sampler(tmp_path / "node.jsonl", "--parent", str(gone.pid))
+    process = start(tmp_path / "node.jsonl", "--parent", str(gone.pid))
     process.communicate(timeout=60)
     assert process.returncode == 0
     assert len(read_lines(tmp_path / "node.jsonl", Sample).records) == 1
 
 
 def test_a_rate_that_would_disturb_is_refused(tmp_path):
-    process = sampler(tmp_path / "node.jsonl", "--hz", "1000")
+    process = start(tmp_path / "node.jsonl", "--hz", "51")
     _, said = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "at most 10" in said
+    assert "at most 50" in said
     assert not (tmp_path / "node.jsonl").exists()
 
 
@@ -158,7 +121,8 @@ def test_the_sampler_starts_without_what_it_does_not_need():
 
 
 def test_kernel_files_are_read_as_documented():
-    assert host.processor_ticks(STAT) == (160, 1000)
+    assert host.processor_ticks(STAT) == [(160, 1000), (8, 20)]
+    assert host.pressure_s(b"some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\nfull avg10=0.00 total=7\n") == 1.5
     assert host.memory(MEMINFO) == (1500 * 1024, 2000 * 1024)
     assert host.disk_bytes(DISKSTATS, frozenset([b"sda"])) == (100 * 512, 50 * 512)
     assert host.disk_bytes(DISKSTATS, frozenset()) == (None, None)
@@ -168,12 +132,40 @@ def test_processors_are_busy_since_the_sample_before(tmp_path):
     for name, content in (("stat", STAT), ("meminfo", MEMINFO), ("diskstats", DISKSTATS)):
         (tmp_path / name).write_bytes(content)
     source = HostSource(tmp_path, tmp_path / "no")
-    first, second = blank(), blank()
+    first, second, third = blank(), blank(), blank()
     source.fill(first)
-    (tmp_path / "stat").write_bytes(b"cpu  130 10 50 870 40 0 0 0 7 0\n")
+    (tmp_path / "stat").write_bytes(b"cpu  130 10 50 870 40 0 0 0 7 0\ncpu0 2 2 3 13 2 1 1 0 0 0\n")
     source.fill(second)
     assert (first.cpu_pct, second.cpu_pct) == (None, 30.0)
+    assert (first.cores_pct, second.cores_pct) == (None, [25.0])
     assert second.disk_read_bytes is None
+    (tmp_path / "stat").write_bytes(b"cpu  130 10 50 880 40 0 0 0 7 0\ncpu0 2 2 3 13 2 1 1 0 0 0\ncpu1 9 9 9 9 9 9 9 9\n")
+    source.fill(third)  # a processor came: what it did before is not known
+    assert (third.cpu_pct, third.cores_pct) == (None, None)
+
+
+MOUNTS = b"""device proc mounted on /proc with fstype proc
+device 10.0.0.1:/home mounted on /home with fstype nfs4 statvers=1.1
+\topts:\trw,vers=4.2
+\tbytes:\t10 20 30 40 500 600 7 8
+device /dev/sda1 mounted on / with fstype ext4
+\tbytes:\t1 1 1 1 1 1 1 1
+device 10.0.0.1:/home mounted on /mnt with fstype nfs4 statvers=1.1
+\tbytes:\t10 20 30 40 500 600 7 8
+device 10.0.0.2:/data mounted on /data with fstype nfs statvers=1.1
+\tbytes:\t0 0 0 0 1000 0 0 0
+"""
+
+
+def test_nfs_is_what_servers_sent_and_were_sent(tmp_path):
+    """No machine of a test has an NFS server: the text is in the format of the kernel's nfs_show_stats."""
+    assert host.nfs_bytes(MOUNTS) == (1500, 600)
+    assert host.nfs_bytes(MOUNTS[:44]) == (None, None)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "mountstats").write_bytes(MOUNTS)
+    sample = blank()
+    HostSource(tmp_path, tmp_path / "no").fill(sample)
+    assert (sample.nfs_read_bytes, sample.nfs_write_bytes) == (1500, 600)
 
 
 def test_a_source_that_fails_is_left_out_and_counted(tmp_path):
@@ -183,7 +175,8 @@ def test_a_source_that_fails_is_left_out_and_counted(tmp_path):
     source.fill(sample)
     assert sample.cpu_pct is None
     assert sample.memory_total_bytes == 2000 * 1024
-    assert source.failures == {"stat": 1, "diskstats": 1}
+    assert source.failures == {"stat": 1}
+    assert source.unsupported["diskstats"] == source.unsupported["pressure/io"] == 1
 
 
 def test_interfaces_come_and_go(tmp_path):

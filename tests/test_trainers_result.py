@@ -53,6 +53,17 @@ def test_step_records_count_warm_up_apart_and_their_parts_add_up(run):
     assert run.timed_steps(2) == 6
 
 
+def test_each_rank_counts_its_own_processor_time_and_storage(run):
+    for rank in (0, 1):
+        records = run.steps(rank).records
+        cpu_s = [r.cpu_s for r in records]
+        assert cpu_s == sorted(cpu_s)
+        assert 0 < cpu_s[0] < cpu_s[-1]
+        assert all(r.disk_read_bytes >= 0 and r.disk_write_bytes >= 0 for r in records)
+        written = [r.disk_write_bytes for r in records]
+        assert written == sorted(written)
+
+
 def test_knobs_are_read_from_what_was_built(run):
     knobs = run.read_result().knobs
     assert knobs["asked"]["bucket_cap_mb"] == 3

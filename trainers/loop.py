@@ -20,7 +20,7 @@ from shardlab.errors import InputError
 from shardlab.record import SCHEMA, LineWriter, StepRecord
 from shardlab.run import Run
 from shardlab.rundir import RunDir
-from trainers import dtypes, hang_dump, memory_limit, menu, optimization, proof, result
+from trainers import clock_check, dtypes, hang_dump, memory_limit, menu, optimization, proof, result
 from trainers.data import node_copy
 from trainers.data.order import TIMED, WARMUP, Order
 from trainers.data.prefetch import prefetched
@@ -29,6 +29,7 @@ from trainers.instrument import RunInstruments, TrainTime
 from trainers.instruments import environment, selection
 from trainers.instruments.checkpoints import Checkpoints, Resumed
 from trainers.instruments.memory import MemoryMeter
+from trainers.instruments.process_usage import ProcessUsage
 from trainers.instruments.timing import DATA, OPTIMIZER, Reading, clock_for
 from trainers.ranks import Peers, Ranks
 from trainers.stage import stage
@@ -78,9 +79,14 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
         torch.manual_seed(cell.seed + 1 + engine.data_rank)  # dropout: apart where the data is, alike on ranks of one model
         company = engine.company(ranks)
         watch, resumed = _instruments(run, run_dir, ranks, company, task, engine, order)
+    meets = not menu.strategy(cell.strategy).tolerates_lost_ranks
+    if meets:
+        clock_check.check(run, run_dir, ranks, company, "start")
     with stage("training"), LineWriter(run_dir.steps_file(ranks.rank)) as lines:
         recorder = Recorder(lines, resumed.records if resumed else ())
         train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder, watch, resumed)
+    if meets:
+        clock_check.check(run, run_dir, ranks, company, "end")
     first = resumed.step if resumed and not resumed.records else 0  # steps of another cell's checkpoint have no records here
     mine = result.RankResult(
         train_time_s=train_time_s,
@@ -177,6 +183,7 @@ class StepMaker:
         self._cell, self._task, self._order, self._engine, self._device = cell, task, order, engine, device
         self._timed = order.timed_steps(cell)
         self._clock, self._memory, self._late = clock_for(device), MemoryMeter(device), LateLoss(device)
+        self._usage = ProcessUsage()
         self._side = SideStream(device)
         self._coming = prefetched(partial(self._fetch, phase, step) for phase, steps in phases for step in steps)
 
@@ -215,6 +222,7 @@ class StepMaker:
             reading=clock.stop(),
             loss=loss,
             memory=self._memory.read(),
+            usage=self._usage.read(),
         )
 
     def _set_learning_rate(self, phase: int, step: int) -> None:
@@ -224,8 +232,9 @@ class StepMaker:
         optimization.set_learning_rate(self._engine.optimizer, rate)
 
     def close(self) -> None:
-        """Stop fetching batches."""
+        """Stop fetching batches, and reading the counters of the process."""
         self._coming.close()
+        self._usage.close()
 
 
 class LateLoss:
@@ -263,6 +272,7 @@ class FinishedStep(msgspec.Struct):
     reading: Reading
     loss: torch.Tensor | None  # of a rank without data in it
     memory: dict[str, int]
+    usage: dict[str, Any]
 
 
 class Recorder:
@@ -310,6 +320,7 @@ class Recorder:
             watched=passed.watched,
             **times,
             **memory,
+            **passed.usage,
         )
         self._lines.write(record)
         hang_dump.alive()

@@ -8,16 +8,15 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from collect.figure import FEW, LEGEND_HEIGHT_PX, MUTED, CellMark, Figure, Group, axis, layout, shown_first
+from collect.figure import FEW, LEGEND_HEIGHT_PX, CellMark, Figure, Group, shown_first
 from collect.figures.drawing.curves import STRETCHES, Curve, Together, levels, rates, together
+from collect.figures.drawing.panels import PANEL_PX, is_a_line, scaled, stacked, y_axis
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.network import of_loopback, of_network
 from collect.metrics.utilization import memory_shares
 from collect.notation import GIB, MB
 from collect.sources.steps import window
 
-PANEL_PX = 150
-GAP = 0.24  # of a panel, for its title
 MOST_INTERFACES = 3  # of the network that have a panel of their own: those that sent the most
 
 
@@ -51,7 +50,7 @@ def draw(group: Group) -> Figure | None:
     panels: list[tuple[str, dict[str, Curve]]] = []
     for title, scale, how, readings in (*(GPU if len(seen.gpus) else ()), *networks, *HOST):
         curves = together(readings(seen), how)
-        if shown := {label: _scaled(curve, scale) for label, curve in curves.items() if _is_a_line(curve)}:
+        if shown := {label: scaled(curve, scale) for label, curve in curves.items() if is_a_line(curve)}:
             panels.append((title, shown))
     if not panels:
         return None
@@ -67,12 +66,12 @@ def draw(group: Group) -> Figure | None:
         "run, or over the time between two samples if that is longer. A line has a gap where a host has no samples. GPUs and "
         "processors: all of the hosts. Dotted: the end of the first timed step."
     )
-    if len(networks) > 2:
+    if len(networks) > 3:  # more than one interface, each with two panels, and loopback
         caption += " Interfaces are distinguished by their names; the records do not say which is the control network."
     if left_out:
         caption += f" {left_out} more interfaces, which sent less, are not drawn."
     height_px = 60 + min(22 * len(named), LEGEND_HEIGHT_PX) + PANEL_PX * len(panels)
-    return Figure("telemetry", "Telemetry", caption, height_px, data, _stacked([title for title, _ in panels]))
+    return Figure("telemetry", "Telemetry", caption, height_px, data, stacked([title for title, _ in panels]))
 
 
 def _run(mark: CellMark) -> LoadedRun | None:
@@ -93,26 +92,25 @@ def _seen(spans: Mapping[str, tuple[LoadedRun, float]]) -> RunSamples:
 
 
 def _networks(nics: pl.DataFrame) -> tuple[list[TelemetryPanel], int]:
-    """A panel for each of the interfaces that sent anything, by name, and one for loopback; how many have none."""
-    counted = of_network(nics).group_by("run", "host", "name").agg(sent=pl.max("tx_bytes") - pl.min("tx_bytes"))
-    sent = dict(counted.group_by("name").agg(pl.sum("sent")).iter_rows())
-    names = [name for name in sorted(sent, key=lambda name: (-sent[name], name)) if sent[name]]
-    panels = [_interface(name) for name in names[:MOST_INTERFACES]]
+    """Two panels for each interface that sent or received anything, by name, and one for loopback; how many have none."""
+    grown = [pl.max(counter) - pl.min(counter) for counter in ("tx_bytes", "rx_bytes")]
+    counted = of_network(nics).group_by("run", "host", "name").agg(carried=pl.sum_horizontal(grown))
+    carried = dict(counted.group_by("name").agg(pl.sum("carried")).iter_rows())
+    names = [name for name in sorted(carried, key=lambda name: (-carried[name], name)) if carried[name]]
+    ways = (("Sent", "tx_bytes"), ("Received", "rx_bytes"))
+    panels = [_interface(name, says, counter) for name in names[:MOST_INTERFACES] for says, counter in ways]
     return [*panels, LOOPBACK], max(len(names) - MOST_INTERFACES, 0)
 
 
-def _interface(name: str) -> TelemetryPanel:
-    title = f"Sent on the network, {html.escape(name, quote=False)} (MB/s)"
-    return TelemetryPanel(title, MB, "sum", lambda seen: rates(of_network(seen.nics).filter(pl.col("name") == name)))
+def _interface(name: str, says: str, counter: str) -> TelemetryPanel:
+    title = f"{says} on the network, {html.escape(name, quote=False)} (MB/s)"
+    return TelemetryPanel(title, MB, "sum", lambda seen: rates(of_network(seen.nics).filter(pl.col("name") == name), counter))
 
 
-def _scaled(curve: Curve, scale: float) -> Curve:
-    """In the panel's unit, with as many digits as can be seen."""
-    return curve._replace(values=[None if value is None else float(f"{value / scale:.4g}") for value in curve.values])
-
-
-def _is_a_line(curve: Curve) -> bool:
-    return sum(value is not None for value in curve.values) > 1
+def _counter(title: str, counter: str) -> TelemetryPanel:
+    """A panel of a counter of bytes of the hosts; those that count nothing have no line."""
+    at_work = pl.col(counter).max().over("run") > pl.col(counter).min().over("run")
+    return TelemetryPanel(title, MB, "sum", lambda seen: rates(seen.hosts.filter(at_work), counter, "host"))
 
 
 def _line(mark: CellMark, curve: Curve, number: int, visible: bool | str, named: bool) -> dict[str, Any]:
@@ -126,7 +124,7 @@ def _line(mark: CellMark, curve: Curve, number: int, visible: bool | str, named:
         "x0": round(curve.first_s, 4),
         "dx": round(curve.width_s, 4),
         "y": curve.values,
-        "yaxis": _y(number),
+        "yaxis": y_axis(number),
         "line": mark.look.line | {"width": 1.5},
         "marker": mark.look.marks(4) if len(curve.values) <= FEW else mark.look.some_marks,
         "connectgaps": False,
@@ -135,43 +133,20 @@ def _line(mark: CellMark, curve: Curve, number: int, visible: bool | str, named:
     }
 
 
-def _stacked(titles: list[str]) -> dict[str, Any]:
-    """A layout with one panel below the other over one clock, each with its title above its left edge."""
-    x = axis("s since the end of the first timed step", anchor=_y(len(titles)), showgrid=False)
-    shape = layout(x, {}, showlegend=True)
-    shape["annotations"] = []
-    start = {
-        "type": "line",
-        "xref": "x",
-        "x0": 0,
-        "x1": 0,
-        "y0": 0,
-        "y1": 1,
-        "line": {"color": MUTED, "width": 1, "dash": "dot"},
-    }
-    shape["shapes"] = [start | {"yref": f"{_y(number)} domain"} for number in range(1, len(titles) + 1)]
-    for number, title in enumerate(titles, 1):
-        top, bottom = 1 - (number - 1 + GAP) / len(titles), 1 - number / len(titles)
-        panel = axis("", domain=[bottom, top], rangemode="tozero", nticks=4, tickformat=",.3~r", anchor="x")
-        shape[_y(number).replace("y", "yaxis")] = panel
-        at = {"xref": "paper", "yref": "paper", "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom", "yshift": 4}
-        shape["annotations"].append(at | {"text": title, "showarrow": False, "font": {"size": 12, "color": MUTED}})
-    return shape
-
-
-def _y(number: int) -> str:
-    """What plotly calls the number-th y axis."""
-    return "y" if number == 1 else f"y{number}"
-
-
 GPU = (
     TelemetryPanel("GPU memory in use (%)", 1, "max", lambda seen: levels(seen.shares, "uuid", "memory_pct")),
     TelemetryPanel("GPUs busy (%)", 1, "mean", lambda seen: levels(seen.gpus, "uuid", "utilization_pct")),
 )
-LOOPBACK = TelemetryPanel("Sent over loopback, within a host (MB/s)", MB, "sum", lambda seen: rates(of_loopback(seen.nics)))
+LOOPBACK = TelemetryPanel(
+    "Sent over loopback, within a host (MB/s)", MB, "sum", lambda seen: rates(of_loopback(seen.nics), "tx_bytes")
+)
 HOST = (
     TelemetryPanel("Processors busy (%)", 1, "mean", lambda seen: levels(seen.hosts, "host", "cpu_pct")),
     TelemetryPanel(
         "Memory of the hosts in use (GiB)", GIB, "mean", lambda seen: levels(seen.hosts, "host", "memory_used_bytes")
     ),
+    _counter("Read from disks (MB/s)", "disk_read_bytes"),
+    _counter("Written to disks (MB/s)", "disk_write_bytes"),
+    _counter("Received from NFS servers (MB/s)", "nfs_read_bytes"),
+    _counter("Sent to NFS servers (MB/s)", "nfs_write_bytes"),
 )

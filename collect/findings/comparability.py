@@ -104,8 +104,8 @@ def _options_agree(one: Cell, other: Cell) -> bool:
 
 
 def gpu_trouble(run: LoadedRun) -> str:
-    """A text that names the GPUs of the run that were shared or throttled while steps were timed, in 5 % of the
-    samples or more; '' if there are none.
+    """A text that names the GPUs of the run that were shared or throttled while steps were timed, in 5 % of the samples or
+    more, and those that were lost or had errors; '' if there are none.
 
     A GPU at its power limit does not count as throttled: many GPUs reach the limit at full load. '' also if telemetry does not
     record processes and clocks, or if the result does not name the run's GPUs.
@@ -121,7 +121,21 @@ def gpu_trouble(run: LoadedRun) -> str:
     for reason in sorted(slowed["throttled"].unique()):
         if named := _named(slowed.filter(pl.col("throttled") == reason), seen):
             clauses.append(f"{named} had lowered clocks ({reason})")
+    clauses += _errors(seen)
     return "; ".join(clauses)
+
+
+def _errors(seen: pl.DataFrame) -> list[str]:
+    """Clauses about the GPUs that were lost, whose driver reported an error, or whose memory had one that was not corrected."""
+    clauses = []
+    if lost := sorted(seen.filter("lost")["uuid"].unique()):
+        clauses.append(f"{', '.join(lost)} was lost")
+    reported = seen.explode("xids").drop_nulls("xids").select("uuid", "xids").unique().sort("uuid", "xids")
+    clauses += [f"the driver reported error {xid} (XID) of {uuid}" for uuid, xid in reported.iter_rows()]
+    ecc = seen.drop_nulls("ecc_uncorrected").group_by("uuid").agg(grown=pl.max("ecc_uncorrected") - pl.min("ecc_uncorrected"))
+    if broken := sorted(ecc.filter(pl.col("grown") > 0)["uuid"]):
+        clauses.append(f"{', '.join(broken)} had memory errors that ECC did not correct")
+    return clauses
 
 
 def _named(rows: pl.DataFrame, seen: pl.DataFrame) -> str:

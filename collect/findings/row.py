@@ -20,7 +20,7 @@ class RunRow(msgspec.Struct):
     state: str
     why: str
     metrics: dict[str, float]
-    gpu_trouble: str = ""  # which of its GPUs were shared or throttled; '' if none
+    gpu_trouble: str = ""  # which of its GPUs were shared, throttled or faulty; '' if none
 
 
 def flat(cell: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class CellRow(msgspec.Struct, dict=True):
 
     @cached_property
     def gpu_trouble(self) -> str:
-        """The runs whose GPUs were shared or throttled, each with its GPUs and the reason; '' if there are none."""
+        """The runs whose GPUs were shared, throttled or faulty, each with its GPUs and the reason; '' if there are none."""
         return "; ".join(f"{run.run_id}: {run.gpu_trouble}" for run in self.runs if run.gpu_trouble)
 
     @property

@@ -130,8 +130,8 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def interfaces(self) -> dict[Interface, list[Seen]]:
-        """The rows of `whole_samples.nics` of each network interface."""
-        return samples.of_interfaces(self.whole_samples.nics)
+        """What each network interface had sent at each moment, from `whole_samples.nics`."""
+        return samples.of_interfaces(self.whole_samples.nics, "tx_bytes")
 
     @cached_property
     def coverage(self) -> list[Coverage]:
@@ -139,7 +139,13 @@ class LoadedRun(RunRecords, dict=True):
         windows."""
         if self.resumed:
             return []
-        return telemetry.coverage(self.run_id, self.timed, self.samples.hosts, [host.host for host in self.hosts])
+        hosts = [host.host for host in self.hosts]
+        return telemetry.coverage(self.run_id, self.timed, self.samples, hosts, self.sampler_ends, self.clocks)
+
+    @cached_property
+    def clock_stepped(self) -> bool:
+        """Whether the clock of a host was set while it was sampled: then no sample is surely within the timed window."""
+        return bool(telemetry.clock_steps(self.samples.hosts))
 
     @cached_property
     def memory(self) -> MemoryCurves | None:

@@ -37,7 +37,7 @@ MOST = 4  # processes; this process receives the answers of all of them
 # There is no room for another process or for its answer, or a value has no place in a message: more than 64 bits, or no UTF-8.
 _UNANSWERED = (BrokenProcessPool, OSError, MemoryError, OverflowError, UnicodeError)
 
-Packed = list[bytes]  # a batch of runs: the runs with their coverage, then three frames of steps and three of samples
+Packed = list[bytes]  # a batch of runs: the runs with their coverage, then three frames of steps and four of samples
 
 
 def read(runs: Path, run_ids: Sequence[str]) -> Iterator[LoadedRun]:

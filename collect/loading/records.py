@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Self, TypeVar
@@ -15,7 +17,19 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import NotRegular
 from shardlab.host import Host
-from shardlab.record import Event, Record, RecordLines, Result, Sample, StepRecord, ValidationRecord, damaged_line, read_lines
+from shardlab.record import (
+    CLOCK,
+    SAMPLER_ENDED,
+    Event,
+    Record,
+    RecordLines,
+    Result,
+    Sample,
+    StepRecord,
+    ValidationRecord,
+    damaged_line,
+    read_lines,
+)
 from shardlab.run import Run
 from shardlab.rundir import VALIDATION, RunDir, judged
 from shardlab.state import JudgedState
@@ -61,6 +75,13 @@ class Damage(msgspec.Struct):
         return "; ".join(parts)
 
 
+class ClockOffset(msgspec.Struct):
+    """How far a clock was from another one, in seconds; the true difference is within_s of it at most."""
+
+    offset_s: float
+    within_s: float
+
+
 class RunRecords(msgspec.Struct):
     """The content of a run folder. `collect.loading.loaded_run` adds what is computed from it."""
 
@@ -71,12 +92,15 @@ class RunRecords(msgspec.Struct):
     step_records: dict[int, list[StepRecord]] = {}  # by rank
     sample_records: dict[str, list[Sample]] = {}  # by the host that the file is named after
     validation: list[ValidationRecord] = []
+    events: list[Event] = []  # of all writers, ordered by time
     hosts: list[Host] = []  # the descriptions of hosts that could be read
     damage: Damage = msgspec.field(default_factory=Damage)
     profiled: bool = False  # there is a folder for traces
     paused: bool = False  # suspended between its first and its last timed step: times that include the pause are left out
     unreadable: str = ""  # why the state is unknown and the run is set aside: run.json, result.json or an event is unreadable
     last_record_s: float = 0.0  # the wall clock of the last record, by the clocks of the nodes; 0: there is none
+    sampler_ends: dict[str, int] = {}  # how often the sampler of a host ended while the run went on
+    clocks: dict[str, dict[str, ClockOffset]] = {}  # of hosts, at `start` and `end`, against the host of rank 0
     backend: str = ""  # of its process group, such as gloo; empty if its ranks did not meet
     waits: bool = False  # its supervisor asked for another start, so the run will go on
 
@@ -129,13 +153,14 @@ class RunRecords(msgspec.Struct):
         if VALIDATION in names:
             self.validation = self._lines(VALIDATION, ValidationRecord)
         events = [event for name in names if _EVENTS.fullmatch(name) for event in self._lines(name, Event)]
+        self.events = events = sorted(events, key=lambda event: event.wall_s)
         for name in filter(_EVENTS.fullmatch, self.damage.corrupt):
             if (line := damaged_line(f"{self.folder.path}/{name}", Event)) is not None:
                 self._set_aside(f"{self.folder.path}/{name}:{line[0]}: is not an event of this version: {line[1]}.")
         try:
             self.run = self.folder.read_run()
             self.result = self.folder.read_result()
-            self.verdict = judged(self.run, self.result, sorted(events, key=lambda event: event.wall_s), self.step_records)
+            self.verdict = judged(self.run, self.result, self.events, self.step_records)
         except (InputError, WorkspaceError) as error:
             self._set_aside(str(error))
         self.hosts = [host for name in parts.get("env", ()) if (host := _host(f"{self.folder.path}/{name}")) is not None]
@@ -144,6 +169,8 @@ class RunRecords(msgspec.Struct):
         ends = (event for event in events if event.event in ("exited", "requeued", "cancelled"))
         last = max(ends, key=lambda event: event.wall_s, default=None)
         self.waits = last is not None and last.event == "requeued"
+        self.sampler_ends = dict(Counter(event.host for event in events if event.event == SAMPLER_ENDED))
+        self.clocks = _clocks(events)
         moments_s = [event.wall_s for event in events]
         moments_s += [steps[-1].wall_s for steps in self.step_records.values() if steps]
         moments_s += [samples[-1].wall_s for samples in self.sample_records.values() if samples]
@@ -190,6 +217,15 @@ class RunRecords(msgspec.Struct):
         self.step_records = {rank: list(suspension.set_aside(steps, pauses)) for rank, steps in self.step_records.items()}
         timeless: dict[str, None] = dict.fromkeys(("throughput_per_s", "step_time_ms", "train_time_s", "epoch_time_s"))
         self.result = msgspec.structs.replace(self.result, **timeless) if self.result else None
+
+
+def _clocks(events: Sequence[Event]) -> dict[str, dict[str, ClockOffset]]:
+    found: dict[str, dict[str, ClockOffset]] = {}
+    for event in events:
+        if event.event == CLOCK and (when := event.data.get("when")) in ("start", "end"):
+            with contextlib.suppress(msgspec.ValidationError):
+                found.setdefault(event.host, {})[when] = msgspec.convert(event.data, ClockOffset)
+    return found
 
 
 def _host(path: str) -> Host | None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import polars as pl
 
+from collect.loading.records import ClockOffset
+from collect.sources.samples import Samples
 from collect.sources.steps import window
 
+APART_S = 0.1  # by which the clocks of two hosts may differ: a fifth of the distance of two samples
+STEP_S = 0.1  # by which a clock is set at least; daemons that keep the time speed it up or slow it down by less
 GAP_PERIODS = 2.0  # between samples further apart than this many usual distances, the host was not watched
 
 
@@ -18,6 +22,12 @@ class Coverage(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     coverage_pct: share of the timed window between samples that are no gap apart; absent where no steps were timed.
     largest_gap_s: the longest part of the timed window without a sample; absent where no steps were timed.
+    rate_kept_pct: samples in the timed window over those that were asked for; absent if the records do not say the rate.
+    clock_step_s: how far the clock of the host was set while it was sampled, backwards if negative; absent if it was not.
+    clock_start_s, clock_end_s: clock of the host minus clock of rank 0's host, at the start and the end of the run, in seconds;
+    the true differences are within clock_within_s. Absent if the run was on one host.
+    sampler_ends: how often the sampler ended while the run went on.
+    lost_gpus: UUIDs of GPUs that the driver did not reach any more.
     incomplete: why the samples are not of the whole timed window, as where the sampler was killed; empty if they are.
     """
 
@@ -26,26 +36,87 @@ class Coverage(msgspec.Struct, omit_defaults=True, kw_only=True):
     samples: int
     coverage_pct: float | None = None
     largest_gap_s: float | None = None
+    rate_kept_pct: float | None = None
+    clock_step_s: float | None = None
+    clock_start_s: float | None = None
+    clock_end_s: float | None = None
+    clock_within_s: float | None = None
+    sampler_ends: int = 0
+    lost_gpus: list[str] = []
     incomplete: str = ""
 
+    @property
+    def trouble(self) -> str:
+        """What a reader of this host's telemetry has to know besides `incomplete`, as clauses; '' if nothing."""
+        clauses = []
+        if self.sampler_ends:
+            clauses.append(f"its sampler ended {self.sampler_ends} time{'s' * (self.sampler_ends > 1)} while the run went on")
+        if self.clock_step_s is not None:
+            clauses.append(
+                f"its clock was set {'back' if self.clock_step_s < 0 else 'forward'} by {abs(self.clock_step_s):.1f} s"
+            )
+        apart_s = max((abs(offset) for offset in (self.clock_start_s, self.clock_end_s) if offset is not None), default=0.0)
+        if apart_s - (self.clock_within_s or 0.0) > APART_S:
+            clauses.append(f"its clock was {apart_s:.2f} s from the clock of rank 0's host")
+        if self.lost_gpus:
+            clauses.append(f"GPUs were lost: {', '.join(self.lost_gpus)}")
+        return "; ".join(clauses)
 
-def coverage(run_id: str, timed: pl.DataFrame, samples: pl.DataFrame, ran_on: Iterable[str]) -> list[Coverage]:
+
+def coverage(
+    run_id: str,
+    timed: pl.DataFrame,
+    samples: Samples,
+    ran_on: Iterable[str],
+    sampler_ends: Mapping[str, int],
+    clocks: Mapping[str, Mapping[str, ClockOffset]],
+) -> list[Coverage]:
     """One entry per host that wrote samples or that the run ran on.
 
-    timed, samples: the timed steps and the host samples of the run. ran_on: the names of the hosts on which its ranks were.
+    timed: the timed steps. ran_on: the names of the hosts on which its ranks were. sampler_ends, clocks: by host.
     """
     span = window(timed)
     entries = []
     hosts: dict[str, list[float]] = {host: [] for host in ran_on}
-    for host, wall_s in zip(samples["host"].to_list(), samples["wall_s"].to_list(), strict=True):
+    for host, wall_s in zip(samples.hosts["host"].to_list(), samples.hosts["wall_s"].to_list(), strict=True):
         hosts.setdefault(host, []).append(wall_s)
+    steps_of = clock_steps(samples.hosts)
+    hz_of = dict(samples.hosts.drop_nulls("started_hz").select("host", "started_hz").iter_rows())
+    lost = samples.gpus.filter("lost").select("host", "uuid").unique(maintain_order=True).rows()
     for host, times in hosts.items():
-        entry = Coverage(run=run_id, host=host, samples=len(times))
+        entry = Coverage(run=run_id, host=host, samples=len(times), sampler_ends=sampler_ends.get(host, 0))
+        at = clocks.get(host, {})
+        entry.clock_start_s, entry.clock_end_s = (at[when].offset_s if when in at else None for when in ("start", "end"))
+        entry.clock_within_s = max((clock.within_s for clock in at.values()), default=None)
+        entry.clock_step_s = steps_of.get(host)
+        entry.lost_gpus = [uuid for of_host, uuid in lost if of_host == host]
         if span is not None:
             entry.coverage_pct, entry.largest_gap_s = covered(times, span)
             entry.incomplete = _incomplete(times, span)
+            if (hz := hz_of.get(host)) and (asked := (span[1] - span[0]) * hz) >= 1:
+                entry.rate_kept_pct = min(100 * sum(span[0] <= at <= span[1] for at in times) / asked, 100.0)
         entries.append(entry)
     return entries
+
+
+def clock_steps(hosts: pl.DataFrame) -> dict[str, float]:
+    """How far the wall clock of each host was set against its monotonic clock, in seconds, of hosts whose clock was set.
+
+    A set clock stays set: two samples on either side must agree, so that a pause between reading the two clocks is no step.
+    """
+    found: dict[str, float] = {}
+    if hosts.is_empty():
+        return found
+    ahead = hosts.with_columns(ahead_s=pl.col("wall_s") - pl.col("t_s"))
+    spread = pl.col("ahead_s").max() - pl.col("ahead_s").min()
+    moved = ahead.filter(spread.over("host", "boot_id") > STEP_S).sort("host", "boot_id", "t_s")
+    for (host, _), rows in moved.group_by("host", "boot_id", maintain_order=True):
+        seconds = rows["ahead_s"].to_list()
+        for before, old, new, after in zip(seconds, seconds[1:], seconds[2:], seconds[3:]):
+            forward, back = min(new, after) - max(before, old), max(new, after) - min(before, old)
+            if forward > STEP_S or back < -STEP_S:
+                found[str(host)] = found.get(str(host), 0.0) + new - old
+    return found
 
 
 def _incomplete(times: list[float], span: tuple[float, float]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from statistics import fmean
 
 import numpy as np
 import polars as pl
@@ -12,14 +13,16 @@ from collect.loading.telemetry import covered
 from collect.metric import Metric, MetricColumn
 from collect.metrics.network import LEAST_COVERAGE
 
+IDLE_SAMPLES = 2  # the sampler starts before the ranks, and these take seconds before they use a GPU
+
 
 def energy(run: LoadedRun) -> Quantity | None:
     """Joules of the GPUs that were trained on between the ends of the first and the last timed step.
 
     From the energy counters if each of these GPUs has a counter, else from power samples. None if a GPU has neither, if its
-    samples cover less than 80 % of that time, or if the run was suspended during that time.
+    samples cover less than 80 % of that time, or if the run was suspended or a clock was set during that time.
     """
-    if run.paused or run.gpu_samples.is_empty() or (span := run.window) is None:
+    if run.paused or run.clock_stepped or run.gpu_samples.is_empty() or (span := run.window) is None:
         return None
     used = run.result.gpus if run.result else None
     sampled = run.gpu_samples.select(pl.struct("host", "uuid").n_unique()).item()
@@ -43,6 +46,23 @@ def energy_per_unit(run: LoadedRun) -> Quantity | None:
         return None
     unit = run.result.unit.removesuffix("s") if run.result else "unit"
     return Quantity(total.value / units, f"J/{unit}", total.kind)
+
+
+def idle_power(run: LoadedRun) -> Quantity | None:
+    """Watts of the GPUs of the run before its ranks used them: the mean over each GPU's samples before the first on which a
+    process computes on it. None if any GPU has fewer than IDLE_SAMPLES of these before the first step."""
+    first_step_s = run.steps["wall_s"].min()
+    gpus = run.gpu_samples.drop_nulls(["power_w", "processes"]).sort("wall_s")
+    used = run.result.gpus if run.result else None
+    if not isinstance(first_step_s, float) or gpus.is_empty():
+        return None
+    total, known = 0.0, 0
+    for _, rows in gpus.group_by("host", "uuid", maintain_order=True):
+        before = rows.filter(pl.col("wall_s") < first_step_s, (pl.col("processes") > 0).cum_sum() == 0)
+        if before.height < IDLE_SAMPLES:
+            return None
+        total, known = total + fmean(before["power_w"].to_list()), known + 1
+    return Quantity(total, "W") if used is None or known == len(used) else None
 
 
 def _from_counter(rows: pl.DataFrame, span: tuple[float, float]) -> float | None:
@@ -79,7 +99,8 @@ def _from_power(rows: pl.DataFrame, span: tuple[float, float]) -> float | None:
 _WHILE = (
     "that the run trained on, between the ends of the first and the last timed step, by NVML's energy counters, or, if a GPU "
     "has no counter, by NVML's power samples (trapezoids between them). The energy of other GPUs, processors, memory and "
-    "network is not included. Blank if there are no such samples, or if they cover less than 80 % of that time."
+    "network is not included. Blank if there are no such samples, if they cover less than 80 % of that time, or if the clock "
+    "of a host was set meanwhile."
 )
 METRICS = (
     Metric(
@@ -99,5 +120,13 @@ METRICS = (
         direction="lower is better",
         definition=f"Energy per unit of data (token, image) of the steps in that time: of the GPUs {_WHILE}",
         of_run=energy_per_unit,
+    ),
+    Metric(
+        name="idle_power_w",
+        unit="W",
+        direction="neither",
+        definition="Power of the GPUs that the run trained on, together, before any process computed on them: mean over NVML's "
+        "power samples between the start of the run and the first process. Blank if a GPU has fewer than two such samples.",
+        of_run=idle_power,
     ),
 )

@@ -3,26 +3,57 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from operator import itemgetter
 
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.loading.telemetry import covered
 from collect.metric import Metric, MetricColumn
-from collect.sources.samples import Seen
+from collect.sources import samples
+from collect.sources.samples import Interface, Seen
 
 LEAST_COVERAGE = 0.8  # of the timed window that has to lie between samples of an interface
 
 
 def network(run: LoadedRun) -> Quantity | None:
     """Bytes sent on physical interfaces, or on virtual ones where a host (a container) shows no physical one."""
-    return _sent(run, network_kind)
+    return _counted(run, run.interfaces, network_kind, "bytes")
+
+
+def received(run: LoadedRun) -> Quantity | None:
+    """Bytes received on the same interfaces as those of `network`."""
+    return _counted(run, samples.of_interfaces(run.whole_samples.nics, "rx_bytes"), network_kind, "bytes")
+
+
+def faults(run: LoadedRun) -> Quantity | None:
+    """Packets with an error and packets that were dropped, by the kernel's counters of the same interfaces."""
+    parts = []
+    for counter in ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"):
+        parts.append(_counted(run, samples.of_interfaces(run.whole_samples.nics, counter), network_kind, "packets"))
+    known = [part for part in parts if part is not None]
+    return Quantity(round(sum(part.value for part in known)), "packets") if len(known) == len(parts) else None
+
+
+def rdma(run: LoadedRun) -> Quantity | None:
+    """Bytes sent by RDMA: by the counters of the network driver where it has them (RoCE), else of the ports of RDMA devices.
+
+    A port of InfiniBand is no network interface, so it is always counted; of a port of Ethernet both may count the same bytes.
+    """
+    nics = run.whole_samples.nics.drop_nulls("rdma_tx_bytes")
+    ports = run.whole_samples.rdma.drop_nulls("tx_bytes")
+    by_driver = pl.col("host").is_in(nics["host"].unique().to_list()) & (pl.col("link_layer") != "InfiniBand")
+    seen = samples.of_interfaces(nics, "rdma_tx_bytes")
+    for (host, device, port), rows in ports.filter(~by_driver.fill_null(value=False)).group_by("host", "device", "port"):
+        columns = (rows[name].to_list() for name in ("wall_s", "tx_bytes", "boot_id"))
+        seen[str(host), "rdma", f"{device} {port}"] = list(zip(*columns, strict=True))
+    return _sum(run, list(seen.values()), "bytes")
 
 
 def loopback(run: LoadedRun) -> Quantity | None:
     """Bytes sent over loopback interfaces: what ranks of one host, and anything else on it, say to each other."""
-    return _sent(run, lambda _: "loopback")
+    return _counted(run, run.interfaces, lambda _: "loopback", "bytes")
 
 
 def network_kind(kinds: Set[str]) -> str:
@@ -41,36 +72,42 @@ def of_loopback(nics: pl.DataFrame) -> pl.DataFrame:
     return nics.filter(pl.col("kind") == "loopback")
 
 
-def _sent(run: LoadedRun, wanted: Callable[[Set[str]], str]) -> Quantity | None:
-    """Bytes of the interfaces of the kind that is wanted on a host with interfaces of these kinds."""
-    span = run.window
-    if span is None:
-        return None
+def _counted(
+    run: LoadedRun, interfaces: Mapping[Interface, list[Seen]], wanted: Callable[[Set[str]], str], unit: str
+) -> Quantity | None:
+    """The growth of a counter of the interfaces of the kind that is wanted on a host with interfaces of these kinds."""
     shown: dict[str, set[str]] = {}
-    for host, kind, _ in run.interfaces:
+    for host, kind, _ in interfaces:
         shown.setdefault(host, set()).add(kind)
-    parts = [counted(seen, span) for (host, kind, _), seen in run.interfaces.items() if kind == wanted(shown[host])]
+    return _sum(run, [seen for (host, kind, _), seen in interfaces.items() if kind == wanted(shown[host])], unit)
+
+
+def _sum(run: LoadedRun, counters: Sequence[Sequence[Seen]], unit: str) -> Quantity | None:
+    """The growth of all counters while steps were timed; None if the growth of any of them is unknown."""
+    if run.window is None or run.clock_stepped:
+        return None
+    parts = [counted(seen, run.window) for seen in counters]
     known = [part for part in parts if part is not None]
-    return Quantity(sum(known), "bytes") if known and len(known) == len(parts) else None
+    return Quantity(sum(known), unit) if known and len(known) == len(parts) else None
 
 
-def counted(samples: Sequence[Seen], span: tuple[float, float]) -> float | None:
-    """What one interface sent within `span`, in bytes; its counter at the edges is interpolated between samples.
+def counted(seen: Sequence[Seen], span: tuple[float, float]) -> float | None:
+    """The growth of one counter within `span`; its value at the edges is interpolated between samples.
 
-    None where the counter went backwards (a reset, another boot) or the samples cover too little of the span.
+    None where the counter went backwards (a reset, a wrap, another boot) or the samples cover too little of the span.
     """
-    known = sorted([(at, sent, boot) for at, sent, boot in samples if sent is not None], key=itemgetter(0))
+    known = sorted([(at, value, boot) for at, value, boot in seen if value is not None], key=itemgetter(0))
     # The samples within the span and the nearest one on either side, with those of the same moment.
     moments = [at for at, _, _ in known]
     before, after = bisect_right(moments, span[0]), bisect_left(moments, span[1])
     first = bisect_left(moments, moments[before - 1]) if before else 0
     last = bisect_right(moments, moments[after]) if after < len(moments) else len(moments)
     near, times = known[first:last], moments[first:last]
-    values = [sent for _, sent, _ in near]
+    values = [value for _, value, _ in near]
     if len(near) < 2 or len({boot for _, _, boot in near}) > 1 or values != sorted(values):
         return None
     start, end = max(span[0], times[0]), min(span[1], times[-1])
-    if end - start < LEAST_COVERAGE * (span[1] - span[0]):
+    if end - start < LEAST_COVERAGE * (span[1] - span[0]) or covered(times, span)[0] < 100 * LEAST_COVERAGE:
         return None
     return _at(end, times, values) - _at(start, times, values)
 
@@ -85,9 +122,9 @@ def _at(moment: float, times: list[float], values: list[int]) -> float:
 
 
 _WHILE = (
-    "between the first and the last timed step, from the kernel's counters, which count everything that the host sent. The "
-    "counters are interpolated between samples at both ends. Blank if a counter went backwards, or if the samples cover less "
-    "than 80 % of this time."
+    "between the first and the last timed step, from the kernel's counters, which count everything on the host. The counters "
+    "are interpolated between samples at both ends. Blank if a counter went backwards, if the samples cover less than 80 % of "
+    "this time, or if the clock of a host was set meanwhile."
 )
 METRICS = (
     Metric(
@@ -97,6 +134,30 @@ METRICS = (
         direction="neither",
         definition=f"Bytes sent by all hosts on physical interfaces (virtual ones if a host has no physical one) {_WHILE}",
         of_run=network,
+    ),
+    Metric(
+        name="network_received_bytes",
+        column=MetricColumn("sent", 45, "All timed steps, network, received"),
+        unit="bytes",
+        direction="neither",
+        definition=f"Bytes received by all hosts on the interfaces of `network_bytes` {_WHILE}",
+        of_run=received,
+    ),
+    Metric(
+        name="rdma_bytes",
+        column=MetricColumn("sent", 47, "All timed steps, RDMA"),
+        unit="bytes",
+        direction="neither",
+        definition="Bytes sent by RDMA, which the kernel's counters do not include, by all hosts: by the network driver's "
+        "counters, or those of the RDMA device if the driver has none. Otherwise as `network_bytes`.",
+        of_run=rdma,
+    ),
+    Metric(
+        name="network_faults",
+        unit="packets",
+        direction="lower is better",
+        definition=f"Packets with errors and dropped packets, sent and received, on the interfaces of `network_bytes` {_WHILE}",
+        of_run=faults,
     ),
     Metric(
         name="loopback_bytes",

@@ -209,7 +209,7 @@ def _out(contest: Contest) -> list[tuple[str, list[RunsLink]]]:
         "does not fit": "out of memory",
         "over the limit": "over the time limit",
         "other work": "other work by design",
-        "gpu trouble": "its GPUs were shared or throttled",
+        "gpu trouble": "its GPUs were shared, throttled or faulty",
         "looked into": "also measured with fewer instruments",
         "not ranked": "not proven to do the same work",
         "failed": "failed",

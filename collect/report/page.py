@@ -21,6 +21,7 @@ from collect.figures import (
     collectives,
     epoch_histogram,
     epoch_time,
+    gpus,
     head_to_head,
     loss,
     memory,
@@ -48,7 +49,7 @@ from templates import render_page
 
 TEMPLATE = "report/index.html.j2"
 WIDE = (
-    "telemetry", "memory_timeline", "breakdown", "collectives", "operator_differences", "memory_categories", "sharding",
+    "telemetry", "gpus", "memory_timeline", "breakdown", "collectives", "operator_differences", "memory_categories", "sharding",
     "head_to_head",
 )  # fmt: skip  # figures that take a whole row
 MOST_UNLIKE = 1.4  # ratio of the heights of two figures in a row
@@ -57,7 +58,7 @@ FIGURES: tuple[ModuleType, ...] = (
     head_to_head,
     throughput, scaling, batch_scaling, step_time, epoch_time, epoch_histogram, memory, memory_by_run, loss, accuracy,
     breakdown, overlap, collectives, operator_differences, bubble, memory_categories, sharding, memory_timeline, utilization,
-    telemetry,
+    telemetry, gpus,
 )  # fmt: skip
 
 # in the order of a reader's questions; each is a file of templates/report

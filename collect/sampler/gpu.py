@@ -1,57 +1,218 @@
-"""GPUs through NVML, in this process: each call of nvidia-smi would start a process."""
+"""GPUs through NVML, in this process. A question that a GPU does not support is asked once, not at every sample."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from collect.sampler.source import Source
 from shardlab.nvml import compute_processes, throttles
 from shardlab.record import GpuSample, Sample
 
+KIB = 1024
+MOST_EVENTS = 64  # of a sample: a GPU in trouble may report errors faster than they are read
+ALL_LINKS = 0xFFFFFFFF  # NVML's scope for the sum over all NVLinks of a GPU
+_VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by nvmlValueType_t
+
+
+class GpuQuestion(NamedTuple):
+    """A question to NVML. name: as `failures` and `unsupported` have it; field: of GpuSample."""
+
+    name: str
+    field: str
+    ask: Callable[[Any], Any]
+
+
+class FieldQuestion(NamedTuple):
+    """A value that NVML gives by a number; one call returns many of them. unit: what the value is multiplied by."""
+
+    name: str
+    field: str
+    number: int
+    scope: int
+    unit: int
+
+
+class OpenGpu(msgspec.Struct):
+    """A GPU or a MIG instance, and the questions that it has not refused so far."""
+
+    uuid: str
+    handle: Any
+    questions: list[GpuQuestion]
+    fields: list[FieldQuestion]
+    mig_of: str | None = None
+    lost: bool = False
+
+    @property
+    def address(self) -> int | None:
+        """The value of NVML's handle, by which events name their GPU."""
+        return ctypes.cast(self.handle, ctypes.c_void_p).value
+
 
 class GpuSource(Source):
-    """Fills a `GpuSample` for every GPU; `why_absent` says why there is no GPU."""
+    """Fills a `GpuSample` for every GPU and MIG instance; `why_absent` says why there is none."""
 
     def __init__(self) -> None:
         super().__init__()
         import pynvml
 
         self._nvml = pynvml
-        self._handles: dict[str, Any] = {}  # UUID -> NVML handle
+        self._never = {
+            pynvml.NVML_ERROR_NOT_SUPPORTED,
+            pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+            pynvml.NVML_ERROR_NO_PERMISSION,
+            pynvml.NVML_ERROR_INVALID_ARGUMENT,
+        }
+        self._gpus: list[OpenGpu] = []
+        self._events: Any = None
         self.why_absent: str | None = None
         try:
             pynvml.nvmlInit()
-            for index in range(pynvml.nvmlDeviceGetCount()):
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                self._handles[pynvml.nvmlDeviceGetUUID(handle)] = handle
+            count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
             self.why_absent = f"NVML: {error}"
+            return
+        for index in range(count):
+            try:
+                self._open(pynvml.nvmlDeviceGetHandleByIndex(index))
+            except pynvml.NVMLError as error:  # the others are sampled
+                self.remarks.append(f"GPU {index} cannot be sampled: {error}")
+        self._register()
 
     def fill(self, sample: Sample) -> None:
-        """Set `gpus`: one entry per GPU of this machine."""
-        if self._handles:
-            sample.gpus = [self._read(uuid, handle) for uuid, handle in self._handles.items()]
+        """Set `gpus`: one entry per GPU and MIG instance of this machine."""
+        if self._gpus:
+            xids = self._xids() if self._events is not None else {}
+            sample.gpus = [self._read(gpu, xids) for gpu in self._gpus]
 
-    def _read(self, uuid: str, handle: Any) -> GpuSample:
+    def _open(self, handle: Any) -> None:
+        """Raises NVMLError if the GPU does not say its UUID."""
         nvml = self._nvml
-        gpu = GpuSample(uuid=uuid)
-        gpu.utilization_pct = self._ask("utilization", lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))
-        gpu.memory_used_bytes = self._ask("memory", lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used))
-        gpu.power_w = self._ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)  # NVML gives milliwatts
-        gpu.temperature_c = self._ask(
-            "temperature", lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-        )
-        gpu.sm_clock_mhz = self._ask("clock", lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
-        gpu.energy_j = self._ask("energy", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)  # from millijoules
-        gpu.processes = self._ask("processes", lambda: len(compute_processes(handle)))
-        gpu.throttled = self._ask("throttling", lambda: throttles(handle))
-        return gpu
-
-    def _ask(self, what: str, question: Callable[[], Any]) -> Any:
-        """The answer, or None where this GPU has none."""
+        uuid = nvml.nvmlDeviceGetUUID(handle)
+        self._gpus.append(OpenGpu(uuid, handle, [*self._of_instance(), *self._of_gpu()], self._field_questions()))
         try:
-            return question()
-        except self._nvml.NVMLError:
-            self.failures[f"gpu {what}"] += 1
-            return None
+            if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+                return
+            most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+        except nvml.NVMLError:
+            return
+        for place in range(most):
+            try:
+                instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+                self._gpus.append(OpenGpu(nvml.nvmlDeviceGetUUID(instance), instance, self._of_instance(), [], mig_of=uuid))
+            except nvml.NVMLError:  # no instance has this place
+                continue
+
+    def _of_instance(self) -> list[GpuQuestion]:
+        """What a MIG instance is asked too; NVML has power, clocks and utilization of the whole GPU only."""
+        nvml = self._nvml
+        return [
+            GpuQuestion("memory", "memory_used_bytes", lambda handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)),
+            GpuQuestion("processes", "processes", lambda handle: len(compute_processes(handle))),
+        ]
+
+    def _of_gpu(self) -> list[GpuQuestion]:
+        nvml = self._nvml
+        sm, memory, core = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM, nvml.NVML_TEMPERATURE_GPU
+        energy_mj = nvml.nvmlDeviceGetTotalEnergyConsumption
+        return [
+            GpuQuestion("utilization", "utilization_pct", lambda gpu: float(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)),
+            GpuQuestion("power", "power_w", lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),  # from milliwatts
+            GpuQuestion("energy", "energy_j", lambda gpu: energy_mj(gpu) / 1000),
+            GpuQuestion("temperature", "temperature_c", lambda gpu: float(nvml.nvmlDeviceGetTemperature(gpu, core))),
+            GpuQuestion("SM clock", "sm_clock_mhz", lambda gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, sm))),
+            GpuQuestion("memory clock", "memory_clock_mhz", lambda gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, memory))),
+            GpuQuestion("throttling", "throttled", throttles),
+        ]
+
+    def _field_questions(self) -> list[FieldQuestion]:
+        nvml = self._nvml
+        return [
+            FieldQuestion("corrected ECC errors", "ecc_corrected", nvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL, 0, 1),
+            FieldQuestion("uncorrected ECC errors", "ecc_uncorrected", nvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL, 0, 1),
+            # nvmlDeviceGetPcieThroughput would be the only way on older GPUs, but it measures for 20 ms while we wait.
+            FieldQuestion("PCIe bytes sent", "pcie_tx_bytes", nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0, 1),
+            FieldQuestion("PCIe bytes received", "pcie_rx_bytes", nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0, 1),
+            FieldQuestion("NVLink bytes sent", "nvlink_tx_bytes", nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS, KIB),
+            FieldQuestion(
+                "NVLink bytes received", "nvlink_rx_bytes", nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS, KIB
+            ),
+        ]
+
+    def _register(self) -> None:
+        """Ask NVML to keep the XIDs of every GPU for us."""
+        nvml = self._nvml
+        try:
+            self._events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError:
+            self.unsupported["gpu XIDs"] += len(self._gpus)
+            return
+        for gpu in self._gpus:
+            if gpu.mig_of is None:
+                try:
+                    nvml.nvmlDeviceRegisterEvents(gpu.handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+                except nvml.NVMLError:
+                    self.unsupported["gpu XIDs"] += 1
+
+    def _xids(self) -> dict[int | None, list[int]]:
+        """The XIDs since the last sample, by the address of the GPU."""
+        found: dict[int | None, list[int]] = {}
+        for _ in range(MOST_EVENTS):
+            try:
+                event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
+            except self._nvml.NVMLError as error:
+                if error.value != self._nvml.NVML_ERROR_TIMEOUT:
+                    self.failures["gpu XIDs"] += 1
+                break
+            if event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
+                address = ctypes.cast(event.device, ctypes.c_void_p).value
+                found.setdefault(address, []).append(int(event.eventData))
+        return found
+
+    def _read(self, gpu: OpenGpu, xids: dict[int | None, list[int]]) -> GpuSample:
+        found = GpuSample(uuid=gpu.uuid, mig_of=gpu.mig_of)
+        if xids and gpu.mig_of is None:
+            found.xids = xids.get(gpu.address)
+        for question in tuple(gpu.questions):
+            if gpu.lost:
+                break
+            try:
+                setattr(found, question.field, question.ask(gpu.handle))
+            except self._nvml.NVMLError as error:
+                if self._refused(gpu, question.name, error.value):
+                    gpu.questions.remove(question)
+        if gpu.fields and not gpu.lost:
+            self._read_fields(gpu, found)
+        found.lost = gpu.lost
+        return found
+
+    def _read_fields(self, gpu: OpenGpu, found: GpuSample) -> None:
+        wanted = [(question.number, question.scope) for question in gpu.fields]
+        try:
+            values = self._nvml.nvmlDeviceGetFieldValues(gpu.handle, wanted)
+        except self._nvml.NVMLError as error:
+            refused = [question for question in gpu.fields if self._refused(gpu, question.name, error.value)]
+            gpu.fields = [question for question in gpu.fields if question not in refused]
+            return
+        for question, value in zip(tuple(gpu.fields), values, strict=True):
+            if value.nvmlReturn == self._nvml.NVML_SUCCESS:
+                number = getattr(value.value, _VALUE_TYPES[value.valueType])
+                setattr(found, question.field, int(number) * question.unit)
+            elif self._refused(gpu, question.name, value.nvmlReturn):
+                gpu.fields.remove(question)
+
+    def _refused(self, gpu: OpenGpu, name: str, error: int) -> bool:
+        """Note an error; whether the GPU will never answer the question. A GPU that is lost is not asked again."""
+        if error == self._nvml.NVML_ERROR_GPU_IS_LOST:
+            if not gpu.lost:
+                self.remarks.append(f"{gpu.uuid} was lost: {self._nvml.NVMLError(error)}")
+            gpu.lost = True
+        elif error in self._never:
+            self.unsupported[f"gpu {name}"] += 1
+            return True
+        else:
+            self.failures[f"gpu {name}"] += 1
+        return False

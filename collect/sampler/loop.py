@@ -18,11 +18,13 @@ ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 class TickTally(msgspec.Struct):
-    """What a sampler did. missed: ticks that passed while the machine did not let it run."""
+    """What a sampler did. missed: ticks that passed while the machine did not let it run. The others: see `Source`."""
 
     samples: int = 0
     missed: int = 0
     failures: dict[str, int] = {}
+    unsupported: dict[str, int] = {}
+    remarks: list[str] = []
 
 
 def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> TickTally:
@@ -40,6 +42,8 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
             start, tick = time.monotonic(), 0
             while True:
                 sample = Sample(schema=SCHEMA, t_s=time.monotonic(), wall_s=time.time(), host=name, boot_id=boot)
+                if not tally.samples:
+                    sample.started_hz = hz
                 for source in sources:
                     source.fill(sample)
                 lines.write(sample)
@@ -52,7 +56,11 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
                     break
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    tally.failures = {what: count for source in sources for what, count in source.failures.items()}
+    for source in sources:
+        source.close()
+        tally.failures |= source.failures
+        tally.unsupported |= source.unsupported
+        tally.remarks += source.remarks
     return tally
 
 

@@ -1,4 +1,5 @@
-"""Byte counters of every network interface from sysfs, loopback too: ranks on one machine talk through it."""
+"""Counters of every network interface, loopback too: ranks on one machine talk through it. The kernel's are from sysfs, the
+driver's from its ethtool statistics, those of RDMA from /sys/class/infiniband."""
 
 from __future__ import annotations
 
@@ -7,23 +8,40 @@ from pathlib import Path
 
 import msgspec
 
+from collect.sampler.ethtool import DriverCounters
 from collect.sampler.source import KernelFile, Source
 from shardlab import host
-from shardlab.record import NicSample, Sample
+from shardlab.record import NicSample, RdmaSample, Sample
 
-COUNTERS = ("rx_bytes", "tx_bytes")
+COUNTERS = (
+    *("rx_bytes", "tx_bytes", "rx_packets", "tx_packets"),
+    *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"),
+)
+# By our name, with the kernel's and the unit: port_*_data count words of four bytes (ABI sysfs-class-infiniband).
+RDMA_COUNTERS = {
+    "rx_bytes": ("port_rcv_data", 4),
+    "tx_bytes": ("port_xmit_data", 4),
+    "wait": ("port_xmit_wait", 1),
+    "rx_errors": ("port_rcv_errors", 1),
+    "tx_discards": ("port_xmit_discards", 1),
+    "link_downed": ("link_downed", 1),
+}
+STOPPED = 0xFFFFFFFF  # where a counter of 32 bits stops: it does not begin again, so nothing is known from then on
 
 
 class OpenNic(msgspec.Struct):
-    """An interface and its counters, opened."""
+    """An interface and its counters, opened. driver: None if its driver has no counters that we keep."""
 
     nic: host.Nic
     counters: dict[str, KernelFile]
+    driver: DriverCounters | None = None
 
     def close(self) -> None:
         """Close the files of all counters."""
         for file in self.counters.values():
             file.close()
+        if self.driver is not None:
+            self.driver.close()
 
 
 class NicSource(Source):
@@ -55,16 +73,31 @@ class NicSource(Source):
         for name in self._open.keys() - now.keys():
             self._open.pop(name).close()
         for name in now.keys() - self._open.keys():
-            folder = self._root / name / "statistics"
-            try:
-                self._open[name] = OpenNic(now[name], {counter: KernelFile(folder / counter) for counter in COUNTERS})
-            except OSError:
+            counters = opened(self._root / name / "statistics", COUNTERS)
+            if not {"rx_bytes", "tx_bytes"} & counters.keys():
                 self.failures[name] += 1
+                continue
+            self._open[name] = OpenNic(now[name], counters, self._driver(now[name]))
+
+    def _driver(self, nic: host.Nic) -> DriverCounters | None:
+        """The counters of the driver; loopback has none, and asking the driver costs."""
+        if nic.kind == "loopback":
+            return None
+        try:
+            driver = DriverCounters(nic.name)
+            if driver.read():
+                return driver
+        except (OSError, ValueError):
+            return None
+        driver.close()
+        return None
 
     def _read(self, name: str) -> NicSample | None:
         entry = self._open[name]
         try:
             values = {counter: int(file.read()) for counter, file in entry.counters.items()}
+            if entry.driver is not None:
+                values |= entry.driver.read()
         except (OSError, ValueError):  # ENODEV: it went away, or a new one has its name; the next tick opens that
             self.failures[name] += 1
             self._open.pop(name).close()
@@ -72,3 +105,68 @@ class NicSource(Source):
             return None
         nic = entry.nic
         return NicSample(name=nic.name, kind=nic.kind, mac=nic.mac, pci=nic.pci, **values)
+
+
+class RdmaPort(msgspec.Struct):
+    """A port of an RDMA device and its counters, opened."""
+
+    device: str
+    port: int
+    link_layer: str | None
+    pci: str | None
+    counters: dict[str, KernelFile]
+
+
+class RdmaSource(Source):
+    """The counters of all ports of RDMA devices that there are when the sampler starts."""
+
+    def __init__(self, root: Path = Path("/sys/class/infiniband")) -> None:
+        super().__init__()
+        self._ports = [
+            RdmaPort(
+                folder.parents[1].name,
+                int(folder.name),
+                _text(folder / "link_layer"),
+                pci.resolve().name if (pci := folder.parents[1] / "device").exists() else None,
+                opened(folder / "counters", [name for name, _ in RDMA_COUNTERS.values()]),
+            )
+            for folder in sorted(root.glob("*/ports/*"))
+            if folder.name.isdecimal()
+        ]
+
+    def fill(self, sample: Sample) -> None:
+        """Set `rdma`: one entry per port with counters."""
+        read = [self._read(port) for port in self._ports if port.counters]
+        sample.rdma = read or None
+
+    def _read(self, port: RdmaPort) -> RdmaSample:
+        found = RdmaSample(device=port.device, port=port.port, link_layer=port.link_layer, pci=port.pci)
+        for ours, (name, unit) in RDMA_COUNTERS.items():
+            if (file := port.counters.get(name)) is None:
+                continue
+            try:
+                count = int(file.read())
+            except (OSError, ValueError):
+                self.failures[f"{port.device} {name}"] += 1
+                continue
+            if count != STOPPED:
+                setattr(found, ours, count * unit)
+        return found
+
+
+def opened(folder: Path, names: tuple[str, ...] | list[str]) -> dict[str, KernelFile]:
+    """The files of these names that the kernel has in a folder."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = KernelFile(folder / name)
+        except OSError:
+            continue
+    return found
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip() or None
+    except OSError:
+        return None

@@ -17,14 +17,23 @@ CHUNK_BYTES = 65536
 
 
 class Source(ABC):
-    """Fills some fields of a sample. A field that cannot be read stays absent and is counted in `failures`."""
+    """Fills some fields of a sample. A field that cannot be read stays absent.
+
+    failures: how often each thing could not be read. unsupported: on how many devices each thing is not supported; it is asked
+    once. remarks: sentences about devices, such as a GPU that was lost.
+    """
 
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()
+        self.unsupported: Counter[str] = Counter()
+        self.remarks: list[str] = []
 
     @abstractmethod
     def fill(self, sample: Sample) -> None:
         """Read once and set this source's fields. Raises nothing for a kernel or driver that does not answer."""
+
+    def close(self) -> None:  # noqa: B027 - most sources have nothing to end
+        """End what the source started."""
 
 
 class KernelFile:

@@ -1,4 +1,4 @@
-"""Telemetry samples -> three frames, one per thing that was sampled: hosts, network interfaces, GPUs."""
+"""Telemetry samples -> four frames, one per thing that was sampled: hosts, network interfaces, GPUs, RDMA ports."""
 
 from __future__ import annotations
 
@@ -17,11 +17,17 @@ HOSTS = {
     "boot_id": pl.String,
     "t_s": pl.Float64,
     "wall_s": pl.Float64,
+    "started_hz": pl.Float64,
     "cpu_pct": pl.Float64,
     "memory_used_bytes": pl.Int64,
     "memory_total_bytes": pl.Int64,
     "disk_read_bytes": pl.Int64,
     "disk_write_bytes": pl.Int64,
+    "cpu_pressure_s": pl.Float64,
+    "memory_pressure_s": pl.Float64,
+    "io_pressure_s": pl.Float64,
+    "nfs_read_bytes": pl.Int64,
+    "nfs_write_bytes": pl.Int64,
 }
 NICS = {
     "host": pl.String,
@@ -31,28 +37,54 @@ NICS = {
     "kind": pl.String,
     "rx_bytes": pl.Int64,
     "tx_bytes": pl.Int64,
+    "rx_errors": pl.Int64,
+    "tx_errors": pl.Int64,
+    "rx_dropped": pl.Int64,
+    "tx_dropped": pl.Int64,
+    "rx_discards": pl.Int64,
+    "rdma_rx_bytes": pl.Int64,
+    "rdma_tx_bytes": pl.Int64,
+}
+RDMA = {
+    "host": pl.String,
+    "boot_id": pl.String,
+    "wall_s": pl.Float64,
+    "device": pl.String,
+    "port": pl.Int64,
+    "link_layer": pl.String,
+    "rx_bytes": pl.Int64,
+    "tx_bytes": pl.Int64,
 }
 GPUS = {
     "host": pl.String,
+    "boot_id": pl.String,
     "wall_s": pl.Float64,
     "uuid": pl.String,
+    "lost": pl.Boolean,
     "utilization_pct": pl.Float64,
     "memory_used_bytes": pl.Int64,
     "power_w": pl.Float64,
     "temperature_c": pl.Float64,
     "sm_clock_mhz": pl.Float64,
+    "memory_clock_mhz": pl.Float64,
     "energy_j": pl.Float64,
+    "pcie_rx_bytes": pl.Int64,
+    "pcie_tx_bytes": pl.Int64,
+    "nvlink_rx_bytes": pl.Int64,
+    "nvlink_tx_bytes": pl.Int64,
+    "ecc_uncorrected": pl.Int64,
     "processes": pl.Int64,
     "throttled": pl.List(pl.String),
+    "xids": pl.List(pl.Int64),
 }
 _MOMENT = ("host", "boot_id", "wall_s")  # what devices have of the sample that they are in
 
 Interface = tuple[str, str, str]  # host, kind, name
-Seen = tuple[float, int | None, str]  # an interface at a moment: wall_s, tx_bytes, boot_id
+Seen = tuple[float, int | None, str]  # a counter of an interface at a moment: wall_s, value, boot_id
 
 
 class Samples(NamedTuple):
-    """hosts: one row per host and moment; nics and gpus: one per host, moment and device. Ordered by host and wall_s.
+    """hosts: one row per host and moment; the others: one per host, moment and device. Ordered by host and wall_s.
 
     In a run and a host, a network interface has one name in all rows, which is no other's (`interfaces.with_one_name_each`).
     """
@@ -60,6 +92,7 @@ class Samples(NamedTuple):
     hosts: pl.DataFrame
     nics: pl.DataFrame
     gpus: pl.DataFrame
+    rdma: pl.DataFrame
 
 
 def within(rows: pl.DataFrame, window: tuple[float, float]) -> pl.DataFrame:
@@ -72,9 +105,9 @@ def within(rows: pl.DataFrame, window: tuple[float, float]) -> pl.DataFrame:
     return among if among.height == len(inside) else rows[inside]  # of several hosts they are no one stretch
 
 
-def of_interfaces(nics: pl.DataFrame) -> dict[Interface, list[Seen]]:
-    """The samples of each network interface of each host, in their order."""
-    columns = [nics[name].to_list() for name in ("host", "kind", "name", "wall_s", "tx_bytes", "boot_id")]
+def of_interfaces(nics: pl.DataFrame, counter: str) -> dict[Interface, list[Seen]]:
+    """The samples of a counter of each network interface of each host, in their order."""
+    columns = [nics[name].to_list() for name in ("host", "kind", "name", "wall_s", counter, "boot_id")]
     seen_of: dict[Interface, list[Seen]] = {}
     for interface, seen in zip(zip(*columns[:3], strict=True), zip(*columns[3:], strict=True), strict=True):
         seen_of.setdefault(interface, []).append(seen)
@@ -97,7 +130,7 @@ def of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
     hosts = _frame(HOSTS, samples).insert_column(0, pl.Series("run", _repeated(counts)))
     nics = with_one_name_each(_devices(hosts, NICS | IDENTITY, [sample.nics or () for sample in samples]))
     gpus = _devices(hosts, GPUS, [sample.gpus or () for sample in samples])
-    return Samples(hosts, nics, gpus)
+    return Samples(hosts, nics, gpus, _devices(hosts, RDMA, [sample.rdma or () for sample in samples]))
 
 
 def _devices(hosts: pl.DataFrame, schema: Mapping[str, Any], devices: Sequence[Sequence[Record]]) -> pl.DataFrame:

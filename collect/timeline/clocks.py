@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shardlab.record import ClockRecord
+from collect.loading.records import ClockOffset
+from shardlab.decoders import DECODE_FAULTS
+from shardlab.record import CLOCK, Event
+
+_FIRST_RANK = re.compile(r"rank-(\d{5,9})")
 
 
 class HostClock(msgspec.Struct, frozen=True, kw_only=True):
     """The clock of one host of a run.
 
-    ranks: the ranks on this host. at_s, offset_s: when its clock was compared with that of rank 0's host, in seconds since the
-    epoch by its own clock, and by how much it was ahead; as many of both. within_s: the greatest error of these offsets; None
-    if the clocks were never compared.
+    first_rank: the lowest rank on this host. at_s, offset_s: when its clock was compared with that of rank 0's host, in seconds
+    since the epoch by its own clock, and by how much it was ahead; as many of both, at least one. within_s: the greatest error
+    of these offsets.
     """
 
     host: str
-    ranks: list[int]
+    first_rank: int
     at_s: list[float]
     offset_s: list[float]
-    within_s: float | None
+    within_s: float
 
     def corrected(self, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Moments by this clock as moments by the clock of rank 0's host, of the same shape.
 
         Between two comparisons the offset is interpolated; before the first and after the last it is constant.
         """
-        return wall_s - np.interp(wall_s, self.at_s, self.offset_s) if self.at_s else wall_s
+        return wall_s - np.interp(wall_s, self.at_s, self.offset_s)
 
     @property
     def drift_s(self) -> float | None:
@@ -38,20 +43,45 @@ class HostClock(msgspec.Struct, frozen=True, kw_only=True):
         return self.offset_s[-1] - self.offset_s[0] if len(self.offset_s) > 1 else None
 
 
-def of_hosts(records: Mapping[str, Sequence[ClockRecord]]) -> dict[str, HostClock]:
-    """The clock of each host that wrote comparisons."""
-    clocks = {}
-    for host, compared in records.items():
-        known = sorted(
-            (record.wall_s, record.offset_s, record.within_s)
-            for record in compared
-            if record.offset_s is not None and record.within_s is not None
-        )
-        clocks[host] = HostClock(
-            host=host,
-            ranks=sorted({rank for record in compared for rank in record.ranks}),
-            at_s=[at for at, _, _ in known],
-            offset_s=[offset for _, offset, _ in known],
-            within_s=max((within for _, _, within in known), default=None),
-        )
-    return clocks
+class Clocks:
+    """The clocks of the hosts of a run, and on which host each rank was."""
+
+    def __init__(self, events: Iterable[Event], hosts: Iterable[str]) -> None:
+        """events: of the run, ordered by time. hosts: those that described themselves.
+
+        Only runs on several hosts compare clocks. Launchers number the ranks host by host, so a rank is on the host whose first
+        rank is the nearest one below it.
+        """
+        found: dict[str, HostClock] = {}
+        for event in events:
+            first = _FIRST_RANK.fullmatch(event.writer)
+            if event.event != CLOCK or first is None:
+                continue
+            try:
+                compared = msgspec.convert(event.data, ClockOffset)
+            except DECODE_FAULTS:
+                continue
+            clock = found.get(event.host)
+            found[event.host] = HostClock(
+                host=event.host,
+                first_rank=int(first[1]),
+                at_s=[*(clock.at_s if clock else ()), event.wall_s],
+                offset_s=[*(clock.offset_s if clock else ()), compared.offset_s],
+                within_s=max(compared.within_s, clock.within_s if clock else 0.0),
+            )
+        self.of_host = found
+        named = sorted(set(hosts))
+        self._only = named[0] if len(named) == 1 else None
+
+    def host_of(self, rank: int) -> str | None:
+        """The host of a rank; None if the records do not say it."""
+        below = [clock for clock in self.of_host.values() if clock.first_rank <= rank]
+        return max(below, key=lambda clock: clock.first_rank).host if below else self._only
+
+    def corrected(self, host: str | None, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """As of `HostClock`; unchanged for a host whose clock was not compared."""
+        return self.of_host[host].corrected(wall_s) if host in self.of_host else wall_s
+
+    def is_known(self, host: str | None) -> bool:
+        """Whether moments of this host can be compared with those of the others."""
+        return host in self.of_host or (self._only is not None and host == self._only)

@@ -10,6 +10,7 @@ import polars as pl
 
 from collect.loading.loaded_run import LoadedRun
 from collect.timeline import perfetto
+from collect.timeline.clocks import HostClock
 from collect.timeline.straggler import PHASES
 from collect.timeline.timeline import Timeline, of_run, profiled
 from shardlab.console import Output
@@ -31,15 +32,23 @@ def show(workspace: Workspace, run_id: str, file: str | None, output: Output) ->
     rows = _ranks(timeline, run.timed)
     headings = ["Rank", "Host", "Timed steps (n)", "Step (ms)", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)"]
     output.table(f"{run_id}: medians over the timed steps", headings, [_cells(row) for row in rows])
-    hosts = ["Host", "Ranks", "Ahead of rank 0's clock (ms)", "Uncertainty (± ms)", "Drift in the run (ms)"]
-    output.table("clocks", hosts, [_clock(timeline, host) for host in sorted(timeline.clocks)])
+    clocks = sorted(timeline.clocks.of_host.values(), key=lambda clock: clock.first_rank)
+    if clocks:
+        hosts = [
+            "Host",
+            "First rank",
+            "Ahead of the clock of rank 0's host (ms)",
+            "Uncertainty (± ms)",
+            "Drift in the run (ms)",
+        ]
+        output.table("clocks", hosts, [_clock(clock) for clock in clocks])
     output.line(_straggler(timeline))
     for host in timeline.uncorrected:
         output.remark(f"{host}: its clock was not compared with the others, so its times are as its own clock had them.")
     document: dict[str, Any] = {
         "run": run_id,
         "ranks": rows,
-        "clocks": [msgspec.to_builtins(clock) | {"drift_s": clock.drift_s} for clock in timeline.clocks.values()],
+        "clocks": [msgspec.to_builtins(clock) | {"drift_s": clock.drift_s} for clock in clocks],
         "uncorrected": timeline.uncorrected,
         "straggler": _straggler_document(timeline),
     }
@@ -65,13 +74,9 @@ def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _clock(timeline: Timeline, host: str) -> list[str]:
-    clock = timeline.clocks[host]
-    ranks = ", ".join(map(str, clock.ranks))
-    if clock.within_s is None:
-        return [host, ranks, "", "", ""]
+def _clock(clock: HostClock) -> list[str]:
     drift = "" if clock.drift_s is None else f"{1000 * clock.drift_s:.3f}"
-    return [host, ranks, f"{1000 * clock.offset_s[0]:.3f}", f"{1000 * clock.within_s:.3f}", drift]
+    return [clock.host, str(clock.first_rank), f"{1000 * clock.offset_s[0]:.3f}", f"{1000 * clock.within_s:.3f}", drift]
 
 
 def _straggler(timeline: Timeline) -> str:

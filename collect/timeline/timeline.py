@@ -10,12 +10,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from collect.loading.loaded_run import LoadedRun
-from collect.timeline import clocks, straggler
-from collect.timeline.clocks import HostClock
+from collect.timeline import straggler
+from collect.timeline.clocks import Clocks
 from collect.timeline.straggler import Straggler
 from collect.traces import run_traces, trace
 
-UNKNOWN_HOST = "host not recorded"
+UNKNOWN = "host not recorded"
 
 
 class Spans(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """One run. uncorrected: hosts whose clocks were never compared, so that their times are as their own clocks had them."""
 
     run_id: str
-    clocks: dict[str, HostClock]
+    clocks: Clocks
     uncorrected: list[str]
     steps: list[Spans]
     counters: list[Counter]
@@ -59,22 +59,22 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     def host_of(self, rank: int) -> str:
         """The host of a rank."""
-        return _host_of(self.clocks, rank)
+        return self.clocks.host_of(rank) or UNKNOWN
 
 
 def of_run(run: LoadedRun) -> Timeline:
     """The timeline of a run, without the events of its traces (`profiled`)."""
-    by_host = clocks.of_hosts(run.clock_records)
-    counters = [*_counters(run, by_host)]
-    hosts = {counter.host for counter in counters} | {_host_of(by_host, rank) for rank in run.step_records}
+    clocks = _clocks(run)
+    counters = [*_counters(run, clocks)]
+    hosts = {counter.host for counter in counters} | {clocks.host_of(rank) for rank in run.step_records}
     return Timeline(
         run_id=run.run_id,
-        clocks=by_host,
-        uncorrected=sorted(host for host in hosts if host not in by_host or not by_host[host].at_s),
-        steps=[*_steps(run.steps, by_host)],
+        clocks=clocks,
+        uncorrected=sorted(host or UNKNOWN for host in hosts if not clocks.is_known(host)),
+        steps=[*_steps(run.steps, clocks)],
         counters=counters,
         moments=[
-            Moment(event.host, event.event, float(_corrected(by_host, event.host, np.array([event.wall_s]))[0]))
+            Moment(event.host, event.event, float(clocks.corrected(event.host, np.array([event.wall_s]))[0]))
             for event in run.events
         ],
         straggler=straggler.by_traces(run.breakdowns) or straggler.by_phases(run.timed),
@@ -83,50 +83,46 @@ def of_run(run: LoadedRun) -> Timeline:
 
 def profiled(run: LoadedRun) -> Iterator[Spans]:
     """The events of the traces of a run, one `Spans` per thread or stream. Traces that do not say when they began have none."""
-    by_host = clocks.of_hosts(run.clock_records)
+    clocks = _clocks(run)
     for path in run_traces.regular((run.folder.path / "trace").glob("rank-*.json.gz")):
         found = trace.read(path)
         if found.base_ns is None or found.rank is None:
             continue
-        host = _host_of(by_host, found.rank)
+        host = clocks.host_of(found.rank)
         for thread in np.unique(found.thread):
             rows = np.flatnonzero(found.thread == thread)
             start_s, end_s = ((found.base_ns + ns[rows]) / 1e9 for ns in (found.start_ns, found.end_ns))
             yield Spans(
-                host,
+                host or UNKNOWN,
                 f"rank {found.rank} profiled: {found.labels[thread]}",
                 [found.labels[name] for name in found.name[rows]],
-                _corrected(by_host, host, start_s),
-                _corrected(by_host, host, end_s),
+                clocks.corrected(host, start_s),
+                clocks.corrected(host, end_s),
             )
 
 
-def _host_of(by_host: dict[str, HostClock], rank: int) -> str:
-    return next((host for host, clock in by_host.items() if rank in clock.ranks), UNKNOWN_HOST)
+def _clocks(run: LoadedRun) -> Clocks:
+    return Clocks(run.events, [host.host for host in run.hosts])
 
 
-def _corrected(by_host: dict[str, HostClock], host: str, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    return by_host[host].corrected(wall_s) if host in by_host else wall_s
-
-
-def _steps(steps: pl.DataFrame, by_host: dict[str, HostClock]) -> Iterator[Spans]:
-    """The steps of each rank, and their phases if these follow one another (one micro-batch per step says nothing else)."""
+def _steps(steps: pl.DataFrame, clocks: Clocks) -> Iterator[Spans]:
+    """The steps of each rank."""
     for (rank,), rows in steps.sort("rank", "wall_s").group_by("rank", maintain_order=True):
-        host = _host_of(by_host, int(rank))
-        end_s = _corrected(by_host, host, rows["wall_s"].to_numpy())
+        host = clocks.host_of(int(rank))
+        end_s = clocks.corrected(host, rows["wall_s"].to_numpy())
         begun_s = end_s - rows["step_ms"].to_numpy() / 1000
         pairs = zip(rows["step"], rows["warmup"], rows["watched"], strict=True)
         names = [f"{'warm-up ' * warm}step {n}{' (with an instrument)' * watched}" for n, warm, watched in pairs]
-        yield Spans(host, f"rank {rank}", names, begun_s, end_s)
+        yield Spans(host or UNKNOWN, f"rank {rank}", names, begun_s, end_s)
 
 
-def _counters(run: LoadedRun, by_host: dict[str, HostClock]) -> Iterator[Counter]:
+def _counters(run: LoadedRun, clocks: Clocks) -> Iterator[Counter]:
     """The telemetry of all hosts: of processors and memory, of each GPU, and of each interface as rates."""
 
     def points(host: str, rows: pl.DataFrame, column: str, name: str, unit: str, scale: float = 1.0) -> Iterator[Counter]:
         known = rows.drop_nulls(column)
         if known.height:
-            at_s = _corrected(by_host, host, known["wall_s"].to_numpy())
+            at_s = clocks.corrected(host, known["wall_s"].to_numpy())
             yield Counter(host, name, unit, at_s, known[column].to_numpy() / scale)
 
     for (host,), rows in run.samples.hosts.group_by("host", maintain_order=True):

@@ -346,7 +346,7 @@ def _unproven(measurements: Measurements, verdict: Verdict, numbers: list[Number
         proof = row.same_work
         said = f"{measurements.label(row)}: {proof.verdict} ({proof.why})" if proof else f"{measurements.label(row)}: no proof"
         if row.gpu_trouble:
-            return f"not ranked, because GPUs were shared or throttled while steps were timed ({row.gpu_trouble})"
+            return f"not ranked, because GPUs were shared, throttled or faulty while steps were timed ({row.gpu_trouble})"
         if not row.is_ranked:
             unproven.append(said)
         elif proof and proof.verdict != "proven":

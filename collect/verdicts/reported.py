@@ -102,7 +102,9 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Reported) -> Repo
     if number and len({part.row.id for part in number.found.parts if not part.metric.exact}) > 1:
         unproven = [measurements.label(part.row) for part in number.found.parts if not part.row.is_ranked]
         if trouble := [part.row.gpu_trouble for part in number.found.parts if part.row.gpu_trouble]:
-            found.why = f"not compared, because GPUs were shared or throttled while steps were timed: {'; '.join(trouble)}"
+            found.why = (
+                f"not compared, because GPUs were shared, throttled or faulty while steps were timed: {'; '.join(trouble)}"
+            )
             return found
         if unproven:
             found.why = f"not compared, because these cells are not known to do the same work: {'; '.join(unproven)}"

@@ -34,14 +34,18 @@ def levels(samples: pl.DataFrame, device: str, column: str) -> pl.DataFrame:
     return rows.select("run", device=device, since_s=since, until_s="wall_s", value=pl.col(column).cast(pl.Float64))
 
 
-def rates(nics: pl.DataFrame) -> pl.DataFrame:
-    """Bytes that interfaces sent a second, in the columns of `levels`; unknown where a counter went back or began anew."""
-    rows = nics.drop_nulls("tx_bytes").with_columns(device=pl.concat_str("host", "name", separator=" "))
-    before = pl.col("wall_s", "tx_bytes", "boot_id").shift().over("run", "device").name.prefix("before_")
+def rates(samples: pl.DataFrame, counter: str, *device: str) -> pl.DataFrame:
+    """The growth of a counter a second, in the columns of `levels`; unknown where it went back or began anew.
+
+    device: the columns that name a device, if not those of a network interface.
+    """
+    names = pl.concat_str(*(device or ("host", "name")), separator=" ")
+    rows = samples.drop_nulls(counter).with_columns(device=names)
+    before = pl.col("wall_s", counter, "boot_id").shift().over("run", "device").name.prefix("before_")
     rows = rows.sort("run", "device", "wall_s").with_columns(before)
-    sent, passed = pl.col("tx_bytes") - pl.col("before_tx_bytes"), pl.col("wall_s") - pl.col("before_wall_s")
-    sound = (sent >= 0) & (passed > 0) & (pl.col("boot_id") == pl.col("before_boot_id"))
-    value = pl.when(sound).then(sent / passed)
+    grown, passed = pl.col(counter) - pl.col(f"before_{counter}"), pl.col("wall_s") - pl.col("before_wall_s")
+    sound = (grown >= 0) & (passed > 0) & (pl.col("boot_id") == pl.col("before_boot_id"))
+    value = pl.when(sound).then(grown / passed)
     return rows.select("run", "device", since_s="before_wall_s", until_s="wall_s", value=value)
 
 

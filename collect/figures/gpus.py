@@ -1,0 +1,129 @@
+"""Every GPU on its own, one panel per quantity over one clock: figures 11 to 19 of study 3. A mean hides the GPU that lags."""
+
+from __future__ import annotations
+
+import html
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from collect.figure import FEW, LEGEND_HEIGHT_PX, Figure, Group
+from collect.figures.drawing.curves import STRETCHES, Curve, levels, rates, together
+from collect.figures.drawing.panels import PANEL_PX, is_a_line, scaled, stacked, y_axis
+from collect.loading.loaded_run import LoadedRun
+from collect.notation import GIB, MB
+from collect.strategy_style import COLOURS, DASHES
+
+MOST_LINES = 64  # of a panel: nobody follows more, and each has up to ten panels
+SHOWN_LINES = 16  # that are drawn at first: those of the first cells
+UUID_SHOWN = 12  # characters; all GPUs of a report differ in them in practice, and the rest is in summary.json
+
+
+class GpuPanel(NamedTuple):
+    """title: with its unit, which is `scale` of the column's. counter: show how fast the column grows."""
+
+    title: str
+    scale: float
+    column: str
+    counter: bool = False
+
+
+class GpuLine(NamedTuple):
+    """A GPU of a cell. place: of the GPU in its cell, from 0; cell: of the cell in the figure, from 0."""
+
+    label: str
+    place: int
+    cell: int
+
+
+PANELS = (
+    GpuPanel("GPU busy (%)", 1, "utilization_pct"),
+    GpuPanel("Memory in use (GiB)", GIB, "memory_used_bytes"),
+    GpuPanel("Power (W)", 1, "power_w"),
+    GpuPanel("Temperature (°C)", 1, "temperature_c"),
+    GpuPanel("SM clock (MHz)", 1, "sm_clock_mhz"),
+    GpuPanel("Memory clock (MHz)", 1, "memory_clock_mhz"),
+    GpuPanel("Sent over PCIe (MB/s)", MB, "pcie_tx_bytes", counter=True),
+    GpuPanel("Received over PCIe (MB/s)", MB, "pcie_rx_bytes", counter=True),
+    GpuPanel("Sent over NVLink (MB/s)", MB, "nvlink_tx_bytes", counter=True),
+    GpuPanel("Received over NVLink (MB/s)", MB, "nvlink_rx_bytes", counter=True),
+)
+
+
+def draw(group: Group) -> Figure | None:
+    """One line per GPU and panel, of the first completed repeat of each cell that no checkpoint interrupted."""
+    parts: list[pl.DataFrame] = []
+    lines: dict[str, GpuLine] = {}
+    left_out = cells = 0
+    for mark in group.marks:
+        run = next((run for run in mark.cell.completed if not run.resumed), None)
+        if run is None or run.window is None or run.gpu_samples.is_empty():
+            continue
+        devices = sorted(run.gpu_samples.select("host", "uuid").unique().rows())
+        if len(lines) + len(devices) > MOST_LINES:
+            left_out += len(devices)
+            continue
+        for place, (host, uuid) in enumerate(devices):
+            name = f"{mark.label}, {html.escape(f'{host} {uuid[:UUID_SHOWN]}', quote=False)}"
+            lines[_key(cells, place)] = GpuLine(name, place, cells)
+        parts.append(_rows(run, run.window[0], {device: _key(cells, place) for place, device in enumerate(devices)}))
+        cells += 1
+    if not parts:
+        return None
+    gpus = pl.concat(parts, rechunk=True)
+    panels = [(panel.title, curves) for panel in PANELS if (curves := _curves(gpus, panel))]
+    if not panels:
+        return None
+    drawn = [key for key in lines if any(key in curves for _, curves in panels)]
+    data: list[dict[str, Any]] = []
+    for number, (_, curves) in enumerate(panels, 1):
+        for order, key in enumerate(drawn):
+            if key in curves:
+                named = any(line["legendgroup"] == key for line in data)
+                visible = True if order < SHOWN_LINES else "legendonly"
+                data.append(
+                    _line(lines[key], curves[key], number) | {"legendgroup": key, "showlegend": not named, "visible": visible}
+                )
+    caption = (
+        "First completed repeat of each cell; one line per GPU that its ranks trained on. Each point is the mean over "
+        f"1/{STRETCHES} of the run, or over the time between two samples if that is longer. A line has a gap where a GPU gave "
+        "no value. Dotted: the end of the first timed step."
+    )
+    if left_out:
+        caption += f" {left_out} more GPUs are not drawn."
+    height_px = 60 + min(22 * len(drawn), LEGEND_HEIGHT_PX) + PANEL_PX * len(panels)
+    return Figure("gpus", "Each GPU", caption, height_px, data, stacked([title for title, _ in panels]))
+
+
+def _key(cell: int, place: int) -> str:
+    return f"{cell} {place}"
+
+
+def _rows(run: LoadedRun, zero_s: float, keys: dict[tuple[Any, ...], str]) -> pl.DataFrame:
+    """The samples of the GPUs of a run; `run` is the key of a GPU's line, wall_s counts from the first timed step."""
+    devices = pl.DataFrame([(*device, key) for device, key in keys.items()], schema=["host", "uuid", "run"], orient="row")
+    rows = run.gpu_samples.join(devices, on=["host", "uuid"], maintain_order="left")
+    return rows.with_columns(pl.col("wall_s") - zero_s)
+
+
+def _curves(gpus: pl.DataFrame, panel: GpuPanel) -> dict[str, Curve]:
+    readings = rates(gpus, panel.column, "uuid") if panel.counter else levels(gpus, "uuid", panel.column)
+    return {key: scaled(curve, panel.scale) for key, curve in together(readings, "mean").items() if is_a_line(curve)}
+
+
+def _line(line: GpuLine, curve: Curve, number: int) -> dict[str, Any]:
+    """A trace of the number-th panel. The colour tells the GPUs of a cell apart, the dash the cells."""
+    colour = f"var(--series-{line.place % COLOURS + 1})"
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(curve.values) <= FEW else "lines",
+        "name": line.label,
+        "x0": round(curve.first_s, 4),
+        "dx": round(curve.width_s, 4),
+        "y": curve.values,
+        "yaxis": y_axis(number),
+        "line": {"color": colour, "dash": DASHES[line.cell % len(DASHES)], "width": 1.5},
+        "marker": {"color": colour, "size": 4},
+        "connectgaps": False,
+        "hovertemplate": "%{y:.4~g} at %{x:.1f} s",
+    }

@@ -1,0 +1,104 @@
+"""A network driver's own counters, by the ioctl of the program ethtool: without a process for each sample.
+
+The structures are those of linux/ethtool.h. The kernel sees neither RDMA traffic nor what the card drops, so on a cluster whose
+training traffic is RDMA the counters of the interface stand still; the driver's counters do not.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import re
+import socket
+import struct
+
+SIOCETHTOOL = 0x8946
+GET_STRINGS, GET_STATISTICS, GET_COUNTS = 0x1B, 0x1D, 0x37  # ETHTOOL_GSTRINGS, _GSTATS, _GSSET_INFO
+STATISTICS = 1  # ETH_SS_STATS
+NAME_BYTES = 32  # of a counter, padded with zeros
+INTERFACE_BYTES = 16
+MOST = 1 << 16  # counters of an interface; a driver with more is not believed
+SLACK = 4096  # counters: the driver may get more queues between two calls, and the kernel writes as many as it has then
+
+# The counters that are kept, by the field of NicSample, with their names in drivers; the first that a driver has is used.
+# The names of mlx5 are explained in the kernel's documentation (mellanox/mlx5/counters.rst): `phy` counts what is on the wire,
+# `vport_rdma` RDMA alone; the two are never added up.
+COUNTERS = {
+    "wire_rx_bytes": ("rx_bytes_phy",),
+    "wire_tx_bytes": ("tx_bytes_phy",),
+    "rdma_rx_bytes": ("rx_vport_rdma_unicast_bytes",),
+    "rdma_tx_bytes": ("tx_vport_rdma_unicast_bytes",),
+    "rx_pauses": ("rx_pause_ctrl_phy", "rx_pause_frames", "port.link_xoff_rx", "rx_flow_control_xoff", "link_xoff_rx"),
+    "tx_pauses": ("tx_pause_ctrl_phy", "tx_pause_frames", "port.link_xoff_tx", "tx_flow_control_xoff", "link_xoff_tx"),
+    "rx_discards": ("rx_discards_phy", "rx_total_discard_pkts", "port.rx_dropped", "rx_missed_errors"),
+    "rx_crc_errors": ("rx_crc_errors_phy", "rx_fcs_err_frames", "port.rx_crc_errors", "rx_crc_errors"),
+    "rx_out_of_buffer": ("rx_out_of_buffer",),
+}
+_PRIORITY_PAUSES = re.compile(r"([rt]x)_prio[0-7]_pause")  # of each traffic class
+
+
+def chosen(names: list[str]) -> dict[str, list[int]]:
+    """The places of each counter that is kept among the names of a driver; the counters at several places are added up."""
+    places = {name: place for place, name in reversed(list(enumerate(names)))}
+    found = {}
+    for ours, theirs in COUNTERS.items():
+        if (name := next((name for name in theirs if name in places), None)) is not None:
+            found[ours] = [places[name]]
+    for place, name in enumerate(names):
+        if match := _PRIORITY_PAUSES.fullmatch(name):
+            found.setdefault(f"{match[1]}_priority_pauses", []).append(place)
+    return found
+
+
+class DriverCounters:
+    """The counters of an interface's driver."""
+
+    def __init__(self, interface: str) -> None:
+        """Raises OSError if the driver has no such counters, ValueError if it has more than anybody can believe."""
+        self._interface = interface.encode()
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            self._look()
+        except (OSError, ValueError):
+            self.close()
+            raise
+
+    def read(self) -> dict[str, int]:
+        """The counters now, by the fields of NicSample. Raises OSError, such as ENODEV for an interface that went away."""
+        if not self._places:
+            return {}
+        if self._count_now() != self._count:
+            self._look()
+        struct.pack_into("II", self._buffer, 0, GET_STATISTICS, self._count)
+        self._ask(self._buffer)
+        values = memoryview(self._buffer).cast("B")[8 : 8 + 8 * self._count].cast("Q")
+        return {name: sum(values[place] for place in places) for name, places in self._places.items()}
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _look(self) -> None:
+        """Find the places of the counters: they move if the number of queues changes."""
+        self._count = self._count_now()
+        if self._count > MOST:
+            raise ValueError(f"a driver with {self._count} counters")
+        strings = array.array("B", bytes(12 + NAME_BYTES * (self._count + SLACK)))
+        struct.pack_into("III", strings, 0, GET_STRINGS, STATISTICS, self._count)
+        self._ask(strings)
+        raw = strings.tobytes()[12 : 12 + NAME_BYTES * self._count]
+        fields = [raw[start : start + NAME_BYTES] for start in range(0, len(raw), NAME_BYTES)]
+        self._places = chosen([field.partition(b"\0")[0].decode(errors="replace") for field in fields])
+        self._buffer = array.array("B", bytes(8 + 8 * (self._count + SLACK)))
+
+    def _count_now(self) -> int:
+        request = array.array("B", struct.pack("IIQI", GET_COUNTS, 0, 1 << STATISTICS, 0))
+        self._ask(request)
+        _, _, mask, count = struct.unpack("IIQI", request)
+        return int(count) if mask else 0
+
+    def _ask(self, request: array.array[int]) -> None:
+        address, _ = request.buffer_info()
+        padding = bytes(64 - INTERFACE_BYTES - 8)  # struct ifreq is 40 bytes; more does no harm
+        ifreq = struct.pack(f"{INTERFACE_BYTES}sQ", self._interface[: INTERFACE_BYTES - 1], address) + padding
+        fcntl.ioctl(self._socket, SIOCETHTOOL, ifreq)

@@ -1,0 +1,146 @@
+"""GPUs through nvidia-smi, where it is installed but NVML cannot be loaded. Its output is text of another program: every value
+is checked, and a line that is not as expected is left out and counted.
+
+nvidia-smi runs once, in its own loop: starting it takes a driver from half a second to seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import ctypes
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from collect.sampler.source import Source
+from shardlab.nvml import throttled_by
+from shardlab.record import GpuSample, Sample
+
+MIB = 2**20
+PROGRAM = "nvidia-smi"
+LONGEST_LINE = 4096  # bytes; what is longer is no answer of nvidia-smi
+MOST_BYTES = 1 << 20  # that are read at a sample
+MOST_GPUS = 64
+_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]{1,64}")
+_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
+_PR_SET_PDEATHSIG = 1
+
+
+def number(text: str) -> float:
+    """A value of nvidia-smi without its unit. Raises ValueError for words such as [N/A], and for what cannot be measured."""
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(f"{text!r} is no measured value")
+    return float(text)
+
+
+class SmiColumn(NamedTuple):
+    """A column of `nvidia-smi --query-gpu`, and the field of GpuSample that it fills."""
+
+    query: str
+    field: str
+    parse: Callable[[str], Any]
+
+
+COLUMNS = (
+    SmiColumn("utilization.gpu", "utilization_pct", number),
+    SmiColumn("memory.used", "memory_used_bytes", lambda text: int(number(text) * MIB)),
+    SmiColumn("power.draw", "power_w", number),
+    SmiColumn("temperature.gpu", "temperature_c", number),
+    SmiColumn("clocks.sm", "sm_clock_mhz", number),
+    SmiColumn("clocks.mem", "memory_clock_mhz", number),
+    SmiColumn("ecc.errors.corrected.volatile.total", "ecc_corrected", lambda text: int(number(text))),
+    SmiColumn("ecc.errors.uncorrected.volatile.total", "ecc_uncorrected", lambda text: int(number(text))),
+    SmiColumn("clocks_throttle_reasons.active", "throttled", lambda text: throttled_by(int(text, 16))),
+)
+
+
+class SmiSource(Source):
+    """Fills a `GpuSample` for every GPU of which nvidia-smi wrote a line since the sample before; `why_absent` if it cannot."""
+
+    def __init__(self, hz: float) -> None:
+        super().__init__()
+        self.why_absent: str | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+        self._lost: set[str] = set()
+        program = shutil.which(PROGRAM)
+        if program is None:
+            self.why_absent = f"{PROGRAM} is not installed"
+            return
+        query = ",".join(["uuid", *(column.query for column in COLUMNS)])
+        period_ms = max(round(1000 / hz), 1)
+        command = [program, f"--query-gpu={query}", "--format=csv,noheader,nounits", f"--loop-ms={period_ms}"]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
+            )
+        except OSError as error:
+            self.why_absent = f"{PROGRAM} cannot be started: {error.strerror}"
+            return
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+
+    def fill(self, sample: Sample) -> None:
+        """Set `gpus`: the last line of each GPU since the sample before, absent if there is none."""
+        latest: dict[str, GpuSample] = {}
+        for line in self._lines():
+            if (gpu := self._gpu(line)) is not None and (gpu.uuid in latest or len(latest) < MOST_GPUS):
+                latest[gpu.uuid] = gpu
+        sample.gpus = list(latest.values()) or None
+
+    def close(self) -> None:
+        """End nvidia-smi."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _lines(self) -> list[str]:
+        """The whole lines that came since the last call."""
+        if self._process is None or self._process.stdout is None:
+            return []
+        with contextlib.suppress(BlockingIOError):
+            while len(self._rest) < MOST_BYTES and (part := os.read(self._process.stdout.fileno(), 65536)):
+                self._rest += part
+        whole, newline, self._rest = self._rest.rpartition(b"\n")
+        if len(self._rest) > LONGEST_LINE:
+            self._rest = b""
+            self.failures[f"line of {PROGRAM}"] += 1
+        if self._process.poll() is not None:
+            self.remarks.append(f"{PROGRAM} ended with code {self._process.returncode}")
+            self.close()
+        return whole.decode(errors="replace").splitlines() if newline else []
+
+    def _gpu(self, line: str) -> GpuSample | None:
+        """What a line says, or None if it is no line of the query. A value that is no number stays absent."""
+        try:
+            (row,) = csv.reader([line[:LONGEST_LINE]], skipinitialspace=True)
+        except (csv.Error, ValueError):
+            row = []
+        if len(row) != len(COLUMNS) + 1 or not _UUID.fullmatch(row[0]):
+            self.failures[f"line of {PROGRAM}"] += 1
+            return None
+        gpu = GpuSample(uuid=row[0])
+        for column, text in zip(COLUMNS, row[1:], strict=True):
+            if "lost" in text.lower():
+                gpu.lost = True
+            with contextlib.suppress(ValueError):
+                setattr(gpu, column.field, column.parse(text))
+        if gpu.lost and gpu.uuid not in self._lost:
+            self._lost.add(gpu.uuid)
+            self.remarks.append(f"{gpu.uuid} was lost")
+        return GpuSample(uuid=gpu.uuid, lost=True) if gpu.lost else gpu
+
+
+def _die_with_parent() -> None:
+    """Also if the sampler is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,37 @@
+"""Runs the sampler as a process of its own, as the supervisor of a run does."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from support_line import until
+
+from shardlab.record import Sample, read_lines
+
+
+def start(out: Path, *options: str, **environment: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "collect", "sample", "--out", str(out), *options]
+    given = os.environ | environment
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=given)
+
+
+def records(out: Path) -> list[Sample]:
+    return read_lines(out, Sample).records
+
+
+def sampled(process: "subprocess.Popen[str]", out: Path, more: int = 1) -> None:
+    """Wait until the sampler has written this many more samples."""
+    before = len(records(out)) if out.exists() else 0
+    until(lambda: process.poll() is not None or len(records(out)) >= before + more, "it writes samples")
+    assert process.poll() is None, process.communicate()
+
+
+def ended(process: "subprocess.Popen[str]") -> dict:
+    """End it with a signal; returns its document."""
+    process.send_signal(signal.SIGTERM)
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return json.loads(said)

@@ -1,0 +1,98 @@
+"""The figure with a line for each GPU: GPUs of several hosts are told apart by host and UUID, and each has its own values."""
+
+import json
+
+import pytest
+import support_collect as support
+
+from collect import figure, summary
+from collect.figures import gpus, telemetry
+from collect.loading import load
+from shardlab.record import GpuSample, LineWriter, Sample
+from shardlab.workspace import Workspace
+
+UUIDS = [f"GPU-{number}" for number in range(8)]
+HOSTS = ("node0", "node<1>")
+
+
+def sampled(folder, host, of):
+    """20 samples a second from -0.5 to 4 s; of: (place, seconds) -> a GPU."""
+    with LineWriter(folder.samples_file(host.strip("<>"))) as lines:
+        for tick in range(90):
+            t = tick / 20 - 0.5
+            seen = [of(place, t) for place in range(8)]
+            moment = {"t_s": t + 1, "wall_s": support.START_S + t, "host": host, "boot_id": "boot"}
+            lines.write(Sample(schema=1, gpus=seen, **moment))
+
+
+def drawn(path, of):
+    """The figure of a cell on eight GPUs of each of two hosts, and the one of all GPUs together."""
+    workspace = Workspace(path)
+    what = support.cell("ddp", 2)
+    support.keep(workspace, [what], repeats=1)
+    uuids = [f"{uuid}-of-{number}" for number in range(2) for uuid in UUIDS]
+    folder = support.completed(workspace, what, rehearsal=False, found={"gpus": uuids})
+    folder.samples_file(support.HOST).unlink()
+    for number, host in enumerate(HOSTS):
+        sampled(folder, host, lambda place, t, number=number: of(uuids[8 * number + place], 8 * number + place, t))
+    loaded = load.load(workspace, None)
+    (group,) = figure.groups(loaded, summary.summarize(loaded, "ddp"))
+    return gpus.draw(group), telemetry.draw(group)
+
+
+def panel(found, title):
+    texts = [entry["text"] for entry in found.layout["annotations"]]
+    number = next(place for place, text in enumerate(texts, 1) if text.startswith(title))
+    return [line for line in found.data if line["yaxis"] == ("y" if number == 1 else f"y{number}")]
+
+
+def known(line):
+    return [value for value in line["y"] if value is not None]
+
+
+def test_each_gpu_of_each_host_has_its_own_line(tmp_path):
+    def of(uuid, number, t):
+        counters = {name: int(number * 1e6 * (t + 1)) for name in ("pcie_rx_bytes", "nvlink_tx_bytes")}
+        return GpuSample(uuid=uuid, utilization_pct=5.0 * number, power_w=100.0 + number, memory_clock_mhz=2619.0, **counters)
+
+    found, _ = drawn(tmp_path, of)
+    titles = [entry["text"] for entry in found.layout["annotations"]]
+    assert titles == [
+        "GPU busy (%)", "Power (W)", "Memory clock (MHz)", "Received over PCIe (MB/s)", "Sent over NVLink (MB/s)",
+    ]  # fmt: skip
+    for title, value in (("GPU busy", 5), ("Received over PCIe", 1), ("Sent over NVLink", 1)):
+        lines = panel(found, title)
+        assert len(lines) == 16
+        for number, line in enumerate(lines):
+            assert known(line) == pytest.approx([value * number] * len(known(line)), rel=1e-3, abs=1e-6)
+    names = [line["name"] for line in panel(found, "Power")]
+    assert len(set(names)) == 16
+    assert names[0].endswith(", node0 GPU-0-of-0")
+    assert names[8].endswith(", node&lt;1&gt; GPU-0-of-1")
+    assert [line["showlegend"] for line in found.data] == [True] * 16 + [False] * 64
+    json.dumps(found.data, allow_nan=False)
+
+
+def test_a_gpu_that_is_lost_leaves_its_line_and_no_other(tmp_path):
+    def of(uuid, number, t):
+        return GpuSample(uuid=uuid, lost=True) if number == 3 and t > 1.4 else GpuSample(uuid=uuid, power_w=300.0)
+
+    found, _ = drawn(tmp_path, of)
+    ends = [line["x0"] + line["dx"] * len(known(line)) for line in panel(found, "Power")]
+    assert ends[3] < min(ends[:3] + ends[4:]) - 1
+
+
+def test_without_gpus_there_is_no_such_figure(tmp_path):
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, [support.cell()], repeats=1)
+    support.completed(workspace, support.cell())
+    loaded = load.load(workspace, None)
+    (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
+    assert gpus.draw(group) is None
+
+
+def test_more_gpus_than_anybody_can_follow_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpus, "MOST_LINES", 10)
+    found, all_of_them = drawn(tmp_path, lambda uuid, number, t: GpuSample(uuid=uuid, utilization_pct=1.0))
+    assert found is None  # all GPUs of a cell or none of them
+    assert panel(all_of_them, "GPUs busy")

@@ -1,0 +1,101 @@
+"""Counters of network drivers and of RDMA devices: by the kernel's own ioctl, and by folders as the kernel has them."""
+
+import subprocess
+import sys
+
+import pytest
+
+from collect.sampler.ethtool import COUNTERS, chosen
+from collect.sampler.nic import NicSource, RdmaSource
+from shardlab.record import NicSample, Sample
+
+# In a network namespace of its own: both ends of a veth say the other's number by the ethtool ioctl, and nothing else known.
+VETH = """
+import subprocess
+from pathlib import Path
+from collect.sampler import ethtool
+subprocess.run("ip link add v0 type veth peer name v1", shell=True, check=True)
+numbers = {name: int(line.split(":")[0]) for line in subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
+           .splitlines() for name in [line.split(":")[1].split("@")[0].strip()]}
+assert ethtool.DriverCounters("v0").read() == {}
+ethtool.COUNTERS["peer"] = ("no such name", "peer_ifindex")
+first = ethtool.DriverCounters("v0")
+print(first.read() == {"peer": numbers["v1"]}, ethtool.DriverCounters("v1").read() == {"peer": numbers["v0"]})
+before = first._count
+subprocess.run("ip link del v0; ip link add v0 numrxqueues 4 numtxqueues 4 type veth peer name v1", shell=True, check=True)
+print(first._count_now() > before, first.read() == ethtool.DriverCounters("v0").read())
+subprocess.run("ip link del v0", shell=True, check=True)
+for again in (first.read, lambda: ethtool.DriverCounters("lo")):
+    try:
+        again()
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
+def blank():
+    return Sample(schema=1, t_s=0, wall_s=0, host="h", boot_id="b")
+
+
+def filled(source):
+    sample = blank()
+    source.fill(sample)
+    return sample
+
+
+def test_the_ioctl_reads_a_driver_that_the_kernel_has():
+    namespace = ["unshare", "--map-root-user", "--net"]
+    if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let a test have a network of its own")
+    done = subprocess.run([*namespace, sys.executable, "-c", VETH], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True True", "True True", "No such device", "Operation not supported"]
+
+
+def test_the_counters_of_a_driver_are_found_by_its_names():
+    mlx5 = [
+        "rx_packets", "rx_bytes", "tx_bytes_phy", "rx_bytes_phy", "rx_vport_unicast_bytes", "rx_vport_rdma_unicast_bytes",
+        "tx_vport_rdma_unicast_bytes", "rx_prio3_pause", "rx_prio3_pause_duration", "rx_discards_phy", "rx_pause_ctrl_phy",
+        "rx_prio4_pause",
+    ]  # fmt: skip
+    assert chosen(mlx5) == {
+        "wire_rx_bytes": [3], "wire_tx_bytes": [2], "rdma_rx_bytes": [5], "rdma_tx_bytes": [6],
+        "rx_pauses": [10], "rx_discards": [9], "rx_priority_pauses": [7, 11],
+    }  # fmt: skip
+    assert chosen(["rx_total_discard_pkts", "rx_pause_frames", "tx_pause_frames"]) == {  # bnxt_en
+        "rx_pauses": [1], "tx_pauses": [2], "rx_discards": [0],
+    }  # fmt: skip
+    assert chosen(["\x1b[2J", "", "rx_bytes"]) == {}
+    kept = {*COUNTERS, "rx_priority_pauses", "tx_priority_pauses"}
+    assert kept <= set(NicSample.__struct_fields__)
+
+
+def test_every_counter_of_an_interface_is_read_and_one_that_is_missing_is_unknown(tmp_path):
+    folder = tmp_path / "eth0" / "statistics"
+    folder.mkdir(parents=True)
+    (tmp_path / "eth0" / "type").write_text("1\n")
+    for number, name in enumerate(("rx_bytes", "tx_bytes", "rx_packets", "tx_packets", "rx_errors", "tx_errors", "rx_dropped")):
+        (folder / name).write_text(f"{number}\n")
+    (nic,) = filled(NicSource(tmp_path)).nics
+    assert (nic.rx_bytes, nic.tx_bytes, nic.rx_packets, nic.tx_packets) == (0, 1, 2, 3)
+    assert (nic.rx_errors, nic.tx_errors, nic.rx_dropped, nic.tx_dropped, nic.rdma_tx_bytes) == (4, 5, 6, None, None)
+
+
+def test_rdma_counters_are_in_bytes_and_one_that_stopped_is_unknown(tmp_path):
+    counters = tmp_path / "mlx5_0" / "ports" / "1" / "counters"
+    counters.mkdir(parents=True)
+    (counters.parent / "link_layer").write_text("Ethernet\n")
+    for name, value in (("port_xmit_data", 1000), ("port_rcv_data", 0xFFFFFFFF), ("port_xmit_wait", 7), ("link_downed", 0)):
+        (counters / name).write_text(f"{value}\n")
+    (tmp_path / "mlx5_1" / "ports" / "1").mkdir(parents=True)  # a port without counters, as in some containers
+    source = RdmaSource(tmp_path)
+    (port,) = filled(source).rdma
+    assert (port.device, port.port, port.link_layer, port.pci) == ("mlx5_0", 1, "Ethernet", None)
+    assert (port.tx_bytes, port.rx_bytes, port.wait, port.link_downed, port.rx_errors) == (4000, None, 7, 0, None)
+    (counters / "port_xmit_data").write_text("no number")
+    (port,) = filled(source).rdma
+    assert (port.tx_bytes, source.failures) == (None, {"mlx5_0 port_xmit_data": 1})
+
+
+def test_a_machine_without_rdma_has_no_such_field(tmp_path):
+    assert filled(RdmaSource(tmp_path / "none")).rdma is None

@@ -1,0 +1,158 @@
+"""What telemetry is worth: restarted samplers, clocks that were set, lost GPUs, rates not kept; and what is then refused."""
+
+import msgspec
+import pytest
+import support_collect as support
+from test_collect_metrics import RESULT, WINDOW, measured, nic, sample
+
+from collect import summary
+from collect.loading import load, telemetry
+from collect.loading.records import ClockOffset
+from collect.metrics import energy, network
+from shardlab.record import CLOCK, SAMPLER_ENDED, GpuSample, LineWriter, NicSample, RdmaSample, Sample
+from shardlab.workspace import Workspace
+
+TIMES = (9, 11, 13, 15, 17, 19, 21)
+
+
+def covered(run, ends=None, clocks=None):
+    (entry,) = telemetry.coverage("r", run.timed, run.samples, [], ends or {}, clocks or {})
+    return entry
+
+
+def test_the_rate_that_was_kept_is_of_the_rate_that_was_asked_for():
+    seen = [sample(9 + tick / 2, started_hz=2 if tick == 0 else None) for tick in range(26) if tick % 4]  # without every fourth
+    assert covered(measured(WINDOW, [sample(8.9, started_hz=2.0), *seen])).rate_kept_pct == pytest.approx(75, abs=5)
+    assert covered(measured(WINDOW, seen)).rate_kept_pct is None  # an older record does not say it
+
+
+def restepped(at, by):
+    """Samples whose wall clock was set by this many seconds at the moment `at` of the monotonic clock."""
+    return [
+        msgspec.structs.replace(
+            sample(t, nics=[nic(100 * t)], gpus=[GpuSample(uuid="0", energy_j=10.0 * t)]), wall_s=t + (by if t >= at else 0)
+        )
+        for t in TIMES
+    ]
+
+
+@pytest.mark.parametrize(("by", "said"), [(-3.0, "set back by 3.0 s"), (0.7, "set forward by 0.7 s")])
+def test_a_clock_that_was_set_is_said_and_energy_and_traffic_are_refused(by, said):
+    run = measured(WINDOW, restepped(15, by))
+    assert said in covered(run).trouble
+    assert energy.energy(run) is None
+    assert network.network(run) is None
+    kept = measured(WINDOW, restepped(99, by))
+    assert covered(kept).trouble == ""
+    assert (energy.energy(kept).value, network.network(kept).value) == (pytest.approx(100), pytest.approx(1000))
+
+
+def test_a_pause_between_reading_the_two_clocks_is_no_step():
+    late = [msgspec.structs.replace(one, wall_s=one.wall_s + 0.5) if one.t_s == 15 else one for one in restepped(99, 0)]
+    assert covered(measured(WINDOW, late)).clock_step_s is None
+
+
+def test_a_counter_that_was_reset_or_wrapped_gives_no_number():
+    for values in ((100, 200, 300, 10, 110, 210, 310), (2**32 - 9, 2**32 - 5, 2**32 - 1, 3, 7, 11, 15)):
+        seen = [sample(at, nics=[nic(value)]) for at, value in zip(TIMES, values, strict=True)]
+        assert network.network(measured(WINDOW, seen)) is None
+
+
+def test_traffic_is_refused_where_the_samples_have_a_gap():
+    """The counters go on, but nobody saw whether they began anew in between."""
+    seen = [sample(at, nics=[nic(int(100 * at))]) for at in (9, 9.5, 10, 10.5, 11, 19.5, 20, 20.5, 21)]
+    assert network.network(measured(WINDOW, seen)) is None
+
+
+def test_a_restarted_sampler_counts_on():
+    seen = [sample(at, nics=[nic(100 * at)], started_hz=0.5 if at in (9, 15) else None) for at in TIMES]
+    run = measured(WINDOW, seen)
+    assert network.network(run).value == pytest.approx(1000)
+    assert covered(run, {"a": 1}).trouble == "its sampler ended 1 time while the run went on"
+
+
+def both(at, **more):
+    return NicSample(name="eth0", kind="physical", tx_bytes=0, rx_bytes=50 * at, **more)
+
+
+def test_received_bytes_and_faults_are_shown():
+    faulty = {"rx_errors": 1, "tx_errors": 2, "tx_dropped": 3}
+    seen = [sample(at, nics=[both(at, rx_dropped=4 * at, **faulty)]) for at in TIMES]
+    run = measured(WINDOW, seen)
+    assert (network.received(run).value, network.received(run).unit) == (pytest.approx(500), "bytes")
+    assert (network.faults(run).value, network.faults(run).unit) == (40, "packets")
+    assert network.faults(measured(WINDOW, [sample(at, nics=[nic(at)]) for at in TIMES])) is None
+
+
+def port(at, layer="InfiniBand", device="mlx5_0"):
+    return RdmaSample(device=device, port=1, link_layer=layer, tx_bytes=1000 * at)
+
+
+def test_rdma_is_counted_by_the_driver_or_by_the_port_and_never_by_both():
+    by_port = [sample(at, nics=[both(at)], rdma=[port(at), port(at, device="mlx5_1")]) for at in TIMES]
+    assert network.rdma(measured(WINDOW, by_port)).value == pytest.approx(20_000)
+    by_both = [sample(at, nics=[both(at, rdma_tx_bytes=7 * at)], rdma=[port(at, "Ethernet")]) for at in TIMES]
+    assert network.rdma(measured(WINDOW, by_both)).value == pytest.approx(70)
+    mixed = [
+        sample(at, nics=[both(at, rdma_tx_bytes=7 * at)], rdma=[port(at, "Ethernet"), port(at, device="ib0")]) for at in TIMES
+    ]
+    assert network.rdma(measured(WINDOW, mixed)).value == pytest.approx(10_070)
+    assert network.rdma(measured(WINDOW, [sample(at, nics=[both(at)]) for at in TIMES])) is None
+
+
+def idle(at, *watts, processes=0):
+    gpus = [GpuSample(uuid=str(number), power_w=one, processes=processes) for number, one in enumerate(watts)]
+    return sample(at, gpus=gpus)
+
+
+def test_idle_power_is_that_before_the_first_process():
+    before = [idle(1, 60.0, 70.0), idle(2, 62.0, 72.0)]
+    after = [idle(t, 400.0, 500.0, processes=1) for t in (3, 9, 15, 21)] + [idle(25, 90.0, 90.0)]
+    found = energy.idle_power(measured(WINDOW, before + after))
+    assert (found.value, found.unit) == (pytest.approx(61 + 71), "W")
+    assert energy.idle_power(measured(WINDOW, before[:1] + after)) is None
+    assert energy.idle_power(measured(WINDOW, before + after, result=msgspec.structs.replace(RESULT, gpus=["0", "1"]))).value
+    short = measured(WINDOW, before + after, result=msgspec.structs.replace(RESULT, gpus=["0", "1", "2"]))
+    assert energy.idle_power(short) is None
+
+
+def test_the_summary_names_a_lost_gpu_and_a_sampler_that_died(tmp_path):
+    workspace = Workspace(tmp_path)
+    what = support.cell("ddp", 2)
+    support.keep(workspace, [what], repeats=1)
+    folder = support.completed(workspace, what, rehearsal=False, gpu=True, found={"gpus": ["GPU-0", "GPU-7"]})
+    with LineWriter(folder.samples_file(support.HOST)) as lines:
+        at = support.START_S + 1.5
+        gpus = [GpuSample(uuid="GPU-0", xids=[79]), GpuSample(uuid="GPU-7", lost=True)]
+        lines.write(Sample(schema=1, t_s=2.5, wall_s=at, host=support.HOST, boot_id="boot", gpus=gpus))
+    support.event(folder, SAMPLER_ENDED, 1, code=-9)
+    loaded = load.load(workspace, None)
+    found = summary.summarize(loaded, "ddp")
+    (trouble,) = [remark for remark in found.remarks if remark.startswith("trouble of telemetry")]
+    assert trouble.endswith("(its sampler ended 1 time while the run went on; GPUs were lost: GPU-7)")
+    (run,) = found.rows[0].runs
+    assert "GPU-7 was lost" in run.gpu_trouble
+    (entry,) = found.telemetry
+    assert (entry.sampler_ends, entry.lost_gpus) == (1, ["GPU-7"])
+
+
+def test_clocks_of_hosts_that_differ_are_said_and_uncertain_ones_are_not():
+    run = measured(WINDOW, [sample(at) for at in TIMES])
+    apart = {"a": {"start": ClockOffset(0.002, 0.001), "end": ClockOffset(-0.75, 0.002)}}
+    entry = covered(run, clocks=apart)
+    assert (entry.clock_start_s, entry.clock_end_s, entry.clock_within_s) == (0.002, -0.75, 0.002)
+    assert entry.trouble == "its clock was 0.75 s from the clock of rank 0's host"
+    assert covered(run, clocks={"a": {"end": ClockOffset(-0.75, 0.7)}}).trouble == ""
+    assert covered(run, clocks={"b": apart["a"]}).clock_start_s is None
+
+
+def test_the_events_of_ranks_say_the_clocks_and_a_damaged_one_says_nothing(tmp_path):
+    workspace = Workspace(tmp_path)
+    what = support.cell("ddp", 2)
+    support.keep(workspace, [what], repeats=1)
+    folder = support.completed(workspace, what)
+    support.event(folder, CLOCK, 0, when="start", offset_s=0.5, within_s=0.01)
+    support.event(folder, CLOCK, 9, when="end", offset_s="much", within_s=0.01)
+    support.event(folder, CLOCK, 9, when=["end"], offset_s=1.0, within_s=0.01)
+    (entry,) = summary.summarize(load.load(workspace, None), "ddp").telemetry
+    assert (entry.clock_start_s, entry.clock_end_s, entry.clock_within_s) == (0.5, None, 0.01)

@@ -1,0 +1,57 @@
+"""A sampler that dies while its run goes on is recorded, started again, and named where the run is read."""
+
+import sys
+
+from test_jobs_attempt import folder, supervised  # noqa: F401 - `folder` is a fixture
+
+from shardlab.record import SAMPLER_ENDED, Sample, read_lines
+
+# A rank: kills the sampler of its run as often as it is told, each time after a sample, and waits for one more sample.
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+import psutil
+folder, kills = Path(sys.argv[1]), int(sys.argv[2])
+
+def samplers():
+    return [p for p in psutil.Process(os.getppid()).children() if "sample" in p.cmdline() and p.status() != "zombie"]
+
+def written():
+    return sum(len(path.read_bytes().splitlines()) for path in folder.glob("samples/*.jsonl"))
+
+for kill in range(kills + 1):
+    before, ends = written(), time.monotonic() + 60
+    while written() <= before and time.monotonic() < ends and (kill < 4 or samplers()):
+        time.sleep(0.02)
+    if kill < kills:
+        for process in samplers():
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+time.sleep(0.2)
+"""
+
+
+def killed(folder, kills):  # noqa: F811
+    done = supervised(folder, sys.executable, "-c", RANK, str(folder.path), str(kills))
+    assert done.returncode == 0, done.stderr
+    (samples,) = (folder.path / "samples").iterdir()
+    return [event.data["code"] for event in folder.events() if event.event == SAMPLER_ENDED], read_lines(samples, Sample)
+
+
+def test_a_sampler_that_is_killed_is_started_again_and_the_run_goes_on(folder):  # noqa: F811
+    codes, lines = killed(folder, 2)
+    assert codes == [-9, -9]
+    assert sum(sample.started_hz is not None for sample in lines.records) == 3
+    assert folder.judge().state != "failed" or "sampler" not in folder.judge().why
+
+
+def test_a_sampler_that_dies_again_and_again_is_left_alone(folder):  # noqa: F811
+    codes, lines = killed(folder, 5)
+    assert codes == [-9] * 4
+    assert sum(sample.started_hz is not None for sample in lines.records) == 4
+
+
+def test_a_sampler_that_lives_is_not_named(folder):  # noqa: F811
+    codes, lines = killed(folder, 0)
+    assert codes == []
+    assert next(sample.started_hz for sample in lines.records) == 2
