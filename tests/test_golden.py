@@ -34,7 +34,7 @@ COMMANDS = [
     "jobs",
     *(f"jobs {verb}" for verb in sorted(jobs.cli.EXAMPLES)),
     "collect",
-    *(f"collect {verb}" for verb in ("compare", "export", "fetch", "metrics", "sample", "summarize", "trace", "verdicts")),
+    *(f"collect {verb}" for verb in ("compare", "export", "fetch", "metrics", "sample", "summarize", "timeline", "trace", "verdicts")),
 ]
 
 
