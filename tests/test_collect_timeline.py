@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 import support_collect as support
 
+from collect import figure
 from collect.cli import main
+from collect.figures import step_timeline
+from collect.loading import load
 from collect.loading.loaded_run import LoadedRun
 from collect.sources import steps
+from collect.summary import summarize
 from collect.timeline import perfetto, straggler, timeline
 from collect.timeline.clocks import Clocks
 from collect.traces.breakdown import Breakdown
@@ -186,3 +190,38 @@ def test_a_run_without_records_is_refused(tmp_path, capsys):
     folder = support.prepare(Workspace(tmp_path), support.cell())
     assert main(["timeline", folder.run_id, "--workspace", str(tmp_path)]) == 2
     assert "no steps and no telemetry" in capsys.readouterr().err
+
+
+def drawn(tmp_path, *ranks):
+    """The figure of a cell whose ranks need these (data, forward, backward, optimizer) in ms in each of 30 steps."""
+    workspace, cell = Workspace(tmp_path), support.cell("ddp", len(ranks), steps=30, warmup_steps=0)
+    support.keep(workspace, [cell], repeats=1)
+    folder = support.prepare(workspace, cell)
+    for rank, (data, forward, backward, optimizer) in enumerate(ranks):
+        with LineWriter(folder.steps_file(rank)) as lines:
+            for step in range(1, 31):
+                times = {"data_ms": data, "forward_ms": forward, "backward_ms": backward, "optimizer_ms": optimizer}
+                moments = {"t_s": step / 10, "wall_s": START_S + step / 10}
+                lines.write(StepRecord(schema=SCHEMA, step=step, units=8, step_ms=100.0, loss=1.0, **moments, **times))
+    support.environment(folder)
+    support.finish(folder, 3.0)
+    loaded = load.load(workspace, None)
+    (group,) = figure.groups(loaded, summarize(loaded, "ddp"))
+    return step_timeline.draw(group)
+
+
+def test_the_figure_has_the_middle_steps_of_each_rank_and_names_the_straggler(tmp_path):
+    found = drawn(tmp_path, (1.0, 30.0, 60.0, 9.0), (1.0, 50.0, 39.0, 9.0))
+    assert "The others wait for: ddp ×2: rank 1, forward." in found.caption
+    bars = {trace["name"]: trace for trace in found.data}
+    forward, backward, other = bars["forward"], bars["backward"], bars["other"]
+    assert forward["y"] == ["rank 0"] * 10 + ["rank 1"] * 10
+    assert forward["text"][:10] == [f"step {number}" for number in range(11, 21)]
+    assert forward["x"] == [30.0] * 10 + [50.0] * 10
+    assert forward["base"][:2] == [pytest.approx(1.0), pytest.approx(101.0)]
+    assert backward["base"][10] == pytest.approx(51.0)
+    assert other["x"] == [pytest.approx(1.0)] * 10  # of rank 1, whose phases leave 1 ms of 100
+
+
+def test_there_is_no_figure_of_a_single_rank(tmp_path):
+    assert drawn(tmp_path, (1.0, 30.0, 60.0, 9.0)) is None

@@ -64,31 +64,31 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 def of_run(run: LoadedRun) -> Timeline:
     """The timeline of a run, without the events of its traces (`profiled`)."""
-    clocks = _clocks(run)
-    counters = [*_counters(run, clocks)]
-    hosts = {counter.host for counter in counters} | {clocks.host_of(rank) for rank in run.step_records}
+    compared = clocks(run)
+    counters = [*_counters(run, compared)]
+    hosts = {counter.host for counter in counters} | {compared.host_of(rank) for rank in run.steps["rank"].unique()}
     return Timeline(
         run_id=run.run_id,
-        clocks=clocks,
-        uncorrected=sorted(host or UNKNOWN for host in hosts if not clocks.is_known(host)),
-        steps=[*_steps(run.steps, clocks)],
+        clocks=compared,
+        uncorrected=sorted(host or UNKNOWN for host in hosts if not compared.is_known(host)),
+        steps=[*steps(run.steps, compared)],
         counters=counters,
         moments=[
-            Moment(event.host, event.event, float(clocks.corrected(event.host, np.array([event.wall_s]))[0]))
+            Moment(event.host, event.event, float(compared.corrected(event.host, np.array([event.wall_s]))[0]))
             for event in run.events
         ],
-        straggler=straggler.by_traces(run.breakdowns) or straggler.by_phases(run.timed),
+        straggler=straggler_of(run),
     )
 
 
 def profiled(run: LoadedRun) -> Iterator[Spans]:
     """The events of the traces of a run, one `Spans` per thread or stream. Traces that do not say when they began have none."""
-    clocks = _clocks(run)
+    compared = clocks(run)
     for path in run_traces.regular((run.folder.path / "trace").glob("rank-*.json.gz")):
         found = trace.read(path)
         if found.base_ns is None or found.rank is None:
             continue
-        host = clocks.host_of(found.rank)
+        host = compared.host_of(found.rank)
         for thread in np.unique(found.thread):
             rows = np.flatnonzero(found.thread == thread)
             start_s, end_s = ((found.base_ns + ns[rows]) / 1e9 for ns in (found.start_ns, found.end_ns))
@@ -96,33 +96,39 @@ def profiled(run: LoadedRun) -> Iterator[Spans]:
                 host or UNKNOWN,
                 f"rank {found.rank} profiled: {found.labels[thread]}",
                 [found.labels[name] for name in found.name[rows]],
-                clocks.corrected(host, start_s),
-                clocks.corrected(host, end_s),
+                compared.corrected(host, start_s),
+                compared.corrected(host, end_s),
             )
 
 
-def _clocks(run: LoadedRun) -> Clocks:
+def straggler_of(run: LoadedRun) -> Straggler | None:
+    """The rank that the others wait for: from traces of several ranks, else from the phases of the steps."""
+    return straggler.by_traces(run.breakdowns) or straggler.by_phases(run.timed)
+
+
+def clocks(run: LoadedRun) -> Clocks:
+    """The clocks of the hosts of a run."""
     return Clocks(run.events, [host.host for host in run.hosts])
 
 
-def _steps(steps: pl.DataFrame, clocks: Clocks) -> Iterator[Spans]:
-    """The steps of each rank."""
-    for (rank,), rows in steps.sort("rank", "wall_s").group_by("rank", maintain_order=True):
-        host = clocks.host_of(int(rank))
-        end_s = clocks.corrected(host, rows["wall_s"].to_numpy())
+def steps(recorded: pl.DataFrame, compared: Clocks) -> Iterator[Spans]:
+    """The steps of each rank, in the order of time: `recorded` has the columns of `LoadedRun.steps`."""
+    for (rank,), rows in recorded.sort("rank", "wall_s").group_by("rank", maintain_order=True):
+        host = compared.host_of(int(rank))
+        end_s = compared.corrected(host, rows["wall_s"].to_numpy())
         begun_s = end_s - rows["step_ms"].to_numpy() / 1000
         pairs = zip(rows["step"], rows["warmup"], rows["watched"], strict=True)
         names = [f"{'warm-up ' * warm}step {n}{' (with an instrument)' * watched}" for n, warm, watched in pairs]
         yield Spans(host or UNKNOWN, f"rank {rank}", names, begun_s, end_s)
 
 
-def _counters(run: LoadedRun, clocks: Clocks) -> Iterator[Counter]:
+def _counters(run: LoadedRun, compared: Clocks) -> Iterator[Counter]:
     """The telemetry of all hosts: of processors and memory, of each GPU, and of each interface as rates."""
 
     def points(host: str, rows: pl.DataFrame, column: str, name: str, unit: str, scale: float = 1.0) -> Iterator[Counter]:
         known = rows.drop_nulls(column)
         if known.height:
-            at_s = clocks.corrected(host, known["wall_s"].to_numpy())
+            at_s = compared.corrected(host, known["wall_s"].to_numpy())
             yield Counter(host, name, unit, at_s, known[column].to_numpy() / scale)
 
     for (host,), rows in run.samples.hosts.group_by("host", maintain_order=True):
