@@ -17,6 +17,7 @@ from collect.findings.instrument_cost import InstrumentCost
 from collect.findings.row import CellRow, RunRow
 from collect.findings.statistics import Estimate, estimate, outliers
 from collect.findings.trace_tables import Collective, OperatorDifferences, Rounding
+from collect.findings.traffic import RunTraffic, traffic
 from collect.loading.load import Loaded, LoadedCell
 from collect.loading.loaded_run import Quantity
 from collect.loading.records import NO_FOLDER
@@ -89,6 +90,7 @@ class Summary(msgspec.Struct, dict=True):
     outliers: list[Outlier]
     failures: list[Failure]
     telemetry: list[Coverage]
+    traffic: list[RunTraffic]
     losses: list[LossComparison]
     instruments: list[InstrumentCost]
     rounding: list[Rounding]  # none where the study says nothing of how it read its traces
@@ -152,6 +154,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         outliers=[outlier for row in rows for outlier in _outliers(row)],
         failures=[failure for cell in loaded.cells for failure in _failures(cell)],
         telemetry=[entry for run in loaded.runs for entry in run.coverage],
+        traffic=[found for cell in loaded.cells for run in cell.runs if (found := traffic(run)) is not None],
         losses=equal_losses.compare(loaded, baseline),
         instruments=instrument_cost.costs(loaded),
         rounding=trace_tables.roundings(loaded),

@@ -18,7 +18,7 @@ PLAIN = (
     "step_time_p95_ms", "throughput_per_s", "compute_ms", "communication_ms", "exposed_communication_ms",
     "memory_operations_ms", "non_compute_ms", "idle_ms", "kernel_ms", "overlap_pct", "compute_pct", "communication_pct",
     "non_compute_pct", "idle_pct", "collective_count", "collective_ms", "collective_mean_ms", "train_time_s",
-    "epoch_time_s", "epoch_time_median_s", "cpu_pct", "gpu_pct", "gpu_memory_pct",
+    "epoch_time_s", "epoch_time_median_s", "cpu_pct", "rank_cpu_pct", "gpu_pct", "gpu_memory_pct",
 )  # fmt: skip
 WITH_ARGUMENT = {  # metric -> the argument that it needs
     "time_to_accuracy_s": "accuracy_pct",

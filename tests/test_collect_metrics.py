@@ -456,11 +456,11 @@ def test_no_degree_of_freedom_has_no_quantile():
 )
 def test_a_host_whose_sampler_ended_early_is_said_to_lack_samples(times, incomplete, coverage_pct):
     seen = measured(WINDOW, [sample(9, host="b"), sample(10, host="b"), *(sample(time) for time in times)])
-    found = {entry.host: entry for entry in telemetry.coverage("r", seen.timed, seen.samples, ["a"], {}, {})}
+    found = {entry.host: entry for entry in telemetry.coverage("r", seen.timed, seen.samples, ["a"], {}, {}, {})}
     entry = found["a"]
     assert (entry.samples, entry.incomplete, entry.coverage_pct) == (len(times), incomplete, pytest.approx(coverage_pct))
     assert found["b"].incomplete == "no samples in the last 10.0 s"  # it is in no list of hosts, but has samples
-    nothing_timed = telemetry.coverage("r", seen.timed.clear(), seen.samples, ["a"], {}, {})
+    nothing_timed = telemetry.coverage("r", seen.timed.clear(), seen.samples, ["a"], {}, {}, {})
     assert [entry.incomplete for entry in nothing_timed] == ["", ""]
 
 

@@ -114,7 +114,7 @@ def test_a_rate_that_would_disturb_is_refused(tmp_path):
 def test_the_sampler_starts_without_what_it_does_not_need():
     code = (
         "import sys; import collect.cli, collect.sampler.loop, collect.sampler.gpu, collect.sampler.nic, collect.sampler.host;"
-        "print(*sys.modules)"
+        "import collect.sampler.nvidia_smi; print(*sys.modules)"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"polars", "jinja2", "plotly", "torch", "numpy", "psutil"} & set(loaded)
@@ -142,6 +142,7 @@ def test_processors_are_busy_since_the_sample_before(tmp_path):
     (tmp_path / "stat").write_bytes(b"cpu  130 10 50 880 40 0 0 0 7 0\ncpu0 2 2 3 13 2 1 1 0 0 0\ncpu1 9 9 9 9 9 9 9 9\n")
     source.fill(third)  # a processor came: what it did before is not known
     assert (third.cpu_pct, third.cores_pct) == (None, None)
+    assert source.failures == {}
 
 
 MOUNTS = b"""device proc mounted on /proc with fstype proc

@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 import support_collect as support
-from test_collect_metrics import RESULT, WINDOW, measured, nic, sample
+from test_collect_metrics import RESULT, WINDOW, measured, nic, sample, step
 
 from collect import summary
 from collect.loading import load, telemetry
 from collect.loading.records import ClockOffset
-from collect.metrics import energy, network
+from collect.metrics import energy, network, utilization
 from shardlab.record import CLOCK, SAMPLER_ENDED, GpuSample, LineWriter, NicSample, RdmaSample, Sample
 from shardlab.workspace import Workspace
 
@@ -16,7 +16,7 @@ TIMES = (9, 11, 13, 15, 17, 19, 21)
 
 
 def covered(run, ends=None, clocks=None):
-    (entry,) = telemetry.coverage("r", run.timed, run.samples, [], ends or {}, clocks or {})
+    (entry,) = telemetry.coverage("r", run.timed, run.samples, [], ends or {}, clocks or {}, run.clock_steps)
     return entry
 
 
@@ -156,3 +156,14 @@ def test_the_events_of_ranks_say_the_clocks_and_a_damaged_one_says_nothing(tmp_p
     support.event(folder, CLOCK, 9, when=["end"], offset_s=1.0, within_s=0.01)
     (entry,) = summary.summarize(load.load(workspace, None), "ddp").telemetry
     assert (entry.clock_start_s, entry.clock_end_s, entry.clock_within_s) == (0.5, None, 0.01)
+
+
+def test_the_processor_time_of_ranks_is_theirs_and_not_the_hosts():
+    ranks = {rank: [step(n, 1.0, wall_s=10.0 * n, cpu_s=5.0 + n * (4 + 4 * rank)) for n in (1, 2, 3)] for rank in (0, 1)}
+    found = utilization.rank_cpu(measured(ranks))  # 4 s and 8 s in 10 s
+    assert (found.value, found.unit) == (pytest.approx(60), "%")
+    ranks[1] = [msgspec.structs.replace(record, cpu_s=None) for record in ranks[1]]
+    assert utilization.rank_cpu(measured(ranks)) is None
+    again = {0: [step(n, 1.0, wall_s=10.0 * n, cpu_s=cpu_s) for n, cpu_s in ((1, 50.0), (2, 60.0), (3, 2.0))]}
+    assert utilization.rank_cpu(measured(again)) is None
+    assert utilization.rank_cpu(measured({0: [step(1, 1.0, cpu_s=1.0)]})) is None

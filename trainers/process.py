@@ -18,6 +18,9 @@ from trainers.out_of_memory import is_out_of_memory
 from trainers.rank import Rank
 from trainers.ranks import Ranks
 
+# NCCL logs once how its ranks are connected; `collect` reads whether RDMA carried the run's traffic.
+NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
+
 
 def run(path: Path) -> str:
     """Train as this rank of the run at `path`; the output goes to the rank's log.
@@ -30,6 +33,8 @@ def run(path: Path) -> str:
     run_dir = RunDir(path.absolute())
     frozen, place = run_dir.read_run(), Rank.of(os.environ)
     launcher_stderr = _redirect(run_dir.rank_log(place.rank))
+    for name, value in NCCL_LOG.items():
+        os.environ.setdefault(name, value)
     hang_dump.arm(frozen.cell.hang_limit_s)
     try:
         _refuse(frozen, run_dir, place)

@@ -140,12 +140,18 @@ class LoadedRun(RunRecords, dict=True):
         if self.resumed:
             return []
         hosts = [host.host for host in self.hosts]
-        return telemetry.coverage(self.run_id, self.timed, self.samples, hosts, self.sampler_ends, self.clocks)
+        steps_of = self.clock_steps
+        return telemetry.coverage(self.run_id, self.timed, self.samples, hosts, self.sampler_ends, self.clocks, steps_of)
 
     @cached_property
+    def clock_steps(self) -> dict[str, float]:
+        """How far the clocks of hosts were set, by host (`telemetry.clock_steps`)."""
+        return telemetry.clock_steps(self.samples.hosts)
+
+    @property
     def clock_stepped(self) -> bool:
         """Whether the clock of a host was set while it was sampled: then no sample is surely within the timed window."""
-        return bool(telemetry.clock_steps(self.samples.hosts))
+        return bool(self.clock_steps)
 
     @cached_property
     def memory(self) -> MemoryCurves | None:

@@ -70,19 +70,23 @@ def coverage(
     ran_on: Iterable[str],
     sampler_ends: Mapping[str, int],
     clocks: Mapping[str, Mapping[str, ClockOffset]],
+    steps_of: Mapping[str, float],
 ) -> list[Coverage]:
     """One entry per host that wrote samples or that the run ran on.
 
-    timed: the timed steps. ran_on: the names of the hosts on which its ranks were. sampler_ends, clocks: by host.
+    timed: the timed steps. ran_on: the names of the hosts on which its ranks were. The others are by host; steps_of: as
+    `clock_steps` returns them.
     """
     span = window(timed)
     entries = []
     hosts: dict[str, list[float]] = {host: [] for host in ran_on}
     for host, wall_s in zip(samples.hosts["host"].to_list(), samples.hosts["wall_s"].to_list(), strict=True):
         hosts.setdefault(host, []).append(wall_s)
-    steps_of = clock_steps(samples.hosts)
-    hz_of = dict(samples.hosts.drop_nulls("started_hz").select("host", "started_hz").iter_rows())
-    lost = samples.gpus.filter("lost").select("host", "uuid").unique(maintain_order=True).rows()
+    started_hz = samples.hosts["started_hz"].to_list()
+    hz_of = {host: hz for host, hz in zip(samples.hosts["host"].to_list(), started_hz, strict=True) if hz}
+    lost = (
+        [] if samples.gpus.is_empty() else samples.gpus.filter("lost").select("host", "uuid").unique(maintain_order=True).rows()
+    )
     for host, times in hosts.items():
         entry = Coverage(run=run_id, host=host, samples=len(times), sampler_ends=sampler_ends.get(host, 0))
         at = clocks.get(host, {})
@@ -105,7 +109,8 @@ def clock_steps(hosts: pl.DataFrame) -> dict[str, float]:
     A set clock stays set: two samples on either side must agree, so that a pause between reading the two clocks is no step.
     """
     found: dict[str, float] = {}
-    if hosts.is_empty():
+    seconds_ahead = hosts["wall_s"].to_numpy() - hosts["t_s"].to_numpy()
+    if not len(seconds_ahead) or seconds_ahead.max() - seconds_ahead.min() <= STEP_S:  # as of nearly all runs on one host
         return found
     ahead = hosts.with_columns(ahead_s=pl.col("wall_s") - pl.col("t_s"))
     spread = pl.col("ahead_s").max() - pl.col("ahead_s").min()

@@ -51,6 +51,8 @@ def energy_per_unit(run: LoadedRun) -> Quantity | None:
 def idle_power(run: LoadedRun) -> Quantity | None:
     """Watts of the GPUs of the run before its ranks used them: the mean over each GPU's samples before the first on which a
     process computes on it. None if any GPU has fewer than IDLE_SAMPLES of these before the first step."""
+    if run.gpu_samples.is_empty():
+        return None
     first_step_s = run.steps["wall_s"].min()
     gpus = run.gpu_samples.drop_nulls(["power_w", "processes"]).sort("wall_s")
     used = run.result.gpus if run.result else None

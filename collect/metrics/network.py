@@ -29,11 +29,12 @@ def received(run: LoadedRun) -> Quantity | None:
 
 def faults(run: LoadedRun) -> Quantity | None:
     """Packets with an error and packets that were dropped, by the kernel's counters of the same interfaces."""
-    parts = []
-    for counter in ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"):
-        parts.append(_counted(run, samples.of_interfaces(run.whole_samples.nics, counter), network_kind, "packets"))
-    known = [part for part in parts if part is not None]
-    return Quantity(round(sum(part.value for part in known)), "packets") if len(known) == len(parts) else None
+    nics = run.whole_samples.nics
+    if nics["rx_errors"].null_count() == nics.height:  # an older record
+        return None
+    together = pl.sum_horizontal("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", ignore_nulls=False)
+    found = _counted(run, samples.of_interfaces(nics.with_columns(faults=together), "faults"), network_kind, "packets")
+    return None if found is None else Quantity(round(found.value), "packets")
 
 
 def rdma(run: LoadedRun) -> Quantity | None:
@@ -41,7 +42,10 @@ def rdma(run: LoadedRun) -> Quantity | None:
 
     A port of InfiniBand is no network interface, so it is always counted; of a port of Ethernet both may count the same bytes.
     """
-    nics = run.whole_samples.nics.drop_nulls("rdma_tx_bytes")
+    nics = run.whole_samples.nics
+    if run.whole_samples.rdma.is_empty() and nics["rdma_tx_bytes"].null_count() == nics.height:
+        return None
+    nics = nics.drop_nulls("rdma_tx_bytes")
     ports = run.whole_samples.rdma.drop_nulls("tx_bytes")
     by_driver = pl.col("host").is_in(nics["host"].unique().to_list()) & (pl.col("link_layer") != "InfiniBand")
     seen = samples.of_interfaces(nics, "rdma_tx_bytes")

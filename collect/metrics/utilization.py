@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 import polars as pl
 
@@ -15,6 +16,18 @@ from shardlab.host import Host
 def cpu(run: LoadedRun) -> Quantity | None:
     """Mean over hosts of the mean cpu_pct of the samples within the timed window, 0 to 100."""
     return _mean_of_means(run, run.whole_samples.hosts, "host", "cpu_pct")
+
+
+def rank_cpu(run: LoadedRun) -> Quantity | None:
+    """Mean over ranks of the growth of cpu_s over that of t_s, in percent: 100 is one processor. None if any rank lacks it."""
+    if run.paused or run.timed.is_empty() or run.timed["cpu_s"].null_count():
+        return None
+    ends = run.timed.group_by("rank", maintain_order=True).agg(
+        pl.col(name).last() - pl.col(name).first() for name in ("cpu_s", "t_s")
+    )
+    if not (ends["cpu_s"] >= 0).all() or not (ends["t_s"] > 0).all():  # it started again meanwhile
+        return None
+    return Quantity(fmean((100 * ends["cpu_s"] / ends["t_s"]).to_list()), "%")
 
 
 def gpu(run: LoadedRun) -> Quantity | None:
@@ -64,6 +77,15 @@ METRICS = (
         definition="Share of all processors of a host that was busy, with any process, between the first and the last timed "
         "step; mean over hosts.",
         of_run=cpu,
+    ),
+    Metric(
+        name="rank_cpu_pct",
+        of_all_steps=True,
+        unit="%",
+        direction="neither",
+        definition="Processor time of a rank, all its threads, over the time between its first and its last timed step, as the "
+        "kernel counts it for each process: 100 % is one processor; mean over ranks.",
+        of_run=rank_cpu,
     ),
     Metric(
         name="gpu_pct",

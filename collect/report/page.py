@@ -144,6 +144,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         places=provenance.made_with(loaded),
         hosts=provenance.hosts(loaded),
         worst=provenance.worst_coverage(summary),
+        traffic=provenance.traffic_rows(summary),
         metrics=menu(),
         defined={metric.name for metric in menu()},
         plotly=Markup(_bundle()),

@@ -114,6 +114,9 @@ def hosts(loaded: Loaded) -> list[tuple[str, list[tuple[str, str]]]]:
     return found
 
 
+MOST_TRAFFIC = 100  # runs in the table of traffic; all are in summary.json
+
+
 def worst_coverage(summary: Summary) -> list[tuple[str, int, int, str, str, int]]:
     """(host, runs, samples, lowest coverage, largest gap, runs without telemetry of the whole timed window) per host."""
     found = []
@@ -126,3 +129,16 @@ def worst_coverage(summary: Summary) -> list[tuple[str, int, int, str, str, int]
         incomplete = sum(bool(entry.incomplete) for entry in entries)
         found.append((host, len(entries), sum(entry.samples for entry in entries), lowest, largest, incomplete))
     return found
+
+
+def traffic_rows(summary: Summary) -> list[tuple[str, str, str, str, str, str]]:
+    """(run, host, interface, share, whether RDMA was used, from what this is known) per run and host, of the first runs."""
+    rows = []
+    for entry in summary.traffic[:MOST_TRAFFIC]:
+        rdma = {True: "yes", False: "no", None: "unknown"}[entry.rdma]
+        for host in entry.hosts:
+            share = f"{notation.number(host.share_pct, 3)} %"
+            rows.append((entry.run, host.host, f"{host.interface} ({host.kind})", share, rdma, entry.why))
+        if not entry.hosts:
+            rows.append((entry.run, "", "unknown", "", rdma, entry.why))
+    return rows

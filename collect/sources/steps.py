@@ -29,6 +29,9 @@ SCHEMA = {
     "allocated_bytes": pl.Int64,
     "reserved_bytes": pl.Int64,
     "rss_bytes": pl.Int64,
+    "cpu_s": pl.Float64,
+    "disk_read_bytes": pl.Int64,
+    "disk_write_bytes": pl.Int64,
 }
 
 

@@ -1,0 +1,69 @@
+"""Which interface of each host carried the traffic of a run, and whether RDMA was used."""
+
+from __future__ import annotations
+
+import msgspec
+
+from collect.loading.loaded_run import LoadedRun
+from collect.metrics.network import counted
+from collect.sources import nccl_log, samples
+from collect.sources.nccl_log import NcclTransports
+
+
+class HostTraffic(msgspec.Struct):
+    """The interface of a host that sent and received the most while steps were timed, all programs of the host together.
+
+    share_pct: its share of what all interfaces of the host sent and received, loopback included.
+    """
+
+    host: str
+    interface: str
+    kind: str  # loopback, physical or virtual
+    sent_bytes: float
+    received_bytes: float
+    share_pct: float
+
+
+class RunTraffic(msgspec.Struct):
+    """How the ranks of a run were connected. rdma: null if nobody knows. why: a sentence that says from what this is known."""
+
+    run: str
+    backend: str
+    hosts: list[HostTraffic]
+    rdma: bool | None
+    why: str
+    nccl: NcclTransports | None = None  # for the backend nccl
+
+
+def traffic(run: LoadedRun) -> RunTraffic | None:
+    """Of a completed run whose ranks met; None for other runs, and for a run of one rank, which has no traffic."""
+    if not run.completed or not run.backend or run.cell.gpus == 1:
+        return None
+    hosts = _hosts(run)
+    if run.backend != "nccl":
+        return RunTraffic(run.run_id, run.backend, hosts, rdma=False, why=f"{run.backend} sends over TCP")
+    found = nccl_log.read(run.folder.rank_log(rank) for rank in range(run.cell.gpus))
+    if found.rdma is None:
+        why = "the ranks' logs do not have NCCL's lines about its connections (NCCL_DEBUG=INFO)"
+    else:
+        why = "NCCL's log: " + ", ".join(f"{name} ({count} connections)" for name, count in sorted(found.channels.items()))
+    return RunTraffic(run.run_id, run.backend, hosts, found.rdma, why, found)
+
+
+def _hosts(run: LoadedRun) -> list[HostTraffic]:
+    """The busiest interface of each host; a host with an interface whose traffic is unknown is left out."""
+    if run.window is None or run.clock_stepped:
+        return []
+    received = samples.of_interfaces(run.whole_samples.nics, "rx_bytes")
+    of_host: dict[str, list[tuple[str, str, float | None, float | None]]] = {}
+    for (host, kind, name), seen in run.interfaces.items():
+        sent, got = counted(seen, run.window), counted(received[host, kind, name], run.window)
+        of_host.setdefault(host, []).append((name, kind, sent, got))
+    found = []
+    for host, entries in of_host.items():
+        known = [(name, kind, sent, got) for name, kind, sent, got in entries if sent is not None and got is not None]
+        total = sum(sent + got for _, _, sent, got in known)
+        if len(known) == len(entries) and total > 0:
+            name, kind, sent, got = max(known, key=lambda entry: entry[2] + entry[3])
+            found.append(HostTraffic(host, name, kind, sent, got, 100 * (sent + got) / total))
+    return found

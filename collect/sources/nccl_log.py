@@ -1,0 +1,73 @@
+"""What NCCL says of its connections in the log of a rank (NCCL_DEBUG=INFO). A log is text of anybody: words are taken only in
+the form that NCCL gives them, and of a long log only the beginning is read, where NCCL writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from shardlab import files
+
+MOST_BYTES = 8 << 20  # of a log that are read
+MOST_DEVICES = 32
+# Such as: Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA
+_CHANNEL = re.compile(
+    rb"NCCL INFO Channel \d{1,4}(?:/\d{1,4})? : \d{1,6}\[[0-9a-f]{1,16}\] -> \d{1,6}\[[0-9a-f]{1,16}\]"
+    rb"(?: \[(?:send|receive)\])? via (NET/[A-Za-z]{1,24}|P2P|SHM)([/A-Za-z0-9:+()-]{0,64})"
+)
+# Such as: NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/IB [RO]; OOB eno1:10.0.0.1<0>
+_DEVICES = re.compile(rb"NCCL INFO NET/IB : Using ([^\n;]{1,2000})")
+_DEVICE = re.compile(rb"\[\d{1,3}\]([A-Za-z0-9_.-]{1,32}):\d{1,3}/(RoCE|IB)(?![A-Za-z])")
+_SOCKETS = re.compile(rb"NCCL INFO NET/Socket : Using ([^\n;]{1,2000})")
+_SOCKET = re.compile(rb"\[\d{1,3}\]([A-Za-z0-9_.@-]{1,15}):")
+
+
+class NcclTransports(msgspec.Struct, omit_defaults=True):
+    """By which transports the ranks of a run are connected.
+
+    channels: number of connections by transport: P2P (NVLink or PCIe within a node), SHM (memory of the node), NET/IB (RDMA),
+    NET/Socket (TCP), or the name of a plug-in after NET/. gpudirect: of NET/IB, those that bypass the memory of the hosts.
+    devices: RDMA devices that NCCL uses, each with its link, such as `mlx5_0 (RoCE)`. interfaces: of NET/Socket.
+    """
+
+    channels: dict[str, int] = {}
+    gpudirect: int = 0
+    devices: list[str] = []
+    interfaces: list[str] = []
+
+    @property
+    def rdma(self) -> bool | None:
+        """Whether RDMA carried bytes between nodes; None if the logs do not say by what ranks are connected."""
+        if any(name.startswith("NET/") and name not in ("NET/IB", "NET/Socket") for name in self.channels):
+            return True if "NET/IB" in self.channels else None  # a plug-in, such as of a cloud, may use RDMA or not
+        return "NET/IB" in self.channels if self.channels else None
+
+
+def read(logs: Iterable[Path]) -> NcclTransports:
+    """What the logs of all ranks of a run say together. A log that cannot be read says nothing."""
+    found = NcclTransports()
+    for log in logs:
+        try:
+            with files.open_regular(log) as handle:
+                add(found, handle.read(MOST_BYTES))
+        except OSError:
+            continue
+    return found
+
+
+def add(found: NcclTransports, log: bytes) -> None:
+    """Add what one log says. Each rank writes the connections of which it is an end."""
+    for name, rest in _CHANNEL.findall(log):
+        transport = name.decode()
+        found.channels[transport] = found.channels.get(transport, 0) + 1
+        found.gpudirect += transport == "NET/IB" and b"/GDRDMA" in rest
+    for pattern, each, into in ((_DEVICES, _DEVICE, found.devices), (_SOCKETS, _SOCKET, found.interfaces)):
+        for line in pattern.findall(log):
+            for match in each.finditer(line):
+                words = [group.decode() for group in match.groups()]
+                says = f"{words[0]} ({words[1]})" if len(words) > 1 else words[0]
+                if says not in into and len(into) < MOST_DEVICES:
+                    into.append(says)
