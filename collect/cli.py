@@ -23,12 +23,14 @@ EXAMPLES = {
     "summarize": "collect summarize --matrix quickstart",
     "verdicts": "collect verdicts --strict",
     "trace": "collect trace RUN --against OTHER",
+    "timeline": "collect timeline RUN --perfetto timeline.json.gz",
     "compare": "collect compare ../before .",
     "export": "collect export --to latex",
     "sample": "collect sample --out node0.jsonl --hz 2",
     "metrics": "collect metrics",
 }
-OF_A_WORKSPACE = ("summarize", "verdicts", "trace", "compare", "export")  # without `fetch`, which does what is urged
+# Verbs that read a workspace; without `fetch`, which does what is urged.
+OF_A_WORKSPACE = ("summarize", "verdicts", "trace", "timeline", "compare", "export")
 FASTEST_HZ = 50.0  # at 100 the sampler was measured to slow the ranks that it watches by a fifth
 
 
@@ -63,7 +65,7 @@ def parser() -> console.Parser:
     )
     console.add_version(top)
     verbs = console.Verbs(top, common, EXAMPLES)
-    for add in (_add_fetch, _add_summarize, _add_verdicts, _add_trace, _add_compare, _add_export, _add_sample):
+    for add in (_add_fetch, _add_summarize, _add_verdicts, _add_trace, _add_timeline, _add_compare, _add_export, _add_sample):
         add(verbs)
     verbs.add("metrics", _metrics, "list all metrics with unit, direction and definition")
     return top
@@ -101,6 +103,14 @@ def _add_trace(verbs: console.Verbs) -> None:
     verb.add_argument("--against", metavar="OTHER", help=against_help)
     hta_help = "round times and leave out the last step, as HolisticTraceAnalysis does"
     verb.add_argument("--like-hta", action="store_true", help=hta_help)
+
+
+def _add_timeline(verbs: console.Verbs) -> None:
+    summary = "show the steps and clocks of all ranks of a run, and the rank that the others wait for"
+    verb = verbs.add("timeline", _timeline, summary)
+    verb.add_argument("shown", metavar="RUN", help="a run id")
+    perfetto_help = "also write steps, telemetry, events and traces of all hosts on one clock to FILE, for ui.perfetto.dev"
+    verb.add_argument("--perfetto", metavar="FILE", help=f"{perfetto_help} (compressed if it ends in .gz)")
 
 
 def _add_compare(verbs: console.Verbs) -> None:
@@ -251,6 +261,13 @@ def _trace(arguments: argparse.Namespace, output: Output) -> int:
     from collect.traces import command
 
     return command.show(_workspace(arguments), arguments.profiled, arguments.against, output, like_hta=arguments.like_hta)
+
+
+def _timeline(arguments: argparse.Namespace, output: Output) -> int:
+    _need_report("timeline", "polars")
+    from collect.timeline import command
+
+    return command.show(_workspace(arguments), arguments.shown, arguments.perfetto, output)
 
 
 def _compare(arguments: argparse.Namespace, output: Output) -> int:

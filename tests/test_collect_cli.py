@@ -16,7 +16,7 @@ from shardlab.lease import Lease
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
-VERBS = ("fetch", "summarize", "verdicts", "trace", "compare", "export", "sample", "metrics")
+VERBS = ("fetch", "summarize", "verdicts", "trace", "timeline", "compare", "export", "sample", "metrics")
 
 
 @pytest.fixture

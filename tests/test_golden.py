@@ -18,6 +18,7 @@ import pytest
 from support_collect import ten_digits
 from support_golden import GOLDEN, HOSTILE, run_of, same_as_golden
 
+import collect.cli
 import jobs.cli
 from collect import summary
 from collect.loading import load
@@ -34,7 +35,7 @@ COMMANDS = [
     "jobs",
     *(f"jobs {verb}" for verb in sorted(jobs.cli.EXAMPLES)),
     "collect",
-    *(f"collect {verb}" for verb in ("compare", "export", "fetch", "metrics", "sample", "summarize", "trace", "verdicts")),
+    *(f"collect {verb}" for verb in sorted(collect.cli.EXAMPLES)),
 ]
 
 

@@ -12,7 +12,7 @@ from collect.cli import main
 from shardlab.workspace import Workspace
 
 pytestmark = support_browser.needed
-FIGURES = 6
+FIGURES = 7
 REACHABLE = "a[href], button, summary, [tabindex='0']"
 FAST = "throughput_per_s(strategy='{}') > throughput_per_s(strategy='{}')"
 STUDY = {

@@ -45,3 +45,21 @@ def test_an_offset_is_found_within_its_bound(ahead_s):
     for number, true_s in ((0, 0.0), (1, 0.0), (2, ahead_s)):
         assert abs(found[number].offset_s - true_s) <= found[number].within_s + 1e-9
         assert found[number].within_s >= 0
+
+
+def test_a_clock_that_is_set_meanwhile_has_no_offset():
+    meeting, found = Meeting(2), {}
+
+    def rank(number):
+        asked = iter(range(1000))
+        clock = (
+            time.monotonic if number == 0 else lambda: time.monotonic() + (3600 if next(asked) > clock_check.MEETINGS else 0)
+        )
+        found[number] = clock_check.offset(meeting.of(number), clock)
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[1] is None

@@ -32,13 +32,14 @@ def check(run: Run, run_dir: RunDir, ranks: Ranks, peers: Peers, when: str) -> N
     if run.world.nnodes == 1:
         return
     found = offset(peers, time.time)
-    if ranks.local_rank == 0:
+    if ranks.local_rank == 0 and found is not None:
         writer = f"rank-{ranks.rank:05d}"
         run_dir.write_event(writer, CLOCK, sync=False, when=when, offset_s=found.offset_s, within_s=found.within_s)
 
 
-def offset(peers: Peers, clock: Callable[[], float]) -> ClockOffset:
-    """The offset of this rank's clock; every rank calls it at once."""
+def offset(peers: Peers, clock: Callable[[], float]) -> ClockOffset | None:
+    """The offset of this rank's clock; every rank calls it at once. None if the bounds contradict each other: a clock was set
+    meanwhile."""
     came: list[tuple[float, float]] = []  # (of rank 0, of this rank) at each meeting
     done: list[tuple[float, float]] = []
     left = clock()
@@ -51,4 +52,4 @@ def offset(peers: Peers, clock: Callable[[], float]) -> ClockOffset:
     pairs = list(zip(came, done[1:], strict=False))
     least = max(mine - done_there for (_, mine), (done_there, _) in pairs)
     most = min(done_here - theirs for (theirs, _), (_, done_here) in pairs)
-    return ClockOffset((least + most) / 2, max(most - least, 0.0) / 2)  # below 0: a clock was set meanwhile
+    return ClockOffset((least + most) / 2, (most - least) / 2) if least <= most else None

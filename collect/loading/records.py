@@ -92,6 +92,7 @@ class RunRecords(msgspec.Struct):
     step_records: dict[int, list[StepRecord]] = {}  # by rank
     sample_records: dict[str, list[Sample]] = {}  # by the host that the file is named after
     validation: list[ValidationRecord] = []
+    events: list[Event] = []  # of all writers, ordered by time
     hosts: list[Host] = []  # the descriptions of hosts that could be read
     damage: Damage = msgspec.field(default_factory=Damage)
     profiled: bool = False  # there is a folder for traces
@@ -152,13 +153,14 @@ class RunRecords(msgspec.Struct):
         if VALIDATION in names:
             self.validation = self._lines(VALIDATION, ValidationRecord)
         events = [event for name in names if _EVENTS.fullmatch(name) for event in self._lines(name, Event)]
+        self.events = events = sorted(events, key=lambda event: event.wall_s)
         for name in filter(_EVENTS.fullmatch, self.damage.corrupt):
             if (line := damaged_line(f"{self.folder.path}/{name}", Event)) is not None:
                 self._set_aside(f"{self.folder.path}/{name}:{line[0]}: is not an event of this version: {line[1]}.")
         try:
             self.run = self.folder.read_run()
             self.result = self.folder.read_result()
-            self.verdict = judged(self.run, self.result, sorted(events, key=lambda event: event.wall_s), self.step_records)
+            self.verdict = judged(self.run, self.result, self.events, self.step_records)
         except (InputError, WorkspaceError) as error:
             self._set_aside(str(error))
         self.hosts = [host for name in parts.get("env", ()) if (host := _host(f"{self.folder.path}/{name}")) is not None]

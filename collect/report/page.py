@@ -33,6 +33,7 @@ from collect.figures import (
     scaling,
     sharding,
     step_time,
+    step_timeline,
     telemetry,
     throughput,
     utilization,
@@ -50,7 +51,7 @@ from templates import render_page
 TEMPLATE = "report/index.html.j2"
 WIDE = (
     "telemetry", "gpus", "memory_timeline", "breakdown", "collectives", "operator_differences", "memory_categories", "sharding",
-    "head_to_head",
+    "head_to_head", "step_timeline",
 )  # fmt: skip  # figures that take a whole row
 MOST_UNLIKE = 1.4  # ratio of the heights of two figures in a row
 # in the order of the page
@@ -58,7 +59,7 @@ FIGURES: tuple[ModuleType, ...] = (
     head_to_head,
     throughput, scaling, batch_scaling, step_time, epoch_time, epoch_histogram, memory, memory_by_run, loss, accuracy,
     breakdown, overlap, collectives, operator_differences, bubble, memory_categories, sharding, memory_timeline, utilization,
-    telemetry, gpus,
+    step_timeline, telemetry, gpus,
 )  # fmt: skip
 
 # in the order of a reader's questions; each is a file of templates/report

@@ -19,6 +19,7 @@ from shardlab.decoders import DECODE_FAULTS
 
 _LIST = re.compile(rb'\A\s*\[|"traceEvents"\s*:\s*\[')
 _RANKS = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)")
 _PHASE = re.compile(rb'"ph"\s*:')
 _BETWEEN = re.compile(rb"\}(\s*,\s*)\Z")
@@ -38,6 +39,7 @@ class Trace(NamedTuple):
     what the profiler counts from; duration_ns: never negative. stream, correlation: -1 where not given.
     lost: how many events could not be read, by reason; a stretch that is no JSON counts the events that can be made out in it.
     cut: why the file ends before its list of events does, or "".
+    base_ns: what the profiler counts from, in ns since the epoch; None if the file does not say it.
     """
 
     path: Path
@@ -52,6 +54,7 @@ class Trace(NamedTuple):
     duration_ns: NDArray[np.int64]
     lost: dict[str, int]
     cut: str
+    base_ns: int | None = None
 
     @property
     def end_ns(self) -> NDArray[np.int64]:
@@ -82,7 +85,8 @@ def read(path: Path) -> Trace:
                 columns.add(found)
     except CutShort as short:
         cut = str(short)
-    return columns.trace(path, _rank(head, path), cut)
+    base = _BASE.search(head)
+    return columns.trace(path, _rank(head, path), cut)._replace(base_ns=int(base[1]) if base else None)
 
 
 def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | list[TraceEvent]]:

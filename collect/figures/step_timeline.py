@@ -1,0 +1,152 @@
+"""The steps of all ranks over one clock, with their phases: who is late, and where the others wait. Time can be zoomed."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from collect.figure import MUTED, CellMark, Figure, Group, axis, layout
+from collect.loading.loaded_run import LoadedRun
+from collect.timeline import timeline
+from collect.timeline.straggler import PHASES, Straggler
+from collect.timeline.timeline import Spans
+
+ROW_PX, HEAD_PX = 22, 44  # of a rank, and of a panel's title and its distance to the next one
+MOST_PANELS = 6
+MOST_RANKS = 16  # of a panel: rank 0 and the ranks after it
+MOST_STEPS = 10  # in the middle of the timed steps
+COLOURS = {
+    "data": "var(--series-5)",
+    "forward": "var(--series-1)",
+    "backward": "var(--series-2)",
+    "optimizer": "var(--series-3)",
+    "other": MUTED,
+}
+
+
+class StepPhase(NamedTuple):
+    """A phase of a step of one rank. start_ms, took_ms: since the first step that is drawn; step: what it is called."""
+
+    rank: int
+    phase: str
+    step: str
+    start_ms: float
+    took_ms: float
+
+
+class Panel(NamedTuple):
+    """One cell. phases: of the steps that are drawn; ranks: those that are drawn, in order."""
+
+    mark: CellMark
+    phases: list[StepPhase]
+    ranks: list[int]
+    straggler: Straggler | None
+
+
+def draw(group: Group) -> Figure | None:
+    """One panel per cell with several ranks: the middle timed steps of its first completed repeat."""
+    found = [panel for mark in group.marks if (panel := _panel(mark)) is not None]
+    if not found:
+        return None
+    shown = found[:MOST_PANELS]
+    data = [trace for number, panel in enumerate(shown, 1) for trace in _bars(panel, number)]
+    late = [f"{panel.mark.label}: rank {one.rank}, {one.phase}" for panel in shown if (one := panel.straggler) is not None]
+    caption = (
+        f"First completed repeat of each cell on several ranks, up to {MOST_STEPS} timed steps. The phases of a step are drawn "
+        "one after the other, also where gradient accumulation repeats them; collectives are within them. Drag along the axis "
+        "to zoom in, double-click to see all. "
+        + (f"The others wait for: {'; '.join(late)}." if late else "No rank is found for which the others wait.")
+    )
+    if len(found) > len(shown):
+        caption += f" {len(found) - len(shown)} more cells are not drawn."
+    height_px = 80 + sum(HEAD_PX + ROW_PX * len(panel.ranks) for panel in shown)
+    return Figure("step_timeline", "Steps of the ranks on one clock", caption, height_px, data, _panels(shown))
+
+
+def _panel(mark: CellMark) -> Panel | None:
+    run = next((run for run in mark.cell.completed if not run.resumed), None)
+    if run is None or run.timed["rank"].n_unique() < 2 or run.undisturbed.is_empty():
+        return None
+    phases = _phases(run)
+    ranks = sorted({phase.rank for phase in phases})
+    return Panel(mark, phases, ranks, timeline.straggler_of(run)) if len(ranks) > 1 else None
+
+
+def _phases(run: LoadedRun) -> list[StepPhase]:
+    """The phases of the middle steps that no instrument slowed down, in ms since the first of these steps began."""
+    numbers = run.undisturbed["step"].to_list()
+    first = max((len(numbers) - MOST_STEPS) // 2, 0)
+    wanted = numbers[first : first + MOST_STEPS]
+    rows = run.timed.filter(pl.col("step").is_in(wanted), pl.col("rank") < MOST_RANKS)
+    spans_of = {int(spans.row.removeprefix("rank ")): spans for spans in timeline.steps(rows, timeline.clocks(run))}
+    zero_s = min((float(spans.start_s.min()) for spans in spans_of.values()), default=0.0)
+    return [
+        phase
+        for rank, spans in spans_of.items()
+        for phase in _of_rank(rank, spans, rows.filter(pl.col("rank") == rank).sort("wall_s"), zero_s)
+    ]
+
+
+def _of_rank(rank: int, spans: Spans, rows: pl.DataFrame, zero_s: float) -> list[StepPhase]:
+    found = []
+    for name, start_s, row in zip(spans.names, spans.start_s.tolist(), rows.iter_rows(named=True), strict=True):
+        at_ms, left_ms = 1000 * (start_s - zero_s), row["step_ms"]
+        for phase in PHASES:
+            took_ms = row[phase]
+            if took_ms is not None:
+                found.append(StepPhase(rank, phase.removesuffix("_ms"), name, at_ms, took_ms))
+                at_ms, left_ms = at_ms + took_ms, left_ms - took_ms
+        if left_ms > 0:
+            found.append(StepPhase(rank, "other", name, at_ms, left_ms))
+    return found
+
+
+def _bars(panel: Panel, number: int) -> list[dict[str, Any]]:
+    made = []
+    for phase, colour in COLOURS.items():
+        drawn = [one for one in panel.phases if one.phase == phase]
+        made.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": phase,
+                "legendgroup": phase,
+                "showlegend": number == 1,
+                "marker": {"color": colour, "line": {"width": 0}},
+                "base": [round(one.start_ms, 3) for one in drawn],
+                "x": [round(one.took_ms, 3) for one in drawn],
+                "y": [f"rank {one.rank}" for one in drawn],
+                "text": [one.step for one in drawn],
+                "textposition": "none",
+                "xaxis": _axis("x", number),
+                "yaxis": _axis("y", number),
+                "hovertemplate": f"%{{text}}, {phase}: %{{x:.4~g}} ms",
+            }
+        )
+    return made
+
+
+def _panels(shown: list[Panel]) -> dict[str, Any]:
+    shape = layout({}, {}, showlegend=True, barmode="overlay", bargap=0.15, dragmode="zoom")
+    shape["annotations"] = []
+    whole = sum(HEAD_PX + ROW_PX * len(panel.ranks) for panel in shown)
+    top = 1.0
+    for number, panel in enumerate(shown, 1):
+        bottom = top - (HEAD_PX + ROW_PX * len(panel.ranks)) / whole
+        begin = top - 20 / whole
+        title = "ms since the first of these steps began" if number == len(shown) else ""
+        time = axis(title, anchor=_axis("y", number), showgrid=False, rangemode="tozero", fixedrange=False)
+        shape[_axis("xaxis", number)] = time
+        names = [f"rank {rank}" for rank in panel.ranks]
+        rows = axis("", type="category", categoryorder="array", categoryarray=names[::-1], showgrid=False)
+        shape[_axis("yaxis", number)] = rows | {"domain": [bottom + 24 / whole, begin], "anchor": _axis("x", number)}
+        at = {"xref": "paper", "yref": "paper", "x": 0, "y": begin, "xanchor": "left", "yanchor": "bottom", "yshift": 2}
+        shape["annotations"].append(at | {"text": panel.mark.label, "showarrow": False, "font": {"size": 12, "color": MUTED}})
+        top = bottom
+    return shape
+
+
+def _axis(name: str, number: int) -> str:
+    """What plotly calls the number-th axis of a kind."""
+    return name if number == 1 else f"{name}{number}"

@@ -1,0 +1,94 @@
+"""`collect timeline`: all ranks and hosts of a run on one clock, and the rank that the others wait for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from collect.loading.loaded_run import LoadedRun
+from collect.timeline import perfetto
+from collect.timeline.clocks import HostClock
+from collect.timeline.straggler import PHASES
+from collect.timeline.timeline import Timeline, of_run, profiled
+from shardlab.console import Output
+from shardlab.errors import InputError
+from shardlab.workspace import Workspace
+
+
+def show(workspace: Workspace, run_id: str, file: str | None, output: Output) -> int:
+    """Print the ranks, the clocks and the straggler, and write the file for Perfetto if one is asked for.
+
+    Raises InputError for a run without any record.
+    """
+    run = LoadedRun.read(workspace.run(run_id))
+    timeline = of_run(run)
+    if not (timeline.steps or timeline.counters):
+        raise InputError(
+            f"{run.folder.path}: no steps and no telemetry, so there is no timeline. Allowed: a run that has begun."
+        )
+    rows = _ranks(timeline, run.timed)
+    headings = ["Rank", "Host", "Timed steps (n)", "Step (ms)", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)"]
+    output.table(f"{run_id}: medians over the timed steps", headings, [_cells(row) for row in rows])
+    clocks = sorted(timeline.clocks.of_host.values(), key=lambda clock: clock.first_rank)
+    if clocks:
+        hosts = [
+            "Host",
+            "First rank",
+            "Ahead of the clock of rank 0's host (ms)",
+            "Uncertainty (± ms)",
+            "Drift in the run (ms)",
+        ]
+        output.table("clocks", hosts, [_clock(clock) for clock in clocks])
+    output.line(_straggler(timeline))
+    for host in timeline.uncorrected:
+        output.remark(f"{host}: its clock was not compared with the others, so its times are as its own clock had them.")
+    document: dict[str, Any] = {
+        "run": run_id,
+        "ranks": rows,
+        "clocks": [msgspec.to_builtins(clock) | {"drift_s": clock.drift_s} for clock in clocks],
+        "uncorrected": timeline.uncorrected,
+        "straggler": _straggler_document(timeline),
+    }
+    if file is not None:
+        count = perfetto.write(Path(file), timeline, profiled(run))
+        output.line(f"{count:,} events: {file} (open it with ui.perfetto.dev, which reads it in the browser)")
+        document |= {"file": file, "events": count}
+    output.document(document)
+    return 0
+
+
+def _ranks(timeline: Timeline, timed: pl.DataFrame) -> list[dict[str, Any]]:
+    """A row per rank that recorded timed steps."""
+    medians = timed.group_by("rank").agg(pl.len().alias("steps"), *(pl.col(name).median() for name in ("step_ms", *PHASES)))
+    return [{"rank": row["rank"], "host": timeline.host_of(row["rank"])} | row for row in medians.sort("rank").to_dicts()]
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [str(row["rank"]), row["host"], f"{row['steps']:,}", *(_ms(row[name]) for name in ("step_ms", *PHASES))]
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _clock(clock: HostClock) -> list[str]:
+    drift = "" if clock.drift_s is None else f"{1000 * clock.drift_s:.3f}"
+    return [clock.host, str(clock.first_rank), f"{1000 * clock.offset_s[0]:.3f}", f"{1000 * clock.within_s:.3f}", drift]
+
+
+def _straggler(timeline: Timeline) -> str:
+    found = timeline.straggler
+    if found is None:
+        return "straggler: none found. Ranks differ by less than 5 % of a step, or have too few steps (at least 3 on 2 ranks)."
+    return (
+        f"straggler: rank {found.rank} on {timeline.host_of(found.rank)}, {found.phase}: {found.late_ms:.4g} ms longer than "
+        f"the median rank in each step ({found.share_pct:.0f} % of {found.step_ms:.4g} ms); found by {found.by}."
+    )
+
+
+def _straggler_document(timeline: Timeline) -> dict[str, Any] | None:
+    found = timeline.straggler
+    return None if found is None else {"host": timeline.host_of(found.rank)} | msgspec.to_builtins(found)

@@ -1,0 +1,70 @@
+"""A timeline as a file for ui.perfetto.dev, in Chrome's trace event format: a process per host, a row per rank or thread."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from collect.timeline.timeline import Spans, Timeline
+from shardlab import files
+
+
+def write(path: Path, timeline: Timeline, profiled: Iterable[Spans]) -> int:
+    """Write the file, compressed if its name ends in .gz; returns the number of events in it. Raises WorkspaceError.
+
+    Times are in microseconds since the first moment of the timeline, which `otherData` gives in seconds since the epoch.
+    """
+    zero_s = _first_s(timeline)
+    count = 0
+    with files.as_workspace_error("write"):
+        unfinished = path.with_name(f".{path.name}.unfinished")
+        with gzip.open(unfinished, "wt") if path.suffix == ".gz" else unfinished.open("w") as handle:
+            about = {"run": timeline.run_id, "began_s": zero_s, "uncorrected_hosts": timeline.uncorrected}
+            handle.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [\n')
+            for event in _events(timeline, profiled, zero_s):
+                handle.write(f"{',' if count else ''}{json.dumps(event)}\n")
+                count += 1
+            handle.write("]}\n")
+        unfinished.replace(path)
+    return count
+
+
+def _first_s(timeline: Timeline) -> float:
+    firsts = [float(one.start_s.min()) for one in timeline.steps if len(one.start_s)]
+    firsts += [float(one.at_s.min()) for one in timeline.counters] + [moment.at_s for moment in timeline.moments]
+    return min(firsts, default=0.0)
+
+
+def _events(timeline: Timeline, profiled: Iterable[Spans], zero_s: float) -> Iterator[dict[str, Any]]:
+    processes: dict[str, int] = {}
+    rows: dict[tuple[str, str], int] = {}
+
+    def us(at_s: float) -> float:
+        return round(1e6 * (at_s - zero_s), 3)
+
+    def process(host: str) -> Iterator[dict[str, Any]]:
+        if host not in processes:
+            processes[host] = len(processes) + 1
+            yield {"ph": "M", "name": "process_name", "pid": processes[host], "args": {"name": host}}
+
+    for spans in (*timeline.steps, *profiled):
+        yield from process(spans.host)
+        pid = processes[spans.host]
+        tid = rows.setdefault((spans.host, spans.row), len(rows) + 1)
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": spans.row}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
+        for name, start_s, end_s in zip(spans.names, spans.start_s.tolist(), spans.end_s.tolist(), strict=True):
+            took_us = max(round(1e6 * (end_s - start_s), 3), 0.0)
+            yield {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": us(start_s), "dur": took_us}
+    for counter in timeline.counters:
+        yield from process(counter.host)
+        name = f"{counter.name} ({counter.unit})"
+        for at_s, value in zip(counter.at_s.tolist(), counter.values.tolist(), strict=True):
+            args = {counter.unit: value}
+            yield {"ph": "C", "name": name, "pid": processes[counter.host], "ts": us(at_s), "args": args}
+    for moment in timeline.moments:
+        yield from process(moment.host)
+        yield {"ph": "i", "s": "p", "name": moment.name, "pid": processes[moment.host], "tid": 0, "ts": us(moment.at_s)}

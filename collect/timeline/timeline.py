@@ -1,0 +1,146 @@
+"""A run -> everything that happened in it, on the clock of rank 0's host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from collect.loading.loaded_run import LoadedRun
+from collect.timeline import straggler
+from collect.timeline.clocks import Clocks
+from collect.timeline.straggler import Straggler
+from collect.traces import run_traces, trace
+
+UNKNOWN = "host not recorded"
+
+
+class Spans(msgspec.Struct, frozen=True):
+    """Things that lasted, on one row of a timeline: start_s and end_s in seconds since the epoch, one entry per name."""
+
+    host: str
+    row: str
+    names: list[str]
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+
+
+class Counter(msgspec.Struct, frozen=True):
+    """A quantity over time: at_s in seconds since the epoch, values in `unit`."""
+
+    host: str
+    name: str
+    unit: str
+    at_s: NDArray[np.float64]
+    values: NDArray[np.float64]
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """Something that happened at once. at_s: seconds since the epoch."""
+
+    host: str
+    name: str
+    at_s: float
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. uncorrected: hosts whose clocks were never compared, so that their times are as their own clocks had them."""
+
+    run_id: str
+    clocks: Clocks
+    uncorrected: list[str]
+    steps: list[Spans]
+    counters: list[Counter]
+    moments: list[Moment]
+    straggler: Straggler | None
+
+    def host_of(self, rank: int) -> str:
+        """The host of a rank."""
+        return self.clocks.host_of(rank) or UNKNOWN
+
+
+def of_run(run: LoadedRun) -> Timeline:
+    """The timeline of a run, without the events of its traces (`profiled`)."""
+    compared = clocks(run)
+    counters = [*_counters(run, compared)]
+    hosts = {counter.host for counter in counters} | {compared.host_of(rank) for rank in run.steps["rank"].unique()}
+    return Timeline(
+        run_id=run.run_id,
+        clocks=compared,
+        uncorrected=sorted(host or UNKNOWN for host in hosts if not compared.is_known(host)),
+        steps=[*steps(run.steps, compared)],
+        counters=counters,
+        moments=[
+            Moment(event.host, event.event, float(compared.corrected(event.host, np.array([event.wall_s]))[0]))
+            for event in run.events
+        ],
+        straggler=straggler_of(run),
+    )
+
+
+def profiled(run: LoadedRun) -> Iterator[Spans]:
+    """The events of the traces of a run, one `Spans` per thread or stream. Traces that do not say when they began have none."""
+    compared = clocks(run)
+    for path in run_traces.regular((run.folder.path / "trace").glob("rank-*.json.gz")):
+        found = trace.read(path)
+        if found.base_ns is None or found.rank is None:
+            continue
+        host = compared.host_of(found.rank)
+        for thread in np.unique(found.thread):
+            rows = np.flatnonzero(found.thread == thread)
+            start_s, end_s = ((found.base_ns + ns[rows]) / 1e9 for ns in (found.start_ns, found.end_ns))
+            yield Spans(
+                host or UNKNOWN,
+                f"rank {found.rank} profiled: {found.labels[thread]}",
+                [found.labels[name] for name in found.name[rows]],
+                compared.corrected(host, start_s),
+                compared.corrected(host, end_s),
+            )
+
+
+def straggler_of(run: LoadedRun) -> Straggler | None:
+    """The rank that the others wait for: from traces of several ranks, else from the phases of the steps."""
+    return straggler.by_traces(run.breakdowns) or straggler.by_phases(run.timed)
+
+
+def clocks(run: LoadedRun) -> Clocks:
+    """The clocks of the hosts of a run."""
+    return Clocks(run.events, [host.host for host in run.hosts])
+
+
+def steps(recorded: pl.DataFrame, compared: Clocks) -> Iterator[Spans]:
+    """The steps of each rank, in the order of time: `recorded` has the columns of `LoadedRun.steps`."""
+    for (rank,), rows in recorded.sort("rank", "wall_s").group_by("rank", maintain_order=True):
+        host = compared.host_of(int(rank))
+        end_s = compared.corrected(host, rows["wall_s"].to_numpy())
+        begun_s = end_s - rows["step_ms"].to_numpy() / 1000
+        pairs = zip(rows["step"], rows["warmup"], rows["watched"], strict=True)
+        names = [f"{'warm-up ' * warm}step {n}{' (with an instrument)' * watched}" for n, warm, watched in pairs]
+        yield Spans(host or UNKNOWN, f"rank {rank}", names, begun_s, end_s)
+
+
+def _counters(run: LoadedRun, compared: Clocks) -> Iterator[Counter]:
+    """The telemetry of all hosts: of processors and memory, of each GPU, and of each interface as rates."""
+
+    def points(host: str, rows: pl.DataFrame, column: str, name: str, unit: str, scale: float = 1.0) -> Iterator[Counter]:
+        known = rows.drop_nulls(column)
+        if known.height:
+            at_s = compared.corrected(host, known["wall_s"].to_numpy())
+            yield Counter(host, name, unit, at_s, known[column].to_numpy() / scale)
+
+    for (host,), rows in run.samples.hosts.group_by("host", maintain_order=True):
+        yield from points(str(host), rows, "cpu_pct", "processors busy", "%")
+        yield from points(str(host), rows, "memory_used_bytes", "memory in use", "GiB", 2**30)
+    for (host, uuid), rows in run.samples.gpus.group_by("host", "uuid", maintain_order=True):
+        yield from points(str(host), rows, "utilization_pct", f"{uuid} utilization", "%")
+        yield from points(str(host), rows, "power_w", f"{uuid} power", "W")
+        yield from points(str(host), rows, "memory_used_bytes", f"{uuid} memory in use", "GiB", 2**30)
+        yield from points(str(host), rows, "sm_clock_mhz", f"{uuid} SM clock", "MHz")
+    for (host, name, _), rows in run.samples.nics.group_by("host", "name", "boot_id", maintain_order=True):
+        for column, what in (("tx_bytes", "sent"), ("rx_bytes", "received")):
+            seconds, counted = pl.col("wall_s").diff(), pl.col(column).diff()
+            rates = rows.drop_nulls(column).with_columns(rate=pl.when(counted >= 0, seconds > 0).then(counted / seconds))
+            yield from points(str(host), rates, "rate", f"{name} {what}", "MB/s", 1e6)
