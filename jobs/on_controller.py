@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from socket import gethostname
 
+from jobs import own_workloads
 from jobs.invocation import Invocation
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES
@@ -88,7 +89,9 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
         texts = {"cluster.yaml": file.read_bytes() if where.provider != "cloudlab" else cluster.resolved_file(where)}
         for path in sorted(workspace.own_templates.rglob("*.j2")):
             texts[str(path.relative_to(workspace.path))] = path.read_bytes()
-        texts |= own_workload.texts(workspace.path)
+        own = own_workload.texts(workspace.path)
+        own_workloads.must_be_trusted(workspace, [workspace.path / name for name in own], trust=arguments.trust)
+        texts |= own
         # Without Slurm, the scheduler there reads the addresses of the nodes. With a lease, it decides which runs wait.
         if where.slurm is None or inventory.leased(workspace, where.name) is not None:
             texts[str(upload.INVENTORY)] = inventory.path_of(workspace).read_bytes()

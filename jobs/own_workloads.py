@@ -1,8 +1,9 @@
 """The workloads that a workspace defines itself: found, described without torch in this process, and frozen at submission.
 
 A file is executed by a process of its own (`python -m trainers describe`), never by `jobs`; the answer is kept by the digest of
-the files. Only files in WORKSPACE/workloads are executed. Code in the folder of a run may have come from another machine, so
-a new attempt uses the copy that was made here at submission (WORKSPACE/.shardlab/own/DIGEST), unless the user trusts the run.
+the files. Only files in WORKSPACE/workloads are executed, and only if the workspace began on this account or the user trusts it.
+Code in the folder of a run may have come from another machine, so a new attempt uses the copy that was made here at submission
+(WORKSPACE/.shardlab/own/DIGEST), unless the user trusts the run.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
 
-from shardlab import files, own_workload, source_digest
+from shardlab import files, own_workload, source_digest, workspace_trust
 from shardlab.cell import Cell
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
@@ -49,8 +50,11 @@ class OwnWorkloads(msgspec.Struct, frozen=True):
         return None if cell.workload_code is None else self.known[cell.workload]
 
 
-def find(workspace: Workspace, names: Collection[str] | None = None) -> OwnWorkloads:
-    """The workloads of the workspace, or only those with these names. Other files are not executed."""
+def find(workspace: Workspace, names: Collection[str] | None = None, *, trust: bool = False) -> OwnWorkloads:
+    """The workloads of the workspace, or only those with these names. Other files are not executed.
+
+    trust: mark the workspace as trusted if it has such files. Without a mark no file is executed, and each is a fault. Raises
+    WorkspaceError."""
     known: dict[str, OwnWorkload] = {}
     sources: dict[str, WorkloadSource] = {}
     faults: dict[str, str] = {}
@@ -60,6 +64,7 @@ def find(workspace: Workspace, names: Collection[str] | None = None) -> OwnWorkl
             continue
         try:
             source = own_workload.read(file)
+            must_be_trusted(workspace, [file], trust=trust)
             found = _described(workspace, source)
             if ships := sorted({one.name for one in found} & set(menu.workloads())):
                 raise InputError(
@@ -92,7 +97,7 @@ def of_run(workspace: Workspace, run: Run, *, trust: bool) -> OwnWorkloads:
     if known is None or run.cell.workload_code is None:
         return OwnWorkloads()
     frozen = _copy(store(workspace) / run.cell.workload_code, known, run.cell.workload_code)
-    if frozen is not None:
+    if frozen is not None and (trust or workspace_trust.is_trusted(workspace)):
         return OwnWorkloads({known.name: known})
     carried = workspace.runs / run.run_id / FOLDER
     found = _copy(carried, known, run.cell.workload_code) if trust else None
@@ -111,6 +116,17 @@ def write(workspace: Path, run: Run, folder: Path) -> None:
     if frozen is None:
         raise ShardlabError(f"{workspace / known.code}: the copy of {known.file} is missing or damaged; run the command again.")
     own_workload.write(folder / FOLDER, frozen)
+
+
+def must_be_trusted(workspace: Workspace, code: Sequence[Path], *, trust: bool) -> None:
+    """Raises InputError if there is code and it must not be executed. trust: mark the workspace as trusted."""
+    if not code or workspace_trust.is_trusted(workspace):
+        return
+    if not trust:
+        raise InputError(workspace_trust.refusal(code[0]))
+    for answer in store(workspace).glob("*.json"):  # somebody else may have written what these say of the code
+        answer.unlink(missing_ok=True)
+    workspace_trust.trust(workspace)
 
 
 def _keep(workspace: Workspace, source: WorkloadSource) -> None:
