@@ -1,7 +1,7 @@
 """The workloads that a workspace defines itself: found, described without torch in this process, and frozen at submission.
 
 A file is executed by a process of its own (`python -m trainers describe`), never by `jobs`; the answer is kept by the digest of
-the files. Only files in WORKSPACE/workloads are executed, and only if the workspace began on this account or the user trusts it.
+the files. Only files in WORKSPACE/workloads are executed, and only if the workspace began on this account or is trusted.
 Code in the folder of a run may have come from another machine, so a new attempt uses the copy that was made here at submission
 (WORKSPACE/.shardlab/own/DIGEST), unless the user trusts the run.
 """

@@ -29,6 +29,7 @@ class OwnWorkload(msgspec.Struct, frozen=True):
 
     code: the digest of its files. file: the file that defines it, in the workspace from which the run was submitted.
     flops_per_unit: None if the operations cannot be counted. block_count: the number of blocks that are wrapped one by one.
+    tensor_degrees, most_stages: as in trainers.workload.Workload.
     """
 
     name: str
@@ -42,6 +43,8 @@ class OwnWorkload(msgspec.Struct, frozen=True):
     flops_source: str
     optimizer: Optimizer
     options: tuple[Option, ...]
+    tensor_degrees: tuple[int, ...] = ()
+    most_stages: int = 0
 
 
 class Description(msgspec.Struct, frozen=True):

@@ -1,8 +1,8 @@
 """Which workspaces began on this account, so that the code in them is the user's own.
 
-A workspace that was unpacked from an archive, or copied from elsewhere, may hold code of somebody else. A mark in .shardlab says
-that the workspace began here, or that the user trusts it (--trust). A mark cannot come with an archive: its seal is made with a
-key in the user's home, and over the inode numbers of the folders and of the mark itself, which an unpacked copy does not have.
+A workspace that was unpacked from an archive, or copied from elsewhere, may hold code of somebody else. A mark in .shardlab
+says that the workspace began here, or that the user trusts it (--trust). A mark cannot come with an archive: its seal is made
+with a key in the user's home, and over the inode numbers of the folders and of the mark itself, which a copy does not have.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def trust(workspace: Workspace) -> None:
 def refusal(path: Path) -> str:
     """Why the code in a file is not executed."""
     return (
-        f"{path}: not executed, because nothing shows that this workspace began on this account; it may have come with an archive. "
-        "If you wrote its code or have read all of it, allow it with --trust."
+        f"{path}: not executed, because nothing shows that this workspace began on this account; it may have come with an "
+        "archive. If you wrote its code or have read all of it, allow it with --trust."
     )
 
 

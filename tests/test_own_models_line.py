@@ -10,19 +10,21 @@ from support_line import benches
 
 pytestmark = pytest.mark.line
 PAGE = (Path(__file__).parent.parent / "docs" / "own-models.md").read_text()
-STRATEGIES = {"ddp", "fsdp2", "zero2"}
+STRATEGIES = {"ddp", "fsdp2", "zero2", "tp", "pp-1f1b"}
 
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
     """A workspace with the files of the page, after its commands."""
     for bench in benches(tmp_path_factory.mktemp("own")):
-        for name, text in re.findall(r"^```\w+ title=\"(.*?)\"\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
-            path = bench.path / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
-        (commands,) = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-        bench.printed = {line: bench.run(*shlex.split(line), cwd=bench.path).stdout for line in commands.splitlines()}
+        bench.printed = {}
+        for kind, name, text in re.findall(r"^```(\w+)(?: title=\"(.*?)\")?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+            if kind == "sh":
+                bench.printed |= {line: bench.run(*shlex.split(line), cwd=bench.path).stdout for line in text.splitlines()}
+            else:
+                path = bench.path / name
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text)
         yield bench
 
 
@@ -30,7 +32,7 @@ def test_the_page_leads_from_an_empty_folder_to_a_report_with_the_same_work_prov
     summary = json.loads((followed.path / "report" / "summary.json").read_text())
     rows = {row["cell"]["strategy"]: row for row in summary["rows"]}
     assert {row["cell"]["workload"] for row in rows.values()} == {"rings"}
-    assert {name: row["states"] for name, row in rows.items()} == dict.fromkeys(STRATEGIES, {"completed": 1})
+    assert {name: row["states"] for name, row in rows.items()} == {name: {"completed": 1} for name in STRATEGIES}
     assert {name: row["same_work"]["verdict"] for name, row in rows.items()} == dict.fromkeys(STRATEGIES, "proven")
     for row in rows.values():
         sent = row["same_work"]["communication_bytes"]

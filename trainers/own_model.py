@@ -30,8 +30,9 @@ class OwnModel(msgspec.Struct, frozen=True):
 
     model: makes the module, with the options as keyword arguments. batch: (inputs, targets) of the items with these numbers.
     loss: the mean loss of outputs and targets; None: the cross-entropy. blocks: the repeated blocks of a module; None: they are
-    looked for. tensor_parallel: which linear layers of a block are split for so many ranks, and how; None: none are. pipeline: the
-    modules before and behind the blocks; None: the model is not divided into stages. tiny: the options of the tiny twin; None if there is none. flops_per_unit: None: they are counted.
+    looked for. tensor_parallel: which linear layers of a block are split for so many ranks, and how; None: none are. pipeline:
+    the modules before and behind the blocks; None: the model is not divided into stages. tiny: the options of the tiny twin;
+    None if there is none. flops_per_unit: None: they are counted.
     """
 
     file: str

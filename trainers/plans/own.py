@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,10 +23,18 @@ STYLES = {"columns": ColwiseParallel, "rows": RowwiseParallel}
 
 
 class OwnPlan(ModelPlan):
-    """blocks: the blocks of a model on the meta device, which gave `shapes`: of what entered and left each of them."""
+    """find_blocks: gives the blocks of a model. model: on the meta device. shapes: what enters and leaves its blocks, for one
+    item."""
 
-    def __init__(self, own: OwnModel, blocks: Sequence[nn.Module], shapes: Sequence[tuple[int, ...]]) -> None:
-        self._own = own
+    def __init__(
+        self,
+        own: OwnModel,
+        find_blocks: Callable[[nn.Module], Sequence[nn.Module]],
+        model: nn.Module,
+        shapes: Sequence[tuple[int, ...]],
+    ) -> None:
+        self._own, self._find_blocks = own, find_blocks
+        blocks = list(find_blocks(model))
         if not blocks:
             raise InputError(f"{own.file}: the model has no repeated blocks. Needed: a function blocks(model).")
         if len(set(shapes)) != 1:
@@ -36,18 +44,18 @@ class OwnPlan(ModelPlan):
                 f"Found, for one item: {found}."
             )
         self.hidden = shapes[0]
-        self._count = len(blocks)
+        self.count, self._first = len(blocks), blocks[0]
         if own.tensor_parallel is not None:
             kinds = [sorted(_layers(own, copy.deepcopy(block), 1).values()) for block in blocks]
             if any(kind != kinds[0] for kind in kinds):
                 raise InputError(f"{own.file}: tensor_parallel() splits some blocks into other numbers of layers than others.")
             self.backward_reductions, self.forward_reductions = kinds[0].count("columns"), kinds[0].count("rows")
-            self._must_join(blocks[0])
+            self._must_join()
 
-    def _must_join(self, block: nn.Module) -> None:
+    def _must_join(self) -> None:
         """Raises InputError if a split layer reads or writes anything but the hidden state between blocks."""
-        for name, how in _layers(self._own, copy.deepcopy(block), 1).items():
-            layer = block.get_submodule(name)
+        for name, how in self._layers_of_first(1).items():
+            layer = self._first.get_submodule(name)
             assert isinstance(layer, nn.Linear)
             width = layer.in_features if how == "columns" else layer.out_features
             if width != self.hidden[-1]:
@@ -58,15 +66,22 @@ class OwnPlan(ModelPlan):
                     "that write it by rows."
                 )
 
-    def degrees(self, block: nn.Module) -> tuple[int, ...]:
-        """The numbers of ranks, from 2, over which a block on the meta device can be split."""
-        sizes = [_divided(block.get_submodule(n), how) for n, how in _layers(self._own, copy.deepcopy(block), 1).items()]
+    def degrees(self) -> tuple[int, ...]:
+        """The numbers of ranks, from 2, over which the blocks can be split. Raises InputError if there are none."""
+        sizes = [_divided(self._first.get_submodule(n), how) for n, how in self._layers_of_first(1).items()]
         common = math.gcd(*sizes)
-        return tuple(n for n in range(2, min(common, MOST_RANKS) + 1) if common % n == 0 and self._splits(block, n))
+        divisors = [n for n in range(2, min(common, MOST_RANKS) + 1) if common % n == 0]
+        found = tuple(n for n in divisors if self._splits(n))
+        if divisors and not found:
+            self._layers_of_first(divisors[0])  # raises the error of the file
+        return found
 
-    def _splits(self, block: nn.Module, ranks: int) -> bool:
+    def _layers_of_first(self, ranks: int) -> dict[str, str]:
+        return _layers(self._own, copy.deepcopy(self._first), ranks)
+
+    def _splits(self, ranks: int) -> bool:
         try:
-            _layers(self._own, copy.deepcopy(block), ranks)
+            self._layers_of_first(ranks)
         except (InputError, RuntimeError):
             return False
         return True
@@ -81,15 +96,15 @@ class OwnPlan(ModelPlan):
         return parameter
 
     def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
-        if count > self._count:
-            raise InputError(f"{self._own.file}: the model has {self._count} blocks, too few for {count} pipeline stages.")
+        if count > self.count:
+            raise InputError(f"{self._own.file}: the model has {self.count} blocks, too few for {count} pipeline stages.")
         ends = self._own.call("pipeline", model)
         if not (isinstance(ends, tuple) and len(ends) == 2 and all(isinstance(end, nn.Module) for end in ends)):
             raise InputError(
                 f"{self._own.file}: pipeline() returned a {type(ends).__name__}. Allowed: (module before the blocks, module "
                 "behind them)."
             )
-        blocks = self._own.blocks_of(model)
+        blocks = list(self._find_blocks(model))
         self._must_cover(model, [*ends, *blocks])
         part = blocks[share(len(blocks), index, count)]
         return OwnStage(ends[0] if index == 0 else None, part, ends[1] if index == count - 1 else None)
@@ -106,7 +121,8 @@ class OwnPlan(ModelPlan):
         }
         if missing := next((name for name, parameter in model.named_parameters() if id(parameter) not in inside), None):
             raise InputError(
-                f"{self._own.file}: pipeline(): the parameter {missing} is neither before the blocks, in a block nor behind them."
+                f"{self._own.file}: pipeline(): the parameter {missing} is neither before the blocks, in a block nor behind "
+                "them."
             )
 
 
@@ -135,16 +151,19 @@ def _layers(own: OwnModel, block: nn.Module, ranks: int) -> dict[str, str]:
     found = own.call("tensor_parallel", block, ranks)
     if not isinstance(found, dict) or not found or not all(how in STYLES for how in found.values()):
         raise InputError(
-            f"{own.file}: tensor_parallel() returned {found!r:.80}. Allowed: 'columns' or 'rows' for each layer that is split, such "
-            "as {'up': 'columns', 'down': 'rows'}."
+            f"{own.file}: tensor_parallel() returned {found!r:.80}. Allowed: 'columns' or 'rows' for each layer that is split, "
+            "such as {'up': 'columns', 'down': 'rows'}."
         )
     linear = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
     for name, how in found.items():
         if name not in linear:
             raise InputError(
-                f"{own.file}: tensor_parallel(): a block has no linear layer {name!r:.40}. Allowed: {', '.join(linear) or 'none'}."
+                f"{own.file}: tensor_parallel(): a block has no linear layer {name!r:.40}. "
+                f"Allowed: {', '.join(linear) or 'none'}."
             )
         if _divided(linear[name], how) % ranks:
             size = _divided(linear[name], how)
-            raise InputError(f"{own.file}: tensor_parallel(): the {size} {how} of the layer {name} cannot be divided by {ranks}.")
+            raise InputError(
+                f"{own.file}: tensor_parallel(): the {size} {how} of the layer {name} cannot be divided by {ranks}."
+            )
     return found

@@ -16,8 +16,9 @@ class ModelPlan(ABC):
 
     hidden: the shape of the hidden state of one item between two blocks; of a transformer, (positions, width).
     backward_reductions: number of all-reduces of a hidden state in the backward pass of a split block, one for each
-    column-parallel layer that reads the block's input. forward_reductions: the same in the forward pass, one for each row-parallel
-    layer; a transformer has one after attention and one after the MLP (Shoeybi et al., Megatron-LM, 2019, section 3).
+    column-parallel layer that reads the block's input. forward_reductions: the same in the forward pass, one for each
+    row-parallel layer; a transformer has one after attention and one after the MLP (Shoeybi et al., Megatron-LM, 2019,
+    section 3).
     """
 
     hidden: tuple[int, ...]
