@@ -98,3 +98,13 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
     files.write_atomic(ours.runs / run_dir.run_id / "workloads" / "points.py", b"changed\n")
     with pytest.raises(InputError, match="is not complete"):
         own_workloads.of_run(ours, run, trust=True)
+
+
+@pytest.mark.parametrize(("named", "code"), [("points", 0), ("pionts", 2)])
+def test_the_claims_of_a_study_may_name_an_own_workload(tmp_path, capsys, named, code):
+    made = workspace(tmp_path)
+    claim = f"  - {{id: c1, says: It learns., where: ours, test: \"final_loss(workload='{named}') < 4\"}}\n"
+    (tmp_path / "m.yaml").write_text(f"{MATRIX}claims:\n{claim}")
+    assert main(["plan", "--matrix", str(tmp_path / "m.yaml"), "--workspace", str(made.path)]) == code
+    said = capsys.readouterr()
+    assert "points" in (said.err if code else said.out)
