@@ -18,6 +18,7 @@ from shardlab.cell import Optimizer
 from shardlab.errors import InputError
 from shardlab.own_workload import WorkloadSource
 from shardlab.registry import Option, Value
+from trainers.own_data import OwnData
 
 KINDS = (bool, int, float, str)
 CONSTANTS = ("ITEMS", "UNIT", "UNITS_PER_ITEM", "OPTIMIZER", "TINY", "FLOPS_PER_UNIT")
@@ -26,7 +27,7 @@ OPTIMIZER = Optimizer(name="adamw", lr=1e-3)
 
 
 class OwnModel(msgspec.Struct, frozen=True):
-    """What the file defines.
+    """What the file defines. data: `DATA`, which then gives `batch` and `items`.
 
     model: makes the module, with the options as keyword arguments. batch: (inputs, targets) of the items with these numbers.
     loss: the mean loss of outputs and targets; None: the cross-entropy. blocks: the repeated blocks of a module; None: they are
@@ -43,6 +44,7 @@ class OwnModel(msgspec.Struct, frozen=True):
     blocks: Callable[..., Any] | None
     tensor_parallel: Callable[..., Any] | None
     pipeline: Callable[..., Any] | None
+    data: OwnData | None
     items: int
     unit: str
     units_per_item: int
@@ -89,31 +91,46 @@ def sentence(file: str, error: BaseException) -> str:
 
 def _checked(file: str, module: ModuleType) -> OwnModel:
     defined = vars(module)
+    data = _data(file, defined)
     for name in ("model", "batch"):
-        if name not in defined:
-            raise InputError(f"{file}: defines no function `{name}`. Needed: model() and batch(items), and the number ITEMS.")
+        if name not in defined and (name == "model" or data is None):
+            raise InputError(
+                f"{file}: defines no function `{name}`. Needed: model(), and either DATA or batch(items) and the number ITEMS."
+            )
     for name in FUNCTIONS:
         if name in defined and not callable(defined[name]):
             raise InputError(f"{file}: {name} is no function.")
-    items = _number(file, defined, "ITEMS", None)
+    items = _number(file, defined, "ITEMS", None) if data is None else data.source.items
     options = _options(file, defined["model"])
     return OwnModel(
         file=file,
         summary=next(iter((inspect.getdoc(module) or "").splitlines()), "") or "without a description",
         model=defined["model"],
-        batch=defined["batch"],
+        batch=defined["batch"] if data is None else data.batch,
         loss=defined.get("loss"),
         blocks=defined.get("blocks"),
         tensor_parallel=defined.get("tensor_parallel"),
         pipeline=defined.get("pipeline"),
+        data=data,
         items=items,
         unit=_unit(file, defined.get("UNIT", "items")),
-        units_per_item=_number(file, defined, "UNITS_PER_ITEM", 1),
+        units_per_item=_number(file, defined, "UNITS_PER_ITEM", 1 if data is None else data.units_per_item),
         flops_per_unit=_flops(file, defined.get("FLOPS_PER_UNIT")),
         optimizer=_optimizer(file, defined.get("OPTIMIZER")),
         options=options,
         tiny=_tiny(file, defined.get("TINY"), options),
     )
+
+
+def _data(file: str, defined: Mapping[str, Any]) -> OwnData | None:
+    data = defined.get("DATA")
+    if data is None:
+        return None
+    if not isinstance(data, OwnData):
+        raise InputError(f"{file}: DATA is a {type(data).__name__}. Allowed: what a function of trainers.own_data returns.")
+    if twice := [name for name in ("batch", "ITEMS") if name in defined]:
+        raise InputError(f"{file}: defines DATA and {twice[0]}. Allowed: either DATA, or batch and ITEMS.")
+    return data
 
 
 def _number(file: str, defined: Mapping[str, Any], name: str, default: int | None) -> int:

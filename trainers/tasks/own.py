@@ -38,6 +38,8 @@ class OwnTask(Task):
         # What the items contain is the code's matter, so the code is what tells them apart.
         sha256 = hashlib.sha256(f"items of {name} {code}".encode()).hexdigest()
         self.source = DataSource(name=f"batch() of {name}", sha256=sha256, synthetic=False, items=own.items)
+        if own.data is not None:
+            self.source = own.data.source
         self._plan: OwnPlan | None = None
 
     def model(self) -> nn.Module:
