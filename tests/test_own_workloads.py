@@ -1,7 +1,9 @@
 """Workloads that a workspace defines itself: what identifies them, what is refused, and which code is executed."""
 
 import json
+import os
 import shutil
+import time
 
 import pytest
 
@@ -79,6 +81,18 @@ def test_a_faulty_file_is_named_and_the_others_work(tmp_path, capsys, text, name
     listed = {entry["name"]: entry["file"] for entry in json.loads(shown.out)}
     assert listed["good"] == str(made.path / "workloads" / "good.py")
     assert listed["gpt2"] is None
+
+
+def test_what_an_earlier_command_left_is_removed(tmp_path):
+    made = workspace(tmp_path)
+    store = made.own / "own"
+    for left, age in (("old", 2), ("new", 0)):
+        (store / f".{left}.7.tmp").mkdir(parents=True)
+        os.utime(store / f".{left}.7.tmp", (time.time() - age * 24 * 3600,) * 2)
+    (store / "points-0123456789abcdef.json").write_text("{}")
+    render(made)
+    assert [path.name for path in store.glob(".*")] == [".new.7.tmp"]
+    assert len(list(store.glob("points-*.json"))) == 1
 
 
 def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):

@@ -6,14 +6,13 @@ Only ranks and `python -m trainers describe` execute it. An error names the file
 from __future__ import annotations
 
 import inspect
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 import msgspec
 
+from shardlab import own_code
 from shardlab.cell import Optimizer
 from shardlab.errors import InputError
 from shardlab.own_workload import WorkloadSource
@@ -61,32 +60,12 @@ class OwnModel(msgspec.Struct, frozen=True):
         except (MemoryError, RuntimeError):
             raise  # also torch's error if memory is not sufficient, which ends a run as `oom`
         except Exception as error:
-            raise InputError(sentence(self.file, error)) from error
+            raise InputError(own_code.sentence(self.file, error)) from error
 
 
 def load(source: WorkloadSource) -> OwnModel:
     """Execute the file. Raises InputError that names the file, and the line if the error has one."""
-    file, folder = str(source.file), str(source.file.parent)
-    module = ModuleType(f"workloads.{source.name}")
-    module.__file__ = file
-    if folder not in sys.path:
-        sys.path.append(folder)  # its helpers; last, so that none of them replaces a package
-    sys.modules[module.__name__] = module  # dataclasses look it up
-    try:
-        exec(compile(source.contents[source.file.name], file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
-    except (Exception, SystemExit) as error:
-        raise InputError(sentence(file, error)) from error
-    return _checked(file, module)
-
-
-def sentence(file: str, error: BaseException) -> str:
-    """An error of a user's code as a sentence that begins with the file and the line."""
-    said = next(iter(str(error).splitlines()), "").rstrip(".")
-    if isinstance(error, SyntaxError):
-        return f"{error.filename or file}:{error.lineno or 1}: {error.msg}."
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    where = f"{file}:{frames[-1].lineno}" if frames else file
-    return f"{where}: {type(error).__name__}: {said}." if said else f"{where}: {type(error).__name__}."
+    return _checked(str(source.file), own_code.execute(source))
 
 
 def _checked(file: str, module: ModuleType) -> OwnModel:

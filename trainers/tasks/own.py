@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from shardlab import own_workload
+from shardlab import own_code, own_workload
 from shardlab.cell import Cell
 from shardlab.errors import InputError, ShardlabError
 from shardlab.registry import Value
@@ -86,7 +86,7 @@ class OwnTask(Task):
         except ShardlabError:
             raise
         except Exception as error:
-            why = own_model.sentence(self._own.file, error)
+            why = own_code.sentence(self._own.file, error)
             raise InputError(f"{why} Tensor and pipeline parallelism need a model that computes on the meta device.") from error
         return OwnPlan(self._own, self.blocks, model, shapes)
 
