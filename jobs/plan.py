@@ -21,7 +21,7 @@ from jobs.resolve import Capacity, Misfit, misfits, resolve
 from jobs.select import condition, holds
 from jobs.slurm import allocation, share
 from jobs.slurm.share import Share
-from shardlab import host, inventory, matrix
+from shardlab import host, inventory, matrix, workspace_trust
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, MissingExtra
@@ -230,7 +230,7 @@ def with_source_in(plan: MatrixPlan, folder: Path) -> MatrixPlan:
 def render_all(plan: MatrixPlan, workspace: Workspace, runs: Path) -> Rendering:
     """Write the run folders of every repeat of every cell, below `runs`. The folder of a run that was sent stays as it is."""
     folders, set_aside = [], []
-    frozen_source.freeze(Path(plan.source.source))
+    frozen_source.freeze(Path(plan.source.source), reuse=workspace_trust.is_trusted(workspace))
     own_workloads.freeze(workspace, plan.source.own)
     for cell, repeat in number_of_runs.rounds(plan.cells, plan.repeats):
         run = render.run_of(cell, repeat, 1, plan.source)

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 MARK = "trusted.json"  # in .shardlab
 CODE = ("workloads", "strategies", "metrics")  # folders of a workspace whose Python files shardlab executes
 ANSWERS = "own"  # in .shardlab: frozen copies of code, and what is known of it
+SOURCE = "source"  # in .shardlab: copies of shardlab's own source, which runs use
 KEY_BYTES = 32
 
 
@@ -72,6 +74,9 @@ def trust(workspace: Workspace) -> None:
     with files.as_workspace_error("write"):
         for answer in (workspace.own / ANSWERS).glob("*.json"):  # somebody else may have written what these say of the code
             answer.unlink(missing_ok=True)
+        for folder in (workspace.own / SOURCE, *_folders(workspace)):
+            for bytecode in folder.glob("**/__pycache__"):  # nobody can read it, and Python executes it instead of the code
+                shutil.rmtree(bytecode, ignore_errors=True)
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             with os.fdopen(descriptor, "wb") as handle:

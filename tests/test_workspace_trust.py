@@ -107,6 +107,26 @@ def test_a_script_that_waits_in_an_archive_is_not_started(opened, capsys):
     assert not (workspace.own / "local").exists()
 
 
+def test_bytecode_that_came_with_an_archive_is_not_used(opened):
+    workspace, _ = opened
+    (copy,) = (workspace.own / "source").iterdir()
+    planted = copy / "shardlab" / "__pycache__" / "planted.pyc"
+    planted.touch()
+    (run,) = workspace.all_runs()
+    shutil.rmtree(run.path)
+    (workspace.path / "other.yaml").write_text(MATRIX.replace("evil", "gpt2-tiny"))
+    assert call(workspace, f"jobs render --matrix {workspace.path}/other.yaml") == 0
+    assert (copy / "shardlab" / "cell.py").exists()
+    assert not planted.exists()
+    beside = workspace.path / "workloads" / "__pycache__" / "_helper.pyc"
+    for path in (planted, beside):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    workspace_trust.trust(workspace)
+    assert not planted.exists()
+    assert not beside.exists()
+
+
 def test_code_that_the_user_trusts_is_executed_and_nothing_that_the_archive_says_of_it_is_believed(opened, capsys):
     workspace, marker = opened
     (answer,) = (workspace.own / "own").glob("*.json")
