@@ -14,6 +14,7 @@ from jobs.gpu_hours import must_be_within
 from jobs.invocation import Invocation
 from jobs.lease_report import LeaseReport
 from jobs.reconcile import Status
+from jobs.run_queue import scripts_must_be_trusted
 from jobs.scheduler import Full, SubmitOptions, scheduler
 from jobs.select import select
 from jobs.slurm import preflight
@@ -62,7 +63,8 @@ def parser() -> console.Parser:
         add(verbs)
     verbs.add("matrices", _menu(menus.matrices), "list the matrices that ship with shardlab")
     verbs.add("strategies", _menu(menus.strategies), "list the strategies and their options")
-    verbs.add("workloads", _workloads, "list the workloads, also those of the workspace, and their options")
+    workloads_help = "list the workloads, also those of the workspace, and their options"
+    shared_options.add_trust(verbs.add("workloads", _workloads, workloads_help))
     verbs.add("launchers", _menu(menus.launchers), "list the launchers, which start the ranks of a run")
     return top
 
@@ -120,8 +122,7 @@ def _add_retry(verbs: console.Verbs) -> None:
         "installed packages changed or the lease was too short"
     )
     verb.add_argument("--only", default=RETRIED, metavar="STATE,...", help=only_help)
-    trust_help = "also execute the code of own workloads that came with fetched runs (docs/own-models.md); read it first"
-    verb.add_argument("--trust", action="store_true", help=trust_help)
+    shared_options.add_trust(verb)
 
 
 def _add_logs(verbs: console.Verbs) -> None:
@@ -202,6 +203,7 @@ def _submit(invocation: Invocation) -> int:
         out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
         return int(set_aside > 0)
     plan.must_train_here(planned.source, here=invocation.arguments.here)
+    scripts_must_be_trusted(workspace, trusted=arguments.trust)
     with workspace.alone():
         readable = _finish_interrupted(out, workspace, planned.source)
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
@@ -251,6 +253,7 @@ def _retry(invocation: Invocation) -> int:
     how = shared_options.submit_options(invocation, source)
     cells = [step.run.cell for step in submit.retry(workspace, runs, only, source, trust=arguments.trust)]
     plan.must_train_here(source, here=invocation.arguments.here)
+    scripts_must_be_trusted(workspace, trusted=arguments.trust)
     _data_must_be_there(out, workspace, cells, source)
     with workspace.alone():
         readable = _finish_interrupted(out, workspace, source)
@@ -372,7 +375,7 @@ def _menu(show: Callable[[Output], None]) -> Callable[[Invocation], int]:
 
 
 def _workloads(invocation: Invocation) -> int:
-    return menus.workloads(invocation.out, invocation.workspace)
+    return menus.workloads(invocation.out, invocation.workspace, trust=invocation.arguments.trust)
 
 
 def _planned(invocation: Invocation) -> plan.MatrixPlan:
@@ -386,6 +389,7 @@ def _planned(invocation: Invocation) -> plan.MatrixPlan:
         scale=arguments.scale,
         in_allocation=getattr(arguments, "in_allocation", False),
         wait_gpus_s=shared_options.wait_gpus_s(arguments),
+        trust=arguments.trust,
     )
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from jobs.reconcile import statuses
-from shardlab import files, source_digest
+from shardlab import files, source_digest, workspace_trust
 from shardlab.errors import ShardlabError
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
@@ -24,15 +24,17 @@ SYNCING = 32  # files that are synced at the same time: one after another, they 
 
 def folder(workspace: Workspace) -> Path:
     """The folder that contains the copies."""
-    return workspace.own / "source"
+    return workspace.own / workspace_trust.SOURCE
 
 
-def freeze(copy: Path) -> None:
+def freeze(copy: Path, *, reuse: bool = True) -> None:
     """Copy the source that this process uses to the folder `copy`, unless an undamaged copy is there.
 
-    The name of the folder is the digest of the source. Raises ShardlabError, also if the source changes meanwhile.
+    The name of the folder is the digest of the source. reuse: false if somebody else may have made a copy that is there: the
+    digest does not cover the bytecode beside the source, which Python executes. Raises ShardlabError, also if the source
+    changes meanwhile.
     """
-    if copy.is_dir() and source_digest.source(copy) == copy.name:
+    if reuse and copy.is_dir() and source_digest.source(copy) == copy.name:
         return
     new = copy.with_name(f".{copy.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -40,7 +42,7 @@ def freeze(copy: Path) -> None:
             _copy(new)
             if source_digest.source(new) != copy.name:
                 raise ShardlabError(f"{source_digest.ROOT}: a file changed while this command read it; run the command again.")
-            if copy.exists():  # damaged
+            if copy.exists():  # damaged, or of somebody else
                 copy.rename(damaged := new.with_suffix(".damaged"))
                 shutil.rmtree(damaged)
             new.rename(copy)

@@ -1,8 +1,9 @@
 """The workloads that a workspace defines itself: found, described without torch in this process, and frozen at submission.
 
 A file is executed by a process of its own (`python -m trainers describe`), never by `jobs`; the answer is kept by the digest of
-the files. Only files in WORKSPACE/workloads are executed. Code in the folder of a run may have come from another machine, so
-a new attempt uses the copy that was made here at submission (WORKSPACE/.shardlab/own/DIGEST), unless the user trusts the run.
+the files. Only files in WORKSPACE/workloads are executed, and only if the workspace began on this account or is trusted.
+Code in the folder of a run may have come from another machine, so a new attempt uses the copy that was made here at submission
+(WORKSPACE/.shardlab/own/DIGEST), unless the user trusts the run.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
-from shardlab import files, own_workload, source_digest
+from shardlab import files, own_workload, source_digest, workspace_trust
 from shardlab.cell import Cell
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
@@ -29,6 +31,7 @@ from shardlab.workspace import Workspace
 from trainers import menu
 from trainers.workload import Workload
 
+LEFT_S = 24 * 3600  # a temporary folder that is older is in use by nobody
 ANSWER_S = 600  # importing torch from a cold network disk takes minutes
 
 
@@ -49,8 +52,11 @@ class OwnWorkloads(msgspec.Struct, frozen=True):
         return None if cell.workload_code is None else self.known[cell.workload]
 
 
-def find(workspace: Workspace, names: Collection[str] | None = None) -> OwnWorkloads:
-    """The workloads of the workspace, or only those with these names. Other files are not executed."""
+def find(workspace: Workspace, names: Collection[str] | None = None, *, trust: bool = False) -> OwnWorkloads:
+    """The workloads of the workspace, or only those with these names. Other files are not executed.
+
+    trust: mark the workspace as trusted if it has such files. Without a mark no file is executed, and each is a fault. Raises
+    WorkspaceError."""
     known: dict[str, OwnWorkload] = {}
     sources: dict[str, WorkloadSource] = {}
     faults: dict[str, str] = {}
@@ -60,6 +66,7 @@ def find(workspace: Workspace, names: Collection[str] | None = None) -> OwnWorkl
             continue
         try:
             source = own_workload.read(file)
+            workspace_trust.must_be_trusted(workspace, [file], trusted=trust)
             found = _described(workspace, source)
             if ships := sorted({one.name for one in found} & set(menu.workloads())):
                 raise InputError(
@@ -75,11 +82,15 @@ def find(workspace: Workspace, names: Collection[str] | None = None) -> OwnWorkl
 
 def store(workspace: Workspace) -> Path:
     """The folder of the frozen copies, each in a folder named by its digest."""
-    return workspace.own / "own"
+    return workspace.own / workspace_trust.ANSWERS
 
 
 def freeze(workspace: Workspace, own: OwnWorkloads) -> None:
     """Keep a copy of the files, unless an undamaged copy is there. Raises WorkspaceError."""
+    with files.as_workspace_error("clean up"):
+        for left in store(workspace).glob(".*.tmp"):  # by a command that was killed
+            if time.time() - left.stat().st_mtime > LEFT_S:
+                shutil.rmtree(left, ignore_errors=True)
     for source in own.sources.values():
         _keep(workspace, source)
 
@@ -92,7 +103,7 @@ def of_run(workspace: Workspace, run: Run, *, trust: bool) -> OwnWorkloads:
     if known is None or run.cell.workload_code is None:
         return OwnWorkloads()
     frozen = _copy(store(workspace) / run.cell.workload_code, known, run.cell.workload_code)
-    if frozen is not None:
+    if frozen is not None and (trust or workspace_trust.is_trusted(workspace)):
         return OwnWorkloads({known.name: known})
     carried = workspace.runs / run.run_id / FOLDER
     found = _copy(carried, known, run.cell.workload_code) if trust else None
@@ -149,6 +160,8 @@ def _described(workspace: Workspace, source: WorkloadSource) -> list[OwnWorkload
         if found.fault:
             raise InputError(found.fault) from None
         files.make_folder(kept.parent)
+        for earlier in kept.parent.glob(f"{source.name}-*.json"):  # of the file before it was edited
+            earlier.unlink(missing_ok=True)
         files.write_json(kept, found, sync=False)
     return [msgspec.structs.replace(one, file=str(source.file)) for one in found.workloads]
 

@@ -21,7 +21,7 @@ from jobs.resolve import Capacity, Misfit, misfits, resolve
 from jobs.select import condition, holds
 from jobs.slurm import allocation, share
 from jobs.slurm.share import Share
-from shardlab import host, inventory, matrix
+from shardlab import host, inventory, matrix, workspace_trust
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, MissingExtra
@@ -64,9 +64,10 @@ def of(
     scale: str = "full",
     wait_gpus_s: int = 0,
     in_allocation: bool = False,
+    trust: bool = False,
 ) -> MatrixPlan:
     """Read, check and resolve a matrix. --where tests the cells of the file, even if their tiny twins run. wait_gpus_s: as in
-    `Run`. in_allocation: the cells run in the allocation of this process.
+    `Run`. in_allocation: the cells run in the allocation of this process. trust: trust the code of the workspace from now on.
 
     Raises InputError; nothing is written.
     """
@@ -76,7 +77,7 @@ def of(
     if in_allocation and target.slurm is None:
         raise InputError(f"--in-allocation: the cluster {target.name} has no `slurm`. Allowed: a cluster file with `slurm`.")
     machine = _allocated(target) if in_allocation else _machine(target)
-    own = own_workloads.find(workspace, {str(point.keys.get("workload")) for point in asked.points})
+    own = own_workloads.find(workspace, {str(point.keys.get("workload")) for point in asked.points}, trust=trust)
     cells = resolve(asked, cluster=None if machine.here else machine, own=own)
     if scale == "tiny":
         cells = tiny_twin.twins(cells, menu.workloads() | own.menu())
@@ -229,7 +230,7 @@ def with_source_in(plan: MatrixPlan, folder: Path) -> MatrixPlan:
 def render_all(plan: MatrixPlan, workspace: Workspace, runs: Path) -> Rendering:
     """Write the run folders of every repeat of every cell, below `runs`. The folder of a run that was sent stays as it is."""
     folders, set_aside = [], []
-    frozen_source.freeze(Path(plan.source.source))
+    frozen_source.freeze(Path(plan.source.source), reuse=workspace_trust.is_trusted(workspace))
     own_workloads.freeze(workspace, plan.source.own)
     for cell, repeat in number_of_runs.rounds(plan.cells, plan.repeats):
         run = render.run_of(cell, repeat, 1, plan.source)

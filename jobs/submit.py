@@ -12,6 +12,7 @@ from jobs.reconcile import Status, latest, not_replaceable, statuses
 from jobs.repeats import rounds
 from jobs.scheduler import SubmitOptions, scheduler
 from jobs.ssh.step import LOST
+from shardlab import workspace_trust
 from shardlab.cell import Cell
 from shardlab.checkpoint import CheckpointManifest, read, step_of, whole, why_not
 from shardlab.errors import InputError, ShardlabError
@@ -100,7 +101,7 @@ def send(workspace: Workspace, steps: Iterable[RunDecision], source: render.Rend
     new = [step.run for step in sent if step not in released]
     back = [step for step in steps if step.held_back]
     if new or back:
-        frozen_source.freeze(Path(source.source))
+        frozen_source.freeze(Path(source.source), reuse=workspace_trust.is_trusted(workspace))
         own_workloads.freeze(workspace, source.own)
     for step in back:
         render.write(step.run, workspace.runs, source).write_event("controller", "held", why=step.why)

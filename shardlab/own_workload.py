@@ -29,6 +29,7 @@ class OwnWorkload(msgspec.Struct, frozen=True):
 
     code: the digest of its files. file: the file that defines it, in the workspace from which the run was submitted.
     flops_per_unit: None if the operations cannot be counted. block_count: the number of blocks that are wrapped one by one.
+    tensor_degrees, most_stages: as in trainers.workload.Workload.
     """
 
     name: str
@@ -42,6 +43,8 @@ class OwnWorkload(msgspec.Struct, frozen=True):
     flops_source: str
     optimizer: Optimizer
     options: tuple[Option, ...]
+    tensor_degrees: tuple[int, ...] = ()
+    most_stages: int = 0
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -77,11 +80,11 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def read(file: Path) -> WorkloadSource:
-    """The file with its helpers. Raises InputError for a name that no workload may have, and for a file that is too long or
+    """The file with its helpers. Raises InputError for a name that no plug-in may have, and for a file that is too long or
     cannot be read."""
     if not NAME.fullmatch(file.stem):
         raise InputError(
-            f"{file}: {file.stem!r} cannot be the name of a workload. Allowed: a file name that matches {NAME.pattern}.py."
+            f"{file}: {file.stem!r} cannot be the name of a plug-in. Allowed: a file name that matches {NAME.pattern}.py."
         )
     helpers = [path for path in python_files(file.parent) if path.name.startswith("_")]
     return WorkloadSource(file, {path.name: _content(path) for path in (file, *helpers)})

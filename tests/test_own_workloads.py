@@ -1,13 +1,15 @@
 """Workloads that a workspace defines itself: what identifies them, what is refused, and which code is executed."""
 
 import json
+import os
 import shutil
+import time
 
 import pytest
 
 from jobs import own_workloads
 from jobs.cli import main
-from shardlab import files
+from shardlab import files, workspace_trust
 from shardlab.errors import InputError
 from shardlab.run import read
 from shardlab.workspace import Workspace
@@ -37,6 +39,7 @@ def workspace(folder, text=MODEL, name="points"):
     (folder / "workloads").mkdir(parents=True)
     (folder / "workloads" / f"{name}.py").write_text(text)
     (folder / "m.yaml").write_text(MATRIX)
+    workspace_trust.trust(Workspace(folder))
     return Workspace(folder)
 
 
@@ -80,6 +83,18 @@ def test_a_faulty_file_is_named_and_the_others_work(tmp_path, capsys, text, name
     assert listed["gpt2"] is None
 
 
+def test_what_an_earlier_command_left_is_removed(tmp_path):
+    made = workspace(tmp_path)
+    store = made.own / "own"
+    for left, age in (("old", 2), ("new", 0)):
+        (store / f".{left}.7.tmp").mkdir(parents=True)
+        os.utime(store / f".{left}.7.tmp", (time.time() - age * 24 * 3600,) * 2)
+    (store / "points-0123456789abcdef.json").write_text("{}")
+    render(made)
+    assert [path.name for path in store.glob(".*")] == [".new.7.tmp"]
+    assert len(list(store.glob("points-*.json"))) == 1
+
+
 def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
     run_dir = render(workspace(tmp_path / "theirs"))
     ours = Workspace(tmp_path / "ours")
@@ -89,8 +104,21 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
         own_workloads.of_run(ours, run, trust=False)
     assert not ours.own.exists()
     own_workloads.freeze(ours, own_workloads.of_run(ours, run, trust=True))
+    with pytest.raises(InputError, match="--trust"):  # a copy that was not made here is no better
+        own_workloads.of_run(ours, run, trust=False)
+    workspace_trust.trust(ours)
     assert own_workloads.of_run(ours, run, trust=False).known["points"] == run.own_workload
     shutil.rmtree(ours.own)
     files.write_atomic(ours.runs / run_dir.run_id / "workloads" / "points.py", b"changed\n")
     with pytest.raises(InputError, match="is not complete"):
         own_workloads.of_run(ours, run, trust=True)
+
+
+@pytest.mark.parametrize(("named", "code"), [("points", 0), ("pionts", 2)])
+def test_the_claims_of_a_study_may_name_an_own_workload(tmp_path, capsys, named, code):
+    made = workspace(tmp_path)
+    claim = f"  - {{id: c1, says: It learns., where: ours, test: \"final_loss(workload='{named}') < 4\"}}\n"
+    (tmp_path / "m.yaml").write_text(f"{MATRIX}claims:\n{claim}")
+    assert main(["plan", "--matrix", str(tmp_path / "m.yaml"), "--workspace", str(made.path)]) == code
+    said = capsys.readouterr()
+    assert "points" in (said.err if code else said.out)

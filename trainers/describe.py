@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from shardlab import own_workload
+from shardlab import own_code, own_workload
 from shardlab.errors import InputError, ShardlabError
 from shardlab.own_workload import Description, OwnWorkload, WorkloadSource
 from shardlab.registry import Value
@@ -29,7 +29,7 @@ def describe(file: Path) -> Description:
     except ShardlabError as error:
         return Description(fault=str(error))
     except Exception as error:  # noqa: BLE001 - it is the code of a user
-        return Description(fault=own_model.sentence(str(file), error))
+        return Description(fault=own_code.sentence(str(file), error))
     return Description(workloads=found)
 
 
@@ -43,12 +43,15 @@ def _known(own: OwnModel, source: WorkloadSource, name: str, sizes: dict[str, Va
     except ShardlabError:
         raise
     except Exception as error:
-        why = own_model.sentence(own.file, error)
+        why = own_code.sentence(own.file, error)
         raise InputError(f"{why} model() has to work on torch's meta device, on which FSDP and ZeRO-3 build it.") from error
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if not parameters:
         raise InputError(f"{own.file}: the module of model() has no parameters to train.")
     flops, flops_source = _flops(own, task)
+    plan = task.plan() if own.tensor_parallel is not None or own.pipeline is not None else None
+    if plan is not None and own.pipeline is not None:
+        plan.stage(model, 0, 1)
     return OwnWorkload(
         name=name,
         summary=own.summary if not sizes else f"the twin of {source.name}: {own.summary}",
@@ -61,6 +64,8 @@ def _known(own: OwnModel, source: WorkloadSource, name: str, sizes: dict[str, Va
         flops_source=flops_source,
         optimizer=own.optimizer,
         options=options,
+        tensor_degrees=plan.degrees() if plan is not None and own.tensor_parallel is not None else (),
+        most_stages=plan.count if plan is not None and own.pipeline is not None else 0,
     )
 
 
@@ -71,5 +76,5 @@ def _flops(own: OwnModel, task: OwnTask) -> tuple[float | None, str]:
     try:
         counted = counted_flops(task)
     except Exception as error:  # noqa: BLE001 - the model may need data to compute
-        return None, f"not counted: {own_model.sentence(own.file, error)}"
+        return None, f"not counted: {own_code.sentence(own.file, error)}"
     return (counted, FLOPS_SOURCE) if counted else (None, "not counted: the model has no matrix product")

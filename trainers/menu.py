@@ -66,6 +66,8 @@ def add_own(known: OwnWorkload, file: Path) -> Workload:
         task="trainers.tasks.own",
         settings={"file": file},
         options=known.options,
+        tensor_degrees=known.tensor_degrees,
+        most_stages=known.most_stages,
         code=known.code,
         file=known.file,
     )

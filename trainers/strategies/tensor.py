@@ -7,11 +7,14 @@ from shardlab.registry import Option
 from trainers import menu
 from trainers.precision import ALL
 from trainers.strategy import Strategy
+from trainers.workload import Workload
 
 
 def why_not_split(cell: Cell) -> str | None:
     """Why a workload's blocks cannot be split over so many ranks, or None."""
     workload = menu.workload_of(cell)
+    if workload.file is not None:
+        return _why_own_is_not_split(cell, workload)
     if workload.heads is None:
         able = ", ".join(name for name, other in menu.workloads().items() if other.heads is not None)
         return f"{cell.strategy} cannot split {cell.workload}: it defines no split of its layers. Allowed workloads: {able}."
@@ -20,6 +23,19 @@ def why_not_split(cell: Cell) -> str | None:
     if heads % cell.tp:
         allowed = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
         return f"{cell.workload} has {heads} attention heads ({workload.heads}), found tp: {cell.tp}. Allowed tp: {allowed}."
+    return None
+
+
+def _why_own_is_not_split(cell: Cell, workload: Workload) -> str | None:
+    """The same for a workspace's own workload. Other options may have other sizes, which the ranks check."""
+    if not workload.tensor_degrees:
+        return (
+            f"{cell.strategy} cannot split {cell.workload}: its file defines no function tensor_parallel(block, ranks), which "
+            "names the layers to split (docs/own-models.md)."
+        )
+    if cell.tp > 1 and workload.has_default_options(cell) and cell.tp not in workload.tensor_degrees:
+        allowed = ", ".join(map(str, (1, *workload.tensor_degrees)))
+        return f"the layers of {cell.workload} cannot be split over tp: {cell.tp} ranks. Allowed tp: {allowed}."
     return None
 
 
