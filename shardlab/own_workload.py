@@ -29,6 +29,10 @@ class OwnWorkload(msgspec.Struct, frozen=True):
 
     code: the digest of its files. file: the file that defines it, in the workspace from which the run was submitted.
     flops_per_unit: None if the operations cannot be counted. block_count: the number of blocks that are wrapped one by one.
+    The others are of a model by its configuration (shardlab/model_file.py), whose file is JSON. block: the class of its blocks.
+    twin: whether it is the tiny twin. longest: the longest sequence, in tokens. head_count: the greatest number of ranks over
+    which its layers can be split, of which the number of ranks is a divisor; None if no split is known. remarks: sentences
+    about what could not be derived.
     """
 
     name: str
@@ -42,6 +46,17 @@ class OwnWorkload(msgspec.Struct, frozen=True):
     flops_source: str
     optimizer: Optimizer
     options: tuple[Option, ...]
+    block: str = ""
+    twin: bool = False
+    seq_len: int | None = None
+    longest: int | None = None
+    head_count: int | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def is_data(self) -> bool:
+        """Whether a configuration defines it, so that no code of the workspace is executed."""
+        return self.file.endswith(".json")
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -77,8 +92,10 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def read(file: Path) -> WorkloadSource:
-    """The file with its helpers. Raises InputError for a name that no workload may have, and for a file that is too long or
-    cannot be read."""
+    """The file with its helpers; a configuration (.json) has none. Raises InputError for a name that no workload may have, and
+    for a file that is too long or cannot be read."""
+    if file.suffix == ".json":
+        return WorkloadSource(file, {file.name: _content(file)})
     if not NAME.fullmatch(file.stem):
         raise InputError(
             f"{file}: {file.stem!r} cannot be the name of a workload. Allowed: a file name that matches {NAME.pattern}.py."
