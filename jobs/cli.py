@@ -62,7 +62,8 @@ def parser() -> console.Parser:
         add(verbs)
     verbs.add("matrices", _menu(menus.matrices), "list the matrices that ship with shardlab")
     verbs.add("strategies", _menu(menus.strategies), "list the strategies and their options")
-    verbs.add("workloads", _workloads, "list the workloads, also those of the workspace, and their options")
+    workloads_help = "list the workloads, also those of the workspace, and their options"
+    shared_options.add_trust(verbs.add("workloads", _workloads, workloads_help))
     verbs.add("launchers", _menu(menus.launchers), "list the launchers, which start the ranks of a run")
     return top
 
@@ -120,8 +121,7 @@ def _add_retry(verbs: console.Verbs) -> None:
         "installed packages changed or the lease was too short"
     )
     verb.add_argument("--only", default=RETRIED, metavar="STATE,...", help=only_help)
-    trust_help = "also execute the code of own workloads that came with fetched runs (docs/own-models.md); read it first"
-    verb.add_argument("--trust", action="store_true", help=trust_help)
+    shared_options.add_trust(verb)
 
 
 def _add_logs(verbs: console.Verbs) -> None:
@@ -372,7 +372,7 @@ def _menu(show: Callable[[Output], None]) -> Callable[[Invocation], int]:
 
 
 def _workloads(invocation: Invocation) -> int:
-    return menus.workloads(invocation.out, invocation.workspace)
+    return menus.workloads(invocation.out, invocation.workspace, trust=invocation.arguments.trust)
 
 
 def _planned(invocation: Invocation) -> plan.MatrixPlan:
@@ -386,6 +386,7 @@ def _planned(invocation: Invocation) -> plan.MatrixPlan:
         scale=arguments.scale,
         in_allocation=getattr(arguments, "in_allocation", False),
         wait_gpus_s=shared_options.wait_gpus_s(arguments),
+        trust=arguments.trust,
     )
 
 

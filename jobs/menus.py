@@ -31,10 +31,10 @@ def strategies(out: Output) -> None:
     )
 
 
-def workloads(out: Output, workspace: Workspace) -> int:
+def workloads(out: Output, workspace: Workspace, *, trust: bool) -> int:
     """Print the workloads, also those of the workspace, and their options. Returns the exit code: 1 if a file of the workspace
     defines no workload, which is said with the reason."""
-    own = own_workloads.find(workspace)
+    own = own_workloads.find(workspace, trust=trust)
     entries = [*own.menu().values(), *menu.workloads().values()]
     rows = [[w.name, w.summary, f"{w.parameters:,}", w.unit, _mflop(w.flops_per_unit), w.file or "ships"] for w in entries]
     out.table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"], rows)

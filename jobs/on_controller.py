@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from socket import gethostname
 
+from jobs import own_workloads
 from jobs.invocation import Invocation
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES
@@ -88,15 +89,19 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
         texts = {"cluster.yaml": file.read_bytes() if where.provider != "cloudlab" else cluster.resolved_file(where)}
         for path in sorted(workspace.own_templates.rglob("*.j2")):
             texts[str(path.relative_to(workspace.path))] = path.read_bytes()
-        texts |= own_workload.texts(workspace.path)
+        own = own_workload.texts(workspace.path)
+        own_workloads.must_be_trusted(workspace, [workspace.path / name for name in own], trust=arguments.trust)
+        texts |= own
         # Without Slurm, the scheduler there reads the addresses of the nodes. With a lease, it decides which runs wait.
         if where.slurm is None or inventory.leased(workspace, where.name) is not None:
             texts[str(upload.INVENTORY)] = inventory.path_of(workspace).read_bytes()
         file = matrix.find(arguments.matrix)
         if file not in matrix.shipped().values():
             own_matrix = file
-            matrix.load(file)  # so that errors name this file, not its copy
+            loaded = matrix.load(file)  # so that errors name this file, not its copy
             texts[f"matrices/{file.name}"] = file.read_bytes()
+            for model in loaded.models.values():
+                texts |= {f"matrices/{path}": (file.parent / path).read_bytes() for path in (model.path,) if path is not None}
             verb, *others = _without(words, "--matrix")
             words = [verb, "--matrix", f"{there.workspace}/matrices/{file.name}", *others]
         invocation.out.detail(f"on {there.host}: {there.workspace}")

@@ -64,9 +64,10 @@ def of(
     scale: str = "full",
     wait_gpus_s: int = 0,
     in_allocation: bool = False,
+    trust: bool = False,
 ) -> MatrixPlan:
     """Read, check and resolve a matrix. --where tests the cells of the file, even if their tiny twins run. wait_gpus_s: as in
-    `Run`. in_allocation: the cells run in the allocation of this process.
+    `Run`. in_allocation: the cells run in the allocation of this process. trust: trust the code of the workspace from now on.
 
     Raises InputError; nothing is written.
     """
@@ -76,7 +77,9 @@ def of(
     if in_allocation and target.slurm is None:
         raise InputError(f"--in-allocation: the cluster {target.name} has no `slurm`. Allowed: a cluster file with `slurm`.")
     machine = _allocated(target) if in_allocation else _machine(target)
-    own = own_workloads.find(workspace, {str(point.keys.get("workload")) for point in asked.points})
+    names = {str(point.keys.get("workload")) for point in asked.points}
+    models = {name: model for name, model in asked.models.items() if name in names}
+    own = own_workloads.find(workspace, names - models.keys(), trust=trust, models=models)
     cells = resolve(asked, cluster=None if machine.here else machine, own=own)
     if scale == "tiny":
         cells = tiny_twin.twins(cells, menu.workloads() | own.menu())

@@ -25,6 +25,13 @@ def add_matrix_options(verb: console.Parser) -> None:
     verb.add_argument("--repeats", type=int, metavar="N", help="number of runs of each cell (default: as set in the matrix)")
     scale_help = "tiny: rehearse every cell at a tiny size (its tiny twin), with all ranks on the CPU of one machine"
     verb.add_argument("--scale", choices=plan.SCALES, default="full", help=scale_help)
+    add_trust(verb)
+
+
+def add_trust(verb: console.Parser) -> None:
+    """The option --trust."""
+    trust_help = "execute the code that came with this workspace or its runs (docs/own-models.md); read all of it first"
+    verb.add_argument("--trust", action="store_true", help=trust_help)
 
 
 def add_run_selection(verb: console.Parser) -> None:

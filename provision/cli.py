@@ -23,7 +23,7 @@ from provision.plan import BEGUN, MACHINE, OperationStep, converge
 from provision.provider import Confirmation, Provider, ToCreate
 from provision.provider import provider as load_provider
 from provision.verify import Finding, verified, verify
-from shardlab import cluster, console
+from shardlab import cluster, console, workspace_trust
 from shardlab.cluster import Cluster
 from shardlab.console import Output
 from shardlab.errors import InputError, ShardlabError, UnknownName
@@ -172,6 +172,8 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if verb not in UNLOCKED:
         locks = [(path, f"the cluster {described.name}") for path in provider.locks(described)]
         locks.append((workspace.own / "provision.lock", f"the workspace {workspace.path}"))
+    if verb not in UNLOCKED:
+        workspace_trust.begin(workspace)
     with lock.held(locks, ["provision", *words]):
         if verb in BY_PROVIDER:
             if verb == "down" and provider.confirmation is not None:

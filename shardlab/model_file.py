@@ -167,7 +167,9 @@ def _configuration(file: Path) -> dict[str, Any]:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InputError(f"{file}: is not JSON: {why}.") from None
     if not isinstance(found, dict):
-        raise InputError(f"{file}: is not the configuration of a model. Allowed: a JSON object, as config.json of transformers.")
+        raise InputError(
+            f"{file}: is not the configuration of a model. Allowed: a JSON object, as config.json of transformers."
+        )
     _check(file, found, 0)
     return found
 

@@ -29,10 +29,10 @@ class OwnWorkload(msgspec.Struct, frozen=True):
 
     code: the digest of its files. file: the file that defines it, in the workspace from which the run was submitted.
     flops_per_unit: None if the operations cannot be counted. block_count: the number of blocks that are wrapped one by one.
+    tensor_degrees, most_stages: as in trainers.workload.Workload.
     The others are of a model by its configuration (shardlab/model_file.py), whose file is JSON. block: the class of its blocks.
-    twin: whether it is the tiny twin. longest: the longest sequence, in tokens. head_count: the greatest number of ranks over
-    which its layers can be split, of which the number of ranks is a divisor; None if no split is known. remarks: sentences
-    about what could not be derived.
+    twin: whether it is the tiny twin. longest: the longest sequence, in tokens. remarks: sentences about what could not be
+    derived.
     """
 
     name: str
@@ -46,11 +46,12 @@ class OwnWorkload(msgspec.Struct, frozen=True):
     flops_source: str
     optimizer: Optimizer
     options: tuple[Option, ...]
+    tensor_degrees: tuple[int, ...] = ()
+    most_stages: int = 0
     block: str = ""
     twin: bool = False
     seq_len: int | None = None
     longest: int | None = None
-    head_count: int | None = None
     remarks: tuple[str, ...] = ()
 
     @property

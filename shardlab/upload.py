@@ -10,12 +10,13 @@ python -m shardlab.upload --workspace DIR --json
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import PurePosixPath
 
-from shardlab import __version__, console, files, own_workload
-from shardlab.errors import InputError
+from shardlab import __version__, console, files, own_workload, workspace_trust
+from shardlab.errors import InputError, WorkspaceError
 from shardlab.workspace import Workspace
 
 INVENTORY = PurePosixPath(".shardlab/inventory.json")  # the scheduler reads the nodes and their lease there
@@ -40,6 +41,9 @@ def main() -> int:
         for file in (*workspace.own_templates.rglob("*.j2"), *own_workload.python_files(workspace.path / own_workload.FOLDER)):
             if str(file.relative_to(workspace.path)) not in received:
                 file.unlink()
+        if not workspace_trust.is_trusted(workspace):  # all code that is here now came from the user's machine, which trusts it
+            with contextlib.suppress(WorkspaceError):  # a home that cannot be written: a command that needs the code says so
+                workspace_trust.trust(workspace)
     console.Output.of(arguments).document({"version": __version__})
     return 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from shardlab import files
+from shardlab import files, workspace_trust
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError, UnknownName, WorkspaceError
 from shardlab.expansion import LAST_MATRIX, Expansion, LastMatrix
@@ -105,6 +105,7 @@ class Workspace:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the lock for adding and removing runs; wait for it first. The kernel releases it however the command ends."""
+        workspace_trust.begin(self)
         with files.locked(self.own / "runs.lock"):
             yield
 

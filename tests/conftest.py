@@ -48,6 +48,17 @@ def pytest_runtest_setup(item):
         support_lanes.must_be_on_practice_nodes(item.nodeid)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_home(tmp_path_factory):
+    """The key with which workspaces are marked as trusted is not the one of whoever runs the tests."""
+    before = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    yield
+    os.environ.pop("XDG_STATE_HOME")
+    if before is not None:
+        os.environ["XDG_STATE_HOME"] = before
+
+
 @pytest.fixture(scope="session")
 def release(request):
     """The release of Debian on the practice nodes; None: this machine's own."""

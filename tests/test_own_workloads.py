@@ -7,7 +7,7 @@ import pytest
 
 from jobs import own_workloads
 from jobs.cli import main
-from shardlab import files
+from shardlab import files, workspace_trust
 from shardlab.errors import InputError
 from shardlab.run import read
 from shardlab.workspace import Workspace
@@ -37,6 +37,7 @@ def workspace(folder, text=MODEL, name="points"):
     (folder / "workloads").mkdir(parents=True)
     (folder / "workloads" / f"{name}.py").write_text(text)
     (folder / "m.yaml").write_text(MATRIX)
+    workspace_trust.trust(Workspace(folder))
     return Workspace(folder)
 
 
@@ -89,6 +90,9 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
         own_workloads.of_run(ours, run, trust=False)
     assert not ours.own.exists()
     own_workloads.freeze(ours, own_workloads.of_run(ours, run, trust=True))
+    with pytest.raises(InputError, match="--trust"):  # a copy that was not made here is no better
+        own_workloads.of_run(ours, run, trust=False)
+    workspace_trust.trust(ours)
     assert own_workloads.of_run(ours, run, trust=False).known["points"] == run.own_workload
     shutil.rmtree(ours.own)
     files.write_atomic(ours.runs / run_dir.run_id / "workloads" / "points.py", b"changed\n")

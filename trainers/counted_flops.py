@@ -50,7 +50,8 @@ def _backward_of_convolution(
 ) -> int:
     """Each of the two gradients takes as many operations as forward; torch's own count forgets groups in that of the weight."""
     outputs = inputs if transposed else gradient  # of the convolution whose every output sums over the weights of a channel
-    return 2 * sum(more[2][:2]) * math.prod(outputs) * math.prod(weight[1:])
+    gradients: int = sum(more[2][:2])  # whether of the inputs, and whether of the weight
+    return 2 * gradients * math.prod(outputs) * math.prod(weight[1:])
 
 
 def of_task(task: Task) -> float | None:

@@ -49,6 +49,9 @@ def _known(own: OwnModel, source: WorkloadSource, name: str, sizes: dict[str, Va
     if not parameters:
         raise InputError(f"{own.file}: the module of model() has no parameters to train.")
     flops, flops_source = _flops(own, task)
+    plan = task.plan() if own.tensor_parallel is not None or own.pipeline is not None else None
+    if plan is not None and own.pipeline is not None:
+        plan.stage(model, 0, 1)
     return OwnWorkload(
         name=name,
         summary=own.summary if not sizes else f"the twin of {source.name}: {own.summary}",
@@ -61,6 +64,8 @@ def _known(own: OwnModel, source: WorkloadSource, name: str, sizes: dict[str, Va
         flops_source=flops_source,
         optimizer=own.optimizer,
         options=options,
+        tensor_degrees=plan.degrees() if plan is not None and own.tensor_parallel is not None else (),
+        most_stages=plan.count if plan is not None and own.pipeline is not None else 0,
     )
 
 

@@ -22,7 +22,7 @@ from shardlab.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.errors import InputError, ShardlabError
 from shardlab.own_workload import Description, OwnWorkload
 from shardlab.registry import Option
-from trainers import configuration, counted_flops
+from trainers import configuration, counted_flops, menu
 from trainers.blocks import classes
 from trainers.convolutional_workload import OPTIONS
 from trainers.frozen_statistics import layers as batch_norms
@@ -33,17 +33,13 @@ from trainers.workload_options import of_images, of_tokens
 
 if TYPE_CHECKING:
     from trainers.configuration import Architecture
+    from trainers.plans.derived import Split
 
 OPTIMIZER = Optimizer(name="adamw", lr=3e-4)
 LAYERS_OF_TWIN, MOST_OF_TWIN, MOST_FLOPS_OF_TWIN = 4, 30_000_000, 1e10  # blocks; parameters; operations for an item
 IMAGE_SIZE = 224
 IMAGE_SIZES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512)
 INDEPENDENT = 1e-3  # the largest difference of outputs, by rounding, relative to the largest output
-SPLITTING = "tp and tp-fsdp2 are refused, and so are the strategies that contain tp"
-CUTS = (
-    "nobody wrote where a pipeline may cut the model, so pp-gpipe, pp-1f1b, pp-interleaved, pp-fsdp2, tp-pp and tp-pp-fsdp2 "
-    "are refused"
-)
 
 
 class Sizes(NamedTuple):
@@ -96,16 +92,11 @@ def _known(content: dict[str, Any], code: str, name: str, seq_len: int | None, *
         raise InputError(f"at the smallest sizes that are known an item needs {flops:.1e} operations.")
     if twin:
         _must_train(task)
-    remarks = [CUTS]
-    head_count = None
+    split: Split | str = "how to split its layers over ranks is not known"
     if isinstance(task, configured.CausalTask):
         split = derived.split_of(model, blocks, task.made)
-        if isinstance(split, str):
-            remarks.insert(0, f"{split}, so {SPLITTING}")
-        else:
-            head_count = split.divisible
-    else:
-        remarks.insert(0, f"nobody wrote how to split its layers, so {SPLITTING}")
+    remarks = [f"{split}, so {_refused('tp')} are refused"] if isinstance(split, str) else []
+    remarks.append(f"where a pipeline may cut it is not known, so {_refused('pp')} are refused")
     if not blocks:
         remarks.append("no repeated blocks were found, so FSDP and ZeRO-3 gather the whole model at once")
     if flops is None:
@@ -126,9 +117,14 @@ def _known(content: dict[str, Any], code: str, name: str, seq_len: int | None, *
         twin=twin,
         seq_len=sizes.seq_len,
         longest=sizes.longest,
-        head_count=head_count,
+        tensor_degrees=() if isinstance(split, str) else split.degrees,
         remarks=tuple(remarks),
     )
+
+
+def _refused(degree: str) -> str:
+    """The strategies that divide a model along a dimension of the mesh."""
+    return ", ".join(name for name, strategy in menu.strategies().items() if degree in strategy.degrees)
 
 
 def _sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> Sizes:
@@ -152,7 +148,9 @@ def _sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> Sizes
             raise InputError("seq_len: an image classifier has no sequences. Allowed: leave seq_len out.")
         return Sizes(summary, (*layers, *_image_options(*_images(found, made, twin=twin), ", ".join(rates) or None)))
     if seq_len is None:
-        raise InputError("seq_len is missing: the tokens of a sequence. Allowed: {transformers: FILE, seq_len: 1024}, for example.")
+        raise InputError(
+            "seq_len is missing: the tokens of a sequence. Allowed: {transformers: FILE, seq_len: 1024}, for example."
+        )
     longest = getattr(made, "max_position_embeddings", None)
     longest = longest if type(longest) is int and longest > 0 else None
     if longest is not None and seq_len > longest:
@@ -197,7 +195,7 @@ def _able(network: Callable[[torch.Tensor], Any]) -> Iterator[int]:
     for size in IMAGE_SIZES:
         try:
             found = network(torch.empty(1, 3, size, size, device="meta"))
-        except Exception:  # noqa: BLE001, S112 - a network says in many ways that an image is too small
+        except Exception:  # noqa: BLE001 - a network says in many ways that an image is too small
             continue
         if not isinstance(found, torch.Tensor):
             raise InputError(f"the network returns a {type(found).__name__} in training. Allowed: a network with one output.")

@@ -21,7 +21,7 @@ from shardlab.registry import Option, Value
 
 KINDS = (bool, int, float, str)
 CONSTANTS = ("ITEMS", "UNIT", "UNITS_PER_ITEM", "OPTIMIZER", "TINY", "FLOPS_PER_UNIT")
-FUNCTIONS = ("model", "batch", "loss", "blocks")
+FUNCTIONS = ("model", "batch", "loss", "blocks", "tensor_parallel", "pipeline")
 OPTIMIZER = Optimizer(name="adamw", lr=1e-3)
 
 
@@ -30,7 +30,9 @@ class OwnModel(msgspec.Struct, frozen=True):
 
     model: makes the module, with the options as keyword arguments. batch: (inputs, targets) of the items with these numbers.
     loss: the mean loss of outputs and targets; None: the cross-entropy. blocks: the repeated blocks of a module; None: they are
-    looked for. tiny: the options of the tiny twin; None if there is none. flops_per_unit: None: they are counted.
+    looked for. tensor_parallel: which linear layers of a block are split for so many ranks, and how; None: none are. pipeline:
+    the modules before and behind the blocks; None: the model is not divided into stages. tiny: the options of the tiny twin;
+    None if there is none. flops_per_unit: None: they are counted.
     """
 
     file: str
@@ -39,6 +41,8 @@ class OwnModel(msgspec.Struct, frozen=True):
     batch: Callable[..., Any]
     loss: Callable[..., Any] | None
     blocks: Callable[..., Any] | None
+    tensor_parallel: Callable[..., Any] | None
+    pipeline: Callable[..., Any] | None
     items: int
     unit: str
     units_per_item: int
@@ -100,6 +104,8 @@ def _checked(file: str, module: ModuleType) -> OwnModel:
         batch=defined["batch"],
         loss=defined.get("loss"),
         blocks=defined.get("blocks"),
+        tensor_parallel=defined.get("tensor_parallel"),
+        pipeline=defined.get("pipeline"),
         items=items,
         unit=_unit(file, defined.get("UNIT", "items")),
         units_per_item=_number(file, defined, "UNITS_PER_ITEM", 1),

@@ -42,6 +42,11 @@ class Workload(msgspec.Struct, frozen=True):
     """The name of the option with the number of attention heads, which tensor parallelism splits; None if none."""
     blocks: str | None = None
     """The name of the option with the number of repeated blocks, which a pipeline divides into stages; None if none."""
+    tensor_degrees: tuple[int, ...] = ()
+    """Of a workspace's own workload at its default options: over how many ranks, from 2, its layers can be split; empty: it
+    defines no split."""
+    most_stages: int = 0
+    """Of a workspace's own workload at its default options: the number of blocks if they can be divided into stages, else 0."""
     code: str | None = None
     """The digest of the files that define it, if they are the workspace's own (shardlab/own_workload.py); None: it ships."""
     file: str | None = None
@@ -52,6 +57,15 @@ class Workload(msgspec.Struct, frozen=True):
     """Returns why the model of a cell cannot be built, as a sentence, or None. It gets the resolved cell, whose options are
     within their bounds, and needs no torch. If the sentence begins with `NAME:` or contains `(NAME)`, the error points at the
     option NAME in the matrix file."""
+
+    @property
+    def is_data(self) -> bool:
+        """Whether a configuration defines it, and no code."""
+        return self.file is not None and self.file.endswith(".json")
+
+    def has_default_options(self, cell: Cell) -> bool:
+        """Whether a cell has the default of each option of the workload."""
+        return all(cell.options.get(option.name) == option.default for option in self.options)
 
     def build(self, cell: Cell, data_path: Path) -> Task:
         """The task of a cell on this rank. Imports torch."""

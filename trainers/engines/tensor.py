@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from trainers.communication import Term
 from trainers.instruments.timing import BACKWARD
 from trainers.parallel.engine import MeshModelEngine
 from trainers.parallel.mesh_model import MeshModel
-from trainers.plans.plan import FORWARD_REDUCTIONS, cut_between
+from trainers.plans.plan import cut_between
 from trainers.precision import computed_bytes, stream_bytes, weight_bytes
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ class TensorEngine(MeshModelEngine):
 def activations(cell: Cell, task: Task, held: MeshModel) -> list[Term]:
     """What the split blocks of a rank exchange in a step."""
     plan = task.plan()
-    positions, width = plan.hidden
-    elements, n = cell.micro_batch_size * positions * width, held.mesh["tp"].size()
+    elements, n = cell.micro_batch_size * math.prod(plan.hidden), held.mesh["tp"].size()
     # Autocast computes a linear layer in 16 bits but casts inside it: what it reads, and the gradient of that, is fp32.
     written, read = elements * computed_bytes(cell.precision), elements * stream_bytes(cell.precision)
     blocks = len(held.blocks) * cell.gradient_accumulation_steps
@@ -61,12 +61,13 @@ def activations(cell: Cell, task: Task, held: MeshModel) -> list[Term]:
     if held.sequence:
         return _activations_in_slices(cell, held, written, read, blocks, again)
     return [
-        Term("activations behind attention and behind the MLP, each block and pass", "all_reduce",
-             written, n, FORWARD_REDUCTIONS * blocks),
+        Term("what row-parallel layers write, such as those of attention and of the MLP, each block and pass", "all_reduce",
+             written, n, plan.forward_reductions * blocks),
         Term("gradients of what column-parallel layers read, each block and pass", "all_reduce",
              read, n, plan.backward_reductions * blocks),
         # Recomputation stops when backward has all that it saved, and the block's last sum is not among it.
-        Term("activations behind attention once more, each recomputed block and pass", "all_reduce", written, n, again),
+        Term("what they write once more but for the last of a block, each recomputed block and pass", "all_reduce",
+             written, n, (plan.forward_reductions - 1) * again),
     ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -138,8 +139,7 @@ class Pipeline:
 
     def theory(self) -> list[Term]:
         """What this rank sends to its neighbours in a step."""
-        positions, width = self._task.plan().hidden
-        size = self._cell.micro_batch_size * positions * width * self._between.itemsize
+        size = self._cell.micro_batch_size * math.prod(self._task.plan().hidden) * self._between.itemsize
         passes, others = self._cell.gradient_accumulation_steps, 0 if self._pp == 1 else 1
         onward = sum(not stage.is_last for stage in self._stages) * others
         back = sum(not stage.is_first for stage in self._stages) * others

@@ -15,17 +15,17 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from trainers.plans.plan import FORWARD_REDUCTIONS, ModelPlan
+from trainers.plans.plan import ModelPlan
 
 COLUMNS, ROWS = "colwise", "rowwise"
 
 
 class Split(NamedTuple):
-    """columns, rows: the layers of a block, by name. divisible: its divisors are the numbers of ranks that can share a block."""
+    """columns, rows: the layers of a block, by name. degrees: the numbers of ranks, from 2, that can share a block."""
 
     columns: tuple[str, ...]
     rows: tuple[str, ...]
-    divisible: int
+    degrees: tuple[int, ...]
 
 
 def split_of(model: nn.Module, blocks: Sequence[nn.Module], made: Any) -> Split | str:
@@ -44,7 +44,7 @@ def split_of(model: nn.Module, blocks: Sequence[nn.Module], made: Any) -> Split 
         return f"its plan in transformers has layers that are {other}, which is not supported here"
     columns = tuple(name for name, style in styles.items() if style == COLUMNS)
     rows = tuple(name for name, style in styles.items() if style == ROWS)
-    if len(rows) != FORWARD_REDUCTIONS or not columns:
+    if len(rows) != ModelPlan.forward_reductions or not columns:
         return "its plan in transformers is not that of attention and an MLP"
     for block in blocks:
         layers = {id(part) for name in styles if isinstance(part := _part(block, name), nn.Linear)}
@@ -53,8 +53,11 @@ def split_of(model: nn.Module, blocks: Sequence[nn.Module], made: Any) -> Split 
         if len(layers) < len(styles) or holders != layers:
             return "its plan in transformers leaves out layers of its blocks"
     heads = [getattr(made, name, None) for name in ("num_attention_heads", "num_key_value_heads")]
-    sizes = [_linear(blocks[0], name).out_features for name in columns] + [_linear(blocks[0], name).in_features for name in rows]
-    return Split(columns, rows, math.gcd(*sizes, *(size for size in heads if isinstance(size, int))))
+    sizes = [_linear(blocks[0], name).out_features for name in columns] + [
+        _linear(blocks[0], name).in_features for name in rows
+    ]
+    divisible = math.gcd(*sizes, *(size for size in heads if isinstance(size, int)))
+    return Split(columns, rows, tuple(ranks for ranks in range(2, divisible + 1) if divisible % ranks == 0))
 
 
 class DerivedPlan(ModelPlan):

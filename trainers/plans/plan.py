@@ -14,13 +14,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 class ModelPlan(ABC):
     """How one model is split and divided into stages.
 
-    hidden: (positions, width) of the hidden state of one item between two blocks. backward_reductions: number of all-reduces of
-    a hidden state in the backward pass of a split block, one for each column-parallel layer that reads the block's input.
-    Forward has `FORWARD_REDUCTIONS`, one after attention and one after the MLP (Shoeybi et al., Megatron-LM, 2019, section 3).
+    hidden: the shape of the hidden state of one item between two blocks; of a transformer, (positions, width).
+    backward_reductions: number of all-reduces of a hidden state in the backward pass of a split block, one for each
+    column-parallel layer that reads the block's input. forward_reductions: the same in the forward pass, one for each
+    row-parallel layer; a transformer has one after attention and one after the MLP (Shoeybi et al., Megatron-LM, 2019,
+    section 3).
     """
 
-    hidden: tuple[int, int]
+    hidden: tuple[int, ...]
     backward_reductions: int
+    forward_reductions = 2
 
     @abstractmethod
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
@@ -40,7 +43,6 @@ class ModelPlan(ABC):
         outputs; between stages goes a hidden state (items, *hidden)."""
 
 
-FORWARD_REDUCTIONS = 2
 POSITIONS = 1  # the dimension of a hidden state (items, positions, width)
 
 

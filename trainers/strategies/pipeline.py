@@ -9,11 +9,14 @@ from shardlab.registry import Option
 from trainers import menu
 from trainers.precision import ALL
 from trainers.strategy import SWITCHES, Strategy
+from trainers.workload import Workload
 
 
 def why_not_staged(cell: Cell, stages_per_rank: int = 1) -> str | None:
     """Why a workload's blocks cannot be divided into so many stages, or None."""
     workload, stages = menu.workload_of(cell), cell.pp * stages_per_rank
+    if workload.file is not None:
+        return _why_own_is_not_staged(cell, workload, stages)
     if workload.blocks is None:
         able = ", ".join(name for name, other in menu.workloads().items() if other.blocks is not None)
         return f"{cell.strategy} cannot divide {cell.workload} into pipeline stages. Allowed workloads: {able}."
@@ -25,6 +28,23 @@ def why_not_staged(cell: Cell, stages_per_rank: int = 1) -> str | None:
             f"{cell.workload} has {blocks} blocks ({workload.blocks}), too few for {stages} stages: found {found}. "
             f"Allowed pp: up to {blocks // stages_per_rank}."
         )
+    return None
+
+
+def _why_own_is_not_staged(cell: Cell, workload: Workload, stages: int) -> str | None:
+    """The same for a workspace's own workload. Other options may have another number of blocks, which the ranks check."""
+    if not workload.most_stages and workload.is_data:
+        return (
+            f"{cell.strategy} cannot divide {cell.workload} into pipeline stages: where it may be cut is not known "
+            "(docs/own-models.md)."
+        )
+    if not workload.most_stages:
+        return (
+            f"{cell.strategy} cannot divide {cell.workload} into pipeline stages: its file defines no function "
+            "pipeline(model), which names the modules before and behind the blocks (docs/own-models.md)."
+        )
+    if stages > workload.most_stages and workload.has_default_options(cell):
+        return f"{cell.workload} has {workload.most_stages} blocks, too few for {stages} stages (pp: {cell.pp})."
     return None
 
 

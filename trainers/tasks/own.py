@@ -15,11 +15,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shardlab import own_workload
 from shardlab.cell import Cell
-from shardlab.errors import InputError
+from shardlab.errors import InputError, ShardlabError
 from shardlab.registry import Value
 from trainers import own_model
 from trainers.data.data_sets import DataSource
 from trainers.own_model import OwnModel
+from trainers.plans.own import OwnPlan
 from trainers.task import Batch, Task
 from trainers.tasks.device_copy import to_device
 
@@ -37,6 +38,7 @@ class OwnTask(Task):
         # What the items contain is the code's matter, so the code is what tells them apart.
         sha256 = hashlib.sha256(f"items of {name} {code}".encode()).hexdigest()
         self.source = DataSource(name=f"batch() of {name}", sha256=sha256, synthetic=False, items=own.items)
+        self._plan: OwnPlan | None = None
 
     def model(self) -> nn.Module:
         made = self._own.call("model", **self._options)
@@ -52,6 +54,39 @@ class OwnTask(Task):
         if strange := next((block for block in found if id(block) not in inside), None):
             raise InputError(f"{self._own.file}: blocks() returned {_kind(strange)} that is not in the model.")
         return found
+
+    def plan(self) -> OwnPlan:
+        """Raises InputError if the file does not say enough for one."""
+        if self._plan is None:
+            self._plan = self._found_plan()
+        return self._plan
+
+    def _found_plan(self) -> OwnPlan:
+        shapes: list[tuple[int, ...]] = []
+
+        def note(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            passed = [*inputs, output]
+            if len(passed) != 2 or not all(isinstance(value, torch.Tensor) for value in passed):
+                raise InputError(
+                    f"{self._own.file}: a block takes {_kind(inputs)} and returns {_kind(output)}. Needed for tensor "
+                    "and pipeline parallelism: blocks that take one tensor and return one."
+                )
+            shapes.extend(tuple(value.shape[1:]) for value in passed)
+
+        with torch.device("meta"):
+            model = self.model().eval()
+        for block in self.blocks(model):
+            block.register_forward_hook(note)
+        inputs, targets = (part.to("meta") for part in self.items(np.arange(1)))
+        try:
+            with torch.no_grad():
+                self.outputs(model, Batch(inputs, targets))
+        except ShardlabError:
+            raise
+        except Exception as error:
+            why = own_model.sentence(self._own.file, error)
+            raise InputError(f"{why} Tensor and pipeline parallelism need a model that computes on the meta device.") from error
+        return OwnPlan(self._own, self.blocks, model, shapes)
 
     def flops_per_unit(self) -> float | None:
         if self._own.flops_per_unit is not None:

@@ -1,0 +1,116 @@
+"""Which workspaces began on this account, so that the code in them is the user's own.
+
+A workspace that was unpacked from an archive, or copied from elsewhere, may hold code of somebody else. A mark in .shardlab
+says that the workspace began here, or that the user trusts it (--trust). A mark cannot come with an archive: its seal is made
+with a key in the user's home, and over the inode numbers of the folders and of the mark itself, which a copy does not have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shardlab import files
+from shardlab.decoders import DECODE_FAULTS
+from shardlab.errors import WorkspaceError
+
+if TYPE_CHECKING:
+    from shardlab.workspace import Workspace
+
+MARK = "trusted.json"  # in .shardlab
+CODE = ("workloads", "strategies", "metrics")  # folders of a workspace whose Python files shardlab executes
+KEY_BYTES = 32
+
+
+class TrustMark(msgspec.Struct, frozen=True):
+    """seal: the HMAC-SHA256, in hexadecimal, over the inode numbers of the workspace, of .shardlab and of this file."""
+
+    schema: int
+    seal: str
+
+
+def begin(workspace: Workspace) -> None:
+    """Mark a workspace in which nothing is stored yet and which holds no code. Call it before the first file is stored.
+
+    Without a mark, for example because the home cannot be written, code needs --trust.
+    """
+    if not workspace.own.exists() and not workspace.runs.exists() and not any(map(has_code, _folders(workspace))):
+        with contextlib.suppress(WorkspaceError):
+            trust(workspace)
+
+
+def has_code(folder: Path) -> bool:
+    """Whether a folder of CODE has Python files."""
+    return any(name.endswith(".py") for name in files.names(folder))
+
+
+def is_trusted(workspace: Workspace) -> bool:
+    """Whether the workspace began on this account or the user trusts it."""
+    path = workspace.own / MARK
+    try:
+        mark, key = msgspec.json.decode(files.read(path), type=TrustMark), files.read(_key())
+        seal = _seal(workspace, key, path.stat().st_ino)
+        return len(key) == KEY_BYTES and hmac.compare_digest(mark.seal.encode(), seal.encode())
+    except (OSError, *DECODE_FAULTS):
+        return False
+
+
+def trust(workspace: Workspace) -> None:
+    """Mark the workspace as trusted. Raises WorkspaceError."""
+    files.make_folder(workspace.own)
+    key = _key_or_new()
+    new = workspace.own / f".{MARK}.{secrets.token_hex(4)}.tmp"
+    with files.as_workspace_error("write"):
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with os.fdopen(descriptor, "wb") as handle:
+            handle.write(files.as_json(TrustMark(1, _seal(workspace, key, os.fstat(descriptor).st_ino))))
+        new.rename(workspace.own / MARK)
+
+
+def refusal(path: Path) -> str:
+    """Why the code in a file is not executed."""
+    return (
+        f"{path}: not executed, because nothing shows that this workspace began on this account; it may have come with an "
+        "archive. If you wrote its code or have read all of it, allow it with --trust."
+    )
+
+
+def _folders(workspace: Workspace) -> list[Path]:
+    return [workspace.path / name for name in CODE]
+
+
+def _seal(workspace: Workspace, key: bytes, mark: int) -> str:
+    numbers = (workspace.real_path.stat().st_ino, workspace.own.stat().st_ino, mark)
+    return hmac.new(key, f"shardlab workspace {numbers}".encode(), hashlib.sha256).hexdigest()
+
+
+def _key() -> Path:
+    """The file with the user's key. Raises OSError if the user has no home."""
+    try:
+        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    except RuntimeError as error:
+        raise OSError(str(error)) from None
+    return state / "shardlab" / "workspaces.key"
+
+
+def _key_or_new() -> bytes:
+    with files.as_workspace_error("write"):
+        path = _key()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+            files.write_new(new, secrets.token_bytes(KEY_BYTES), mode=0o600)
+            with contextlib.suppress(FileExistsError):
+                os.link(new, path)  # another process may have made it meanwhile
+            new.unlink()
+        key = files.read(path)
+    if len(key) != KEY_BYTES:
+        raise WorkspaceError(f"cannot use {path}: it has {len(key)} bytes instead of {KEY_BYTES}; remove it.")
+    return key

@@ -1,0 +1,47 @@
+"""docs/own-models.md as a reader follows it: the files of the page in an empty folder, its commands, and the report."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from support_line import benches
+
+pytestmark = pytest.mark.line
+PAGE = (Path(__file__).parent.parent / "docs" / "own-models.md").read_text()
+STRATEGIES = {"ddp", "fsdp2", "zero2", "tp", "pp-1f1b"}
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory):
+    """A workspace with the files of the page, after its commands."""
+    for bench in benches(tmp_path_factory.mktemp("own")):
+        bench.printed = {}
+        for kind, name, text in re.findall(r"^```(\w+)(?: title=\"(.*?)\")?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+            if kind == "sh":
+                bench.printed |= {line: bench.run(*shlex.split(line), cwd=bench.path).stdout for line in text.splitlines()}
+            else:
+                path = bench.path / name
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text)
+        yield bench
+
+
+def test_the_page_leads_from_an_empty_folder_to_a_report_with_the_same_work_proven(followed):
+    summary = json.loads((followed.path / "report" / "summary.json").read_text())
+    rows = {row["cell"]["strategy"]: row for row in summary["rows"]}
+    assert {row["cell"]["workload"] for row in rows.values()} == {"rings"}
+    assert {name: row["states"] for name, row in rows.items()} == {name: {"completed": 1} for name in STRATEGIES}
+    assert {name: row["same_work"]["verdict"] for name, row in rows.items()} == dict.fromkeys(STRATEGIES, "proven")
+    for row in rows.values():
+        sent = row["same_work"]["communication_bytes"]
+        assert sent["counted"] == pytest.approx(sent["theory"], rel=0.02)
+        assert row["metrics"]["throughput_per_s"]["unit"] == "points/s"
+
+
+def test_the_name_of_the_model_is_in_the_list_and_in_the_report(followed):
+    assert "rings.py" in followed.printed["jobs workloads"]
+    assert "rings" in followed.printed["collect summarize"]
+    page = (followed.path / "report" / "index.html").read_text()
+    assert all(f"{name}-rings-g2" in page for name in STRATEGIES)
