@@ -134,8 +134,8 @@ def _read(asked: ModelByConfiguration, folder: Path) -> ModelFile:
     path = PurePosixPath(asked.transformers)
     if path.is_absolute() or ".." in path.parts or "\\" in asked.transformers or path.suffix != SUFFIX:
         raise InputError(
-            f"found the file {asked.transformers!r}. Allowed: the path of a .json file in the folder of the matrix, or below it, "
-            "such as models/llama.json."
+            f"found the file {asked.transformers!r}. Allowed: the path of a .json file in the folder of the matrix, or "
+            "below it, such as models/llama.json."
         )
     file = folder / path
     configuration = _configuration(file)
@@ -167,9 +167,7 @@ def _configuration(file: Path) -> dict[str, Any]:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InputError(f"{file}: is not JSON: {why}.") from None
     if not isinstance(found, dict):
-        raise InputError(
-            f"{file}: is not the configuration of a model. Allowed: a JSON object, as config.json of transformers."
-        )
+        raise InputError(f"{file}: is no configuration of a model. Allowed: a JSON object, as config.json of transformers.")
     _check(file, found, 0)
     return found
 

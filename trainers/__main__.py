@@ -31,9 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     describe = verbs.add_parser("describe", help="find out what a workload of a user's file is; it executes a file of code")
     describe.add_argument("file", type=Path, metavar="FILE", help="code (.py), or a model by its configuration (.json)")
-    describe.add_argument(
-        "--seq-len", type=int, metavar="N", help="the tokens of a sequence, of a language model by configuration"
-    )
+    describe.add_argument("--seq-len", type=int, metavar="N", help="tokens of a sequence, for a configuration")
     describe.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="where the answer is written")
     given = parser.parse_args(arguments)
     if given.verb == "describe":

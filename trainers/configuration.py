@@ -41,9 +41,7 @@ def architecture(values: dict[str, Any]) -> Architecture:
     model_type, named = values.get("model_type"), values.get("architectures")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING_NAMES:
         found = "no model_type" if model_type is None else f"the model_type {str(model_type)[:40]!r}"
-        raise InputError(
-            f"has {found}. Allowed: a model_type that transformers {transformers.__version__} knows, such as llama."
-        )
+        raise InputError(f"has {found}. Allowed: one that transformers {transformers.__version__} knows, such as llama.")
     known = {name: kind for kind, classes in CLASSES.items() for name in _names(classes.get(model_type))}
     if not known:
         raise InputError(f"{model_type} of transformers has no model that can be trained here. Allowed: {', '.join(CLASSES)}.")
@@ -75,9 +73,7 @@ def configured(found: Architecture, values: dict[str, Any], *, dropout: bool, la
     except Exception as error:
         raise InputError(f"transformers refuses it: {one_line(error)}") from error
     if getattr(made, "sub_configs", None):
-        raise InputError(
-            f"{found.model_type} consists of several models. Allowed: one model, such as its language model alone."
-        )
+        raise InputError(f"{found.model_type} consists of several models. Allowed: one model, such as its text model alone.")
     if getattr(made, "is_encoder_decoder", False):
         raise InputError(f"{found.model_type} has an encoder and a decoder. Allowed: {', '.join(CLASSES)}.")
     either_way = found.model_type in CLASSES["masked language model"]  # the same blocks with another mask

@@ -149,7 +149,7 @@ def _sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> Sizes
         return Sizes(summary, (*layers, *_image_options(*_images(found, made, twin=twin), ", ".join(rates) or None)))
     if seq_len is None:
         raise InputError(
-            "seq_len is missing: the tokens of a sequence. Allowed: {transformers: FILE, seq_len: 1024}, for example."
+            "seq_len is missing: the tokens of a sequence. Needed: {transformers: FILE, seq_len: 1024}, for example."
         )
     longest = getattr(made, "max_position_embeddings", None)
     longest = longest if type(longest) is int and longest > 0 else None
@@ -235,8 +235,8 @@ def _must_train(task: Task) -> None:
 
 
 def _must_be_provable(content: dict[str, Any], twin: OwnWorkload) -> None:
-    """Raises InputError if what the model computes for one item depends on chance or on the other items: then the work could not
-    be divided among ranks. BatchNorm is left to the proof, which freezes it."""
+    """Raises InputError if what the model computes for one item depends on chance or on the other items: then ranks could not
+    share the work. BatchNorm is left to the proof, which freezes it."""
     options = {option.name: option.default for option in twin.options}
     task = configured.of_content(content, _cell(twin.name, twin.seq_len, options), Path(), twin=True)
     with torch.no_grad():

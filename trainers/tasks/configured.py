@@ -102,7 +102,7 @@ class MaskedTask(Transformer, TokenTask):
         return Batch(inputs=to_device(inputs, device), targets=to_device(targets, device))
 
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        tokens, positions = batch.inputs.split([self.seq_len, self._masked], dim=1)
+        tokens, positions = batch.inputs[:, : self.seq_len], batch.inputs[:, self.seq_len :]
         logits = _logits(self._architecture, model, tokens)
         return logits.gather(1, positions[..., None].expand(-1, -1, logits.shape[-1]))
 
