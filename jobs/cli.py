@@ -15,6 +15,7 @@ from jobs.invocation import Invocation
 from jobs.lease_report import LeaseReport
 from jobs.reconcile import Status
 from jobs.scheduler import Full, SubmitOptions, scheduler
+from jobs.run_queue import scripts_must_be_trusted
 from jobs.select import select
 from jobs.slurm import preflight
 from shardlab import console, state
@@ -202,6 +203,7 @@ def _submit(invocation: Invocation) -> int:
         out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
         return int(set_aside > 0)
     plan.must_train_here(planned.source, here=invocation.arguments.here)
+    scripts_must_be_trusted(workspace, trusted=arguments.trust)
     with workspace.alone():
         readable = _finish_interrupted(out, workspace, planned.source)
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
@@ -251,6 +253,7 @@ def _retry(invocation: Invocation) -> int:
     how = shared_options.submit_options(invocation, source)
     cells = [step.run.cell for step in submit.retry(workspace, runs, only, source, trust=arguments.trust)]
     plan.must_train_here(source, here=invocation.arguments.here)
+    scripts_must_be_trusted(workspace, trusted=arguments.trust)
     _data_must_be_there(out, workspace, cells, source)
     with workspace.alone():
         readable = _finish_interrupted(out, workspace, source)

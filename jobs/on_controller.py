@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from socket import gethostname
 
-from jobs import own_workloads
 from jobs.invocation import Invocation
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES
-from shardlab import cluster, first_node, inventory, matrix, own_workload, remote_workspace, upload
+from shardlab import cluster, first_node, inventory, matrix, own_workload, remote_workspace, upload, workspace_trust
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, ShardlabError
 from shardlab.login_node import PYTHON
@@ -90,7 +89,7 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
         for path in sorted(workspace.own_templates.rglob("*.j2")):
             texts[str(path.relative_to(workspace.path))] = path.read_bytes()
         own = own_workload.texts(workspace.path)
-        own_workloads.must_be_trusted(workspace, [workspace.path / name for name in own], trust=arguments.trust)
+        workspace_trust.must_be_trusted(workspace, [workspace.path / name for name in own], trusted=arguments.trust)
         texts |= own
         # Without Slurm, the scheduler there reads the addresses of the nodes. With a lease, it decides which runs wait.
         if where.slurm is None or inventory.leased(workspace, where.name) is not None:

@@ -22,7 +22,7 @@ def sentences(known: OwnWorkload) -> list[str]:
     blocks = f"{known.block_count} blocks{kind}" if known.block_count else "no blocks"
     unit = known.unit.removesuffix("s")
     length = "" if known.seq_len is None else f", in sequences of {known.seq_len}"
-    flops = "unknown FLOPs" if known.flops_per_unit is None else f"{known.flops_per_unit / 1e9:,.4g} GFLOP per {unit}{length}"
+    flops = "unknown FLOPs" if known.flops_per_unit is None else f"{known.flops_per_unit / 1e6:,.1f} MFLOP per {unit}{length}"
     degrees = f"; tp: {', '.join(map(str, (1, *known.tensor_degrees)))}" if known.tensor_degrees else ""
     derived = f"{known.name}: {known.summary}: {known.parameters:,} parameters, {blocks}, {flops}{degrees}."
     lacking = [f"{known.name}: {remark}." for remark in known.remarks]

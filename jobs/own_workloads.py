@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -72,7 +72,7 @@ def find(
             continue
         try:
             source = own_workload.read(file)
-            must_be_trusted(workspace, [file], trust=trust)
+            workspace_trust.must_be_trusted(workspace, [file], trusted=trust)
             found = _described(workspace, source)
             if ships := sorted({one.name for one in found} & set(menu.workloads())):
                 raise InputError(
@@ -100,7 +100,7 @@ def find(
 
 def store(workspace: Workspace) -> Path:
     """The folder of the frozen copies, each in a folder named by its digest."""
-    return workspace.own / "own"
+    return workspace.own / workspace_trust.ANSWERS
 
 
 def freeze(workspace: Workspace, own: OwnWorkloads) -> None:
@@ -136,17 +136,6 @@ def write(workspace: Path, run: Run, folder: Path) -> None:
     if frozen is None:
         raise ShardlabError(f"{workspace / known.code}: the copy of {known.file} is missing or damaged; run the command again.")
     own_workload.write(folder / FOLDER, frozen)
-
-
-def must_be_trusted(workspace: Workspace, code: Sequence[Path], *, trust: bool) -> None:
-    """Raises InputError if there is code and it must not be executed. trust: mark the workspace as trusted."""
-    if not code or workspace_trust.is_trusted(workspace):
-        return
-    if not trust:
-        raise InputError(workspace_trust.refusal(code[0]))
-    for answer in store(workspace).glob("*.json"):  # somebody else may have written what these say of the code
-        answer.unlink(missing_ok=True)
-    workspace_trust.trust(workspace)
 
 
 def _keep(workspace: Workspace, source: WorkloadSource) -> None:

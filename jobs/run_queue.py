@@ -22,7 +22,7 @@ import psutil
 
 from jobs import claim
 from jobs.scheduler import ObservedRun, RunOnDisk
-from shardlab import files, host
+from shardlab import files, host, workspace_trust
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import ShardlabError, WorkspaceError
 from shardlab.record import Event
@@ -48,6 +48,12 @@ class Runner(msgspec.Struct, frozen=True):
 
 class AnotherRunner(Exception):
     """Another process starts the runs of this workspace."""
+
+
+def scripts_must_be_trusted(workspace: Workspace, *, trusted: bool) -> None:
+    """Raises InputError if a runner would start scripts that came with the workspace. trusted: mark it as trusted."""
+    waiting = [folder for name in ("local", "ssh") for folder in RunQueue(name, workspace).waiting()]
+    workspace_trust.must_be_trusted(workspace, [folder.path / SCRIPT for folder in waiting], trusted=trusted)
 
 
 class RunQueue:
@@ -97,7 +103,7 @@ class RunQueue:
 
     def attend(self) -> None:
         """Start a runner if runs wait and no runner is alive: somebody may have killed it."""
-        if not self.runner_alive() and next(self.waiting(), None) is not None:
+        if workspace_trust.is_trusted(self._workspace) and not self.runner_alive() and next(self.waiting(), None) is not None:
             self._ensure_runner()
 
     def observe(self, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,13 +20,14 @@ import msgspec
 
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS
-from shardlab.errors import WorkspaceError
+from shardlab.errors import InputError, WorkspaceError
 
 if TYPE_CHECKING:
     from shardlab.workspace import Workspace
 
 MARK = "trusted.json"  # in .shardlab
 CODE = ("workloads", "strategies", "metrics")  # folders of a workspace whose Python files shardlab executes
+ANSWERS = "own"  # in .shardlab: frozen copies of code, and what is known of it
 KEY_BYTES = 32
 
 
@@ -68,16 +70,23 @@ def trust(workspace: Workspace) -> None:
     key = _key_or_new()
     new = workspace.own / f".{MARK}.{secrets.token_hex(4)}.tmp"
     with files.as_workspace_error("write"):
+        for answer in (workspace.own / ANSWERS).glob("*.json"):  # somebody else may have written what these say of the code
+            answer.unlink(missing_ok=True)
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         with os.fdopen(descriptor, "wb") as handle:
             handle.write(files.as_json(TrustMark(1, _seal(workspace, key, os.fstat(descriptor).st_ino))))
         new.rename(workspace.own / MARK)
 
 
-def refusal(path: Path) -> str:
-    """Why the code in a file is not executed."""
-    return (
-        f"{path}: not executed, because nothing shows that this workspace began on this account; it may have come with an "
+def must_be_trusted(workspace: Workspace, code: Sequence[Path], *, trusted: bool) -> None:
+    """trusted: mark the workspace as trusted. Else raises InputError if there is code and it must not be executed."""
+    if not code or is_trusted(workspace):
+        return
+    if trusted:
+        trust(workspace)
+        return
+    raise InputError(
+        f"{code[0]}: not executed, because nothing shows that this workspace began on this account; it may have come with an "
         "archive. If you wrote its code or have read all of it, allow it with --trust."
     )
 

@@ -7,6 +7,7 @@ import pytest
 
 from collect import cli as collect_cli
 from jobs import cli as jobs_cli
+from jobs.run_queue import RunQueue
 from shardlab import files, workspace_trust
 from shardlab.workspace import Workspace
 
@@ -91,6 +92,19 @@ def test_no_command_executes_the_code_of_an_archive(opened, capsys, words, code)
         assert "evil.py" in said.err or "its workload evil" in said.err
     assert workspace_trust.is_trusted(workspace) is False
     assert len(workspace.all_runs()) == 1
+
+
+def test_a_script_that_waits_in_an_archive_is_not_started(opened, capsys):
+    workspace, marker = opened
+    (run,) = workspace.all_runs()
+    for file in run.path.glob("events.*"):
+        file.unlink()
+    run.write_event("controller", "submitted", scheduler="local")
+    (run.path / "job.sh").write_text(f"touch {marker}\n")
+    assert call(workspace, "jobs submit --matrix quickstart") == 2
+    assert f"{run.path / 'job.sh'}: not executed" in capsys.readouterr().err
+    RunQueue("local", workspace).attend()
+    assert not (workspace.own / "local").exists()
 
 
 def test_code_that_the_user_trusts_is_executed_and_nothing_that_the_archive_says_of_it_is_believed(opened, capsys):
