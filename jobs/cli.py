@@ -14,8 +14,8 @@ from jobs.gpu_hours import must_be_within
 from jobs.invocation import Invocation
 from jobs.lease_report import LeaseReport
 from jobs.reconcile import Status
-from jobs.scheduler import Full, SubmitOptions, scheduler
 from jobs.run_queue import scripts_must_be_trusted
+from jobs.scheduler import Full, SubmitOptions, scheduler
 from jobs.select import select
 from jobs.slurm import preflight
 from shardlab import console, state

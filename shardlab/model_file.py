@@ -86,7 +86,7 @@ def named(text: Document, sections: dict[str, Any], folder: Path, problems: list
         if not isinstance(values[key], dict):
             continue
         try:
-            model = _read(msgspec.convert(values[key], ModelByConfiguration), folder)
+            model = read_model(msgspec.convert(values[key], ModelByConfiguration), folder)
             if found.setdefault(model.name, model) != model:
                 raise InputError(
                     f"found two models with the name {model.name}. Allowed: one content of the file and one seq_len for each "
@@ -120,8 +120,8 @@ def _places(sections: dict[str, Any]) -> Iterator[tuple[Any, str | int, Path_]]:
                 yield entry, "workload", (section, number, "workload")
 
 
-def _read(asked: ModelByConfiguration, folder: Path) -> ModelFile:
-    """Raises InputError without a place."""
+def read_model(asked: ModelByConfiguration, folder: Path) -> ModelFile:
+    """The model that a matrix in this folder asks for. Raises InputError without a place in the matrix file."""
     if (asked.transformers is None) == (asked.torchvision is None):
         found = "neither" if asked.transformers is None else "both"
         raise InputError(f"exactly one of transformers and torchvision is needed, found {found}.")
