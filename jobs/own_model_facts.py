@@ -26,7 +26,7 @@ def sentences(known: OwnWorkload) -> list[str]:
     degrees = f"; tp: {', '.join(map(str, (1, *known.tensor_degrees)))}" if known.tensor_degrees else ""
     derived = f"{known.name}: {known.summary}: {known.parameters:,} parameters, {blocks}, {flops}{degrees}."
     lacking = [f"{known.name}: {remark}." for remark in known.remarks]
-    helps = [f"{known.name}: docs/own-models.md says how a model by code defines what is not known here."]
+    helps = [f"{known.name}: a model by code can define what is not known here (docs/own-models.md)."]
     return [derived, *lacking, *(helps if lacking else [])]
 
 

@@ -85,11 +85,11 @@ def find(
         known |= {one.name: one for one in found}
     for model in (models or {}).values():
         try:
-            found = _described(workspace, model.source, model.seq_len)
             if (workspace.path / FOLDER / f"{model.name}.py").exists():
                 raise InputError(f"{FOLDER}/{model.name}.py defines another workload {model.name}. Allowed: another file name.")
-            if ships := sorted({one.name for one in found} & set(menu.workloads())):
+            if ships := sorted({model.name, f"{model.name}-tiny"} & set(menu.workloads())):
                 raise InputError(f"the workload {ships[0]} ships with shardlab. Allowed: its name, or another file name.")
+            found = _described(workspace, model.source, model.seq_len)
         except InputError as error:
             faults[model.name] = f"{model.origin}: {error}"
             continue

@@ -1,12 +1,14 @@
 """Models by their configuration, as a matrix names them: what is read, what is refused, and what identifies a model."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 from support_configured import model_of, write
 
-from jobs import own_workloads
+from jobs import on_controller, own_workloads
 from jobs.cli import main
 from shardlab import matrix, model_file
 from shardlab.errors import InputError
@@ -18,6 +20,7 @@ name: mine
 defaults: {{workload: {workload}, strategy: single, launcher: fork, global_batch_size: 4, steps: 2}}
 axes: {{seed: [1]}}
 """
+PAGE = (Path(__file__).parent.parent / "docs" / "model-by-configuration.md").read_text()
 LLAMA = "{transformers: my-llama.json, seq_len: 16}"
 
 
@@ -140,7 +143,7 @@ def test_runs_of_a_model_carry_its_configuration_and_need_no_trust(tmp_path, cap
     argv = ["--matrix", str(theirs.path / "m.yaml"), "--workspace", str(theirs.path)]
     assert main(["plan", *argv]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "LlamaForCausalLM of transformers, random weights: 131,904 parameters, 3 blocks (LlamaDecoderLayer)" in shown
+    assert "LlamaForCausalLM of transformers, random weights: 131,008 parameters, 3 blocks (LlamaDecoderLayer)" in shown
     assert "MFLOP per token, in sequences of 16; tp: 1, 2." in shown
     assert "my-llama: where a pipeline may cut it is not known, so tp-pp, pp-fsdp2" in shown
     assert main(["plan", *argv, "--scale", "tiny", "--json"]) == 0
@@ -158,6 +161,29 @@ def test_runs_of_a_model_carry_its_configuration_and_need_no_trust(tmp_path, cap
     frozen.write_text(frozen.read_text().replace("96", "97"))
     with pytest.raises(InputError, match="is not complete"):
         own_workloads.of_run(ours, run, trust=False)
+
+
+def test_a_cluster_gets_the_configurations_at_their_places_beside_the_matrix(tmp_path):
+    write(tmp_path / "here" / "sub", "llama")
+    found = loaded(tmp_path / "here", "{transformers: sub/my-llama.json, seq_len: 4}")
+    for path, content in on_controller.matrix_files(tmp_path / "here" / "m.yaml").items():
+        (tmp_path / "there" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "there" / path).write_bytes(content)
+    there = matrix.load(tmp_path / "there" / "matrices" / "m.yaml")
+    assert there.models["my-llama"].source == found.models["my-llama"].source
+
+
+def test_the_page_shows_what_plan_says_of_its_model(tmp_path, capsys):
+    blocks = re.findall(r"^```(\w+)(?: title=\"(.*?)\")?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    for _, name, text in blocks:
+        if name:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+    (command,) = [text.split() for kind, _, text in blocks if kind == "sh"]
+    (shown,) = [text for kind, _, text in blocks if kind == "text"]
+    assert command[:3] == ["jobs", "plan", "--matrix"]
+    assert main(["plan", "--matrix", str(tmp_path / command[3]), "--workspace", str(tmp_path)]) == 0
+    assert shown in capsys.readouterr().out
 
 
 def test_a_name_that_ships_and_a_fault_are_said_at_their_place(tmp_path, capsys):

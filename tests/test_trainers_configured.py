@@ -1,7 +1,11 @@
 """Models by their configuration: what is derived of them, and the same work under every strategy that takes them."""
 
+from pathlib import Path
+
+import msgspec
 import numpy as np
 import pytest
+from support_cells import CELL
 from support_configured import CONFIGURATIONS, SEQ_LEN, described, model_of, use
 from support_long import LONG
 
@@ -113,6 +117,28 @@ def test_what_is_derived_of_a_configuration(models):
     assert {option.name: option.choices for option in firsts["llama"].options}["dropout"] == (False,)
 
 
+def test_what_is_not_derived_is_refused_before_a_run_starts(models):
+    _, (known, _) = models("llama")
+
+    def refusal(strategy, seq_len=SEQ_LEN, **keys):
+        options = {option.name: option.default for option in (*menu.strategy(strategy).options, *known.options)}
+        cell = cell_of(known, seq_len=seq_len, strategy=strategy, options=options | keys.pop("options", {}), **keys)
+        return menu.refuse(cell)
+
+    assert refusal("tp", gpus=2, dp=1, tp=2) is None
+    assert "cannot be split over tp: 4 ranks. Allowed tp: 1, 2." in refusal("tp", gpus=4, dp=1, tp=4, options={"n_layer": 2})
+    assert "sequence_parallel: not known for my-llama" in refusal("tp", gpus=2, tp=2, options={"sequence_parallel": True})
+    assert "where it may be cut is not known" in refusal("pp-gpipe", gpus=2, dp=1, pp=2)
+    assert "my-llama has 128 positions, found seq_len: 129." in refusal("single", seq_len=129)
+    assert "n_layer: found 4. Allowed: a whole number from 1 to 3." in refusal("single", options={"n_layer": 4})
+
+
+def test_fewer_blocks_are_the_first_ones(models):
+    _, (known, _) = models("mistral")
+    assert len(task_of(known, n_layer=2).model().model.layers) == 2
+    assert menu.workload_of(cell_of(known)).proof_options == {"n_layer": 2}
+
+
 def test_operations_and_parameters_are_those_of_the_formula(models):
     """LLaMA without shared heads of keys: weights in matrix products three times twice, attention as PaLM's appendix B."""
     _, (known, _) = models("llama")
@@ -130,10 +156,11 @@ def test_operations_of_grouped_convolutions_are_counted_as_those_of_shipped_netw
     from trainers.tasks.convolutional import flops_per_image
 
     vision_library.load()
-    from trainers.describe_model import _cell
-
     options = {"image_size": 64, "dropout": False, "data": "synthetic", "subset": None, "subset_seed": 1, "channels_last": True}
-    task = vision_classifier.build(_cell("x", None, options | {"cudnn_benchmark": False}), tmp_path, "mobilenet_v2", twin=False)
+    options |= {"cudnn_benchmark": False}
+    task = vision_classifier.build(
+        cell_of("x", None, options | {"cudnn_benchmark": False}), tmp_path, "mobilenet_v2", twin=False
+    )
     with torch.device("meta"):
         model, image = task.model().eval(), torch.empty(1, 3, 64, 64)
     assert task.flops_per_unit() == flops_per_image(model, image)
@@ -175,17 +202,14 @@ def test_attention_sees_what_transformers_own_attention_sees(models):
 
 
 def task_of(known, **options):
-    from pathlib import Path
+    cell = cell_of(known, options={option.name: option.default for option in known.options} | options)
+    return menu.workload_of(cell).build(cell, Path())
 
-    from trainers.describe_model import _cell
 
-    defaults = {option.name: option.default for option in known.options} | options
-    cell = _cell(known.name, known.seq_len, defaults)
-    import msgspec
-
-    return menu.workload_of(msgspec.structs.replace(cell, workload_code=known.code)).build(
-        msgspec.structs.replace(cell, workload_code=known.code), Path()
-    )
+def cell_of(known, **keys):
+    """A cell of one process."""
+    whole = {"strategy": "single", "gpus": 1, "dp": 1, "seq_len": known.seq_len, "workload_code": known.code} | keys
+    return msgspec.structs.replace(CELL, workload=known.name, **whole)
 
 
 @pytest.mark.parametrize(

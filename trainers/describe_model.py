@@ -80,7 +80,7 @@ def describe(file: Path, seq_len: int | None) -> Description:
 def _known(content: dict[str, Any], code: str, name: str, seq_len: int | None, *, twin: bool) -> OwnWorkload:
     sizes = _sizes(content, seq_len, twin=twin)
     options = {option.name: option.default for option in sizes.options}
-    task = configured.of_content(content, _cell(name, sizes.seq_len, options), Path(), twin=twin)
+    task = configured.of_content(content, cell_of(name, sizes.seq_len, options), Path(), twin=twin)
     with torch.device("meta"):
         model = task.model()
     blocks = task.blocks(model)
@@ -238,7 +238,7 @@ def _must_be_provable(content: dict[str, Any], twin: OwnWorkload) -> None:
     """Raises InputError if what the model computes for one item depends on chance or on the other items: then ranks could not
     share the work. BatchNorm is left to the proof, which freezes it."""
     options = {option.name: option.default for option in twin.options}
-    task = configured.of_content(content, _cell(twin.name, twin.seq_len, options), Path(), twin=True)
+    task = configured.of_content(content, cell_of(twin.name, twin.seq_len, options), Path(), twin=True)
     with torch.no_grad():
         together, _, model = _computed(task, 2)
         if batch_norms(model):
@@ -261,8 +261,8 @@ def _computed(task: Task, items: int) -> tuple[torch.Tensor, torch.Tensor, nn.Mo
     return outputs, batch.targets, model
 
 
-def _cell(name: str, seq_len: int | None, options: dict[str, Any]) -> Cell:
-    """A cell of one process, from which a task takes its sizes."""
+def cell_of(name: str, seq_len: int | None, options: dict[str, Any]) -> Cell:
+    """A cell of one process with this workload, from which a task takes its sizes."""
     return Cell(
         workload=name, strategy="single", gpus=1, nnodes=1, dp=1, tp=1, pp=1, servers=0, launcher="fork", global_batch_size=1,
         micro_batch_size=1, gradient_accumulation_steps=1, seq_len=seq_len, steps=1, epochs=None, warmup_steps=0,

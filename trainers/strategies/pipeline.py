@@ -36,7 +36,7 @@ def _why_own_is_not_staged(cell: Cell, workload: Workload, stages: int) -> str |
     if not workload.most_stages and workload.is_data:
         return (
             f"{cell.strategy} cannot divide {cell.workload} into pipeline stages: where it may be cut is not known "
-            "(docs/own-models.md)."
+            "(docs/model-by-configuration.md)."
         )
     if not workload.most_stages:
         return (

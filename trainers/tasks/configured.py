@@ -1,7 +1,11 @@
-"""The tasks of models by their configuration (docs/own-models.md): language models and image classifiers, random weights."""
+"""The tasks of models by their configuration (docs/model-by-configuration.md).
+
+Language models and image classifiers of transformers, with random weights.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 from collections.abc import Sequence
@@ -63,12 +67,16 @@ class CausalTask(Transformer, TokenTask):
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         return _logits(self._architecture, model, batch.inputs)
 
-    def plan(self) -> ModelPlan:
+    @functools.cached_property
+    def _plan(self) -> ModelPlan:
         with torch.device("meta"):
             model = self.model()
         split = derived.split_of(model, self.blocks(model), self.made)
         assert isinstance(split, derived.Split), "refused at plan time"
         return derived.DerivedPlan(self.seq_len, self.made.hidden_size, split)
+
+    def plan(self) -> ModelPlan:
+        return self._plan
 
 
 class MaskedTask(Transformer, TokenTask):
