@@ -158,9 +158,7 @@ def test_operations_of_grouped_convolutions_are_counted_as_those_of_shipped_netw
     vision_library.load()
     options = {"image_size": 64, "dropout": False, "data": "synthetic", "subset": None, "subset_seed": 1, "channels_last": True}
     options |= {"cudnn_benchmark": False}
-    task = vision_classifier.build(
-        cell_of("x", None, options | {"cudnn_benchmark": False}), tmp_path, "mobilenet_v2", twin=False
-    )
+    task = vision_classifier.build(msgspec.structs.replace(CELL, options=options), tmp_path, "mobilenet_v2", twin=False)
     with torch.device("meta"):
         model, image = task.model().eval(), torch.empty(1, 3, 64, 64)
     assert task.flops_per_unit() == flops_per_image(model, image)
