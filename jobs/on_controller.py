@@ -111,8 +111,8 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
 
 
 def matrix_files(file: Path) -> dict[str, bytes]:
-    """A matrix and the configurations that it names, by their paths in the workspace on the cluster. Raises InputError that names
-    the files here, not their copies."""
+    """A matrix and the configurations that it names, by their paths in the workspace on the cluster. An InputError names the
+    files here, not their copies."""
     paths = [model.path for model in matrix.load(file).models.values() if model.path is not None]
     return {f"matrices/{file.name}": file.read_bytes()} | {
         f"matrices/{path}": (file.parent / path).read_bytes() for path in paths
