@@ -38,7 +38,7 @@ def models(tmp_path_factory):
 
 
 def smallest(bench, models, name, strategy):
-    """A run of a strategy on the fewest ranks that it takes, two in each dimension of its mesh; None if its plan is not known."""
+    """A run of a strategy on the fewest ranks that it takes, two in each dimension of its mesh; None without a plan."""
     model, (known, *_) = models(name)
     mesh = {degree: 2 for degree in menu.strategy(strategy).degrees if degree != "dp"}
     for gpus in (2 ** len(menu.strategy(strategy).degrees), 2 * 2 ** len(menu.strategy(strategy).degrees), 1):
