@@ -65,7 +65,8 @@ def parser() -> console.Parser:
     verbs = console.Verbs(top, common, EXAMPLES)
     for add in (_add_fetch, _add_summarize, _add_verdicts, _add_trace, _add_compare, _add_export, _add_sample):
         add(verbs)
-    verbs.add("metrics", _metrics, "list all metrics with unit, direction and definition")
+    metrics_help = "list all metrics, also those of the workspace, with unit, direction and definition"
+    _add_trust(verbs.add("metrics", _metrics, metrics_help))
     return top
 
 
@@ -82,6 +83,7 @@ def _add_summarize(verbs: console.Verbs) -> None:
     verb.add_argument("--out", metavar="DIR", help="write the report to this folder (default: report/ in the workspace)")
     _add_baseline(verb)
     verb.add_argument("--images", metavar="FORMATS", help="also write every figure as a file: svg, png or svg,png")
+    _add_trust(verb)
 
 
 def _add_verdicts(verbs: console.Verbs) -> None:
@@ -128,6 +130,11 @@ def _add_sample(verbs: console.Verbs) -> None:
 
 def _add_matrix(verb: console.Parser) -> None:
     verb.add_argument("--matrix", metavar="NAME", help="a matrix of this workspace (default: the last matrix)")
+
+
+def _add_trust(verb: console.Parser) -> None:
+    trust_help = "execute the metrics in this workspace although it came from elsewhere (docs/own-models.md); read them first"
+    verb.add_argument("--trust", action="store_true", help=trust_help)
 
 
 def _add_baseline(verb: console.Parser) -> None:
@@ -188,7 +195,7 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
 
 def _summarize(arguments: argparse.Namespace, output: Output) -> int:
     _need_report("summarize", "polars", "plotly")
-    from collect import write_report
+    from collect import own_metrics, write_report
     from collect.loading.load import load
     from collect.report import pictures, terminal
     from collect.summary import summarize
@@ -197,13 +204,16 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
     workspace = _workspace(arguments)
     with gc_pause.not_searched():
         loaded = load(workspace, arguments.matrix)
+        own = own_metrics.of(workspace, loaded.expansion.name, trusted=arguments.trust)
+        own.add_to(loaded)
         summary = summarize(loaded, _baseline(arguments.baseline, loaded))
+        summary.remarks.extend(own.remarks())
         folder = Path(arguments.out).absolute() if arguments.out else workspace.report
         write_report.write(folder, workspace, loaded, summary, images)
     terminal.show(output, summary)
     output.line(f"report: {folder / write_report.PAGE}")
     output.document(summary)
-    return _set_aside(output, _of_loaded(loaded))
+    return max(int(bool(own.faults)), _set_aside(output, _of_loaded(loaded)))
 
 
 def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
@@ -295,13 +305,20 @@ def _sample(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _metrics(_arguments: argparse.Namespace, output: Output) -> int:
+def _metrics(arguments: argparse.Namespace, output: Output) -> int:
     _need_report("metrics", "polars", "plotly")
+    from collect import own_metrics
     from collect.metric import menu
 
+    own = own_metrics.of(_workspace(arguments), None, trusted=arguments.trust)
+    own.on_menu()
     metrics = menu()
     rows = [[metric.name, metric.unit, metric.direction, metric.definition] for metric in metrics]
-    output.table("", ["Metric", "Unit", "Direction", "Definition"], rows)
+    files = {metric.name: metric.file for metric in own.metrics}
+    rows = [[*row, files.get(row[0], "ships")] for row in rows]
+    output.table("", ["Metric", "Unit", "Direction", "Definition", "From"], rows)
+    for fault in own.faults:
+        output.remark(fault, style="red")
     keys = ("name", "unit", "direction", "definition")
-    output.document([{key: getattr(metric, key) for key in keys} for metric in metrics])
-    return 0
+    output.document([{key: getattr(metric, key) for key in keys} | {"file": files.get(metric.name)} for metric in metrics])
+    return int(bool(own.faults))

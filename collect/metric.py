@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -64,15 +64,28 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     of_all_steps: bool = False  # includes steps that an instrument slowed down: decides no choice among different instruments
 
 
+_own: list[Metric] = []  # of the workspace that the command works on
+
+
 def quantities(run: LoadedRun) -> dict[str, Quantity]:
-    """Every known metric of a run by name, in the order of the menu. Computed once."""
+    """Every known metric of a run that ships, by name, in the order of the menu. Computed once. `collect.own_metrics` adds
+    those of the workspace."""
     if run.quantities is None:
-        values = ((metric.name, metric.of_run(run)) for metric in menu() if metric.of_run)
+        values = ((metric.name, metric.of_run(run)) for metric in _shipped() if metric.of_run)
         run.quantities = {name: quantity for name, quantity in values if quantity is not None}
     return run.quantities
 
 
-@cache
 def menu() -> tuple[Metric, ...]:
-    """Every metric, in the order of the files of `collect/metrics`."""
+    """Every metric, in the order of the files of `collect/metrics`, then the workspace's own ones."""
+    return (*_shipped(), *_own)
+
+
+def set_own(metrics: Sequence[Metric]) -> None:
+    """Have these metrics of the workspace, without functions, at the end of the menu, instead of those before."""
+    _own[:] = metrics
+
+
+@cache
+def _shipped() -> tuple[Metric, ...]:
     return tuple(metric for module in registry.load_all("collect.metrics") for metric in module.METRICS)

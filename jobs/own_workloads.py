@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from shardlab.workspace import Workspace
 from trainers import menu
 from trainers.workload import Workload
 
+LEFT_S = 24 * 3600  # a temporary folder that is older is in use by nobody
 ANSWER_S = 600  # importing torch from a cold network disk takes minutes
 
 
@@ -105,6 +107,10 @@ def store(workspace: Workspace) -> Path:
 
 def freeze(workspace: Workspace, own: OwnWorkloads) -> None:
     """Keep a copy of the files, unless an undamaged copy is there. Raises WorkspaceError."""
+    with files.as_workspace_error("clean up"):
+        for left in store(workspace).glob(".*.tmp"):  # by a command that was killed
+            if time.time() - left.stat().st_mtime > LEFT_S:
+                shutil.rmtree(left, ignore_errors=True)
     for source in own.sources.values():
         _keep(workspace, source)
 
@@ -174,6 +180,8 @@ def _described(workspace: Workspace, source: WorkloadSource, seq_len: int | None
         if found.fault:
             raise InputError(found.fault) from None
         files.make_folder(kept.parent)
+        for earlier in kept.parent.glob(f"{source.name}-*.json"):  # of the file before it was edited
+            earlier.unlink(missing_ok=True)
         files.write_json(kept, found, sync=False)
     return [msgspec.structs.replace(one, file=str(source.file)) for one in found.workloads]
 

@@ -12,12 +12,12 @@ PLAIN = (
     "sent_textbook_bytes", "energy_j", "energy_per_unit_j", "final_loss", "peak_memory_bytes", "reserved_memory_bytes",
     "memory_parameter_bytes", "memory_gathered_bytes", "memory_gradient_bytes", "memory_optimizer_state_bytes",
     "memory_master_parameter_bytes", "memory_activation_bytes", "memory_buffer_bytes", "memory_temporary_bytes",
-    "estimated_memory_bytes", "memory_over_estimate", "mfu_pct", "hfu_pct", "network_bytes", "loopback_bytes", "parameters",
-    "speed_up", "scaling_efficiency_pct", "staleness_mean", "staleness_max", "step_time_ms", "step_time_p5_ms",
-    "step_time_p95_ms", "throughput_per_s", "compute_ms", "communication_ms", "exposed_communication_ms",
-    "memory_operations_ms", "non_compute_ms", "idle_ms", "kernel_ms", "overlap_pct", "compute_pct", "communication_pct",
-    "non_compute_pct", "idle_pct", "collective_count", "collective_ms", "collective_mean_ms", "train_time_s", "epoch_time_s",
-    "epoch_time_median_s", "cpu_pct", "gpu_pct", "gpu_memory_pct",
+    "estimated_memory_bytes", "memory_over_estimate", "mfu_pct", "hfu_pct", "network_bytes", "loopback_bytes",
+    "wire_difference_pct", "parameters", "speed_up", "scaling_efficiency_pct", "staleness_mean", "staleness_max",
+    "step_time_ms", "step_time_p5_ms", "step_time_p95_ms", "throughput_per_s", "compute_ms", "communication_ms",
+    "exposed_communication_ms", "memory_operations_ms", "non_compute_ms", "idle_ms", "kernel_ms", "overlap_pct",
+    "compute_pct", "communication_pct", "non_compute_pct", "idle_pct", "collective_count", "collective_ms",
+    "collective_mean_ms", "train_time_s", "epoch_time_s", "epoch_time_median_s", "cpu_pct", "gpu_pct", "gpu_memory_pct",
 )  # fmt: skip
 WITH_ARGUMENT = {  # metric -> the argument that it needs
     "time_to_accuracy_s": "accuracy_pct",

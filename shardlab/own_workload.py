@@ -93,13 +93,13 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def read(file: Path) -> WorkloadSource:
-    """The file with its helpers; a configuration (.json) has none. Raises InputError for a name that no workload may have, and
+    """The file with its helpers; a configuration (.json) has none. Raises InputError for a name that no plug-in may have, and
     for a file that is too long or cannot be read."""
     if file.suffix == ".json":
         return WorkloadSource(file, {file.name: _content(file)})
     if not NAME.fullmatch(file.stem):
         raise InputError(
-            f"{file}: {file.stem!r} cannot be the name of a workload. Allowed: a file name that matches {NAME.pattern}.py."
+            f"{file}: {file.stem!r} cannot be the name of a plug-in. Allowed: a file name that matches {NAME.pattern}.py."
         )
     helpers = [path for path in python_files(file.parent) if path.name.startswith("_")]
     return WorkloadSource(file, {path.name: _content(path) for path in (file, *helpers)})

@@ -147,7 +147,8 @@ class SameWork(msgspec.Struct, omit_defaults=True, kw_only=True):
     not proven    no proof was requested
 
     Differences are relative (see trainers/proof.py). communication_bytes: bytes that all ranks together send in one step:
-    theory; counted, if they were counted; textbook, if textbooks state a formula.
+    theory; counted, if they were counted; textbook, if textbooks state a formula; wire, what the backend's own algorithms send
+    for the counted collectives, or else for those of the theory (absent in results of older releases).
     """
 
     verdict: Literal["proven", "different", "other work", "not provable", "not proven"]

@@ -42,9 +42,8 @@ def main() -> int:
         for file in (*workspace.own_templates.rglob("*.j2"), *own_workload.python_files(workspace.path / own_workload.FOLDER)):
             if str(file.relative_to(workspace.path)) not in received:
                 file.unlink()
-        if sent_code and not workspace_trust.is_trusted(
-            workspace
-        ):  # all code that is here now came from the user's machine, which trusts it
+        # All code that is here now came from the user's machine, which trusts it.
+        if sent_code and not workspace_trust.is_trusted(workspace):
             with contextlib.suppress(WorkspaceError):  # a home that cannot be written: a command that needs the code says so
                 workspace_trust.trust(workspace)
     console.Output.of(arguments).document({"version": __version__})

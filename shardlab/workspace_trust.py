@@ -73,9 +73,12 @@ def trust(workspace: Workspace) -> None:
         for answer in (workspace.own / ANSWERS).glob("*.json"):  # somebody else may have written what these say of the code
             answer.unlink(missing_ok=True)
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with os.fdopen(descriptor, "wb") as handle:
-            handle.write(files.as_json(TrustMark(1, _seal(workspace, key, os.fstat(descriptor).st_ino))))
-        new.rename(workspace.own / MARK)
+        try:
+            with os.fdopen(descriptor, "wb") as handle:
+                handle.write(files.as_json(TrustMark(1, _seal(workspace, key, os.fstat(descriptor).st_ino))))
+            new.rename(workspace.own / MARK)
+        finally:
+            new.unlink(missing_ok=True)
 
 
 def must_be_trusted(workspace: Workspace, code: Sequence[Path], *, trusted: bool) -> None:

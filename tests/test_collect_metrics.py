@@ -29,6 +29,7 @@ from collect.metrics import (
     throughput,
     trace_shares,
     utilization,
+    wire,
 )
 from collect.metrics.accuracy import final_accuracy, time_to_accuracy
 from collect.metrics.loss import final_loss
@@ -326,6 +327,27 @@ def test_bytes_are_counted_between_the_first_and_the_last_timed_step():
     found = measured(WINDOW, seen)
     assert network.network(found).value == pytest.approx(1000)  # 100 bytes a second from 10 s to 20 s, edges interpolated
     assert network.loopback(found).value == pytest.approx(70)
+
+
+def gloo(*steps_ended_s, sent, seen, backend="gloo", **result):
+    """A run over gloo whose steps end at these moments and should put `sent` bytes on the wire each."""
+    counts = msgspec.structs.replace(RESULT, communication_bytes={"theory": sent / 2, "wire": sent}, **result)
+    found = measured({0: [step(n, 1.0, wall_s=at) for n, at in enumerate(steps_ended_s, 1)]}, seen, result=counts)
+    found.backend = backend
+    return found
+
+
+def test_counters_are_compared_with_what_the_collectives_send_over_gloo():
+    both = [sample(t, nics=[nic(100 * t), nic(7 * t, "lo", "loopback")]) for t in (0, 10, 15, 20, 40)]
+    alone = [sample(t, nics=[nic(107 * t, "lo", "loopback")]) for t in (0, 10, 15, 20, 40)]
+    for seen in (both, alone):
+        assert wire.difference(gloo(10, 15, 20, sent=500, seen=seen)).value == pytest.approx(7)  # 1,070 bytes for two steps
+        assert wire.difference(gloo(10, 15, 20, sent=535, seen=seen)).value == pytest.approx(0)
+    assert wire.difference(gloo(10, 15, 20, sent=500, seen=both, backend="nccl")) is None
+    assert wire.difference(gloo(10, 15, 20, sent=0, seen=both)) is None
+    assert wire.difference(gloo(10, 15, 20, sent=500, seen=both, instruments={"validation": {}})) is None
+    unknown = [sample(t, nics=[nic(100 * t)]) for t in (0, 10, 15, 20, 40)]
+    assert wire.difference(gloo(10, 15, 20, sent=500, seen=unknown)) is None
 
 
 def test_virtual_interfaces_count_only_where_a_host_has_no_physical_one():

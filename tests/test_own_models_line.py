@@ -40,6 +40,13 @@ def test_the_page_leads_from_an_empty_folder_to_a_report_with_the_same_work_prov
         assert row["metrics"]["throughput_per_s"]["unit"] == "points/s"
 
 
+def test_the_metric_of_the_page_is_in_the_report(followed):
+    summary = json.loads((followed.path / "report" / "summary.json").read_text())
+    learned = [row["metrics"]["learned_nats"]["value"] for row in summary["rows"]]
+    assert learned == pytest.approx([learned[0]] * len(STRATEGIES), abs=1e-2)  # Adam enlarges rounding; 1e-4 was seen
+    assert "learned_nats" in followed.printed["collect metrics"]
+
+
 def test_the_name_of_the_model_is_in_the_list_and_in_the_report(followed):
     assert "rings.py" in followed.printed["jobs workloads"]
     assert "rings" in followed.printed["collect summarize"]

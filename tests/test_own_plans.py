@@ -1,12 +1,9 @@
 """Own models under tensor and pipeline parallelism: what their files say of it, what is refused, and the same work."""
 
-import msgspec
 import pytest
-from support_cells import CELL
+from support_own import cell_of, described, run_dir_of
 
-from shardlab import files, own_workload
 from trainers import menu
-from trainers.describe import describe
 
 pytest_plugins = ["support_trainers"]
 MODEL = """\
@@ -41,21 +38,6 @@ def tensor_parallel(block, ranks):
     return {**dict.fromkeys(["q", "k", "v", "up"], "columns"), "out": "rows", "down": "rows"}
 """
 PIPELINE = "def pipeline(model):\n    return model[0], model[2]\n"
-
-
-def described(folder, text):
-    """What `describe` says of a file with this text."""
-    (folder / "workloads").mkdir(parents=True)
-    file = folder / "workloads" / "mine.py"
-    file.write_text(text)
-    return describe(file)
-
-
-def cell_of(known, strategy, **keys):
-    """A cell of this workload on two ranks."""
-    options = {option.name: option.default for option in (*menu.strategy(strategy).options, *known.options)}
-    keys = {"gpus": 2, "dp": 1, "seq_len": None, "workload_code": known.code, "options": options} | keys
-    return msgspec.structs.replace(CELL, workload=known.name, strategy=strategy, **keys)
 
 
 def test_a_file_says_over_how_many_ranks_it_is_split_and_how_many_stages_it_has(tmp_path):
@@ -109,12 +91,7 @@ def test_a_function_that_cannot_be_right_is_a_fault_of_the_file(tmp_path, text, 
 def test_strategies_that_divide_the_model_do_the_work_of_one_process(bench, tmp_path, strategy, gpus, keys):
     """And send the bytes that theory says."""
     (known,) = described(tmp_path, MODEL + TENSOR + PIPELINE).workloads
-    run_dir = bench.run_dir(strategy=strategy, gpus=gpus, prove="auto", **keys)
-    run = run_dir.read_run()
-    options = cell_of(known, strategy).options
-    cell = msgspec.structs.replace(run.cell, workload="mine", seq_len=None, workload_code=known.code, options=options)
-    files.write_json(run_dir.run_json, msgspec.structs.replace(run, cell=cell, cell_hash=cell.hash(), own_workload=known))
-    own_workload.write(run_dir.path / own_workload.FOLDER, own_workload.read(tmp_path / "workloads" / "mine.py"))
+    run_dir = run_dir_of(bench, tmp_path, known, strategy, gpus=gpus, prove="auto", **keys)
     code, errors = bench.finish(run_dir)
     assert code == 0, errors + "".join(log.read_text() for log in run_dir.log.glob("*"))
     found = run_dir.read_result().same_work

@@ -1,7 +1,9 @@
 """Workloads that a workspace defines itself: what identifies them, what is refused, and which code is executed."""
 
 import json
+import os
 import shutil
+import time
 
 import pytest
 
@@ -81,6 +83,18 @@ def test_a_faulty_file_is_named_and_the_others_work(tmp_path, capsys, text, name
     assert listed["gpt2"] is None
 
 
+def test_what_an_earlier_command_left_is_removed(tmp_path):
+    made = workspace(tmp_path)
+    store = made.own / "own"
+    for left, age in (("old", 2), ("new", 0)):
+        (store / f".{left}.7.tmp").mkdir(parents=True)
+        os.utime(store / f".{left}.7.tmp", (time.time() - age * 24 * 3600,) * 2)
+    (store / "points-0123456789abcdef.json").write_text("{}")
+    render(made)
+    assert [path.name for path in store.glob(".*")] == [".new.7.tmp"]
+    assert len(list(store.glob("points-*.json"))) == 1
+
+
 def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
     run_dir = render(workspace(tmp_path / "theirs"))
     ours = Workspace(tmp_path / "ours")
@@ -98,3 +112,13 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
     files.write_atomic(ours.runs / run_dir.run_id / "workloads" / "points.py", b"changed\n")
     with pytest.raises(InputError, match="is not complete"):
         own_workloads.of_run(ours, run, trust=True)
+
+
+@pytest.mark.parametrize(("named", "code"), [("points", 0), ("pionts", 2)])
+def test_the_claims_of_a_study_may_name_an_own_workload(tmp_path, capsys, named, code):
+    made = workspace(tmp_path)
+    claim = f"  - {{id: c1, says: It learns., where: ours, test: \"final_loss(workload='{named}') < 4\"}}\n"
+    (tmp_path / "m.yaml").write_text(f"{MATRIX}claims:\n{claim}")
+    assert main(["plan", "--matrix", str(tmp_path / "m.yaml"), "--workspace", str(made.path)]) == code
+    said = capsys.readouterr()
+    assert "points" in (said.err if code else said.out)

@@ -1,5 +1,6 @@
 """`jobs` on a real Slurm: exactly once, never lost, never falsely green."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -27,9 +28,11 @@ SEEDS = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
 @pytest.fixture
 def study(slurm, request):
     made: list[Study] = []
+    test = request.node.name
+    its_own = hashlib.sha256(test.encode()).hexdigest()[:6]  # the beginnings of long names are alike
 
     def make(more: str = "", suffix: str = "") -> Study:
-        made.append(Study.new(slurm, f"{request.node.name[5:60]}-{os.getpid()}{suffix}", more))
+        made.append(Study.new(slurm, f"{test[5:50]}-{its_own}-{os.getpid()}{suffix}", more))
         return made[-1]
 
     yield make

@@ -41,6 +41,9 @@ def test_a_rank_sends_of_a_collective_what_the_ring_needs(op, sent):
     assert Term("", op, 1200, 4, times=2).sent_bytes == 2 * sent
     assert Term("", op, 1200, 1).sent_bytes == (1200 if op == "send" else 0)
     assert op in communication.FACTORS
+    on_gloo = 2 * sent if op == "reduce_scatter" else sent  # gloo makes it from an all-reduce
+    assert Call(op, 1200, 4).wire_bytes("gloo") == Term("", op, 1200, 4).wire_bytes("gloo") == on_gloo
+    assert Call(op, 1200, 4).wire_bytes("nccl") == sent
 
 
 # Makes three steps as rank 0 of 4 whose collectives move nothing (torch's fake process group); counts those of the last one.

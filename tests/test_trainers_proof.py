@@ -137,7 +137,7 @@ def test_work_that_differs_by_design_says_so_and_its_bytes_are_counted_over_a_wh
     """Two ranks: an all-reduce of psi bytes sends 2 (n-1)/n psi = psi a rank, which is 2 psi every 8 steps: psi / 4 a step."""
     found = prove(bench, cell_of(bench, strategy="ddp"), AVERAGING.replace("SAYS", repr(AVERAGED)))
     assert (found.verdict, found.why) == ("other work", AVERAGED)
-    assert found.communication_bytes == {"theory": PSI / 4, "counted": PSI / 4, "textbook": 4 * PSI}
+    assert found.communication_bytes == {"theory": PSI / 4, "counted": PSI / 4, "wire": PSI / 4, "textbook": 4 * PSI}
     assert found.loss_difference is None
 
 
@@ -158,15 +158,16 @@ def test_a_whole_period_is_walked_and_counted_unless_it_is_too_long(period, walk
 def test_what_was_not_counted_is_absent_and_not_nothing(ranks, counted):
     class Gathered:
         def gather(self, mine):
-            return np.array([[sent or 0.0, 5.0, float(sent is None)] for sent in ranks])
+            return np.array([[sent or 0.0, 5.0, 6.0, float(sent is None)] for sent in ranks])
 
     walked = msgspec.structs.replace(trajectory(), sent_bytes=ranks[0])
-    assert proof._sent(CELL, Gathered(), walked) == {"theory": 10.0, **counted}
+    assert proof._sent(CELL, Gathered(), walked) == {"theory": 10.0, "wire": 12.0, **counted}
 
 
 def trajectory(losses=(1.0,), norms=(1.0,), before=0.0, after=1.0):
     parameters = [{"weight": torch.full((2,), value)} for value in (before, after)]
-    return proof.Trajectory(list(losses), list(norms), *parameters, sent_bytes=0.0, theory_bytes=0.0, textbook_bytes=None)
+    sent = {"sent_bytes": 0.0, "theory_bytes": 0.0, "wire_bytes": 0.0, "textbook_bytes": None}
+    return proof.Trajectory(list(losses), list(norms), *parameters, **sent)
 
 
 def test_each_of_the_three_differences_decides_alone():

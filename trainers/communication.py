@@ -1,8 +1,9 @@
-"""Bytes that ranks send: the theory of a step, and the count of its collectives.
+"""Bytes that ranks send: the theory of a step, the count of its collectives, and what the backend puts on the wire for them.
 
-Both are the bytes that one rank sends in a ring (Patarasuk and Yuan, 2009; the bus-bandwidth factors of
+Theory and count are the bytes that one rank sends in a ring (Patarasuk and Yuan, 2009; the bus-bandwidth factors of
 nccl-tests): over n ranks an all-reduce of S bytes sends 2 (n-1)/n S, an all-gather to S bytes and a reduce-scatter of S
-bytes (n-1)/n S, an all-to-all (n-1)/n S, a broadcast (n-1)/n S averaged over the ranks, a send S.
+bytes (n-1)/n S, an all-to-all (n-1)/n S, a broadcast (n-1)/n S averaged over the ranks, a send S. `WIRE_FACTORS` says where a
+backend sends more than that.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ FACTORS: dict[str, Callable[[int], float]] = {
     "broadcast": lambda n: (n - 1) / n,
     "send": lambda n: 1.0,
 }
+WIRE_FACTORS = {
+    # gloo makes a reduce-scatter from an all-reduce of the whole input (tests/test_trainers_wire.py measures all six).
+    "gloo": {**FACTORS, "reduce_scatter": FACTORS["all_reduce"]},
+    "nccl": FACTORS,  # its rings, which it uses for large messages; not measured
+}
+"""Backend -> collective -> factor of the bytes that its algorithm sends."""
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -44,6 +51,10 @@ class Term(msgspec.Struct, frozen=True):
         """Bytes that this rank sends for it in one step."""
         return FACTORS[self.op](self.ranks) * self.payload_bytes * self.times
 
+    def wire_bytes(self, backend: str) -> float:
+        """Bytes that this rank sends for it in one step over this backend. Raises KeyError for a backend without factors."""
+        return WIRE_FACTORS[backend][self.op](self.ranks) * self.payload_bytes * self.times
+
 
 class Call(msgspec.Struct, frozen=True):
     """One collective that ran: S and n as in `Term`."""
@@ -55,6 +66,10 @@ class Call(msgspec.Struct, frozen=True):
     @property
     def sent_bytes(self) -> float:
         return FACTORS[self.op](self.ranks) * self.payload_bytes
+
+    def wire_bytes(self, backend: str) -> float:
+        """As of `Term`."""
+        return WIRE_FACTORS[backend][self.op](self.ranks) * self.payload_bytes
 
 
 @contextmanager

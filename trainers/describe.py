@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shardlab import own_workload
+from shardlab import own_code, own_workload
 from shardlab.errors import InputError, ShardlabError
 from shardlab.own_workload import Description, OwnWorkload, WorkloadSource
 from shardlab.registry import Value
@@ -31,7 +31,7 @@ def describe(file: Path) -> Description:
     except ShardlabError as error:
         return Description(fault=str(error))
     except Exception as error:  # noqa: BLE001 - it is the code of a user
-        return Description(fault=own_model.sentence(str(file), error))
+        return Description(fault=own_code.sentence(str(file), error))
     return Description(workloads=found)
 
 
@@ -45,7 +45,7 @@ def _known(own: OwnModel, source: WorkloadSource, name: str, sizes: dict[str, Va
     except ShardlabError:
         raise
     except Exception as error:
-        why = own_model.sentence(own.file, error)
+        why = own_code.sentence(own.file, error)
         raise InputError(f"{why} model() has to work on torch's meta device, on which FSDP and ZeRO-3 build it.") from error
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if not parameters:
@@ -78,5 +78,5 @@ def _flops(own: OwnModel, task: OwnTask) -> tuple[float | None, str]:
     try:
         counted = counted_flops.of(task, Batch(*task.items(np.arange(1)))).flops
     except Exception as error:  # noqa: BLE001 - the model may need data to compute
-        return None, f"not counted: {own_model.sentence(own.file, error)}"
+        return None, f"not counted: {own_code.sentence(own.file, error)}"
     return (counted, counted_flops.SOURCE) if counted else (None, "not counted: the model has no matrix product")

@@ -6,18 +6,18 @@ Only ranks and `python -m trainers describe` execute it. An error names the file
 from __future__ import annotations
 
 import inspect
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 import msgspec
 
+from shardlab import own_code
 from shardlab.cell import Optimizer
 from shardlab.errors import InputError
 from shardlab.own_workload import WorkloadSource
 from shardlab.registry import Option, Value
+from trainers.own_data import OwnData
 
 KINDS = (bool, int, float, str)
 CONSTANTS = ("ITEMS", "UNIT", "UNITS_PER_ITEM", "OPTIMIZER", "TINY", "FLOPS_PER_UNIT")
@@ -26,7 +26,7 @@ OPTIMIZER = Optimizer(name="adamw", lr=1e-3)
 
 
 class OwnModel(msgspec.Struct, frozen=True):
-    """What the file defines.
+    """What the file defines. data: `DATA`, which then gives `batch` and `items`.
 
     model: makes the module, with the options as keyword arguments. batch: (inputs, targets) of the items with these numbers.
     loss: the mean loss of outputs and targets; None: the cross-entropy. blocks: the repeated blocks of a module; None: they are
@@ -43,6 +43,7 @@ class OwnModel(msgspec.Struct, frozen=True):
     blocks: Callable[..., Any] | None
     tensor_parallel: Callable[..., Any] | None
     pipeline: Callable[..., Any] | None
+    data: OwnData | None
     items: int
     unit: str
     units_per_item: int
@@ -59,61 +60,56 @@ class OwnModel(msgspec.Struct, frozen=True):
         except (MemoryError, RuntimeError):
             raise  # also torch's error if memory is not sufficient, which ends a run as `oom`
         except Exception as error:
-            raise InputError(sentence(self.file, error)) from error
+            raise InputError(own_code.sentence(self.file, error)) from error
 
 
 def load(source: WorkloadSource) -> OwnModel:
     """Execute the file. Raises InputError that names the file, and the line if the error has one."""
-    file, folder = str(source.file), str(source.file.parent)
-    module = ModuleType(f"workloads.{source.name}")
-    module.__file__ = file
-    if folder not in sys.path:
-        sys.path.append(folder)  # its helpers; last, so that none of them replaces a package
-    sys.modules[module.__name__] = module  # dataclasses look it up
-    try:
-        exec(compile(source.contents[source.file.name], file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
-    except (Exception, SystemExit) as error:
-        raise InputError(sentence(file, error)) from error
-    return _checked(file, module)
-
-
-def sentence(file: str, error: BaseException) -> str:
-    """An error of a user's code as a sentence that begins with the file and the line."""
-    said = next(iter(str(error).splitlines()), "").rstrip(".")
-    if isinstance(error, SyntaxError):
-        return f"{error.filename or file}:{error.lineno or 1}: {error.msg}."
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    where = f"{file}:{frames[-1].lineno}" if frames else file
-    return f"{where}: {type(error).__name__}: {said}." if said else f"{where}: {type(error).__name__}."
+    return _checked(str(source.file), own_code.execute(source))
 
 
 def _checked(file: str, module: ModuleType) -> OwnModel:
     defined = vars(module)
+    data = _data(file, defined)
     for name in ("model", "batch"):
-        if name not in defined:
-            raise InputError(f"{file}: defines no function `{name}`. Needed: model() and batch(items), and the number ITEMS.")
+        if name not in defined and (name == "model" or data is None):
+            raise InputError(
+                f"{file}: defines no function `{name}`. Needed: model(), and either DATA or batch(items) and the number ITEMS."
+            )
     for name in FUNCTIONS:
         if name in defined and not callable(defined[name]):
             raise InputError(f"{file}: {name} is no function.")
-    items = _number(file, defined, "ITEMS", None)
+    items = _number(file, defined, "ITEMS", None) if data is None else data.source.items
     options = _options(file, defined["model"])
     return OwnModel(
         file=file,
         summary=next(iter((inspect.getdoc(module) or "").splitlines()), "") or "without a description",
         model=defined["model"],
-        batch=defined["batch"],
+        batch=defined["batch"] if data is None else data.batch,
         loss=defined.get("loss"),
         blocks=defined.get("blocks"),
         tensor_parallel=defined.get("tensor_parallel"),
         pipeline=defined.get("pipeline"),
+        data=data,
         items=items,
         unit=_unit(file, defined.get("UNIT", "items")),
-        units_per_item=_number(file, defined, "UNITS_PER_ITEM", 1),
+        units_per_item=_number(file, defined, "UNITS_PER_ITEM", 1 if data is None else data.units_per_item),
         flops_per_unit=_flops(file, defined.get("FLOPS_PER_UNIT")),
         optimizer=_optimizer(file, defined.get("OPTIMIZER")),
         options=options,
         tiny=_tiny(file, defined.get("TINY"), options),
     )
+
+
+def _data(file: str, defined: Mapping[str, Any]) -> OwnData | None:
+    data = defined.get("DATA")
+    if data is None:
+        return None
+    if not isinstance(data, OwnData):
+        raise InputError(f"{file}: DATA is a {type(data).__name__}. Allowed: what a function of trainers.own_data returns.")
+    if twice := [name for name in ("batch", "ITEMS") if name in defined]:
+        raise InputError(f"{file}: defines DATA and {twice[0]}. Allowed: either DATA, or batch and ITEMS.")
+    return data
 
 
 def _number(file: str, defined: Mapping[str, Any], name: str, default: int | None) -> int:

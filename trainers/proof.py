@@ -82,7 +82,8 @@ class Trajectory(msgspec.Struct):
     """The results of some steps: the global loss and gradient norm of each step, the whole parameters before and after.
 
     sent_bytes: counted bytes that this rank sent per step (mean over the counted steps); None if no step was counted.
-    theory_bytes: the same by the strategy's theory. normalising: whether the model has BatchNorm.
+    theory_bytes: the same by the strategy's theory. wire_bytes: what the backend sends for the counted collectives, or for
+    those of the theory if none were counted. normalising: whether the model has BatchNorm.
     """
 
     losses: list[float]
@@ -91,6 +92,7 @@ class Trajectory(msgspec.Struct):
     after: dict[str, torch.Tensor]
     sent_bytes: float | None
     theory_bytes: float
+    wire_bytes: float
     textbook_bytes: float | None
     normalising: bool = False
 
@@ -245,8 +247,9 @@ def _reference(single: Cell, task: Task, ranks: Ranks, steps: int) -> Trajectory
 def _sent(cell: Cell, ranks: Ranks, ours: Trajectory) -> dict[str, float]:
     """Bytes that all ranks, with servers, send in one step. `counted` is absent if no step was counted."""
     not_counted = float(ours.sent_bytes is None)
-    counted, theory, missing = ranks.gather([ours.sent_bytes or 0.0, ours.theory_bytes, not_counted]).sum(axis=0)
-    sent = {"theory": float(theory)}
+    mine = [ours.sent_bytes or 0.0, ours.theory_bytes, ours.wire_bytes, not_counted]
+    counted, theory, wire, missing = ranks.gather(mine).sum(axis=0)
+    sent = {"theory": float(theory), "wire": float(wire)}
     if not missing:
         sent["counted"] = float(counted)
     return sent if ours.textbook_bytes is None else {**sent, "textbook": ours.textbook_bytes * cell.gpus}
@@ -277,7 +280,7 @@ def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) 
     """Make the steps from the cell's seed with a new engine, then free the engine. On a server's rank, serve these steps."""
     torch.manual_seed(cell.seed)
     if strategy.servers and ranks.rank >= cell.gpus:
-        return _serve(strategy.build_server(cell, task, ranks), steps)
+        return _serve(strategy.build_server(cell, task, ranks), steps, ranks.backend)
     to_count = _to_count(cell, strategy)
     engine = strategy.build(cell, task, ranks)
     engine.start_loss_scale(LOSS_SCALE)
@@ -299,13 +302,15 @@ def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) 
         calls += [*while_computing, *while_updating]
         losses.append(float(company.gather([float(loss)]).mean()))
     engine.finish()
+    terms = engine.theory()
     walked = Trajectory(
         losses=losses,
         norms=norms,
         before=before,
         after=engine.whole_parameters(),
         sent_bytes=sum(call.sent_bytes for call in calls) / to_count if to_count else None,
-        theory_bytes=sum(term.sent_bytes for term in engine.theory()),
+        theory_bytes=sum(term.sent_bytes for term in terms),
+        wire_bytes=sum(one.wire_bytes(ranks.backend) for one in (calls if to_count else terms)) / (to_count or 1),
         textbook_bytes=engine.textbook_bytes(),
         normalising=bool(frozen_statistics.layers(engine.model)),
     )
@@ -314,13 +319,17 @@ def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) 
     return walked
 
 
-def _serve(server: Server, steps: int) -> Trajectory:
+def _serve(server: Server, steps: int, backend: str) -> Trajectory:
     """Serve the steps as a parameter server. Its bytes are the mean over all steps, because a server does not see steps."""
     with communication.counting() as calls:
         server.serve()
-    sent_bytes = sum(call.sent_bytes for call in calls) / steps
-    theory_bytes = sum(term.sent_bytes for term in server.theory())
-    return Trajectory([], [], {}, {}, sent_bytes=sent_bytes, theory_bytes=theory_bytes, textbook_bytes=None)
+    return Trajectory(
+        [], [], {}, {},
+        sent_bytes=sum(call.sent_bytes for call in calls) / steps,
+        theory_bytes=sum(term.sent_bytes for term in server.theory()),
+        wire_bytes=sum(call.wire_bytes(backend) for call in calls) / steps,
+        textbook_bytes=None,
+    )  # fmt: skip
 
 
 def _counted(on: bool) -> AbstractContextManager[list[communication.Call]]:

@@ -60,7 +60,7 @@ def write(
     gpus = _gpu_names(company.gather(_gpu_numbers(ranks.device)))
     knobs = {"asked": _asked(run), "effective": engine.effective()}  # on every rank: reading them may need all
     parameters = engine.parameters() - task.padding
-    sent = same_work.communication_bytes or _by_theory(run, company, engine)
+    sent = same_work.communication_bytes or _by_theory(run, company, engine, ranks.backend)
     company.barrier()
     if ranks.rank == 0:
         timing = _Timing.of(run, mine, everyone, len(kinds), task.units_per_item)
@@ -118,13 +118,15 @@ class _Timing(msgspec.Struct, frozen=True):
         return cls(steps_ms, _spread(steps_ms[counted]), units / (float(steps_ms[counted].sum()) / 1000))
 
 
-def _by_theory(run: Run, company: Peers, engine: Accounted) -> dict[str, float] | None:
+def _by_theory(run: Run, company: Peers, engine: Accounted, backend: str) -> dict[str, float] | None:
     """Bytes of a step by theory, if they were not counted; None with servers, whose bytes this rank does not know."""
-    theory = company.gather([sum(term.sent_bytes for term in engine.theory())])
+    terms = engine.theory()
+    everyone = company.gather([sum(term.sent_bytes for term in terms), sum(term.wire_bytes(backend) for term in terms)])
     textbook = engine.textbook_bytes()
-    if run.cell.servers or len(theory) < run.cell.gpus:
+    if run.cell.servers or len(everyone) < run.cell.gpus:
         return None
-    return {"theory": float(theory.sum()), **({"textbook": textbook * run.cell.gpus} if textbook is not None else {})}
+    theory, wire = map(float, everyone.sum(axis=0))
+    return {"theory": theory, "wire": wire, **({"textbook": textbook * run.cell.gpus} if textbook is not None else {})}
 
 
 def _asked(run: Run) -> dict[str, Any]:

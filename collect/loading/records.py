@@ -77,6 +77,7 @@ class RunRecords(msgspec.Struct):
     paused: bool = False  # suspended between its first and its last timed step: times that include the pause are left out
     unreadable: str = ""  # why the state is unknown and the run is set aside: run.json, result.json or an event is unreadable
     last_record_s: float = 0.0  # the wall clock of the last record, by the clocks of the nodes; 0: there is none
+    backend: str = ""  # of its process group, such as gloo; empty if its ranks did not meet
     waits: bool = False  # its supervisor asked for another start, so the run will go on
 
     @classmethod
@@ -138,6 +139,8 @@ class RunRecords(msgspec.Struct):
         except (InputError, WorkspaceError) as error:
             self._set_aside(str(error))
         self.hosts = [host for name in parts.get("env", ()) if (host := _host(f"{self.folder.path}/{name}")) is not None]
+        met = [backend for event in events if event.event == "met" and isinstance(backend := event.data.get("backend"), str)]
+        self.backend = met[-1] if met else ""
         ends = (event for event in events if event.event in ("exited", "requeued", "cancelled"))
         last = max(ends, key=lambda event: event.wall_s, default=None)
         self.waits = last is not None and last.event == "requeued"

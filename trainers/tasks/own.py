@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shardlab import own_workload
+from shardlab import own_code, own_workload
 from shardlab.cell import Cell
 from shardlab.errors import InputError, ShardlabError
 from shardlab.registry import Value
@@ -36,6 +36,8 @@ class OwnTask(Task):
         # What the items contain is the code's matter, so the code is what tells them apart.
         sha256 = hashlib.sha256(f"items of {name} {code}".encode()).hexdigest()
         self.source = DataSource(name=f"batch() of {name}", sha256=sha256, synthetic=False, items=own.items)
+        if own.data is not None:
+            self.source = own.data.source
         self._plan: OwnPlan | None = None
 
     def model(self) -> nn.Module:
@@ -82,7 +84,7 @@ class OwnTask(Task):
         except ShardlabError:
             raise
         except Exception as error:
-            why = own_model.sentence(self._own.file, error)
+            why = own_code.sentence(self._own.file, error)
             raise InputError(f"{why} Tensor and pipeline parallelism need a model that computes on the meta device.") from error
         return OwnPlan(self._own, self.blocks, model, shapes)
 

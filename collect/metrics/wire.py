@@ -1,0 +1,40 @@
+"""The bytes that the kernel counted against those that the collectives of the steps should send."""
+
+from __future__ import annotations
+
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
+from collect.metrics.network import loopback, network
+
+SENDING = {"checkpoints", "validation"}  # instruments whose collectives are in no step
+
+
+def difference(run: LoadedRun) -> Quantity | None:
+    """What the hosts sent beyond the bytes that the run's steps should put on the wire, in percent of these bytes.
+
+    Only over gloo, whose bytes all pass the kernel's counters: NCCL moves bytes also over NVLink, shared memory and RDMA.
+    """
+    if run.backend != "gloo" or run.run is None or run.result is None or SENDING & set(run.result.instruments):
+        return None
+    per_step = (run.result.communication_bytes or {}).get("wire")
+    outside, inside = network(run), loopback(run)
+    if not per_step or inside is None or (outside is None and run.run.world.nnodes > 1):
+        return None
+    expected = per_step * (run.world.height - 1)  # the window is from the end of the first timed step to that of the last
+    counted = inside.value + (outside.value if outside else 0)
+    return Quantity(100 * (counted / expected - 1), "%")
+
+
+METRICS = (
+    Metric(
+        name="wire_difference_pct",
+        column=MetricColumn("sent", 60, "Counters against collectives"),
+        unit="%",
+        direction="neither",
+        definition="Bytes that the hosts sent while steps were timed (the kernel's counters, network and loopback together) "
+        "against the bytes that gloo sends for the collectives of these steps. Within 6 % (3 % for the payload, the rest for "
+        "headers), counters and collectives agree. More: others sent too, or steps are so small that other messages count. "
+        "Less: bytes are missing. Blank for NCCL, and for runs with checkpoints or validation.",
+        of_run=difference,
+    ),
+)

@@ -1,0 +1,105 @@
+"""The metrics that a workspace defines itself (docs/own-models.md): WORKSPACE/metrics/NAME.py with a tuple METRICS.
+
+A process of its own executes the files and computes the values (`collect.own_metrics_process`), and only if the workspace is
+trusted: an error in a file must not end the command, and a file may have come with an archive.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from collect import metric
+from collect.loading.load import Loaded
+from collect.loading.loaded_run import Quantity
+from collect.metric import Metric, MetricColumn
+from shardlab import files, own_workload, workspace_trust
+from shardlab.decoders import DECODE_FAULTS
+from shardlab.errors import InputError
+from shardlab.workspace import Workspace
+
+FOLDER = "metrics"
+ANSWER_S = 3600  # it reads all records of the matrix once more
+
+
+class DescribedMetric(msgspec.Struct, frozen=True):
+    """A metric of the workspace without its function. file, code: where it is defined, and the digest of this code."""
+
+    name: str
+    unit: str
+    direction: metric.Direction
+    definition: str
+    column: MetricColumn | None
+    file: str
+    code: str
+
+
+class OwnMetrics(msgspec.Struct, frozen=True):
+    """values: by run, then by metric. faults: why a file defines no metric, or a metric has no value, as sentences."""
+
+    metrics: list[DescribedMetric] = []
+    values: dict[str, dict[str, Quantity]] = {}
+    faults: list[str] = []
+
+    def remarks(self) -> list[str]:
+        """What a report has to say of them: which code made which numbers, and what could not be computed."""
+        by_code: dict[tuple[str, str], list[str]] = {}
+        for one in self.metrics:
+            by_code.setdefault((one.file, one.code), []).append(one.name)
+        made = [
+            f"own metrics of the workspace: {', '.join(names)} by {file} (digest {code})"
+            for (file, code), names in by_code.items()
+        ]
+        return [*made, *self.faults]
+
+    def on_menu(self) -> None:
+        """Put the metrics, without functions, on the menu, instead of those of the command before."""
+        metric.set_own([
+            Metric(name=o.name, unit=o.unit, direction=o.direction, definition=o.definition, column=o.column)
+            for o in self.metrics
+        ])  # fmt: skip
+
+    def add_to(self, loaded: Loaded) -> None:
+        """Put the metrics on the menu and the values into the runs."""
+        self.on_menu()
+        for run in loaded.runs:
+            if run.run_id in self.values:
+                run.quantities = metric.quantities(run) | self.values[run.run_id]
+
+
+def of(workspace: Workspace, matrix: str | None, *, trusted: bool) -> OwnMetrics:
+    """The metrics of the workspace and their values for the runs of a matrix. matrix: None: of no run.
+
+    trusted: mark the workspace as trusted. If it is not, no file is executed, which is a fault. Raises WorkspaceError.
+    """
+    found = own_workload.files_in(workspace.path / FOLDER)
+    if not found:
+        return OwnMetrics()
+    try:
+        workspace_trust.must_be_trusted(workspace, found, trusted=trusted)
+    except InputError as error:
+        return OwnMetrics(faults=[str(error)])
+    return _asked(workspace, matrix, found)
+
+
+def _asked(workspace: Workspace, matrix: str | None, found: Sequence[Path]) -> OwnMetrics:
+    with tempfile.TemporaryDirectory(prefix="shardlab-own-") as folder:
+        answer = Path(folder) / "answer.json"
+        words = [str(answer), str(workspace.path), matrix or "", *map(str, found)]
+        argv = [sys.executable, "-P", "-m", "collect.own_metrics_process", *words]
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, cwd=folder, timeout=ANSWER_S, check=False
+            )
+            return msgspec.json.decode(files.read(answer), type=OwnMetrics)
+        except subprocess.TimeoutExpired:
+            return OwnMetrics(faults=[f"{workspace.path / FOLDER}: its code did not end within {ANSWER_S} s."])
+        except (OSError, *DECODE_FAULTS):
+            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            why = said[-1] if said else f"the process ended with code {done.returncode}"
+            return OwnMetrics(faults=[f"{workspace.path / FOLDER}: its metrics cannot be computed: {why}"])

@@ -1,0 +1,89 @@
+"""Executes the files of a workspace that define metrics, and computes the metrics of the runs of a matrix.
+
+python -m collect.own_metrics_process ANSWER WORKSPACE MATRIX FILE...    (MATRIX '': of no run)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from pathlib import Path
+
+from collect import metric
+from collect.loading.load import load
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric
+from collect.own_metrics import DescribedMetric, OwnMetrics
+from shardlab import files, metric_names, own_code, own_workload
+from shardlab.errors import InputError
+from shardlab.workspace import Workspace
+
+NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
+
+
+def main(answer: str, workspace: str, matrix: str, *paths: str) -> None:
+    """Write what was found to the file `answer`."""
+    described: list[DescribedMetric] = []
+    faults: list[str] = []
+    known: dict[str, tuple[str, Metric]] = {}  # the file and the metric, by name
+    for path in map(Path, paths):
+        try:
+            source = own_workload.read(path)
+            for one in _metrics(path, getattr(own_code.execute(source), "METRICS", None)):
+                if one.name in known or one.name in taken():
+                    where = known[one.name][0] if one.name in known else "shardlab"
+                    raise InputError(f"{path}: the metric {one.name} is defined by {where} and cannot be replaced.")
+                known[one.name] = (str(path), one)
+                described.append(
+                    DescribedMetric(one.name, one.unit, one.direction, one.definition, one.column, str(path), source.digest)
+                )
+        except InputError as error:
+            faults.append(str(error))
+    values: dict[str, dict[str, Quantity]] = {}
+    runs = load(Workspace(Path(workspace)), matrix).runs if matrix and known else []
+    for run in (run for run in runs if run.completed):
+        of_run = {name: _value(file, one, run, faults) for name, (file, one) in known.items()}
+        values[run.run_id] = {name: value for name, value in of_run.items() if value is not None}
+    files.write_json(Path(answer), OwnMetrics(described, values, list(dict.fromkeys(faults))), sync=False)
+
+
+def taken() -> set[str]:
+    """The names of metrics that ship."""
+    return {*metric_names.KNOWN, *(one.name for one in metric.menu())}
+
+
+def _metrics(path: Path, found: object) -> list[Metric]:
+    """Raises InputError if a file does not define metrics of a run."""
+    if not isinstance(found, (tuple, list)) or not found or not all(isinstance(one, Metric) for one in found):
+        raise InputError(f"{path}: METRICS is no tuple of metrics. Needed: METRICS = (Metric(...),) of collect.metric.")
+    for one in found:
+        if not isinstance(one.name, str) or not NAME.fullmatch(one.name):
+            raise InputError(f"{path}: {str(one.name)[:40]!r} cannot be the name of a metric. Allowed: {NAME.pattern}.")
+        if one.of_run is None or one.of_run_at is not None or one.of_cells is not None:
+            raise InputError(f"{path}: the metric {one.name} has no `of_run`, or has more. Allowed: metrics of one run.")
+    return list(found)
+
+
+def _value(file: str, one: Metric, run: LoadedRun, faults: list[str]) -> Quantity | None:
+    """The value for a run, or None with a fault if the function raises an error or gives no number."""
+    assert one.of_run is not None
+    try:
+        value = one.of_run(run)
+    except Exception as error:  # noqa: BLE001 - it is the code of a user
+        faults.append(f"{own_code.sentence(file, error)} So {one.name} of {run.run_id} is not known.")
+        return None
+    if value is None:
+        return None
+    is_number = isinstance(value, Quantity) and type(value.value) in (int, float) and math.isfinite(value.value)
+    if not is_number or value.unit != one.unit:
+        faults.append(
+            f"{file}: {one.name} of {run.run_id} is {str(value)[:80]}. Allowed: Quantity(NUMBER, {one.unit!r}), or None "
+            "if it is not known."
+        )
+        return None
+    return value
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

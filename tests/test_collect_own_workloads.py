@@ -1,0 +1,71 @@
+"""Workloads that workspaces define themselves, in `collect`: compared by their code, named by claims, shown in the report."""
+
+import itertools
+import json
+
+import msgspec
+import pytest
+import support_collect as support
+
+from collect.cli import main
+from shardlab import files
+from shardlab.cell import Optimizer
+from shardlab.own_workload import OwnWorkload
+from shardlab.record import SameWork
+from shardlab.workspace import Workspace
+
+CLAIM = {
+    "id": "faster", "says": "DDP is faster.", "where": "ours",
+    "test": "step_time_ms(strategy='ddp', workload='rings') < step_time_ms(strategy='single', workload='rings')",
+}  # fmt: skip
+
+
+def workspace(path, code):
+    """A workspace whose workload `rings` has this code: single and ddp, completed and claimed."""
+    made = Workspace(path)
+    ours = {"workload": "rings", "workload_code": code, "seq_len": None}
+    cells = [support.cell(**ours), support.cell("ddp", 2, **ours)]
+    support.keep(made, cells, claims=[CLAIM])
+    known = OwnWorkload("rings", "Rings.", code, "/w/workloads/rings.py", "points", 9, 1, None, "", Optimizer("sgd", 0.1), ())
+    proven = {"same_work": SameWork(verdict="proven", why="")}
+    for what, repeat in itertools.product(cells, (1, 2, 3)):
+        folder = support.completed(made, what, repeat, rehearsal=False, found=proven)
+        files.write_json(folder.run_json, msgspec.structs.replace(folder.read_run(), own_workload=known))
+    return made
+
+
+def collect(capsys, *words):
+    """The document that a command prints."""
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_two_models_of_one_name_are_never_compared_as_equal(tmp_path, capsys):
+    one, same, other = (workspace(tmp_path / name, code) for name, code in (("a", "a" * 16), ("b", "a" * 16), ("c", "c" * 16)))
+    assert len(collect(capsys, "compare", str(one.path), str(same.path))["pairs"]) == 2
+    found = collect(capsys, "compare", str(one.path), str(other.path))
+    assert found["pairs"] == []
+    assert {"key": "workload_code", "a": ["a" * 16], "b": ["c" * 16]} in found["apart"]
+    assert main(["compare", str(one.path), str(other.path)]) == 0
+    assert f"no cell is in both A and B: workload_code is {'a' * 16} in A and {'c' * 16} in B" in capsys.readouterr().out
+
+
+def test_a_claim_names_an_own_workload_and_the_report_says_which_code_it_was(tmp_path, capsys):
+    made = workspace(tmp_path, "a" * 16)
+    (verdict,) = collect(capsys, "verdicts", "--workspace", str(made.path))["verdicts"]
+    assert verdict["verdict"] == "reproduced"
+    assert main(["summarize", "--workspace", str(made.path)]) == 0
+    page = made.report.joinpath("index.html").read_text()
+    assert f"rings: /w/workloads/rings.py, digest of its code {'a' * 16}" in page
+
+
+@pytest.mark.parametrize("changed", ["workload", "workload_code"])
+def test_the_baseline_of_a_cell_is_never_another_model(tmp_path, capsys, changed):
+    made = Workspace(tmp_path)
+    ours = {"workload": "rings", "workload_code": "a" * 16, "seq_len": None}
+    single, ddp = support.cell(**ours), support.cell("ddp", 2, **ours | {changed: "other" + "0" * 11})
+    support.keep(made, [single, ddp], repeats=1)
+    for what in (single, ddp):
+        support.completed(made, what)
+    rows = collect(capsys, "summarize", "--workspace", str(made.path))["rows"]
+    assert [row["baseline"] for row in rows if row["cell"]["strategy"] == "ddp"] == [None]

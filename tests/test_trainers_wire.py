@@ -1,0 +1,95 @@
+"""Bytes of collectives as the kernel counts them: ranks of gloo in a network namespace in which nobody else sends.
+
+The counters share no code with the factors of `trainers.communication`, so a wrong factor fails here. Tolerance: 3 % for a
+payload of megabytes, with the headers of the loopback interface's large packets.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from support_line import Bench
+from support_network_namespace import apart
+
+from trainers.communication import Call
+
+RANKS = 3
+PAYLOAD = 12_000_000  # bytes; a multiple of the ranks and of four
+TIMES = 3
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
+
+# Prints for each collective the bytes that all ranks together sent for one call. The ranks are forked from one process and meet
+# on the loopback interface; rank 0 reads the interface's counter between two barriers.
+PROGRAM = f"""
+import json, os, re, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+
+RANKS, PAYLOAD, TIMES = {RANKS}, {PAYLOAD}, {TIMES}
+rank = next((rank for rank in range(1, RANKS) if os.fork() == 0), 0)
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:29500", rank=rank, world_size=RANKS)
+whole = torch.ones(PAYLOAD // 4)
+part = torch.ones(PAYLOAD // 4 // RANKS)
+started = {{
+    "all_reduce": lambda: dist.all_reduce(whole),
+    "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+    "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+    "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
+    "broadcast": lambda: dist.broadcast(whole, 0),
+    "send": lambda: {{0: lambda: dist.send(whole, 1), 1: lambda: dist.recv(whole, 0)}}.get(rank, lambda: None)(),
+}}
+
+def sent():
+    dist.barrier()
+    (found,) = re.findall(r"^ *lo:(.*)$", Path("/proc/self/net/dev").read_text(), re.MULTILINE)
+    dist.barrier()
+    return int(found.split()[8])
+
+for name in sys.argv[1:]:
+    started[name]()
+    before = sent()
+    for _ in range(TIMES):
+        started[name]()
+    total = sent() - before
+    if rank == 0:
+        print("SENT", json.dumps([name, total / TIMES]), flush=True)
+dist.barrier()
+os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """Bytes that all ranks together sent for one collective, by its name."""
+    argv = [*apart(), sys.executable, "-c", PROGRAM, *COLLECTIVES]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
+    found = dict(json.loads(line.removeprefix("SENT ")) for line in done.stdout.splitlines() if line.startswith("SENT "))
+    assert set(found) == set(COLLECTIVES), done.stderr[-3000:]
+    return found
+
+
+@pytest.mark.parametrize("op", COLLECTIVES)
+def test_ranks_send_on_the_wire_what_the_factor_says(measured, op):
+    senders = 1 if op == "send" else RANKS
+    assert measured[op] == pytest.approx(senders * Call(op, PAYLOAD, RANKS).wire_bytes("gloo"), rel=0.03)
+
+
+class Alone(Bench):
+    """Each command in a network namespace of its own."""
+
+    def command(self, *words):
+        return [*apart(), *super().command(*words)]
+
+
+@pytest.mark.line
+def test_runs_send_on_the_wire_what_their_collectives_should(tmp_path):
+    """The metric that holds the kernel's counters against the collectives, within the 6 % that its definition allows."""
+    bench = Alone(tmp_path)
+    name = bench.matrix("axes: {strategy: [ddp, fsdp2], gpus: [2]}", steps=300)
+    bench.json("jobs", "submit", "--matrix", name, "--wait")
+    bench.run("collect", "fetch")
+    rows = bench.json("collect", "summarize")["rows"]
+    assert {row["cell"]["strategy"] for row in rows} == {"ddp", "fsdp2"}
+    for row in rows:
+        assert row["metrics"]["wire_difference_pct"]["value"] == pytest.approx(0, abs=6), row["cell"]["strategy"]

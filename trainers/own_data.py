@@ -1,0 +1,91 @@
+"""Data sets for the model files of users: `DATA = token_file(...)` in such a file replaces its `batch` and `ITEMS`.
+
+An item depends on its number alone. Which items are in which step depends on the seed of the cell alone, so every strategy
+trains on the same items in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+import torch
+
+from shardlab.errors import InputError
+from trainers.data.data_sets import DataSource
+from trainers.data.imagenet import ImageFolders
+from trainers.data.token_sets import FileTokens
+
+
+class OwnData(msgspec.Struct, frozen=True):
+    """source: its name, the SHA-256 of its content, and the number of its items. batch: (inputs, targets) of the items with
+    these numbers, on the CPU. classes: every target is smaller; None if targets are no classes. units_per_item: 1, or the
+    tokens of a sequence."""
+
+    source: DataSource
+    batch: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    classes: int | None
+    units_per_item: int
+
+
+def token_file(path: str, seq_len: int) -> OwnData:
+    """The sequences of a file that `python -m trainers tokenize` wrote, without the last tenth: inputs and targets are
+    (n, seq_len) in int64. Raises InputError."""
+    if seq_len < 1:
+        raise InputError(f"{path}: found the sequence length {seq_len}. Allowed: from 1.")
+    tokens = FileTokens(_absolute(path), "train", seq_len, None)
+
+    def batch(items: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sequences = torch.from_numpy(tokens.read(items.numpy()))
+        return sequences[:, :-1], sequences[:, 1:]
+
+    return OwnData(tokens.source, batch, tokens.vocabulary, seq_len)
+
+
+def image_folder(path: str, size: int) -> OwnData:
+    """The images in `train/CLASS/` of a folder (JPEG files, `.jpg` or `.jpeg`): inputs are (n, 3, size, size) in float32,
+    targets (n,) in int64. The first caller reads each image once, for its checksum. Raises InputError and WorkspaceError."""
+    if size < 1:
+        raise InputError(f"{path}: found the size {size}. Allowed: from 1.")
+    root = _absolute(path)
+    images = ImageFolders(root, "train", size, None, 0)
+
+    def batch(items: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pixels, labels = images.read(items.numpy())
+        return torch.from_numpy(pixels), torch.from_numpy(labels)
+
+    source = msgspec.structs.replace(images.source, name=f"images of {root.name}, {size} x {size}")
+    return OwnData(source, batch, images.classes, 1)
+
+
+def tensors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], name: str = "tensors") -> OwnData:
+    """The items of an iterable, each an (input, target) of tensors, in its order. All are held in memory. Raises InputError."""
+    both = list(pairs)
+    if not both or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in both):
+        raise InputError(
+            f"{name}: found no item, or an item that is no pair. Needed: (input, target), two tensors for each item."
+        )
+    try:
+        inputs, targets = (torch.stack(list(part)).detach().cpu().contiguous() for part in zip(*both, strict=True))
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"{name}: the items are not tensors of one shape: {str(error).splitlines()[0]}") from None
+    sha256 = hashlib.sha256()
+    for part in (inputs, targets):
+        sha256.update(f"{part.dtype} {tuple(part.shape)}\n".encode())
+        sha256.update(part.reshape(-1).view(torch.uint8).numpy().data)  # numpy has no bfloat16
+    source = DataSource(name=name, sha256=sha256.hexdigest(), synthetic=False, items=len(both))
+    whole = not targets.is_floating_point() and targets.dtype != torch.bool
+    classes = int(targets.max()) + 1 if whole and targets.numel() else None
+    return OwnData(source, lambda items: (inputs[items], targets[items]), classes, 1)
+
+
+def _absolute(path: str) -> Path:
+    found = Path(path).expanduser()
+    if not found.is_absolute():
+        raise InputError(
+            f"{path}: the path of data has to be absolute, because ranks read it from other folders. Allowed: a path that "
+            "begins with / or ~."
+        )
+    return found
