@@ -38,7 +38,7 @@ def write(folder, model_type, **changed):
 
 def model_of(folder, model_type, **changed):
     """The model of such a file, as a matrix in the folder has it."""
-    seq_len = None if model_type == "vit" else SEQ_LEN
+    seq_len = None if model_type in ("vit", "resnet") else SEQ_LEN
     return read_model(ModelByConfiguration(transformers=write(folder, model_type, **changed), seq_len=seq_len), folder)
 
 

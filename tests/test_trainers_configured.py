@@ -222,6 +222,7 @@ def cell_of(known, **keys):
         ("llama", {"num_attention_heads": 5}, "transformers"),
         ("llama", {"hidden_act": "os.system"}, "transformers cannot build it: KeyError"),
         ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers: found 1000000000. Allowed: up to 1000."),
+        ("resnet", {"depths": [1, 10**9]}, "depths[1]: found 1000000000. Allowed: up to 1000."),
         ("llama", {"max_position_embeddings": 16}, "seq_len: found 24. Allowed: up to 16 (max_position_embeddings)."),
         ("vit", {"num_channels": 1}, "image_size, num_channels: found 32, 1. Allowed: a whole number, 3."),
     ],

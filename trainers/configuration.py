@@ -80,8 +80,12 @@ def configured(found: Architecture, values: dict[str, Any], *, dropout: bool, la
     if found.kind == "causal language model" and either_way and getattr(made, "is_decoder", True) is False:
         raise InputError('is_decoder: found false, so that each token sees those after it. Allowed: "is_decoder": true.')
     depth = getattr(made, LAYERS, None)
-    if isinstance(depth, int) and depth > MOST_LAYERS:
-        raise InputError(f"{LAYERS}: found {depth}. Allowed: up to {MOST_LAYERS}.")
+    for name, value in (
+        (LAYERS, depth),
+        *((f"depths[{at}]", one) for at, one in enumerate(getattr(made, "depths", None) or ())),
+    ):
+        if isinstance(value, int) and value > MOST_LAYERS:
+            raise InputError(f"{name}: found {value}. Allowed: up to {MOST_LAYERS}.")
     if layers is not None and layers != depth:
         shorten(made, layers)
     if hasattr(made, "use_cache"):
