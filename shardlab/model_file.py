@@ -100,8 +100,15 @@ def named(text: Document, sections: dict[str, Any], folder: Path, problems: list
 
 
 def read_content(content: bytes) -> dict[str, Any]:
-    """The content of a ModelFile: {"transformers": the configuration} or {"torchvision": the name}."""
-    found: dict[str, Any] = json.loads(content)
+    """The content of a ModelFile: {"transformers": the configuration} or {"torchvision": the name}. Raises InputError, without
+    the name of the file: it may have come with a run from another machine."""
+    try:
+        found = json.loads(content, object_pairs_hook=_once, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise InputError("is not JSON.") from None
+    if not isinstance(found, dict) or [type(value) for value in found.values()] not in ([dict], [str]):
+        raise InputError("is not the file of a model.")
+    _check("has", found, 0)
     return found
 
 
@@ -168,22 +175,22 @@ def _configuration(file: Path) -> dict[str, Any]:
         raise InputError(f"{file}: is not JSON: {why}.") from None
     if not isinstance(found, dict):
         raise InputError(f"{file}: is no configuration of a model. Allowed: a JSON object, as config.json of transformers.")
-    _check(file, found, 0)
+    _check(f"{file}: has", found, 0)
     return found
 
 
-def _check(file: Path, value: Any, depth: int) -> None:
-    """Raises InputError for a key that is refused, at any depth."""
+def _check(has: str, value: Any, depth: int) -> None:
+    """Raises InputError for a key that is refused, at any depth. has: the first words of its sentence."""
     if depth > MOST_DEPTH:
-        raise InputError(f"{file}: nested deeper than {MOST_DEPTH} levels.")
+        raise InputError(f"{has} values deeper than {MOST_DEPTH} levels.")
     if isinstance(value, dict):
         for key, given in value.items():
             if key in REFUSED and given is not None and given is not False:
-                raise InputError(f"{file}: has the key {key!r}: {REFUSED[key]}. Allowed: a configuration without this key.")
-            _check(file, given, depth + 1)
+                raise InputError(f"{has} the key {key!r}: {REFUSED[key]}. Allowed: a configuration without this key.")
+            _check(has, given, depth + 1)
     elif isinstance(value, list):
         for given in value:
-            _check(file, given, depth + 1)
+            _check(has, given, depth + 1)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from support_configured import model_of, write
 
-from jobs import on_controller, own_workloads
+from jobs import on_controller, own_workloads, submit
 from jobs.cli import main
+from jobs.reconcile import statuses
 from shardlab import matrix, model_file
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
@@ -90,7 +91,7 @@ def test_another_form_is_refused_at_its_place(tmp_path, workload, said):
         ('{"a": 1, "a": 2}', "is not JSON: the key 'a' is there twice."),
         ("[" * 100_000, "is not JSON: nested too deeply."),
         ("[" * 40 + "]" * 40, "is no configuration of a model."),
-        ('{"a": ' + "[" * 40 + "]" * 40 + "}", "nested deeper than 32 levels."),
+        ('{"a": ' + "[" * 40 + "]" * 40 + "}", "has values deeper than 32 levels."),
         ('{"auto_map": {"AutoModel": "theirs.Model"}}', "has the key 'auto_map': it names Python code of another person"),
         ('{"text": [{"trust_remote_code": true}]}', "has the key 'trust_remote_code': it names Python code"),
         ('{"attn_implementation": "someone/kernel"}', "nothing is downloaded. Allowed: a configuration without this key."),
@@ -104,6 +105,12 @@ def test_a_file_that_is_not_the_data_of_one_model_is_refused(tmp_path, content, 
         loaded(tmp_path)
     assert f"{tmp_path / 'my-llama.json'}: " in str(refused.value)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"torchvision": 1}', b'{"transformers": {"a": {"auto_map": {"b": "c"}}}}'])
+def test_a_file_that_came_with_a_run_is_checked_again(content):
+    with pytest.raises(InputError):
+        model_file.read_content(content)
 
 
 def test_keys_that_name_nothing_are_allowed(tmp_path):
@@ -157,6 +164,10 @@ def test_runs_of_a_model_carry_its_configuration_and_need_no_trust(tmp_path, cap
     shutil.copytree(run_dir.path, ours.runs / run_dir.run_id)
     found = own_workloads.of_run(ours, run, trust=False)
     assert found.known["my-llama"] == run.own_workload
+    (status,) = statuses(ours, ours.all_runs())
+    submit.freeze_trusted(ours, [submit.RunDecision(run, True, "", status)], trust=False)
+    assert own_workloads.of_run(ours, run, trust=False).sources == {}  # from here on it is kept
+    shutil.rmtree(ours.own)
     frozen = ours.runs / run_dir.run_id / "workloads" / "my-llama.json"
     frozen.write_text(frozen.read_text().replace("96", "97"))
     with pytest.raises(InputError, match="is not complete"):
