@@ -19,7 +19,7 @@ from jobs.own_workloads import OwnWorkloads
 from jobs.reconcile import not_replaceable
 from jobs.scheduler import scheduler
 from jobs.slurm import request
-from shardlab import __version__, container, files, host, source_digest
+from shardlab import __version__, container, files, host, source_digest, tool_caches
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import ShardlabError
@@ -147,7 +147,7 @@ def run_of(
 def script(run: Run, folder: Path, where: Cluster, own_templates: Path | None) -> str:
     """The run's script. A dry run shows the same text that `write` writes."""
     python, started = os.environ.get(PYTHON, sys.executable), launcher(run.launcher)
-    values = {"run": run, "folder": folder, "python": python}
+    values = {"run": run, "folder": folder, "python": python, "caches": _caches(where)}
     of_ranks = container.rank_python(where, python)
     inside = container.srun_options(where, str(folder), node_disk=run.data_stage == "node")
     if run.scheduler == "local":
@@ -159,6 +159,11 @@ def script(run: Run, folder: Path, where: Cluster, own_templates: Path | None) -
     else:
         values |= {"command": started.srun(run, of_ranks, container=inside), "options": request.options(run, where)}
     return scripts.render(scheduler(run.scheduler).TEMPLATE, own_templates, **values)
+
+
+def _caches(where: Cluster) -> list[tuple[str, str]]:
+    """Variables of the ranks' tools. On CloudLab, home folders are NFS over the control network, which is only for logins."""
+    return tool_caches.variables(where.workspaces / ".cache") if where.provider == "cloudlab" else []
 
 
 def write(run: Run, runs: Path, source: RenderContext) -> RunDir:

@@ -42,7 +42,7 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profile_project: Word = "PortalProfiles"
     """The project of this profile."""
     bindings: dict[Word, str] = {}
-    """Parameters of the profile, which go before those that the other keys give."""
+    """Parameters of the profile; of small-lan only those that no other key gives."""
     lan_mbps: Annotated[int, msgspec.Meta(ge=1, le=400_000)] | None = None
     """The rate of the experiment network in Mbit/s; null: the best that the nodes have."""
     blockstore_gib: Annotated[int, msgspec.Meta(ge=0, le=100_000)] | None = None
@@ -82,12 +82,18 @@ def select(experiment: Experiment, user: str | None, what: str) -> list[Experime
     if network is None and len(experiment.nodes) > 1:
         raise InputError(f"{what}: its nodes share no experiment network. Allowed: a LAN that all nodes are on.")
     chosen: dict[str, ExperimentNode] = {}
+    owners: dict[str, str] = {}  # the name of a node, by its address on the experiment network
     for node in experiment.nodes:
         name = node.name.lower().replace("_", "-")[:31]
         if name in chosen:
             raise InputError(f"{what}: two nodes are called {name}, in lower case. Allowed: different names.")
         host, port = node.logins[member]
         interface = next((one for one in node.interfaces if _network(one) == network), None)
+        if interface is not None and (other := owners.setdefault(interface.address, name)) != name:
+            raise InputError(
+                f"{what}: {other} and {name} have the same address {interface.address} on the experiment network. Allowed: the "
+                "manifests of one experiment, in which each node has its own address."
+            )
         chosen[name] = ExperimentNode(name, host, port, member, node.hardware, node.site, node.control, interface)
     return list(chosen.values())
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shardlab import moments
 from shardlab.errors import InputError, MissingExtra
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ MOST_BYTES = 16 << 20
 MOST_NODES = 10_000
 HOST = re.compile(r"^[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}\.)*[A-Za-z0-9-]{0,62}$")
 NODE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
-LOGIN = re.compile(r"^[a-z_][a-z0-9_-]{0,31}$")
+FULL_NAME = re.compile(
+    r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}(?:\.[A-Za-z0-9_-]{1,63})*$"
+)  # begins with the client_id, so it may have a _
+LOGIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_-]{0,31}$")
 MOUNT = re.compile(r"^/[A-Za-z0-9._/-]{1,200}$")
 MAC = re.compile(r"^(?:[0-9a-f]{12}|(?:[0-9a-f]{2}:){5}[0-9a-f]{2})$")
 # urn:publicid:IDN+wisc.cloudlab.us+node+d8545-sample1: the aggregate, the kind of thing, its name.
@@ -90,9 +94,12 @@ def aggregate(name: str, urn: str) -> str:
 def parse(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
     """The experiment of some manifests, one of each aggregate. manifests: (what to call it in an error, its bytes).
 
+    An aggregate repeats the nodes of the other aggregates as they were requested, without a login: those are passed over.
+
     Raises InputError with the name of the manifest, and MissingExtra without defusedxml.
     """
     nodes: dict[str, ManifestNode] = {}
+    passed_through: dict[str, str] = {}  # where a node without a login is, by its name
     ends: list[tuple[datetime, str]] = []
     for name, content in manifests:
         root = _root(name, content)
@@ -103,10 +110,19 @@ def parse(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
             node = _node(name, element, links)
             if node is None:
                 continue
+            if not node.logins:
+                passed_through.setdefault(node.name, f"{name}: {node.name}")
+                continue
             if nodes.setdefault(node.name, node) != node:
                 raise InputError(f"{name}: two different nodes are called {node.name}. Allowed: each client_id once.")
             if len(nodes) > MOST_NODES:
                 raise InputError(f"{name}: more than {MOST_NODES:,} nodes. Allowed: the manifest of one experiment.")
+    for name, where in passed_through.items():
+        if name not in nodes:
+            raise InputError(
+                f"{where}: the manifest has no login. Allowed: the manifest of an experiment whose nodes are ready, and one of "
+                "each site."
+            )
     if not nodes:
         raise InputError("The manifest lists no machine. Allowed: the manifest of an experiment whose nodes are ready.")
     return Experiment(tuple(nodes.values()), min(ends)[1] if ends else None)
@@ -132,10 +148,7 @@ def _root(name: str, content: bytes) -> Element:
 
 
 def _moment(name: str, text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
+    moment = moments.read(text)
     if moment is None or moment.tzinfo is None:
         raise InputError(f"{name}: expires is {text[:40]!r}. Allowed: a moment such as 2031-05-02T18:00:00Z.")
     return moment
@@ -168,8 +181,6 @@ def _node(name: str, element: Element, links: dict[str, str]) -> ManifestNode | 
             user = _matched(where, "the user of a login", login.get("username", ""), LOGIN)
             host = _matched(where, "the host of a login", login.get("hostname", ""), HOST)
             logins[user] = (host, _port(where, login.get("port") or "22"))
-    if not logins:
-        raise InputError(f"{where}: the manifest has no login. Allowed: the manifest of an experiment whose nodes are ready.")
     host_element = next(iter(_children(element, "host")), None)
     control = host_element.get("ipv4") if host_element is not None else None
     full_name = host_element.get("name") if host_element is not None else None
@@ -183,7 +194,7 @@ def _node(name: str, element: Element, links: dict[str, str]) -> ManifestNode | 
         logins=logins,
         control=_address(where, control) if control else None,
         interfaces=tuple(_interfaces(where, element, links)),
-        full_name=_matched(where, "the name of the host", full_name, HOST) if full_name else None,
+        full_name=_matched(where, "the name of the host", full_name, FULL_NAME) if full_name else None,
         mounts=tuple(
             _matched(where, "the mount point of a blockstore", store.get("mountpoint", ""), MOUNT)
             for store in _children(element, "blockstore")
@@ -218,13 +229,16 @@ def _colons(mac: str) -> str:
 
 def _address(where: str, text: str) -> str:
     try:
-        return str(ipaddress.IPv4Address(text))
+        address = ipaddress.IPv4Address(text)
     except ValueError:
-        raise InputError(f"{where}: found the address {text[:40]!r}. Allowed: an IPv4 address.") from None
+        address = None
+    if address is None or address.is_unspecified or address.is_loopback or address.is_multicast or address.is_reserved:
+        raise InputError(f"{where}: found the address {text[:40]!r}. Allowed: the IPv4 address of a machine.")
+    return str(address)
 
 
 def _port(where: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= 65535):
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535):
         raise InputError(f"{where}: found the port {text[:40]!r}. Allowed: 1 to 65535.")
     return int(text)
 

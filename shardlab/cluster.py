@@ -234,7 +234,8 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
             )
         if cluster.provider == "virtual" and (entry.host, entry.address, entry.port, entry.user) != (None, None, None, None):
             raise text.error(("nodes", place), "practice nodes get their addresses from lan.subnet. Allowed: name and roles.")
-    _check_lan(text, cluster)
+    if cluster.provider == "virtual":
+        _check_lan(text, cluster)
     if not cluster.ssh.sudo:
         _check_without_root(text, cluster)
     _check_storage(text, cluster)

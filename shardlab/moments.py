@@ -1,8 +1,17 @@
-"""Durations and moments as text for people. A moment is in UTC, with the local time beside it."""
+"""Durations and moments as text for people, and moments of others as values. Text is in UTC, with the local time beside it."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, tzinfo
+
+
+def read(text: str) -> datetime | None:
+    """A time in ISO 8601, with or without a zone. None: the text is none, or its year leaves no room for other zones."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if 1 < moment.year < 9999 else None
 
 
 def duration(seconds: float) -> str:

@@ -76,6 +76,8 @@ def test_what_needs_nodes_is_refused_before_anything_is_created(place, words):
         ("blockstore_gib: 0", "blockstore_gib: 187", "Allowed: 1 to 186 with the profile small-lan"),
         ("hardware: d8545", "hardware: c4130", "cloudlab.site is missing"),
         ("nodes: 2", "nodes: 5", "5 nodes are requested, but the site has 4"),
+        ("nodes: 2", "nodes: 2, bindings: {phystype: c240g5}", "cloudlab.bindings: phystype cannot be requested. Allowed: "),
+        ("nodes: 2", 'nodes: 2, bindings: {nodeCount: "1"}', "nodeCount cannot be requested. Allowed: cloudlab.nodes"),
     ],
 )
 def test_what_cannot_be_requested_is_said_before_anything_is_created(place, before, after, says):
@@ -99,6 +101,7 @@ def test_the_parameters_of_another_profile_are_only_the_bindings(place):
     [
         (status(400, "No such project"), "HTTP 400: No such project"),
         (status(400, "No such image"), "HTTP 400: No such image"),
+        (status(404, "No such profile"), "HTTP 404: No such profile"),
         (status(403, "not a member"), "Allowed: a member of the project"),
         (status(401, "expired"), "does not accept the token of"),
     ],
@@ -191,6 +194,44 @@ def test_a_command_that_is_interrupted_while_it_waits_is_continued(place):
     assert place.provision() == 1
     assert len(place.portal.asked("POST")) == 1
     assert cloudlab_experiment.manifests(place.own)
+
+
+@pytest.mark.parametrize("unknown", [{"creator": None, "created_at": None}, {"creator": None, "created_at": "soon"}])
+def test_an_experiment_of_which_nothing_shows_that_we_created_it_is_not_ours(place, unknown):
+    place.portal.fail("POST", "/experiments", status(500))
+    assert place.provision() == 1
+    place.portal.add(**unknown)
+    assert place.provision() == 2
+    assert "neither its creator nor when it was created is known" in place.out
+    assert place.provision("down", "--yes") == 0
+    assert place.portal.asked("DELETE") == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("name: bench", "name: other", "uses the experiment bench of the project myproj"),
+        ("project: myproj", "project: other", "uses the experiment bench of the project myproj"),
+        (None, "https://portal.example.org", "created at the portal 127.0.0.1:"),  # the address of the portal
+    ],
+)
+@pytest.mark.parametrize("words", [[], ["down", "--yes"], ["extend", "--hours", "5", "--reason", "x"]])
+def test_a_cluster_file_of_another_experiment_does_not_reach_this_one(place, words, before, after, says):
+    place.provision()
+    place.change(before or place.portal.url, after)
+    kept, asked = place.kept(), len(place.portal.requests)
+    assert place.provision(*words) == 2
+    assert says in place.out
+    assert (place.kept(), len(place.portal.requests)) == (kept, asked)
+
+
+def test_an_end_that_no_clock_reaches_is_not_known(place):
+    place.portal.fail(
+        "POST", "/experiments", lambda handler: handler.answer(201, place.portal.add(expires_at="9999-12-31T23:59:59-12:00"))
+    )
+    assert place.provision() == 1
+    assert "node0" in place.out
+    assert lease.newest(place.own, []).source == "manifest"
 
 
 def test_the_experiment_of_another_member_is_not_used(place):

@@ -49,6 +49,24 @@ def test_manifests_of_two_sites_are_one_experiment_that_ends_with_the_first():
         assert made.expires == "2031-05-02T12:00:00-05:00"  # 17:00 UTC
 
 
+def test_each_manifest_may_repeat_the_nodes_of_the_other_sites_as_they_were_requested():
+    """A site lets the nodes of other sites pass through: they have no login in its manifest."""
+    names = ["gpu0", "gpu1"]
+    own = [node("gpu0", 1), node("gpu1", 2, site="clemson.cloudlab.us", hardware="r7525")]
+    passed = [one.replace("<services>", "<!--").replace("</services>", "-->") for one in own]
+    wisc, clemson = manifest(own[0], passed[1], lan(names)), manifest(passed[0], own[1], lan(names))
+    for texts in ((wisc, clemson), (clemson, wisc)):
+        made = experiment(*texts)
+        assert {one.name: sorted(one.logins) for one in made.nodes} == {"gpu0": ["alice", "bob"], "gpu1": ["alice", "bob"]}
+    with pytest.raises(InputError, match=r"gpu1: the manifest has no login.* one of each site"):
+        experiment(wisc)
+
+
+def test_logins_and_names_that_cloudlab_allows_are_accepted():
+    made = experiment(manifest(node("gpu_0", 1, users=("Kwang", "alice"))))
+    assert [one.name for one in cloudlab_keys.select(made, "Kwang", "m")] == ["gpu-0"]
+
+
 def test_a_blockstore_and_a_container_are_no_machines():
     made = experiment(manifest(node("gpu0", 1), node("bs0", 2, sliver="emulab-blockstore"), node("vm", 3, sliver="docker")))
     assert [one.name for one in made.nodes] == ["gpu0"]
@@ -59,6 +77,13 @@ def test_a_thousand_nodes():
     made = experiment(manifest(*(node(name, number) for number, name in enumerate(names)), lan(names)))
     chosen = cloudlab_keys.select(made, "alice", "manifest.xml")
     assert len({one.network.address for one in chosen}) == 1000
+
+
+def test_a_cluster_file_has_a_thousand_nodes(tmp_path):
+    names = [f"node{number}" for number in range(1000)]
+    (tmp_path / "manifest.xml").write_text(manifest(*(node(name, number) for number, name in enumerate(names)), lan(names)))
+    (tmp_path / "cluster.yaml").write_text(FILE)
+    assert len(cluster.load(tmp_path / "cluster.yaml").nodes) == 1000
 
 
 @pytest.mark.parametrize(
@@ -74,6 +99,8 @@ def test_a_thousand_nodes():
         (manifest(), "lists no machine"),
         (manifest(node("gpu0", 1), expires="soon"), "expires is 'soon'"),
         (manifest(node("gpu0", 1), expires="2031-05-02T18:00:00"), "expires is '2031-05-02T18:00:00'"),
+        (manifest(node("gpu0", 1), expires="9999-12-31T23:59:59-12:00"), "expires is '9999-12-31T23:59:59-12:00'"),
+        (manifest(node("gpu0", 1), expires="0001-01-01T00:00:00+14:00"), "expires is '0001-01-01T00:00:00+14:00'"),
         (manifest(node("gpu0", 1), node("gpu0", 2)), "two different nodes are called gpu0"),
         (manifest(node("gpu0", 1, users=())), "gpu0: the manifest has no login"),
         (manifest(node("gpu0", 1, host="-oProxyCommand=reboot")), "gpu0: the host of a login is '-oProxyCommand=reboot'"),
@@ -83,9 +110,13 @@ def test_a_thousand_nodes():
         (manifest(node("gpu0", 1, users=("root; reboot",))), "gpu0: the user of a login is 'root; reboot'"),
         (manifest(node("../../etc", 1)), "the client_id is '../../etc'"),
         (manifest(node("gpu0", 1, address="10.10.1.999")), "gpu0: found the address '10.10.1.999'"),
+        (manifest(node("gpu0", 1, address="127.0.0.1")), "gpu0: found the address '127.0.0.1'"),
+        (manifest(node("gpu0", 1, control="0.0.0.0")), "gpu0: found the address '0.0.0.0'"),
+        (manifest(node("gpu0", 1, control="224.0.0.1")), "gpu0: found the address '224.0.0.1'"),
         (manifest(node("gpu0", 1).replace("255.255.0.0", "x")), "gpu0: netmask 'x'"),
         (manifest(node("gpu0", 1).replace("0a0b0c0d", "zz")), "gpu0: a MAC address"),
         (manifest(node("gpu0", 1).replace('port="22"', 'port="0"')), "gpu0: found the port '0'"),
+        (manifest(node("gpu0", 1).replace('port="22"', 'port="0000229999"')), "gpu0: found the port '0000229999'"),
         (manifest(node("gpu0", 1).replace('"urn:publicid:IDN+wisc.cloudlab.us+authority+cm"', '"x"')), "is no URN"),
     ],
 )  # fmt: skip
@@ -120,6 +151,12 @@ def test_the_nodes_meet_on_the_network_that_all_of_them_are_on():
     apart = experiment(manifest(node("gpu0", 1), node("gpu1", 2, address="10.99.0.1")))
     with pytest.raises(InputError, match="its nodes share no experiment network"):
         cloudlab_keys.select(apart, "alice", "m")
+
+
+def test_two_nodes_with_one_address_are_refused():
+    made = experiment(manifest(node("gpu0", 1), node("gpu1", 2, address="10.10.1.2")))
+    with pytest.raises(InputError, match=r"m: gpu0 and gpu1 have the same address 10.10.1.2"):
+        cloudlab_keys.select(made, "alice", "m")
 
 
 def test_the_cluster_file_names_the_manifest_and_the_nodes_are_filled_in(tmp_path):

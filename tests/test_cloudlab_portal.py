@@ -2,6 +2,8 @@
 
 import logging
 import re
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,12 @@ def test_the_token_goes_to_https_alone(url, there):
         Asked(url)
 
 
+@pytest.mark.parametrize("url", ["https://a..b", "https://.", f"https://{'a' * 70}.org", "https://127.0.0.1:99999"])
+def test_an_address_that_is_none_is_wrong_input(url, there):
+    with pytest.raises(InputError, match=r"cloudlab.portal_url: found https://.*Allowed: an address such as"):
+        Asked(url)
+
+
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
@@ -113,6 +121,7 @@ def test_the_token_goes_to_https_alone(url, there):
         (status(418), "refuses the experiment (HTTP 418)"),
         (half_document, "is truncated or is not of the published shape"),
         (lambda handler: handler.send(200, b'{"id": "../../etc"}'), "is not of the published shape"),
+        (lambda handler: handler.send(200, f'{{"id": "{UUID}\\n"}}'.encode()), "is not of the published shape"),
         (lambda handler: handler.send(200, b"[" * 100_000), "is not of the published shape"),
     ],
 )
@@ -147,6 +156,16 @@ def test_the_portal_says_how_long_to_wait_within_a_limit(there):
     assert asked.pauses == [7.0, client.MOST_RETRY_AFTER_S, 8.0]
 
 
+def test_the_portal_may_say_a_date_to_wait_for_but_never_less_than_our_own_pause(there):
+    there.add()
+    dates = ["Thu, 01 May 2031 12:00:45 GMT", "Thu, 01 May 2031 11:00:00 -0000", "Fri, 31 Dec 9999 23:59:59 -2359"]
+    there.fail("GET", UUID, status(429, Retry_After="0"), *[status(429, Retry_After=date) for date in dates])
+    asked = Asked(there.url)
+    with asked.portal as portal:
+        portal.experiment(UUID)
+    assert asked.pauses == [2.0, 45.0, 8.0, 16.0]  # the portal's own clock says 12:00:00
+
+
 def test_a_creation_is_repeated_only_if_the_portal_did_nothing(there):
     there.fail("POST", "/experiments", status(429, "Load average too high"))
     asked = Asked(there.url)
@@ -160,6 +179,13 @@ def test_a_creation_is_repeated_only_if_the_portal_did_nothing(there):
         with asked.portal as portal, pytest.raises(OutcomeUnknown):
             portal.create(REQUEST)
         assert asked.pauses == []
+
+
+def test_a_creation_to_which_the_portal_answers_404_is_no_missing_experiment(there):
+    there.fail("POST", "/experiments", status(404, "No such project"))
+    with Asked(there.url).portal as portal, pytest.raises(PortalError) as caught:
+        portal.create(REQUEST)
+    assert "refuses the creation of the experiment (HTTP 404: No such project)" in str(caught.value)
 
 
 def test_an_answer_that_does_not_come_is_said(there, monkeypatch):
@@ -195,6 +221,27 @@ def test_a_server_for_another_name_is_not_trusted(there):
     assert there.requests == []
 
 
+def test_a_proxy_that_refuses_the_portal_is_said_and_nothing_was_sent(there, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+
+        def refuse():
+            connection, _ = proxy.accept()
+            with connection:
+                connection.recv(10_000)
+                connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.delenv("NO_PROXY")
+        monkeypatch.delenv("no_proxy", raising=False)
+        asked = Asked(there.url)
+        says = asked.refused(NoConnection)
+        thread.join()
+    assert "cannot be reached (403 Forbidden). Nothing was sent." in says
+    assert asked.pauses == []
+
+
 def test_a_portal_that_is_away_is_said_at_once(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     asked = Asked("https://127.0.0.1:1")
@@ -205,6 +252,9 @@ def test_a_portal_that_is_away_is_said_at_once(monkeypatch):
 def test_the_token_is_in_no_text(there, caplog):
     caplog.set_level(logging.DEBUG)
     echo = status(400, f"bad token {TOKEN}")
+    for length in range(980, 1000):  # a long sentence is cut, and the token may stand at its end
+        there.fail("GET", UUID, status(400, "x" * length + TOKEN))
+        assert TOKEN[:2] not in Asked(there.url).refused()
     there.fail("GET", UUID, status(401, f"{TOKEN} expired"), echo, lambda handler: handler.send(200, f'"{TOKEN}"'.encode()))
     texts = []
     for _ in range(3):

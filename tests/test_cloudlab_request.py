@@ -130,7 +130,7 @@ def test_a_size_in_gib_is_requested_in_units_of_1e9_bytes_and_is_never_smaller(g
 @pytest.mark.parametrize(
     ("image", "requested"),
     [
-        ("UBUNTU22-64-STD", "urn:publicid:IDN+emulab.net+image+emulab-ops//UBUNTU22-64-STD"),
+        ("DEBIAN12-64-STD", "urn:publicid:IDN+emulab.net+image+emulab-ops//DEBIAN12-64-STD"),
         ("myproj//mine", "urn:publicid:IDN+emulab.net+image+myproj//mine"),
         ("emulab-ops:UBUNTU24-64-STD", "emulab-ops:UBUNTU24-64-STD"),
         ("urn:publicid:IDN+wisc.cloudlab.us+image+p//i", "urn:publicid:IDN+wisc.cloudlab.us+image+p//i"),
@@ -193,6 +193,11 @@ def test_the_profile_takes_the_parameters_of_small_lan(monkeypatch):
         ("hardware: r7525", "wheels of torch for CUDA 12.6"),
         ("hardware: ibm8335", "its processors are POWER (ppc64le)"),
         ("hardware: nvidiagh", "its processors are aarch64, on which shardlab was never run"),
+        (
+            "hardware: d8545, image: UBUNTU22-64-STD",
+            "cloudlab.image: UBUNTU22-64-STD is Ubuntu 22.04, whose Python is older than",
+        ),
+        ('hardware: d8545, image: "emulab-ops:UBUNTU20-64-STD"', "Allowed: UBUNTU24-64-STD"),
         ("hardware: d8545, nodes: 5", "5 nodes are requested, but the site has 4"),
         ("hardware: c220g5", "does not list c220g5. Allowed: one of wisc, clemson"),
         ("hardware: c220g5, site: mars", "cloudlab.site is mars. Allowed: wisc"),

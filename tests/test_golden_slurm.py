@@ -15,7 +15,7 @@ from support_queue import Queue
 from jobs import render
 from jobs.scheduler import SubmitOptions
 from jobs.schedulers import slurm
-from shardlab.cluster import Cluster
+from shardlab.cluster import Cluster, Storage
 from shardlab.run import World
 from shardlab.slurm_keys import Gpus, Partition, Slurm
 from shardlab.workspace import Workspace
@@ -75,6 +75,17 @@ def case(name):
 def test_the_script_of_a_run(name):
     run, where = case(name)
     same_as_golden(f"slurm/{name}.sbatch", render.script(run, Path("/shared/study/runs") / run.run_id, where, None))
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "ssh"])
+def test_no_tool_of_a_run_on_cloudlab_caches_files_in_the_home_folder(scheduler):
+    """Home folders there are NFS over the control network, which is only for logins."""
+    run, where = case("torchrun-2-nodes")
+    run = msgspec.structs.replace(run, scheduler=scheduler)
+    where = msgspec.structs.replace(where, provider="cloudlab", storage=Storage(shared="/mydata/shared"))
+    text = render.script(run, Path("/shared/study/runs") / run.run_id, where, None)
+    for name in ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME"):
+        assert f"export {name}=/mydata/shared/workspaces/.cache" in text
 
 
 def test_the_script_of_a_run_in_a_folder_with_a_hostile_name():

@@ -7,7 +7,7 @@ import subprocess
 
 import msgspec
 import pytest
-from test_provision_operations import RUNNING, commands, site, with_files
+from test_provision_operations import A_MACHINE, RUNNING, commands, site, with_files
 
 from provision import software
 from provision.fact import Unanswered
@@ -458,6 +458,20 @@ def test_too_little_room_is_refused_before_anything_is_changed(free, inodes, say
         space.plan(one, one.targets[2])
     one.targets[2].facts.answers |= DONE  # what is there needs no more room
     assert space.plan(one, one.targets[2]) == Nothing("nothing large will be installed on it")
+
+
+@pytest.mark.parametrize(("codename", "version"), [("jammy", "3.10"), ("focal", "3.8"), ("bullseye", "3.9")])
+def test_a_release_whose_python_is_too_old_is_refused_before_anything_is_changed(codename, version):
+    one = with_room(
+        site(system=msgspec.structs.replace(A_MACHINE, codename=codename, pretty="Old 1")), root=Room(2**50, 10**9, "/")
+    )
+    one.targets[2].facts.answers |= DONE
+    with pytest.raises(
+        Unanswered, match=f"w2: Old 1 has Python {version}, and shardlab needs 3.11 or newer; nothing was installed"
+    ):
+        space.plan(one, one.targets[2])
+    one.targets[2].node.venv_python = "/opt/python/bin/python3"
+    assert isinstance(space.plan(one, one.targets[2]), Nothing)
 
 
 def test_room_is_asked_for_what_comes_alone():

@@ -8,12 +8,12 @@ name is adopted if the user of the token created it; `down` does not terminate s
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
 
 import msgspec
 
 from provision.cloudlab import profile_request, readiness
-from provision.cloudlab.portal import NoConnection, OutcomeUnknown, Portal, PortalError, nothing_changed
+from provision.cloudlab.portal import DEFAULT_URL, NoConnection, OutcomeUnknown, Portal, PortalError, http_date, nothing_changed
 from provision.cloudlab.portal_answers import PortalExperiment, moment
 from provision.cloudlab.profile_request import ProfileRequest
 from provision.cloudlab.readiness import DOWN
@@ -34,7 +34,7 @@ def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Outpu
     request = profile_request.plan(cluster).request
     note = cloudlab_experiment.read(workspace.own)
     if note is not None:
-        check_note(note, request, workspace)
+        check_note(note, cluster, workspace)
     if note is None or note.uuid is None:
         with nothing_changed():
             note = _created(request, workspace, portal, output, note)
@@ -66,13 +66,22 @@ def keep_end(workspace: Workspace, found: PortalExperiment) -> None:
         lease.keep(workspace.own, end)
 
 
-def check_note(note: ExperimentNote, request: ProfileRequest, workspace: Workspace) -> None:
-    """Raises InputError if the workspace has an experiment of another name or project than the cluster file."""
-    if (note.name, note.project) != (request.name, request.project):
+def check_note(note: ExperimentNote, cluster: Cluster, workspace: Workspace) -> None:
+    """Raises InputError if the workspace has an experiment of another name, project or portal than the cluster file."""
+    keys = cluster.cloudlab
+    assert keys is not None
+    path = cloudlab_experiment.path_of(workspace.own)
+    if note.name != cluster.name or (note.project and keys.project and note.project != keys.project):
         raise InputError(
-            f"{cloudlab_experiment.path_of(workspace.own)}: this workspace uses the experiment {note.name} of the project "
-            f"{note.project}, and the cluster file asks for {request.name} of {request.project}. Allowed: the same names, or "
-            f"another workspace. To end the first experiment, run with its cluster file: {DOWN}."
+            f"{path}: this workspace uses the experiment {note.name} of the project {note.project}, and the cluster file asks "
+            f"for {cluster.name} of {keys.project}. Allowed: the same names, or another workspace. To end the first "
+            f"experiment, run with its cluster file: {DOWN}."
+        )
+    here = urlsplit(keys.portal_url or DEFAULT_URL).netloc
+    if note.portal_url and (there := urlsplit(note.portal_url).netloc) != here:
+        raise InputError(
+            f"{path}: the experiment {note.name} was created at the portal {there}, and the cluster file names {here}, which "
+            f"does not have it. Allowed: cloudlab.portal_url: {note.portal_url}"
         )
 
 
@@ -95,6 +104,7 @@ def adopted(note: ExperimentNote, workspace: Workspace, portal: Portal) -> Porta
     contradictions = [
         f"its creator is {found.creator}" if found.creator and note.user and found.creator != note.user else "",
         f"its profile is {profile}" if profile is not None and profile != note.profile else "",
+        "" if (found.creator and note.user) or (born and asked) else "neither its creator nor when it was created is known",
         f"it was created at {found.created_at}" if born and asked and born < asked - timedelta(seconds=CLOCK_S) else "",
     ]
     if any(contradictions):
@@ -199,7 +209,4 @@ def _taken(project: str | None, name: str, why: str) -> InputError:
 
 def _portal_time(header: str | None) -> str:
     """The time that the portal's last answer states; this machine's if it states none."""
-    try:
-        return parsedate_to_datetime(header or "").astimezone(UTC).isoformat()
-    except ValueError:
-        return datetime.now(UTC).isoformat(timespec="seconds")
+    return (http_date(header) or datetime.now(UTC).replace(microsecond=0)).isoformat()

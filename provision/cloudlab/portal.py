@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
@@ -27,9 +29,11 @@ MOST_RETRY_AFTER_S = 120.0
 CONNECT_S = 30.0
 TIMEOUT_S = 60.0  # for each part of an answer
 MOST_S = 300.0  # for a whole answer
+MOST_SAID = 1000  # characters of the portal's own sentences
 MOST_BYTES = 64 << 20  # manifests of several sites in one document
 
-REFUSED = (400, 401, 403, 422)  # statuses of HTTP: the portal understood the request and will not carry it out
+CREATION = "the creation of the experiment"
+REFUSED = (400, 401, 403, 404, 422)  # statuses of HTTP: the portal understood the request and will not carry it out
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -61,7 +65,7 @@ def nothing_changed() -> Iterator[None]:
     try:
         yield
     except PortalError as error:
-        if error.status in REFUSED:
+        if error.status in REFUSED and not isinstance(error, NoExperiment):
             raise InputError(str(error)) from None
         raise
 
@@ -91,6 +95,14 @@ class Portal:
         parts = urlsplit(self.url)
         if parts.scheme != "https" or not parts.hostname:
             raise InputError(f"cloudlab.portal_url: found {self.url}. Allowed: https://, because the token is sent there.")
+        try:
+            parts.hostname.encode("idna")
+            _ = parts.port
+        except ValueError as error:  # with UnicodeError
+            raise InputError(
+                f"cloudlab.portal_url: found {self.url}, which is no address ({error}). Allowed: an address such as "
+                f"{DEFAULT_URL}."
+            ) from None
         self._prefix = "" if parts.path else None  # None: not known yet
         self._token, self._say, self._sleep = token, say, sleep
         self.date: str | None = None
@@ -122,7 +134,7 @@ class Portal:
 
     def create(self, request: Mapping[str, Any]) -> PortalExperiment:
         """Create an experiment. Raises PortalError, and OutcomeUnknown if it may have been created."""
-        answer = self._asked("POST", "/experiments", "the creation of the experiment", request)
+        answer = self._asked("POST", "/experiments", CREATION, request)
         return self._decoded(PortalExperiment, answer)
 
     def experiment(self, which: str) -> PortalExperiment | None:
@@ -183,7 +195,7 @@ class Portal:
                 if not overloaded or pause_s is None:
                     return answer if 200 <= answer.status < 300 else self._refuse(answer, what)
                 why = f"{self._host} is overloaded (HTTP {answer.status})."
-                pause_s = _retry_after_s(answer.retry_after, pause_s)
+                pause_s = _retry_after_s(answer, pause_s)
             self._say(f"{why} Asking again for {what} in {pause_s:g} s.")
             self._sleep(pause_s)
         raise AssertionError("the last turn returns or raises")
@@ -207,7 +219,7 @@ class Portal:
                 return PortalAnswer(response.status_code, bytes(body), self.date, retry_after)
         except httpx.ConnectTimeout:
             raise NoConnection(f"{self._host}: does not accept a connection within {CONNECT_S:g} s. {NOTHING_SENT}") from None
-        except httpx.ConnectError as error:
+        except (httpx.ConnectError, httpx.ProxyError) as error:  # a proxy that opens no connection passed nothing on
             raise self._no_connection(str(error)) from None
         except httpx.TimeoutException:
             raise OutcomeUnknown(f"{self._host}: did not answer to {what} within {TIMEOUT_S:g} s.") from None
@@ -240,7 +252,7 @@ class Portal:
                 "project.",
                 status,
             )
-        if status == 404:
+        if status == 404 and what != CREATION:
             raise NoExperiment(f"{self._host}: has no such experiment (HTTP 404{said}).", status)
         if status == 429:
             raise PortalError(
@@ -263,7 +275,8 @@ class Portal:
             says = decoder(PortalFault).decode(body).says
         except DECODE_FAULTS:
             return ""
-        return f": {self._token.hide(says).rstrip('.')}" if says else ""
+        said = self._token.hide(says)[:MOST_SAID]  # hidden first: a cut token would not be recognized
+        return f": {said.rstrip('.')}" if said else ""
 
     def _decoded(self, shape: type[T], answer: PortalAnswer) -> T:
         try:
@@ -282,8 +295,22 @@ class Portal:
 NOTHING_SENT = "Nothing was sent."
 
 
-def _retry_after_s(header: str | None, otherwise_s: float) -> float:
-    """The seconds that the portal asks to wait, within a limit; dates are not read."""
-    if header is not None and header.isascii() and header.isdigit():
-        return min(float(header[:9]), MOST_RETRY_AFTER_S)
-    return otherwise_s
+def _retry_after_s(answer: PortalAnswer, least_s: float) -> float:
+    """The seconds that the portal asks to wait, as a number or as a date by its own clock; from `least_s` up to a limit."""
+    header = answer.retry_after or ""
+    if header.isascii() and header.isdigit():
+        asked_s = float(header[:9])
+    elif (until := http_date(header)) is not None and (now := http_date(answer.date)) is not None:
+        asked_s = (until - now).total_seconds()
+    else:
+        asked_s = 0.0
+    return min(max(asked_s, least_s), MOST_RETRY_AFTER_S)
+
+
+def http_date(header: str | None) -> datetime | None:
+    """The moment of a header such as Date; None if there is none that can be read. Without a zone it is in UTC."""
+    try:
+        moment = parsedate_to_datetime(header or "")
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import msgspec
 
+from shardlab import moments
+
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 READY = {"status": "ready", "state": "started", "rawstate": "ISUP"}
@@ -30,9 +32,9 @@ class PortalFault(msgspec.Struct, frozen=True):
 
     @property
     def says(self) -> str:
-        """All its sentences in one line."""
+        """All its sentences in one line, which may be long."""
         sentences = [self.error, *(self.errors or [])]
-        return " ".join(" ".join(sentence.split()) for sentence in sentences if sentence)[:1000]
+        return " ".join(" ".join(sentence.split()) for sentence in sentences if sentence)
 
 
 class TokenOwner(msgspec.Struct, frozen=True):
@@ -76,7 +78,7 @@ class PortalAggregate(msgspec.Struct, frozen=True):
 class PortalExperiment(msgspec.Struct, frozen=True):
     """An experiment. Fields that the portal left out are None."""
 
-    id: Annotated[str, msgspec.Meta(pattern=f"^{UUID.pattern}$".replace("a-f", "A-Fa-f"))]
+    id: Annotated[str, msgspec.Meta(pattern=rf"^{UUID.pattern}\Z".replace("a-f", "A-Fa-f"))]
     name: Text | None = None
     project: Text | None = None
     profile_name: Text | None = None
@@ -96,8 +98,5 @@ class PortalExperiment(msgspec.Struct, frozen=True):
 
 def moment(text: str | None) -> datetime | None:
     """A time of the portal; None if it gave none that can be read. A time without a zone is in UTC, as the portal's are."""
-    try:
-        read = datetime.fromisoformat(text or "")
-    except ValueError:
-        return None
-    return read if read.tzinfo is not None else read.replace(tzinfo=UTC)
+    read = moments.read(text or "")
+    return read if read is None or read.tzinfo is not None else read.replace(tzinfo=UTC)

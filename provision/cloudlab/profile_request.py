@@ -19,6 +19,15 @@ from shardlab.errors import InputError
 
 SMALL_LAN = "small-lan"
 NAME = re.compile(r"[a-z][a-z0-9-]{1,15}")  # Emulab names experiments with at most 16 characters
+OF_KEYS = {  # the parameters of small-lan that other keys give and check, by the key
+    "nodeCount": "nodes",
+    "phystype": "hardware",
+    "osImage": "image",
+    "linkSpeed": "lan_mbps",
+    "tempFileSystemSize": "blockstore_gib",
+    "tempFileSystemMax": "blockstore_gib",
+    "tempFileSystemMount": "blockstore_gib",
+}
 LINK_MBPS = (100, 1_000, 10_000, 25_000, 100_000)
 MOST_DISK_GB = 200
 BYTES_PER_GIB, BYTES_PER_GB = 2**30, 10**9
@@ -88,6 +97,9 @@ def _not_sent(keys: Cloudlab, sent: ProfileRequest) -> list[str]:
 
 
 def _small_lan(keys: Cloudlab, planned: ExperimentRequest) -> dict[str, str]:
+    for name, key in OF_KEYS.items():
+        if name in keys.bindings:
+            raise _refused(f"bindings: {name}", f"cloudlab.{key}, which is checked and converted")
     bindings = {"nodeCount": str(len(planned.nodes)), "phystype": planned.hardware, "osImage": planned.image}
     if planned.lan_kbps is not None:
         if keys.lan_mbps not in LINK_MBPS:

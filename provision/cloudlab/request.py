@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 from xml.etree import ElementTree  # only writes; defusedxml parses
 
 import msgspec
@@ -22,6 +23,8 @@ SCHEMAS = f"{RSPEC} {RSPEC}/request.xsd"
 LAN = ipaddress.IPv4Network("10.10.0.0/16")
 EACH_OCTET = 254  # addresses that end with 0 or 255 are left out
 RATED_NODES = 100  # a request states the rate of a LAN for each ordered pair of interfaces
+UBUNTU = re.compile(r"(?:^|[:/+])UBUNTU(\d\d)-64-")  # CloudLab's own images, such as UBUNTU24-64-STD
+OLDEST_UBUNTU = 24  # the first whose Python is 3.11 or newer
 BY_HAND = "To use it nevertheless, create the experiment at the portal, and name its manifest in cloudlab.manifest"
 
 
@@ -67,6 +70,11 @@ def plan(cluster: Cluster) -> ExperimentRequest:
     unknown = [f"the hardware catalogue does not list {keys.hardware} at {site}, so nothing of it was checked"]
     if entry is not None:
         unknown = _check(entry, keys.nodes, cluster.environment.wheelhouse is not None)
+    if (release := UBUNTU.search(keys.image)) is not None and int(release[1]) < OLDEST_UBUNTU:
+        raise InputError(
+            f"cloudlab.image: {keys.image} is Ubuntu {release[1]}.04, whose Python is older than 3.11. Allowed: "
+            f"UBUNTU{OLDEST_UBUNTU}-64-STD, or a newer one."
+        )
     if keys.lan_mbps is not None and keys.nodes > RATED_NODES:
         raise InputError(
             f"cloudlab.lan_mbps is set for {keys.nodes} nodes. Allowed: up to {RATED_NODES} nodes, or null, which is the best "

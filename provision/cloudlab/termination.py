@@ -59,7 +59,7 @@ def terminate(cluster: Cluster, workspace: Workspace, portal: Portal, output: Ou
     if found is None:
         _forget(cluster, workspace)
         return f"the experiment {note.name} no longer exists at the portal; its note was put away in {workspace.own}."
-    uuid = found.id
+    uuid = note.uuid or found.id
     try:
         with nothing_changed():
             portal.terminate(uuid)

@@ -1,4 +1,4 @@
-"""Checks, before anything is changed, that there is enough disk space for all that will be installed."""
+"""Checks, before anything is changed, that Python is new enough, and that there is space for all that will be installed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from provision.fact import Unanswered
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.mounts import place
 from provision.facts.room import Room, room
+from provision.facts.system import SYSTEM
 from provision.operation import Change, Nothing, Operation, Site, Target
 from provision.operations.fstab import own_disks
 from provision.operations.packages import lacking, nfs_server, wanted
@@ -20,8 +21,18 @@ PACKAGES_BYTES, PACKAGES_INODES = 2 * GIB, 30_000  # Slurm, MariaDB and their st
 WHEELHOUSE_BYTES, INDEX_BYTES, ENVIRONMENT_INODES = 2 * GIB, 12 * GIB, 60_000
 
 
+# The Python of releases that are older than ours, by their code name. No package of such a release installs a newer one.
+OLD_PYTHONS = {"bullseye": "3.9", "focal": "3.8", "jammy": "3.10"}
+
+
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Never a change. Raises Unanswered where there is too little room."""
+    """Never a change. Raises Unanswered where there is too little room, or the Python of the system is too old."""
+    system = target.facts[SYSTEM]
+    if target.node.may_sudo and target.node.venv_python == "python3" and system.codename in OLD_PYTHONS:
+        raise Unanswered(
+            f"{target.node.name}: {system.pretty} has Python {OLD_PYTHONS[system.codename]}, and shardlab needs 3.11 or newer; "
+            "nothing was installed. Use Ubuntu 24.04, Debian 12, or a newer release of them"
+        )
     root = target.facts[room("/")]
     purposes: dict[str, list[tuple[str, int, int]]] = {}
     if lacking(site, target, wanted(site, target)):

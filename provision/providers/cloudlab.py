@@ -39,6 +39,7 @@ def _planned(cluster: Cluster) -> ExperimentRequest:
 
 def present(cluster: Cluster, workspace: Workspace) -> Cluster | ToCreate:
     """The cluster with the nodes of its experiment, or what would be requested if there is none. Raises InputError."""
+    note = _note(cluster, workspace)
     if cluster.nodes:
         return cluster
     found = token.read()
@@ -49,19 +50,15 @@ def present(cluster: Cluster, workspace: Workspace) -> Cluster | ToCreate:
             f"{cluster.name}: there is no experiment yet. Allowed: cloudlab.manifest, the file of a manifest; a token of the "
             f"portal, with which provision creates the experiment; or this command on a node of the experiment. {token.HOW}"
         )
-    planned = profile_request.plan(cluster)
-    note = cloudlab_experiment.read(workspace.own)
-    if note is not None:
-        creation.check_note(note, planned.request, workspace)
-    return _to_create(cluster, planned, note)
+    return _to_create(cluster, profile_request.plan(cluster), note)
 
 
 def obtain(cluster: Cluster, workspace: Workspace) -> None:
     """Create the experiment if there is none, or read its end anew. Raises ShardlabError."""
     assert cluster.cloudlab is not None
     if cluster.nodes:
-        note = cloudlab_experiment.read(workspace.own)
-        if note is not None and not cluster.cloudlab.manifests:
+        note = _note(cluster, workspace)
+        if note is not None:
             _refresh(cluster, workspace, note)
         return
     if _takes_own_manifest(cluster, token.read()):
@@ -74,6 +71,18 @@ def obtain(cluster: Cluster, workspace: Workspace) -> None:
         creation.obtain(cluster, workspace, portal, output)
 
 
+def _note(cluster: Cluster, workspace: Workspace) -> ExperimentNote | None:
+    """The note of the experiment of this workspace; None if there is none, or if the cluster file names its manifest itself.
+
+    Raises InputError if the note is of another experiment than the cluster file.
+    """
+    assert cluster.cloudlab is not None
+    note = None if cluster.cloudlab.manifests else cloudlab_experiment.read(workspace.own)
+    if note is not None:
+        creation.check_note(note, cluster, workspace)
+    return note
+
+
 def _takes_own_manifest(cluster: Cluster, found: Token | None) -> bool:
     """Whether this machine is a node of the experiment, and nothing asks to create another experiment."""
     assert cluster.cloudlab is not None
@@ -83,6 +92,7 @@ def _takes_own_manifest(cluster: Cluster, found: Token | None) -> bool:
 def extend(cluster: Cluster, workspace: Workspace, hours: int | None, reason: str | None) -> str:
     """Ask the portal for more hours; returns what was granted. Raises ShardlabError."""
     asked = extension.check(hours, reason)
+    _note(cluster, workspace)
     output = Output()
     with _portal(cluster, _token(), output) as portal:
         return extension.extend(workspace, portal, *asked)
@@ -90,7 +100,7 @@ def extend(cluster: Cluster, workspace: Workspace, hours: int | None, reason: st
 
 def confirmation(cluster: Cluster, workspace: Workspace) -> Confirmation | None:
     """What the user confirms before `down`; None if this workspace created no experiment. Raises InputError."""
-    note = cloudlab_experiment.read(workspace.own)
+    note = _note(cluster, workspace)
     if note is None or not note.created_by_us:
         return None
     _token()  # a missing token is said before the user is asked
@@ -102,7 +112,7 @@ def confirmation(cluster: Cluster, workspace: Workspace) -> Confirmation | None:
 
 def down(cluster: Cluster, workspace: Workspace) -> str:
     """Terminate the experiment if this workspace created it; returns what was done. Raises ShardlabError."""
-    note = cloudlab_experiment.read(workspace.own)
+    note = _note(cluster, workspace)
     if note is None:
         return f"{workspace.path}: this workspace created no experiment, so there is nothing to terminate."
     if not note.created_by_us:

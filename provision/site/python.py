@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 import templates
 from provision import software
 from provision.operation import Write
-from shardlab import container
+from shardlab import container, tool_caches
 from shardlab.cluster import Cluster
 
 
@@ -51,14 +51,7 @@ def extras(cluster: Cluster) -> tuple[str, ...]:
 
 def caches(folder: PurePosixPath) -> list[tuple[str, str]]:
     """Variables of tools that would otherwise write under $HOME, where users of a site have a small quota."""
-    parent = folder.parent / "cache"
-    return [
-        ("PIP_CACHE_DIR", f"{parent}/pip"),
-        ("XDG_CACHE_HOME", str(parent)),
-        ("TORCHINDUCTOR_CACHE_DIR", f"{parent}/inductor"),
-        ("TRITON_CACHE_DIR", f"{parent}/triton"),
-        ("TORCH_EXTENSIONS_DIR", f"{parent}/torch_extensions"),
-    ]
+    return tool_caches.variables(folder.parent / "cache")
 
 
 def has_gpus(cluster: Cluster) -> bool:

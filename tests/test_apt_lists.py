@@ -1,0 +1,45 @@
+"""The names of the packages that `provision` installs are in the lists of Debian or Ubuntu, where this machine has them."""
+
+import platform
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from provision import gpu_generations
+from provision.operations import packages, rdma
+
+NAMES = {*packages.ALL, *packages.COMPILER, *packages.NFS_SERVER, *packages.NFS_CLIENT, *rdma.WANTED}
+DRIVER = {  # of Ubuntu only
+    name.format(gpu_generations.BRANCH)
+    for name in (
+        "nvidia-headless-{}-server", "nvidia-headless-{}-server-open", "nvidia-utils-{}-server",
+        "nvidia-compute-utils-{}-server", "nvidia-fabricmanager-{}",
+    )
+}  # fmt: skip
+
+
+def versions(names: set[str]) -> dict[str, str]:
+    """The newest version in the lists, by name; packages that are not in the lists are left out."""
+    if shutil.which("apt-cache") is None:
+        return {}
+    said = subprocess.run(
+        ["apt-cache", "show", "--no-all-versions", *sorted(names)], capture_output=True, text=True, check=False
+    ).stdout
+    return dict(re.findall(r"^Package: (\S+)$.*?^Version: (\S+)$", said, re.MULTILINE | re.DOTALL))
+
+
+def is_ubuntu() -> bool:
+    return platform.freedesktop_os_release().get("ID") == "ubuntu"
+
+
+@pytest.mark.skipif(not versions({"slurmctld"}), reason="needs the package lists of Debian or Ubuntu: apt-get update")
+def test_each_package_is_in_the_lists_and_is_new_enough():
+    wanted = NAMES | DRIVER if is_ubuntu() else NAMES
+    listed = versions(wanted)
+    assert wanted - listed.keys() == set()
+    assert tuple(map(int, listed["slurmctld"].split(".")[:2])) >= (22, 5)  # the first with cgroup/v2
+    python = re.match(r"(\d+)\.(\d+)", listed["python3-venv"])
+    assert python is not None
+    assert (int(python[1]), int(python[2])) >= (3, 11)
