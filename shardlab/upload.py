@@ -38,12 +38,11 @@ def main() -> int:
             files.make_folder(target.parent)
             files.write_atomic(target, content)
     if "cluster.yaml" in received:
-        sent_code = any(name.endswith(".py") for name in received)
         for file in (*workspace.own_templates.rglob("*.j2"), *own_workload.python_files(workspace.path / own_workload.FOLDER)):
             if str(file.relative_to(workspace.path)) not in received:
                 file.unlink()
-        # All code that is here now came from the user's machine, which trusts it.
-        if sent_code and not workspace_trust.is_trusted(workspace):
+        # The workspace was made for the user's machine, and all code that is here now came from there, where it is trusted.
+        if not workspace_trust.is_trusted(workspace):
             with contextlib.suppress(WorkspaceError):  # a home that cannot be written: a command that needs the code says so
                 workspace_trust.trust(workspace)
     console.Output.of(arguments).document({"version": __version__})

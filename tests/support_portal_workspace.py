@@ -14,6 +14,7 @@ from support_portal import TOKEN, URN, serve, two_nodes
 
 from provision import cli
 from provision.cloudlab import readiness, termination
+from shardlab import workspace_trust
 
 FILE = """\
 schema: 1
@@ -67,10 +68,9 @@ class Place:
             )
 
     def kept(self):
-        """The names of all files in .shardlab but locks."""
-        return sorted(
-            str(path.relative_to(self.own)) for path in self.own.rglob("*") if path.is_file() and path.suffix != ".lock"
-        )
+        """The names of all files in .shardlab but locks and the mark that every new workspace has."""
+        found = [path for path in self.own.rglob("*") if path.is_file() and path.suffix != ".lock"]
+        return sorted(str(path.relative_to(self.own)) for path in found if path.name != workspace_trust.MARK)
 
     def change(self, before, after):
         file = self.folder / "cluster.yaml"

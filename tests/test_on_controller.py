@@ -12,7 +12,7 @@ import pytest
 from jobs import on_controller
 from jobs.cli import main, parser
 from jobs.invocation import Invocation
-from shardlab import cluster, proxy_jump, remote_workspace
+from shardlab import cluster, proxy_jump, remote_workspace, workspace_trust
 from shardlab.errors import InputError
 from shardlab.proxy_jump import Jump
 from shardlab.remote import Address, ssh_command
@@ -122,7 +122,8 @@ def test_a_template_that_was_removed_here_is_removed_there(tmp_path):
         )  # fmt: skip
         (tmp_path / "templates/notes.txt").write_text("not a template")
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert files == {"templates/b.j2", "templates/notes.txt", "cluster.yaml"}
+    assert files == {"templates/b.j2", "templates/notes.txt", "cluster.yaml", ".shardlab/trusted.json"}
+    assert workspace_trust.is_trusted(Workspace(tmp_path))
     assert (tmp_path / "templates/b.j2").read_text() == "new"
 
 
