@@ -97,8 +97,7 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
         file = matrix.find(arguments.matrix)
         if file not in matrix.shipped().values():
             own_matrix = file
-            matrix.load(file)  # so that errors name this file, not its copy
-            texts[f"matrices/{file.name}"] = file.read_bytes()
+            texts |= matrix_files(file)
             verb, *others = _without(words, "--matrix")
             words = [verb, "--matrix", f"{there.workspace}/matrices/{file.name}", *others]
         invocation.out.detail(f"on {there.host}: {there.workspace}")
@@ -109,6 +108,15 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
     elif arguments.verb in OF_LEASE and inventory.leased(workspace, there.cluster) is not None:
         remote_workspace.deliver(there, {str(upload.INVENTORY): inventory.path_of(workspace).read_bytes()})
     return there.hand_over("jobs", words)
+
+
+def matrix_files(file: Path) -> dict[str, bytes]:
+    """A matrix and the configurations that it names, by their paths in the workspace on the cluster. An InputError names the
+    files here, not their copies."""
+    paths = [model.path for model in matrix.load(file).models.values() if model.path is not None]
+    return {f"matrices/{file.name}": file.read_bytes()} | {
+        f"matrices/{path}": (file.parent / path).read_bytes() for path in paths
+    }
 
 
 def after_lease(invocation: Invocation, error: ShardlabError) -> str | None:

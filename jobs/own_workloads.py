@@ -15,16 +15,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
 
-from shardlab import files, own_workload, source_digest, workspace_trust
+from shardlab import files, model_file, own_workload, source_digest, workspace_trust
 from shardlab.cell import Cell
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
 from shardlab.login_node import PYTHON
+from shardlab.model_file import ModelFile
 from shardlab.own_workload import FOLDER, Description, OwnWorkload, WorkloadSource
 from shardlab.run import Run
 from shardlab.workspace import Workspace
@@ -52,8 +53,15 @@ class OwnWorkloads(msgspec.Struct, frozen=True):
         return None if cell.workload_code is None else self.known[cell.workload]
 
 
-def find(workspace: Workspace, names: Collection[str] | None = None, *, trust: bool = False) -> OwnWorkloads:
-    """The workloads of the workspace, or only those with these names. Other files are not executed.
+def find(
+    workspace: Workspace,
+    names: Collection[str] | None = None,
+    *,
+    trust: bool = False,
+    models: Mapping[str, ModelFile] | None = None,
+) -> OwnWorkloads:
+    """The workloads of the workspace, or only those with these names, and those that a matrix describes by their configuration.
+    Other files are not executed.
 
     trust: mark the workspace as trusted if it has such files. Without a mark no file is executed, and each is a fault. Raises
     WorkspaceError."""
@@ -76,6 +84,18 @@ def find(workspace: Workspace, names: Collection[str] | None = None, *, trust: b
             faults |= dict.fromkeys(both - set(menu.workloads()) | {file.stem}, str(error))
             continue
         sources[source.digest] = source
+        known |= {one.name: one for one in found}
+    for model in (models or {}).values():
+        try:
+            if (workspace.path / FOLDER / f"{model.name}.py").exists():
+                raise InputError(f"{FOLDER}/{model.name}.py defines another workload {model.name}. Allowed: another file name.")
+            if ships := sorted({model.name, f"{model.name}-tiny"} & set(menu.workloads())):
+                raise InputError(f"the workload {ships[0]} ships with shardlab. Allowed: its name, or another file name.")
+            found = _described(workspace, model.source, model.seq_len)
+        except InputError as error:
+            faults[model.name] = f"{model.origin}: {error}"
+            continue
+        sources[model.source.digest] = model.source
         known |= {one.name: one for one in found}
     return OwnWorkloads(known, sources, faults)
 
@@ -103,13 +123,13 @@ def of_run(workspace: Workspace, run: Run, *, trust: bool) -> OwnWorkloads:
     if known is None or run.cell.workload_code is None:
         return OwnWorkloads()
     frozen = _copy(store(workspace) / run.cell.workload_code, known, run.cell.workload_code)
-    if frozen is not None and (trust or workspace_trust.is_trusted(workspace)):
+    if frozen is not None and (trust or known.is_data or workspace_trust.is_trusted(workspace)):
         return OwnWorkloads({known.name: known})
     carried = workspace.runs / run.run_id / FOLDER
-    found = _copy(carried, known, run.cell.workload_code) if trust else None
+    found = _copy(carried, known, run.cell.workload_code) if trust or known.is_data else None
     if found is None:
-        what = "is not complete" if trust else "was not submitted from this workspace, so it is not executed"
-        helps = "" if trust else " Read it; then allow it with --trust."
+        what = "is not complete" if trust or known.is_data else "was not submitted from this workspace, so it is not executed"
+        helps = "" if trust or known.is_data else " Read it; then allow it with --trust."
         raise InputError(f"{run.run_id}: the code of its workload {run.cell.workload} ({carried}) {what}.{helps}")
     return OwnWorkloads({known.name: known}, {found.digest: found})
 
@@ -149,14 +169,14 @@ def _read(file: Path) -> str | None:
         return None
 
 
-def _described(workspace: Workspace, source: WorkloadSource) -> list[OwnWorkload]:
+def _described(workspace: Workspace, source: WorkloadSource, seq_len: int | None = None) -> list[OwnWorkload]:
     """The workloads of a file. Raises InputError with the fault of the file."""
-    key = "".join((source.digest, source_digest.source(), source_digest.packages()))
+    key = "".join((source.digest, source_digest.source(), source_digest.packages(), str(seq_len or "")))
     kept = store(workspace) / f"{source.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     try:
         found = decoder(Description).decode(files.read(kept))
     except (OSError, *DECODE_FAULTS):
-        found = _asked(source)
+        found = _asked(source, seq_len)
         if found.fault:
             raise InputError(found.fault) from None
         files.make_folder(kept.parent)
@@ -166,12 +186,16 @@ def _described(workspace: Workspace, source: WorkloadSource) -> list[OwnWorkload
     return [msgspec.structs.replace(one, file=str(source.file)) for one in found.workloads]
 
 
-def _asked(source: WorkloadSource) -> Description:
+def _asked(source: WorkloadSource, seq_len: int | None) -> Description:
     """What a process of its own finds out. Its output and its end are the file's matter as well as ours."""
     python = os.environ.get(PYTHON, sys.executable)
     with tempfile.TemporaryDirectory(prefix="shardlab-own-") as folder:
-        answer = Path(folder) / "answer.json"
-        argv = [python, "-P", "-m", "trainers", "describe", str(source.file), "--out", str(answer)]
+        answer, file = Path(folder) / "answer.json", source.file
+        if file.suffix == model_file.SUFFIX:  # in the spelling of the runs; the user's file may have another
+            own_workload.write(Path(folder) / FOLDER, source)
+            file = Path(folder) / FOLDER / file.name
+        length = [] if seq_len is None else ["--seq-len", str(seq_len)]
+        argv = [python, "-P", "-m", "trainers", "describe", str(file), *length, "--out", str(answer)]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
         try:
             done = subprocess.run(

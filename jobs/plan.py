@@ -77,7 +77,9 @@ def of(
     if in_allocation and target.slurm is None:
         raise InputError(f"--in-allocation: the cluster {target.name} has no `slurm`. Allowed: a cluster file with `slurm`.")
     machine = _allocated(target) if in_allocation else _machine(target)
-    own = own_workloads.find(workspace, {str(point.keys.get("workload")) for point in asked.points}, trust=trust)
+    names = {str(point.keys.get("workload")) for point in asked.points}
+    models = {name: model for name, model in asked.models.items() if name in names}
+    own = own_workloads.find(workspace, names - models.keys(), trust=trust, models=models)
     cells = resolve(asked, cluster=None if machine.here else machine, own=own)
     if scale == "tiny":
         cells = tiny_twin.twins(cells, menu.workloads() | own.menu())

@@ -93,7 +93,7 @@ def source(
 def remarks(source: RenderContext) -> list[str]:
     """A remark for each template and each workload of the workspace itself, which somebody else may have written."""
     own = [source.own_templates / name for name in source.digests if (source.own_templates / name).exists()]
-    executed = [known.file for known in source.own.known.values() if not known.name.endswith("-tiny")]
+    executed = [known.file for known in source.own.known.values() if not known.is_data and not known.name.endswith("-tiny")]
     return [
         *(f"scripts are rendered from the workspace's own template {path}." for path in own),
         *(f"runs execute the workspace's own workload {path}." for path in executed),

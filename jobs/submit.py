@@ -157,9 +157,11 @@ def retry(
 
 
 def freeze_trusted(workspace: Workspace, steps: Sequence[RunDecision], *, trust: bool) -> None:
-    """Keep the code of the runs that get a new attempt, as if it had been submitted from this workspace: the user trusts it."""
-    for old in (workspace.run(step.now.id).read_run() for step in steps if trust and step.send and step.now is not None):
-        own_workloads.freeze(workspace, own_workloads.of_run(workspace, old, trust=True))
+    """Keep the code of the runs that get a new attempt, as if it had been submitted from this workspace: the user trusts it, or
+    it is the configuration of a model, which is data."""
+    for old in (workspace.run(step.now.id).read_run() for step in steps if step.send and step.now is not None):
+        if trust or (old.own_workload is not None and old.own_workload.is_data):
+            own_workloads.freeze(workspace, own_workloads.of_run(workspace, old, trust=trust))
 
 
 def lost_nodes(folder: RunDir, hosts: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from rich.console import Group
 
-from jobs import cell_differences, datasets, gpu_hours, render, repeats, status_table
+from jobs import cell_differences, datasets, gpu_hours, own_model_facts, render, repeats, status_table
 from jobs.lease_report import LeaseReport
 from jobs.plan import MatrixPlan
 from jobs.reconcile import Status
@@ -60,6 +60,9 @@ def plan(
     for one in planned.matrix.excluded:
         keys = ", ".join(f"{key}={value}" for key, value in one.cell.items() if _varies(planned, key))
         out.line(f"excluded: {keys}: {one.why}")
+    models = own_model_facts.used(planned.source.own, planned.cells)
+    for sentence in (sentence for model in models for sentence in own_model_facts.sentences(model)):
+        out.line(sentence)
     for why, count in Counter(misfit.why for misfit in planned.misfits).items():
         out.line(f"not on this cluster: {count} cell(s): {why}")
     for sentence in planned.advice:
@@ -81,6 +84,7 @@ def plan(
             "share": share,
             "lease": None if lease is None else lease.document(),
             "cells": [{"id": cell.name(), "repeats": counts[cell.name()], "cell": cell} for cell in planned.cells],
+            "models": [own_model_facts.document(model) for model in models],
             "excluded": planned.matrix.excluded,
             "misfits": [{"id": one.cell, "why": one.why} for one in planned.misfits],
             "missing_data": data.missing,

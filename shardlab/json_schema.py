@@ -13,6 +13,7 @@ import msgspec
 from shardlab.cell import Draft
 from shardlab.cluster import Cluster
 from shardlab.matrix import MatrixFile, key_type
+from shardlab.model_file import ModelByConfiguration
 
 FOLDER = Path(__file__).parent / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -71,9 +72,10 @@ def _matrix() -> Schema:
 def _cell_keys() -> tuple[Schema, Schema]:
     """(cell key, dotted ones included, to its schema; the definitions that those refer to)."""
     names = [field.name for field in msgspec.structs.fields(Draft)]
-    _, definitions = msgspec.json.schema_components([Draft], ref_template="#/$defs/{name}")
+    _, definitions = msgspec.json.schema_components([Draft, ModelByConfiguration], ref_template="#/$defs/{name}")
     keys: Schema = dict(definitions.pop("Draft")["properties"])
     assert set(keys) == set(names)
+    keys["workload"] = {"anyOf": [keys["workload"], _reference(ModelByConfiguration.__name__)]}
     for name in REFINED:
         members = definitions[name.capitalize()]["properties"]
         keys |= {f"{name}.{member}": schema for member, schema in members.items()}

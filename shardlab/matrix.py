@@ -15,13 +15,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from shardlab import claim_check, document, validation
+from shardlab import claim_check, document, model_file, validation
 from shardlab.cell import Draft, Instruments, Optimizer, Schedule
 from shardlab.cell_names import PLAIN, is_name
 from shardlab.document import Document, Path_, Problem
 from shardlab.errors import UnknownName
 from shardlab.expansion import Excluded
 from shardlab.expression import Expression, ExpressionError
+from shardlab.model_file import ModelByConfiguration, ModelFile
 from shardlab.study import Assumed, Claim, Note, Reported, Setting, Traces
 
 MAX_CELLS = 100_000
@@ -85,13 +86,17 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Matrix(msgspec.Struct, frozen=True):
-    """A checked matrix: its points in the order of its axes, and what it excludes."""
+    """A checked matrix: its points in the order of its axes, and what it excludes.
+
+    models: those that the file describes by their configuration, by the name that replaces them in `file` and `points`.
+    """
 
     file: MatrixFile
     document: Document
     path: str
     points: list[Point]
     excluded: list[Excluded]
+    models: dict[str, ModelFile] = {}
 
     @property
     def name(self) -> str:
@@ -127,17 +132,21 @@ def load(path: Path) -> Matrix:
     problems: list[Problem] = []
     _check_keys(text, file, problems)
     _check_source(text, file, problems)
+    sections = {name: getattr(file, name) for name in ("defaults", "axes", "zip", "include", "exclude")}
+    models = {} if problems else model_file.named(text, sections, path.parent, problems)
     if problems:
         raise text.errors(problems)
     points, excluded = _expand(text, file)
     if not points:
         raise text.error(("axes",), "no cell is left: all combinations are excluded, or the file lists none.")
-    return Matrix(file, text, str(path), points, excluded)
+    return Matrix(file, text, str(path), points, excluded, models)
 
 
 def key_type(key: str) -> Any:
     """The type of the value of a cell key, which may be dotted; None for a key that does not exist."""
     head, _, tail = key.partition(".")
+    if key == "workload":
+        return str | ModelByConfiguration  # `load` replaces the configuration of a model by its name
     fields = {field.name: field.type for field in msgspec.structs.fields(Draft)}
     if not tail:
         return fields.get(head)

@@ -30,6 +30,9 @@ class OwnWorkload(msgspec.Struct, frozen=True):
     code: the digest of its files. file: the file that defines it, in the workspace from which the run was submitted.
     flops_per_unit: None if the operations cannot be counted. block_count: the number of blocks that are wrapped one by one.
     tensor_degrees, most_stages: as in trainers.workload.Workload.
+    The others are of a model by its configuration (shardlab/model_file.py), whose file is JSON. block: the class of its blocks.
+    twin: whether it is the tiny twin. longest: the longest sequence, in tokens. remarks: sentences about what could not be
+    derived.
     """
 
     name: str
@@ -45,6 +48,16 @@ class OwnWorkload(msgspec.Struct, frozen=True):
     options: tuple[Option, ...]
     tensor_degrees: tuple[int, ...] = ()
     most_stages: int = 0
+    block: str = ""
+    twin: bool = False
+    seq_len: int | None = None
+    longest: int | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def is_data(self) -> bool:
+        """Whether a configuration defines it, so that no code of the workspace is executed."""
+        return self.file.endswith(".json")
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -80,8 +93,10 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def read(file: Path) -> WorkloadSource:
-    """The file with its helpers. Raises InputError for a name that no plug-in may have, and for a file that is too long or
-    cannot be read."""
+    """The file with its helpers; a configuration (.json) has none. Raises InputError for a name that no plug-in may have, and
+    for a file that is too long or cannot be read."""
+    if file.suffix == ".json":
+        return WorkloadSource(file, {file.name: _content(file)})
     if not NAME.fullmatch(file.stem):
         raise InputError(
             f"{file}: {file.stem!r} cannot be the name of a plug-in. Allowed: a file name that matches {NAME.pattern}.py."

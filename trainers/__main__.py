@@ -29,12 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--tokenizer", default="bytes", metavar="bytes|TOKENIZER.json",
         help="bytes: one token per byte (default); else a file of the tokenizers library",
     )  # fmt: skip
-    describe = verbs.add_parser("describe", help="find out what a workload of a user's file is; it executes the file")
-    describe.add_argument("file", type=Path, metavar="FILE.py", help="the file (docs/own-models.md)")
+    describe = verbs.add_parser("describe", help="find out what a workload of a user's file is; it executes a file of code")
+    describe.add_argument("file", type=Path, metavar="FILE", help="code (.py), or a model by its configuration (.json)")
+    describe.add_argument("--seq-len", type=int, metavar="N", help="tokens of a sequence, for a configuration")
     describe.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="where the answer is written")
     given = parser.parse_args(arguments)
     if given.verb == "describe":
-        return console.run(lambda: _describe(given.file, given.out))
+        return console.run(lambda: _describe(given.file, given.seq_len, given.out))
     if given.verb == "tokenize":
         return console.run(lambda: _tokenize(given.texts, given.out, given.tokenizer))
     return console.run(lambda: _do(given.verb, given.socket if given.verb == "warm" else given.run_dir))
@@ -47,11 +48,20 @@ def _tokenize(texts: list[Path], out: Path, tokenizer: str) -> int:
     return 0
 
 
-def _describe(file: Path, out: Path) -> int:
+def _describe(file: Path, seq_len: int | None, out: Path) -> int:
     sys.dont_write_bytecode = True  # nothing appears beside the user's files
-    from trainers import describe
+    if file.suffix == ".json":
+        from trainers.tasks import vision_library
 
-    files.write_json(out, describe.describe(file.absolute()), sync=False)
+        vision_library.load()  # before anything imports models of transformers
+        from trainers import describe_model
+
+        found = describe_model.describe(file.absolute(), seq_len)
+    else:
+        from trainers import describe
+
+        found = describe.describe(file.absolute())
+    files.write_json(out, found, sync=False)
     return 0
 
 

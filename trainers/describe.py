@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from shardlab import own_code, own_workload
 from shardlab.errors import InputError, ShardlabError
 from shardlab.own_workload import Description, OwnWorkload, WorkloadSource
 from shardlab.registry import Value
-from trainers import own_model
+from trainers import counted_flops, own_model
 from trainers.own_model import OwnModel
-from trainers.tasks.own import FLOPS_SOURCE, GIVEN, OwnTask, counted_flops
+from trainers.task import Batch
+from trainers.tasks.own import GIVEN, OwnTask
 
 
 def describe(file: Path) -> Description:
@@ -74,7 +76,7 @@ def _flops(own: OwnModel, task: OwnTask) -> tuple[float | None, str]:
     if own.flops_per_unit is not None:
         return own.flops_per_unit, GIVEN
     try:
-        counted = counted_flops(task)
+        counted = counted_flops.of(task, Batch(*task.items(np.arange(1)))).flops
     except Exception as error:  # noqa: BLE001 - the model may need data to compute
         return None, f"not counted: {own_code.sentence(own.file, error)}"
-    return (counted, FLOPS_SOURCE) if counted else (None, "not counted: the model has no matrix product")
+    return (counted, counted_flops.SOURCE) if counted else (None, "not counted: the model has no matrix product")

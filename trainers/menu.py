@@ -6,6 +6,7 @@ names them; so workspaces with different models of one name may be used in one p
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from shardlab import registry
@@ -14,7 +15,9 @@ from shardlab.errors import InputError, UnknownName
 from shardlab.own_workload import OwnWorkload
 from trainers.strategy import Strategy
 from trainers.workload import Workload
+from trainers.workload_options import refuse_tokens
 
+LAYERS_OF_PROOF = 2  # of a model by its configuration that one process cannot hold
 _own: dict[tuple[str, str], Workload] = {}  # by name and digest of the code, which say all about a workload
 
 
@@ -55,6 +58,7 @@ def workload(name: str) -> Workload:
 
 def add_own(known: OwnWorkload, file: Path) -> Workload:
     """The workload of a workspace's own file, which `workload_of` finds from now on. file: the file that a rank executes."""
+    options = [option.name for option in known.options]
     made = Workload(
         name=known.name,
         summary=known.summary,
@@ -63,9 +67,12 @@ def add_own(known: OwnWorkload, file: Path) -> Workload:
         flops_per_unit=known.flops_per_unit,
         flops_source=known.flops_source,
         optimizer=known.optimizer,
-        task="trainers.tasks.own",
-        settings={"file": file},
+        task="trainers.tasks.configured" if known.is_data else "trainers.tasks.own",
+        settings={"file": file, "twin": known.twin} if known.is_data else {"file": file},
+        seq_len=known.seq_len,
         options=known.options,
+        proof_options={name: LAYERS_OF_PROOF for name in ("n_layer",) if known.is_data and name in options},
+        refuse=partial(_refuse_data, longest=known.longest) if known.is_data else lambda _: None,
         tensor_degrees=known.tensor_degrees,
         most_stages=known.most_stages,
         code=known.code,
@@ -73,6 +80,13 @@ def add_own(known: OwnWorkload, file: Path) -> Workload:
     )
     _own[known.name, known.code] = made
     return made
+
+
+def _refuse_data(cell: Cell, *, longest: int | None) -> str | None:
+    """Why a model by its configuration cannot be built or read its data for a cell, as a sentence, or None."""
+    if longest is not None and cell.seq_len is not None and cell.seq_len > longest:
+        return f"{cell.workload} has {longest} positions, found seq_len: {cell.seq_len}. Allowed: up to {longest}."
+    return refuse_tokens(cell) if "tokens_file" in cell.options else None
 
 
 def workload_of(cell: Cell) -> Workload:

@@ -58,6 +58,11 @@ class Workload(msgspec.Struct, frozen=True):
     within their bounds, and needs no torch. If the sentence begins with `NAME:` or contains `(NAME)`, the error points at the
     option NAME in the matrix file."""
 
+    @property
+    def is_data(self) -> bool:
+        """Whether a configuration defines it, and no code."""
+        return self.file is not None and self.file.endswith(".json")
+
     def has_default_options(self, cell: Cell) -> bool:
         """Whether a cell has the default of each option of the workload."""
         return all(cell.options.get(option.name) == option.default for option in self.options)

@@ -33,6 +33,11 @@ def why_not_staged(cell: Cell, stages_per_rank: int = 1) -> str | None:
 
 def _why_own_is_not_staged(cell: Cell, workload: Workload, stages: int) -> str | None:
     """The same for a workspace's own workload. Other options may have another number of blocks, which the ranks check."""
+    if not workload.most_stages and workload.is_data:
+        return (
+            f"{cell.strategy} cannot divide {cell.workload} into pipeline stages: where it may be cut is not known "
+            "(docs/model-by-configuration.md)."
+        )
     if not workload.most_stages:
         return (
             f"{cell.strategy} cannot divide {cell.workload} into pipeline stages: its file defines no function "

@@ -28,12 +28,16 @@ def why_not_split(cell: Cell) -> str | None:
 
 def _why_own_is_not_split(cell: Cell, workload: Workload) -> str | None:
     """The same for a workspace's own workload. Other options may have other sizes, which the ranks check."""
+    if not workload.tensor_degrees and workload.is_data:
+        return (
+            f"{cell.strategy} cannot split {cell.workload}: no split of its layers is known (docs/model-by-configuration.md)."
+        )
     if not workload.tensor_degrees:
         return (
             f"{cell.strategy} cannot split {cell.workload}: its file defines no function tensor_parallel(block, ranks), which "
             "names the layers to split (docs/own-models.md)."
         )
-    if cell.tp > 1 and workload.has_default_options(cell) and cell.tp not in workload.tensor_degrees:
+    if cell.tp > 1 and (workload.is_data or workload.has_default_options(cell)) and cell.tp not in workload.tensor_degrees:
         allowed = ", ".join(map(str, (1, *workload.tensor_degrees)))
         return f"the layers of {cell.workload} cannot be split over tp: {cell.tp} ranks. Allowed tp: {allowed}."
     return None
@@ -45,6 +49,8 @@ def why_not_in_slices(cell: Cell) -> str | None:
         return None
     if cell.seq_len is None:
         return f"sequence_parallel: {cell.workload} has no sequences. Allowed: leave it out."
+    if menu.workload_of(cell).is_data:
+        return f"sequence_parallel: not known for {cell.workload}, a model by its configuration. Allowed: leave it out."
     if cell.seq_len % cell.tp:
         return (
             f"sequence_parallel: tp: {cell.tp} does not divide the {cell.seq_len} positions of a sequence (seq_len). "

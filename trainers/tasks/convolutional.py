@@ -48,7 +48,7 @@ class ConvolutionalTask(ImageTask):
             images = images.contiguous(memory_format=torch.channels_last)
         return cast("torch.Tensor", model(images))
 
-    def flops_per_unit(self) -> float:
+    def flops_per_unit(self) -> float | None:
         """By FLOPS_SOURCE, counted in a forward pass of one image on the meta device, which needs no memory."""
         with torch.device("meta"):
             model, image = self.model().eval(), torch.empty(1, 3, self.image_size, self.image_size)

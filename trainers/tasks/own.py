@@ -11,20 +11,18 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from shardlab import own_code, own_workload
 from shardlab.cell import Cell
 from shardlab.errors import InputError, ShardlabError
 from shardlab.registry import Value
-from trainers import own_model
+from trainers import counted_flops, own_model
 from trainers.data.data_sets import DataSource
 from trainers.own_model import OwnModel
 from trainers.plans.own import OwnPlan
 from trainers.task import Batch, Task
 from trainers.tasks.device_copy import to_device
 
-FLOPS_SOURCE = "matrix products, convolutions and attention of forward and backward, counted by torch.utils.flop_counter"
 GIVEN = "FLOPS_PER_UNIT of the file"
 
 
@@ -94,7 +92,7 @@ class OwnTask(Task):
         if self._own.flops_per_unit is not None:
             return self._own.flops_per_unit
         try:
-            return counted_flops(self) or None
+            return counted_flops.of(self, Batch(*self.items(np.arange(1)))).flops or None
         except Exception:  # noqa: BLE001 - the code of a user, on a device without data; `jobs workloads` says why
             return None
 
@@ -162,20 +160,6 @@ def repeated(model: nn.Module) -> list[nn.Module]:
         if len(classes) == 1 and len(members) > max(1, len(found)) and all(any(True for _ in m.parameters()) for m in members):
             found = members
     return found
-
-
-def counted_flops(task: OwnTask) -> float:
-    """By FLOPS_SOURCE, for one unit, on the meta device, which needs no memory.
-
-    Raises what the model raises if it cannot compute without data.
-    """
-    inputs, targets = (part.to("meta") for part in task.items(np.arange(1)))
-    with torch.device("meta"):
-        model = task.model().eval()  # a BatchNorm in training needs more than one item
-    counter = FlopCounterMode(display=False)
-    with counter:
-        task.criterion(task.outputs(model, Batch(inputs, targets)), targets).backward()  # type: ignore[no-untyped-call]
-    return float(counter.get_total_flops()) / task.units_per_item
 
 
 def _kind(value: Any) -> str:

@@ -1,0 +1,68 @@
+"""Models by their configuration for tests: tiny configurations of architectures that nobody here wrote a plan for."""
+
+import json
+
+import msgspec
+
+from shardlab import files, own_workload
+from shardlab.cell import Cell
+from shardlab.model_file import ModelByConfiguration, read_model
+from trainers import menu
+
+LANGUAGE = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+GROUPED = {**LANGUAGE, "num_key_value_heads": 2, "max_position_embeddings": 128}
+SEQ_LEN = 24
+CONFIGURATIONS = {
+    "llama": {"architectures": ["LlamaForCausalLM"], **GROUPED},
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True, **GROUPED},
+    "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": 8, **GROUPED},  # shorter than the sequences
+    "gpt_neox": {"architectures": ["GPTNeoXForCausalLM"], "hidden_dropout": 0.1, "max_position_embeddings": 64, **LANGUAGE},
+    "bert": {"architectures": ["BertForMaskedLM"], "max_position_embeddings": 64, **LANGUAGE},
+    "vit": {
+        "architectures": ["ViTForImageClassification"],
+        "image_size": 32,
+        "patch_size": 8,
+        "num_labels": 10,
+        **{key: value for key, value in LANGUAGE.items() if key != "vocab_size"},
+    },
+}
+
+
+def write(folder, model_type, **changed):
+    """The configuration of an architecture in a file. Returns the name of the file without its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"model_type": model_type, **CONFIGURATIONS.get(model_type, {}), **changed}
+    (folder / f"my-{model_type}.json").write_text(json.dumps(content))
+    return f"my-{model_type}.json"
+
+
+def model_of(folder, model_type, **changed):
+    """The model of such a file, as a matrix in the folder has it."""
+    seq_len = None if model_type in ("vit", "resnet") else SEQ_LEN
+    return read_model(ModelByConfiguration(transformers=write(folder, model_type, **changed), seq_len=seq_len), folder)
+
+
+def described(folder, model):
+    """What is found out of a model. Imports torch."""
+    from trainers.tasks import vision_library
+
+    vision_library.load()
+    from trainers import describe_model
+
+    folder = folder / model.name
+    own_workload.write(folder, model.source)
+    found = describe_model.describe(folder / model.source.file.name, model.seq_len)
+    for known in found.workloads:
+        menu.add_own(known, folder / known.file)
+    return found
+
+
+def use(run_dir, model, known, **options):
+    """Change a run of another workload to one of this model."""
+    run = run_dir.read_run()
+    defaults = {option.name: option.default for option in (*menu.strategy(run.cell.strategy).options, *known.options)}
+    cell: Cell = msgspec.structs.replace(
+        run.cell, workload=known.name, seq_len=known.seq_len, workload_code=known.code, options=defaults | options
+    )
+    files.write_json(run_dir.run_json, msgspec.structs.replace(run, cell=cell, cell_hash=cell.hash(), own_workload=known))
+    own_workload.write(run_dir.path / own_workload.FOLDER, model.source)

@@ -1,0 +1,138 @@
+"""Makes a model of transformers from the content of its configuration, with random weights. Downloads nothing.
+
+The content is checked by shardlab.model_file before it comes here; what only transformers knows is checked here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, cast
+
+import transformers
+from torch import nn
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+
+from shardlab.errors import InputError
+from trainers.tasks import unpacked_attention
+from trainers.tiny_configuration import tiny
+
+Kind = Literal["causal language model", "masked language model", "image classifier"]
+CLASSES: dict[Kind, dict[str, Any]] = {
+    "causal language model": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "masked language model": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    "image classifier": modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+}
+LAYERS = "num_hidden_layers"
+MOST_LAYERS = 1000
+IGNORED = ("dtype", "torch_dtype", "use_cache", "output_attentions", "output_hidden_states", "return_dict")
+
+
+class Architecture(NamedTuple):
+    """kind: what it is trained for. model: the class of transformers. model_type: its name in configurations."""
+
+    kind: Kind
+    model: Any
+    model_type: str
+
+
+def architecture(values: dict[str, Any]) -> Architecture:
+    """The class that a configuration names. Raises InputError, without the name of the file, if it names none that can be
+    trained here."""
+    model_type, named = values.get("model_type"), values.get("architectures")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING_NAMES:
+        found = "no model_type" if model_type is None else f"the model_type {str(model_type)[:40]!r}"
+        raise InputError(f"has {found}. Allowed: one that transformers {transformers.__version__} knows, such as llama.")
+    known = {name: kind for kind, classes in CLASSES.items() for name in _names(classes.get(model_type))}
+    if not known:
+        raise InputError(f"{model_type} of transformers has no model that can be trained here. Allowed: {', '.join(CLASSES)}.")
+    allowed = ", ".join(f"{name} ({kind})" for name, kind in known.items())
+    if named is None and len(known) == 1:
+        named = list(known)
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in known:
+        found = "nothing" if named is None else str(named)[:80]
+        raise InputError(f"architectures: found {found}. Allowed for {model_type}: a list with one of {allowed}.")
+    return Architecture(known[named[0]], getattr(transformers, named[0]), model_type)
+
+
+def twin_of(found: Architecture, values: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the tiny twin, which may be one that transformers refuses."""
+    changed = tiny(configured(found, values, dropout=True))
+    kept = {key: value for key, value in values.items() if key not in changed}
+    for name, spelled in CONFIG_MAPPING[found.model_type].attribute_map.items():
+        if spelled in changed:
+            kept.pop(name, None)  # the other spelling of a key that changes
+    return kept | changed
+
+
+def configured(found: Architecture, values: dict[str, Any], *, dropout: bool, layers: int | None = None) -> Any:
+    """The configuration as transformers reads it. layers: that many of the first blocks; None: all. Raises InputError without
+    the name of the file."""
+    kept = {key: value for key, value in values.items() if key not in IGNORED}
+    try:
+        made = CONFIG_MAPPING[found.model_type].from_dict(kept)
+    except Exception as error:
+        raise InputError(f"transformers refuses it: {one_line(error)}") from error
+    if getattr(made, "sub_configs", None):
+        raise InputError(f"{found.model_type} consists of several models. Allowed: one model, such as its text model alone.")
+    if getattr(made, "is_encoder_decoder", False):
+        raise InputError(f"{found.model_type} has an encoder and a decoder. Allowed: {', '.join(CLASSES)}.")
+    either_way = found.model_type in CLASSES["masked language model"]  # the same blocks with another mask
+    if found.kind == "causal language model" and either_way and getattr(made, "is_decoder", True) is False:
+        raise InputError('is_decoder: found false, so that each token sees those after it. Allowed: "is_decoder": true.')
+    depth = getattr(made, LAYERS, None)
+    for name, value in (
+        (LAYERS, depth),
+        *((f"depths[{at}]", one) for at, one in enumerate(getattr(made, "depths", None) or ())),
+    ):
+        if isinstance(value, int) and value > MOST_LAYERS:
+            raise InputError(f"{name}: found {value}. Allowed: up to {MOST_LAYERS}.")
+    if layers is not None and layers != depth:
+        shorten(made, layers)
+    if hasattr(made, "use_cache"):
+        made.use_cache = False
+    if not dropout:
+        for name in rates(made):
+            setattr(made, name, 0.0)
+    return made
+
+
+def rates(made: Any) -> list[str]:
+    """The keys of a configuration that are rates of dropout, or of other noise, above 0."""
+    values = made.to_dict()
+    words = ("drop", "jitter")
+    return [
+        name
+        for name, value in values.items()
+        if any(word in name for word in words) and type(value) in (int, float) and value > 0
+    ]
+
+
+def shorten(made: Any, layers: int) -> None:
+    """Keep only the first blocks; lists with an entry for each block become as short."""
+    depth = getattr(made, LAYERS)
+    for name, value in made.to_dict().items():
+        if isinstance(value, list) and len(value) == depth:
+            setattr(made, name, value[:layers])
+    setattr(made, LAYERS, layers)
+
+
+def build(found: Architecture, made: Any) -> nn.Module:
+    """The model with random weights. Raises InputError without the name of the file."""
+    if found.kind != "image classifier" and getattr(found.model, "_supports_sdpa", False):
+        made._attn_implementation = unpacked_attention.register()
+    try:
+        return cast("nn.Module", found.model(made))
+    except (MemoryError, RuntimeError):
+        raise  # also torch's error if memory is not sufficient, which ends a run as `oom`
+    except Exception as error:
+        raise InputError(f"transformers cannot build it: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """An error of a library as the end of a sentence."""
+    said = " ".join(str(error).split())[:200].rstrip(".")
+    return f"{type(error).__name__}: {said}." if said else f"{type(error).__name__}."
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)

@@ -1,0 +1,272 @@
+"""Finds out what a model by its configuration is: its parameters, operations, blocks, and what nobody can derive.
+
+`jobs` asks a process of its own for it, as for the workloads of a user's file. Nothing of another person is executed: the
+configuration is data, and the code is that of transformers and torchvision. What a sentence here says of the model begins
+without the name of the file, which `jobs` knows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from shardlab import model_file, own_workload
+from shardlab.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.errors import InputError, ShardlabError
+from shardlab.own_workload import Description, OwnWorkload
+from shardlab.registry import Option
+from trainers import configuration, counted_flops, menu
+from trainers.blocks import classes
+from trainers.convolutional_workload import OPTIONS
+from trainers.frozen_statistics import layers as batch_norms
+from trainers.plans import derived
+from trainers.task import Batch, Task
+from trainers.tasks import configured, vision_classifier
+from trainers.workload_options import of_images, of_tokens
+
+if TYPE_CHECKING:
+    from trainers.configuration import Architecture
+    from trainers.plans.derived import Split
+
+OPTIMIZER = Optimizer(name="adamw", lr=3e-4)
+LAYERS_OF_TWIN, MOST_OF_TWIN, MOST_FLOPS_OF_TWIN = 4, 30_000_000, 1e10  # blocks; parameters; operations for an item
+IMAGE_SIZE = 224
+IMAGE_SIZES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512)
+INDEPENDENT = 1e-3  # the largest difference of outputs, by rounding, relative to the largest output
+
+
+class Sizes(NamedTuple):
+    """What a model can be given. options: with the defaults. seq_len: the default; longest: the longest sequence, None if the
+    model does not say; both None for images."""
+
+    summary: str
+    options: tuple[Option, ...]
+    seq_len: int | None = None
+    longest: int | None = None
+
+
+def describe(file: Path, seq_len: int | None) -> Description:
+    """The workload of a file in the folder of a run (shardlab/model_file.py), and its tiny twin if it has one."""
+    try:
+        source = own_workload.read(file)
+        content = model_file.read_content(source.contents[file.name])
+        found = _known(content, source.digest, file.stem, seq_len, twin=False)
+    except ShardlabError as error:
+        return Description(fault=str(error))
+    except Exception as error:  # noqa: BLE001 - a library cannot compute with what the file says
+        return Description(fault=f"the model cannot be built: {configuration.one_line(error)}")
+    if found.name.endswith("-tiny"):
+        return Description(workloads=[found])
+    try:
+        twin = _known(content, source.digest, f"{file.stem}-tiny", seq_len, twin=True)
+    except Exception as error:  # noqa: BLE001 - the sizes of a twin are a guess
+        why = str(error) if isinstance(error, ShardlabError) else configuration.one_line(error)
+        said = f"no tiny twin could be derived, so --scale tiny refuses it: {why}"
+        return Description(workloads=[msgspec.structs.replace(found, remarks=(*found.remarks, said))])
+    try:
+        _must_be_provable(content, twin)
+    except InputError as error:
+        return Description(fault=str(error))
+    return Description(workloads=[found, twin])
+
+
+def _known(content: dict[str, Any], code: str, name: str, seq_len: int | None, *, twin: bool) -> OwnWorkload:
+    sizes = _sizes(content, seq_len, twin=twin)
+    options = {option.name: option.default for option in sizes.options}
+    task = configured.of_content(content, cell_of(name, sizes.seq_len, options), Path(), twin=twin)
+    with torch.device("meta"):
+        model = task.model()
+    blocks = task.blocks(model)
+    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if twin and parameters > MOST_OF_TWIN:
+        raise InputError(f"at the smallest sizes that are known it has {parameters:,} parameters.")
+    flops, source = _flops(task)
+    if twin and (flops or 0) * task.units_per_item > MOST_FLOPS_OF_TWIN:
+        raise InputError(f"at the smallest sizes that are known an item needs {flops:.1e} operations.")
+    if twin:
+        _must_train(task)
+    split: Split | str = "how to split its layers over ranks is not known"
+    if isinstance(task, configured.CausalTask):
+        split = derived.split_of(model, blocks, task.made)
+    remarks = [f"{split}, so {_refused('tp')} are refused"] if isinstance(split, str) else []
+    remarks.append(f"where a pipeline may cut it is not known, so {_refused('pp')} are refused")
+    if not blocks:
+        remarks.append("no repeated blocks were found, so FSDP and ZeRO-3 gather the whole model at once")
+    if flops is None:
+        remarks.append(source)
+    return OwnWorkload(
+        name=name,
+        summary=("the tiny twin of " if twin else "") + sizes.summary,
+        code=code,
+        file=f"{name.removesuffix('-tiny') if twin else name}{model_file.SUFFIX}",
+        unit="images" if sizes.seq_len is None else "tokens",
+        parameters=parameters,
+        block_count=len(blocks),
+        flops_per_unit=flops,
+        flops_source=source,
+        optimizer=OPTIMIZER,
+        options=sizes.options,
+        block=classes(blocks),
+        twin=twin,
+        seq_len=sizes.seq_len,
+        longest=sizes.longest,
+        tensor_degrees=() if isinstance(split, str) else split.degrees,
+        remarks=tuple(remarks),
+    )
+
+
+def _refused(degree: str) -> str:
+    """The strategies that divide a model along a dimension of the mesh."""
+    return ", ".join(name for name, strategy in menu.strategies().items() if degree in strategy.degrees)
+
+
+def _sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> Sizes:
+    """Raises InputError."""
+    if "torchvision" in content:
+        return _sizes_of_torchvision(content["torchvision"], twin=twin)
+    values = content["transformers"]
+    found = configuration.architecture(values)
+    if twin:
+        values = configuration.twin_of(found, values)
+    made = configuration.configured(found, values, dropout=True)
+    rates = configuration.rates(made)
+    depth = getattr(made, configuration.LAYERS, None)
+    layers: tuple[Option, ...] = ()
+    if isinstance(depth, int) and depth > 0 and not hasattr(made, "depths"):
+        said = "blocks; if fewer than in the configuration, the first ones"
+        layers = (Option("n_layer", min(depth, LAYERS_OF_TWIN) if twin else depth, said, least=1, most=depth),)
+    summary = f"{found.model.__name__} of transformers, random weights"
+    if found.kind == "image classifier":
+        if seq_len is not None:
+            raise InputError("seq_len: an image classifier has no sequences. Allowed: leave seq_len out.")
+        return Sizes(summary, (*layers, *_image_options(*_images(found, made, twin=twin), ", ".join(rates) or None)))
+    if seq_len is None:
+        raise InputError(
+            "seq_len is missing: the tokens of a sequence. Needed: {transformers: FILE, seq_len: 1024}, for example."
+        )
+    longest = getattr(made, "max_position_embeddings", None)
+    longest = longest if type(longest) is int and longest > 0 else None
+    if longest is not None and seq_len > longest:
+        raise InputError(f"seq_len: found {seq_len}. Allowed: up to {longest} (max_position_embeddings).")
+    dropout = Option(
+        "dropout", False, f"the rates of the configuration: {', '.join(rates)}" if rates else "the model has no dropout",
+        choices=(False, True) if rates else (False,),
+    )  # fmt: skip
+    return Sizes(summary, (*layers, dropout, *of_tokens("synthetic")), seq_len, longest)
+
+
+def _images(found: Architecture, made: Any, *, twin: bool) -> tuple[int, tuple[int, ...]]:
+    """(the default size of images, all sizes) of a classifier of transformers. Raises InputError."""
+    size, colours = getattr(made, "image_size", None), getattr(made, "num_channels", 3)
+    if colours != 3 or (size is not None and type(size) is not int):
+        raise InputError(f"image_size, num_channels: found {str(size)[:40]}, {str(colours)[:40]}. Allowed: a whole number, 3.")
+    if size is not None:
+        return size, (size,)
+    with torch.device("meta"):
+        network = configuration.build(found, made).train()
+    return _default(lambda images: network(images).logits, twin=twin)
+
+
+def _sizes_of_torchvision(name: str, *, twin: bool) -> Sizes:
+    with torch.device("meta"):
+        network = vision_classifier.network(name, 2, dropout=True, twin=twin).train()
+    dropout = "those of torchvision" if vision_classifier.rates(network) else None
+    options = (*_image_options(*_default(network, twin=twin), dropout), *OPTIONS)
+    return Sizes(f"{name} of torchvision, random weights", options)
+
+
+def _default(network: Callable[[torch.Tensor], Any], *, twin: bool) -> tuple[int, tuple[int, ...]]:
+    """(the default size of images, all sizes) of a network that says none; of a twin, only the smallest. Raises InputError."""
+    able = tuple(itertools.islice(_able(network), 1 if twin else None))
+    if not able:
+        raise InputError(f"the network computes no image in training, of {', '.join(map(str, IMAGE_SIZES))} pixels a side.")
+    return (IMAGE_SIZE if IMAGE_SIZE in able else max(able)), able
+
+
+def _able(network: Callable[[torch.Tensor], Any]) -> Iterator[int]:
+    """The sizes of images that the network computes in training, one image at a time."""
+    for size in IMAGE_SIZES:
+        try:
+            found = network(torch.empty(1, 3, size, size, device="meta"))
+        except Exception:  # noqa: BLE001 - a network says in many ways that an image is too small
+            continue
+        if not isinstance(found, torch.Tensor):
+            raise InputError(f"the network returns a {type(found).__name__} in training. Allowed: a network with one output.")
+        yield size
+
+
+def _image_options(size: int, sizes: tuple[int, ...], dropout: str | None) -> tuple[Option, ...]:
+    return tuple(
+        msgspec.structs.replace(option, choices=sizes, least=None) if option.name == "image_size" else option
+        for option in of_images(size, dropout)
+    )
+
+
+def _flops(task: Task) -> tuple[float | None, str]:
+    """(operations of forward and backward for one unit, or None; where the number comes from, or why there is none).
+
+    Raises InputError for a model of which DDP could not reduce all gradients.
+    """
+    try:
+        counted = counted_flops.of(task, task.fetch(np.arange(1), torch.device("cpu")))
+    except InputError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the model may need data to compute
+        return None, f"its operations cannot be counted: {configuration.one_line(error)}"
+    if counted.unused:
+        names = ", ".join(counted.unused[:3])
+        raise InputError(f"{len(counted.unused)} of its parameters get no gradient, such as {names}; DDP cannot train it.")
+    return counted.flops or None, counted_flops.SOURCE
+
+
+def _must_train(task: Task) -> None:
+    """Raises an error if the twin does not compute its loss and all gradients."""
+    outputs, targets, model = _computed(task, 2)
+    task.criterion(outputs, targets).backward()  # type: ignore[no-untyped-call]
+    if lacking := [name for name, p in model.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]:
+        raise InputError(f"its parameter {lacking[0]} gets no finite gradient.")
+
+
+def _must_be_provable(content: dict[str, Any], twin: OwnWorkload) -> None:
+    """Raises InputError if what the model computes for one item depends on chance or on the other items: then ranks could not
+    share the work. BatchNorm is left to the proof, which freezes it."""
+    options = {option.name: option.default for option in twin.options}
+    task = configured.of_content(content, cell_of(twin.name, twin.seq_len, options), Path(), twin=True)
+    with torch.no_grad():
+        together, _, model = _computed(task, 2)
+        if batch_norms(model):
+            return
+        alone, _, _ = _computed(task, 1)
+    if float((together[:1] - alone).abs().max()) > INDEPENDENT * float(together.abs().max()):
+        raise InputError(
+            "what it computes for an item depends on chance or on the other items of the batch, so that ranks cannot share the "
+            "work. Needed: the same outputs for the same item."
+        )
+
+
+def _computed(task: Task, items: int) -> tuple[torch.Tensor, torch.Tensor, nn.Module]:
+    """(outputs, targets, model) of the twin's first items, the same weights each time."""
+    torch.manual_seed(0)
+    model = task.model().train()
+    batch = task.fetch(np.arange(items), torch.device("cpu"))
+    torch.manual_seed(items)
+    outputs = task.outputs(model, Batch(batch.inputs, batch.targets))
+    return outputs, batch.targets, model
+
+
+def cell_of(name: str, seq_len: int | None, options: dict[str, Any]) -> Cell:
+    """A cell of one process with this workload, from which a task takes its sizes."""
+    return Cell(
+        workload=name, strategy="single", gpus=1, nnodes=1, dp=1, tp=1, pp=1, servers=0, launcher="fork", global_batch_size=1,
+        micro_batch_size=1, gradient_accumulation_steps=1, seq_len=seq_len, steps=1, epochs=None, warmup_steps=0,
+        precision="fp32", activation_checkpointing="none", compile=False, max_grad_norm=None, prove="off", optimizer=OPTIMIZER,
+        schedule=Schedule(), instruments=Instruments(), memory_limit_gib=None, seed=0, time_limit_s=None, expect=[],
+        options=options,
+    )  # fmt: skip

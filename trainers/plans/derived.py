@@ -1,0 +1,93 @@
+"""The split of a model by the tensor-parallel plan that transformers has for its blocks, where that plan says all.
+
+The plan names linear layers whose outputs (colwise) or inputs (rowwise) are divided. It is used only if a block is two pairs of
+such layers, attention and MLP, and if these parts have no other parameters: those would get a part of their gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from trainers.plans.plan import ModelPlan
+
+COLUMNS, ROWS = "colwise", "rowwise"
+
+
+class Split(NamedTuple):
+    """columns, rows: the layers of a block, by name. degrees: the numbers of ranks, from 2, that can share a block."""
+
+    columns: tuple[str, ...]
+    rows: tuple[str, ...]
+    degrees: tuple[int, ...]
+
+
+def split_of(model: nn.Module, blocks: Sequence[nn.Module], made: Any) -> Split | str:
+    """How a block is split, or why it cannot be, as the end of a sentence. made: the configuration of the model."""
+    planned = getattr(made, "base_model_tp_plan", None)
+    if not planned or not blocks:
+        return "transformers has no tensor-parallel plan for its blocks"
+    names = {id(module): name for name, module in model.named_modules()}
+    base = f"{model.base_model_prefix}." if names[id(blocks[0])].startswith(f"{model.base_model_prefix}.") else ""
+    styles = {
+        key.partition(".*.")[2]: style
+        for key, style in planned.items()
+        if ".*." in key and names[id(blocks[0])].removeprefix(base).startswith(f"{key.partition('.*.')[0]}.")
+    }
+    if other := next((style for style in styles.values() if style not in (COLUMNS, ROWS)), None):
+        return f"its plan in transformers has layers that are {other}, which is not supported here"
+    columns = tuple(name for name, style in styles.items() if style == COLUMNS)
+    rows = tuple(name for name, style in styles.items() if style == ROWS)
+    if len(rows) != ModelPlan.forward_reductions or not columns:
+        return "its plan in transformers is not that of attention and an MLP"
+    for block in blocks:
+        layers = {id(part) for name in styles if isinstance(part := _part(block, name), nn.Linear)}
+        outer = {id(part): part for name in styles if (part := _part(block, name.rpartition(".")[0])) is not None}
+        holders = {id(module) for part in outer.values() for module in part.modules() if module._parameters}
+        if len(layers) < len(styles) or holders != layers:
+            return "its plan in transformers leaves out layers of its blocks"
+    heads = [getattr(made, name, None) for name in ("num_attention_heads", "num_key_value_heads")]
+    sizes = [_linear(blocks[0], name).out_features for name in columns] + [
+        _linear(blocks[0], name).in_features for name in rows
+    ]
+    divisible = math.gcd(*sizes, *(size for size in heads if isinstance(size, int)))
+    return Split(columns, rows, tuple(ranks for ranks in range(2, divisible + 1) if divisible % ranks == 0))
+
+
+class DerivedPlan(ModelPlan):
+    """positions, width: of a hidden state."""
+
+    def __init__(self, positions: int, width: int, split: Split) -> None:
+        self.hidden, self._split, self.backward_reductions = (positions, width), split, len(split.columns)
+
+    def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
+        assert not sequence, "refused at plan time"
+        styles: dict[str, Any] = {name: ColwiseParallel() for name in self._split.columns}
+        styles |= {name: RowwiseParallel() for name in self._split.rows}
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # nothing to send: all ranks drew the same weights
+        return []
+
+    def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
+        return parameter
+
+    def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
+        raise AssertionError("refused at plan time: nobody wrote how to divide the model into stages")
+
+
+def _part(block: nn.Module, name: str) -> nn.Module | None:
+    try:
+        return block.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+def _linear(block: nn.Module, name: str) -> nn.Linear:
+    found = block.get_submodule(name)
+    assert isinstance(found, nn.Linear)
+    return found

@@ -1,0 +1,170 @@
+"""The tasks of models by their configuration (docs/model-by-configuration.md).
+
+Language models and image classifiers of transformers, with random weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from shardlab import model_file, own_workload
+from shardlab.cell import Cell
+from shardlab.errors import InputError
+from trainers import configuration, counted_flops
+from trainers.blocks import Blocks
+from trainers.plans import derived
+from trainers.task import Batch, Task
+from trainers.tasks import unpacked_attention, vision_classifier
+from trainers.tasks.convolutional import mix
+from trainers.tasks.device_copy import to_device
+from trainers.tasks.image_task import ImageTask
+from trainers.tasks.token_task import TokenTask
+
+if TYPE_CHECKING:
+    from trainers.configuration import Architecture
+    from trainers.data.sequences import TokenSet
+    from trainers.plans.plan import ModelPlan
+
+MASKED, SEED = 0.15, 15  # the share of masked positions: Devlin et al., BERT, 2019, section 3.1
+
+
+class Transformer(Task):
+    """What tasks of models of transformers have in common. made: the configuration as transformers reads it."""
+
+    _architecture: Architecture
+    made: Any
+
+    def prepare(self, found: Architecture, made: Any) -> None:
+        self._architecture, self.made, self._blocks = found, made, Blocks()
+
+    def model(self) -> nn.Module:
+        return configuration.build(self._architecture, self.made)
+
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        return self._blocks.of(model)
+
+    def flops_per_unit(self) -> float | None:
+        return counted_flops.of_task(self)
+
+
+class CausalTask(Transformer, TokenTask):
+    """To predict the next token."""
+
+    def __init__(self, cell: Cell, data_path: Path, found: Architecture, made: Any) -> None:
+        self.prepare(found, made)
+        super().__init__(cell, data_path, made.vocab_size)
+
+    def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return _logits(self._architecture, model, batch.inputs)
+
+    @functools.cached_property
+    def _plan(self) -> ModelPlan:
+        with torch.device("meta"):
+            model = self.model()
+        split = derived.split_of(model, self.blocks(model), self.made)
+        assert isinstance(split, derived.Split), "refused at plan time"
+        return derived.DerivedPlan(self.seq_len, self.made.hidden_size, split)
+
+    def plan(self) -> ModelPlan:
+        return self._plan
+
+
+class MaskedTask(Transformer, TokenTask):
+    """To predict the tokens at masked positions: the same number of positions in each sequence, so that the mean over a part of
+    a batch weighs as much as the part. The inputs are the tokens (items, positions) followed by the masked positions."""
+
+    def __init__(self, cell: Cell, data_path: Path, found: Architecture, made: Any) -> None:
+        self.prepare(found, made)
+        assert cell.seq_len is not None, "the workload has a default"
+        self._masked = max(1, round(MASKED * cell.seq_len))
+        named = getattr(made, "mask_token_id", None)
+        self._mask_token = named if isinstance(named, int) and 0 <= named < made.vocab_size else made.vocab_size - 1
+        super().__init__(cell, data_path, made.vocab_size)
+
+    def _read(self, tokens: TokenSet) -> None:
+        super()._read(tokens)
+        rule = f"{self.source.sha256}, {self._masked} positions by {self._mask_token}, seed {SEED}"
+        sha256 = hashlib.sha256(rule.encode()).hexdigest()
+        self.source = msgspec.structs.replace(self.source, name=f"{self.source.name}, {MASKED:.0%} masked", sha256=sha256)
+
+    def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
+        tokens = self._tokens.read(indices)[:, :-1]
+        positions = np.empty((len(indices), self._masked), np.int64)
+        for row, index in enumerate(indices):
+            drawn = np.random.Philox(key=np.array([SEED, int(index)], np.uint64)).random_raw(self.seq_len)
+            positions[row] = np.sort(np.argsort(drawn, kind="stable")[: self._masked])
+        targets = np.take_along_axis(tokens, positions, axis=1)
+        masked = tokens.copy()
+        np.put_along_axis(masked, positions, self._mask_token, axis=1)
+        inputs = np.concatenate([masked, positions], axis=1)
+        return Batch(inputs=to_device(inputs, device), targets=to_device(targets, device))
+
+    def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        tokens, positions = batch.inputs[:, : self.seq_len], batch.inputs[:, self.seq_len :]
+        logits = _logits(self._architecture, model, tokens)
+        return logits.gather(1, positions[..., None].expand(-1, -1, logits.shape[-1]))
+
+
+class ClassifierTask(Transformer, ImageTask):
+    """To classify images."""
+
+    def __init__(self, cell: Cell, data_path: Path, found: Architecture, made: Any) -> None:
+        self.prepare(found, made)
+        super().__init__(cell, data_path, made.num_labels)
+        made.num_labels = self.classes
+
+    def model(self) -> nn.Module:
+        return mix(super().model())
+
+    def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        images = batch.inputs.to(next(model.parameters()).dtype)
+        return cast("torch.Tensor", model(pixel_values=images).logits)
+
+
+def _logits(found: Architecture, model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    more = {}
+    if "attention_mask" in inspect.signature(found.model.forward).parameters:
+        more["attention_mask"] = unpacked_attention.nothing_padded(tokens)
+    return cast("torch.Tensor", model(input_ids=tokens, **more).logits)
+
+
+TASKS: dict[str, Any] = {
+    "causal language model": CausalTask,
+    "masked language model": MaskedTask,
+    "image classifier": ClassifierTask,
+}
+
+
+def of_content(content: dict[str, Any], cell: Cell, data_path: Path, *, twin: bool) -> Task:
+    """The task of a model whose file has this content. twin: of its tiny twin. Raises InputError without the file's name."""
+    dropout = bool(cell.options.get("dropout", False))
+    if "torchvision" in content:
+        return vision_classifier.build(cell, data_path, content["torchvision"], twin=twin)
+    values = content["transformers"]
+    found = configuration.architecture(values)
+    layers = cast("int | None", cell.options.get("n_layer"))
+    values = configuration.twin_of(found, values) if twin else values
+    made = configuration.configured(found, values, dropout=dropout, layers=layers)
+    task: Task = TASKS[found.kind](cell, data_path, found, made)
+    return task
+
+
+def build(cell: Cell, data_path: Path, *, file: Path, twin: bool) -> Task:
+    """The task of a cell. Raises InputError if the file is not the one that the cell names."""
+    source = own_workload.read(file)
+    if source.digest != cell.workload_code:
+        raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {cell.workload_code}.")
+    try:
+        return of_content(model_file.read_content(source.contents[file.name]), cell, data_path, twin=twin)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None

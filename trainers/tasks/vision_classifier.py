@@ -1,0 +1,83 @@
+"""The task of any image classifier of torchvision, by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from shardlab.cell import Cell
+from shardlab.errors import InputError, UnknownName
+from trainers import blocks, counted_flops
+from trainers.blocks import Blocks
+from trainers.tasks import vision_library
+from trainers.tasks.convolutional import ConvolutionalTask
+from trainers.workload_options import IMAGENET_CLASSES
+
+TWIN_CLASSES = 10
+
+
+def names() -> list[str]:
+    """The image classifiers of torchvision."""
+    library = vision_library.load()
+    return list(library.models.list_models(module=library.models))
+
+
+def network(name: str, classes: int, dropout: bool, *, twin: bool) -> nn.Module:
+    """The network with random weights. Raises InputError, without the name of the file, if torchvision cannot build it."""
+    library = vision_library.load()
+    if name not in names():
+        raise UnknownName("image classifier of torchvision", name, names())
+    try:
+        made = cast("nn.Module", library.models.get_model(name, weights=None, num_classes=classes))
+    except (MemoryError, RuntimeError):
+        raise
+    except Exception as error:
+        raise InputError(f"torchvision cannot build it: {type(error).__name__}: {str(error)[:200]}") from error
+    for module in rates(made) if not dropout else ():
+        module.p = 0.0  # type: ignore[assignment]
+    if twin:
+        _shorten(made)
+    return made
+
+
+def rates(model: nn.Module) -> list[nn.Module]:
+    """The modules that drop parts of what they get, at a rate above 0."""
+    depth = vision_library.load().ops.StochasticDepth
+    return [module for module in model.modules() if isinstance(module, (_DropoutNd, depth)) and module.p]
+
+
+def _shorten(model: nn.Module) -> None:
+    """Keep the first block of each list of blocks, in which later blocks do not change the shape; two if there is one list."""
+    lists: dict[str, list[str]] = {}
+    for name in blocks.names(model):
+        outer, _, inner = name.rpartition(".")
+        lists.setdefault(outer, []).append(inner)
+    keep = 1 if len(lists) > 1 else 2
+    for outer, members in lists.items():
+        holder = model.get_submodule(outer)
+        for inner in members[keep:]:
+            del holder._modules[inner]
+    for outer in lists:
+        holder = model.get_submodule(outer)
+        if isinstance(holder, nn.ModuleList):  # its members are found by their number
+            holder._modules = {str(number): module for number, module in enumerate(holder._modules.values())}
+
+
+class VisionTask(ConvolutionalTask):
+    """Some networks compute with more than convolutions and linear layers, so that all operations are counted."""
+
+    def flops_per_unit(self) -> float | None:
+        return counted_flops.of_task(self)
+
+
+def build(cell: Cell, data_path: Path, name: str, *, twin: bool) -> VisionTask:
+    """The task of the network. Raises InputError."""
+
+    def architecture(classes: int, dropout: bool) -> nn.Module:
+        return network(name, classes, dropout, twin=twin)
+
+    classes = TWIN_CLASSES if twin else IMAGENET_CLASSES
+    return VisionTask(cell, data_path, classes=classes, architecture=architecture, blocks=Blocks().of)
