@@ -140,7 +140,7 @@ def traffic_rows(summary: Summary) -> list[tuple[str, str, str, str, str, str]]:
     for entry in summary.traffic[:MOST_TRAFFIC]:
         rdma = {True: "yes", False: "no", None: "unknown"}[entry.rdma]
         for host in entry.hosts:
-            share = f"{notation.number(host.share_pct, 3)} %"
+            share = f"{host.share_pct:.0f} %"
             rows.append((entry.run, host.host, f"{host.interface} ({host.kind})", share, rdma, entry.why))
         if not entry.hosts:
             rows.append((entry.run, "", "unknown", "", rdma, entry.why))
