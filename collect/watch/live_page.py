@@ -173,7 +173,8 @@ def _figure(title: str, lines: Mapping[str, Curve], left_out: Sequence[str] | se
     x_axis = figure.axis(
         "step" if over_steps else "seconds since the start", rangemode="tozero" if not over_steps else "normal"
     )
-    y_axis = figure.axis("", nticks=5, rangemode="normal" if over_steps else "tozero")
+    of_a_whole = {"range": [0, 100]} if "(%)" in title else {"rangemode": "normal" if over_steps else "tozero"}
+    y_axis = figure.axis("", nticks=5, **of_a_whole)
     height_px = HEIGHT_PX + (20 * -(-len(data) // 3) if several else 0)
     note = f"{len(left_out)} more lines are not drawn." if left_out else ""
     layout = figure.layout(x_axis, y_axis, showlegend=several, height=height_px)
