@@ -12,6 +12,7 @@ from support_watch import asked, running, served, step
 from collect.cli import main
 from collect.loading.loaded_run import LoadedRun
 from collect.sources import steps
+from collect.watch import followed_records, run_series
 from collect.watch.curve import MOST_POINTS, Curve
 from collect.watch.followed_records import FollowedRecords
 from collect.watch.live_page import MOST_RUNS, LivePage
@@ -103,6 +104,16 @@ def test_loss_and_step_time_are_those_of_the_report(workspace):
     assert numbers == world["step"].to_list()
     assert losses == pytest.approx(world["loss"].to_list())
     assert found.curves[STEP_TIME][""].points()[1] == pytest.approx(world["step_ms"].to_list())
+
+
+def test_a_long_run_is_read_in_parts_and_whole(workspace, monkeypatch):
+    """A part is smaller than what the ranks may be apart, so no step is given up while the ranks are read in turn."""
+    monkeypatch.setattr(followed_records, "MOST_BYTES", 2000)
+    monkeypatch.setattr(run_series, "MOST_WAITING", 50)
+    found = series(running(workspace, steps=400, done=200))
+    assert found.read_new()
+    numbers = found.curves[LOSS][""].points()[0]
+    assert (len(numbers), numbers[-1]) == (200, 200)
 
 
 def test_a_step_counts_when_all_ranks_have_recorded_it(workspace):

@@ -10,6 +10,7 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.record import Record
 
 R = TypeVar("R", bound=Record)
+MOST_BYTES = 1 << 20  # of a reading: several thousand records
 
 
 class FollowedRecords(Generic[R]):
@@ -22,7 +23,9 @@ class FollowedRecords(Generic[R]):
         self._read = 0  # bytes
 
     def new(self) -> list[R] | None:
-        """The records since the last call. None: the file was replaced or got shorter, so earlier records no longer count.
+        """The next records since the last call, from MOST_BYTES at most: call it again until it returns none.
+
+        None: the file was replaced or got shorter, so earlier records no longer count.
 
         The unfinished last line is left for the next call. A damaged line, and a file that cannot be read, give no records:
         `collect summarize` says what is damaged.
@@ -39,7 +42,7 @@ class FollowedRecords(Generic[R]):
             with files.open_regular(self.path) as handle:
                 self._inode = os.fstat(handle.fileno()).st_ino
                 handle.seek(self._read)
-                content = handle.read()
+                content = handle.read(MOST_BYTES)
         except OSError:
             return []
         whole = content[: content.rfind(b"\n") + 1]

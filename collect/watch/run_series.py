@@ -25,7 +25,7 @@ CPU_BUSY, MEMORY, SENT = "Processors busy (%)", "Memory of the hosts in use (%)"
 OF_STEPS = (LOSS, STEP_TIME)
 OF_TIME = (GPU_BUSY, GPU_MEMORY, GPU_POWER, CPU_BUSY, MEMORY, SENT)
 MOST_LINES = 16  # of a figure
-MOST_WAITING = 10_000  # steps that some ranks have recorded and others have not: a rank whose records are missing ends up here
+MOST_WAITING = 200_000  # steps that some ranks have recorded and others have not, as where the records of a rank are missing
 _HOST = re.compile(r"([^/]+)\.jsonl")
 _UUID_CHARACTERS = 12  # of the UUID of a GPU, such as GPU-5c3f9a21: enough to tell the GPUs of a host apart
 
@@ -33,8 +33,10 @@ _UUID_CHARACTERS = 12  # of the UUID of a GPU, such as GPU-5c3f9a21: enough to t
 class WorldStep:
     """A step as far as ranks have recorded it."""
 
+    __slots__ = ("_weighed_loss", "_weight", "ranks", "step_ms", "watched")
+
     def __init__(self) -> None:
-        self.ranks, self.units, self.step_ms, self.watched = 0, 0, 0.0, False
+        self.ranks, self.step_ms, self.watched = 0, 0.0, False
         self._weighed_loss, self._weight = 0.0, 0
 
     def add(self, record: StepRecord) -> None:
@@ -79,13 +81,15 @@ class RunSeries:
 
     def read_new(self) -> bool:
         """Read what was appended; returns whether there was anything."""
-        changed = self._read_new()
-        if changed is None:  # a file was replaced, as where a run resumes from a checkpoint
-            self._begin()
-            self._read_new()
-        return changed is not False
+        changed = False
+        while (part := self._read_part()) is not False:
+            changed = True
+            if part is None:  # a file was replaced, as where a run resumes from a checkpoint
+                self._begin()
+        return changed
 
-    def _read_new(self) -> bool | None:
+    def _read_part(self) -> bool | None:
+        """Read the next records of each file, so that no rank is far ahead of another; returns whether there were any."""
         changed = False
         if _is_folder(f"{self.folder.path}/steps"):
             for rank, file in enumerate(self._ranks):
