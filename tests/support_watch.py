@@ -31,7 +31,11 @@ def served(workspace, *options):
             yield json.loads(text)["url"]
         finally:
             server.send_signal(signal.SIGINT)
-            code = server.wait(30)
+            try:
+                code = server.wait(30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                raise
     assert code == 0
 
 

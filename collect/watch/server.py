@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
@@ -62,10 +63,15 @@ class Server(ThreadingHTTPServer):
                 f"--port {port}: {ADDRESS} cannot be used: {error.strerror}. Allowed: a free port, or 0 for any."
             ) from None
 
+    def server_bind(self) -> None:
+        """Bind without the base class's look-up of a name for the address, which may wait for a name server."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = ADDRESS, self.server_address[1]
+
     @property
     def url(self) -> str:
         """The address of the page."""
-        return f"http://{ADDRESS}:{self.server_address[1]}/{self.token}/"
+        return f"http://{ADDRESS}:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A browser that closes its connection is no failure."""
