@@ -24,13 +24,15 @@ EXAMPLES = {
     "verdicts": "collect verdicts --strict",
     "trace": "collect trace RUN --against OTHER",
     "timeline": "collect timeline RUN --perfetto timeline.json.gz",
+    "watch": "collect watch --port 8080",
     "compare": "collect compare ../before .",
     "export": "collect export --to latex",
     "sample": "collect sample --out node0.jsonl --hz 2",
     "metrics": "collect metrics",
 }
 # Verbs that read a workspace; without `fetch`, which does what is urged.
-OF_A_WORKSPACE = ("summarize", "verdicts", "trace", "timeline", "compare", "export")
+OF_A_WORKSPACE = ("summarize", "verdicts", "trace", "timeline", "watch", "compare", "export")
+LAST_PORT = 65535
 FASTEST_HZ = 50.0  # at 100 the sampler was measured to slow the ranks that it watches by a fifth
 
 
@@ -65,7 +67,17 @@ def parser() -> console.Parser:
     )
     console.add_version(top)
     verbs = console.Verbs(top, common, EXAMPLES)
-    for add in (_add_fetch, _add_summarize, _add_verdicts, _add_trace, _add_timeline, _add_compare, _add_export, _add_sample):
+    for add in (
+        _add_fetch,
+        _add_summarize,
+        _add_verdicts,
+        _add_trace,
+        _add_timeline,
+        _add_watch,
+        _add_compare,
+        _add_export,
+        _add_sample,
+    ):
         add(verbs)
     metrics_help = "list all metrics, also those of the workspace, with unit, direction and definition"
     _add_trust(verbs.add("metrics", _metrics, metrics_help))
@@ -113,6 +125,12 @@ def _add_timeline(verbs: console.Verbs) -> None:
     verb.add_argument("shown", metavar="RUN", help="a run id")
     perfetto_help = "also write steps, telemetry, events and traces of all hosts on one clock to FILE, for ui.perfetto.dev"
     verb.add_argument("--perfetto", metavar="FILE", help=f"{perfetto_help} (compressed if it ends in .gz)")
+
+
+def _add_watch(verbs: console.Verbs) -> None:
+    summary = "serve a page on this machine that shows queue, curves and telemetry while runs go on, until Ctrl-C"
+    verb = verbs.add("watch", _watch, summary)
+    verb.add_argument("--port", type=int, default=0, metavar="N", help="port on 127.0.0.1 (default: 0, any free port)")
 
 
 def _add_compare(verbs: console.Verbs) -> None:
@@ -278,6 +296,15 @@ def _timeline(arguments: argparse.Namespace, output: Output) -> int:
     from collect.timeline import command
 
     return command.show(_workspace(arguments), arguments.shown, arguments.perfetto, output)
+
+
+def _watch(arguments: argparse.Namespace, output: Output) -> int:
+    _need_report("watch", "polars", "plotly")
+    from collect.watch import command
+
+    if not 0 <= arguments.port <= LAST_PORT:
+        raise InputError(f"--port: found {arguments.port}. Allowed: 0 (any free port) to {LAST_PORT}.")
+    return command.serve(_workspace(arguments), arguments.port, output)
 
 
 def _compare(arguments: argparse.Namespace, output: Output) -> int:

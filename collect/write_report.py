@@ -18,8 +18,17 @@ PAGE = "index.html"
 OURS = frozenset({PAGE, "summary.json", "tables", "figures"})
 
 
-def write(folder: Path, workspace: Workspace, loaded: Loaded, summary: Summary, images: Sequence[str] = ()) -> None:
+def write(
+    folder: Path,
+    workspace: Workspace,
+    loaded: Loaded,
+    summary: Summary,
+    images: Sequence[str] = (),
+    shown_in: Path | None = None,
+) -> None:
     """index.html, summary.json, tables/ and, in the formats of `images`, figures/.
+
+    shown_in: the folder in which readers see the report, if that is not `folder`; links to runs are relative to it.
 
     A kill leaves the report that was there, or this one whole. Raises InputError where the folder holds what is not of a
     report, WorkspaceError where it cannot be written, and what `pictures.write` raises.
@@ -32,7 +41,7 @@ def write(folder: Path, workspace: Workspace, loaded: Loaded, summary: Summary, 
         if images:
             (fresh / "figures").mkdir()
             pictures.write(fresh / "figures", page.drawings(loaded, summary), images, "collect summarize --images")
-        files.write_atomic(fresh / PAGE, page.draw(loaded, summary, folder, workspace.runs).encode())
+        files.write_atomic(fresh / PAGE, page.draw(loaded, summary, shown_in or folder, workspace.runs).encode())
         data.result()
 
 

@@ -14,8 +14,9 @@ from jobs.scheduler import ObservedRun, RunOnDisk, apart, scheduler
 from shardlab import gc_pause, inventory, suspension
 from shardlab.errors import ShardlabError
 from shardlab.lease import Lease
-from shardlab.record import Event, StepRecord
-from shardlab.run import Run, attempt_of
+from shardlab.progress import Progress
+from shardlab.record import Event
+from shardlab.run import attempt_of
 from shardlab.rundir import RunDir
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
@@ -111,9 +112,10 @@ def _status(records: RunOnDisk, seen: ObservedRun, lease: Lease | None) -> Statu
     verdict = lease_end.verdict(records, seen, lease, span(records.events, seen.verdict.state)[1], datetime.now(UTC))
     result = records.result or folder.read_result() if verdict.state == "completed" else None
     has_steps = result is None and verdict.state != "planned"
-    rank0 = [record for record in folder.steps(0).records if not record.warmup] if has_steps else []
     paused = suspension.of(records.events)
-    rate, eta_s = _progress(run, suspension.set_aside(rank0, paused))
+    progress = Progress()
+    progress.add(suspension.set_aside(folder.steps(0).records, paused) if has_steps else ())
+    rate, eta_s = progress.rate_per_s(run.cell), progress.left_s(run.cell)
     started, ended = span(records.events, verdict.state)
     until = ended or (datetime.now(UTC) if verdict.state == "running" else None)
     resumed = next((e.data.get("step") for e in reversed(records.events) if e.event == "resumed"), None)
@@ -123,7 +125,7 @@ def _status(records: RunOnDisk, seen: ObservedRun, lease: Lease | None) -> Statu
         state=verdict.state,
         why=verdict.why,
         scheduler={"name": run.scheduler, "id": seen.id, "raw": seen.raw},
-        step=result.steps if result else rank0[-1].step if rank0 else None,
+        step=result.steps if result else progress.step,
         steps=result.steps if result else run.cell.steps,
         throughput=rate if result is None else None if paused else result.throughput_per_s,  # which would include the pauses
         unit=result.unit if result else None,
@@ -180,18 +182,6 @@ def _job_of(folder: RunDir) -> str | None:
     except ShardlabError:
         return None
     return jobs[-1] if jobs and isinstance(jobs[-1], str) and re.fullmatch(r"[0-9_]+", jobs[-1]) else None
-
-
-def _progress(run: Run, records: Sequence[StepRecord]) -> tuple[float | None, float | None]:
-    """(units per second over all ranks, seconds to go), from those of one rank's timed steps that nothing slowed down; None
-    before the first."""
-    counted = [record for record in records if not record.watched]
-    busy_s = sum(record.step_ms for record in counted) / 1000
-    if not busy_s:
-        return None, None
-    rate = sum(record.units for record in counted) * run.cell.dp / busy_s
-    left = run.cell.steps - records[-1].step if run.cell.steps is not None else None
-    return rate, left * busy_s / len(counted) if left is not None else None
 
 
 def _unreadable(folder: RunDir, error: ShardlabError) -> Status:

@@ -337,7 +337,7 @@ def test_the_page_asks_no_host_for_anything(loaded, summarized, workspace):
     which the browser enforces on all of it, allows no request at all."""
     text = page.draw(loaded, summarized, workspace.report, workspace.runs)
     tags = Tags(text)
-    bundle = page._bundle()
+    bundle = page.plotly_script()
     assert text.count(bundle) == 1
     ours = text.replace(bundle, "")
     assert not re.search(r"https?:|//[a-z]|@import|url\(|fetch\(|XMLHttpRequest|WebSocket|import\(", ours)
@@ -351,7 +351,7 @@ def test_the_page_asks_no_host_for_anything(loaded, summarized, workspace):
 
 
 def test_the_page_shows_every_cell_state_and_run(loaded, summarized, workspace):
-    text = page.draw(loaded, summarized, workspace.report, workspace.runs).replace(page._bundle(), "")
+    text = page.draw(loaded, summarized, workspace.report, workspace.runs).replace(page.plotly_script(), "")
     for label in ("single ×1", "ddp ×2", "ddp ×2, fork", "fsdp2 ×2", "fsdp2 ×2, batch 64", "zero3 ×2"):
         assert label in text
     for state in ("completed", "oom", "timeout", "failed", "planned"):
@@ -429,7 +429,7 @@ def test_hostile_names_are_text(tmp_path):
     support.completed(workspace, big)
     support.failed(workspace, big, 2, HOSTILE)
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
-    text = (workspace.report / "index.html").read_text().replace(page._bundle(), "")
+    text = (workspace.report / "index.html").read_text().replace(page.plotly_script(), "")
     tags = Tags(text)
     assert {tag for tag, _ in tags.found} & {"img"} == set()
     figures = sum(tag == "figure" for tag, _ in tags.found)

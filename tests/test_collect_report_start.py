@@ -60,7 +60,7 @@ def summarized(workspace):
 def drawn(workspace):
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     text = (workspace.report / "index.html").read_text()
-    return text.replace(page._bundle(), "")
+    return text.replace(page.plotly_script(), "")
 
 
 def line(summarized, name):
@@ -183,7 +183,7 @@ def test_the_report_starts_with_the_verdicts_the_figure_and_the_choice(drawn):
 def test_a_matrix_without_claims_starts_with_what_was_compared(tmp_path):
     workspace = study(tmp_path, {}, repeats=1, rehearsal=True)
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
-    text = (workspace.report / "index.html").read_text().replace(page._bundle(), "")
+    text = (workspace.report / "index.html").read_text().replace(page.plotly_script(), "")
     found = Text(text)
     answered = found.text[found.ids["answer"] : found.ids["choices"]]
     assert "Compared: single, ddp and fsdp2 on gpt2-tiny; 1 and 2 ranks; 1 completed run of each cell." in answered

@@ -87,7 +87,7 @@ def test_a_pipe_gets_none_either(workspace, capfd):
 
 def test_the_report_shows_none_in_its_text_and_in_its_figures(workspace, loaded, tmp_path):
     assert main(["summarize", "--workspace", str(workspace.path), "--out", str(tmp_path / "report")]) == 0
-    text = (tmp_path / "report" / "index.html").read_text().replace(page._bundle(), "")
+    text = (tmp_path / "report" / "index.html").read_text().replace(page.plotly_script(), "")
     assert "[bold]b[/bold]" in text
     assert steering(text, allowed="\n\t") == []
     figures = re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)

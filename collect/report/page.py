@@ -147,7 +147,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         traffic=provenance.traffic_rows(summary),
         metrics=menu(),
         defined={metric.name for metric in menu()},
-        plotly=Markup(_bundle()),
+        plotly=Markup(plotly_script()),
     )
 
 
@@ -177,7 +177,7 @@ def _headline(drawn: Sequence[DrawnFigure], workloads: Sequence[str]) -> DrawnFi
     return None
 
 
-def _bundle() -> str:
+def plotly_script() -> str:
     """plotly's own script, once for the page."""
     from plotly.offline import get_plotlyjs
 

@@ -1,0 +1,1 @@
+"""Serves what runs do at the moment as a page for a browser on this machine."""

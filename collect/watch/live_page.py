@@ -1,0 +1,181 @@
+"""What the page shows at a moment: the queue as a table, and the figures of the runs at work, for the script of the page."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from collect import figure
+from collect.report import palette
+from collect.watch.curve import Curve
+from collect.watch.queue import Queue, QueuedRun, counts
+from collect.watch.run_series import OF_STEPS, OF_TIME
+from shardlab import __version__, inventory, moments, printable
+from shardlab.errors import ShardlabError
+from shardlab.state import JudgedState
+from shardlab.workspace import Workspace
+from templates import render_page
+
+LEAST_S = 1.0  # between two looks at the files, however many pages ask
+MOST_RUNS = 4  # whose figures are drawn
+MOST_ROWS = 200  # of the queue
+HEIGHT_PX = 220  # of a figure
+COLOURS = tuple(f"var(--{name})" for name in palette.LIGHT if name.startswith("series-"))
+
+
+class QueueRow(msgspec.Struct, frozen=True):
+    """A row of the queue, as text. share_pct: how much of the run is done, 0 to 100; None if it is not known."""
+
+    run_id: str
+    state: str
+    step: str
+    share_pct: float | None
+    rate: str
+    left: str
+    why: str
+
+
+class RunAtWork(msgspec.Struct, frozen=True):
+    """A run whose figures are drawn. figures: data and layout for plotly, with the title and the note of each."""
+
+    run_id: str
+    row: QueueRow
+    hosts: list[str]
+    last_record_s: float
+    figures: list[dict[str, Any]]
+
+
+class LivePage:
+    """The page and its data. Several pages may be open: their threads take turns."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace, self._queue = workspace, Queue(workspace)
+        self._lock = threading.Lock()
+        self._looked_s = float("-inf")
+        self._document, self._tag = b"", ""
+
+    def page(self) -> bytes:
+        """The page without data, which its script asks for."""
+        text = render_page(
+            "watch/index.html.j2",
+            printable.clean,
+            title=self._workspace.path.name or str(self._workspace.path),
+            workspace=str(self._workspace.path),
+            version=__version__,
+            light=palette.LIGHT,
+            dark=palette.DARK,
+        )
+        return text.encode()
+
+    def document(self) -> tuple[bytes, str]:
+        """(JSON of what there is to show now, a tag that changes if and only if the JSON changes)."""
+        with self._lock:
+            if time.monotonic() - self._looked_s >= LEAST_S:
+                self._document = printable.json(self._shown())
+                self._tag = f'"{hashlib.sha256(self._document).hexdigest()[:32]}"'
+                self._looked_s = time.monotonic()
+            return self._document, self._tag
+
+    def _shown(self) -> dict[str, Any]:
+        try:
+            runs = self._queue.look()
+        except ShardlabError as error:
+            return {"problem": str(error), "queue": "", "runs": []}
+        at_work = self._queue.at_work(runs)
+        lease = inventory.known_lease(self._workspace)
+        rows = {run.run_id: _row(run, run.verdict_under(lease)) for run in runs}
+        shown = [_at_work(run, rows[run.run_id]) for run in at_work[:MOST_RUNS]]
+        queue = render_page(
+            "watch/queue.html.j2",
+            printable.clean,
+            rows=list(rows.values())[:MOST_ROWS],
+            left_out=max(len(rows) - MOST_ROWS, 0),
+            counts=counts([row.state for row in rows.values()]),
+            total=len(rows),
+            runs_path=str(self._workspace.runs),
+        )
+        heads = {run.run_id: render_page("watch/run.html.j2", printable.clean, run=run, figures=run.figures) for run in shown}
+        return {
+            "problem": "",
+            "queue": queue,
+            "not_drawn": max(len(at_work) - MOST_RUNS, 0),
+            "running": bool(at_work) and at_work[0].verdict.state == "running",
+            "runs": [
+                {"id": run.run_id, "head": heads[run.run_id], "last_record_s": run.last_record_s, "figures": run.figures}
+                for run in shown
+            ],
+        }
+
+
+def _row(run: QueuedRun, verdict: JudgedState) -> QueueRow:
+    step, steps = run.step, run.steps
+    progress = run.series.progress if run.series is not None and verdict.state == "running" else None
+    cell = run.run.cell if run.run is not None else None
+    rate = progress.rate_per_s(cell) if progress is not None and cell is not None else None
+    left_s = progress.left_s(cell) if progress is not None and cell is not None else None
+    if run.result is not None:
+        rate = run.result.throughput_per_s
+    return QueueRow(
+        run_id=run.run_id,
+        state=verdict.state,
+        step=f"{step:,} of {steps:,}" if step is not None and steps is not None else f"{step:,}" if step is not None else "",
+        share_pct=min(100 * step / steps, 100.0) if step is not None and steps else None,
+        rate=f"{rate:,.0f}" if rate is not None else "",
+        left=moments.duration(max(left_s, 0.0)) if left_s is not None else "",
+        why=("held: " if verdict.held else "") + verdict.why,
+    )
+
+
+def _at_work(run: QueuedRun, row: QueueRow) -> RunAtWork:
+    assert run.series is not None
+    drawn = [_figure(title, run.series.curves[title], run.series.left_out.get(title, ())) for title in (*OF_STEPS, *OF_TIME)]
+    return RunAtWork(
+        run_id=run.run_id,
+        row=row,
+        hosts=run.folder.hosts(),
+        last_record_s=max(run.series.last_record_s, run.last_event_s),
+        figures=[one for one in drawn if one is not None],
+    )
+
+
+def _figure(title: str, lines: Mapping[str, Curve], left_out: Sequence[str] | set[str]) -> dict[str, Any] | None:
+    """A figure for plotly; None if there is nothing to draw."""
+    if not lines:
+        return None
+    over_steps = title in OF_STEPS
+    data = []
+    for number, (name, curve) in enumerate(sorted(lines.items())):
+        x, y = curve.points() if over_steps else curve.with_gaps()
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines" if len(x) > figure.FEW else "lines+markers",
+                "name": html.escape(printable.one_line(name), quote=False),
+                "x": [round(at, 3) for at in x],
+                "y": [None if value is None else float(f"{value:.6g}") for value in y],
+                "line": {
+                    "color": COLOURS[number % len(COLOURS)],
+                    "width": 1.5,
+                    "dash": ("solid", "dot")[number // len(COLOURS) % 2],
+                },
+                "marker": {"size": 4},
+                "connectgaps": False,
+                "hovertemplate": "%{y:.4~g}" + (" at step %{x}" if over_steps else " at %{x:.0f} s"),
+            }
+        )
+    several = len(data) > 1
+    x_axis = figure.axis(
+        "step" if over_steps else "seconds since the start", rangemode="tozero" if not over_steps else "normal"
+    )
+    of_a_whole = {"range": [0, 100]} if "(%)" in title else {"rangemode": "normal" if over_steps else "tozero"}
+    y_axis = figure.axis("", nticks=5, **of_a_whole)
+    height_px = HEIGHT_PX + (20 * -(-len(data) // 3) if several else 0)
+    note = f"{len(left_out)} more lines are not drawn." if left_out else ""
+    layout = figure.layout(x_axis, y_axis, showlegend=several, height=height_px)
+    return {"title": title, "note": note, "data": data, "layout": layout}

@@ -1,0 +1,162 @@
+"""The states of all runs of a workspace, from their records. Only files that changed since the last look are read again."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from collect.watch.run_series import RunSeries
+from shardlab import lease_cutoff, suspension
+from shardlab.errors import ShardlabError
+from shardlab.lease import Lease
+from shardlab.record import Event, Result
+from shardlab.run import Run, attempt_of
+from shardlab.rundir import RunDir
+from shardlab.state import FINAL, STATES, JudgedState
+from shardlab.workspace import Workspace
+
+Signature = tuple[tuple[str, int, int, int], ...]  # name, inode, size and time of change (ns) of the files that tell the state
+SETTLED = FINAL | {"unknown"}
+
+
+class QueuedRun:
+    """One run: its state, and its curves while it is at work."""
+
+    def __init__(self, folder: RunDir) -> None:
+        self.folder = folder
+        self.run: Run | None = None  # None: run.json cannot be read
+        self.verdict = JudgedState("unknown", "")
+        self.result: Result | None = None
+        self.events: list[Event] = []
+        self.series: RunSeries | None = None  # None: nobody asked for the curves
+        self._signature: Signature | None = None
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run folder."""
+        return self.folder.run_id
+
+    @property
+    def last_event_s(self) -> float:
+        """When the last event was written; 0: there is none."""
+        return max((event.wall_s for event in self.events), default=0.0)
+
+    @property
+    def began_s(self) -> float | None:
+        """When its supervisor first started it."""
+        return min((event.wall_s for event in self.events if event.event == "started"), default=None)
+
+    @property
+    def step(self) -> int | None:
+        """The last timed step that is known."""
+        if self.result is not None:
+            return self.result.steps
+        if self.series is not None and self.series.progress.step is not None:
+            return self.series.progress.step
+        counted = next((event.data.get("steps") for event in reversed(self.events) if event.event == "exited"), None)
+        return counted if isinstance(counted, int) else None
+
+    @property
+    def steps(self) -> int | None:
+        """The timed steps that were asked for, if they are known."""
+        if self.result is not None:
+            return self.result.steps
+        return self.run.cell.steps if self.run is not None else None
+
+    def verdict_under(self, lease: Lease | None) -> JudgedState:
+        """The state of the run according to its records and to the lease of its machines."""
+        last_s = max(self.last_event_s, self.series.last_record_s if self.series is not None else 0.0)
+        return lease_cutoff.judge_by_records(self.verdict, lease, datetime.fromtimestamp(last_s, UTC), datetime.now(UTC))
+
+    def look(self) -> None:
+        """Judge the run again if one of the files that tell its state has changed."""
+        signature = _signature(self.folder)
+        if signature == self._signature:
+            return
+        self._signature = signature
+        self.result = None
+        try:
+            self.run = self.folder.read_run()
+            self.events = self.folder.events(strict=True)
+            self.verdict, self.result = self.folder.told(self.events, self.run)
+        except ShardlabError as error:
+            self.verdict = JudgedState("unknown", str(error))
+
+    def follow(self) -> None:
+        """Read the records that its curves are made of, as far as they are new."""
+        if self.run is None or self.began_s is None:
+            return
+        pauses = suspension.of(self.events)
+        if self.series is None or self.series.pauses != pauses:  # steps that were read may overlap a new pause
+            self.series = RunSeries(self.folder, self.run, self.began_s, pauses)
+        self.series.read_new()
+
+
+class Queue:
+    """All runs of a workspace: of each repeat the last attempt."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self._known: dict[str, QueuedRun] = {}
+
+    def look(self) -> list[QueuedRun]:
+        """The runs as they are now, running ones first, then waiting ones, then the others, the last event first."""
+        last: dict[str, str] = {}
+        for run_id in self.workspace.run_ids():
+            first, attempt = attempt_of(run_id)
+            if first not in last or attempt > attempt_of(last[first])[1]:
+                last[first] = run_id
+        self._known = {
+            run_id: self._known.get(run_id) or QueuedRun(RunDir(self.workspace.runs / run_id)) for run_id in last.values()
+        }
+        for run in self._known.values():
+            run.look()
+        return sorted(self._known.values(), key=_order)
+
+    def at_work(self, runs: Sequence[QueuedRun]) -> list[QueuedRun]:
+        """The running runs with their new records; if none is running, the run that was at work last."""
+        started = [run for run in runs if run.began_s is not None and run.run is not None]
+        running = [run for run in started if run.verdict.state == "running"]
+        followed = running or sorted(started, key=lambda run: run.last_event_s)[-1:]
+        for run in runs:
+            if run in followed:
+                run.follow()
+            else:
+                run.series = None
+        return followed
+
+
+class StateCount(msgspec.Struct, frozen=True):
+    """How many runs are in a state."""
+
+    state: str
+    runs: int
+
+
+def counts(states: Sequence[str]) -> list[StateCount]:
+    """The states that occur, in the order in which a run goes through them."""
+    found = Counter(states)
+    return [StateCount(state, found[state]) for state in STATES if state in found]
+
+
+def _order(run: QueuedRun) -> tuple[int, float, str]:
+    state = run.verdict.state
+    place = ["running", "pending", "planned"].index(state) if state not in SETTLED else 3
+    return place, -run.last_event_s if place == 3 else 0.0, run.run_id
+
+
+def _signature(folder: RunDir) -> Signature:
+    found = []
+    try:
+        with os.scandir(folder.path) as entries:
+            for entry in entries:
+                if entry.name in ("run.json", "result.json") or entry.name.startswith("events."):
+                    status = entry.stat(follow_symlinks=False)
+                    found.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
+    except OSError:
+        return ()
+    return tuple(sorted(found))

@@ -1,0 +1,28 @@
+"""The report of a workspace, drawn when somebody asks for it, in a folder that is ours: nothing in the workspace changes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from collect import write_report
+from collect.loading.load import load
+from collect.summary import summarize
+from shardlab import gc_pause
+from shardlab.workspace import Workspace
+
+
+class ReportOnRequest:
+    """The report of the last matrix, as `collect summarize` writes it."""
+
+    def __init__(self, workspace: Workspace, folder: Path) -> None:
+        self.folder = folder / "report"
+        self._workspace = workspace
+        self._lock = threading.Lock()
+
+    def draw(self) -> None:
+        """Write the report anew. Raises ShardlabError, such as InputError if no matrix was submitted here."""
+        with self._lock, gc_pause.not_searched():
+            loaded = load(self._workspace, None)
+            summary = summarize(loaded, loaded.expansion.baseline)
+            write_report.write(self.folder, self._workspace, loaded, summary, shown_in=self._workspace.report)

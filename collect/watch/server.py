@@ -1,0 +1,204 @@
+"""An HTTP server on 127.0.0.1 that only reads, and only for those who know the secret in its address.
+
+Other users of this machine can connect to its port, and any page in the browser of the user can send requests to it. So
+every path begins with a random token, and the name in the header `Host` has to be one of this machine: a page of a foreign
+name that was made to resolve to 127.0.0.1 (DNS rebinding) is refused. A policy makes the browser refuse what does not come
+from this server.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path, PurePosixPath
+from socketserver import TCPServer
+from typing import Any
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from collect.report.page import plotly_script
+from collect.watch import served_files
+from collect.watch.live_page import LivePage
+from collect.watch.report_on_request import ReportOnRequest
+from collect.write_report import PAGE
+from shardlab import printable
+from shardlab.errors import InputError, ShardlabError
+from templates import render_page
+
+ADDRESS = "127.0.0.1"
+# With any port: `ssh -L 9000:127.0.0.1:PORT` shows the page under another one. A foreign page cannot have one of these names.
+NAMES = ("127.0.0.1", "localhost")
+WAIT_S = 30.0  # for a client that sends or reads nothing
+_ALWAYS = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+LIVE = f"default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; {_ALWAYS}"
+REPORT = f"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; {_ALWAYS}"
+FILES = f"default-src 'none'; style-src 'unsafe-inline'; sandbox; {_ALWAYS}"  # of nodes: nothing in them is ever run
+HTML, SCRIPT, JSON, TEXT = "text/html", "text/javascript", "application/json", "text/plain"
+TYPES = {".html": HTML, ".json": JSON, ".jsonl": TEXT, ".csv": TEXT, ".md": TEXT, ".tex": TEXT, ".log": TEXT, ".sh": TEXT}
+TYPES |= {".sbatch": TEXT, ".yaml": TEXT, ".py": TEXT}
+BYTES = "application/octet-stream"
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `page`, `report` and the files in `runs`. tell: gets a line for each failure. Raises InputError."""
+
+    daemon_threads = True  # an open page does not hold up the end
+
+    def __init__(self, port: int, page: LivePage, report: ReportOnRequest, runs: Path, tell: Callable[[str], None]) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self.page, self.report, self.runs, self.tell = page, report, runs, tell
+        self.scripts = {
+            "script.js": render_page("watch/script.js.j2", printable.clean).encode(),
+            "plotly.js": plotly_script().encode(),
+        }
+        try:
+            super().__init__((ADDRESS, port), Handler)
+        except OSError as error:
+            raise InputError(
+                f"--port {port}: {ADDRESS} cannot be used: {error.strerror}. Allowed: a free port, or 0 for any."
+            ) from None
+
+    def server_bind(self) -> None:
+        """Bind without the base class's look-up of a name for the address, which may wait for a name server."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = ADDRESS, self.server_address[1]
+
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        return f"http://{ADDRESS}:{self.server_port}/{self.token}/"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that closes its connection is no failure."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, ConnectionError | TimeoutError):
+            self.tell(f"a request failed: {type(error).__name__}: {error}")
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+    timeout = WAIT_S
+
+    def version_string(self) -> str:
+        """The header `Server`."""
+        return "shardlab"
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - its name in the base class
+        """No log: the paths hold the token."""
+
+    def do_GET(self) -> None:
+        """Answer a request."""
+        host = self.headers.get("Host", "").lower()
+        name, _, port = host.partition(":")
+        if len(self.headers.get_all("Host") or ()) != 1 or name not in NAMES or not (port.isdecimal() or host == name):
+            self._say(HTTPStatus.MISDIRECTED_REQUEST, "This server answers to 127.0.0.1 and localhost alone.")
+            return
+        names = urlsplit(self.path).path.split("/")[1:]
+        if not secrets.compare_digest(names[0].encode("utf-8", "replace"), self.server.token.encode()):
+            self._say(HTTPStatus.NOT_FOUND, "Nothing is here. The address is in the terminal in which `collect watch` runs.")
+            return
+        try:
+            self._answer([os.fsdecode(unquote_to_bytes(name)) for name in names[1:]])
+        except ShardlabError as error:
+            self._say(HTTPStatus.CONFLICT, str(error))
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            self._say(HTTPStatus.NOT_FOUND, "There is no such file.")
+        except ConnectionError:
+            raise
+        except OSError as error:
+            self._say(HTTPStatus.FORBIDDEN, f"The file cannot be read: {error.strerror}.")
+
+    do_HEAD = do_GET  # noqa: N815 - its name in the base class
+
+    def _refuse(self) -> None:
+        self.close_connection = True  # what the request has besides its head is not read
+        self._say(HTTPStatus.METHOD_NOT_ALLOWED, "This server only reads.", Allow="GET, HEAD")
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse  # noqa: N815
+
+    def _answer(self, names: Sequence[str]) -> None:
+        """names: of the path after the token."""
+        match names:
+            case [""]:
+                self._send(self.server.page.page(), HTML, LIVE)
+            case [("script.js" | "plotly.js") as name]:
+                self._send(self.server.scripts[name], SCRIPT, LIVE)
+            case ["data"]:
+                self._data()
+            case ["report", name, *more]:
+                if not more and name in ("", PAGE):
+                    self.server.report.draw()
+                self._file(self.server.report.folder, [name or PAGE, *more], REPORT)
+            case ["runs", *inside]:
+                self._file(self.server.runs, inside, FILES)
+            case _:
+                raise FileNotFoundError
+
+    def _data(self) -> None:
+        """What there is to show now, or that nothing is new."""
+        document, tag = self.server.page.document()
+        if self.headers.get("If-None-Match") == tag:
+            self._head(HTTPStatus.NOT_MODIFIED, 0, JSON, LIVE, ETag=tag)
+        else:
+            self._send(document, JSON, LIVE, ETag=tag)
+
+    def _file(self, root: Path, names: list[str], policy: str) -> None:
+        """A file below a folder, or the names in a folder if the path ends in a slash."""
+        found = served_files.open_below(root, names[:-1] if names[-1:] == [""] else names)
+        if isinstance(found, list):
+            if names[-1:] != [""]:
+                raise FileNotFoundError  # links in the list would lead to the folder around
+            listing = render_page("watch/folder.html.j2", printable.clean, names=found, path="/".join(names))
+            self._send(listing.encode(), HTML, FILES)
+            return
+        with found:
+            size = os.fstat(found.fileno()).st_size
+            kind = TYPES.get(PurePosixPath(names[-1]).suffix, BYTES)
+            self._head(HTTPStatus.OK, size, TEXT if kind == HTML and policy == FILES else kind, policy)
+            if self.command != "HEAD":
+                shutil.copyfileobj(_Prefix(found, size), self.wfile)
+
+    def _say(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
+        page = render_page("watch/problem.html.j2", printable.clean, sentence=sentence)
+        self._send(page.encode(), HTML, FILES, status, **headers)
+
+    def _send(self, body: bytes, kind: str, policy: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> None:
+        self._head(status, len(body), kind, policy, **headers)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _head(self, status: HTTPStatus, size: int, kind: str, policy: str, **headers: str) -> None:
+        self.send_response(status)
+        always = {
+            "Content-Type": kind if kind == BYTES else f"{kind}; charset=utf-8",
+            "Content-Length": str(size),
+            "Content-Security-Policy": policy,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",  # the address holds the token
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Cache-Control": "no-store",
+        }
+        for name, value in (always | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+
+
+class _Prefix(io.RawIOBase):
+    """The first `size` bytes of a file that may grow while it is sent."""
+
+    def __init__(self, file: io.BufferedReader, size: int) -> None:
+        self._file, self._left = file, size
+
+    def read(self, size: int = -1) -> bytes:
+        part = self._file.read(min(size, self._left) if size >= 0 else self._left)
+        self._left -= len(part)
+        return part

@@ -1,0 +1,376 @@
+"""`collect watch`: what it reads again, what it says of runs, and whom it answers."""
+
+import json
+import os
+import socket
+
+import pytest
+import support_collect as support
+import support_watch
+from support_watch import asked, running, served, step
+
+from collect.cli import main
+from collect.loading.loaded_run import LoadedRun
+from collect.sources import steps
+from collect.watch import followed_records, run_series
+from collect.watch.curve import MOST_POINTS, Curve
+from collect.watch.followed_records import FollowedRecords
+from collect.watch.live_page import MOST_RUNS, LivePage
+from collect.watch.queue import Queue, QueuedRun
+from collect.watch.run_series import GPU_BUSY, LOSS, SENT, STEP_TIME, RunSeries
+from collect.watch.served_files import open_below
+from shardlab import suspension
+from shardlab.record import StepRecord
+from shardlab.workspace import Workspace
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return Workspace(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory):
+    """Runs in every state, with one at work, and the address of its page."""
+    workspace = support.matrix(tmp_path_factory.mktemp("matrix"))
+    running(workspace, steps=50)
+    with served(workspace) as url:
+        yield workspace, url
+
+
+def shown(workspace):
+    return json.loads(LivePage(workspace).document()[0])
+
+
+def series(folder):
+    return RunSeries(folder, folder.read_run(), 0.0, [])
+
+
+def test_only_what_was_appended_is_read(workspace):
+    folder = running(workspace, done=3)
+    path = folder.steps_file(0)
+    followed = FollowedRecords(str(path), StepRecord)
+    assert [record.step for record in followed.new()] == [1, 2, 1, 2, 3]
+    assert followed.new() == []
+    size = path.stat().st_size
+    with path.open("r+b") as handle:  # what was read is not read again
+        handle.write(b"x" * (size - 1))
+    step(folder, 4, 1.0, rank=0)
+    assert [record.step for record in followed.new()] == [4]
+
+
+def test_an_unfinished_line_is_read_when_it_is_whole_and_a_damaged_one_never(workspace):
+    folder = running(workspace, done=1)
+    path = folder.steps_file(0)
+    followed = FollowedRecords(str(path), StepRecord)
+    followed.new()
+    line = path.read_bytes().splitlines()[-1]
+    with path.open("ab") as handle:
+        handle.write(b"no record\n" + line[:20])
+    assert followed.new() == []
+    with path.open("ab") as handle:
+        handle.write(line[20:] + b"\n")
+    assert [record.step for record in followed.new()] == [1]
+
+
+@pytest.mark.parametrize("content", [b"", b"another file, which is longer\n" * 200], ids=["shorter", "another"])
+def test_a_file_that_was_replaced_is_noticed(workspace, content):
+    folder = running(workspace, done=3)
+    followed = FollowedRecords(str(folder.steps_file(0)), StepRecord)
+    followed.new()
+    support_watch.replaced(folder.steps_file(0), content)
+    assert followed.new() is None
+
+
+def test_a_link_and_a_pipe_are_not_read(workspace, tmp_path):
+    folder = running(workspace, done=1)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(folder.steps_file(0))
+    for name in ("pipe", "link", "absent"):
+        assert FollowedRecords(str(tmp_path / name), StepRecord).new() == []
+    folder.steps_file(0).parent.rename(tmp_path / "elsewhere")
+    folder.steps_file(0).parent.symlink_to(tmp_path / "elsewhere")
+    found = series(folder)
+    found.read_new()
+    assert not found.curves[LOSS]
+
+
+def test_loss_and_step_time_are_those_of_the_report(workspace):
+    folder = running(workspace, done=20)
+    found = series(folder)
+    found.read_new()
+    world = steps.of_world(LoadedRun.read(folder).timed)
+    numbers, losses = found.curves[LOSS][""].points()
+    assert numbers == world["step"].to_list()
+    assert losses == pytest.approx(world["loss"].to_list())
+    assert found.curves[STEP_TIME][""].points()[1] == pytest.approx(world["step_ms"].to_list())
+
+
+def test_a_long_run_is_read_in_parts_and_whole(workspace, monkeypatch):
+    """A part is smaller than what the ranks may be apart, so no step is given up while the ranks are read in turn."""
+    monkeypatch.setattr(followed_records, "MOST_BYTES", 2000)
+    monkeypatch.setattr(run_series, "MOST_WAITING", 50)
+    found = series(running(workspace, steps=400, done=200))
+    assert found.read_new()
+    numbers = found.curves[LOSS][""].points()[0]
+    assert (len(numbers), numbers[-1]) == (200, 200)
+
+
+def test_a_step_counts_when_all_ranks_have_recorded_it(workspace):
+    folder = running(workspace, done=2)
+    found = series(folder)
+    found.read_new()
+    step(folder, 3, 1.5, rank=1)
+    assert found.read_new()
+    assert found.curves[LOSS][""].points()[0] == [1, 2]
+    step(folder, 3, 0.5, rank=0)
+    found.read_new()
+    assert found.curves[LOSS][""].points()[0] == [1, 2, 3]
+    assert found.curves[LOSS][""].points()[1][-1] == 1.0
+    assert not found.read_new()
+
+
+def test_a_run_whose_records_were_replaced_begins_again(workspace):
+    """As where a run resumes from a checkpoint: the steps after the checkpoint are recorded again."""
+    folder = running(workspace, done=9)
+    found = series(folder)
+    found.read_new()
+    for rank in (0, 1):
+        path = folder.steps_file(rank)
+        support_watch.replaced(path, b"".join(path.read_bytes().splitlines(keepends=True)[:6]))
+    assert found.read_new()
+    assert found.curves[LOSS][""].points()[0] == [1, 2, 3, 4]
+    assert found.progress.step == 4
+
+
+def test_telemetry_by_host_and_gpu(workspace):
+    folder = running(workspace, gpu=True)
+    found = series(folder)
+    found.read_new()
+    assert list(found.curves[GPU_BUSY]) == [f"{support.HOST} GPU-0"]
+    assert max(found.curves[SENT][support.HOST].points()[1]) == pytest.approx(2**20 / 10**6, rel=1e-4)
+
+
+def test_a_suspension_is_in_no_step_time(workspace):
+    folder = running(workspace, done=20)
+    run = QueuedRun(folder)
+    run.look()
+    run.follow()
+    every = len(run.series.curves[STEP_TIME][""].points()[0])
+    support.event(folder, suspension.EVENT, 2.0, seconds=0.1)
+    run.look()
+    run.follow()
+    assert len(run.series.curves[STEP_TIME][""].points()[0]) < every
+    assert len(run.series.curves[LOSS][""].points()[0]) == every
+
+
+@pytest.mark.parametrize("count", [5, 2 * MOST_POINTS, 5000])
+def test_a_curve_has_few_points_and_the_mean_of_all_values(count):
+    curve = Curve()
+    for number in range(count):
+        curve.add(number, 2.0 * number)
+    x, means = curve.points()
+    assert len(x) <= 2 * MOST_POINTS
+    assert x[-1] == count - 1
+    assert x == sorted(x)
+    edges = [-1, *x]
+    for first, last, mean in zip(edges, x, means):
+        assert mean == pytest.approx(first + 1 + last)
+
+
+def test_a_curve_is_not_drawn_through_a_gap():
+    curve = Curve()
+    for at in (0, 1, 2, 3, 10, 11):
+        curve.add(at, 1.0)
+    assert curve.with_gaps() == ([0, 1, 2, 3, 6.5, 10, 11], [1.0, 1.0, 1.0, 1.0, None, 1.0, 1.0])
+
+
+def test_a_state_is_judged_again_only_if_its_files_changed(workspace):
+    folder = running(workspace)
+    queue = Queue(workspace)
+    (run,) = queue.look()
+    assert run.verdict.state == "running"
+    events = run.events
+    (run,) = queue.look()
+    assert run.events is events
+    support.event(folder, "exited", 9, code=1)
+    (run,) = queue.look()
+    assert run.verdict.state == "failed"
+
+
+def test_the_queue_has_the_last_attempt_of_each_repeat_and_what_runs_first(matrix):
+    workspace, _ = matrix
+    runs = Queue(workspace).look()
+    ids = [run.run_id for run in runs]
+    assert [run for run in ids if run.endswith("-a2")]
+    assert not [run for run in ids if f"{run}-a2" in ids]
+    assert runs[0].verdict.state == "running"
+    assert {run.verdict.state for run in runs} == {"running", "completed", "failed", "oom", "timeout"}
+
+
+def test_figures_of_few_runs_are_drawn_and_the_others_are_counted(workspace):
+    for strategy in ("ddp", "fsdp2", "zero1", "zero2", "zero3"):
+        running(workspace, strategy)
+    found = shown(workspace)
+    assert len(found["runs"]) == MOST_RUNS
+    assert found["not_drawn"] == 1
+    assert found["queue"].count("20 of 100") == 5
+
+
+def test_where_nothing_runs_the_last_run_is_shown(workspace):
+    assert shown(workspace)["runs"] == []
+    support.completed(workspace, support.cell())
+    found = shown(workspace)
+    assert (len(found["runs"]), found["running"]) == (1, False)
+
+
+def test_a_run_that_cannot_be_read_is_unknown_and_stops_nothing(workspace):
+    running(workspace)
+    support.prepare(workspace, support.cell()).run_json.write_text("{")
+    found = shown(workspace)
+    assert "is not a run of this version" in found["queue"]
+    assert len(found["runs"]) == 1
+
+
+def test_hostile_texts_are_escaped(workspace):
+    folder = running(workspace)
+    support.failed(workspace, support.cell(), 1, support_watch.HOSTILE)
+    folder.samples_file(support.HOST).rename(folder.samples_file("<b>a host"))
+    document = LivePage(workspace).document()[0].decode()
+    assert "\x1b" not in document
+    assert "<img" not in document
+    assert "\u202e" not in document
+    found = json.loads(document)
+    assert "&lt;img" in found["queue"]
+    names = [line["name"] for one in found["runs"] for figure in one["figures"] for line in figure["data"]]
+    assert any("&lt;b&gt;a host" in name for name in names)
+    assert not any("<" in name for name in names)
+
+
+def test_the_token_is_needed_and_new_in_each_start(matrix, workspace):
+    _, url = matrix
+    token = url.rstrip("/").rpartition("/")[2]
+    assert len(token) >= 32
+    for path in ("/", f"/{token}", f"/{token[:-1]}/", f"/{token}x/", "/wrong/data", "/../", "/é/"):
+        status, _, body = asked(url, path.encode("latin-1").decode("latin-1") if path.isascii() else "/%C3%A9/")
+        assert status == 404
+        assert token.encode() not in body
+    assert asked(url)[0] == 200
+    with served(workspace) as other:
+        assert not other.endswith(f"/{token}/")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:{}", 200),
+        ("localhost:{}", 200),
+        ("localhost:9000", 200),
+        ("localhost", 200),
+        ("example.org:{}", 421),
+        ("127.0.0.1.example.org", 421),
+        ("localhost:x", 421),
+        ("", 421),
+    ],
+)
+def test_a_foreign_name_is_refused(matrix, host, status):
+    _, url = matrix
+    assert asked(url, Host=host.format(url.split(":")[2].split("/")[0]))[0] == status
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+def test_it_only_reads(matrix, method):
+    _, url = matrix
+    status, headers, _ = asked(url, "data", method)
+    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize("path", ["", "script.js", "data", "report/index.html", "report/summary.json", "runs/", "absent"])
+def test_every_answer_has_a_strict_policy_and_a_head_without_a_body(matrix, path):
+    _, url = matrix
+    asked(url, "report/")
+    status, headers, body = asked(url, path)
+    assert status == (404 if path == "absent" else 200)
+    policy = headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; ")
+    assert "http" not in policy
+    assert "*" not in policy
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Cache-Control"] == "no-store"
+    assert len(body) == int(headers["Content-Length"])
+    head = asked(url, path, "HEAD")
+    assert (head[0], head[2]) == (status, b"")
+
+
+def test_what_is_not_new_is_not_sent(workspace):
+    page = LivePage(workspace)
+    running(workspace)
+    with served(workspace) as url:
+        status, headers, body = asked(url, "data")
+        assert (status, json.loads(body)["running"]) == (200, True)
+        status, _, body = asked(url, "data", **{"If-None-Match": headers["ETag"]})
+        assert (status, body) == (304, b"")
+    assert page.document() == page.document()
+
+
+def test_the_report_is_drawn_and_nothing_in_the_workspace_changes(tmp_path):
+    workspace = support.matrix(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with served(workspace) as url:
+        status, headers, body = asked(url, "report/index.html")
+        assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+        link = f"../runs/{workspace.run_ids()[0]}/"
+        assert f'href="{link}"'.encode() in body
+        assert asked(url, link.removeprefix("../"))[0] == 200
+        assert asked(url, "report/tables/summary.csv")[0] == 200
+        assert asked(url, "report/../../etc/passwd")[0] == 404
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_report_that_cannot_be_drawn_says_why(workspace):
+    with served(workspace) as url:
+        status, _, body = asked(url, "report/")
+        assert status == 409
+        assert b"no matrix was submitted here" in body
+
+
+def test_files_of_runs_are_read_only_as_text_and_no_path_leads_out(matrix, tmp_path):
+    workspace, url = matrix
+    run = workspace.run_ids()[0]
+    status, headers, body = asked(url, f"runs/{run}/run.json")
+    assert (status, body) == (200, (workspace.runs / run / "run.json").read_bytes())
+    (workspace.runs / run / "page.html").write_text("<script>alert(1)</script>")
+    status, headers, _ = asked(url, f"runs/{run}/page.html")
+    assert headers["Content-Type"].startswith("text/plain")
+    assert "sandbox" in headers["Content-Security-Policy"]
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    (workspace.runs / run / "link").symlink_to(secret)
+    (workspace.runs / run / "folder").symlink_to(tmp_path)
+    for path in ("link", "folder/", "folder/secret", "../../../secret", "..%2f..%2fsecret", "%00", "absent"):
+        status, _, body = asked(url, f"runs/{run}/{path}")
+        assert status in (403, 404)
+        assert b"secret</" not in body
+    (workspace.runs / run / "link").unlink()
+    (workspace.runs / run / "folder").unlink()
+    assert isinstance(open_below(workspace.runs, [run]), list)
+
+
+def test_a_port_that_is_taken_or_is_none_is_refused(workspace, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["watch", "--workspace", str(workspace.path), "--port", str(port)]) == 2
+    assert f"--port {port}: 127.0.0.1 cannot be used: Address already in use" in capsys.readouterr().err
+    assert main(["watch", "--workspace", str(workspace.path), "--port", "70000"]) == 2
+    assert main(["watch", "--workspace", str(workspace.path / "absent")]) == 2
+
+
+def test_it_listens_on_this_machine_alone(matrix):
+    _, url = matrix
+    port = int(url.split(":")[2].split("/")[0])
+    name = socket.gethostbyname(socket.gethostname())
+    if name.startswith("127."):
+        name = "127.0.0.2"  # another address of this machine, which a server on 0.0.0.0 would answer to
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((name, port), timeout=10).close()
