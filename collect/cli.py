@@ -160,10 +160,11 @@ def _workspace(arguments: argparse.Namespace) -> Workspace:
 
 
 def _fetch(arguments: argparse.Namespace, output: Output) -> int:
-    from collect.fetching import fetch
+    from collect.fetching import fetch, progress
 
     workspace = _workspace(arguments)
-    fetched = fetch.fetch(workspace, arguments.runs, output.remark)
+    with progress.shown(output) as shown:
+        fetched = fetch.fetch(workspace, arguments.runs, shown)
     columns = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Truncated files (n)", "Corrupt lines (n)"]
     rows = [
         [run.run, run.state, *(f"{n:,}" for n in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt))]

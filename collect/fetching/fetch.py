@@ -7,13 +7,14 @@ downloaded first. If each node has its own part of a run's folder, the first nod
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from collect.fetching import download, gather, manifest
 from collect.fetching.download import Downloaded
+from collect.fetching.progress import TransferProgress
 from collect.loading.records import NO_FOLDER, RunRecords
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.rundir import RunDir
@@ -51,12 +52,12 @@ class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
         return not self.problems and not self.not_regular and not self.unreadable and not self.parts
 
 
-def fetch(workspace: Workspace, patterns: Sequence[str], say: Callable[[str], None] = lambda _: None) -> list[Fetched]:
+def fetch(workspace: Workspace, patterns: Sequence[str], progress: TransferProgress) -> list[Fetched]:
     """Fetch every run whose id matches a pattern, or every run. Raises InputError for a pattern that matches no run."""
-    downloaded = download.download(workspace, patterns, say)
+    downloaded = download.download(workspace, patterns, progress)
     known = sorted({*workspace.run_ids(), *downloaded})
     ids = chosen(known, patterns) if patterns else known
-    parts = gather.gather(workspace, [run_id for run_id in ids if run_id not in downloaded], say)
+    parts = gather.gather(workspace, [run_id for run_id in ids if run_id not in downloaded], progress)
     parts |= {run_id: run.parts for run_id, run in downloaded.items()}
 
     def fetched(run_id: str) -> Fetched:
