@@ -40,7 +40,7 @@ class RemoteRun(msgspec.Struct):
     """The part of the output of `collect fetch --json` on the cluster that is needed here, for one run.
 
     problems: how the run differs from its manifest. not_regular: its entries that are neither regular files nor folders. parts:
-    what is missing of the parts of its nodes, or contradicts the first node.
+    what is missing of the parts of its nodes, or contradicts the first node. pruned: files of the run were removed there.
     """
 
     run: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]
@@ -49,6 +49,7 @@ class RemoteRun(msgspec.Struct):
     problems: list[str] = []
     not_regular: dict[str, str] = {}
     parts: list[str] = []
+    pruned: bool = False
 
 
 class Downloaded(msgspec.Struct):
@@ -170,6 +171,8 @@ def _bring(
         found[run.run].hashed = missing.hashed
         if missing.names and run.problems:
             found[run.run].problems = [f"on the cluster: {problem}" for problem in run.problems]
+        elif missing.names and run.pruned:
+            found[run.run].problems = [_pruned(missing.names)]
         elif not missing.is_here:
             wanted[run.run] = missing
     arrived = staging / "files"
@@ -256,6 +259,11 @@ def _why_not(workspace: Workspace, error: Exception) -> str:
 def _unlike(name: str, transfer: Transfer) -> str:
     said = f" (rsync: {transfer.said})" if transfer.said else ""
     return f"{name}: the file did not match the cluster's manifest in {TRIES} tries; it may be changing on the cluster{said}"
+
+
+def _pruned(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more files are" if names[1:] else " is"
+    return f"{names[0]}{more} not here, and `collect fetch --prune` has removed the files of this run on the cluster"
 
 
 def _stopped(there: RemoteWorkspace, transfer: Transfer, found: dict[str, Downloaded]) -> str:

@@ -40,9 +40,9 @@ WAITING = "another collect fetch is gathering the parts of runs; waiting until t
 class NodeParts(msgspec.Struct):
     """A node's parts of runs. Names of files are RUN/NAME.
 
-    there: None if the node did not answer. sentences: as `gather` returns, by run. manifests: by run. missing: the files that are
-    not here. copied: those of them that are copied from this node. arrived: those whose copy is as the node has it. said: by
-    rsync.
+    there: None if the node did not answer. sentences: as `gather` returns, by run. manifests: by run. missing: the files that
+    are not here. copied: those of them that are copied from this node. arrived: those whose copy is as the node has it. said:
+    by rsync.
     """
 
     node: str
@@ -107,7 +107,7 @@ def _from_nodes(
         cluster, runs = wanted[name]
         ids = [run.run_id for run in runs]
         try:
-            return _list_node(workspace, _node(workspace, cluster, name), ids, progress)
+            return _list_node(workspace, node_of(workspace, cluster, name), ids, progress)
         except ShardlabError as error:
             return NodeParts(name, None, [(run_id, [f"the part of {name} is missing: {error}"]) for run_id in ids])
 
@@ -140,7 +140,7 @@ def _not_gathered(run: RunDir) -> tuple[str, Placement] | None:
         return None
 
 
-def _node(workspace: Workspace, cluster: str, name: str) -> InventoryNode:
+def node_of(workspace: Workspace, cluster: str, name: str) -> InventoryNode:
     """The node of this name. Raises InputError."""
     node = next((node for node in inventory.read(workspace, cluster).nodes if node.name == name), None)
     if node is None or node.python is None:
