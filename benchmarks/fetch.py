@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import resource
 import shutil
 import statistics
 import subprocess
@@ -93,8 +94,11 @@ def nothing_new(folder: Path, rounds: int, runs: int) -> None:
     cluster = made(folder, runs)
     os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     fetch(cluster)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     taken = [took_s(lambda: fetch(cluster)) for _ in range(rounds)]
-    print(f"{f'nothing new of {runs} runs':32}  fetch {statistics.median(taken):7.2f} s", flush=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / rounds
+    print(f"{f'nothing new of {runs} runs':32}  fetch {statistics.median(taken):7.2f} s  {cpu_s:5.2f} CPU s", flush=True)
 
 
 def main() -> None:
