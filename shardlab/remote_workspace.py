@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
+import os
 import secrets
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from socket import gethostname
 from typing import TypeVar
@@ -31,6 +32,7 @@ from shardlab.remote import Address, HostKeys, for_any_shell, ssh_command
 from shardlab.workspace import Workspace
 
 LIMIT_S = 120.0
+LOOK_S = 0.1
 MOST_BYTES = 1 << 26  # largest answer: 64 MiB are enough for a hundred thousand runs
 MARK = ".away"  # a file in the workspace on the cluster; its text shows this side whether it sees the same folder
 MATRICES = "away-matrices.json"  # in .shardlab: the path here of each matrix that was delivered, by its file's name
@@ -84,21 +86,31 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         verb = arguments[:1]  # before the other words, of which a `--` may say that no option follows
         return [self.python, "-P", "-m", module, *verb, "--workspace", self.workspace, *arguments[1:]]
 
-    def ask(self, module: str, arguments: Sequence[str], shape: type[T], *, given: bytes = b"", limit_s: float = LIMIT_S) -> T:
+    def ask(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        shape: type[T],
+        *,
+        given: bytes = b"",
+        limit_s: float = LIMIT_S,
+        told: Callable[[], bool] = lambda: False,
+    ) -> T:
         """Run a shardlab command on the cluster and read its JSON document as a `shape`.
 
+        told: whether to stop waiting for the answer; asked several times a second.
         Raises ShardlabError with what the command said, or if its document is not of that shape.
         """
         self._log_in()
         mark = secrets.token_hex(8)  # a .bashrc may print before the command does
         line = f"{mark}\n".encode()
         script = f"echo {mark}; echo {mark} >&2; exec {shlex.join(self._words(module, [*arguments, '--json']))}"
-        code, *streams = _answered([*ssh_command(self.address), for_any_shell(script)], given, limit_s)
+        code, *streams = _answered([*ssh_command(self.address), for_any_shell(script)], given, limit_s, told)
         is_too_large = len(streams[0]) >= MOST_BYTES
         document, errors = streams[0].partition(line)[2], streams[1].rpartition(line)[2]  # without the mark, ssh itself failed
-        if code is None:
+        if code is None and not is_too_large:
             raise ShardlabError(f"{self.host}: {module} did not answer within {limit_s:g} s.")
-        if document and not is_too_large and (code == LOST or code < 0):
+        if document and not is_too_large and (code is None or code == LOST or code < 0):
             raise ShardlabError(f"{self.host}: the connection broke in the middle of an answer; run the same command again.")
         if not document:
             said = "\n".join(errors.decode("utf-8", "replace").strip().splitlines())  # ssh ends its own with \\r\\n
@@ -128,28 +140,37 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
             shared_connection.open_connection(ssh_command(self.address), self.host)
 
 
-def _answered(argv: Sequence[str], given: bytes, limit_s: float) -> tuple[int | None, bytes, bytes]:
-    """(exit code or None for one that took too long, standard output, standard error), of at most MOST_BYTES each.
+def _answered(argv: Sequence[str], given: bytes, limit_s: float, told: Callable[[], bool]) -> tuple[int | None, bytes, bytes]:
+    """(exit code or None for one that was ended, standard output, standard error), of at most MOST_BYTES each.
 
     Files take them, not pipes: a connection that OpenSSH keeps open for later commands would hold the pipes open.
     """
 
-    def bound() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
-
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         stdin.write(given)
         stdin.seek(0)
-        try:
-            done = subprocess.run(
-                argv, stdin=stdin, stdout=stdout, stderr=stderr, timeout=limit_s, check=False, preexec_fn=bound
-            )
-            code: int | None = done.returncode
-        except subprocess.TimeoutExpired:
-            code = None
+        ends = time.monotonic() + limit_s
+        code: int | None = None
+        with subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr) as process:
+            try:
+                while (code := _code(process)) is None:
+                    is_large = any(os.fstat(stream.fileno()).st_size >= MOST_BYTES for stream in (stdout, stderr))
+                    if is_large or told() or time.monotonic() > ends:
+                        break
+            finally:
+                if process.poll() is None:
+                    process.kill()
         stdout.seek(0)
         stderr.seek(0)
-        return code, stdout.read(), stderr.read()
+        return code, stdout.read(MOST_BYTES), stderr.read(MOST_BYTES)
+
+
+def _code(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit code, or None if the process has not ended after a moment."""
+    try:
+        return process.wait(LOOK_S)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -23,6 +24,9 @@ FROM_OTHERS = (
 )  # fmt: skip
 MOST_TEXT = 2000  # bytes of what rsync says
 LOOK_S = 0.1
+PROGRESS = ("--info=progress2", "--no-human-readable")  # on its standard output: the bytes that were transferred so far
+_ARRIVED = re.compile(rb"(?:^|\r)\s*([0-9]+)\s+[0-9]+%")
+MOST_PROGRESS = 1000  # bytes: some lines
 # rsync asks whether the shell is clean if text comes before its own protocol.
 NOT_CLEAN = "is your shell clean"
 NOT_CLEAN_WHY = (
@@ -52,32 +56,45 @@ def run(
     *,
     told: Callable[[], bool] = lambda: False,
     holds: Sequence[int] = (),
+    report: Callable[[int], None] | None = None,
 ) -> RsyncEnd:
     """Copy the files and folders of these names from one place to the other.
 
-    told: whether to end early. holds: descriptors of locks that rsync holds too, until it ends.
+    told: whether to end early. holds: descriptors of locks that rsync holds too, until it ends. report: is told from time to
+    time how many bytes arrived so far.
     """
-    argv = ["rsync", "--from0", "--files-from=-", *options, source, target]
-    with tempfile.TemporaryFile() as listed, tempfile.TemporaryFile() as errors:
+    argv = ["rsync", "--from0", "--files-from=-", *(PROGRESS if report else ()), *options, source, target]
+    with tempfile.TemporaryFile() as listed, tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as progress:
         # Each name ends with a NUL: rsync 3.5 refuses a last name without one if it lies across a multiple of 4096 bytes.
         listed.write("".join(f"{name}\0" for name in names).encode())
         listed.seek(0)
         process = subprocess.Popen(
-            argv, stdin=listed, stdout=subprocess.DEVNULL, stderr=errors, pass_fds=holds, env=os.environ | {"LC_ALL": "C"}
+            argv, stdin=listed, stdout=progress, stderr=errors, pass_fds=holds, env=os.environ | {"LC_ALL": "C"}
         )
         try:
             while (code := _code(process)) is None:
                 if told():
                     return RsyncEnd(None)
+                if report:
+                    _report(progress.fileno(), report)
         finally:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
+        if report:
+            _report(progress.fileno(), report)
         errors.seek(0)
         lines = errors.read(MOST_TEXT).decode("utf-8", "replace").strip().splitlines()
     if any(NOT_CLEAN in line for line in lines):
         return RsyncEnd(code, NOT_CLEAN_WHY)
     return RsyncEnd(code, lines[0].removeprefix("rsync: ") if lines else f"exit code {code}" if code else "")
+
+
+def _report(progress: int, report: Callable[[int], None]) -> None:
+    """Report the last number of bytes that rsync wrote. progress: the descriptor of its standard output."""
+    end = os.fstat(progress).st_size
+    if arrived := _ARRIVED.findall(os.pread(progress, MOST_PROGRESS, max(end - MOST_PROGRESS, 0))):
+        report(int(arrived[-1]))
 
 
 def _code(process: subprocess.Popen[bytes]) -> int | None:

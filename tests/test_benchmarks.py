@@ -30,6 +30,10 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             r"^8 GPUs at 10 Hz +\d+\.\d{3} % of a core +\d+\.\d{3} ms a sample +\d+\.\d\d samples a second ",
             marks=pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
         ),
+        (
+            ("fetch.py", "--mib", "1", "--small", "3", "--runs", "2", "--rounds", "1"),
+            r"^one file of 1 MiB +fetch +\d+\.\d\d s +rsync +\d+\.\d\d s .*\n3 files .*\nnothing new of 2 runs +fetch +\d+\.",
+        ),
         (("choices.py", "--cells", "40", "--rounds", "2"), r"^ +40 +\d+\.\d\d$"),
         (
             ("summarize.py", "--runs", "7", "--steps", "3", "--rounds", "1"),

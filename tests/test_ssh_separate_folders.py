@@ -366,9 +366,10 @@ def test_a_machine_that_is_not_the_first_node_does_not_call_the_run_complete(nod
 
 RSYNC = """\
 #!/bin/sh
-tr '\\0' '\\n' > NAMES.this
-cat NAMES.this >> NAMES
-tr '\\n' '\\0' < NAMES.this | /usr/bin/rsync "$@" || exit
+tr '\\0' '\\n' > NAMES.$$
+MIDDLE
+cat NAMES.$$ >> NAMES
+tr '\\n' '\\0' < NAMES.$$ | /usr/bin/rsync "$@" || exit
 END
 """
 
@@ -376,14 +377,15 @@ END
 def test_a_fetch_that_was_killed_continues_with_what_arrived(nodes, fetch):
     folder = ended(nodes)
     rsync, listed = nodes.workspace.path / "bin/rsync", nodes.workspace.path / "names"
-    rsync.write_text(RSYNC.replace("NAMES", str(listed)).replace("END", "kill -9 $PPID"))
+    waits = "grep -q trace/of-0 NAMES.$$ || { while kill -0 $PPID 2>/dev/null; do sleep 0.1; done; exit 1; }"
+    rsync.write_text(RSYNC.replace("MIDDLE", waits).replace("NAMES", str(listed)).replace("END", "kill -9 $PPID"))
     rsync.chmod(0o755)
     words = [sys.executable, "-P", "-m", "collect", "fetch", "--workspace", str(nodes.workspace.path)]
     assert subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True).returncode == -signal.SIGKILL
     assert "trace/of-0\n" in listed.read_text()
     assert not (folder.path / "trace/of-0").exists()
     listed.unlink()
-    rsync.write_text(RSYNC.replace("NAMES", str(listed)).replace("END", ""))
+    rsync.write_text(RSYNC.replace("MIDDLE", "").replace("NAMES", str(listed)).replace("END", ""))
     assert fetch()[folder.run_id]["complete"]
     assert "trace/of-1\n" in listed.read_text()
     assert "trace/of-0\n" not in listed.read_text()

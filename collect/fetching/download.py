@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +17,7 @@ import msgspec
 
 from collect.fetching import fetch_matrices, manifest
 from collect.fetching.manifest import ManifestFile, RunManifest
+from collect.fetching.progress import TransferProgress
 from collect.fetching.transfer import Rsync, Transfer, has_arrived, put_in_place
 from shardlab import files, remote_workspace
 from shardlab.errors import InputError, ShardlabError
@@ -34,14 +35,12 @@ MOST_WORDS = 1000  # runs that a command line names
 MOST_MANIFEST = "64m"
 WAITING = "another collect fetch is transferring files to this workspace; waiting until that command has ended."
 
-Say = Callable[[str], None]
-
 
 class RemoteRun(msgspec.Struct):
     """The part of the output of `collect fetch --json` on the cluster that is needed here, for one run.
 
     problems: how the run differs from its manifest. not_regular: its entries that are neither regular files nor folders. parts:
-    what is missing of the parts of its nodes, or contradicts the first node.
+    what is missing of the parts of its nodes, or contradicts the first node. pruned: files of the run were removed there.
     """
 
     run: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]
@@ -50,6 +49,7 @@ class RemoteRun(msgspec.Struct):
     problems: list[str] = []
     not_regular: dict[str, str] = {}
     parts: list[str] = []
+    pruned: bool = False
 
 
 class Downloaded(msgspec.Struct):
@@ -80,7 +80,7 @@ class Missing(msgspec.Struct):
     is_here: bool = False
 
 
-def download(workspace: Workspace, patterns: Sequence[str], say: Say) -> dict[str, Downloaded]:
+def download(workspace: Workspace, patterns: Sequence[str], progress: TransferProgress) -> dict[str, Downloaded]:
     """Download every run whose id matches a pattern, or every run; returns {run id: result}, empty for a local cluster.
 
     A run that is the same on this machine and on the cluster is not transferred again. Raises ShardlabError.
@@ -88,18 +88,20 @@ def download(workspace: Workspace, patterns: Sequence[str], say: Say) -> dict[st
     there = remote_workspace.known(workspace)
     if there is None:
         return {}
-    answered = _ask(there, patterns)
+    answered = _ask(there, patterns, progress)
     files.make_folder(workspace.runs)
-    with files.locked(workspace.own / "fetch.lock", lambda _descriptor: say(WAITING)) as lock:
-        rsync, staging = Rsync(there, lock), _staging(workspace)
+    with files.locked(workspace.own / "fetch.lock", lambda _descriptor: progress.say(WAITING)) as lock:
+        rsync, staging = Rsync(there, lock, progress.is_stopped), _staging(workspace)
         found: dict[str, Downloaded] = {}
         for turn in range(TRIES):
             if turn:
                 answered = [
-                    run for run in _ask(there, _words(answered, patterns)) if run.run in found and found[run.run].changed
+                    run
+                    for run in _ask(there, _words(answered, patterns), progress)
+                    if run.run in found and found[run.run].changed
                 ]
             with files.as_workspace_error("write"):
-                results, transfer = _bring(workspace, rsync, staging, answered, there, say)
+                results, transfer = _bring(workspace, rsync, staging, answered, there, progress)
             found |= results
             if transfer.stopped:
                 raise ShardlabError(_stopped(there, transfer, found))
@@ -114,9 +116,10 @@ def download(workspace: Workspace, patterns: Sequence[str], say: Say) -> dict[st
     return found
 
 
-def _ask(there: RemoteWorkspace, patterns: Sequence[str]) -> list[RemoteRun]:
+def _ask(there: RemoteWorkspace, patterns: Sequence[str], progress: TransferProgress) -> list[RemoteRun]:
     words = [word for pattern in patterns for word in ("--run", pattern)]
-    found = there.ask("collect", ["fetch", *words], list[RemoteRun], limit_s=ASK_S)
+    told = progress.while_waiting(f"{there.host}: the cluster reads the files of its runs to make their manifests.")
+    found = there.ask("collect", ["fetch", *words], list[RemoteRun], limit_s=ASK_S, told=told)
     for run in found:
         if not RUN_ID.fullmatch(run.run):  # a pattern of msgspec lets a newline stand at the end
             raise ShardlabError(f"{there.host}: {run.run!r} is not a run id. Allowed: {RUN_ID.pattern}.")
@@ -141,7 +144,12 @@ def _staging(workspace: Workspace) -> Path:
 
 
 def _bring(
-    workspace: Workspace, rsync: Rsync, staging: Path, runs: Sequence[RemoteRun], there: RemoteWorkspace, say: Say
+    workspace: Workspace,
+    rsync: Rsync,
+    staging: Path,
+    runs: Sequence[RemoteRun],
+    there: RemoteWorkspace,
+    progress: TransferProgress,
 ) -> tuple[dict[str, Downloaded], Transfer]:
     """Transfer what is missing of these runs, and put each run that arrived as its manifest says in its place."""
     shutil.rmtree(staging / "manifests", ignore_errors=True)
@@ -163,6 +171,8 @@ def _bring(
         found[run.run].hashed = missing.hashed
         if missing.names and run.problems:
             found[run.run].problems = [f"on the cluster: {problem}" for problem in run.problems]
+        elif missing.names and run.pruned:
+            found[run.run].problems = [_pruned(missing.names)]
         elif not missing.is_here:
             wanted[run.run] = missing
     arrived = staging / "files"
@@ -171,10 +181,13 @@ def _bring(
         for run, missing in wanted.items()
     }
     names = [f"{run}/{name}" for run, of_run in lacking.items() for name in of_run]
+    report = None
     if names:
         size = sum(wanted[run].manifest.files[name].bytes for run, of_run in lacking.items() for name in of_run)
-        say(f"{there.host}: {len(names):,} files of {sum(map(bool, lacking.values())):,} run(s), {size / 2**20:,.1f} MiB")
-    transfer = rsync.bring("runs", arrived, names, f"--compare-dest={workspace.runs}")
+        of_runs = f"{len(names):,} files of {sum(map(bool, lacking.values())):,} run(s)"
+        progress.say(f"{there.host}: {of_runs}, {size / 2**20:,.1f} MiB")
+        report = progress.begin(size)
+    transfer = rsync.bring("runs", arrived, names, f"--compare-dest={workspace.runs}", report=report)
     for run_id, missing in wanted.items():
         found[run_id].hashed += len(missing.names)
         expected = missing.manifest.files
@@ -246,6 +259,11 @@ def _why_not(workspace: Workspace, error: Exception) -> str:
 def _unlike(name: str, transfer: Transfer) -> str:
     said = f" (rsync: {transfer.said})" if transfer.said else ""
     return f"{name}: the file did not match the cluster's manifest in {TRIES} tries; it may be changing on the cluster{said}"
+
+
+def _pruned(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more files are" if names[1:] else " is"
+    return f"{names[0]}{more} not here, and `collect fetch --prune` has removed the files of this run on the cluster"
 
 
 def _stopped(there: RemoteWorkspace, transfer: Transfer, found: dict[str, Downloaded]) -> str:

@@ -7,18 +7,29 @@ downloaded first. If each node has its own part of a run's folder, the first nod
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from collect.fetching import download, gather, manifest
+from collect.fetching import download, gather, manifest, removal
 from collect.fetching.download import Downloaded
+from collect.fetching.progress import TransferProgress
 from collect.loading.records import NO_FOLDER, RunRecords
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.rundir import RunDir
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace, chosen
+
+
+class Freed(msgspec.Struct, omit_defaults=True):
+    """What `--prune` removed of a run in one place. where: the host or the node. why: why files of it stay there, or ''."""
+
+    run: str
+    where: str
+    files: int = 0
+    bytes: int = 0
+    why: str = ""
 
 
 class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -27,7 +38,8 @@ class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
     hashed: how many files were hashed. problems: how the run differs from its manifest or from the run on the cluster, one
     clause for each difference. not_regular: maps the name of each entry that is neither a regular file nor a folder to its
     kind, such as "a symlink"; such entries are neither fetched nor read. unreadable: why the run's state is not known, or "".
-    parts: if each node has its own part of the run's folder, what is missing of them, or contradicts the first node.
+    parts: if each node has its own part of the run's folder, what is missing of them, or contradicts the first node. pruned:
+    files of the run were removed from this folder by `--prune`, which another machine has. freed: what `--prune` removed.
     """
 
     run: str
@@ -44,6 +56,8 @@ class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
     problems: list[str] = []
     not_regular: dict[str, str] = {}
     parts: list[str] = []
+    pruned: bool = False
+    freed: list[Freed] = []
 
     @property
     def is_sound(self) -> bool:
@@ -51,12 +65,12 @@ class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
         return not self.problems and not self.not_regular and not self.unreadable and not self.parts
 
 
-def fetch(workspace: Workspace, patterns: Sequence[str], say: Callable[[str], None] = lambda _: None) -> list[Fetched]:
+def fetch(workspace: Workspace, patterns: Sequence[str], progress: TransferProgress) -> list[Fetched]:
     """Fetch every run whose id matches a pattern, or every run. Raises InputError for a pattern that matches no run."""
-    downloaded = download.download(workspace, patterns, say)
+    downloaded = download.download(workspace, patterns, progress)
     known = sorted({*workspace.run_ids(), *downloaded})
     ids = chosen(known, patterns) if patterns else known
-    parts = gather.gather(workspace, [run_id for run_id in ids if run_id not in downloaded], say)
+    parts = gather.gather(workspace, [run_id for run_id in ids if run_id not in downloaded], progress)
     parts |= {run_id: run.parts for run_id, run in downloaded.items()}
 
     def fetched(run_id: str) -> Fetched:
@@ -85,6 +99,7 @@ def fetch_run(run: RunDir, downloaded: Downloaded | None = None, parts: Sequence
         corrupt=damage.lines,
         damage=damage.says(),
         unreadable=records.unreadable,
+        pruned=removal.is_pruned(run),
     )
     if downloaded:
         fetched.problems, fetched.not_regular = downloaded.problems, downloaded.not_regular
@@ -100,8 +115,10 @@ def fetch_run(run: RunDir, downloaded: Downloaded | None = None, parts: Sequence
         else:
             now, difference = manifest.compare(run, listing, old)
             fetched.hashed += difference.hashed
+            if fetched.pruned:
+                difference.vanished = [name for name in difference.vanished if removal.is_kept(name)]
             fetched.added, fetched.problems = difference.added, difference.problems
-        if now != old and not fetched.problems:
+        if now != old and not fetched.problems and not fetched.pruned:
             manifest.write(run, now)
     except (InputError, WorkspaceError) as error:
         fetched.problems = [str(error)]

@@ -8,7 +8,8 @@ first node decides the state of a run are taken from no other node. What arrived
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from socket import gethostname
 
@@ -17,6 +18,7 @@ import msgspec
 from collect.fetching import manifest
 from collect.fetching.manifest import ManifestFile, RunManifest
 from collect.fetching.part_manifest import ListedPart
+from collect.fetching.progress import TransferProgress
 from collect.fetching.transfer import Rsync, has_arrived, put_in_place
 from shardlab import files, inventory, part_files, placement, remote_workspace
 from shardlab.errors import InputError, ShardlabError
@@ -30,11 +32,39 @@ from shardlab.workspace import Workspace
 
 GATHERED = "gathered"  # an event: nothing is missing
 STAGING = ".parts"  # in runs/, so that files take their place by a rename
+AT_ONCE = 16  # nodes
 ASK_S = 3600.0  # a node reads all files of its parts
 WAITING = "another collect fetch is gathering the parts of runs; waiting until that command has ended."
 
 
-def gather(workspace: Workspace, run_ids: Sequence[str], say: Callable[[str], None]) -> dict[str, list[str]]:
+class NodeParts(msgspec.Struct):
+    """A node's parts of runs. Names of files are RUN/NAME.
+
+    there: None if the node did not answer. sentences: as `gather` returns, by run. manifests: by run. missing: the files that
+    are not here. copied: those of them that are copied from this node. arrived: those whose copy is as the node has it. said:
+    by rsync.
+    """
+
+    node: str
+    there: RemoteWorkspace | None
+    sentences: list[tuple[str, list[str]]]
+    manifests: dict[str, RunManifest] = {}
+    missing: list[str] = []
+    copied: list[str] = []
+    arrived: set[str] = set()
+    said: str = ""
+
+    def file(self, full: str) -> ManifestFile:
+        """The size and the digest of a file on the node."""
+        run_id, _, name = full.partition("/")
+        return self.manifests[run_id].files[name]
+
+    def has_arrived(self, staging: Path, full: str) -> bool:
+        """Whether a file was copied, by this command or by an earlier one, which was interrupted."""
+        return has_arrived(staging, full, self.file(full))
+
+
+def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:
     """Gather the parts of the runs that ended and are not complete here. Returns, by run id, a sentence on each part that is
     missing and on each file that contradicts one of this machine. A machine that is not the first node gathers nothing, and
     says so of each run whose parts have not been gathered."""
@@ -55,18 +85,47 @@ def gather(workspace: Workspace, run_ids: Sequence[str], say: Callable[[str], No
             sentences[run.run_id] = []
     if not wanted:
         return elsewhere
-    with files.locked(workspace.own / "gather.lock", lambda _descriptor: say(WAITING)) as lock:
-        for name, (cluster, runs) in wanted.items():
-            try:
-                of_node = _gather_node(workspace, _node(workspace, cluster, name), runs, lock, say)
-            except ShardlabError as error:
-                of_node = {run.run_id: [f"the part of {name} is missing: {error}"] for run in runs}
-            for run_id, of_run in of_node.items():
-                sentences[run_id] += of_run
+    with files.locked(workspace.own / "gather.lock", lambda _descriptor: progress.say(WAITING)) as lock:
+        for run_id, of_run in _from_nodes(workspace, wanted, lock, progress):
+            sentences[run_id] += of_run
     for run_id, of_run in sentences.items():
         if not of_run:
             RunDir(workspace.runs / run_id).write_event("collect", GATHERED)
     return sentences | elsewhere
+
+
+def _from_nodes(
+    workspace: Workspace, wanted: Mapping[str, tuple[str, list[RunDir]]], lock: int, progress: TransferProgress
+) -> list[tuple[str, list[str]]]:
+    """Gather the parts of all nodes, AT_ONCE at a time. Returns (run id, sentences) of each node and run.
+
+    A file that several nodes have with the same content is copied from the first of them. The files take their place when all
+    transfers have ended, in the order of the nodes, so that the result is the same whichever node is faster.
+    """
+
+    def listed(name: str) -> NodeParts:
+        cluster, runs = wanted[name]
+        ids = [run.run_id for run in runs]
+        try:
+            return _list_node(workspace, node_of(workspace, cluster, name), ids, progress)
+        except ShardlabError as error:
+            return NodeParts(name, None, [(run_id, [f"the part of {name} is missing: {error}"]) for run_id in ids])
+
+    with ThreadPoolExecutor(max_workers=min(len(wanted), AT_ONCE)) as pool:
+        try:
+            of_nodes = list(pool.map(listed, wanted))
+            claimed: set[tuple[str, str]] = set()
+            for parts in of_nodes:
+                content = {full: (full, parts.file(full).sha256) for full in parts.missing}
+                parts.copied = [full for full in parts.missing if content[full] not in claimed]
+                claimed |= {content[full] for full in parts.copied}
+            list(pool.map(lambda parts: _bring(workspace, parts, lock, progress), of_nodes))
+        except BaseException:
+            progress.stop()  # the threads end their transfers
+            raise
+    for parts in of_nodes:
+        _store(workspace, parts)
+    return [of_run for parts in of_nodes for of_run in parts.sentences]
 
 
 def _not_gathered(run: RunDir) -> tuple[str, Placement] | None:
@@ -81,7 +140,7 @@ def _not_gathered(run: RunDir) -> tuple[str, Placement] | None:
         return None
 
 
-def _node(workspace: Workspace, cluster: str, name: str) -> InventoryNode:
+def node_of(workspace: Workspace, cluster: str, name: str) -> InventoryNode:
     """The node of this name. Raises InputError."""
     node = next((node for node in inventory.read(workspace, cluster).nodes if node.name == name), None)
     if node is None or node.python is None:
@@ -89,71 +148,87 @@ def _node(workspace: Workspace, cluster: str, name: str) -> InventoryNode:
     return node
 
 
-def _gather_node(
-    workspace: Workspace, node: InventoryNode, runs: Sequence[RunDir], lock: int, say: Callable[[str], None]
-) -> dict[str, list[str]]:
-    """Gather the parts of one node. Raises ShardlabError if it does not answer."""
-    there = _workspace_on(workspace, node)
-    ids = [run.run_id for run in runs]
+def _list_node(workspace: Workspace, node: InventoryNode, ids: list[str], progress: TransferProgress) -> NodeParts:
+    """What a node has of these runs, and what of it is missing here. Raises ShardlabError if the node does not answer."""
+    there = on_node(workspace, node)
+    found = list_parts(there, ids, progress)
+    parts = NodeParts(node.name, there, [], {run_id: part.manifest for run_id, part in found.items()})
+    for run_id in ids:
+        sentences = []
+        if run_id not in found:
+            sentences.append(f"the part of {node.name} is missing: the node has no folder of this run")
+        elif found[run_id].in_use:
+            sentences.append(f"the part of {node.name} may grow: a process on the node still works in its folder")
+        for name, file in parts.manifests[run_id].files.items() if run_id in found else ():
+            if has_content(workspace.runs / run_id, name, file):
+                continue
+            if part_files.is_of_first_node(name):
+                sentences.append(f"{name} of {node.name} is not stored: only the first node writes this file")
+            else:
+                parts.missing.append(f"{run_id}/{name}")
+        parts.sentences.append((run_id, sentences))
+    return parts
+
+
+def list_parts(there: RemoteWorkspace, ids: Sequence[str], progress: TransferProgress) -> dict[str, ListedPart]:
+    """What a node has of these runs, by run id, checked. Raises ShardlabError."""
+    told = progress.while_waiting(f"{there.mark}: the node reads the files of its parts of {len(ids):,} run(s).")
     asked = msgspec.json.encode(ids)
-    found = there.ask("collect.fetching.part_manifest", [], list[ListedPart], given=asked, limit_s=ASK_S)
+    found = there.ask("collect.fetching.part_manifest", [], list[ListedPart], given=asked, limit_s=ASK_S, told=told)
     listed = {part.manifest.run_id: part for part in found if part.manifest.run_id in ids}
-    parts = {run_id: part.manifest for run_id, part in listed.items()}
-    for run_id, part in parts.items():
-        manifest.check_received(part, run_id)
-    staging = workspace.runs / STAGING / node.name
+    for run_id, part in listed.items():
+        manifest.check_received(part.manifest, run_id)
+    return listed
+
+
+def _bring(workspace: Workspace, parts: NodeParts, lock: int, progress: TransferProgress) -> None:
+    """Copy files of a node into its staging folder, and check which of them arrived."""
+    if parts.there is None:
+        return
+    staging = _staging(workspace, parts.node)
     with files.as_workspace_error("write"):
         staging.mkdir(parents=True, exist_ok=True, mode=0o700)
-    sentences: dict[str, list[str]] = {run_id: [] for run_id in ids}
-    missing = {run_id: _missing(workspace, part) for run_id, part in parts.items()}
-    for run_id, of_run in missing.items():
-        refused = [name for name in of_run if part_files.is_of_first_node(name)]
-        sentences[run_id] += [f"{name} of {node.name} is not stored: only the first node writes this file" for name in refused]
-        missing[run_id] = [name for name in of_run if name not in refused]
-    names = [f"{run_id}/{name}" for run_id, of_run in missing.items() for name in of_run]
-    lacking = [name for name in names if not _arrived(staging, parts, name)]
+    lacking = [full for full in parts.copied if not parts.has_arrived(staging, full)]
+    report = None
     if lacking:
-        say(f"{node.name}: {len(lacking):,} files of {len(parts):,} run(s)")
-    transfer = Rsync(there, lock).bring("runs", staging, lacking)
-    has_all = True
-    for run_id in ids:
-        if run_id not in parts:
-            sentences[run_id].append(f"the part of {node.name} is missing: the node has no folder of this run")
-        elif listed[run_id].in_use:
-            sentences[run_id].append(f"the part of {node.name} may grow: a process on the node still works in its folder")
-    for full in names:
+        size = sum(parts.file(full).bytes for full in lacking)
+        of_runs = f"{len(lacking):,} files of {len({full.partition('/')[0] for full in lacking}):,} run(s)"
+        progress.say(f"{parts.node}: {of_runs}, {size / 2**20:,.1f} MiB")
+        report = progress.begin(size)
+    parts.said = Rsync(parts.there, lock, progress.is_stopped).bring("runs", staging, lacking, report=report).said
+    parts.arrived = {full for full in parts.copied if parts.has_arrived(staging, full)}
+
+
+def _store(workspace: Workspace, parts: NodeParts) -> None:
+    """Move what arrived of a node to its place; `sentences` get what did not arrive or contradicts a file that is here."""
+    sentences, staging, has_all = dict(parts.sentences), _staging(workspace, parts.node), True
+    for full in parts.missing:
         run_id, _, name = full.partition("/")
-        file, run = parts[run_id].files[name], RunDir(workspace.runs / run_id)
-        if not has_arrived(staging / run_id, name, file):
+        run, file = RunDir(workspace.runs / run_id), parts.file(full)
+        if has_content(run.path, name, file):  # another node's file of this name
+            continue
+        if full not in parts.arrived:
             has_all = False
-            why = f" (rsync: {transfer.said})" if transfer.said else ""
-            sentences[run_id].append(f"{name} of {node.name} did not arrive as the node has it{why}")
+            why = f" (rsync: {parts.said})" if parts.said else ""
+            sentences[run_id].append(f"{name} of {parts.node} did not arrive as the node has it{why}")
         elif why := _place(run, staging / run_id, name, file):
-            sentences[run_id].append(f"{name} of {node.name} {why}")
-    if has_all:  # else the next command continues with what arrived
+            sentences[run_id].append(f"{name} of {parts.node} {why}")
+    if has_all and parts.there is not None:  # else the next command continues with what arrived
         shutil.rmtree(staging, ignore_errors=True)
-    return sentences
 
 
-def _arrived(staging: Path, parts: Mapping[str, RunManifest], full: str) -> bool:
-    """Whether an earlier command, which was interrupted, copied this file. full: RUN/NAME."""
-    run_id, _, name = full.partition("/")
-    return has_arrived(staging / run_id, name, parts[run_id].files[name])
+def _staging(workspace: Workspace, node: str) -> Path:
+    return workspace.runs / STAGING / node
 
 
-def _missing(workspace: Workspace, part: RunManifest) -> list[str]:
-    """The files of a part that this machine does not have with the same content, nor a longer file that begins with it."""
-    run = workspace.runs / part.run_id
-    names = []
-    for name, file in part.files.items():
-        try:
-            status = manifest.regular(run, name)
-            length = file.bytes if part_files.is_growing(name) else None
-            if status is None or status.st_size < file.bytes or manifest.digest(run / name, length) != file.sha256:
-                names.append(name)
-        except NotRegular:
-            names.append(name)
-    return names
+def has_content(run: Path, name: str, file: ManifestFile) -> bool:
+    """Whether a run's folder has a file of this name and content; for a file that grows: a longer one that begins with it."""
+    try:
+        status = manifest.regular(run, name)
+    except NotRegular:
+        return False
+    length = file.bytes if part_files.is_growing(name) else None
+    return status is not None and status.st_size >= file.bytes and manifest.digest(run / name, length) == file.sha256
 
 
 def _place(run: RunDir, arrived: Path, name: str, file: ManifestFile) -> str:
@@ -170,7 +245,7 @@ def _place(run: RunDir, arrived: Path, name: str, file: ManifestFile) -> str:
     return ""
 
 
-def _workspace_on(workspace: Workspace, node: InventoryNode) -> RemoteWorkspace:
+def on_node(workspace: Workspace, node: InventoryNode) -> RemoteWorkspace:
     """This workspace's twin on a node, under the same path."""
     assert node.python is not None
     return RemoteWorkspace(

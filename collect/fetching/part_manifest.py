@@ -27,10 +27,12 @@ ENDS_S = 5.0  # how long processes of a run that just ended may take to end
 
 
 class ListedPart(msgspec.Struct):
-    """A node's part of a run. in_use: whether a process works in its folder, as ranks do that outlive their connection."""
+    """A node's part of a run. in_use: whether a process works in its folder, as ranks do that outlive their connection.
+    has_claim: it is the run's folder on the first node, in which the claim is."""
 
     manifest: RunManifest
     in_use: bool
+    has_claim: bool
 
 
 def is_in_use(folder: Path) -> bool:
@@ -48,7 +50,7 @@ def _listed(part: RunDir) -> ListedPart:
     # claim, is asked too; there the supervisor may be ending.
     while (in_use := not part.claim.exists() and is_in_use(part.path)) and time.monotonic() < ends:
         time.sleep(0.1)
-    return ListedPart(manifest.make(part, manifest.list_files(part), complete=False), in_use)
+    return ListedPart(manifest.make(part, manifest.list_files(part), complete=False), in_use, part.claim.exists())
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -37,21 +37,31 @@ class Transfer(msgspec.Struct):
 class Rsync:
     """rsync, from the workspace on the cluster."""
 
-    def __init__(self, there: RemoteWorkspace, lock: int) -> None:
-        """lock: the descriptor of a lock that rsync holds too, until it ends. Raises ShardlabError if there is no rsync."""
+    def __init__(self, there: RemoteWorkspace, lock: int, told: Callable[[], bool]) -> None:
+        """lock: the descriptor of a lock that rsync holds too, until it ends. told: whether to end early.
+
+        Raises ShardlabError if there is no rsync.
+        """
         rsync.must_be_installed("collect fetch")
-        self._lock = lock
+        self._lock, self._told = lock, told
         self._root, self._shell = f"{there.workspace}/", []
         if not _sees(there):
             host, shell = rsync_words(there.address)
             self._root, self._shell = f"{host}:{self._root}", [shell]
 
-    def bring(self, source: str, target: Path, names: Sequence[str], *options: str) -> Transfer:
-        """Transfer these files from the folder `source` of the workspace there to the same names below `target`."""
+    def bring(
+        self, source: str, target: Path, names: Sequence[str], *options: str, report: Callable[[int], None] | None = None
+    ) -> Transfer:
+        """Transfer these files from the folder `source` of the workspace there to the same names below `target`.
+
+        report: is told from time to time how many bytes arrived so far.
+        """
         if not names:
             return Transfer()
         words = [*OPTIONS, *self._shell, *options]
-        end = rsync.run(words, names, f"{self._root}{source}/", f"{target}/", holds=(self._lock,))
+        end = rsync.run(
+            words, names, f"{self._root}{source}/", f"{target}/", told=self._told, holds=(self._lock,), report=report
+        )
         return Transfer(end.code != 0 and end.code not in INCOMPLETE, end.said)
 
 

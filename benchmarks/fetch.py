@@ -1,0 +1,120 @@
+"""What `collect fetch` adds to rsync: one large file, many small files, and a fetch that finds nothing new.
+
+    python benchmarks/fetch.py [--mib 1024] [--small 5000] [--runs 200] [--rounds 3]
+
+The cluster is this machine, reached by an `ssh` that is a shell script, so neither a network nor ciphers are measured. Plain
+rsync copies the same folder with `--archive --compress` over the same `ssh`, in the same round. Our time has the start of
+Python on both sides, the manifest on the cluster, and the check of each file here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import support_collect as support
+from support_fetch import Cluster
+
+SMALL = 20_000  # bytes
+
+
+def took_s(work: Callable[[], object]) -> float:
+    """Seconds that a function takes."""
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def made(folder: Path, runs: int) -> Cluster:
+    """A cluster with runs that completed."""
+    folder.mkdir()
+    cluster = Cluster(folder, folder / "desk")
+    support.completed(cluster.there, support.cell())
+    (first,) = cluster.there.all_runs()
+    for number in range(2, runs + 1):
+        copy = Path(shutil.copytree(first.path, first.path.with_name(f"{first.run_id[:-1]}{number}")))
+        run = copy / "run.json"
+        run.write_text(run.read_text().replace(first.run_id, copy.name).replace('"repeat": 1', f'"repeat": {number}'))
+    return cluster
+
+
+def fetch(cluster: Cluster) -> None:
+    """Fetch all runs; ends the benchmark if that fails."""
+    cluster.no_fault()
+    words = [sys.executable, "-P", "-m", "collect", "fetch", "--workspace", str(cluster.here.path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+
+
+def plain(cluster: Cluster) -> None:
+    """Copy all runs with rsync alone."""
+    cluster.no_fault()
+    words = ["rsync", "--archive", "--compress", "-e", "ssh", f"far:{cluster.there.runs}/", str(cluster.folder / "plain")]
+    subprocess.run(words, check=True)
+
+
+def against_rsync(folder: Path, rounds: int, sizes: list[int], what: str) -> None:
+    """Print the speed of a fetch of files of these sizes, against that of rsync."""
+    chance = random.Random(1)
+    cluster = made(folder, 1)
+    (run,) = cluster.there.all_runs()
+    for number, size in enumerate(sizes):
+        path = run.path / "trace" / f"{number // 100:03d}" / f"file-{number}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            for begin in range(0, size, 1 << 20):
+                file.write(chance.randbytes(min(1 << 20, size - begin)))
+    os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    ours, theirs = [], []
+    for _ in range(rounds):
+        for path in (cluster.here.runs, cluster.folder / "plain"):
+            shutil.rmtree(path, ignore_errors=True)
+        (run.path / "manifest.json").unlink(missing_ok=True)
+        theirs.append(took_s(lambda: plain(cluster)))
+        ours.append(took_s(lambda: fetch(cluster)))
+    our, their = statistics.median(ours), statistics.median(theirs)
+    print(f"{what:32}  fetch {our:7.2f} s  rsync {their:7.2f} s  {their / our:5.2f} of plain rsync", flush=True)
+
+
+def nothing_new(folder: Path, rounds: int, runs: int) -> None:
+    """Print how long a fetch takes that finds all runs here."""
+    cluster = made(folder, runs)
+    os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    fetch(cluster)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    taken = [took_s(lambda: fetch(cluster)) for _ in range(rounds)]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / rounds
+    print(f"{f'nothing new of {runs} runs':32}  fetch {statistics.median(taken):7.2f} s  {cpu_s:5.2f} CPU s", flush=True)
+
+
+def main() -> None:
+    """Print a line for each case: the median over the rounds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--small", type=int, default=5000)
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+    with tempfile.TemporaryDirectory() as name:
+        against_rsync(Path(name) / "large", given.rounds, [given.mib << 20], f"one file of {given.mib} MiB")
+        against_rsync(Path(name) / "small", given.rounds, [SMALL] * given.small, f"{given.small} files of {SMALL // 1000} KB")
+        nothing_new(Path(name) / "runs", given.rounds, given.runs)
+
+
+if __name__ == "__main__":
+    main()

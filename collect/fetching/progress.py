@@ -1,0 +1,132 @@
+"""The progress of the transfers of one command: bytes that arrived, rate and time left."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.live import Live
+from rich.text import Text
+
+from shardlab.console import Output
+
+QUIET_S = 2.0  # nothing waits longer than that without a word
+EVERY_S = 10.0  # between two remarks on the progress
+WINDOW_S = 10.0  # the rate is that of the last seconds
+MIB = 2**20
+
+
+class TransferProgress:
+    """Several threads transfer, and each reports what arrived. They look here whether the command was interrupted."""
+
+    def __init__(
+        self,
+        say: Callable[[str], None] = lambda _: None,
+        *,
+        live: Live | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """say: prints a remark. live: shows the progress from the first transfer on, instead of remarks."""
+        self.say = say
+        self._live, self._clock = live, clock
+        self._lock = threading.Lock()
+        self._expected: list[int] = []  # bytes, by transfer
+        self._arrived: list[int] = []
+        self._seen: deque[tuple[float, int]] = deque()  # (when, how many bytes had arrived), of the last WINDOW_S
+        self._says_at = 0.0
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Tell all transfers to end."""
+        self._stopped.set()
+
+    def is_stopped(self) -> bool:
+        """Whether the command was interrupted."""
+        return self._stopped.is_set()
+
+    def begin(self, size: int) -> Callable[[int], None]:
+        """Another transfer, of `size` bytes, begins; returns the function to which the transfer reports the bytes that arrived
+        so far."""
+        is_first = False
+        with self._lock:
+            if not self._expected:
+                self._says_at = self._clock() + QUIET_S
+                self._seen.append((self._clock(), 0))
+                is_first = True
+            number = len(self._expected)
+            self._expected.append(size)
+            self._arrived.append(0)
+        if is_first and self._live is not None:  # not before: a login may ask for a code on this terminal
+            self._live.update(self)
+            self._live.start()
+        return lambda arrived: self._report(number, arrived)
+
+    def while_waiting(self, text: str) -> Callable[[], bool]:
+        """A function for a loop that waits for an answer: it says the text once, after QUIET_S, and returns `is_stopped`."""
+        says_at: list[float] = [self._clock() + QUIET_S]
+
+        def look() -> bool:
+            if says_at and self._clock() >= says_at[0]:
+                says_at.clear()
+                self.say(text)
+            return self.is_stopped()
+
+        return look
+
+    def text(self) -> str:
+        """Bytes, rate and time left, in a line; '' before the first transfer."""
+        with self._lock:
+            return self._text(self._clock())
+
+    def __rich__(self) -> Text:
+        return Text(self.text())
+
+    def _report(self, number: int, arrived: int) -> None:
+        with self._lock:
+            now = self._clock()
+            self._arrived[number] = arrived
+            self._seen.append((now, sum(self._arrived)))
+            while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW_S:
+                self._seen.popleft()
+            says = self._live is None and now >= self._says_at and sum(self._arrived) < sum(self._expected)
+            text = self._text(now) if says else ""
+            if says:
+                self._says_at = now + EVERY_S
+        if text:
+            self.say(text)
+
+    def _text(self, now: float) -> str:
+        if not self._expected:
+            return ""
+        expected, arrived = sum(self._expected), sum(self._arrived)
+        begun, before = self._seen[0]
+        rate = (arrived - before) / (now - begun) if now > begun else 0.0
+        words = f"{arrived / MIB:,.1f} of {expected / MIB:,.1f} MiB"
+        if rate <= 0:  # not known, or nothing arrives: there is no time left to compute
+            return words
+        return f"{words}, {rate / MIB:,.1f} MiB/s, {_duration(max(expected - arrived, 0) / rate)} left"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+@contextmanager
+def shown(output: Output) -> Iterator[TransferProgress]:
+    """On a terminal a live line on standard error, gone when all is done; elsewhere a remark every EVERY_S."""
+    if not output.remarks.is_terminal:
+        yield TransferProgress(output.remark)
+        return
+    live = Live(console=output.remarks, refresh_per_second=4, transient=True)
+    try:
+        yield TransferProgress(output.remark, live=live)
+    finally:
+        live.stop()

@@ -1,0 +1,190 @@
+"""`collect fetch --prune`: frees the cluster, or the nodes that share no folder, of the files that this machine has.
+
+Of each file, the machine that has it makes the checksum anew, and this machine compares it with its own copy. Only then is the
+file removed there. Nothing is removed of a run that goes on, or that is not whole on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from socket import gethostname
+
+import msgspec
+
+from collect.fetching import gather
+from collect.fetching.fetch import Fetched, Freed
+from collect.fetching.manifest import RunManifest
+from collect.fetching.progress import TransferProgress
+from collect.fetching.removal import RemovalRequest, RemovedFiles, is_kept
+from shardlab import files, placement, remote_workspace
+from shardlab.errors import InputError, ShardlabError
+from shardlab.remote_workspace import RemoteWorkspace
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+ASK_S = 3600.0
+NOTHING = (
+    "{}: the runs are stored in this folder alone, so there is nothing that `--prune` may remove. It frees a cluster of runs "
+    "that were copied to another machine, or nodes that share no folder."
+)
+
+
+class RemotelyFetched(msgspec.Struct):
+    """The part of the output of `collect fetch --prune --json` on the cluster that is needed here, for one run."""
+
+    run: str
+    freed: list[Freed] = []
+
+
+class VerifiedFiles(msgspec.Struct):
+    """The files that may be removed in one place, because this machine has the same. refused: of the other runs, why.
+
+    with_parts: the ids of those runs of which nodes have parts, which the cluster gathered.
+    """
+
+    where: str
+    there: RemoteWorkspace
+    is_part: bool
+    with_parts: list[str] = []
+    runs: list[RunManifest] = []
+    refused: list[Freed] = []
+
+    @property
+    def count(self) -> int:
+        return sum(len(run.files) for run in self.runs)
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(file.bytes for run in self.runs for file in run.files.values())
+
+
+class PrunePlace(msgspec.Struct):
+    """A place with files of runs. is_part: as in RemovalRequest."""
+
+    where: str
+    there: RemoteWorkspace
+    ids: list[str]
+    is_part: bool
+
+
+def must_be_elsewhere(workspace: Workspace) -> None:
+    """Raises InputError if this folder is the one place of the runs, or is a copy of the workspace to which the runs belong."""
+    there = remote_workspace.of_this_workspace(workspace)
+    if there is None:
+        if not any(placement.of(RunDir(workspace.runs / run_id).events()) for run_id in workspace.run_ids()):
+            raise InputError(NOTHING.format(workspace.path))
+        return
+    try:
+        is_same = files.read(workspace.path / remote_workspace.MARK).decode() == there.mark
+    except (OSError, UnicodeDecodeError):
+        is_same = False
+    if is_same:
+        raise InputError(NOTHING.format(workspace.path))
+
+
+def verify(workspace: Workspace, fetched: Sequence[Fetched], progress: TransferProgress) -> list[VerifiedFiles]:
+    """Compare the checksums of the files of these runs, place by place, with the files here. Raises InputError."""
+    must_be_elsewhere(workspace)
+    ids = []
+    for run in fetched:
+        if run.complete and run.is_sound:
+            ids.append(run.run)
+        else:
+            why = "it is not whole on this machine" if run.complete or not run.is_sound else f"it has not ended ({run.state})"
+            progress.say(f"{run.run}: its files stay: {why}.")
+    places = _places(workspace, ids)
+    if not places:
+        return []
+    with ThreadPoolExecutor(max_workers=min(len(places), gather.AT_ONCE)) as pool:
+        try:
+            return list(pool.map(lambda place: _verify(workspace, place, progress), places))
+        except BaseException:
+            progress.stop()
+            raise
+
+
+def remove(verified: Sequence[VerifiedFiles], progress: TransferProgress) -> list[Freed]:
+    """Remove the files that were verified, in all places at the same time; also returns what was refused."""
+    if not verified:
+        return []
+    with ThreadPoolExecutor(max_workers=min(len(verified), gather.AT_ONCE)) as pool:
+        try:
+            return [freed for of_place in pool.map(lambda place: _remove(place, progress), verified) for freed in of_place]
+        except BaseException:
+            progress.stop()
+            raise
+
+
+def _places(workspace: Workspace, ids: Sequence[str]) -> list[PrunePlace]:
+    there = remote_workspace.known(workspace)
+    if there is not None:
+        return [PrunePlace(there.host, there, list(ids), False)] if ids else []
+    wanted: dict[tuple[str, str], list[str]] = {}
+    for run_id in ids:
+        run = RunDir(workspace.runs / run_id)
+        placed = placement.of(run.events())
+        if placed is not None and placed.first_node == gethostname():
+            for name in placed.nodes:
+                wanted.setdefault((run.read_run().cluster["name"], name), []).append(run_id)
+    return [
+        PrunePlace(name, gather.on_node(workspace, gather.node_of(workspace, cluster, name)), of_node, True)
+        for (cluster, name), of_node in wanted.items()
+    ]
+
+
+def _verify(workspace: Workspace, place: PrunePlace, progress: TransferProgress) -> VerifiedFiles:
+    verified = VerifiedFiles(place.where, place.there, place.is_part)
+    try:
+        listed = gather.list_parts(place.there, place.ids, progress)
+    except ShardlabError as error:
+        verified.refused = [Freed(run_id, place.where, why=str(error)) for run_id in place.ids]
+        return verified
+    for run_id, part in listed.items():
+        if part.has_claim and place.is_part:  # the first node is a node of the run: this is the folder here
+            continue
+        theirs = part.manifest
+        names = [name for name in theirs.files if place.is_part or not is_kept(name)]
+        unlike = [name for name in names if not gather.has_content(workspace.runs / run_id, name, theirs.files[name])]
+        if unlike:
+            why = f"{unlike[0]} there is not the same as on this machine" + (
+                f", and {len(unlike) - 1} more" if unlike[1:] else ""
+            )
+            verified.refused.append(Freed(run_id, place.where, why=why))
+        elif names:
+            theirs.files = {name: theirs.files[name] for name in names}
+            verified.runs.append(theirs)
+            if not place.is_part and placement.of(RunDir(workspace.runs / run_id).events()) is not None:
+                verified.with_parts.append(run_id)
+    return verified
+
+
+def _remove(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
+    refused = [*place.refused]
+    if place.with_parts:  # first: the cluster verifies the parts of its nodes by the files that it has
+        refused += _free_parts(place, progress)
+    stay = {freed.run for freed in refused if freed.why}
+    runs = [run for run in place.runs if run.run_id not in stay]
+    if not runs:
+        return refused
+    asked = msgspec.json.encode(RemovalRequest(runs, place.is_part))
+    told = progress.while_waiting(f"{place.where}: files are removed.")
+    try:
+        found = place.there.ask("collect.fetching.removal", [], list[RemovedFiles], given=asked, limit_s=ASK_S, told=told)
+    except ShardlabError as error:
+        return refused + [Freed(run.run_id, place.where, why=str(error)) for run in runs]
+    return refused + [Freed(run.run, place.where, run.files, run.bytes, run.why) for run in found]
+
+
+def _free_parts(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
+    """Have the cluster free its nodes of the parts of these runs."""
+    words = [word for run_id in place.with_parts for word in ("--run", run_id)]
+    told = progress.while_waiting(f"{place.where}: the cluster verifies the parts of its nodes.")
+    try:
+        found = place.there.ask(
+            "collect", ["fetch", "--prune", "--yes", *words], list[RemotelyFetched], limit_s=ASK_S, told=told
+        )
+    except ShardlabError as error:
+        return [Freed(run_id, place.where, why=str(error)) for run_id in place.with_parts]
+    return [freed for run in found for freed in run.freed]

@@ -1,0 +1,139 @@
+"""Removes files of runs on this machine that another machine has and has verified (collect.fetching.prune).
+
+    python -m collect.fetching.removal --workspace DIR --json
+
+Standard input: a RemovalRequest. Standard output: a RemovedFiles of each run. A file is removed only if it has the size and the
+time that it had when it was hashed for the machine that asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from pathlib import Path
+
+import msgspec
+
+from collect.fetching import manifest
+from collect.fetching.manifest import RunManifest
+from collect.fetching.part_manifest import is_in_use
+from collect.loading.records import RunRecords
+from shardlab import console, files
+from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.errors import InputError
+from shardlab.files import NotRegular
+from shardlab.run import RUN_ID
+from shardlab.rundir import RunDir
+from shardlab.state import FINAL
+from shardlab.workspace import Workspace
+
+# The cluster keeps the files that decide the state of a run: `jobs status` shows it, and `jobs submit` does not run it again.
+_KEPT = re.compile(r"run\.json|result\.json|job\.[^/]*|claim/.*|events\.[^/]*|(?:steps|env)/.*", re.DOTALL)
+MARK = ".pruned"  # hidden, so no part of the run: the other files of the manifest were removed from this folder
+
+
+class RemovalRequest(msgspec.Struct):
+    """Files that were verified. is_part: they are a node's part of runs, of which nothing is kept."""
+
+    runs: list[RunManifest]
+    is_part: bool
+
+
+class RemovedFiles(msgspec.Struct):
+    """What was removed of a run. why: why files of it stay, as a clause, or ''."""
+
+    run: str
+    files: int = 0
+    bytes: int = 0
+    why: str = ""
+
+
+def is_kept(name: str) -> bool:
+    """Whether the cluster keeps the file of this name in a run's folder."""
+    return _KEPT.fullmatch(name) is not None
+
+
+def is_pruned(run: RunDir) -> bool:
+    """Whether files of this run were removed here after another machine had verified its copies."""
+    return (run.path / MARK).is_file()
+
+
+def _remove(workspace: Workspace, asked: RunManifest, resumed: dict[str, str], *, is_part: bool) -> RemovedFiles:
+    run, removed = RunDir(workspace.runs / asked.run_id), RemovedFiles(asked.run_id)
+    removed.why = _why_not(run, resumed, is_part=is_part)
+    if removed.why:
+        return removed
+    with files.as_workspace_error("write"):
+        if not is_part:
+            files.write_atomic(run.path / MARK, b"")  # first: a removal that is interrupted is told from a loss
+        for name, file in asked.files.items():
+            try:
+                status = manifest.regular(run.path, name)
+            except NotRegular:
+                status = None
+            if is_kept(name) and not is_part:
+                continue
+            if status is None or not manifest.is_as_it_was(file, status):
+                removed.why = f"{name} changed after it was verified"
+                continue
+            (run.path / name).unlink()
+            removed.files, removed.bytes = removed.files + 1, removed.bytes + file.bytes
+        if is_part and not manifest.list_files(run).regular:
+            (run.path / ".part").unlink(missing_ok=True)
+        _remove_empty(run.path, itself=is_part)
+    return removed
+
+
+def _why_not(run: RunDir, resumed: dict[str, str], *, is_part: bool) -> str:
+    """Why nothing of a run may be removed here, as a clause, or ''."""
+    if not RUN_ID.fullmatch(run.run_id) or run.path.is_symlink() or not run.run_json.is_file():
+        return "there is no such run"
+    if is_in_use(run.path):
+        return "a process works in its folder"
+    if is_part:
+        return "this is the folder in which its parts are gathered" if run.claim.exists() else ""
+    records = RunRecords.read(run)
+    if records.verdict.state not in FINAL or records.waits:
+        return f"it has not ended: {records.verdict.state}"
+    return f"{resumed[run.run_id]}, which has not ended, resumes from it" if run.run_id in resumed else ""
+
+
+def _resumed(workspace: Workspace) -> dict[str, str]:
+    """Runs from which a run that has not ended resumes: maps their ids to that run's id."""
+    found: dict[str, str] = {}
+    for run in workspace.all_runs():
+        with contextlib.suppress(InputError, FileNotFoundError):
+            if names := run.read_run().resume:
+                found |= dict.fromkeys(names, run.run_id) if run.judge().state not in FINAL else {}
+    return found
+
+
+def _remove_empty(folder: Path, *, itself: bool) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(OSError):  # it is not empty
+                path.rmdir()
+    if itself:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def main() -> int:
+    """Answer the machine that asks; return the exit code."""
+    arguments = console.Parser(prog="python -m collect.fetching.removal", parents=[console.common_options()]).parse_args()
+    workspace = Workspace.find(getattr(arguments, "workspace", None))
+    try:
+        request = decoder(RemovalRequest).decode(sys.stdin.buffer.read())
+    except DECODE_FAULTS as error:
+        raise InputError(f"standard input: is not a request of this version: {error}.") from None
+    for asked in request.runs:
+        manifest.check_received(asked, asked.run_id)
+    resumed = {} if request.is_part else _resumed(workspace)
+    removed = [_remove(workspace, asked, resumed, is_part=request.is_part) for asked in request.runs]
+    console.Output.of(arguments).document(removed)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))

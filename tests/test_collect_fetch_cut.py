@@ -1,0 +1,107 @@
+"""Runs fetched from three nodes that share no folder, while connections are cut at random: nothing lost, nothing double."""
+
+import hashlib
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+
+import pytest
+from support_aside import why_not
+from support_fetch import contents
+from support_long import LONG
+from support_ssh_nodes import SshNodes
+
+from collect.fetching.gather import GATHERED
+from shardlab import placement
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+RUNS = 200 if LONG else 20
+NODES = ("gpu1", "gpu2", "gpu3")
+# Of the connections of rsync, some are cut after a number of bytes.
+SSH = """\
+#!/bin/sh
+for word; do test "$word" != -G || exec /usr/bin/ssh "$@"; done
+case "$*" in *"rsync --server"*) ;; *) exec REAL "$@";; esac
+cut=$(flock CUTS sh -c 'head -n 1 CUTS; sed -i 1d CUTS')
+test -n "$cut" || exec REAL "$@"
+REAL "$@" | { dd bs=4K count="$cut" iflag=count_bytes status=none; kill -9 $$; }
+"""
+# Each name that rsync was asked for is kept.
+RSYNC = """\
+#!/bin/sh
+tr '\\0' '\\n' > ASKED.$$
+cat ASKED.$$ >> ASKED
+tr '\\n' '\\0' < ASKED.$$ | /usr/bin/rsync "$@"
+"""
+
+
+@pytest.fixture
+def nodes(tmp_path_factory, monkeypatch):
+    made = SshNodes(tmp_path_factory.mktemp("first"), monkeypatch, apart=tmp_path_factory.mktemp("disks"), count=4)
+    yield made
+    made.end()
+
+
+def ended(nodes, repeat, chance):
+    """A run that ended, with a part of random size on each node. Returns its folder and all files of the parts."""
+    folder = nodes.run(repeat, 3, "")
+    (folder.path / "claim").mkdir()
+    (folder.path / "claim/first-node").write_text("token")
+    folder.write_event("step", placement.PLACED, nodes=list(NODES))
+    folder.write_event("attempt", "started")
+    folder.write_event("attempt", "exited", code=1)
+    files = {}
+    for number, node in enumerate(NODES):
+        part = nodes.part(node, folder).path
+        for name, size in (
+            (f"trace/rank-0000{number}.json.gz", chance.randrange(200_000)),
+            (f"log/rank-0000{number}.log", 900),
+        ):
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            files[name] = chance.randbytes(size)
+            (part / name).write_bytes(files[name])
+        (part / "run.json").write_bytes(folder.run_json.read_bytes())
+    return folder, files
+
+
+def test_nothing_is_lost_and_nothing_is_double_if_connections_are_cut(nodes, tmp_path):
+    chance = random.Random(20)
+    runs = [ended(nodes, repeat, chance) for repeat in range(1, RUNS + 1)]
+    assert {folder.judge().state for folder, _ in runs} == {"failed"}
+    binaries, cuts = nodes.workspace.path / "bin", tmp_path / "cuts"
+    (binaries / "ssh").rename(binaries / "real-ssh")
+    (binaries / "ssh").write_text(SSH.replace("REAL", str(binaries / "real-ssh")).replace("CUTS", str(cuts)))
+    (binaries / "ssh").chmod(0o755)
+    size = sum(len(content) for _, files in runs for content in files.values()) // len(NODES)
+    cuts.write_text("".join(f"{chance.randrange(size // 2)}\n" for _ in range(9)))
+    command = [sys.executable, "-P", "-m", "collect", "fetch", "--json", "--workspace", str(nodes.workspace.path)]
+    asked = tmp_path / "asked"
+    (binaries / "rsync").write_text(RSYNC.replace("ASKED", str(asked)))
+    (binaries / "rsync").chmod(0o755)
+    turns, whole = 0, set()
+    while True:
+        asked.write_text("")
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"}, check=False)
+        turns += 1
+        assert turns <= 10, done.stderr
+        names = asked.read_text().splitlines()
+        assert len(names) == len(set(names))
+        assert not whole & set(names)  # what arrived in an earlier turn is not copied again
+        whole |= {f"{folder.run_id}/{name}" for folder, files in runs for name in files if (folder.path / name).exists()}
+        if done.returncode == 0:
+            break
+    assert turns > 2
+    found = {run["run"]: run for run in json.loads(done.stdout)}
+    for folder, files in runs:
+        assert found[folder.run_id]["complete"]
+        here = contents(folder.path)
+        assert {name: hashlib.sha256(here[name]).digest() for name in files} == {
+            name: hashlib.sha256(content).digest() for name, content in files.items()
+        }
+        assert {name for name in here if name.startswith(("trace/", "log/"))} == set(files)
+        (event,) = (event for event in folder.events() if event.event == GATHERED)
+        assert event.host == socket.gethostname()
+    assert not list((nodes.workspace.runs / ".parts").glob("*"))

@@ -1,0 +1,75 @@
+"""The progress of transfers: bytes, rate, time left, as remarks or as a line on a terminal."""
+
+import io
+
+from collect.fetching.progress import MIB, TransferProgress, shown
+from shardlab import rsync
+from shardlab.console import CleanConsole, Output
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_remarks_name_bytes_rate_and_time_left_of_all_transfers_together():
+    clock, said = Clock(), []
+    progress = TransferProgress(said.append, clock=clock)
+    first, second = progress.begin(60 * MIB), progress.begin(140 * MIB)
+    clock.now += 1
+    first(10 * MIB)
+    assert said == []
+    clock.now += 1
+    second(30 * MIB)
+    assert said == ["40.0 of 200.0 MiB, 20.0 MiB/s, 8 s left"]
+    clock.now += 9
+    first(60 * MIB)
+    assert len(said) == 1
+    clock.now += 1
+    second(50 * MIB)
+    # The rate is that of the last ten seconds: 70 MiB since the second report.
+    assert said[1:] == ["110.0 of 200.0 MiB, 7.0 MiB/s, 13 s left"]
+
+
+def test_no_rate_and_no_time_left_are_said_while_nothing_arrives():
+    clock, said = Clock(), []
+    progress = TransferProgress(said.append, clock=clock)
+    report = progress.begin(100 * MIB)
+    clock.now += 3
+    report(0)
+    assert said == ["0.0 of 100.0 MiB"]
+
+
+def test_a_wait_is_said_once():
+    clock, said = Clock(), []
+    progress = TransferProgress(said.append, clock=clock)
+    look = progress.while_waiting("gpu1: the node reads.")
+    assert not look()
+    clock.now += 2
+    assert not look()
+    assert not look()
+    assert said == ["gpu1: the node reads."]
+    progress.stop()
+    assert look()
+
+
+def test_a_terminal_has_a_line_instead_of_remarks():
+    output, stream = Output(), io.StringIO()
+    output.remarks = CleanConsole(file=stream, force_terminal=True, width=80, soft_wrap=True)
+    with shown(output) as progress:
+        assert stream.getvalue() == ""  # a login may ask for a code before the first transfer
+        report = progress.begin(10 * MIB)
+        report(5 * MIB)
+    assert "5.0 of 10.0 MiB" in stream.getvalue()
+
+
+def test_rsync_reports_the_bytes_that_arrived(tmp_path):
+    (tmp_path / "from").mkdir()
+    names = [f"file-{number}" for number in range(20)]
+    for name in names:
+        (tmp_path / "from" / name).write_bytes(b"x" * 100_000)
+    reports = []
+    end = rsync.run(["--times"], names, f"{tmp_path}/from/", f"{tmp_path}/to/", report=reports.append)
+    assert (end.code, reports[-1]) == (0, 2_000_000)

@@ -1,0 +1,184 @@
+"""`collect fetch --prune`: the cluster or its nodes are freed of files whose copy here was verified, and of no others."""
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+import support_collect as support
+from support_aside import why_not
+from support_fetch import Cluster, contents, tree
+from support_ssh_nodes import SshNodes
+
+from collect.cli import main
+from collect.fetching import progress
+from shardlab import files, remote_workspace
+
+KEPT = ("run.json", "result.json", "events.", "steps/", "env/", "job.")
+TRACE = "trace/rank-00000.json.gz"
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """With a run that completed and has a trace."""
+    made = Cluster(tmp_path, tmp_path / "desk/ws")
+    support.completed(made.there, support.cell())
+    (run,) = made.there.all_runs()
+    (run.path / "trace").mkdir()
+    (run.path / TRACE).write_text("large")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(progress, "QUIET_S", 3600.0)
+    return made
+
+
+@pytest.fixture
+def there(cluster):
+    return cluster.there.all_runs()[0].path
+
+
+@pytest.fixture
+def here(cluster, there):
+    return cluster.here.runs / there.name
+
+
+@pytest.fixture
+def fetch(capsys):
+    def run(workspace, *words, code=0):
+        found = main(["fetch", "--json", "--workspace", str(workspace.path), *words])
+        said = capsys.readouterr()
+        assert found == code, said.err
+        return said.err, {run["run"]: run for run in json.loads(said.out)} if said.out else None
+
+    return run
+
+
+def test_files_that_are_verified_here_are_removed_on_the_cluster(cluster, fetch, there, here):
+    before = contents(there)
+    freed_bytes = sum(len(content) for name, content in before.items() if not name.startswith(KEPT))
+    assert freed_bytes > 0
+    said, found = fetch(cluster.here, "--prune", "--yes")
+    (freed,) = found[there.name]["freed"]
+    assert (freed["where"], freed["bytes"], freed.get("why", "")) == ("far", freed_bytes, "")
+    assert f"far: {freed['files']} files removed" in said
+    assert contents(here) == before
+    assert set(contents(there)) - {".pruned"} == {name for name in before if name.startswith(KEPT)}
+    assert not (there / "trace").exists()
+    assert (found[there.name]["state"], found[there.name]["complete"]) == ("completed", True)
+
+    for workspace in (cluster.here, cluster.there):
+        _, found = fetch(workspace)
+        assert (found[there.name]["complete"], found[there.name].get("problems", [])) == (True, [])
+    said, found = fetch(cluster.here, "--prune", "--yes")
+    assert "There is nothing to remove." in said
+    shutil.rmtree(here)
+    _, found = fetch(cluster.here, code=1)
+    assert "`collect fetch --prune` has removed the files of this run on the cluster" in found[there.name]["problems"][0]
+
+
+@pytest.mark.parametrize("where", ["on the cluster", "here"])
+def test_a_copy_with_another_checksum_keeps_the_files_on_the_cluster(cluster, fetch, there, here, where):
+    """As after a fault of a disk: size and time are those of the manifest, so that no fetch notices it."""
+    fetch(cluster.here)
+    path = (there if where == "on the cluster" else here) / TRACE
+    status = path.stat()
+    path.write_text("lArge")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    before = tree(there)
+    said, found = fetch(cluster.here, "--prune", "--yes", code=1)
+    (freed,) = found[there.name]["freed"]
+    assert (freed.get("files", 0), freed["why"]) == (0, f"{TRACE} there is not the same as on this machine")
+    assert f"far: files of {there.name} stay: {TRACE}" in said
+    assert tree(there) == before
+
+
+def test_a_run_that_goes_on_and_one_that_a_waiting_run_resumes_from_stay(cluster, fetch, there):
+    going = support.prepare(cluster.there, support.cell(), repeat=2)
+    support.event(going, "started", 0)
+    run = json.loads(going.run_json.read_text())
+    before = contents(going.path)
+    files.write_json(going.run_json, {**run, "resume": [there.name]})
+    said, found = fetch(cluster.here, "--prune", "--yes", code=1)
+    assert f"{going.run_id}: its files stay: it has not ended (running)." in said
+    (freed,) = found[there.name]["freed"]
+    assert freed["why"] == f"{going.run_id}, which has not ended, resumes from it"
+    assert (there / TRACE).exists()
+    files.write_json(going.run_json, run)
+    fetch(cluster.here, "--prune", "--yes")
+    assert not (there / TRACE).exists()
+    assert contents(going.path).keys() >= before.keys()
+
+
+def test_a_process_that_works_in_the_folder_keeps_it(cluster, fetch, there):
+    with subprocess.Popen(["sleep", "1000"], cwd=there) as process:
+        _, found = fetch(cluster.here, "--prune", "--yes", code=1)
+        process.kill()
+    assert found[there.name]["freed"][0]["why"] == "a process works in its folder"
+    assert (there / TRACE).exists()
+
+
+def test_without_a_confirmation_nothing_is_asked_of_the_cluster(cluster, fetch, here):
+    said, _ = fetch(cluster.here, "--prune", code=2)
+    assert said == "error: --prune was not confirmed. Allowed: the option --yes, or the answer `yes` on a terminal.\n"
+    assert not here.exists()
+
+
+@pytest.mark.parametrize("where", ["local", "the cluster's own folder", "a copy"])
+def test_the_one_place_of_the_runs_is_never_freed(cluster, fetch, there, where, tmp_path):
+    workspace = cluster.there
+    if where == "the cluster's own folder":
+        (cluster.here.path / remote_workspace.MARK).write_text("far:/ws\n")
+        workspace = cluster.here
+    elif where == "a copy":
+        known = remote_workspace.known(cluster.here)
+        original = tmp_path / "original/.shardlab"
+        original.mkdir(parents=True)
+        marked = {name: getattr(known, name) for name in known.__struct_fields__} | {"mark": f"far:{original.parent}\n"}
+        for path in (original, cluster.here.own):
+            files.write_json(path / "away.json", marked)
+        workspace = cluster.here
+    before = tree(there)
+    said, _ = fetch(workspace, "--prune", "--yes", code=2)
+    assert "is a copy of" in said if where == "a copy" else "are stored in this folder alone" in said
+    assert tree(there) == before
+
+
+RANK = """\
+n=$SHARDLAB_NODE; mkdir -p steps trace
+echo '{"schema": 1, "step": 1, "t_s": 1, "wall_s": 1, "units": 1, "step_ms": 1}' >> steps/rank-0000$n.jsonl
+echo trace of $n > trace/rank-0000$n.json.gz
+"""
+
+
+@pytest.fixture
+def nodes(tmp_path_factory, monkeypatch):
+    made = SshNodes(tmp_path_factory.mktemp("first"), monkeypatch, apart=tmp_path_factory.mktemp("disks"), count=3)
+    yield made
+    made.end()
+
+
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+def test_nodes_are_freed_of_the_parts_that_the_first_node_has(nodes, fetch):
+    folder = nodes.run(1, 3, RANK)
+    assert nodes.attempt(folder, "gpu0,gpu1,gpu2").wait(60) == 0
+    fetch(nodes.workspace)
+    before = contents(folder.path)
+    status = (part := nodes.part("gpu2", folder).path / "trace/rank-00002.json.gz").stat()
+    part.write_text("TRACE of 2\n")
+    os.utime(part, ns=(status.st_atime_ns, status.st_mtime_ns))
+    _, found = fetch(nodes.workspace, "--prune", "--yes", code=1)
+    freed = {one["where"]: one for one in found[folder.run_id]["freed"]}
+    assert freed["gpu1"]["files"] > 0
+    assert freed["gpu2"]["why"] == "trace/rank-00002.json.gz there is not the same as on this machine"
+    assert set(freed) == {"gpu1", "gpu2"}
+    assert not nodes.part("gpu1", folder).path.exists()
+    part.write_text("trace of 2\n")
+    nodes.break_login("gpu2", "No route to host")
+    _, found = fetch(nodes.workspace, "--prune", "--yes", code=1)
+    assert "No route to host" in next(one for one in found[folder.run_id]["freed"] if one["where"] == "gpu2")["why"]
+    nodes.mend_login("gpu2")
+    fetch(nodes.workspace, "--prune", "--yes")
+    assert not nodes.part("gpu2", folder).path.exists()
+    assert contents(folder.path) == before
+    _, found = fetch(nodes.workspace)
+    assert found[folder.run_id]["complete"]
