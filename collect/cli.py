@@ -17,7 +17,6 @@ from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
 if TYPE_CHECKING:
-    from collect.fetching.fetch import Fetched
     from collect.loading.load import Loaded
 
 EXAMPLES = {
@@ -190,7 +189,7 @@ def _workspace(arguments: argparse.Namespace) -> Workspace:
 
 
 def _fetch(arguments: argparse.Namespace, output: Output) -> int:
-    from collect.fetching import fetch, progress, prune
+    from collect.fetching import fetch, progress, prune, prune_command
 
     workspace = _workspace(arguments)
     if arguments.prune:
@@ -227,38 +226,9 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
     elif not fetched:
         output.remark(f"{workspace.runs}: no runs yet.")
     _set_aside(output, [(RunDir(workspace.runs / run.run), run.unreadable) for run in fetched])
-    is_freed = _prune(output, workspace, fetched, is_confirmed=arguments.yes) if arguments.prune else True
+    is_freed = prune_command.free(output, workspace, fetched, is_confirmed=arguments.yes) if arguments.prune else True
     output.document(fetched)
     return 0 if is_freed and all(run.is_sound for run in fetched) else 1
-
-
-def _prune(output: Output, workspace: Workspace, fetched: Sequence[Fetched], *, is_confirmed: bool) -> bool:
-    """Free the cluster or its nodes, after a question. Returns whether all was removed that was to be removed."""
-    from collect.fetching import progress, prune
-
-    with progress.shown(output) as shown:
-        places = prune.verify(workspace, fetched, shown)
-    for place in places:
-        if place.runs:
-            found = f"{place.count:,} files of {len(place.runs):,} run(s), {place.size / 2**20:,.1f} MiB"
-            output.remark(f"{place.where}: {found}: their checksums are those of the files on this machine.")
-    if not any(place.runs for place in places):
-        output.remark("There is nothing to remove.")
-    elif not is_confirmed and output.remarks.input("Remove these files there? Type yes: ").strip() != "yes":
-        output.remark("Nothing was removed.")
-        return True
-    with progress.shown(output) as shown:
-        freed = prune.remove(places, shown)
-    for run in fetched:
-        run.freed = [removed for removed in freed if removed.run == run.run]
-    for removed in freed:
-        if removed.why:
-            output.remark(f"{removed.where}: files of {removed.run} stay: {removed.why}", style="red")
-    for where in dict.fromkeys(removed.where for removed in freed if removed.files):
-        of_place = [removed for removed in freed if removed.where == where]
-        files, size = sum(removed.files for removed in of_place), sum(removed.bytes for removed in of_place)
-        output.remark(f"{where}: {files:,} files removed, {size / 2**20:,.1f} MiB freed")
-    return not any(removed.why for removed in freed)
 
 
 def _summarize(arguments: argparse.Namespace, output: Output) -> int:
