@@ -24,7 +24,12 @@ from provision.verify import Finding, verified
 
 ROOT = Path(__file__).parent.parent
 LOCAL = str(ROOT / "examples/local.yaml")
-LOCKED = {".", ".shardlab", ".shardlab/provision.lock"}  # what a command leaves that changed nothing else
+LOCKED = {
+    ".",
+    ".shardlab",
+    ".shardlab/provision.lock",
+    ".shardlab/trusted.json",
+}  # what a command leaves that changed nothing else
 
 
 @pytest.fixture

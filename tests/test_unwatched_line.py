@@ -1,4 +1,4 @@
-"""A sampler that is killed while a run goes on: the run goes on, and its report says what telemetry lacks."""
+"""A sampler that is killed while a run goes on is started again; the run goes on, and its report says what telemetry lacks."""
 
 import contextlib
 import re
@@ -7,6 +7,9 @@ import socket
 import psutil
 import pytest
 from support_line import HANG_S, benches, until
+
+from jobs.node_processes import SAMPLER_STARTS
+from shardlab.record import SAMPLER_ENDED
 
 pytestmark = pytest.mark.line
 
@@ -30,23 +33,38 @@ def sampler_of(folder):
     return None
 
 
+def kill_sampler(folder):
+    """Kill the sampler of this run, and wait until the run's supervisor has recorded it."""
+    sampler = until(lambda: sampler_of(folder), "the run has a sampler", HANG_S)
+    ends = ended(folder)
+    sampler.kill()
+    until(lambda: ended(folder) > ends, "the end of the sampler is on record", HANG_S)
+
+
+def ended(folder):
+    return sum(event.event == SAMPLER_ENDED for event in folder.events())
+
+
 def test_a_run_whose_sampler_is_killed_goes_on_and_its_report_says_so(bench):
     name = bench.matrix("axes: {strategy: [single], workload: [gpt2-tiny], seq_len: [16], seed: [1, 2]}", steps=1500)
     bench.run("jobs", "submit", "--matrix", name)
     folders, host = bench.folders(), socket.gethostname()
     at_once = until(lambda: next(filter(sampler_of, folders), None), "a run has a sampler", HANG_S)
-    sampler_of(at_once).kill()
+    kill_sampler(at_once)
     (midway,) = (folder for folder in folders if folder is not at_once)
-    sampler = until(lambda: sampler_of(midway), "the other run has a sampler", HANG_S)
     until(lambda: any(not record.warmup for record in midway.steps(0).records), "the other run is timed", HANG_S)
     enough = lines_of_samples(midway) + 3  # some samples of the timed window, also on a loaded machine
     until(lambda: lines_of_samples(midway) >= enough, "the sampler gets to the timed window", HANG_S)
-    sampler.kill()
+    for _ in range(SAMPLER_STARTS):  # the last one is not started again
+        kill_sampler(midway)
     until(lambda: set(bench.states().values()) == {"completed"}, "both runs complete", HANG_S)
     summary = bench.json("collect", "summarize")
     said = {entry["run"]: entry for entry in summary["telemetry"]}
-    assert said[at_once.run_id]["incomplete"].startswith(("no samples", "one sample"))  # it may have begun before it was killed
+    assert (said[at_once.run_id]["sampler_ends"], said[midway.run_id]["sampler_ends"]) == (1, SAMPLER_STARTS)
     assert re.fullmatch(r"no samples in the last \d+\.\d s", said[midway.run_id]["incomplete"])
     assert said[at_once.run_id]["host"] == said[midway.run_id]["host"] == host
     (remark,) = [remark for remark in summary["remarks"] if "telemetry covers only a part of the timed window" in remark]
-    assert all(f"{run} on {host} ({entry['incomplete']})" in remark for run, entry in said.items())
+    assert f"{midway.run_id} on {host} ({said[midway.run_id]['incomplete']})" in remark
+    (troubles,) = [remark for remark in summary["remarks"] if "its sampler ended" in remark]
+    for run, times in ((at_once, "1 time"), (midway, f"{SAMPLER_STARTS} times")):
+        assert f"{run.run_id} on {host} (its sampler ended {times} while the run went on)" in troubles
