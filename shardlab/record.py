@@ -178,6 +178,13 @@ class Sample(Record, kw_only=True):
     rdma: list[RdmaSample] | None = None
 
 
+class ClockOffset(msgspec.Struct, frozen=True):
+    """offset_s: the clock of a host minus that of rank 0's host; the true difference is within_s of it at most."""
+
+    offset_s: float
+    within_s: float
+
+
 class Event(Record, kw_only=True):
     """An event of a run, recorded by one writer; `data` has its details."""
 

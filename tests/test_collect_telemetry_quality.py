@@ -7,9 +7,8 @@ from test_collect_metrics import RESULT, WINDOW, measured, nic, sample, step
 
 from collect import summary
 from collect.loading import load, telemetry
-from collect.loading.records import ClockOffset
 from collect.metrics import energy, network, utilization
-from shardlab.record import CLOCK, SAMPLER_ENDED, GpuSample, LineWriter, NicSample, RdmaSample, Sample
+from shardlab.record import CLOCK, SAMPLER_ENDED, ClockOffset, GpuSample, LineWriter, NicSample, RdmaSample, Sample
 from shardlab.workspace import Workspace
 
 TIMES = (9, 11, 13, 15, 17, 19, 21)

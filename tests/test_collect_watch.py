@@ -13,7 +13,7 @@ from collect.cli import main
 from collect.loading.loaded_run import LoadedRun
 from collect.sources import steps
 from collect.watch import followed_records, run_series
-from collect.watch.curve import MOST_POINTS, Curve
+from collect.watch.curve import MOST_POINTS, LiveCurve
 from collect.watch.followed_records import FollowedRecords
 from collect.watch.live_page import MOST_RUNS, LivePage
 from collect.watch.queue import Queue, QueuedRun
@@ -166,7 +166,7 @@ def test_a_suspension_is_in_no_step_time(workspace):
 
 @pytest.mark.parametrize("count", [5, 2 * MOST_POINTS, 5000])
 def test_a_curve_has_few_points_and_the_mean_of_all_values(count):
-    curve = Curve()
+    curve = LiveCurve()
     for number in range(count):
         curve.add(number, 2.0 * number)
     x, means = curve.points()
@@ -179,7 +179,7 @@ def test_a_curve_has_few_points_and_the_mean_of_all_values(count):
 
 
 def test_a_curve_is_not_drawn_through_a_gap():
-    curve = Curve()
+    curve = LiveCurve()
     for at in (0, 1, 2, 3, 10, 11):
         curve.add(at, 1.0)
     assert curve.with_gaps() == ([0, 1, 2, 3, 6.5, 10, 11], [1.0, 1.0, 1.0, 1.0, None, 1.0, 1.0])

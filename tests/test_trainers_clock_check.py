@@ -29,6 +29,15 @@ class Meeting:
         return Rank()
 
 
+def at_once(rank, ranks):
+    """Run the function for each rank, in a thread of its own."""
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 @pytest.mark.parametrize("ahead_s", [0.0, 7.25, -3600.0])
 def test_an_offset_is_found_within_its_bound(ahead_s):
     meeting, found = Meeting(3), {}
@@ -37,11 +46,7 @@ def test_an_offset_is_found_within_its_bound(ahead_s):
         clock = time.monotonic if number != 2 else lambda: time.monotonic() + ahead_s
         found[number] = clock_check.offset(meeting.of(number), clock)
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(rank, 3)
     for number, true_s in ((0, 0.0), (1, 0.0), (2, ahead_s)):
         assert abs(found[number].offset_s - true_s) <= found[number].within_s + 1e-9
         assert found[number].within_s >= 0
@@ -57,9 +62,5 @@ def test_a_clock_that_is_set_meanwhile_has_no_offset():
         )
         found[number] = clock_check.offset(meeting.of(number), clock)
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(rank, 2)
     assert found[1] is None

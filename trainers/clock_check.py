@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from shardlab.record import CLOCK
+from shardlab.record import CLOCK, ClockOffset
 
 if TYPE_CHECKING:
     from shardlab.run import Run
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from trainers.ranks import Peers, Ranks
 
 MEETINGS = 9
-
-
-class ClockOffset(NamedTuple):
-    """offset_s: this rank's clock minus the clock of rank 0; the true difference is within_s of it at most."""
-
-    offset_s: float
-    within_s: float
 
 
 def check(run: Run, run_dir: RunDir, ranks: Ranks, peers: Peers, when: str) -> None:

@@ -26,7 +26,7 @@ COLOURS = {
 
 
 class StepPhase(NamedTuple):
-    """A phase of a step of one rank. start_ms, took_ms: since the first step that is drawn; step: what it is called."""
+    """A phase of a step of one rank. start_ms: ms since the first drawn step began; took_ms: its duration; step: its name."""
 
     rank: int
     phase: str

@@ -20,6 +20,7 @@ from shardlab.host import Host
 from shardlab.record import (
     CLOCK,
     SAMPLER_ENDED,
+    ClockOffset,
     Event,
     Record,
     RecordLines,
@@ -73,13 +74,6 @@ class Damage(msgspec.Struct):
         parts += [f"{name}: {count} corrupt line{'s' * (count != 1)}" for name, count in self.corrupt.items()]
         parts += [f"{name}: {kind}, which was not read" for name, kind in self.not_followed.items()]
         return "; ".join(parts)
-
-
-class ClockOffset(msgspec.Struct):
-    """How far a clock was from another one, in seconds; the true difference is within_s of it at most."""
-
-    offset_s: float
-    within_s: float
 
 
 class RunRecords(msgspec.Struct):

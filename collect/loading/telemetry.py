@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import polars as pl
 
-from collect.loading.records import ClockOffset
 from collect.sources.samples import Samples
 from collect.sources.steps import window
+from shardlab.record import ClockOffset
 
 APART_S = 0.1  # by which the clocks of two hosts may differ: a fifth of the distance of two samples
 STEP_S = 0.1  # by which a clock is set at least; daemons that keep the time speed it up or slow it down by less

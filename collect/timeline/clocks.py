@@ -9,14 +9,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.loading.records import ClockOffset
 from shardlab.decoders import DECODE_FAULTS
-from shardlab.record import CLOCK, Event
+from shardlab.record import CLOCK, ClockOffset, Event
 
 _FIRST_RANK = re.compile(r"rank-(\d{5,9})")
 
 
-class HostClock(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedClock(msgspec.Struct, frozen=True, kw_only=True):
     """The clock of one host of a run.
 
     first_rank: the lowest rank on this host. at_s, offset_s: when its clock was compared with that of rank 0's host, in seconds
@@ -52,7 +51,7 @@ class Clocks:
         Only runs on several hosts compare clocks. Launchers number the ranks host by host, so a rank is on the host whose first
         rank is the nearest one below it.
         """
-        found: dict[str, HostClock] = {}
+        found: dict[str, ComparedClock] = {}
         for event in events:
             first = _FIRST_RANK.fullmatch(event.writer)
             if event.event != CLOCK or first is None:
@@ -62,7 +61,7 @@ class Clocks:
             except DECODE_FAULTS:
                 continue
             clock = found.get(event.host)
-            found[event.host] = HostClock(
+            found[event.host] = ComparedClock(
                 host=event.host,
                 first_rank=int(first[1]),
                 at_s=[*(clock.at_s if clock else ()), event.wall_s],
@@ -79,7 +78,7 @@ class Clocks:
         return max(below, key=lambda clock: clock.first_rank).host if below else self._only
 
     def corrected(self, host: str | None, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """As of `HostClock`; unchanged for a host whose clock was not compared."""
+        """As of `ComparedClock`; unchanged for a host whose clock was not compared."""
         return self.of_host[host].corrected(wall_s) if host in self.of_host else wall_s
 
     def is_known(self, host: str | None) -> bool:

@@ -10,9 +10,9 @@ import polars as pl
 
 from collect.loading.loaded_run import LoadedRun
 from collect.timeline import perfetto
-from collect.timeline.clocks import HostClock
+from collect.timeline.clocks import ComparedClock
 from collect.timeline.straggler import PHASES
-from collect.timeline.timeline import Timeline, of_run, profiled
+from collect.timeline.timeline import RunTimeline, of_run, profiled
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
@@ -60,7 +60,7 @@ def show(workspace: Workspace, run_id: str, file: str | None, output: Output) ->
     return 0
 
 
-def _ranks(timeline: Timeline, timed: pl.DataFrame) -> list[dict[str, Any]]:
+def _ranks(timeline: RunTimeline, timed: pl.DataFrame) -> list[dict[str, Any]]:
     """A row per rank that recorded timed steps."""
     medians = timed.group_by("rank").agg(pl.len().alias("steps"), *(pl.col(name).median() for name in ("step_ms", *PHASES)))
     return [{"rank": row["rank"], "host": timeline.host_of(row["rank"])} | row for row in medians.sort("rank").to_dicts()]
@@ -74,12 +74,12 @@ def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _clock(clock: HostClock) -> list[str]:
+def _clock(clock: ComparedClock) -> list[str]:
     drift = "" if clock.drift_s is None else f"{1000 * clock.drift_s:.3f}"
     return [clock.host, str(clock.first_rank), f"{1000 * clock.offset_s[0]:.3f}", f"{1000 * clock.within_s:.3f}", drift]
 
 
-def _straggler(timeline: Timeline) -> str:
+def _straggler(timeline: RunTimeline) -> str:
     found = timeline.straggler
     if found is None:
         return "straggler: none found. Ranks differ by less than 5 % of a step, or have too few steps (at least 3 on 2 ranks)."
@@ -89,6 +89,6 @@ def _straggler(timeline: Timeline) -> str:
     )
 
 
-def _straggler_document(timeline: Timeline) -> dict[str, Any] | None:
+def _straggler_document(timeline: RunTimeline) -> dict[str, Any] | None:
     found = timeline.straggler
     return None if found is None else {"host": timeline.host_of(found.rank)} | msgspec.to_builtins(found)

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from collect.timeline.timeline import Spans, Timeline
+from collect.timeline.timeline import RunTimeline, Spans
 from shardlab import files
 
 
-def write(path: Path, timeline: Timeline, profiled: Iterable[Spans]) -> int:
+def write(path: Path, timeline: RunTimeline, profiled: Iterable[Spans]) -> int:
     """Write the file, compressed if its name ends in .gz; returns the number of events in it. Raises WorkspaceError.
 
     Times are in microseconds since the first moment of the timeline, which `otherData` gives in seconds since the epoch.
@@ -32,13 +32,13 @@ def write(path: Path, timeline: Timeline, profiled: Iterable[Spans]) -> int:
     return count
 
 
-def _first_s(timeline: Timeline) -> float:
+def _first_s(timeline: RunTimeline) -> float:
     firsts = [float(one.start_s.min()) for one in timeline.steps if len(one.start_s)]
     firsts += [float(one.at_s.min()) for one in timeline.counters] + [moment.at_s for moment in timeline.moments]
     return min(firsts, default=0.0)
 
 
-def _events(timeline: Timeline, profiled: Iterable[Spans], zero_s: float) -> Iterator[dict[str, Any]]:
+def _events(timeline: RunTimeline, profiled: Iterable[Spans], zero_s: float) -> Iterator[dict[str, Any]]:
     processes: dict[str, int] = {}
     rows: dict[tuple[str, str], int] = {}
 

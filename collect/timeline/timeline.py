@@ -46,7 +46,7 @@ class Moment(msgspec.Struct, frozen=True):
     at_s: float
 
 
-class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """One run. uncorrected: hosts whose clocks were never compared, so that their times are as their own clocks had them."""
 
     run_id: str
@@ -62,12 +62,12 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         return self.clocks.host_of(rank) or UNKNOWN
 
 
-def of_run(run: LoadedRun) -> Timeline:
+def of_run(run: LoadedRun) -> RunTimeline:
     """The timeline of a run, without the events of its traces (`profiled`)."""
     compared = clocks(run)
     counters = [*_counters(run, compared)]
     hosts = {counter.host for counter in counters} | {compared.host_of(rank) for rank in run.steps["rank"].unique()}
-    return Timeline(
+    return RunTimeline(
         run_id=run.run_id,
         clocks=compared,
         uncorrected=sorted(host or UNKNOWN for host in hosts if not compared.is_known(host)),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from collect.watch.live_page import LivePage
 from collect.watch.report_on_request import ReportOnRequest
-from collect.watch.server import Server
+from collect.watch.server import WatchServer
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
@@ -20,7 +20,7 @@ def serve(workspace: Workspace, port: int, output: Output) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="shardlab-watch-") as folder:
             report = ReportOnRequest(workspace, Path(folder))
-            with Server(port, LivePage(workspace), report, workspace.runs, output.detail) as server:
+            with WatchServer(port, LivePage(workspace), report, workspace.runs, output.detail) as server:
                 output.line(f"watch {workspace.path}: {server.url}")
                 output.remark("The address holds a secret and works on this machine alone. Ctrl-C ends the server.")
                 output.document({"workspace": str(workspace.path), "url": server.url})

@@ -9,7 +9,7 @@ MOST_POINTS = 300  # of a figure that is half as wide as the page; there are up 
 GAP_PERIODS = 3.0  # points further apart than this many usual distances are not connected
 
 
-class Curve:
+class LiveCurve:
     """Means over stretches of equally many values, in the order of x. If there are too many stretches, every two become one."""
 
     def __init__(self) -> None:

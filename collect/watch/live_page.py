@@ -13,7 +13,7 @@ import msgspec
 
 from collect import figure
 from collect.report import palette
-from collect.watch.curve import Curve
+from collect.watch.curve import LiveCurve
 from collect.watch.queue import Queue, QueuedRun, counts
 from collect.watch.run_series import OF_STEPS, OF_TIME
 from shardlab import __version__, inventory, moments, printable
@@ -144,7 +144,7 @@ def _at_work(run: QueuedRun, row: QueueRow) -> RunAtWork:
     )
 
 
-def _figure(title: str, lines: Mapping[str, Curve], left_out: Sequence[str] | set[str]) -> dict[str, Any] | None:
+def _figure(title: str, lines: Mapping[str, LiveCurve], left_out: Sequence[str] | set[str]) -> dict[str, Any] | None:
     """A figure for plotly; None if there is nothing to draw."""
     if not lines:
         return None

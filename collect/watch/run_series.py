@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from collect.notation import GIB, MB
-from collect.watch.curve import Curve
+from collect.watch.curve import LiveCurve
 from collect.watch.followed_records import FollowedRecords
 from shardlab import suspension
 from shardlab.progress import Progress
@@ -73,7 +73,7 @@ class RunSeries:
         self.progress = Progress()
         self.last_record_s = 0.0  # by the clocks of the nodes
         self.left_out: dict[str, set[str]] = {}  # the lines that a figure has no room for
-        self.curves: dict[str, dict[str, Curve]] = {title: {} for title in (*OF_STEPS, *OF_TIME)}
+        self.curves: dict[str, dict[str, LiveCurve]] = {title: {} for title in (*OF_STEPS, *OF_TIME)}
         self._ranks = [FollowedRecords(str(self.folder.steps_file(rank)), StepRecord) for rank in range(self.run.cell.gpus)]
         self._hosts: dict[str, FollowedRecords[Sample]] = {}
         self._waiting: dict[int, WorldStep] = {}
@@ -170,7 +170,7 @@ class RunSeries:
             if len(lines) >= MOST_LINES:
                 self.left_out.setdefault(title, set()).add(line)
                 return
-            lines[line] = Curve()
+            lines[line] = LiveCurve()
         lines[line].add(x, value)
 
 

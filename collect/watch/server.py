@@ -44,7 +44,7 @@ TYPES |= {".sbatch": TEXT, ".yaml": TEXT, ".py": TEXT}
 BYTES = "application/octet-stream"
 
 
-class Server(ThreadingHTTPServer):
+class WatchServer(ThreadingHTTPServer):
     """Serves `page`, `report` and the files in `runs`. tell: gets a line for each failure. Raises InputError."""
 
     daemon_threads = True  # an open page does not hold up the end
@@ -83,7 +83,7 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     """One connection."""
 
-    server: Server
+    server: WatchServer
     protocol_version = "HTTP/1.1"
     timeout = WAIT_S
 
