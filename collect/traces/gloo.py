@@ -13,7 +13,7 @@ from collect.traces import intervals
 from collect.traces.intervals import Intervals
 from collect.traces.trace import Trace
 
-_SPAN = "gloo:"
+SPAN = "gloo:"
 _C10D = ("c10d::", "_c10d_functional::", "c10d_functional::")
 WRAPPER = "autograd::engine::evaluate_function"  # also lasts while a hook in it waits for a collective
 STEP = re.compile(r"ProfilerStep\s*#\s*\d+")
@@ -28,7 +28,8 @@ _MEANINGS = {
 
 
 class Activity(NamedTuple):
-    """operators: rows of the main thread's operators; collectives: rows of gloo's spans, on whatever thread.
+    """operators: rows of the main thread's operators; c10d: those that launch collectives or wait for them; collectives: rows
+    of gloo's spans, on whatever thread.
 
     compute: the union of the operators less that of c10d's own, which launch collectives or wait for them. communication: the
     union of the spans, their waiting for other ranks included; `gloo:send` and `gloo:recv` stand on the main thread and last
@@ -38,6 +39,7 @@ class Activity(NamedTuple):
     start_ns: int
     end_ns: int
     operators: NDArray[np.bool_]
+    c10d: NDArray[np.bool_]
     launches: NDArray[np.bool_]
     collectives: NDArray[np.bool_]
     compute: Intervals
@@ -46,9 +48,9 @@ class Activity(NamedTuple):
 
 def activity(trace: Trace) -> Activity | None:
     """None where the trace holds neither operators nor spans of gloo."""
-    step = trace.of_category("user_annotation") & _named(trace, lambda label: STEP.match(label) is not None)
+    step = steps_of(trace)
     operators = trace.of_category("cpu_op")
-    collectives = _named(trace, lambda label: label.startswith(_SPAN)) & ~operators
+    collectives = _named(trace, lambda label: label.startswith(SPAN)) & ~operators
     if not (operators | collectives).any():
         return None
     main = _main_thread(trace, step, operators)
@@ -62,11 +64,22 @@ def activity(trace: Trace) -> Activity | None:
         start_ns=start,
         end_ns=end,
         operators=operators,
+        c10d=c10d,
         launches=c10d & _named(trace, lambda label: label.startswith("c10d::")),
         collectives=collectives,
         compute=intervals.within(compute, start, end),
         communication=intervals.within(intervals.of(trace, collectives), start, end),
     )
+
+
+def steps_of(trace: Trace) -> NDArray[np.bool_]:
+    """Which events are profiler steps."""
+    return trace.of_category("user_annotation") & _named(trace, lambda label: STEP.match(label) is not None)
+
+
+def autograd_of(trace: Trace) -> NDArray[np.bool_]:
+    """Which events are autograd's wrappers around the operators of a backward pass."""
+    return trace.of_category("cpu_op") & _named(trace, lambda label: label.startswith(WRAPPER))
 
 
 def meanings(trace: Trace, found: Activity) -> list[str]:
@@ -77,7 +90,7 @@ def meanings(trace: Trace, found: Activity) -> list[str]:
     one to one and in agreement, as when launches lie before the trace, every span keeps the name that gloo gave it.
     """
     rows = np.flatnonzero(found.collectives)
-    said = [trace.labels[label].removeprefix(_SPAN) for label in trace.name[rows]]
+    said = [trace.labels[label].removeprefix(SPAN) for label in trace.name[rows]]
     queued = [index for index, name in enumerate(said) if name not in _POINT_TO_POINT]
     queued.sort(key=lambda index: trace.start_ns[rows[index]])
     launches = sorted(np.flatnonzero(found.launches), key=lambda row: trace.start_ns[row])

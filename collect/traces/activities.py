@@ -1,0 +1,112 @@
+"""What runs on a rank at each moment: computing, collectives and memory operations, and the calls that launched them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.traces import gloo, intervals
+from collect.traces.breakdown import Source
+from collect.traces.collective import CollectiveOperation
+from collect.traces.communication import kernel_communication
+from collect.traces.intervals import Intervals
+from collect.traces.trace import Trace
+
+_LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "mtia_runtime", "privateuse1_runtime", "Runtime")
+
+
+class Activities(NamedTuple):
+    """The work of a rank within [start_ns, end_ns), as `breakdown` counts it.
+
+    rows: of the trace, sorted by start; on a GPU kernels and memory operations, else gloo's spans. is_collective: which of
+    `rows` are collectives. operation: for each row the place in `operations` of what the collective is, -1 for other work. launch_row: the row of the call that launched each; -1 if that is not recorded; with gloo always -1.
+    compute, communication, memory, busy: unions. host_collectives: collectives that run or are waited for on the host. operating:
+    the operators of the main thread, empty for a GPU.
+    """
+
+    source: Source
+    start_ns: int
+    end_ns: int
+    rows: NDArray[np.intp]
+    is_collective: NDArray[np.bool_]
+    operation: NDArray[np.int32]
+    operations: list[CollectiveOperation]
+    launch_row: NDArray[np.intp]
+    compute: Intervals
+    communication: Intervals
+    memory: Intervals
+    busy: Intervals
+    host_collectives: Intervals
+    operating: Intervals
+
+
+def activities(trace: Trace) -> Activities | None:
+    """None where the trace holds neither kernels nor operators."""
+    kernel = trace.of_category("kernel")
+    memory = trace.of_category("gpu_memcpy", "gpu_memset")
+    if not (kernel | memory).any():
+        return _on_cpu(trace)
+    communicating = kernel_communication(trace, kernel)
+    collective = communicating.rows
+    rows = np.flatnonzero(kernel | memory)
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    busy = intervals.of(trace, kernel | memory)
+    on_host = trace.among(trace.name, [label.startswith(gloo.SPAN) for label in trace.labels]) & ~trace.of_category("cpu_op")
+    return Activities(
+        source="gpu",
+        start_ns=int(busy.start[0]) if len(busy.start) else 0,
+        end_ns=int(busy.end[-1]) if len(busy.end) else 0,
+        rows=rows,
+        is_collective=collective[rows],
+        operation=communicating.operation[rows],
+        operations=communicating.operations,
+        launch_row=launches(trace, rows),
+        compute=intervals.of(trace, kernel & ~collective),
+        communication=intervals.of(trace, collective),
+        memory=intervals.of(trace, memory),
+        busy=busy,
+        host_collectives=intervals.of(trace, on_host),
+        operating=intervals.NOTHING,
+    )
+
+
+def _on_cpu(trace: Trace) -> Activities | None:
+    found = gloo.activity(trace)
+    if found is None:
+        return None
+    spans = np.flatnonzero(found.collectives)
+    names = gloo.meanings(trace, found)
+    order = np.argsort(trace.start_ns[spans], kind="stable")
+    rows = spans[order]
+    operations = [CollectiveOperation(name) for name in dict.fromkeys(names)]
+    places = {operation.name: place for place, operation in enumerate(operations)}
+    return Activities(
+        source="gloo" if len(rows) else "cpu",
+        start_ns=found.start_ns,
+        end_ns=found.end_ns,
+        rows=rows,
+        is_collective=np.ones(len(rows), bool),
+        operation=np.array([places[names[index]] for index in order], np.int32),
+        operations=operations,
+        launch_row=np.full(len(rows), -1, np.intp),
+        compute=found.compute,
+        communication=found.communication,
+        memory=intervals.NOTHING,
+        busy=intervals.either(found.compute, found.communication),
+        host_collectives=intervals.of(trace, found.c10d),
+        operating=intervals.of(trace, found.operators),
+    )
+
+
+def launches(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """The row of the call that launched each of `rows`, by correlation: the first call that bears it. -1: not recorded."""
+    calls = np.flatnonzero(trace.of_category(*_LAUNCHES) & (trace.correlation > 0))
+    calls = calls[np.lexsort((trace.start_ns[calls], trace.correlation[calls]))]
+    wanted = trace.correlation[rows]
+    place = np.searchsorted(trace.correlation[calls], wanted)
+    known = (place < len(calls)) & (wanted > 0)
+    found = np.full(len(rows), -1, np.intp)
+    found[known] = calls[place[known]]
+    return np.where((found >= 0) & (trace.correlation[found] == wanted), found, -1)

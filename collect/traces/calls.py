@@ -1,0 +1,157 @@
+"""The calls of collectives on one rank, each with what of it is hidden behind compute and what makes the step longer."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.traces import gloo, intervals
+from collect.traces.activities import Activities
+from collect.traces.collective import CollectiveOperation
+from collect.traces.intervals import Intervals
+from collect.traces.trace import Trace
+
+
+class ProcessGroup(msgspec.Struct, frozen=True):
+    """A process group as a trace names it. name "": the trace names none. ranks: global ranks; empty if the trace has none.
+
+    size: the number of ranks in it; None if the trace does not say it. description: what the user or c10d called it. mixed: calls
+    of several groups, which the trace does not tell apart.
+    """
+
+    name: str = ""
+    ranks: tuple[int, ...] = ()
+    size: int | None = None
+    description: str = ""
+    mixed: bool = False
+
+    @property
+    def label(self) -> str:
+        """How tables name the group: its name, what it is called, and its size."""
+        if self.mixed:
+            return "several, not told apart"
+        called = f"{self.name} {self.description}".strip()
+        return f"{called or 'not named'}{f' ({self.size} ranks)' if self.size else ''}"
+
+
+class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
+    """One call of a collective on one rank. Times in ns.
+
+    name: as torch.distributed names it. group: the place of its process group among those of the rank. step: the place of the
+    profiler step in which it was launched, -1 for none. start_ns: since the epoch if the trace says what it counts from.
+    message_bytes: the size of the message as nccl-tests counts it; None if the trace does not say it. hidden_ns: how long
+    something computes meanwhile. exposed: the pieces of the call in which nothing computes and no collective that started
+    earlier runs, flat as (offset from the start, length, ...): over all calls of a rank they are its exposed communication.
+    """
+
+    name: str
+    group: int
+    step: int
+    start_ns: int
+    duration_ns: int
+    message_bytes: int | None
+    hidden_ns: int
+    exposed: list[int]
+
+    @property
+    def exposed_ns(self) -> int:
+        """How long the call makes the step longer, in ns."""
+        return sum(self.exposed[1::2])
+
+    def exposed_within(self, first_ns: int) -> int:
+        """How much of the first ns of the call makes the step longer, in ns."""
+        pairs = zip(self.exposed[::2], self.exposed[1::2], strict=True)
+        return sum(max(0, min(offset + length, first_ns) - offset) for offset, length in pairs)
+
+
+def calls(trace: Trace, active: Activities) -> tuple[list[ProcessGroup], list[CollectiveCall]]:
+    """The process groups of a rank and its calls, sorted by start."""
+    rows = active.rows[active.is_collective]
+    launched = active.launch_row[active.is_collective]
+    known = _sole_group(trace)
+    groups: dict[ProcessGroup, int] = {}
+    of_operation = [
+        groups.setdefault(known if one.group is None else _group(one), len(groups)) for one in active.operations
+    ]
+    operation = active.operation[active.is_collective].tolist()
+    sizes = [message_bytes(one) for one in active.operations]
+    start, end = trace.start_ns[rows], trace.end_ns[rows]
+    step = _steps_at(trace, np.where(launched >= 0, trace.start_ns[launched], start))
+    columns = (
+        [active.operations[index].name for index in operation],
+        [of_operation[index] for index in operation],
+        step,
+        (start + (trace.base_ns or 0)).tolist(),
+        (end - start).tolist(),
+        [sizes[index] for index in operation],
+        hidden(start, end, active.compute),
+        exposed(start, end, active),
+    )
+    return list(groups), [CollectiveCall(*values) for values in zip(*columns, strict=True)]
+
+
+def message_bytes(operation: CollectiveOperation) -> int | None:
+    """The size of a message as nccl-tests counts it: the whole output of an all_gather or recv, else the rank's input."""
+    if operation.name in ("gather", "scatter", "barrier"):
+        return None  # Kineto gives the root's size on the root alone; a barrier sends nothing that counts
+    return operation.out_bytes if operation.name in ("all_gather", "recv") else operation.in_bytes
+
+
+def _group(operation: CollectiveOperation) -> ProcessGroup:
+    ranks = operation.ranks or ()
+    return ProcessGroup(operation.group or "", ranks, operation.group_size, operation.description or "")
+
+
+def _sole_group(trace: Trace) -> ProcessGroup:
+    """The group of calls that name none: the only one of the rank, if the trace lists its groups."""
+    groups = trace.head.groups
+    if groups is None:
+        return ProcessGroup()
+    if len(groups) > 1:
+        return ProcessGroup(mixed=True)
+    return ProcessGroup(groups[0].pg_name, tuple(groups[0].ranks), groups[0].pg_size, groups[0].pg_desc)
+
+
+def _steps_at(trace: Trace, moments: NDArray[np.int64]) -> list[int]:
+    """The number in the name of the profiler step in which each moment lies; -1 for none."""
+    rows = np.flatnonzero(gloo.steps_of(trace))
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    if not len(rows):
+        return [-1] * len(moments)
+    numbers = np.array([int(trace.labels[label].rpartition("#")[2]) for label in trace.name[rows]], np.int64)
+    place = np.searchsorted(trace.start_ns[rows], moments, side="right") - 1
+    inside = (place >= 0) & (moments < trace.end_ns[rows][place])
+    return np.where(inside, numbers[place], -1).tolist()  # type: ignore[no-any-return]
+
+
+def hidden(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], compute: Intervals) -> list[int]:
+    """How long something computes during each call, in ns."""
+    return (intervals.before(compute, end_ns) - intervals.before(compute, start_ns)).tolist()  # type: ignore[no-any-return]
+
+
+def exposed(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], active: Activities) -> list[list[int]]:
+    """The exposed pieces of each call, as `CollectiveCall.exposed` has them. The calls are sorted by start.
+
+    A moment at which several collectives run belongs to the one that started first; then to the one that stands first in the
+    file. So the pieces of all calls are disjoint and their union is communication without compute.
+    """
+    found: list[list[int]] = [[] for _ in start_ns]
+    if not found:
+        return found
+    start = np.clip(start_ns, active.start_ns, active.end_ns)
+    end = np.clip(end_ns, active.start_ns, active.end_ns)
+    earlier = np.concatenate([[active.start_ns], np.maximum.accumulate(end)[:-1]])
+    owned_start = np.maximum(start, earlier)
+    some = end > owned_start
+    owners = np.flatnonzero(some)
+    bare = intervals.without(active.communication, active.compute)
+    # Both lists of intervals are disjoint and in order, and the owned ones cover all communication.
+    edges = np.unique(np.concatenate([owned_start[some], end[some], bare.start, bare.end]))
+    inside = np.searchsorted(bare.start, edges[:-1], side="right") > np.searchsorted(bare.end, edges[:-1], side="right")
+    pieces = np.flatnonzero(inside)
+    owner = owners[np.searchsorted(owned_start[some], edges[pieces], side="right") - 1]
+    begins = start_ns.tolist()
+    for call, first, last in zip(owner.tolist(), edges[pieces].tolist(), edges[pieces + 1].tolist(), strict=True):
+        found[call] += (first - begins[call], last - first)
+    return found

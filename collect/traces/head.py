@@ -1,0 +1,82 @@
+"""What stands in a trace before its events: the host, the model of its GPUs and the process groups of the rank."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from shardlab.decoders import DECODE_FAULTS
+
+_KEY = r'"{}"\s*:\s*'
+_HOST = re.compile(_KEY.format("host_name").encode() + rb'("(?:[^"\\]|\\.){0,255}")')
+_DEVICES = re.compile(_KEY.format("deviceProperties").encode() + rb"(?=\[)")
+_GROUPS = re.compile(_KEY.format("pg_config").encode() + rb"(?=\[)")
+_LONGEST = 1 << 20  # characters of a list that are read at most
+
+
+class NamedGroup(msgspec.Struct, frozen=True):
+    """A process group as `distributedInfo` lists it."""
+
+    pg_name: str
+    pg_desc: str = ""
+    pg_size: int | None = None
+    ranks: list[int] = []
+
+
+class TraceHead(msgspec.Struct, frozen=True):
+    """host, gpu: the name of the host and the model of its GPUs, "" if the file does not say it or has several models.
+
+    groups: the process groups of the rank; None if the file does not list them, or what it lists cannot be read.
+    """
+
+    host: str = ""
+    gpu: str = ""
+    groups: tuple[NamedGroup, ...] | None = None
+
+
+class _Device(msgspec.Struct):
+    name: str
+
+
+def head(text: bytes) -> TraceHead:
+    """Read what stands before the list of events. What is missing or damaged there is not known; nothing raises."""
+    host = _HOST.search(text)
+    devices = _list(text, _DEVICES, list[_Device])
+    groups = _list(text, _GROUPS, list[NamedGroup])
+    models = {device.name for device in devices or []}
+    return TraceHead(
+        host=_value(host[1], str) or "" if host else "",
+        gpu=models.pop() if len(models) == 1 else "",
+        groups=tuple(groups) if groups else None,
+    )
+
+
+def _list(text: bytes, key: re.Pattern[bytes], of_type: Any) -> Any:
+    """The list behind a key, decoded as this type; None if there is none that reads as such."""
+    found = key.search(text)
+    end = _end_of_list(text, found.end()) if found else None
+    return None if found is None or end is None else _value(text[found.end() : end], of_type)
+
+
+def _end_of_list(text: bytes, start: int) -> int | None:
+    """Where the list that begins at start ends; None if it does not end within reach. Brackets in strings do not count."""
+    depth, quoted, at = 0, False, start
+    for match in re.compile(rb'\\.|["\[\]]').finditer(text, start, start + _LONGEST):
+        found = match[0]
+        if found == b'"':
+            quoted = not quoted
+        elif not quoted and found in (b"[", b"]"):
+            depth += 1 if found == b"[" else -1
+            at = match.end()
+            if not depth:
+                return at
+    return None
+
+
+def _value(text: bytes, of_type: Any) -> Any:
+    try:
+        return msgspec.json.decode(text, type=of_type)
+    except DECODE_FAULTS:
+        return None

@@ -1,0 +1,133 @@
+"""Which phase of a step launched the work of a rank: data, forward, backward, optimizer or another part of the step.
+
+The phase of a moment on the host is told, in this order, by
+
+1. annotations: `Optimizer.step#` and `Optimizer.zero_grad#` (torch.optim), `enumerate(DataLoader)#` (torch.utils.data), and
+   `record_function` with a name whose first word is data, forward, backward or optimizer (also: loss, optim, dataloader);
+2. autograd: an operator `autograd::engine::evaluate_function...` on any thread; on a GPU backward runs on threads of its own,
+   so whatever another thread than the one of the profiler steps launches is backward as well, if autograd is seen on that thread;
+3. order: the rest of the main thread is forward if backward still follows in the same step, else `other`.
+
+A kernel belongs to the phase in which it was launched, although it may run later.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.traces import gloo, intervals
+from collect.traces.activities import Activities
+from collect.traces.intervals import Intervals
+from collect.traces.trace import Trace
+
+Phase = Literal["data", "forward", "backward", "optimizer", "other"]
+PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer", "other")
+_ANNOTATIONS: dict[Phase, re.Pattern[str]] = {  # a moment in several of them belongs to the first one
+    "data": re.compile(r"enumerate\(DataLoader\)#|(?:#+\s*)?(?:data|dataloader|data_loading|get_batch)\b", re.IGNORECASE),
+    "optimizer": re.compile(r"Optimizer\.(?:step|zero_grad)#|(?:#+\s*)?(?:optimizer|optim|opt_step|optimizer_step)\b", re.IGNORECASE),
+    "backward": re.compile(r"(?:#+\s*)?(?:backward|bwd)\b", re.IGNORECASE),
+    "forward": re.compile(r"(?:#+\s*)?(?:forward|fwd|loss)\b", re.IGNORECASE),
+}
+
+
+class PhaseTime(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of a phase on one rank in ns, all profiled steps together.
+
+    host_ns: time of the main thread in the phase; over all phases it is the time of the profiler steps. device_ns: the union of
+    all kernels and memory operations that the phase launched; compute_ns, communication_ns: of those that compute, and of
+    collectives. These three are None on a CPU, where host_ns holds all.
+    """
+
+    phase: Phase
+    host_ns: int
+    device_ns: int | None
+    compute_ns: int | None
+    communication_ns: int | None
+
+
+def phases(trace: Trace, active: Activities) -> list[PhaseTime]:
+    """The phases that occur, in the order of a step; empty if the trace has no profiler steps."""
+    steps = gloo.steps_of(trace)
+    if not steps.any():
+        return []
+    main = int(np.bincount(trace.thread[steps]).argmax())
+    host = _host(trace, steps & (trace.thread == main), main)
+    if active.source != "gpu":
+        return [
+            PhaseTime(phase=phase, host_ns=found.length, device_ns=None, compute_ns=None, communication_ns=None)
+            for phase, found in host.items()
+            if found.length
+        ]
+    launched = launch_phases(trace, active, host, main)
+    times = []
+    for place, phase in enumerate(PHASES):
+        of_phase = launched == place
+        rows = active.rows[of_phase]
+        collective = active.is_collective[of_phase]
+        memory = trace.of_category("gpu_memcpy", "gpu_memset")[rows]
+        compute, communication = (intervals.of(trace, rows[chosen]) for chosen in (~collective & ~memory, collective))
+        if host[phase].length or len(rows):
+            times.append(
+                PhaseTime(
+                    phase=phase,
+                    host_ns=host[phase].length,
+                    device_ns=intervals.of(trace, rows).length,
+                    compute_ns=compute.length,
+                    communication_ns=communication.length,
+                )
+            )
+    return times
+
+
+def launch_phases(trace: Trace, active: Activities, host: dict[Phase, Intervals], main: int) -> NDArray[np.int8]:
+    """The place in PHASES of the phase that launched each of the rows of `active`; -1 if it is not recorded or in no step."""
+    autograd = np.unique(trace.thread[gloo.autograd_of(trace)])
+    moment, thread = trace.start_ns[active.launch_row], trace.thread[active.launch_row]
+    found = np.full(len(active.rows), -1, np.int8)
+    for place, phase in enumerate(PHASES):
+        found[intervals.covers(host[phase], moment)] = place
+    found[(found >= 0) & np.isin(thread, autograd[autograd != main])] = PHASES.index("backward")
+    found[active.launch_row < 0] = -1
+    return found
+
+
+def _host(trace: Trace, steps: NDArray[np.bool_], main: int) -> dict[Phase, Intervals]:
+    """The time of the steps on the main thread by phase: disjoint, and their union is that of the steps."""
+    left = intervals.of(trace, steps)
+    annotations = trace.of_category("user_annotation", "cpu_op") & (trace.thread == main) & ~steps
+    found: dict[Phase, Intervals] = {}
+    for phase, pattern in _ANNOTATIONS.items():
+        named = trace.among(trace.name, [pattern.match(label) is not None for label in trace.labels])
+        found[phase] = intervals.common(left, intervals.of(trace, annotations & named))
+        left = intervals.without(left, found[phase])
+    autograd = gloo.autograd_of(trace)
+    differentiating = intervals.common(left, _closed(trace, intervals.of(trace, autograd), main))
+    found["backward"] = intervals.either(found["backward"], differentiating)
+    left = intervals.without(left, differentiating)
+    last = _last_begins(trace, steps, found["backward"])
+    forward = intervals.common(left, intervals.union(trace.start_ns[steps], last))
+    found["forward"] = intervals.either(found["forward"], forward)
+    found["other"] = intervals.without(left, forward)
+    return {phase: found[phase] for phase in PHASES}
+
+
+def _closed(trace: Trace, autograd: Intervals, main: int) -> Intervals:
+    """Autograd without the gaps between two of its nodes in which the main thread begins no operator of its own."""
+    operators = np.sort(trace.start_ns[trace.of_category("cpu_op") & (trace.thread == main)])
+    operators = operators[~intervals.covers(autograd, operators)]
+    first, last = autograd.end[:-1], autograd.start[1:]
+    empty = np.searchsorted(operators, first) == np.searchsorted(operators, last)
+    return intervals.either(autograd, intervals.union(first[empty], last[empty]))
+
+
+def _last_begins(trace: Trace, steps: NDArray[np.bool_], backward: Intervals) -> NDArray[np.int64]:
+    """For each step the start of the last piece of backward that begins in it; the start of the step if there is none."""
+    start, end = trace.start_ns[steps], trace.end_ns[steps]
+    place = np.searchsorted(backward.start, end) - 1
+    latest = backward.start[np.maximum(place, 0)] if len(backward.start) else start
+    return np.where((place >= 0) & (latest >= start), latest, start)

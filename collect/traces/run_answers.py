@@ -1,0 +1,77 @@
+"""The answers that need all ranks of a run, and the JSON document of all answers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from collect.traces import collectives, stragglers
+from collect.traces.collectives import CollectiveUse
+from collect.traces.rank_analysis import RankAnalysis
+from collect.traces.stragglers import Waits
+
+_OF_A_USE = ("transfer_ns", "hidden_pct", "algorithm_gb_per_s", "bus_gb_per_s", "link_pct")
+
+
+class RunAnswers:
+    """What the ranks of a run say together; the order of the ranks changes nothing but the order of `ranks`."""
+
+    def __init__(self, ranks: Sequence[RankAnalysis]) -> None:
+        self.ranks = list(ranks)
+
+    @cached_property
+    def waits(self) -> Waits:
+        """Waiting for slow ranks in the calls that could be matched."""
+        return stragglers.waits(self.ranks)
+
+    @cached_property
+    def collectives(self) -> list[CollectiveUse]:
+        """Every collective and process group, that which takes the longest first."""
+        return collectives.uses(self.ranks, self.waits)
+
+    def document(self) -> dict[str, Any]:
+        """The answers about the run as JSON values; what is not known is null."""
+        rows = [
+            msgspec.to_builtins(use) | {"group": _group(use), **{name: getattr(use, name) for name in _OF_A_USE}}
+            for use in self.collectives
+        ]
+        return {"collectives": rows, "stragglers": self._stragglers()}
+
+    def _stragglers(self) -> dict[str, Any]:
+        found = self.waits
+        skew = found.skew_ns
+        return {
+            "rank": found.straggler.rank if found.straggler else None,
+            "why": found.why or None,
+            "matched": len(skew),
+            "unmatched_calls": found.unmatched,
+            "skew_mean_ns": statistics.fmean(skew) if skew else None,
+            "skew_median_ns": skew[(len(skew) - 1) // 2] if skew else None,
+            "skew_longest_ns": skew[-1] if skew else None,
+            "lost_pct": found.lost_pct,
+            "ranks": [msgspec.to_builtins(one) | {"lost_pct": one.lost_pct} for one in found.ranks],
+        }
+
+
+def of_rank(analysis: RankAnalysis) -> dict[str, Any]:
+    """The answers about one rank as JSON values."""
+    return {
+        "idle": None if analysis.idle is None else msgspec.to_builtins(analysis.idle),
+        "launch_delay": None if analysis.launches is None else msgspec.to_builtins(analysis.launches),
+        "phases": msgspec.to_builtins(analysis.phases),
+    }
+
+
+def _group(use: CollectiveUse) -> dict[str, Any]:
+    group = use.group
+    return {
+        "name": group.name or None,
+        "description": group.description or None,
+        "size": group.size,
+        "ranks": list(group.ranks) or None,
+        "mixed": group.mixed,
+    }
