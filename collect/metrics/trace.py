@@ -41,15 +41,15 @@ METRICS = (
         "compute_ms",
         lambda one: one.compute_ns,
         "lower is better",
-        "Time of a profiled step in which a kernel computes: the union of all kernels but NCCL's. With gloo: the union of the "
-        "main thread's operators, without those of c10d and without autograd's wrappers around operators.",
+        "Time of a profiled step in which a kernel computes: the union of all kernels but those of collectives. With gloo: the "
+        "union of the main thread's operators, without those of c10d and without autograd's wrappers around operators.",
     ),
     _a_step(
         "communication_ms",
         lambda one: one.communication_ns,
         "lower is better",
-        "Time of a profiled step in which a collective runs, including the wait for other ranks: the union of NCCL's "
-        "kernels, or of gloo's spans.",
+        "Time of a profiled step in which a collective runs, including the wait for other ranks: the union of the "
+        "kernels of collectives, or of gloo's spans.",
     ),
     _a_step(
         "exposed_communication_ms",

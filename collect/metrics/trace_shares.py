@@ -60,7 +60,7 @@ METRICS = (
         name="collective_count",
         unit="calls",
         direction="neither",
-        definition="Number of collectives in a profiled step: NCCL kernels or gloo spans. Mean over the profiled ranks.",
+        definition="Number of collectives in a profiled step: their kernels or gloo spans. Mean over the profiled ranks.",
         of_run=collective_count,
     ),
     Metric(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -11,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import gloo, intervals
+from collect.traces.communication import kernel_communication
 from collect.traces.intervals import Intervals
 from collect.traces.trace import Trace
 
-NCCL = re.compile(r"nccl.*Kernel")  # as HolisticTraceAnalysis tells them (hta/utils/utils.py)
-_COLLECTIVE = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
-_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 Source = Literal["gpu", "gloo", "cpu"]
 
 
@@ -98,17 +95,18 @@ def breakdown(trace: Trace) -> Breakdown | None:
     memory = trace.of_category("gpu_memcpy", "gpu_memset")
     if not (kernel | memory).any():
         return _on_cpu(trace)
-    collective = kernel & trace.among(trace.name, [NCCL.match(label) is not None for label in trace.labels])
-    compute, communication, moved = (intervals.of(trace, rows) for rows in (kernel & ~collective, collective, memory))
+    communicating = kernel_communication(trace, kernel)
+    collective = communicating.rows
+    compute, communicated, moved = (intervals.of(trace, rows) for rows in (kernel & ~collective, collective, memory))
     busy = intervals.of(trace, kernel | memory)
     return _told(
         trace,
         "gpu",
         int(busy.end[-1] - busy.start[0]) if len(busy.end) else 0,
         compute,
-        communication,
+        communicated,
         moved,
-        collectives=renamed(tally(trace, collective), collective_of),
+        collectives=_collectives(trace, np.flatnonzero(collective), communicating.names(np.flatnonzero(collective))),
         kernels=tally(trace, kernel | memory),
     )
 
@@ -118,9 +116,7 @@ def _on_cpu(trace: Trace) -> Breakdown | None:
     if found is None:
         return None
     source: Source = "gloo" if found.collectives.any() else "cpu"
-    names = gloo.meanings(trace, found)
     spans = np.flatnonzero(found.collectives)
-    collectives = [EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(names, spans, strict=True)]
     return _told(
         trace,
         source,
@@ -128,9 +124,14 @@ def _on_cpu(trace: Trace) -> Breakdown | None:
         found.compute,
         found.communication,
         None,
-        collectives=renamed(collectives, str),
+        collectives=_collectives(trace, spans, gloo.meanings(trace, found)),
         kernels=tally(trace, found.operators),
     )
+
+
+def _collectives(trace: Trace, rows: NDArray[np.intp], names: Sequence[str]) -> list[EventTally]:
+    """The chosen events under the names of their collectives; names: one per row."""
+    return renamed([EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(names, rows, strict=True)], str)
 
 
 def _told(
@@ -189,9 +190,3 @@ def renamed(tallies: Sequence[EventTally], rename: Callable[[str], str]) -> list
         before = totals.get(name, EventTally(name, 0, 0))
         totals[name] = EventTally(name, before.count + one.count, before.total_ns + one.total_ns)
     return sorted(totals.values(), key=lambda one: (-one.total_ns, one.name))
-
-
-def collective_of(kernel: str) -> str:
-    """What a NCCL kernel does, as torch calls it: ncclDevKernel_AllReduce_Sum_f32_RING_LL(...) is an all_reduce."""
-    match = _COLLECTIVE.match(kernel)
-    return _CAPITAL.sub("_", match[1]).lower() if match else kernel

@@ -10,20 +10,40 @@ from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
 import numpy as np
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 from numpy.typing import NDArray
 
 UNKNOWN = np.iinfo(np.int64).min
 _MOST = 1 << 62  # ns, 146 years: beyond it start + duration would not fit
 _DIGITS = 18  # of a number that surely fits into an int64
+_ABSENT = Raw(b"")
 _POINT, _NEWLINE, _ZERO, _NINE = ord("."), ord("\n"), ord("0"), ord("9")
 
 
 class Args(Struct, gc=False):
-    """correlation: joins a kernel to the call that launched it; stream: of the device. -1: not given."""
+    """correlation: joins a kernel to the call that launched it; stream: of the device. -1: not given.
+
+    The other fields are Kineto's of a collective, as they stand in the file (collect/traces/collective.py parses them): a value
+    of an unexpected type costs nothing then.
+    """
 
     correlation: int = -1
     stream: int = -1
+    collective: Raw = field(name="Collective name", default=_ABSENT)
+    group: Raw = field(name="Process Group Name", default=_ABSENT)
+    group_id: Raw = field(name="Process Group ID", default=_ABSENT)  # instead of the name, until PyTorch 2.3
+    description: Raw = field(name="Process Group Description", default=_ABSENT)
+    group_size: Raw = field(name="Group size", default=_ABSENT)
+    ranks: Raw = field(name="Process Group Ranks", default=_ABSENT)
+    in_elements: Raw = field(name="In msg nelems", default=_ABSENT)
+    out_elements: Raw = field(name="Out msg nelems", default=_ABSENT)
+    dtype: Raw = _ABSENT
+    sequence: Raw = field(name="Seq", default=_ABSENT)
+
+    def collective_texts(self) -> tuple[Raw, ...]:
+        """The texts of the collective, in the order of `CollectiveTexts`."""
+        group = (self.group or self.group_id, self.description, self.group_size, self.ranks)
+        return (self.collective, *group, self.in_elements, self.out_elements, self.dtype)
 
 
 class TraceEvent(Struct, gc=False):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import intervals
+from collect.traces.collective import meaning
 from collect.traces.intervals import Intervals
 from collect.traces.trace import Trace
 
@@ -18,13 +19,6 @@ _C10D = ("c10d::", "_c10d_functional::", "c10d_functional::")
 WRAPPER = "autograd::engine::evaluate_function"  # also lasts while a hook in it waits for a collective
 STEP = re.compile(r"ProfilerStep\s*#\s*\d+")
 _POINT_TO_POINT = ("send", "recv")
-_MEANINGS = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "recv": "recv",
-}
 
 
 class Activity(NamedTuple):
@@ -94,7 +88,8 @@ def meanings(trace: Trace, found: Activity) -> list[str]:
     queued = [index for index, name in enumerate(said) if name not in _POINT_TO_POINT]
     queued.sort(key=lambda index: trace.start_ns[rows[index]])
     launches = sorted(np.flatnonzero(found.launches), key=lambda row: trace.start_ns[row])
-    asked = [(row, name) for row in launches if (name := _asked(trace.labels[trace.name[row]])) not in _POINT_TO_POINT]
+    asks = [(row, meaning(trace.labels[trace.name[row]].removeprefix("c10d::").strip("_"))) for row in launches]
+    asked = [(row, name) for row, name in asks if name not in _POINT_TO_POINT]
     if len(asked) != len(queued):
         return said
     meant = list(said)
@@ -104,12 +99,6 @@ def meanings(trace: Trace, found: Activity) -> list[str]:
             return said
         meant[index] = name
     return meant
-
-
-def _asked(operator: str) -> str:
-    """c10d::_reduce_scatter_base_ is a reduce_scatter."""
-    name = operator.removeprefix("c10d::").strip("_")
-    return next((meaning for start, meaning in _MEANINGS.items() if name.startswith(start)), name)
 
 
 def _main_thread(trace: Trace, step: NDArray[np.bool_], operators: NDArray[np.bool_]) -> int:

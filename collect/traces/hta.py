@@ -27,11 +27,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces import intervals
-from collect.traces.breakdown import NCCL, Breakdown, EventTally, HtaBounds, collective_of, renamed, steps, tally
+from collect.traces import collective, intervals
+from collect.traces.breakdown import Breakdown, EventTally, HtaBounds, renamed, steps, tally
 from collect.traces.trace import Trace
 from shardlab.errors import InputError
 
+_NCCL = re.compile(r"nccl.*Kernel")
 _MEMORY = re.compile(r"Memcpy|Memset|dma")
 _NO_COMPUTE = re.compile(r"nccl.*Kernel|.*Memcpy|Memset|.*Sync")
 _SYNC = ("Event Sync", "Context Sync")
@@ -80,7 +81,7 @@ def _breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
         non_compute_ns=(span - compute - idle) * 1000,
         idle_ns=idle * 1000,
         overlap_ns=overlap * 1000,
-        collectives=renamed(_tally(trace, communicating_kernels), collective_of),
+        collectives=renamed(_tally(trace, communicating_kernels), _collective),
         kernels=_tally(trace, kernels),
         hta_bounds=_bounds(kernels, computing_kernels, communicating_kernels, overlap_us=overlap),
     )
@@ -150,7 +151,7 @@ def _kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:
 def _kinds(trace: Trace, kernels: Kernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
     """Which kernels communicate, move memory, compute; some do neither."""
     names = trace.name[kernels.rows]
-    communicating = trace.among(names, [NCCL.match(label) is not None for label in trace.labels])
+    communicating = trace.among(names, [_NCCL.match(label) is not None for label in trace.labels])
     moving = ~communicating & trace.among(names, [_MEMORY.match(label) is not None for label in trace.labels])
     other = trace.among(names, [_NO_COMPUTE.match(label) is not None for label in trace.labels])
     return communicating, moving, ~(communicating | moving | other)
@@ -188,6 +189,11 @@ def _length(merged: tuple[NDArray[np.int64], NDArray[np.int64]]) -> int:
 
 def _tally(trace: Trace, kernels: Kernels) -> list[EventTally]:
     return tally(trace, kernels.rows, (kernels.end_us - kernels.start_us) * 1000)
+
+
+def _collective(kernel: str) -> str:
+    """The collective that a kernel carries out, by its name, as HTA goes by names; the name itself if it does not say that."""
+    return collective.of_kernel(kernel) or kernel
 
 
 def _steps_of(trace: Trace) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Raw
 
 from collect.traces.event import Args, TraceEvent
@@ -19,6 +20,7 @@ _BETWEEN = re.compile(r"[\s,]*")
 _LIST_END = re.compile(r"\]\s*(?:\}|,\s*\"|\Z)")
 _NEXT = re.compile(r"\}\s*,\s*(?=\{)")
 _PHASE = re.compile(r"\"ph\"\s*:")
+_TEXTS = {one.name: one.encode_name for one in msgspec.structs.fields(Args) if one.type is Raw}
 _BARE = re.compile(r"(:\s*)(-?)(?:inf|nan)(?=\s*[,}\]])")  # as C's printf writes what is not finite
 
 
@@ -140,8 +142,20 @@ def _event(fields: dict[str, Any]) -> TraceEvent:
         tid=_whole(tid) if isinstance(tid, _Number) else _text(tid),
         ts=_raw(fields.get("ts")),
         dur=_raw(fields.get("dur")),
-        args=Args(_whole(args.get("correlation")), _whole(args.get("stream"))) if isinstance(args, dict) else None,
+        args=_args(args) if isinstance(args, dict) else None,
     )
+
+
+def _args(fields: dict[str, Any]) -> Args:
+    texts = {name: _json(fields[key]) for name, key in _TEXTS.items() if key in fields}
+    return Args(_whole(fields.get("correlation")), _whole(fields.get("stream")), **texts)
+
+
+def _json(value: Any) -> Raw:
+    """The JSON text of a string, a number or a list of them; nothing for anything else."""
+    if isinstance(value, list):
+        return Raw(b"[%b]" % b",".join(_json(one) for one in value))
+    return Raw(msgspec.json.encode(_text(value))) if type(value) is str else _raw(value)
 
 
 def _text(value: Any) -> str:

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.event import UNKNOWN, TraceEvent, nanoseconds
+from collect.traces.collective import CollectiveOperation, CollectiveTexts, count, parsed
+from collect.traces.event import UNKNOWN, Args, TraceEvent, nanoseconds
 from collect.traces.salvage import CutShort, blocks, salvage
 from shardlab.decoders import DECODE_FAULTS
 
@@ -40,6 +41,8 @@ class Trace(NamedTuple):
     lost: how many events could not be read, by reason; a stretch that is no JSON counts the events that can be made out in it.
     cut: why the file ends before its list of events does, or "".
     base_ns: what the profiler counts from, in ns since the epoch; None if the file does not say it.
+    collective: index into `collectives`, what Kineto says of a kernel or of record_param_comms; -1 where it says nothing.
+    sequence: the number of the collective in its process group, by c10d; -1 where not given.
     """
 
     path: Path
@@ -52,6 +55,9 @@ class Trace(NamedTuple):
     correlation: NDArray[np.int64]
     start_ns: NDArray[np.int64]
     duration_ns: NDArray[np.int64]
+    collective: NDArray[np.int32]
+    sequence: NDArray[np.int64]
+    collectives: list[CollectiveOperation]
     lost: dict[str, int]
     cut: str
     base_ns: int | None = None
@@ -182,6 +188,8 @@ class _Columns:
         self.lost: Counter[str] = Counter()
         self._ids: defaultdict[str | int, int] = defaultdict()
         self._ids.default_factory = self._ids.__len__  # a label gets the next number when it is first seen
+        self._collectives: list[CollectiveOperation] = []
+        self._collective_ids: dict[CollectiveTexts, int] = {}
         self._parts: list[tuple[NDArray[Any], ...]] = []
 
     def add(self, events: list[TraceEvent]) -> None:
@@ -202,10 +210,27 @@ class _Columns:
             np.array([ids[event.tid] for event in complete], np.int32),
             np.array([-1 if arg is None else arg.stream for arg in args], np.int64),
             np.array([-1 if arg is None else arg.correlation for arg in args], np.int64),
+            *self._collective_columns(args),
             start,
             duration,
         )
         self._keep(part)
+
+    def _collective_columns(self, args: list[Args | None]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The collective and its number in the group of each event, -1 where there is none."""
+        kind, sequence = np.full(len(args), -1, np.int32), np.full(len(args), -1, np.int64)
+        for row, arg in enumerate(args):
+            if arg is None or not arg.collective:
+                continue
+            texts = CollectiveTexts(*map(bytes, arg.collective_texts()))
+            if texts not in self._collective_ids:
+                operation = parsed(texts)
+                self._collective_ids[texts] = -1 if operation is None else len(self._collectives)
+                self._collectives += [] if operation is None else [operation]
+            kind[row] = self._collective_ids[texts]
+            number = count(bytes(arg.sequence))
+            sequence[row] = -1 if number is None else number
+        return kind, sequence
 
     def _keep(self, part: tuple[NDArray[Any], ...]) -> None:
         """Leave out what is not looked at, and count and leave out what says too little to be told from anything else."""
@@ -223,14 +248,29 @@ class _Columns:
         return _chosen(part, good)
 
     def trace(self, path: Path, rank: int | None, cut: str) -> Trace:
-        types = (*(np.int32,) * 3, *(np.int64,) * 4)
+        types = (*(np.int32,) * 3, *(np.int64,) * 2, np.int32, *(np.int64,) * 3)
         columns: list[NDArray[Any]] = []
         for index, of_type in enumerate(types):
             columns.append(np.concatenate([np.empty(0, of_type), *(part[index] for part in self._parts)]))
         lost = {reason: count for reason, count in self.lost.items() if count}
-        name, category, thread, stream, correlation, start, duration = columns
-        labels = [str(label) for label in self._ids]
-        return Trace(path, rank, labels, name, category, thread, stream, correlation, start, duration, lost, cut)
+        name, category, thread, stream, correlation, collective, sequence, start, duration = columns
+        return Trace(
+            path,
+            rank,
+            [str(label) for label in self._ids],
+            name=name,
+            category=category,
+            thread=thread,
+            stream=stream,
+            correlation=correlation,
+            start_ns=start,
+            duration_ns=duration,
+            collective=collective,
+            sequence=sequence,
+            collectives=self._collectives,
+            lost=lost,
+            cut=cut,
+        )
 
 
 def _chosen(part: tuple[NDArray[Any], ...], rows: NDArray[np.bool_]) -> tuple[NDArray[Any], ...]:

@@ -1,0 +1,153 @@
+"""What a collective is: its name, elements, type and process group, from Kineto's own arguments or from a kernel's name."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import msgspec
+
+from shardlab.decoders import DECODE_FAULTS
+
+# Names of c10d's scalar types (c10/core/ScalarType.h) and the size of an element in bytes.
+ELEMENT_BYTES = {
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e5m2", "Float8_e4m3fn", "Float8_e5m2fnuz", "Float8_e4m3fnuz"), 1),
+    **dict.fromkeys(("Short", "Half", "BFloat16", "UInt16"), 2),
+    **dict.fromkeys(("Int", "Float", "UInt32", "ComplexHalf"), 4),
+    **dict.fromkeys(("Long", "Double", "UInt64", "ComplexFloat"), 8),
+    "ComplexDouble": 16,
+}
+_MEANINGS = (  # how a name begins once its underscores are gone -> as torch.distributed names it
+    ("allreduce", "all_reduce"),
+    ("allgather", "all_gather"),
+    ("reducescatter", "reduce_scatter"),
+    ("alltoall", "all_to_all"),
+    ("broadcast", "broadcast"),
+    ("sendrecv", "send_recv"),
+    ("send", "send"),
+    ("recv", "recv"),
+    ("reduce", "reduce"),
+    ("gather", "gather"),
+    ("scatter", "scatter"),
+    ("barrier", "barrier"),
+)
+_NCCL_NAME = re.compile(r"nccl\w*?Kernel_([A-Za-z]+)")  # ncclDevKernel_AllReduce_Sum_f32_RING_LL, ncclSymkDevKernel_AllGather
+_OLD_NCCL_NAME = re.compile(r"nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AllToAll)\w*Kernel")
+_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_FUNCTION = re.compile(r"(?:\w+ )?((?:\w+::|\(anonymous namespace\)::)*)(\w+)")  # return type, namespaces, name
+# Collectives without NCCL: symmetric memory of PyTorch, custom all-reduces of vLLM, SGLang, TensorRT-LLM, AITER; DeepEP.
+_CUSTOM = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce", re.IGNORECASE)
+_DISPATCH = re.compile(r"\A(?:dispatch|combine)\b")
+_GENERATED = "triton_"  # Inductor names a kernel after all operators that it fused or that stood beside it
+_RANKS = re.compile(r"\d{1,9}")
+
+
+class CollectiveOperation(NamedTuple):
+    """A collective as its kernel says it. None: the trace does not say it.
+
+    name: as torch.distributed names it, such as all_reduce; a name that is not known stays as it is.
+    group: the name of the process group, which is unique on a rank; description: what the user or c10d called the group.
+    group_size: ranks in the group. ranks: the group's global ranks, in the order of the group.
+    in_elements, out_elements: elements of this rank's input and output. dtype: as c10 names it, such as BFloat16.
+    """
+
+    name: str
+    group: str | None = None
+    description: str | None = None
+    group_size: int | None = None
+    ranks: tuple[int, ...] | None = None
+    in_elements: int | None = None
+    out_elements: int | None = None
+    dtype: str | None = None
+
+    @property
+    def in_bytes(self) -> int | None:
+        """The input of this rank in bytes; None if the elements or the size of their type are not known."""
+        return _bytes(self.in_elements, self.dtype)
+
+    @property
+    def out_bytes(self) -> int | None:
+        """The output of this rank in bytes; None if the elements or the size of their type are not known."""
+        return _bytes(self.out_elements, self.dtype)
+
+
+class CollectiveTexts(NamedTuple):
+    """Kineto's arguments of a kernel that carries out a collective, each as the JSON text in the file; b"" where absent."""
+
+    name: bytes
+    group: bytes
+    description: bytes
+    group_size: bytes
+    ranks: bytes
+    in_elements: bytes
+    out_elements: bytes
+    dtype: bytes
+
+
+def parsed(texts: CollectiveTexts) -> CollectiveOperation | None:
+    """What Kineto's arguments say; None where they name no collective. A value of another type than Kineto's is not known."""
+    name = _string(texts.name)
+    if not name:
+        return None
+    size = count(texts.group_size)
+    ranks = tuple(int(digits) for digits in _RANKS.findall(texts.ranks.decode("latin-1")))
+    return CollectiveOperation(
+        name=meaning(name),
+        group=_string(texts.group) or (str(number) if (number := count(texts.group)) is not None else None),
+        description=_string(texts.description) or None,
+        group_size=size,
+        ranks=ranks if ranks and len(ranks) == size else None,  # Kineto shortens the list of a large group
+        in_elements=count(texts.in_elements),
+        out_elements=count(texts.out_elements),
+        dtype=_string(texts.dtype) or None,
+    )
+
+
+def meaning(name: str) -> str:
+    """A collective as torch.distributed names it: `_allgather_base` is an all_gather. An unknown name stays as it is."""
+    plain = name.replace("_", "").lower()
+    return next((meant for start, meant in _MEANINGS if plain.startswith(start)), name)
+
+
+def of_kernel(kernel: str) -> str | None:
+    """What a kernel communicates, by its name alone; None for a kernel that is no collective.
+
+    ncclDevKernel_AllReduce_Sum_f32_RING_LL(...) is an all_reduce. RCCL's ncclDevKernel_Generic(...) may be any: generic.
+    """
+    if match := _OLD_NCCL_NAME.match(kernel) or _NCCL_NAME.match(kernel):
+        return _CAPITAL.sub("_", match[1]).lower()
+    if kernel.startswith("nccl"):
+        return kernel if "Kernel" in kernel else None
+    if kernel.startswith("msccl"):  # MSCCL and MSCCL++ run programs: the name does not say which collective
+        return "generic"
+    match = _FUNCTION.match(kernel)
+    if match is None or kernel.startswith(_GENERATED):
+        return None
+    if "deep_ep::" in match[1] and (sent := _DISPATCH.match(match[2])):
+        return sent[0]
+    if custom := _CUSTOM.search(match[2]):
+        return "all_reduce" if custom[0] == "cross_device_reduce" else meaning(custom[0])
+    return None
+
+
+def count(text: bytes) -> int | None:
+    """A JSON number that counts something; None for anything else."""
+    found = _value(text)
+    return found if type(found) is int and 0 <= found < 1 << 62 else None
+
+
+def _bytes(elements: int | None, dtype: str | None) -> int | None:
+    size = ELEMENT_BYTES.get(dtype or "")
+    return None if elements is None or size is None else elements * size
+
+
+def _string(text: bytes) -> str:
+    found = _value(text)
+    return found if isinstance(found, str) else ""
+
+
+def _value(text: bytes) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except DECODE_FAULTS:
+        return None
