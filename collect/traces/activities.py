@@ -21,9 +21,10 @@ class Activities(NamedTuple):
     """The work of a rank within [start_ns, end_ns), as `breakdown` counts it.
 
     rows: of the trace, sorted by start; on a GPU kernels and memory operations, else gloo's spans. is_collective: which of
-    `rows` are collectives. operation: for each row the place in `operations` of what the collective is, -1 for other work. launch_row: the row of the call that launched each; -1 if that is not recorded; with gloo always -1.
-    compute, communication, memory, busy: unions. host_collectives: collectives that run or are waited for on the host. operating:
-    the operators of the main thread, empty for a GPU.
+    `rows` are collectives. operation: for each row the place in `operations` of what the collective is, -1 for other work.
+    launch_row: the row of the call that launched each; -1 if that is not recorded; with gloo always -1. compute, communication,
+    memory, busy: unions. host_collectives: collectives that run or are waited for on the host. operating: the operators of the
+    main thread, empty for a GPU.
     """
 
     source: Source

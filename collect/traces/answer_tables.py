@@ -27,7 +27,12 @@ def why(output: Output, run: str, against: str, found: StepDifference) -> None:
     """The difference of two runs as parts that sum to it."""
     more = found.difference_ns
     rows = [
-        [one.label, *(ms(ns) for ns in (one.time_ns, one.against_ns)), signed(one.difference_ns), share(one.difference_ns, more)]
+        [
+            one.label,
+            *(ms(ns) for ns in (one.time_ns, one.against_ns)),
+            signed(one.difference_ns),
+            share(one.difference_ns, more),
+        ]
         for one in found.parts
         if one.difference_ns
     ]

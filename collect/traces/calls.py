@@ -16,8 +16,8 @@ from collect.traces.trace import Trace
 class ProcessGroup(msgspec.Struct, frozen=True):
     """A process group as a trace names it. name "": the trace names none. ranks: global ranks; empty if the trace has none.
 
-    size: the number of ranks in it; None if the trace does not say it. description: what the user or c10d called it. mixed: calls
-    of several groups, which the trace does not tell apart.
+    size: the number of ranks in it; None if the trace does not say it. description: what the user or c10d called it. mixed:
+    calls of several groups, which the trace does not tell apart.
     """
 
     name: str = ""
@@ -71,9 +71,7 @@ def calls(trace: Trace, active: Activities) -> tuple[list[ProcessGroup], list[Co
     launched = active.launch_row[active.is_collective]
     known = _sole_group(trace)
     groups: dict[ProcessGroup, int] = {}
-    of_operation = [
-        groups.setdefault(known if one.group is None else _group(one), len(groups)) for one in active.operations
-    ]
+    of_operation = [groups.setdefault(known if one.group is None else _group(one), len(groups)) for one in active.operations]
     operation = active.operation[active.is_collective].tolist()
     sizes = [message_bytes(one) for one in active.operations]
     start, end = trace.start_ns[rows], trace.end_ns[rows]

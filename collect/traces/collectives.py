@@ -1,9 +1,10 @@
 """Collectives by kind and process group: calls, bytes, bandwidth, hidden share, and what the link between the GPUs can do.
 
-Bandwidths are defined as by nccl-tests (doc/PERFORMANCE.md). The algorithm bandwidth is the size of the message over the time. The
-bus bandwidth is that times a factor of the collective and the number of ranks, so that it does not depend on the number of ranks
-and compares with the bandwidth of a link. 1 GB/s is 1e9 bytes/s. The time is that of the transfer, without waiting for slow ranks,
-if the calls were matched over ranks (`stragglers`); else it is the whole duration, and the bandwidth is a lower bound.
+Bandwidths are defined as by nccl-tests (doc/PERFORMANCE.md). The algorithm bandwidth is the size of the message over the time.
+The bus bandwidth is that times a factor of the collective and the number of ranks, so that it does not depend on the number of
+ranks and compares with the bandwidth of a link. 1 GB/s is 1e9 bytes/s. The time is that of the transfer, without waiting for
+slow ranks, if the calls were matched over ranks (`stragglers`); else it is the whole duration, and the bandwidth is a lower
+bound.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def algorithm_gb_per_s(self) -> float | None:
-        """The size of the messages over the time of the transfer (of the calls, if they were not all matched), in 1e9 bytes/s."""
+        """Size of the messages over the time of the transfer, or of the calls if not all were matched, in 1e9 bytes/s."""
         time = self.total_ns if self.transfer_ns is None else self.transfer_ns
         return self.message_bytes / time if self.message_bytes is not None and time else None
 

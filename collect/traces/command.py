@@ -10,10 +10,13 @@ from typing import Any
 import msgspec
 
 from collect import notation
-from collect.traces import hta, run_traces
+from collect.traces import answer_tables, hta, run_answers, run_traces
 from collect.traces import trace as source
 from collect.traces.breakdown import Breakdown, EventTally, breakdown
+from collect.traces.difference import difference
 from collect.traces.operators import OperatorDifference, differences
+from collect.traces.rank_analysis import RankAnalysis, analyse
+from collect.traces.run_answers import RunAnswers
 from collect.traces.trace import Trace
 from shardlab.console import Output
 from shardlab.errors import InputError
@@ -45,8 +48,22 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
     told = hta.breakdowns(traces) if like_hta else [found for trace in traces if (found := breakdown(trace))]
     others = [source.read(path) for path in other_paths]
     differ = differences(traces, others) if against else []
+    answers = None if like_hta else RunAnswers(_analyses(traces))
+    why = difference(answers.ranks, _analyses(others)) if answers and against else None
     damage = [f"{trace.path}: {sentence}" for trace in (*traces, *others) for sentence in damages(trace)]
     _tables(output, run, told, like_hta=like_hta)
+    if answers is None:
+        _tallies(output, "collectives, all ranks together", "Collective", [one for each in told for one in each.collectives])
+    else:
+        answer_tables.show(output, answers)
+    _tallies(
+        output,
+        "kernels (on CPU: operators including all that they call), all ranks together",
+        "Name",
+        [one for each in told for one in each.kernels],
+    )
+    if against and why:
+        answer_tables.why(output, run, against, why)
     if against:
         _operators(output, run, against, differ)
     if sentence := _unstable(told):
@@ -56,9 +73,17 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
             output.remark(f"{trace.path}: the trace has no events.", style="yellow")
     for sentence in damage:
         output.remark(sentence, style="red")
-    document: dict[str, Any] = {"run": run, "like_hta": like_hta, "ranks": [_document(one) for one in told], "damage": damage}
-    output.document(document | ({"against": against, "operators": differ} if against else {}))
+    ranks = [_document(one) for one in told]
+    document: dict[str, Any] = {"run": run, "like_hta": like_hta, "ranks": ranks, "damage": damage}
+    if answers is not None:
+        document["ranks"] = [one | run_answers.of_rank(rank) for one, rank in zip(ranks, answers.ranks, strict=True)]
+        document |= answers.document()
+    output.document(document | ({"against": against, "why": why, "operators": differ} if against else {}))
     return 1 if damage else 0
+
+
+def _analyses(traces: Sequence[Trace]) -> list[RankAnalysis]:
+    return [found for trace in traces if (found := analyse(trace))]
 
 
 def _unstable(told: Sequence[Breakdown]) -> str:
@@ -106,13 +131,6 @@ def _tables(output: Output, run: str, told: Sequence[Breakdown], *, like_hta: bo
     ]
     output.table(f"{run} ({by})", headings, rows)
     output.line("non-compute: something runs but nothing computes (exposed communication and exposed memory operations).")
-    _tallies(output, "collectives, all ranks together", "Collective", [one for each in told for one in each.collectives])
-    _tallies(
-        output,
-        "kernels (on CPU: operators including all that they call), all ranks together",
-        "Name",
-        [one for each in told for one in each.kernels],
-    )
 
 
 def _tallies(output: Output, title: str, heading: str, tallies: Sequence[EventTally]) -> None:

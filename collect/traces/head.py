@@ -40,7 +40,7 @@ class _Device(msgspec.Struct):
     name: str
 
 
-def head(text: bytes) -> TraceHead:
+def read_head(text: bytes) -> TraceHead:
     """Read what stands before the list of events. What is missing or damaged there is not known; nothing raises."""
     host = _HOST.search(text)
     devices = _list(text, _DEVICES, list[_Device])

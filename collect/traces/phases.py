@@ -5,7 +5,8 @@ The phase of a moment on the host is told, in this order, by
 1. annotations: `Optimizer.step#` and `Optimizer.zero_grad#` (torch.optim), `enumerate(DataLoader)#` (torch.utils.data), and
    `record_function` with a name whose first word is data, forward, backward or optimizer (also: loss, optim, dataloader);
 2. autograd: an operator `autograd::engine::evaluate_function...` on any thread; on a GPU backward runs on threads of its own,
-   so whatever another thread than the one of the profiler steps launches is backward as well, if autograd is seen on that thread;
+   so whatever another thread than the one of the profiler steps launches is backward as well, if autograd is seen on that
+   thread;
 3. order: the rest of the main thread is forward if backward still follows in the same step, else `other`.
 
 A kernel belongs to the phase in which it was launched, although it may run later.
@@ -29,7 +30,9 @@ Phase = Literal["data", "forward", "backward", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer", "other")
 _ANNOTATIONS: dict[Phase, re.Pattern[str]] = {  # a moment in several of them belongs to the first one
     "data": re.compile(r"enumerate\(DataLoader\)#|(?:#+\s*)?(?:data|dataloader|data_loading|get_batch)\b", re.IGNORECASE),
-    "optimizer": re.compile(r"Optimizer\.(?:step|zero_grad)#|(?:#+\s*)?(?:optimizer|optim|opt_step|optimizer_step)\b", re.IGNORECASE),
+    "optimizer": re.compile(
+        r"Optimizer\.(?:step|zero_grad)#|(?:#+\s*)?(?:optimizer|optim|opt_step|optimizer_step)\b", re.IGNORECASE
+    ),
     "backward": re.compile(r"(?:#+\s*)?(?:backward|bwd)\b", re.IGNORECASE),
     "forward": re.compile(r"(?:#+\s*)?(?:forward|fwd|loss)\b", re.IGNORECASE),
 }

@@ -16,9 +16,9 @@ from collect.traces.trace import Trace
 class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """One rank, all profiled steps together. Times in ns.
 
-    span_ns = compute_ns + the exposed time of all calls + memory_ns + idle_ns. memory_ns: memory operations while nothing computes
-    and no collective runs. idle: by cause; None if the trace does not record it. host: the name of the host; gpu: the model of
-    its GPUs; "" if the trace does not say it. calls: sorted by start.
+    span_ns = compute_ns + the exposed time of all calls + memory_ns + idle_ns. memory_ns: memory operations while nothing
+    computes and no collective runs. idle: by cause; None if the trace does not record it. host: the name of the host; gpu: the
+    model of its GPUs; "" if the trace does not say it. calls: sorted by start.
     """
 
     rank: int | None

@@ -1,4 +1,4 @@
-"""A step's time as parts that sum to it exactly: compute, exposed communication by collective, memory operations, idle by cause."""
+"""A step's time as parts that sum to it: compute, exposed communication by collective, memory operations, idle by cause."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ UNKNOWN_CAUSE = "cause not recorded"
 class StepPart(msgspec.Struct, frozen=True, order=True):
     """A part of a step's time.
 
-    kind: what runs. of: the collective of exposed communication, else "". cause: of idle time `host`, `communication`, `other` or
-    that its cause is not recorded; of exposed communication waiting for slow ranks or transfer, "" if the two cannot be told
+    kind: what runs. of: the collective of exposed communication, else "". cause: of idle time `host`, `communication`, `other`
+    or that its cause is not recorded; of exposed communication waiting for slow ranks or transfer, "" if the two cannot be told
     apart; else "".
     """
 
@@ -50,7 +50,7 @@ class StepTime(msgspec.Struct, frozen=True):
 
 
 def step_time(ranks: Sequence[RankAnalysis], waited: Waits, *, by_step: bool) -> StepTime:
-    """The mean step of a run. by_step: every rank has profiler steps; else whole traces are taken. Raises ValueError for none."""
+    """The mean step of a run. by_step: all ranks have profiler steps; else whole traces count. Raises ValueError for none."""
     sums: dict[StepPart, int] = {}
     for place, analysis in enumerate(ranks):
         for part, ns in parts(analysis, place, waited).items():
@@ -59,7 +59,7 @@ def step_time(ranks: Sequence[RankAnalysis], waited: Waits, *, by_step: bool) ->
 
 
 def parts(analysis: RankAnalysis, place: int, waited: Waits) -> dict[StepPart, int]:
-    """The span of one rank as parts in ns, which sum to it exactly; no part is 0. place: of the rank in the matched analyses."""
+    """The span of one rank as parts in ns, which sum to it exactly; no part is 0. place: of the rank in `waited`."""
     found = {StepPart("compute"): analysis.compute_ns, StepPart("memory"): analysis.memory_ns}
     for index, call in enumerate(analysis.calls):
         waiting = waited.waited.get((place, index))

@@ -31,8 +31,8 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank waited for others, and others for it, in the matched calls of all profiled steps. Times in ns.
 
     last: calls that this rank started last; of a call that all ranks started together there is no last rank. waited_ns: the
-    rank's waiting in collectives. lost_ns: that of it in which nothing computes, so that the step gets longer. span_ns: as in the
-    breakdown. caused_ns: what all other ranks waited in the calls that this rank started last.
+    rank's waiting in collectives. lost_ns: that of it in which nothing computes, so that the step gets longer. span_ns: as in
+    the breakdown. caused_ns: what all other ranks waited in the calls that this rank started last.
     """
 
     rank: int

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from collect.traces.collective import CollectiveOperation, CollectiveTexts, count, parsed
 from collect.traces.event import UNKNOWN, Args, TraceEvent, nanoseconds
+from collect.traces.head import TraceHead, read_head
 from collect.traces.salvage import CutShort, blocks, salvage
 from shardlab.decoders import DECODE_FAULTS
 
@@ -37,12 +38,12 @@ class Trace(NamedTuple):
     """The complete events (`ph` X) of one rank, in the order of the file, one row each.
 
     rank: as the file says, else as its name does, else None. name, category, thread: indices into `labels`. start_ns: since
-    what the profiler counts from; duration_ns: never negative. stream, correlation: -1 where not given.
-    lost: how many events could not be read, by reason; a stretch that is no JSON counts the events that can be made out in it.
-    cut: why the file ends before its list of events does, or "".
-    base_ns: what the profiler counts from, in ns since the epoch; None if the file does not say it.
-    collective: index into `collectives`, what Kineto says of a kernel or of record_param_comms; -1 where it says nothing.
-    sequence: the number of the collective in its process group, by c10d; -1 where not given.
+    what the profiler counts from; duration_ns: never negative. stream, correlation: -1 where not given. lost: how many events
+    could not be read, by reason; a stretch that is no JSON counts the events that can be made out in it. cut: why the file ends
+    before its list of events does, or "". base_ns: what the profiler counts from, in ns since the epoch; None if the file does
+    not say it. head: what else stands before the events. collective: index into `collectives`, what Kineto says of a kernel or
+    of record_param_comms; -1 where it says nothing. sequence: the number of the collective in its process group, by c10d; -1
+    where not given.
     """
 
     path: Path
@@ -61,6 +62,7 @@ class Trace(NamedTuple):
     lost: dict[str, int]
     cut: str
     base_ns: int | None = None
+    head: TraceHead = TraceHead()
 
     @property
     def end_ns(self) -> NDArray[np.int64]:
@@ -92,7 +94,8 @@ def read(path: Path) -> Trace:
     except CutShort as short:
         cut = str(short)
     base = _BASE.search(head)
-    return columns.trace(path, _rank(head, path), cut)._replace(base_ns=int(base[1]) if base else None)
+    found_trace = columns.trace(path, _rank(head, path), cut)
+    return found_trace._replace(base_ns=int(base[1]) if base else None, head=read_head(head))
 
 
 def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | list[TraceEvent]]:

@@ -1,0 +1,109 @@
+"""Generated traces of several ranks whose answers are known by construction, or counted nanosecond by nanosecond."""
+
+import random
+from pathlib import Path
+
+import support_traces as support
+
+GEMM, COPY = "gemm_kernel", "Memcpy DtoD (Device -> Device)"
+NCCL = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"  # RCCL launches it for every collective
+KINDS = {  # as Kineto names the call, what it means, and whether the message is the output
+    "allreduce": ("all_reduce", False),
+    "_allgather_base": ("all_gather", True),
+    "_reduce_scatter_base": ("reduce_scatter", False),
+    "broadcast": ("broadcast", False),
+}
+
+
+class RankOfRun:
+    """One rank: its events, and of each collective call (name, step, start, end, message bytes, waiting)."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.events: list[dict] = []
+        self.calls: list[tuple[str, int, int, int, int, int]] = []
+        self._correlation = 0
+
+    def annotate(self, name: str, begin: int, end: int, *, tid: int = 1, cat: str = "user_annotation", **args) -> None:
+        event = {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": begin, "dur": end - begin, "args": args}
+        self.events.append(event)
+
+    def launch(self, cat: str, name: str, stream: int, launched: int, begin: int, end: int, *, tid: int = 1, **args) -> None:
+        """A kernel or copy, and the call of 3 ns that launched it; launched None: it is not recorded."""
+        self._correlation += 1
+        link = {"correlation": self._correlation}
+        if launched is not None:
+            self.annotate("cudaLaunchKernel", launched, launched + 3, tid=tid, cat="cuda_runtime", **link)
+        self.annotate(name, begin, end, tid=stream, cat=cat, stream=stream, **link, **args)
+
+    def text(self, *, host: str = "node0", gpu: str = "NVIDIA H100 80GB HBM3") -> bytes:
+        head = b'{"host_name": "%b", "deviceProperties": [{"id": 0, "name": "%b"}, {"id": 1, "name": "%b"}],' % (
+            host.encode(), gpu.encode(), gpu.encode(),
+        )  # fmt: skip
+        return support.text(self.events, self.rank).replace(b"{", head, 1)
+
+    def write(self, folder: Path, **said: str) -> Path:
+        path = folder / f"rank-{self.rank:05d}.json"
+        path.write_bytes(self.text(**said))
+        return path
+
+
+def arguments(kind: str, elements: int, size: int, ranks: str, name: str = "3") -> dict:
+    """What Kineto says of a collective of `elements` per rank in bfloat16."""
+    whole = elements * size
+    said = {"_allgather_base": (elements, whole), "_reduce_scatter_base": (whole, elements)}.get(kind, (elements, elements))
+    return {
+        "Collective name": kind, "In msg nelems": said[0], "Out msg nelems": said[1], "Group size": size, "dtype": "BFloat16",
+        "Process Group Name": name, "Process Group Description": "shards", "Process Group Ranks": ranks,
+    }  # fmt: skip
+
+
+def run(seed: int, *, size: int = 3, steps: int = 2) -> list[RankOfRun]:
+    """Ranks on one clock whose synchronizing collectives end together, so that their waiting is known. Times below 10 us."""
+    pick = random.Random(seed)
+    ranks = [RankOfRun(rank) for rank in range(size)]
+    now = 1000
+    for step in range(steps):
+        begin = now
+        free = [now + pick.randint(20, 60) for _ in ranks]  # when the stream of collectives is free
+        for _ in range(pick.randint(1, 4)):
+            kind = pick.choice(list(KINDS))
+            name, is_output = KINDS[kind]
+            elements = pick.randint(1, 500)
+            starts = [at + pick.randint(0, 50) for at in free]
+            transfer = pick.randint(1, 40)
+            end = max(starts) + transfer
+            for rank, start in zip(ranks, starts, strict=True):
+                size_text = str(list(range(size)))
+                args = arguments(kind, elements, size, size_text)
+                launched = start - pick.randint(4, 15)
+                rank.launch("kernel", NCCL, 20, launched, start, end, **args)
+                message = 2 * elements * (size if is_output or kind == "_reduce_scatter_base" else 1)
+                rank.calls.append((name, step, start, end, message, max(starts) - start))
+            free = [end + pick.randint(0, 30) for _ in ranks]
+        for rank in ranks:
+            at = begin + pick.randint(5, 40)
+            for _ in range(pick.randint(1, 6)):
+                cat, kernel = pick.choice([("kernel", GEMM), ("kernel", GEMM), ("gpu_memcpy", COPY)])
+                long = pick.randint(1, 60)
+                launched = None if seed % 7 == 0 and pick.random() < 0.1 else at - pick.randint(0, 30)
+                rank.launch(cat, kernel, pick.choice((7, 7, 20 if cat == "gpu_memcpy" else 7)), launched, at, at + long)
+                at += long + pick.randint(0, 40)
+            free.append(at)
+        now = max(free) + pick.randint(5, 30)
+        for rank in ranks:
+            rank.annotate(f"ProfilerStep#{step + 5}", begin - 5, now - 6)
+    return ranks
+
+
+def kernels(rank: RankOfRun) -> list[dict]:
+    return [event for event in rank.events if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")]
+
+
+def is_collective(event: dict) -> bool:
+    return event["name"].startswith("nccl")
+
+
+def moments(events: list[dict]) -> set[int]:
+    """Every nanosecond during which one of the events lasts."""
+    return {ns for event in events for ns in range(event["ts"], event["ts"] + event["dur"])}
