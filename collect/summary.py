@@ -9,13 +9,14 @@ from functools import cached_property
 import msgspec
 
 from collect.choices.family import Family, choose
-from collect.findings import columns, equal_losses, instrument_cost, trace_tables
+from collect.findings import columns, equal_losses, instrument_cost, trace_answers, trace_tables
 from collect.findings.columns import Table
 from collect.findings.comparability import baseline_of, families, gpu_trouble
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
 from collect.findings.row import CellRow, RunRow
 from collect.findings.statistics import Estimate, estimate, outliers
+from collect.findings.trace_answers import CellDifference, GroupTraffic, RankWaiting
 from collect.findings.trace_tables import Collective, OperatorDifferences, Rounding
 from collect.findings.traffic import RunTraffic, traffic
 from collect.loading.load import Loaded, LoadedCell
@@ -96,6 +97,9 @@ class Summary(msgspec.Struct, dict=True):
     rounding: list[Rounding]  # none where the study says nothing of how it read its traces
     collectives: list[Collective]
     operators: list[OperatorDifferences]
+    groups: list[GroupTraffic]
+    waiting: list[RankWaiting]
+    steps: list[CellDifference]
     damage: list[DamagedRun]
 
     @cached_property
@@ -160,6 +164,9 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         rounding=trace_tables.roundings(loaded),
         collectives=trace_tables.collectives(loaded),
         operators=trace_tables.operators(loaded, rows),
+        groups=trace_answers.group_traffic(loaded),
+        waiting=trace_answers.rank_waiting(loaded),
+        steps=trace_answers.step_differences(loaded, rows),
         damage=[
             DamagedRun(run.run_id, run.damage.truncated, run.damage.corrupt, run.damage.says())
             for run in loaded.runs

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 STATE = "state"  # how the cell ended; not a metric, but used like one
 PLAIN = (
-    "final_accuracy_pct", "additional_idle_ms", "additional_non_compute_ms", "overhead_ms", "compute_loss_pct",
+    "final_accuracy_pct", "additional_compute_ms", "additional_exposed_communication_ms", "additional_waiting_ms",
+    "additional_idle_ms", "additional_non_compute_ms", "overhead_ms", "compute_loss_pct",
     "speed_gain_pct", "memory_change_pct", "bubble_theory_pct", "bubble_pct", "sent_theory_bytes", "sent_counted_bytes",
     "sent_textbook_bytes", "energy_j", "energy_per_unit_j", "idle_power_w", "final_loss", "peak_memory_bytes",
     "reserved_memory_bytes", "memory_parameter_bytes", "memory_gathered_bytes", "memory_gradient_bytes",
@@ -17,13 +18,18 @@ PLAIN = (
     "speed_up", "scaling_efficiency_pct", "staleness_mean", "staleness_max", "step_time_ms", "step_time_p5_ms",
     "step_time_p95_ms", "throughput_per_s", "compute_ms", "communication_ms", "exposed_communication_ms",
     "memory_operations_ms", "non_compute_ms", "idle_ms", "kernel_ms", "overlap_pct", "compute_pct", "communication_pct",
-    "non_compute_pct", "idle_pct", "collective_count", "collective_ms", "collective_mean_ms", "train_time_s",
-    "epoch_time_s", "epoch_time_median_s", "cpu_pct", "rank_cpu_pct", "gpu_pct", "gpu_memory_pct",
+    "non_compute_pct", "idle_pct", "collective_count", "collective_ms", "collective_mean_ms", "idle_host_ms",
+    "idle_communication_ms", "idle_other_ms", "launch_delay_us", "waiting_ms", "waiting_pct", "collective_skew_us",
+    "train_time_s", "epoch_time_s", "epoch_time_median_s", "cpu_pct", "rank_cpu_pct", "gpu_pct", "gpu_memory_pct",
 )  # fmt: skip
 WITH_ARGUMENT = {  # metric -> the argument that it needs
     "time_to_accuracy_s": "accuracy_pct",
     "operator_count": "of",
     "operator_ms": "of",
     "operator_difference_ms": "of",
+    "algorithm_bandwidth_gb_per_s": "of",
+    "bus_bandwidth_gb_per_s": "of",
+    "hidden_pct": "of",
+    "phase_ms": "of",
 }
 KNOWN = (STATE, *PLAIN, *WITH_ARGUMENT)

@@ -1,5 +1,6 @@
 """Generated traces of several ranks whose answers are known by construction, or counted nanosecond by nanosecond."""
 
+import gzip
 import random
 from pathlib import Path
 
@@ -42,9 +43,9 @@ class RankOfRun:
         )  # fmt: skip
         return support.text(self.events, self.rank).replace(b"{", head, 1)
 
-    def write(self, folder: Path, **said: str) -> Path:
-        path = folder / f"rank-{self.rank:05d}.json"
-        path.write_bytes(self.text(**said))
+    def write(self, folder: Path, *, gz: bool = False, **said: str) -> Path:
+        path = folder / f"rank-{self.rank:05d}.json{'.gz' if gz else ''}"
+        path.write_bytes(gzip.compress(self.text(**said), 1) if gz else self.text(**said))
         return path
 
 

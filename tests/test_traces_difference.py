@@ -10,6 +10,7 @@ from collect.traces import trace
 from collect.traces.breakdown import breakdown
 from collect.traces.difference import difference
 from collect.traces.rank_analysis import analyse
+from collect.traces.run_answers import RunAnswers
 from collect.traces.step_parts import StepPart, mean, parts
 from collect.traces.stragglers import waits
 
@@ -85,7 +86,7 @@ def test_the_parts_sum_exactly(tmp_path_factory, seed, other, size):
     )
     for place, told in enumerate(here):
         assert sum(parts(told, place, waits(here)).values()) == told.span_ns
-    found = difference(here, there)
+    found = difference([RunAnswers(here)], [RunAnswers(there)])
     spans = [sum(one.span_ns for one in ranks) // sum(one.steps for one in ranks) for ranks in (here, there)]
     assert found.per == "step"
     assert [found.time_ns, found.against_ns, found.difference_ns] == [*spans, spans[0] - spans[1]]
@@ -133,7 +134,7 @@ def test_what_makes_a_run_slower_is_named(tmp_path, change, label):
             found.append(rank)
         return [analyse(trace.read(rank.write(tmp_path))) for rank in found]
 
-    found = difference(ranks({change: 40}), ranks({}))
+    found = difference([RunAnswers(ranks({change: 40}))], [RunAnswers(ranks({}))])
     assert found.difference_ns == 40
     if change == "late":  # half of the ranks wait 40 ns; the late rank itself is idle for 40 ns, with the collective queued
         assert {one.label: one.difference_ns for one in found.parts if one.difference_ns} == {label: 20, "idle: other": 20}
@@ -146,5 +147,6 @@ def test_a_gpu_and_a_cpu_are_not_compared(tmp_path):
     told = analyse(trace.read(rank.write(tmp_path)))
     on_cpu = support.RankOfRun(0)
     on_cpu.annotate("aten::mm", 0, 10, cat="cpu_op")
-    assert difference([told], [analyse(trace.read(on_cpu.write(tmp_path)))]) is None
-    assert difference([told], []) is None
+    gpu, cpu, nothing = (RunAnswers(ranks) for ranks in ([told], [analyse(trace.read(on_cpu.write(tmp_path)))], []))
+    assert difference([gpu], [cpu]) is None
+    assert difference([gpu], [nothing]) is None

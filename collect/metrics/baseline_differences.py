@@ -43,6 +43,21 @@ def _more_pct(name: str, compares: str, direction: Direction, definition: str) -
 
 METRICS = (
     _more_ms(
+        "additional_compute_ms",
+        "compute_ms",
+        "Compute time of a profiled step minus that of the baseline.",
+    ),
+    _more_ms(
+        "additional_exposed_communication_ms",
+        "exposed_communication_ms",
+        "Exposed communication of a profiled step minus that of the baseline.",
+    ),
+    _more_ms(
+        "additional_waiting_ms",
+        "waiting_ms",
+        "Time of a profiled step that is lost to waiting for slow ranks, minus that of the baseline.",
+    ),
+    _more_ms(
         "additional_idle_ms",
         "idle_ms",
         "Idle time of a profiled step minus that of the baseline (study 2, table 4.3.3: additional idle).",

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from collect import figure, notation
 from collect.figures import (
     accuracy,
+    bandwidth,
     batch_scaling,
     breakdown,
     bubble,
@@ -23,6 +24,7 @@ from collect.figures import (
     epoch_time,
     gpus,
     head_to_head,
+    idle_causes,
     loss,
     memory,
     memory_by_run,
@@ -30,13 +32,16 @@ from collect.figures import (
     memory_timeline,
     operator_differences,
     overlap,
+    phases,
     scaling,
     sharding,
+    slow_ranks,
     step_time,
     step_timeline,
     telemetry,
     throughput,
     utilization,
+    why_slower,
 )
 from collect.findings import columns
 from collect.findings.columns import Column
@@ -51,14 +56,15 @@ from templates import render_page
 TEMPLATE = "report/index.html.j2"
 WIDE = (
     "telemetry", "gpus", "memory_timeline", "breakdown", "collectives", "operator_differences", "memory_categories", "sharding",
-    "head_to_head", "step_timeline",
+    "head_to_head", "step_timeline", "why_slower",
 )  # fmt: skip  # figures that take a whole row
 MOST_UNLIKE = 1.4  # ratio of the heights of two figures in a row
 # in the order of the page
 FIGURES: tuple[ModuleType, ...] = (
     head_to_head,
     throughput, scaling, batch_scaling, step_time, epoch_time, epoch_histogram, memory, memory_by_run, loss, accuracy,
-    breakdown, overlap, collectives, operator_differences, bubble, memory_categories, sharding, memory_timeline, utilization,
+    breakdown, why_slower, overlap, slow_ranks, collectives, bandwidth, idle_causes, phases,
+    operator_differences, bubble, memory_categories, sharding, memory_timeline, utilization,
     step_timeline, telemetry, gpus,
 )  # fmt: skip
 
@@ -162,7 +168,7 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
         "losses": summary.losses,
         "instruments": summary.instruments,
         "choices": choice_text.opened(summary),
-        "traces": [*summary.rounding, *summary.collectives, *summary.operators],
+        "traces": [*summary.rounding, *summary.collectives, *summary.waiting, *summary.steps, *summary.operators],
     }
     return [(name, title) for name, title in SECTIONS.items() if having.get(name, [title])]
 

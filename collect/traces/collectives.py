@@ -57,17 +57,27 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
         return 100 * self.hidden_ns / self.total_ns if self.total_ns else None
 
     @property
+    def timed_ns(self) -> int:
+        """The time that bandwidths are of, in ns: of the transfer, or of the calls if not all were matched."""
+        return self.total_ns if self.transfer_ns is None else self.transfer_ns
+
+    @property
+    def bus_bytes(self) -> float | None:
+        """The size of the messages times the factor of nccl-tests; None if the size or the number of ranks is not known."""
+        factor = _FACTORS.get(self.collective)
+        if self.message_bytes is None or factor is None or not self.group.size:
+            return None
+        return self.message_bytes * factor(self.group.size)
+
+    @property
     def algorithm_gb_per_s(self) -> float | None:
-        """Size of the messages over the time of the transfer, or of the calls if not all were matched, in 1e9 bytes/s."""
-        time = self.total_ns if self.transfer_ns is None else self.transfer_ns
-        return self.message_bytes / time if self.message_bytes is not None and time else None
+        """Size of the messages over their time, in 1e9 bytes/s."""
+        return self.message_bytes / self.timed_ns if self.message_bytes is not None and self.timed_ns else None
 
     @property
     def bus_gb_per_s(self) -> float | None:
-        """The algorithm bandwidth times the factor of nccl-tests; None if the number of ranks is not known."""
-        factor = _FACTORS.get(self.collective)
-        speed = self.algorithm_gb_per_s
-        return None if speed is None or factor is None or not self.group.size else speed * factor(self.group.size)
+        """The algorithm bandwidth times the factor of nccl-tests, in 1e9 bytes/s."""
+        return self.bus_bytes / self.timed_ns if self.bus_bytes is not None and self.timed_ns else None
 
     @property
     def link_pct(self) -> float | None:

@@ -49,7 +49,7 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
     others = [source.read(path) for path in other_paths]
     differ = differences(traces, others) if against else []
     answers = None if like_hta else RunAnswers(_analyses(traces))
-    why = difference(answers.ranks, _analyses(others)) if answers and against else None
+    why = difference([answers], [RunAnswers(_analyses(others))]) if answers and against else None
     damage = [f"{trace.path}: {sentence}" for trace in (*traces, *others) for sentence in damages(trace)]
     _tables(output, run, told, like_hta=like_hta)
     if answers is None:

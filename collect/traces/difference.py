@@ -7,9 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from collect.traces.rank_analysis import RankAnalysis
+from collect.traces.run_answers import RunAnswers
 from collect.traces.step_parts import StepPart, StepTime, step_time
-from collect.traces.stragglers import waits
 
 Unit = Literal["step", "trace"]
 
@@ -38,12 +37,16 @@ class StepDifference(msgspec.Struct, frozen=True, kw_only=True):
     parts: list[PartDifference]
 
 
-def difference(run: Sequence[RankAnalysis], against: Sequence[RankAnalysis]) -> StepDifference | None:
-    """Attribute the difference; None if a run has no analysed rank, or one ran on GPUs and the other one on CPUs."""
-    if not run or not against or {one.source == "gpu" for one in run} != {one.source == "gpu" for one in against}:
+def difference(runs: Sequence[RunAnswers], against: Sequence[RunAnswers]) -> StepDifference | None:
+    """The difference of the mean step of these runs from that of the others.
+
+    None if either has no analysed rank, or one ran on GPUs and the other one on CPUs.
+    """
+    ranks, others = ([one for run in every for one in run.ranks] for every in (runs, against))
+    if not ranks or not others or len({one.kind for one in (*ranks, *others)}) > 1:
         return None
-    by_step = all(one.steps for one in (*run, *against))
-    here, there = (step_time(ranks, waits(ranks), by_step=by_step) for ranks in (run, against))
+    by_step = all(one.steps for one in (*ranks, *others))
+    here, there = (step_time(every, by_step=by_step) for every in (runs, against))
     return between(here, there, "step" if by_step else "trace")
 
 

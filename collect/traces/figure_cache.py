@@ -13,22 +13,30 @@ from collect import sources
 from collect import traces as traces_
 from collect.traces import trace
 from collect.traces.breakdown import Breakdown, breakdown
+from collect.traces.rank_analysis import RankAnalysis, analyse
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import WorkspaceError
 
 
+class TraceFigures(msgspec.Struct, frozen=True):
+    """What a whole trace came to: its breakdown, and what the answers about the run need of it."""
+
+    breakdown: Breakdown
+    analysis: RankAnalysis
+
+
 class CachedFigures(msgspec.Struct):
-    """What a trace of this size and time came to, by this code. breakdown: None where there is none, or half a trace."""
+    """What a trace of this size and time came to, by this code. figures: None where there are none, or half a trace."""
 
     bytes: int
     mtime_ns: int
     code: str
-    breakdown: Breakdown | None
+    figures: TraceFigures | None
 
 
-def figures(path: Path) -> Breakdown | None:
-    """The breakdown of a trace that is whole, else None. OSError as open does.
+def figures(path: Path) -> TraceFigures | None:
+    """The figures of a trace that is whole, else None. OSError as open does.
 
     It is computed again where the trace or the code that reads it changed since, or what was kept is damaged.
     """
@@ -37,13 +45,18 @@ def figures(path: Path) -> Breakdown | None:
     place = path.with_name(f".{path.name}.figures.json")  # hidden: no part of the run
     with contextlib.suppress(OSError, *DECODE_FAULTS):
         kept = decoder(CachedFigures).decode(files.read(place))
-        if msgspec.structs.replace(kept, breakdown=None) == now:
-            return kept.breakdown
+        if msgspec.structs.replace(kept, figures=None) == now:
+            return kept.figures
     found = trace.read(path)
-    now.breakdown = None if found.lost or found.cut else breakdown(found)
+    now.figures = None if found.lost or found.cut else _figures(found)
     with contextlib.suppress(WorkspaceError):  # a run that may only be read is read again each time
         files.write_atomic(place, msgspec.json.encode(now), sync=False)
-    return now.breakdown
+    return now.figures
+
+
+def _figures(found: trace.Trace) -> TraceFigures | None:
+    told, analysis = breakdown(found), analyse(found)
+    return None if told is None or analysis is None else TraceFigures(told, analysis)
 
 
 @cache

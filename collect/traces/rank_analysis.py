@@ -36,6 +36,11 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     calls: list[CollectiveCall]
     phases: list[PhaseTime]
 
+    @property
+    def kind(self) -> str:
+        """`gpu` or `cpu`: what the figures are of; those of two kinds do not compare."""
+        return "gpu" if self.source == "gpu" else "cpu"
+
 
 def analyse(trace: Trace) -> RankAnalysis | None:
     """The analysis of a trace; None where it holds neither kernels nor operators."""

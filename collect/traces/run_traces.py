@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
 from collect.traces import figure_cache, hta, trace
 from collect.traces.breakdown import Breakdown
+from collect.traces.rank_analysis import RankAnalysis
+from collect.traces.run_answers import RunAnswers
 from shardlab.errors import InputError
 from shardlab.study import Traces
 
 
-class RunTraces(msgspec.Struct, frozen=True):
+class RunTraces(msgspec.Struct, frozen=True, dict=True):
     """The breakdowns of the ranks that were profiled, where the trace is whole.
 
-    like_hta: of all ranks together as HolisticTraceAnalysis has them, where the matrix asks for that and it finds kernels.
+    analyses: of the same ranks what the answers about the run need, always exact. like_hta: of all ranks together as
+    HolisticTraceAnalysis has them, where the matrix asks for that and it finds kernels.
     """
 
     exact: list[Breakdown] = []
+    analyses: list[RankAnalysis] = []
     like_hta: list[Breakdown] = []
+
+    @cached_property
+    def answers(self) -> RunAnswers:
+        """What the ranks say together."""
+        return RunAnswers(self.analyses)
 
     @property
     def judged(self) -> list[Breakdown]:
@@ -31,8 +41,12 @@ class RunTraces(msgspec.Struct, frozen=True):
 def read(run: Path, how: Traces) -> RunTraces:
     """Of a run's folder. Half a trace has no figures to rank anything by, and is left out (`collect trace` tells of it)."""
     paths = regular((run / "trace").glob("rank-*.json.gz"))
-    exact = [told for path in paths if (told := figure_cache.figures(path)) is not None]
-    return RunTraces(exact, _like_hta(paths) if how == "like-hta" and any(one.source == "gpu" for one in exact) else [])
+    known = [found for path in paths if (found := figure_cache.figures(path)) is not None]
+    exact = [found.breakdown for found in known]
+    analyses = [found.analysis for found in known]
+    return RunTraces(
+        exact, analyses, _like_hta(paths) if how == "like-hta" and any(one.source == "gpu" for one in exact) else []
+    )
 
 
 def regular(paths: Iterable[Path]) -> list[Path]:

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from collect.traces.rank_analysis import RankAnalysis
+from collect.traces.run_answers import RunAnswers
 from collect.traces.stragglers import Waits
 
 Kind = Literal["compute", "communication", "memory", "idle"]
@@ -49,13 +50,14 @@ class StepTime(msgspec.Struct, frozen=True):
     parts: dict[StepPart, int]
 
 
-def step_time(ranks: Sequence[RankAnalysis], waited: Waits, *, by_step: bool) -> StepTime:
-    """The mean step of a run. by_step: all ranks have profiler steps; else whole traces count. Raises ValueError for none."""
+def step_time(runs: Sequence[RunAnswers], *, by_step: bool) -> StepTime:
+    """The mean step of these runs. by_step: all ranks have profiler steps; else whole traces count. ValueError for none."""
     sums: dict[StepPart, int] = {}
-    for place, analysis in enumerate(ranks):
-        for part, ns in parts(analysis, place, waited).items():
-            sums[part] = sums.get(part, 0) + ns
-    return mean(sums, sum(one.steps if by_step else 1 for one in ranks))
+    for run in runs:
+        for place, analysis in enumerate(run.ranks):
+            for part, ns in parts(analysis, place, run.waits).items():
+                sums[part] = sums.get(part, 0) + ns
+    return mean(sums, sum(one.steps if by_step else 1 for run in runs for one in run.ranks))
 
 
 def parts(analysis: RankAnalysis, place: int, waited: Waits) -> dict[StepPart, int]:

@@ -1,0 +1,34 @@
+"""Why nothing ran in a profiled step: the host launched too late, communication was waited for, or another cause."""
+
+from __future__ import annotations
+
+from collect import notation
+from collect.figure import Figure, Group
+from collect.figures.drawing.stacked_bars import BarPanel, BarPart, some
+from collect.figures.drawing.stacked_bars import draw as stacked
+
+NAME = "idle_causes"
+PARTS = {
+    "idle_host_ms": ("the host launched nothing", "var(--series-1)"),
+    "idle_communication_ms": ("waiting for communication", "var(--series-2)"),
+    "idle_other_ms": ("other", "var(--series-5)"),
+}
+
+
+def draw(group: Group) -> Figure | None:
+    """A bar per profiled cell of whose traces the causes are known, as long as the idle time of a step."""
+    shown, left_out = some(group, lambda mark: PARTS.keys() <= mark.row.metrics.keys())
+    if not any(mark.row.metrics[name].value for mark in shown.marks for name in PARTS):
+        return None
+    found = [[mark.row.metrics[name].value for name in PARTS] for mark in shown.marks]
+    bars = [
+        BarPart(name, colour, values)
+        for (name, colour), values in zip(PARTS.values(), zip(*found, strict=True), strict=True)
+        if any(values)
+    ]
+    caption = (
+        "Time of a profiled step in which nothing runs; mean over profiled ranks and repeats. The host launched nothing: no "
+        f"launched work waits to run. Other: launched work does not start yet, such as while a launch takes effect.{left_out}"
+    )
+    ends = [notation.number(sum(values), 3) for values in found]
+    return stacked(NAME, "Idle time by cause", caption, shown, [BarPanel("ms of idle time per step", "ms", bars, ends)])

@@ -1,0 +1,163 @@
+"""Tables of profiled cells that answer why a step takes as long as it does: process groups, slow ranks, the baseline."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from collect.findings.row import CellRow
+from collect.loading.load import Loaded, LoadedCell
+from collect.traces.collectives import CollectiveUse
+from collect.traces.difference import StepDifference, difference
+from collect.traces.run_answers import RunAnswers
+from collect.traces.stragglers import RankWait
+
+
+class GroupTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective of one process group in a profiled step of a cell, over all profiled ranks and n repeats.
+
+    calls: of a rank in a step. message_bytes, mean_us, transfer_us: of a call, transfer_us without waiting for slow ranks.
+    Bandwidths in 1e9 bytes/s as nccl-tests defines them. None: not recorded, or not known as too few ranks were profiled.
+    """
+
+    cell: str
+    collective: str
+    group: str
+    n: int
+    calls: float
+    message_bytes: float | None
+    mean_us: float
+    transfer_us: float | None
+    hidden_pct: float | None
+    algorithm_gb_per_s: float | None
+    bus_gb_per_s: float | None
+    link: str | None
+    link_gb_per_s: float | None
+
+
+class RankWaiting(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank of a cell waited for slow ranks in a profiled step, mean over n repeats.
+
+    last_pct: of the matched collectives, the share that this rank started last. lost_ms: waiting while nothing computes,
+    lost_pct of the profiled time. caused_ms: what the other ranks together waited in the collectives that this rank started
+    last.
+    """
+
+    cell: str
+    rank: int
+    n: int
+    last_pct: float
+    waited_ms: float
+    lost_ms: float
+    lost_pct: float | None
+    caused_ms: float
+
+
+class CellDifference(msgspec.Struct, frozen=True):
+    """Why a step of a cell takes longer or shorter than one of its baseline; means over profiled ranks and repeats."""
+
+    cell: str
+    baseline: str
+    step: StepDifference
+
+
+def group_traffic(loaded: Loaded) -> list[GroupTraffic]:
+    """Of every cell that was profiled by steps, that which takes the longest first."""
+    return [found for cell in loaded.cells for found in of_cell(cell)]
+
+
+def of_cell(cell: LoadedCell) -> list[GroupTraffic]:
+    """The collectives of a cell by process group, that which takes the longest first."""
+    runs = profiled(cell)
+    steps = sum(one.steps for run in runs for one in run.ranks)
+    uses: dict[tuple[str, str], list[tuple[CollectiveUse, int]]] = {}
+    for repeat, run in enumerate(runs):
+        for use in run.collectives:
+            uses.setdefault((use.collective, use.group.label), []).append((use, repeat))
+    longest_first = sorted(uses.items(), key=lambda item: (-sum(use.total_ns for use, _ in item[1]), item[0]))
+    return [
+        _traffic(cell.id, name, group, [use for use, _ in every], len({repeat for _, repeat in every}), steps)
+        for (name, group), every in longest_first
+    ]
+
+
+def _traffic(cell: str, name: str, group: str, uses: Sequence[CollectiveUse], n: int, steps: int) -> GroupTraffic:
+    calls = sum(use.calls for use in uses)
+    total, timed = sum(use.total_ns for use in uses), sum(use.timed_ns for use in uses)
+    size, bus = (_sum([getattr(use, field) for use in uses]) for field in ("message_bytes", "bus_bytes"))
+    transfer = _sum([use.transfer_ns for use in uses])
+    links = {(use.link, use.link_gb_per_s) for use in uses}
+    link, link_gb_per_s = links.pop() if len(links) == 1 else (None, None)
+    return GroupTraffic(
+        cell=cell,
+        collective=name,
+        group=group,
+        n=n,
+        calls=calls / steps,
+        message_bytes=None if size is None else size / calls,
+        mean_us=total / calls / 1000,
+        transfer_us=None if transfer is None else transfer / calls / 1000,
+        hidden_pct=100 * sum(use.hidden_ns for use in uses) / total if total else None,
+        algorithm_gb_per_s=None if size is None or not timed else size / timed,
+        bus_gb_per_s=None if bus is None or not timed else bus / timed,
+        link=link,
+        link_gb_per_s=link_gb_per_s,
+    )
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def rank_waiting(loaded: Loaded) -> list[RankWaiting]:
+    """Of every cell in which calls were matched over ranks that were profiled by steps, by rank."""
+    found = []
+    for cell in loaded.cells:
+        by_rank: dict[int, list[tuple[RankWait, int]]] = {}
+        for run in profiled(cell):
+            steps = {one.rank: one.steps for one in run.ranks}
+            for wait in run.waits.ranks:
+                by_rank.setdefault(wait.rank, []).append((wait, steps[wait.rank]))
+        found += [_waiting(cell.id, rank, every) for rank, every in sorted(by_rank.items())]
+    return found
+
+
+def _waiting(cell: str, rank: int, every: Sequence[tuple[RankWait, int]]) -> RankWaiting:
+    calls, span = sum(wait.calls for wait, _ in every), sum(wait.span_ns for wait, _ in every)
+    return RankWaiting(
+        cell=cell,
+        rank=rank,
+        n=len(every),
+        last_pct=100 * sum(wait.last for wait, _ in every) / calls if calls else 0,
+        waited_ms=statistics.fmean(wait.waited_ns / steps / 1e6 for wait, steps in every),
+        lost_ms=statistics.fmean(wait.lost_ns / steps / 1e6 for wait, steps in every),
+        lost_pct=100 * sum(wait.lost_ns for wait, _ in every) / span if span else None,
+        caused_ms=statistics.fmean(wait.caused_ns / steps / 1e6 for wait, steps in every),
+    )
+
+
+def step_differences(loaded: Loaded, rows: Sequence[CellRow]) -> list[CellDifference]:
+    """Of every cell that was profiled as its baseline was; GPUs do not compare with CPUs."""
+    cells = {cell.id: cell for cell in loaded.cells}
+    found = []
+    for row in rows:
+        if row.baseline is None or row.baseline == row.id:
+            continue
+        step = of_cells(cells[row.id], cells[row.baseline])
+        if step is not None:
+            found.append(CellDifference(row.id, row.baseline, step))
+    return found
+
+
+def of_cells(cell: LoadedCell, baseline: LoadedCell) -> StepDifference | None:
+    """The difference of a cell from its baseline; None unless both were profiled by steps on the same kind of hardware."""
+    return difference(profiled(cell), profiled(baseline))
+
+
+def profiled(cell: LoadedCell) -> list[RunAnswers]:
+    """The answers about the completed runs of a cell whose ranks were all profiled by steps."""
+    answers = [run.traces.answers for run in cell.completed if run.traces.analyses]
+    return [one for one in answers if all(rank.steps for rank in one.ranks)]

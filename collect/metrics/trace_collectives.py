@@ -1,0 +1,80 @@
+"""Bandwidth and hidden share of one kind of collective in the profiled steps, by the definitions of nccl-tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric
+
+if TYPE_CHECKING:
+    from collect.traces.collectives import CollectiveUse
+
+OF = "`of` is a collective as torch.distributed names it, such as all_gather."
+EXAMPLE = "all_gather"
+_TIME = (
+    "The time is that of the transfer, without waiting for slow ranks, if all ranks were profiled; else the whole duration, so "
+    "that the bandwidth is a lower bound. Over all process groups and profiled ranks."
+)
+
+
+def algorithm_bandwidth(run: LoadedRun, of: str) -> Quantity | None:
+    """In 1e9 bytes/s; None if the trace does not record the message of every call."""
+    return _bandwidth(run, of, [use.message_bytes for use in _uses(run, of)])
+
+
+def bus_bandwidth(run: LoadedRun, of: str) -> Quantity | None:
+    """In 1e9 bytes/s; None if the trace does not record the message and the ranks of every call."""
+    return _bandwidth(run, of, [use.bus_bytes for use in _uses(run, of)])
+
+
+def hidden(run: LoadedRun, of: str) -> Quantity | None:
+    """In percent; None if the collective was not called."""
+    uses = _uses(run, of)
+    total = sum(use.total_ns for use in uses)
+    return Quantity(100 * sum(use.hidden_ns for use in uses) / total, "%", run.traces.analyses[0].kind) if total else None
+
+
+def _bandwidth(run: LoadedRun, of: str, sizes: list[int] | list[int | None] | list[float | None]) -> Quantity | None:
+    known = [size for size in sizes if size is not None]
+    time = sum(use.timed_ns for use in _uses(run, of))
+    if len(known) < len(sizes) or not time:
+        return None
+    return Quantity(sum(known) / time, "GB/s", run.traces.analyses[0].kind)
+
+
+def _uses(run: LoadedRun, of: str) -> list[CollectiveUse]:
+    return [use for use in run.traces.answers.collectives if use.collective == of]
+
+
+METRICS = (
+    Metric(
+        name="algorithm_bandwidth_gb_per_s",
+        unit="GB/s",
+        direction="higher is better",
+        definition=f"Size of a collective's messages over their time, in 1e9 bytes/s. {_TIME} {OF}",
+        of_run_at=algorithm_bandwidth,
+        argument="of",
+        example=EXAMPLE,
+    ),
+    Metric(
+        name="bus_bandwidth_gb_per_s",
+        unit="GB/s",
+        direction="higher is better",
+        definition="The algorithm bandwidth times the factor of nccl-tests for the collective and its number of ranks: what "
+        f"compares with the bandwidth of a link in one direction, in 1e9 bytes/s. {_TIME} {OF}",
+        of_run_at=bus_bandwidth,
+        argument="of",
+        example=EXAMPLE,
+    ),
+    Metric(
+        name="hidden_pct",
+        unit="%",
+        direction="higher is better",
+        definition="Share of the durations of a collective's calls during which something computes, over all process groups "
+        f"and profiled ranks. {OF}",
+        of_run_at=hidden,
+        argument="of",
+        example=EXAMPLE,
+    ),
+)

@@ -1,0 +1,35 @@
+"""The time of the phases of a profiled step: data, forward, backward, optimizer."""
+
+from __future__ import annotations
+
+import statistics
+
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric
+
+
+def phase_time(run: LoadedRun, of: str) -> Quantity | None:
+    """In ms a step, mean over the ranks that were profiled by steps; None if none of them has this phase."""
+    ranks = [one for one in run.traces.analyses if one.steps]
+    times = [
+        [time.host_ns if time.device_ns is None else time.device_ns for time in one.phases if time.phase == of] for one in ranks
+    ]
+    if not any(times):
+        return None
+    by_rank = [sum(each) / one.steps for one, each in zip(ranks, times, strict=True)]
+    return Quantity(statistics.fmean(by_rank) / 1e6, "ms", ranks[0].kind)
+
+
+METRICS = (
+    Metric(
+        name="phase_ms",
+        unit="ms",
+        direction="lower is better",
+        definition="Time of a phase of a profiled step. On a GPU: the union of all kernels and memory operations that were "
+        "launched in it; on a CPU: the time of the main thread in it. Mean over the profiled ranks. `of` is data, forward, "
+        "backward, optimizer or other.",
+        of_run_at=phase_time,
+        argument="of",
+        example="backward",
+    ),
+)

@@ -1,0 +1,105 @@
+"""Why nothing runs in a profiled step, and what waiting for slow ranks costs; always exact, as traces have it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric
+
+if TYPE_CHECKING:
+    from collect.traces.idle_causes import IdleCauses
+
+_MS, _US = 1e6, 1e3  # ns
+
+
+def _idle(name: str, ns: Callable[[IdleCauses], int], definition: str) -> Metric:
+    """Idle time of one cause in ms a profiler step; None where no rank was profiled by steps and with its launches."""
+
+    def of_run(run: LoadedRun) -> Quantity | None:
+        known = [(ns(one.idle) / one.steps, one) for one in run.traces.analyses if one.steps and one.idle is not None]
+        return Quantity(statistics.fmean(time for time, _ in known) / _MS, "ms", known[0][1].kind) if known else None
+
+    return Metric(name=name, unit="ms", direction="lower is better", definition=definition, of_run=of_run)
+
+
+def launch_delay(run: LoadedRun) -> Quantity | None:
+    """The mean over all launched kernels and memory operations of all profiled ranks, in us; None if no launch is recorded."""
+    known = [one.launches for one in run.traces.analyses if one.launches is not None]
+    if not known:
+        return None
+    return Quantity(sum(one.total_ns for one in known) / sum(one.count for one in known) / _US, "us", "gpu")
+
+
+def waiting(run: LoadedRun) -> Quantity | None:
+    """The lost time in ms a step, mean over the ranks; None unless calls of profiled steps were matched over ranks."""
+    steps = sum(one.steps for one in run.traces.analyses)
+    lost = [one.lost_ns for one in run.traces.answers.waits.ranks]
+    return Quantity(sum(lost) / steps / _MS, "ms", run.traces.analyses[0].kind) if lost and steps else None
+
+
+def waiting_share(run: LoadedRun) -> Quantity | None:
+    """The lost time as a share of the profiled time of all ranks in percent; None unless calls were matched over ranks."""
+    share = run.traces.answers.waits.lost_pct
+    return None if share is None else Quantity(share, "%", run.traces.analyses[0].kind)
+
+
+def skew(run: LoadedRun) -> Quantity | None:
+    """The longest waiting of a rank in a collective, mean over the matched collectives, in us; None if there is none."""
+    known = run.traces.answers.waits.skew_ns
+    return Quantity(statistics.fmean(known) / _US, "us", run.traces.analyses[0].kind) if known else None
+
+
+METRICS = (
+    _idle(
+        "idle_host_ms",
+        lambda idle: idle.host_ns,
+        "Idle time of a profiled step in which the host has launched nothing that waits to run (HolisticTraceAnalysis: host "
+        "wait). With gloo: the main thread is in no operator.",
+    ),
+    _idle(
+        "idle_communication_ms",
+        lambda idle: idle.communication_ns,
+        "Idle time of a profiled step between the end of a collective and the start of work on another stream that was queued "
+        "behind it, or while a collective runs on the host. With gloo: the main thread is in an operator of c10d.",
+    ),
+    _idle(
+        "idle_other_ms",
+        lambda idle: idle.other_ns,
+        "Idle time of a profiled step in which launched work does not start yet for another reason, such as the time that a "
+        "launch takes. With gloo: the main thread is in an operator that does not compute.",
+    ),
+    Metric(
+        name="launch_delay_us",
+        unit="us",
+        direction="lower is better",
+        definition="Time from the end of the call that launches a kernel or memory operation to its start, 0 if it starts "
+        "earlier; mean over all that were launched in the profiled steps. Work that queues behind other work has a long delay.",
+        of_run=launch_delay,
+    ),
+    Metric(
+        name="waiting_ms",
+        unit="ms",
+        direction="lower is better",
+        definition="Time of a profiled step in which a rank waits in a collective for a rank that has not started it yet, and "
+        "nothing computes. Mean over the profiled ranks; needs traces of several ranks.",
+        of_run=waiting,
+    ),
+    Metric(
+        name="waiting_pct",
+        unit="%",
+        direction="lower is better",
+        definition="Share of the profiled time that is lost to waiting for slow ranks, as defined by waiting_ms.",
+        of_run=waiting_share,
+    ),
+    Metric(
+        name="collective_skew_us",
+        unit="us",
+        direction="lower is better",
+        definition="How long the first rank of a collective waits for the last one; mean over the collectives that were "
+        "matched over the profiled ranks (TraceLens: skew in start time).",
+        of_run=skew,
+    ),
+)
