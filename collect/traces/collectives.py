@@ -63,9 +63,12 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bus_bytes(self) -> float | None:
-        """The size of the messages times the factor of nccl-tests; None if the size or the number of ranks is not known."""
+        """The size of the messages times the factor of nccl-tests; None if the size or the number of ranks is not known.
+
+        None for a single rank, too: it sends nothing.
+        """
         factor = _FACTORS.get(self.collective)
-        if self.message_bytes is None or factor is None or not self.group.size:
+        if self.message_bytes is None or factor is None or (self.group.size or 0) < 2:
             return None
         return self.message_bytes * factor(self.group.size)
 
