@@ -52,7 +52,7 @@ def without(one: Intervals, other: Intervals) -> Intervals:
     """What of `one` is not in `other`."""
     edges = np.unique(np.concatenate([one.start, one.end, other.start, other.end]))
     start, end = edges[:-1], edges[1:]
-    kept = _covers(one, start) & ~_covers(other, start)
+    kept = covers(one, start) & ~covers(other, start)
     return union(start[kept], end[kept])
 
 
@@ -61,7 +61,8 @@ def within(one: Intervals, start: int, end: int) -> Intervals:
     return union(np.maximum(one.start, start), np.minimum(one.end, end))
 
 
-def _covers(intervals: Intervals, points: NDArray[np.int64]) -> NDArray[np.bool_]:
+def covers(intervals: Intervals, points: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which points lie in one of the intervals; its end does not. Shape (points,)."""
     begun = np.searchsorted(intervals.start, points, side="right")
     ended = np.searchsorted(intervals.end, points, side="right")
     return np.asarray(begun > ended)
