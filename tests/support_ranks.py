@@ -93,7 +93,8 @@ def run(seed: int, *, size: int = 3, steps: int = 2) -> list[RankOfRun]:
             free.append(at)
         now = max(free) + pick.randint(5, 30)
         for rank in ranks:
-            rank.annotate(f"ProfilerStep#{step + 5}", begin - 5, now - 6)
+            # Steps follow each other without a gap: what is launched outside of them does not count.
+            rank.annotate(f"ProfilerStep#{step + 5}", begin - (5 if step else 40), now - 5)
     return ranks
 
 

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import gloo, intervals
-from collect.traces.breakdown import Source
+from collect.traces.breakdown import Source, unknown_categories
 from collect.traces.collective import CollectiveOperation
 from collect.traces.communication import kernel_communication
 from collect.traces.intervals import Intervals
+from collect.traces.launches import launches
 from collect.traces.trace import Trace
 
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "mtia_runtime", "privateuse1_runtime", "Runtime")
@@ -44,11 +45,12 @@ class Activities(NamedTuple):
 
 
 def activities(trace: Trace) -> Activities | None:
-    """None where the trace holds neither kernels nor operators."""
-    kernel = trace.of_category("kernel")
-    memory = trace.of_category("gpu_memcpy", "gpu_memset")
-    if not (kernel | memory).any():
-        return _on_cpu(trace)
+    """None where `breakdown` finds nothing to tell of."""
+    gpu = launches(trace)
+    if not (gpu.counted | gpu.before_recording).any():
+        return None if unknown_categories(trace) else _on_cpu(trace)
+    kernel = gpu.counted & trace.of_category("kernel")
+    memory = gpu.counted & ~kernel
     communicating = kernel_communication(trace, kernel)
     collective = communicating.rows
     rows = np.flatnonzero(kernel | memory)
@@ -63,7 +65,7 @@ def activities(trace: Trace) -> Activities | None:
         is_collective=collective[rows],
         operation=communicating.operation[rows],
         operations=communicating.operations,
-        launch_row=launches(trace, rows),
+        launch_row=launch_rows(trace, rows),
         compute=intervals.of(trace, kernel & ~collective),
         communication=intervals.of(trace, collective),
         memory=intervals.of(trace, memory),
@@ -101,7 +103,7 @@ def _on_cpu(trace: Trace) -> Activities | None:
     )
 
 
-def launches(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+def launch_rows(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """The row of the call that launched each of `rows`, by correlation: the first call that bears it. -1: not recorded."""
     calls = np.flatnonzero(trace.of_category(*_LAUNCHES) & (trace.correlation > 0))
     calls = calls[np.lexsort((trace.start_ns[calls], trace.correlation[calls]))]

@@ -12,9 +12,16 @@ from numpy.typing import NDArray
 from collect.traces import gloo, intervals
 from collect.traces.communication import kernel_communication
 from collect.traces.intervals import Intervals
+from collect.traces.launches import GPU_CATEGORIES, STEP, Launches, launches
 from collect.traces.trace import Trace
 
 Source = Literal["gpu", "gloo", "cpu"]
+# What Kineto writes of hosts and of GPUs (libkineto/src/ActivityType.cpp). Other accelerators have categories of their own.
+KNOWN_CATEGORIES = frozenset(
+    {*GPU_CATEGORIES, "cpu_op", "user_annotation", "gpu_user_annotation", "cpu_instant_event", "python_function", "overhead"}
+    | {"cuda_runtime", "cuda_driver", "cuda_sync", "cuda_event", "external_correlation", "ac2g", "fwdbwd", "Trace"}
+)
+_LOW = (1 << 32) - 1
 
 
 class EventTally(msgspec.Struct, frozen=True):
@@ -28,6 +35,14 @@ class EventTally(msgspec.Struct, frozen=True):
     def mean_ns(self) -> float:
         """The mean duration in ns."""
         return self.total_ns / self.count
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """Events of a GPU that no figure contains. share_pct: of the sum of the durations of all of the GPU's events."""
+
+    count: int
+    total_ns: int
+    share_pct: float
 
 
 class HtaBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +65,8 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     source: `gpu` for kernels (categories kernel, gpu_memcpy, gpu_memset) of all devices of the rank together; `gloo` for
     operators of the main thread beside gloo's collectives; `cpu` for operators alone.
     steps: the profiler steps that the figures are of. None: not known, or not to be had from this kind of trace.
+    before_recording, outside_steps: what the figures leave out: what was launched before the recording began, and, in a trace
+    with profiler steps, what was launched in none of them (collect/traces/launches.py). None: nothing.
     hta_bounds: None for exact figures. Otherwise the figures are rounded and cut as HolisticTraceAnalysis does it, and its own
     may differ from them within these bounds.
     """
@@ -66,6 +83,8 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     overlap_ns: int
     collectives: list[EventTally]  # by what they do
     kernels: list[EventTally]  # by name, the longest total first; gloo and cpu: of the main thread's operators
+    before_recording: LeftOut | None = None
+    outside_steps: LeftOut | None = None
     hta_bounds: HtaBounds | None = None
 
     @property
@@ -90,25 +109,47 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def breakdown(trace: Trace) -> Breakdown | None:
-    """The exact figures of a trace, to the ns; None where it holds neither kernels nor operators."""
-    kernel = trace.of_category("kernel")
-    memory = trace.of_category("gpu_memcpy", "gpu_memset")
-    if not (kernel | memory).any():
-        return _on_cpu(trace)
+    """The exact figures of a trace, to the ns. None where it holds neither kernels nor operators, or only those of the host
+    beside events of an accelerator whose categories are not known."""
+    gpu = launches(trace)
+    if not (gpu.counted | gpu.before_recording).any():
+        return None if unknown_categories(trace) else _on_cpu(trace)
+    kernel = gpu.counted & trace.of_category("kernel")
+    memory = gpu.counted & ~kernel
     communicating = kernel_communication(trace, kernel)
     collective = communicating.rows
     compute, communicated, moved = (intervals.of(trace, rows) for rows in (kernel & ~collective, collective, memory))
     busy = intervals.of(trace, kernel | memory)
-    return _told(
+    rows = np.flatnonzero(collective)
+    told = _told(
         trace,
         "gpu",
         int(busy.end[-1] - busy.start[0]) if len(busy.end) else 0,
         compute,
         communicated,
         moved,
-        collectives=_collectives(trace, np.flatnonzero(collective), communicating.names(np.flatnonzero(collective))),
+        collectives=_collectives(trace, rows, communicating.names(rows)),
         kernels=tally(trace, kernel | memory),
     )
+    return msgspec.structs.replace(
+        told,
+        before_recording=_left_out(trace, gpu, gpu.before_recording),
+        outside_steps=_left_out(trace, gpu, gpu.outside_steps),
+    )
+
+
+def _left_out(trace: Trace, gpu: Launches, rows: NDArray[np.bool_]) -> LeftOut | None:
+    if not rows.any():
+        return None
+    total, left = (_sum(trace.duration_ns[chosen]) for chosen in (gpu.counted | gpu.before_recording | gpu.outside_steps, rows))
+    return LeftOut(int(np.count_nonzero(rows)), left, 100 * left / total if total else 0.0)
+
+
+def unknown_categories(trace: Trace) -> dict[str, int]:
+    """The categories that are neither the host's nor a GPU's as Kineto writes them, with the number of their events."""
+    categories, counts = np.unique(trace.category, return_counts=True)
+    named = {trace.labels[category]: int(count) for category, count in zip(categories, counts, strict=True)}
+    return {name: count for name, count in named.items() if name not in KNOWN_CATEGORIES}
 
 
 def _on_cpu(trace: Trace) -> Breakdown | None:
@@ -166,7 +207,7 @@ def _told(
 
 def steps(trace: Trace) -> int:
     """How many profiler steps a trace holds."""
-    return sum(gloo.STEP.match(label) is not None for label in trace.labels)
+    return sum(STEP.match(label) is not None for label in trace.labels)
 
 
 def tally(
@@ -176,10 +217,16 @@ def tally(
     lasted = trace.duration_ns[rows] if duration_ns is None else duration_ns
     labels, group = np.unique(trace.name[rows], return_inverse=True)
     counts = np.bincount(group, minlength=len(labels))
-    totals = np.zeros(len(labels), np.int64)
-    np.add.at(totals, group, lasted)
-    found = [EventTally(trace.labels[label], int(n), int(ns)) for label, n, ns in zip(labels, counts, totals, strict=True)]
+    low, high = np.zeros((2, len(labels)), np.int64)  # of 32 bits each: a sum of durations need not fit into 64 bits
+    np.add.at(low, group, lasted & _LOW)
+    np.add.at(high, group, lasted >> 32)
+    totals = [(int(above) << 32) + int(below) for above, below in zip(high, low, strict=True)]
+    found = [EventTally(trace.labels[label], int(n), ns) for label, n, ns in zip(labels, counts, totals, strict=True)]
     return sorted(found, key=lambda one: (-one.total_ns, one.name))
+
+
+def _sum(durations_ns: NDArray[np.int64]) -> int:
+    return (int(np.sum(durations_ns >> 32)) << 32) + int(np.sum(durations_ns & _LOW))
 
 
 def renamed(tallies: Sequence[EventTally], rename: Callable[[str], str]) -> list[EventTally]:

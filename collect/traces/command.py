@@ -12,8 +12,9 @@ import msgspec
 from collect import notation
 from collect.traces import answer_tables, hta, run_answers, run_traces
 from collect.traces import trace as source
-from collect.traces.breakdown import Breakdown, EventTally, breakdown
+from collect.traces.breakdown import Breakdown, EventTally, breakdown, unknown_categories
 from collect.traces.difference import difference
+from collect.traces.launches import GPU_CATEGORIES
 from collect.traces.operators import OperatorDifference, differences
 from collect.traces.rank_analysis import RankAnalysis, analyse
 from collect.traces.run_answers import RunAnswers
@@ -42,11 +43,10 @@ def files(workspace: Workspace, run: str) -> list[Path]:
 
 
 def show(workspace: Workspace, run: str, against: str | None, output: Output, *, like_hta: bool) -> int:
-    """Print tables or the document. Returns 1 if a trace is damaged; then the figures are of the events that could be read."""
+    """Print tables or the document. Returns 1 if a trace is damaged or has no figures; figures are of what could be read."""
     paths, other_paths = files(workspace, run), files(workspace, against) if against else []
-    traces = [source.read(path) for path in paths]
-    told = hta.breakdowns(traces) if like_hta else [found for trace in traces if (found := breakdown(trace))]
-    others = [source.read(path) for path in other_paths]
+    traces, others = sorted(map(source.read, paths), key=_order), [source.read(path) for path in other_paths]
+    told, without = _like_hta(traces) if like_hta else _exact(traces)
     differ = differences(traces, others) if against else []
     answers = None if like_hta else RunAnswers(_analyses(traces))
     why = difference([answers], [RunAnswers(_analyses(others))]) if answers and against else None
@@ -66,20 +66,85 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
         answer_tables.why(output, run, against, why)
     if against:
         _operators(output, run, against, differ)
-    if sentence := _unstable(told):
+    remarks = [*_twice(traces), *(sentence for one in told for sentence in _left_out(one))]
+    for sentence in filter(None, [_unstable(told), *remarks]):
         output.remark(sentence)
-    for trace in traces:
-        if not len(trace.name):
-            output.remark(f"{trace.path}: the trace has no events.", style="yellow")
-    for sentence in damage:
+    for sentence in (*without, *damage):
         output.remark(sentence, style="red")
     ranks = [_document(one) for one in told]
-    document: dict[str, Any] = {"run": run, "like_hta": like_hta, "ranks": ranks, "damage": damage}
+    document: dict[str, Any] = {"run": run, "like_hta": like_hta, "ranks": ranks}
+    document |= {"without_figures": without, "damage": damage}
     if answers is not None:
         document["ranks"] = [one | run_answers.of_rank(rank) for one, rank in zip(ranks, answers.ranks, strict=True)]
         document |= answers.document()
     output.document(document | ({"against": against, "why": why, "operators": differ} if against else {}))
-    return 1 if damage else 0
+    return 1 if damage or without else 0
+
+
+def _order(trace: Trace) -> tuple[bool, int, Path]:
+    """By rank as a number, not by the name of the file; traces without a rank come last."""
+    return trace.rank is None, trace.rank or 0, trace.path
+
+
+def _exact(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[str]]:
+    """The figures of the traces that have such, and a sentence for each of the others."""
+    told, without = [], []
+    for trace in traces:
+        if found := breakdown(trace):
+            told.append(found)
+        elif not trace.cut:  # else the damage is said
+            without.append(f"{trace.path}: {_why_none(trace)}")
+    return told, without
+
+
+def _like_hta(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[str]]:
+    """As _exact. Raises InputError if no trace has figures of HolisticTraceAnalysis."""
+    found = hta.attempts(traces)
+    told = [one for one in found if isinstance(one, Breakdown)]
+    without = [one for one in found if isinstance(one, InputError)]
+    if without and not told:
+        raise without[0]
+    return told, [str(one) for one in without]
+
+
+def _why_none(trace: Trace) -> str:
+    if not len(trace.name):
+        return "the trace has no events."
+    unknown = sorted(unknown_categories(trace).items(), key=lambda item: -item[1])
+    if not unknown:
+        return "no kernels of a GPU and no operators, so there are no figures."
+    said = ", ".join(f"{name} ({count:,} events)" for name, count in unknown[:_SHOWN])
+    return (
+        f"no figures: the trace has events of an accelerator whose categories are not known: {said}. Known: "
+        f"{', '.join(GPU_CATEGORIES)}, as Kineto writes them for GPUs. --like-hta counts every event with a stream."
+    )
+
+
+def _twice(traces: Sequence[Trace]) -> list[str]:
+    """A sentence for each rank that two files claim to be of."""
+    paths: defaultdict[int, list[Path]] = defaultdict(list)
+    for trace in traces:
+        if trace.rank is not None:
+            paths[trace.rank].append(trace.path)
+    return [
+        f"rank {rank}: {len(same)} files are of this rank: {', '.join(path.name for path in same)}. Each has a row."
+        for rank, same in paths.items()
+        if len(same) > 1
+    ]
+
+
+def _left_out(one: Breakdown) -> list[str]:
+    """What the figures of a rank leave out, a sentence each."""
+    rank = "" if one.rank is None else f"rank {one.rank}: "
+    reasons = (
+        (one.before_recording, "launched before the recording began"),
+        (one.outside_steps, "launched in no profiler step"),
+    )
+    return [
+        f"{rank}{left.count:,} events of the GPU ({left.share_pct:.1f} % of its time) were {reason}; no figure contains them."
+        for left, reason in reasons
+        if left is not None
+    ]
 
 
 def _analyses(traces: Sequence[Trace]) -> list[RankAnalysis]:

@@ -7,14 +7,15 @@ microsecond in an absolute timestamp.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 from msgspec import Raw, Struct, field
 from numpy.typing import NDArray
 
 UNKNOWN = np.iinfo(np.int64).min
-_MOST = 1 << 62  # ns, 146 years: beyond it start + duration would not fit
+_MOST = 1 << 61  # ns, 73 years (since 1970: until 2043): beyond it a span of starts and ends would not fit
 _DIGITS = 18  # of a number that surely fits into an int64
 _ABSENT = Raw(b"")
 _POINT, _NEWLINE, _ZERO, _NINE = ord("."), ord("\n"), ord("0"), ord("9")
@@ -23,12 +24,12 @@ _POINT, _NEWLINE, _ZERO, _NINE = ord("."), ord("\n"), ord("0"), ord("9")
 class Args(Struct, gc=False):
     """correlation: joins a kernel to the call that launched it; stream: of the device. -1: not given.
 
-    The other fields are Kineto's of a collective, as they stand in the file (collect/traces/collective.py parses them): a value
-    of an unexpected type costs nothing then.
+    The other fields are Kineto's of a collective, as they stand in the file (collect/traces/collective.py parses them). Values
+    of any type are read: a value of an unexpected type is not known, and costs nothing else.
     """
 
-    correlation: int = -1
-    stream: int = -1
+    correlation: Any = -1
+    stream: Any = -1
     collective: Raw = field(name="Collective name", default=_ABSENT)
     group: Raw = field(name="Process Group Name", default=_ABSENT)
     group_id: Raw = field(name="Process Group ID", default=_ABSENT)  # instead of the name, until PyTorch 2.3
@@ -83,5 +84,23 @@ def _one(text: bytes) -> int:
     try:
         exact = Decimal(text.decode()) * 1000
         return int(exact.to_integral_value()) if abs(exact) < _MOST else UNKNOWN
-    except (InvalidOperation, UnicodeDecodeError):
+    except (ArithmeticError, UnicodeDecodeError):  # no number; an exponent that no number of this machine has
         return UNKNOWN
+
+
+def integers(values: Sequence[Any]) -> NDArray[np.int64]:
+    """Each value as an integer, text of digits included; -1 for what is none or does not fit into 64 bits. Shape (values,)."""
+    if set(map(type, values)) <= {int}:
+        try:
+            return np.array(values, np.int64)
+        except OverflowError:
+            pass
+    return np.array([_integer(value) for value in values], np.int64)
+
+
+def _integer(value: Any) -> int:
+    try:
+        whole = int(value) if isinstance(value, int | float | str) else -1
+    except (ValueError, OverflowError):
+        return -1
+    return whole if -_MOST < whole < _MOST else -1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,12 +11,12 @@ from numpy.typing import NDArray
 from collect.traces import intervals
 from collect.traces.collective import meaning
 from collect.traces.intervals import Intervals
+from collect.traces.launches import STEP
 from collect.traces.trace import Trace
 
 SPAN = "gloo:"
 _C10D = ("c10d::", "_c10d_functional::", "c10d_functional::")
 WRAPPER = "autograd::engine::evaluate_function"  # also lasts while a hook in it waits for a collective
-STEP = re.compile(r"ProfilerStep\s*#\s*\d+")
 _POINT_TO_POINT = ("send", "recv")
 
 

@@ -7,8 +7,10 @@ What HTA does that the exact figures do not:
 - kernels that were launched in or after the last profiler step are left out, where all ranks together know at least two
   steps; a kernel is kept as often as calls before that step bear its correlation (hta/common/trace.py,
   _filter_irrelevant_gpu_kernels);
-- what a kernel is goes by its name alone, and whatever has a stream and a correlation is one: a `Stream Wait Event` computes
-  (hta/utils/utils.py, get_kernel_type);
+- what a kernel is goes by its name alone, and whatever has a stream is one: a `Stream Wait Event` computes (hta/utils/utils.py,
+  get_kernel_type). So do operators on the CPU that Inductor gives the stream of their Triton kernel, but no correlation: HTA
+  counts them beside the kernel (hta/common/trace_filter.py takes them for calls, hta/analyzers by their stream);
+- a time of all kernels that comes out negative after the rounding stops HTA (an assertion in get_temporal_breakdown);
 - the percentage of overlap is rounded to two decimals (hta/analyzers/communication_analysis.py).
 
 HTA sorts kernels by their rounded start with an unstable sort (pandas' default), so the order of kernels with equal rounded
@@ -37,6 +39,7 @@ _MEMORY = re.compile(r"Memcpy|Memset|dma")
 _NO_COMPUTE = re.compile(r"nccl.*Kernel|.*Memcpy|Memset|.*Sync")
 _SYNC = ("Event Sync", "Context Sync")
 _STEP = "ProfilerStep"
+_MOST_ROWS = 20_000_000
 
 
 class Kernels(NamedTuple):
@@ -52,9 +55,24 @@ class Kernels(NamedTuple):
 
 
 def breakdowns(traces: Sequence[Trace]) -> list[Breakdown]:
-    """One a trace, in their order. Raises InputError for a trace in which HTA would find no kernels."""
+    """One a trace, in their order. Raises InputError for a trace for which HTA gives no figures."""
+    found = attempts(traces)
+    for one in found:
+        if isinstance(one, InputError):
+            raise one
+    return [one for one in found if isinstance(one, Breakdown)]
+
+
+def attempts(traces: Sequence[Trace]) -> list[Breakdown | InputError]:
+    """One a trace, in their order: its figures, or why HTA gives none. A last step is left out depending on all traces."""
     names = {label for trace in traces for label in _steps_of(trace)}
-    return [_breakdown(trace, leave_out_last=len(names) > 1) for trace in traces]
+    found: list[Breakdown | InputError] = []
+    for trace in traces:
+        try:
+            found.append(_breakdown(trace, leave_out_last=len(names) > 1))
+        except InputError as error:
+            found.append(error)
+    return found
 
 
 def _breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
@@ -69,6 +87,14 @@ def _breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
     compute = _length(computation)
     span = int(busy[1][-1] - busy[0][0])
     idle = span - _length(busy)
+    moved = _length(memory)
+    times = {"span": span, "compute": compute, "communication": _length(communication), "idle": idle}
+    times["non-compute"] = span - compute - idle
+    if negative := [f"{name} {us} us" for name, us in times.items() if us < 0]:
+        raise InputError(
+            f"{trace.path}: after HolisticTraceAnalysis' rounding these times are negative: {', '.join(negative)}; it gives no "
+            "figures then. Use collect trace without --like-hta."
+        )
     overlap = intervals.both(intervals.union(*computation), intervals.union(*communication))
     return Breakdown(
         rank=trace.rank,
@@ -77,7 +103,7 @@ def _breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
         span_ns=span * 1000,
         compute_ns=compute * 1000,
         communication_ns=_length(communication) * 1000,
-        memory_ns=_length(memory) * 1000,
+        memory_ns=moved * 1000 if moved >= 0 else None,  # no figure of HTA: not known where its rounding makes it negative
         non_compute_ns=(span - compute - idle) * 1000,
         idle_ns=idle * 1000,
         overlap_ns=overlap * 1000,
@@ -135,16 +161,23 @@ def _kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:
     start, end = _rounded(trace)
     sync = trace.among(trace.name, [label in _SYNC for label in trace.labels])
     on_gpu = ((trace.stream >= 0) & (trace.correlation >= 0)) | sync
-    rows = np.flatnonzero(on_gpu)
+    with_stream = trace.stream != -1
+    rows = np.flatnonzero(with_stream)
     if leave_out_last:
         calls = ~on_gpu & trace.among(trace.category, [label != "" for label in trace.labels])
         step = calls & trace.among(trace.name, [_STEP in label for label in trace.labels])
         last = start[step].max() if step.any() else np.iinfo(np.int64).min
-        launched = np.sort(trace.correlation[calls & (start < last)])
+        calls &= start < last
+        launched = np.sort(trace.correlation[calls])
+        rows = np.flatnonzero(on_gpu & with_stream)
         wanted = trace.correlation[rows]
         times = np.searchsorted(launched, wanted, side="right") - np.searchsorted(launched, wanted, side="left")
-        rows = np.repeat(rows, times)
-    rows = rows[trace.stream[rows] != -1]
+        if times.sum() > _MOST_ROWS:
+            raise InputError(
+                f"{trace.path}: HolisticTraceAnalysis would make {times.sum():,} rows of {len(rows):,} kernels, as many events "
+                f"have the same correlation. Allowed with --like-hta: {_MOST_ROWS:,} rows."
+            )
+        rows = np.concatenate([np.repeat(rows, times), np.flatnonzero(calls & with_stream)])
     return Kernels(rows, start[rows], end[rows])
 
 

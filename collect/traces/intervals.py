@@ -89,7 +89,7 @@ def before(one: Intervals, points: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def covers(intervals: Intervals, points: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of the points lie in the set; shape (number of points,)."""
+    """Which points lie in one of the intervals; its end does not. Shape (points,)."""
     begun = np.searchsorted(intervals.start, points, side="right")
     ended = np.searchsorted(intervals.end, points, side="right")
     return np.asarray(begun > ended)

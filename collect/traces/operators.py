@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from collect.traces.breakdown import steps, tally
+from collect.traces.launches import launches
 from collect.traces.trace import Trace
 
 KINDS = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset")
@@ -67,11 +68,14 @@ def differences(run: Sequence[Trace], against: Sequence[Trace]) -> list[Operator
 
 
 def uses(traces: Sequence[Trace], *, by_step: bool) -> Uses:
-    """What the ranks call, added up."""
+    """What the ranks call, added up. What a GPU was told before the recording began is left out, and by steps also
+    what was launched outside of them."""
     totals: dict[tuple[str, str], tuple[int, int]] = {}
     for trace in traces:
+        gpu = launches(trace)
+        left_out = gpu.before_recording | (gpu.outside_steps if by_step else False)
         for kind in KINDS:
-            for one in tally(trace, trace.of_category(kind)):
+            for one in tally(trace, trace.of_category(kind) & ~left_out):
                 calls, ns = totals.get((kind, one.name), (0, 0))
                 totals[kind, one.name] = (calls + one.count, ns + one.total_ns)
     return Uses(totals, sum(steps(trace) if by_step else 1 for trace in traces))

@@ -43,7 +43,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def analyse(trace: Trace) -> RankAnalysis | None:
-    """The analysis of a trace; None where it holds neither kernels nor operators."""
+    """The analysis of a trace; None where `breakdown` finds nothing to tell of."""
     active = activities(trace)
     if active is None:
         return None

@@ -42,13 +42,16 @@ def _inflated(raw: Iterator[bytes]) -> Iterator[bytes]:
     member, ended = zlib.decompressobj(wbits=31), False
     for block in raw:
         while block:
+            if ended and not (block := block.lstrip(b"\0")):  # zeros may fill the last block of a tape
+                break
             if ended:
                 member, ended = zlib.decompressobj(wbits=31), False
             before = member.copy()
             try:
                 text = member.decompress(block, BLOCK)
             except zlib.error as error:
-                yield _until_damage(before, block)
+                if text := _until_damage(before, block):  # an empty block would say that the file ends here
+                    yield text
                 raise CutShort(f"its gzip stream is damaged ({error})") from None
             if text:
                 yield text
@@ -92,16 +95,20 @@ def salvage(raw: bytes, *, final: bool) -> Salvaged:
     An event that is not JSON costs itself alone: reading goes on at the next place where an object follows another and reads
     as an event. lost counts the phases that stand in what was passed over, at least one each time.
     """
-    text = raw.decode("latin-1")  # a character is a byte, so that offsets agree
+    text = raw.decode("utf-8", "surrogateescape")  # what is not UTF-8 becomes characters that encode to the same bytes
     text = _BARE.sub(lambda found: found[1] + " " * len(found[2]) + "NaN", text)
     events: list[TraceEvent] = []
     lost, at = 0, 0
+
+    def salvaged(*, ended: bool) -> Salvaged:
+        return Salvaged(events, lost, len(text[:at].encode("utf-8", "surrogateescape")), ended)
+
     while True:
         at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # matches nothing too
         if _LIST_END.match(text, at) and not _PHASE.search(text, at):  # else it is the end of a list within a lost event
-            return Salvaged(events, lost, at, True)
+            return salvaged(ended=True)
         if at == len(text):
-            return Salvaged(events, lost, at, False)
+            return salvaged(ended=False)
         found = _object(text, at)
         if found:
             fields, at = found
@@ -109,7 +116,7 @@ def salvage(raw: bytes, *, final: bool) -> Salvaged:
             continue
         following = _resume(text, at)
         if following is None and not final:
-            return Salvaged(events, lost, at, False)
+            return salvaged(ended=False)
         end = len(text) if following is None else following
         lost += max(1, len(_PHASE.findall(text, at, end)))
         at = end
@@ -139,7 +146,7 @@ def _event(fields: dict[str, Any]) -> TraceEvent:
         ph=_text(fields.get("ph")),
         cat=_text(fields.get("cat")),
         name=_text(fields.get("name")),
-        tid=_whole(tid) if isinstance(tid, _Number) else _text(tid),
+        tid=str(tid) if isinstance(tid, _Number) else _text(tid),
         ts=_raw(fields.get("ts")),
         dur=_raw(fields.get("dur")),
         args=_args(args) if isinstance(args, dict) else None,
@@ -148,7 +155,7 @@ def _event(fields: dict[str, Any]) -> TraceEvent:
 
 def _args(fields: dict[str, Any]) -> Args:
     texts = {name: _json(fields[key]) for name, key in _TEXTS.items() if key in fields}
-    return Args(_whole(fields.get("correlation")), _whole(fields.get("stream")), **texts)
+    return Args(_plain(fields.get("correlation", -1)), _plain(fields.get("stream", -1)), **texts)
 
 
 def _json(value: Any) -> Raw:
@@ -159,16 +166,19 @@ def _json(value: Any) -> Raw:
 
 
 def _text(value: Any) -> str:
-    return value.encode("latin-1").decode("utf-8", "replace") if type(value) is str else ""
+    """A string of the file; what is half of a surrogate pair, or was no UTF-8, becomes the replacement character."""
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if type(value) is str else ""
 
 
 def _raw(value: Any) -> Raw:
     return Raw(value.encode() if isinstance(value, _Number) else b"")
 
 
-def _whole(value: Any) -> int:
+def _plain(value: Any) -> Any:
+    """A number as Python's, if it is a finite one of ordinary length; any other value as it is."""
+    if not isinstance(value, _Number):
+        return value
     try:
-        found = int(value) if isinstance(value, _Number) else -1
+        return int(value) if value.lstrip("-").isdigit() else float(value)
     except ValueError:
         return -1
-    return found if abs(found) < 1 << 63 else -1

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces.collective import CollectiveOperation, CollectiveTexts, count, parsed
-from collect.traces.event import UNKNOWN, Args, TraceEvent, nanoseconds
+from collect.traces.event import UNKNOWN, Args, TraceEvent, integers, nanoseconds
 from collect.traces.head import TraceHead, read_head
 from collect.traces.salvage import CutShort, blocks, salvage
 from shardlab.decoders import DECODE_FAULTS
 
-_LIST = re.compile(rb'\A\s*\[|"traceEvents"\s*:\s*\[')
+_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BARE_LIST = re.compile(rb"\A\s*\[")
 _RANKS = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)")
@@ -27,8 +28,18 @@ _PHASE = re.compile(rb'"ph"\s*:')
 _BETWEEN = re.compile(rb"\}(\s*,\s*)\Z")
 _LEAST_LOOKED_AT = 64  # bytes before an event in which its comma and the end of the event before it stand
 _LONGEST = 16 << 20  # bytes without an end of an event; then what stands there is given up
+_LONGEST_WITHOUT_EVENT = 4 << 20  # bytes of a list without any phase; then it is a list of something else
+_MOST_RANKS = 1 << 31  # a greater number is no rank
 _UNSEEN = frozenset({"python_function", "Trace"})  # frames of Python's stack, by far the most numerous; the profiler's own span
 
+# Categories as Kineto named them until PyTorch 1.10 -> as it names them since.
+_OLD_CATEGORIES = {
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "Operator": "cpu_op",
+    "Runtime": "cuda_runtime",
+}
 _OTHER = frozenset("iIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format that have no duration of their own
 
 _decoder = msgspec.json.Decoder(list[TraceEvent])
@@ -84,54 +95,67 @@ def read(path: Path) -> Trace:
     A trace that is damaged or cut gives what can be read of it; `lost` and `cut` say what cannot.
     """
     columns = _Columns()
-    head, cut = b"", ""
+    outside, cut = b"", ""
     try:
         for found in _events(path, columns.lost):
             if isinstance(found, bytes):
-                head = found
+                outside += found[: _LONGEST - len(outside)]
             else:
                 columns.add(found)
     except CutShort as short:
         cut = str(short)
-    base = _BASE.search(head)
-    found_trace = columns.trace(path, _rank(head, path), cut)
-    return found_trace._replace(base_ns=int(base[1]) if base else None, head=read_head(head))
+    base = _BASE.search(outside)
+    found_trace = columns.trace(path, _rank(outside, path), cut)
+    return found_trace._replace(base_ns=int(base[1]) if base else None, head=read_head(outside))
 
 
 def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | list[TraceEvent]]:
-    """What stands before the list of events, then the events. Raises CutShort where the file ends before the list does."""
+    """The events, and the text before and behind their list. Raises CutShort where the file ends before the list does."""
     source = blocks(path)
     rest = yield from _head(source)
     block, short = b"", ""
+    without: int | None = 0  # bytes of the list that held no event; None once it held one
     while True:
         events, rest, ended = _whole_events(rest, block, lost)
         yield events
         if ended:
+            yield rest
             # On to the end of the file: a gzip stream says only there that it is damaged, and no event should follow.
-            lost["after the end of the list of events"] += sum(len(_PHASE.findall(after)) for after in source)
+            for after in source:
+                lost["after the end of the list of events"] += len(_PHASE.findall(after))
+                yield after
             return
+        if without is not None:
+            without = None if any(event.ph for event in events) else without + len(block)
+            if without is not None and without > _LONGEST_WITHOUT_EVENT:
+                raise CutShort("the file has no list of events: its list holds none")
         try:
             block = next(source, b"")
         except CutShort as damage:
             block, short = b"", str(damage)
         if not block:
             break
-    events, ended = _last_events(rest, lost)
+    events, rest, ended = _last_events(rest, lost)
     yield events
+    yield rest
     if not ended or short:
         raise CutShort(short or "the file ends before its list of events ends")
 
 
 def _head(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
     """Gives what stands before the list of events, and returns what follows of the block in which the list begins."""
-    text = b""
+    before = b""  # the end of the block before: the list may begin across two blocks
+    blank = True
     for block in source:
-        text += block
-        if begin := _LIST.search(text):
+        text = before + block
+        begin = _LIST.search(text) or (_BARE_LIST.match(text) if blank else None)
+        if begin:
             yield text[: begin.start()]
             return text[begin.end() :]
-        if len(text) > _LONGEST:
-            break
+        blank = blank and not text.strip()
+        before = text[-_LEAST_LOOKED_AT:]
+        yield text[:-_LEAST_LOOKED_AT]
+    yield before
     raise CutShort("the file has no list of events")
 
 
@@ -152,14 +176,15 @@ def _whole_events(rest: bytes, block: bytes, lost: Counter[str]) -> tuple[list[T
     return saved.events, text[saved.rest :], saved.ended
 
 
-def _last_events(text: bytes, lost: Counter[str]) -> tuple[list[TraceEvent], bool]:
-    """The events in what is left at the end of the file, and whether the list of events has an end there."""
+def _last_events(text: bytes, lost: Counter[str]) -> tuple[list[TraceEvent], bytes, bool]:
+    """The events in what is left at the end of the file, what stands behind them, and whether their list has an end there."""
     try:
-        return _decoder.decode(b"[%b]" % text[: text.rindex(b"]")]), True
+        end = text.rindex(b"]")
+        return _decoder.decode(b"[%b]" % text[:end]), text[end:], True
     except (ValueError, *DECODE_FAULTS):
         saved = salvage(text, final=True)
         lost["not readable"] += saved.lost
-        return saved.events, saved.ended
+        return saved.events, text[saved.rest :], saved.ended
 
 
 def _last_boundary(text: bytes) -> tuple[int, int]:
@@ -172,16 +197,17 @@ def _last_boundary(text: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-def _rank(head: bytes, path: Path) -> int | None:
-    if match := _RANKS.search(head):
+def _rank(outside: bytes, path: Path) -> int | None:
+    """The rank of a trace. outside: the text before and behind its list of events."""
+    if match := _RANKS.search(outside):
         try:
-            found = json.JSONDecoder().raw_decode(head[match.end() :].decode("utf-8", "replace"))[0].get("rank")
-            if type(found) is int:
+            found = json.JSONDecoder().raw_decode(outside[match.end() :].decode("utf-8", "replace"))[0].get("rank")
+            if type(found) is int and 0 <= found < _MOST_RANKS:
                 return found
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
     named = _RANK_IN_NAME.search(path.name)
-    return int(named[1]) if named else None
+    return int(named[1]) if named and int(named[1]) < _MOST_RANKS else None
 
 
 class _Columns:
@@ -211,8 +237,8 @@ class _Columns:
             np.array([ids[event.name] for event in complete], np.int32),
             np.array([ids[event.cat] for event in complete], np.int32),
             np.array([ids[event.tid] for event in complete], np.int32),
-            np.array([-1 if arg is None else arg.stream for arg in args], np.int64),
-            np.array([-1 if arg is None else arg.correlation for arg in args], np.int64),
+            integers([-1 if arg is None else arg.stream for arg in args]),
+            integers([-1 if arg is None else arg.correlation for arg in args]),
             *self._collective_columns(args),
             start,
             duration,
@@ -257,6 +283,8 @@ class _Columns:
             columns.append(np.concatenate([np.empty(0, of_type), *(part[index] for part in self._parts)]))
         lost = {reason: count for reason, count in self.lost.items() if count}
         name, category, thread, stream, correlation, collective, sequence, start, duration = columns
+        for old in _OLD_CATEGORIES.keys() & self._ids.keys():
+            category[category == self._ids[old]] = self._ids[_OLD_CATEGORIES[old]]
         return Trace(
             path,
             rank,

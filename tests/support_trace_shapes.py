@@ -1,0 +1,120 @@
+"""Traces in the shapes that other versions and devices write: old Kineto, RCCL, MTIA, and Inductor's Triton kernels.
+
+Each is a list of events as json.dumps takes them, times in us; the fields and names of each shape are those of its origin.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+
+RCCL = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
+Event = dict[str, object]
+
+
+def _complete(category: str, name: str, tid: object, at: float, lasts: float, **args: object) -> Event:
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, "ts": at, "dur": lasts, "args": args}
+
+
+def old_kineto(seed: int = 0, steps: int = 2, kernels: int = 4) -> list[Event]:
+    """As PyTorch 1.8 and 1.9 wrote it: categories with capitals, whole microseconds, `external id` in small letters."""
+    pick, now, events, number = random.Random(seed), 1_621_401_187_223_000, [], 100
+    for step in range(steps):
+        begin = now
+        for _ in range(kernels):
+            number += 1
+            events.append(_complete("Operator", "aten::mm", 5, now, 9, **{"External id": number, "Input dims": [[2, 3], []]}))
+            for category, name, stream in (
+                ("Kernel", "volta_sgemm_128x64_nn", 7),
+                ("Memcpy", "Memcpy DtoD (Device -> Device)", 7),
+            ):
+                number += 1
+                events.append(_complete("Runtime", "cudaLaunchKernel", 5, now + 1, 2, cbid=211, correlation=number))
+                lasts = pick.randint(3, 30)
+                args = {"device": 0, "stream": 7, "correlation": number, "external id": number}
+                events.append(_complete(category, name, "stream 7", now + 4, lasts, **args))
+                now += lasts + pick.randint(4, 9)
+        events.append(_complete("Memset", "Memset (Device)", "stream 7", now, 2, stream=7, correlation=number))
+        events.append(_complete("Operator", f"ProfilerStep#{step}", 5, begin, now - begin + 3))
+        now += 5
+    return events
+
+
+def rccl(seed: int = 0, steps: int = 2, kernels: int = 4, before: int = 3) -> list[Event]:
+    """As ROCm writes it: one kernel for all collectives, told by arguments. before: kernels queued before the recording."""
+    pick, now, events = random.Random(seed), 3_743_411_000.125, []
+    for index in range(before):
+        events.append(_complete("kernel", RCCL, 4, now + 20 * index, 15.5, device=2, stream=4, correlation=10 + index))
+    number, free = 100, now + 20 * before
+    for step in range(steps):
+        begin = now
+        for index in range(kernels):
+            for name, stream, args in (("Cijk_Ailk_Bljk", 0, {}), (RCCL, 4, _arguments(index))):
+                number += 1
+                events.append(_complete("cuda_runtime", "hipLaunchKernel", 542, now, 2.25, correlation=number))
+                at, lasts = max(now + 3, free if stream == 4 else 0), pick.randint(40, 90) / 8
+                free = at + lasts if stream == 4 else free
+                args = args | {"device": 2, "stream": stream, "correlation": number, "kind": "Dispatch Kernel"}
+                events.append(_complete("kernel", name, stream, at, lasts, **args))
+                now = at + lasts + 1.5
+        events.append(_complete("user_annotation", f"ProfilerStep#{step}", 542, begin, now - begin))
+    return events
+
+
+def _arguments(index: int) -> dict[str, object]:
+    return {
+        "Collective name": ("allreduce", "broadcast", "_reduce_scatter_base")[index % 3],
+        "In msg nelems": 2873320,
+        "Out msg nelems": 2873320,
+        "Group size": 8,
+        "dtype": "BFloat16",
+        "In split size": "[]",
+        "Process Group Name": "0",
+        "Process Group Description": "default_pg",
+        "Process Group Ranks": "[0, 1, 2, 3, 4, 5, 6, 7]",
+    }
+
+
+def mtia(seed: int = 0, steps: int = 2, kernels: int = 4) -> list[Event]:
+    """As Meta's accelerator writes it: a category of its own; requests with a stream and no correlation, or without both."""
+    pick, now, number, events = random.Random(seed), 3_605_054_888.691, 1017, []
+    for step in range(steps):
+        begin = now
+        for _ in range(kernels):
+            number += 1
+            events.append(_complete("cpu_op", "aten::mm", 310, now, 7.5, **{"External id": number}))
+            events.append(_complete("mtia_runtime", "runFunction - submit", 310, now + 1, 3.5, correlation=number))
+            events.append(_complete("mtia_ccp_events", "permute_2d", 408, now + 6, 9.125, correlation=number, stream=102))
+            events.append(
+                _complete("mtia_ccp_events", "dma_request", 408, now + 2, pick.randint(20, 80) / 8, stream=102, size=16)
+            )
+            events.append(_complete("mtia_ccp_events", "dma_request", 801, now + 3, 1.25, direction="DEVICE_TO_HOST"))
+            now += pick.randint(16, 30)
+        events.append(_complete("user_annotation", f"ProfilerStep#{step}", 310, begin, now - begin - 0.5))
+    return events
+
+
+def triton(seed: int = 0, steps: int = 2, kernels: int = 4, stream: object = 7) -> list[Event]:
+    """As Inductor writes it: an operator on the CPU that has the stream of the kernel that it launches, and no correlation."""
+    pick, now, number, events = random.Random(seed), 4_458_676_522.125, 200, []
+    for step in range(steps):
+        begin = now
+        for index in range(kernels):
+            name, number = f"triton_poi_fused_add_{index}", number + 1
+            details = {"kernel_backend": "triton", "stream": stream, "grid": "grid(100,)", "kernel_hash": "c4dx"}
+            events.append(_complete("cpu_op", name, 11, now, 12.75, **details))
+            events.append(_complete("cuda_driver", "cuLaunchKernel", 11, now + 5, 4.5, correlation=number))
+            args = {"device": 0, "stream": stream, "correlation": number, "est. achieved occupancy %": 0.5}
+            events.append(_complete("kernel", name, 7, now + 14, pick.randint(20, 60) / 8, **args))
+            now += pick.randint(22, 40)
+        events.append(_complete("user_annotation", f"ProfilerStep#{step}", 11, begin, now - begin - 1))
+    return events
+
+
+SHAPES = {"old Kineto": old_kineto, "RCCL": rccl, "MTIA": mtia, "Triton": triton}
+
+
+def text(events: list[Event], rank: int | None = 0) -> bytes:
+    """A whole trace. rank: None for a trace that does not say it."""
+    about = {} if rank is None else {"distributedInfo": {"backend": "nccl", "rank": rank, "pg_config": [{"ranks": [0]}, {}]}}
+    return json.dumps({"schemaVersion": 1, **about, "traceEvents": events, "traceName": "t.json"}, indent=1).encode()

@@ -1,0 +1,260 @@
+"""Traces of other versions and devices: each gives its figures, or says why it has none, and one bad file stops no other."""
+
+import gzip
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import support_trace_shapes as shapes
+import support_traces as support
+
+from collect.cli import main
+from collect.traces import hta, trace
+from collect.traces.breakdown import breakdown
+from collect.traces.operators import differences
+
+HTA = os.environ.get("SHARDLAB_HTA")
+GPU = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"}
+
+
+def read(path: Path, content: bytes) -> trace.Trace:
+    path.write_bytes(content)
+    return trace.read(path)
+
+
+def run(capsys, *words: str) -> tuple[int, dict, str]:
+    """Exit code, document and remarks of `collect trace`."""
+    code = main(["trace", *words, "--json"])
+    out, err = capsys.readouterr()
+    return code, json.loads(out), " ".join(err.split())
+
+
+def truth(events: list[dict]) -> dict[str, int]:
+    """The figures of the GPU's events among these, swept edge by edge in ns."""
+    spans = []
+    for event in events:
+        if event["cat"] in GPU:
+            kind = "communication" if "nccl" in event["name"] else "memory" if "Mem" in event["name"] else "compute"
+            begin = round(event["ts"] * 1000)
+            spans.append((kind, begin, begin + round(event["dur"] * 1000)))
+    return support.sweep(spans)
+
+
+def figures(found: trace.Trace, names: dict) -> dict[str, int]:
+    told = breakdown(found)
+    return {name: getattr(told, name) for name in names}
+
+
+def test_categories_of_old_kineto_are_those_of_today(tmp_path):
+    events = shapes.old_kineto()
+    found = read(tmp_path / "t.json", shapes.text(events))
+    expected = truth(events)
+    assert figures(found, expected) == expected
+    assert {one.name for one in breakdown(found).kernels} == {event["name"] for event in events if event["cat"] in GPU}
+    assert found.of_category("cpu_op").sum() == sum(event["cat"] == "Operator" for event in events)
+
+
+def test_an_accelerator_of_unknown_categories_has_no_figures_and_is_said(tmp_path, capsys):
+    events = shapes.mtia()
+    (tmp_path / "rank-0.json").write_bytes(shapes.text(events))
+    code, document, remarks = run(capsys, f"{tmp_path}/")
+    count = sum(event["cat"] == "mtia_ccp_events" for event in events)
+    assert (code, document["ranks"]) == (1, [])
+    assert f"mtia_ccp_events ({count} events)" in document["without_figures"][0]
+    assert f"mtia_ccp_events ({count} events)" in remarks
+
+
+def test_kernels_launched_before_the_recording_are_left_out_and_counted(tmp_path, capsys):
+    """Ranks 0 and 1 differ only in three kernels that were queued before the recording."""
+    with_, without = shapes.rccl(before=3), shapes.rccl(before=0)
+    recorded = [event for event in with_ if event["args"].get("correlation", 99) > 20]
+    found = read(tmp_path / "rank-0.json", shapes.text(with_))
+    expected = truth(recorded)
+    assert figures(found, expected) == expected
+    told = breakdown(found)
+    assert (told.before_recording.count, told.before_recording.total_ns) == (3, 46_500)
+    everything = sum(round(event["dur"] * 1000) for event in with_ if event["cat"] == "kernel")
+    assert told.before_recording.share_pct == pytest.approx(100 * 46_500 / everything)
+    assert told.outside_steps is None
+    code, document, remarks = run(capsys, f"{tmp_path}/")
+    assert (code, document["ranks"][0]["before_recording"]["count"]) == (0, 3)
+    assert "rank 0: 3 events of the GPU" in remarks
+    assert "launched before the recording began" in remarks
+    other = read(tmp_path / "rank-1.json", shapes.text(without))
+    assert breakdown(other).before_recording is None
+    assert {one.change for one in differences([found], [other])} == {"same"}
+
+
+def test_figures_of_steps_come_from_what_was_launched_in_a_step(tmp_path):
+    events = shapes.rccl(before=0)
+    (last,) = [event for event in events if event["name"] == "ProfilerStep#1"]
+    within = {event["args"]["correlation"] for event in events if event["cat"] == "cuda_runtime" and event["ts"] < last["ts"]}
+    expected = truth([event for event in events if event["args"].get("correlation") in within])
+    events.remove(last)
+    found = read(tmp_path / "t.json", shapes.text(events))
+    assert figures(found, expected) == expected
+    assert breakdown(found).outside_steps.count == 8
+
+
+@pytest.mark.parametrize("change", ["a launch in the middle is lost", "no launches at all"])
+def test_a_kernel_whose_launch_is_not_known_counts(tmp_path, change):
+    events = shapes.rccl(before=0)
+    launches = [event for event in events if event["cat"] == "cuda_runtime"]
+    for event in launches if change == "no launches at all" else launches[4:5]:
+        events.remove(event)
+    expected = truth(events)
+    found = read(tmp_path / "t.json", shapes.text(events))
+    assert figures(found, expected) == expected
+    assert breakdown(found).before_recording is breakdown(found).outside_steps is None
+
+
+def test_operators_with_a_stream_are_kernels_like_hta_and_not_in_exact_figures(tmp_path):
+    """The figures that HolisticTraceAnalysis 0.5 gives for these traces: see the test beside it, which asks HTA."""
+    events = shapes.triton()
+    found = read(tmp_path / "t.json", shapes.text(events))
+    expected = truth(events)
+    assert figures(found, expected) == expected
+    (rounded,) = hta.breakdowns([found])
+    first = [event for event in events if event["ts"] < next(e["ts"] for e in events if e["name"] == "ProfilerStep#1")]
+    counted = {event["name"] for event in first if event["args"].get("stream") == 7}
+    assert sum(one.count for one in rounded.kernels) == 2 * len(counted)
+    text = read(tmp_path / "t.json", shapes.text(shapes.triton(stream="7")))
+    assert hta.breakdowns([text]) == [rounded]
+
+
+@pytest.mark.skipif(not HTA, reason="no Python with HolisticTraceAnalysis is named in SHARDLAB_HTA")
+@pytest.mark.parametrize("shape", ["old Kineto", "RCCL", "MTIA", "Triton", "Triton, stream as text", "Triton, one step"])
+def test_hta_gives_the_same_for_every_shape(tmp_path, shape):
+    changed = {"Triton, stream as text": {"stream": "7"}, "Triton, one step": {"steps": 1}}.get(shape, {})
+    events = shapes.SHAPES[shape.split(",")[0]](kernels=40, **changed)  # HTA fails with few events: pandas narrows its types
+    path = tmp_path / "rank-00000.json"
+    (ours,) = hta.breakdowns([read(path, shapes.text(events))])
+    done = subprocess.run([HTA, Path(__file__).parent / "record_hta.py", tmp_path], capture_output=True, text=True, check=True)
+    theirs = json.loads(done.stdout, parse_constant=lambda _: None)[0]["ranks"]["0"]
+    for name in ("span", "compute", "non_compute", "idle"):
+        low, high = getattr(ours.hta_bounds, f"{name}_ns")
+        assert low <= 1000 * theirs[f"{name}_us"] <= high
+    assert {one.name: one.total_ns // 1000 for one in ours.kernels} == theirs["kernels_us"]
+
+
+def test_times_that_rounding_makes_negative_are_no_figures(tmp_path, capsys):
+    """Two copies of less than 1 us whose time is -1 us each after HTA's rounding; HTA stops with an assertion."""
+    spans = [("mul", 10.0, 20.0), ("Memcpy DtoD", 40.25, 0.5), ("Memcpy DtoD", 50.25, 0.5)]
+    kernel = {"ph": "X", "cat": "kernel", "pid": 0, "tid": 7, "args": {"stream": 7, "correlation": 1}}
+    events = [kernel | {"name": name, "ts": ts, "dur": dur} for name, ts, dur in spans]
+    (tmp_path / "rank-0.json").write_bytes(shapes.text(events, 0))
+    assert main(["trace", f"{tmp_path}/", "--like-hta"]) == 2
+    assert "non-compute -2 us" in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "rank-1.json").write_bytes(shapes.text(shapes.rccl(steps=1), 1))
+    code, document, remarks = run(capsys, f"{tmp_path}/", "--like-hta")
+    assert (code, [one["rank"] for one in document["ranks"]]) == (1, [1])
+    assert "rank-0.json: after HolisticTraceAnalysis' rounding these times are negative" in remarks
+
+
+def test_ranks_are_in_numeric_order_and_files_of_one_rank_are_reported(tmp_path, capsys):
+    for name, rank in (("a10", 10), ("b", 2), ("c", 1), ("d", None), ("e", 2)):
+        (tmp_path / f"{name}.json").write_bytes(shapes.text(shapes.rccl(), rank))
+    code, document, remarks = run(capsys, f"{tmp_path}/")
+    assert (code, [one["rank"] for one in document["ranks"]]) == (0, [1, 2, 2, 10, None])
+    assert "rank 2: 2 files are of this rank: b.json, e.json" in remarks
+
+
+def test_a_rank_that_stands_behind_the_events_is_found(tmp_path):
+    info = ', "distributedInfo": {"rank": 5, "pg_config": [{"ranks": [0, 1]}, {"ranks": [2]}]}, "baseTimeNanoseconds": 77}'
+    found = read(tmp_path / "t.json", (json.dumps({"traceEvents": shapes.rccl()})[:-1] + info).encode())
+    assert (found.rank, found.base_ns, found.lost, found.cut) == (5, 77, {}, "")
+
+
+NESTED = b"[" * 5000 + b"]" * 5000
+HOSTILE = {
+    "an array nested deeply": (b'"device": 2', b'"device": ' + NESTED),
+    "an object nested deeply": (b'"device": 2', b'"device": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000),
+    "half a surrogate pair": (b'"Cijk_Ailk_Bljk"', b'"Cijk\\ud800"'),
+    "a correlation beyond 64 bits": (b'"correlation": 103', b'"correlation": 18446744073709551617'),
+    "a stream of many digits": (b'"stream": 4', b'"stream": ' + b"9" * 5000),
+    "a stream that is a list": (b'"stream": 4', b'"stream": [4]'),
+    "a thread of many digits": (b'"tid": 4', b'"tid": ' + b"9" * 30),
+    "a huge exponent": (b'"dur": ', b'"dur": 1e999999999, "was": '),
+    "a huge exponent of the start": (b'"ts": ', b'"ts": -1E+99999999999999999999, "was": '),
+    "a rank beyond any": (b'"rank": 0', b'"rank": ' + b"9" * 400),
+    "a deeply nested head": (b'"rank": 0', b'"more": ' + NESTED),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("like_hta", [False, True], ids=["exact", "like HTA"])
+def test_nothing_in_a_file_raises_and_the_folder_goes_on(tmp_path, capsys, name, like_hta):
+    whole = shapes.text(shapes.rccl(), 0)
+    old, new = HOSTILE[name]
+    assert old in whole
+    (tmp_path / "rank-0.json").write_bytes(whole.replace(old, new, 1))
+    (tmp_path / "rank-1.json").write_bytes(shapes.text(shapes.rccl(), 1))
+    words = ["--like-hta"] if like_hta else []
+    _, document, _ = run(capsys, f"{tmp_path}/", *words)
+    assert 1 in [one["rank"] for one in document["ranks"]]
+    assert "\ud800" not in json.dumps(document, ensure_ascii=False)
+
+
+def test_text_of_an_event_that_is_read_alone_is_what_a_whole_trace_gives(tmp_path):
+    """Escapes, UTF-8 and halves of surrogate pairs, next to an event that is not JSON."""
+    names = ["\u00e9 plain", "\u4e2d", "\U0001f600"]
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "tid": 1, "ts": 1 + index, "dur": 1} for index, name in enumerate(names)
+    ]
+    for ascii_ in (True, False):
+        listed = ", ".join(json.dumps(event, ensure_ascii=ascii_) for event in events)
+        for damage in ("", ', {"ph": "X" "name"}'):
+            found = read(tmp_path / "t.json", f'{{"traceEvents": [{listed}{damage}]}}'.encode())
+            assert [found.labels[label] for label in found.name] == names
+
+
+def test_sums_of_durations_go_beyond_64_bits(tmp_path):
+    event = {"ph": "X", "cat": "kernel", "name": "mul", "tid": 7, "ts": 0, "dur": 2.2e15, "args": {"stream": 7}}
+    (one,) = breakdown(read(tmp_path / "t.json", shapes.text([event] * 9))).kernels
+    assert one.total_ns == 9 * 2_200_000_000_000_000_000
+
+
+@pytest.mark.parametrize("behind", [b"garbage", b"\x1f\x8bgarbage", b"\x00\x00x"])
+def test_what_stands_behind_a_gzip_stream_is_damage(tmp_path, behind):
+    packed = gzip.compress(shapes.text(shapes.rccl()))
+    assert "its gzip stream" in read(tmp_path / "t.json.gz", packed + behind).cut
+    assert read(tmp_path / "t.json.gz", packed + b"\x00" * 512).cut == ""
+
+
+def test_a_check_sum_in_a_block_of_its_own_is_looked_at(tmp_path, monkeypatch):
+    packed = bytearray(gzip.compress(shapes.text(shapes.rccl())))
+    packed[-6] ^= 0xFF
+    monkeypatch.setattr("collect.traces.salvage.BLOCK", len(packed) - 8)
+    assert "its gzip stream is damaged" in read(tmp_path / "t.json.gz", bytes(packed)).cut
+
+
+class Looked:
+    """Counts the bytes that a search for the list of events, or the reading of single events, looks at."""
+
+    def __init__(self, of) -> None:
+        self.of, self.bytes = of, 0
+
+    def search(self, text: bytes):
+        self.bytes += len(text)
+        return self.of.search(text)
+
+    def __call__(self, text: bytes, *, final: bool):
+        self.bytes += len(text)
+        return self.of(text, final=final)
+
+
+@pytest.mark.parametrize("row", [b'{"name": 7, "at": [1, 2.5], "tags": {"a": "b"}}', b'[1, "aten::mm", 2.5]'])
+@pytest.mark.parametrize("shape", [b'{"rows": [%b]}', b"[%b]"], ids=["an object", "a list"])
+def test_json_that_is_no_trace_is_read_once_and_refused(tmp_path, monkeypatch, shape, row):
+    """12 MB. A second search of the same text for each block made it a hundred times as slow."""
+    content = shape % b", ".join([row] * (12_000_000 // len(row)))
+    list_, single = Looked(trace._LIST), Looked(trace.salvage)
+    monkeypatch.setattr(trace, "_LIST", list_)
+    monkeypatch.setattr(trace, "salvage", single)
+    found = read(tmp_path / "data.json", content)
+    assert len(found.name) == 0
+    assert "the file has no list of events" in found.cut
+    assert list_.bytes < 1.01 * len(content)
+    assert single.bytes < 5_000_000
