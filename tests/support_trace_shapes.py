@@ -24,10 +24,7 @@ def old_kineto(seed: int = 0, steps: int = 2, kernels: int = 4) -> list[Event]:
         for _ in range(kernels):
             number += 1
             events.append(_complete("Operator", "aten::mm", 5, now, 9, **{"External id": number, "Input dims": [[2, 3], []]}))
-            for category, name, stream in (
-                ("Kernel", "volta_sgemm_128x64_nn", 7),
-                ("Memcpy", "Memcpy DtoD (Device -> Device)", 7),
-            ):
+            for category, name in (("Kernel", "volta_sgemm_128x64_nn"), ("Memcpy", "Memcpy DtoD (Device -> Device)")):
                 number += 1
                 events.append(_complete("Runtime", "cudaLaunchKernel", 5, now + 1, 2, cbid=211, correlation=number))
                 lasts = pick.randint(3, 30)
