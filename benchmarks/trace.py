@@ -29,6 +29,17 @@ traces = [trace.read(path) for path in sorted(Path(sys.argv[1]).glob("rank-*"))]
 assert all(breakdown(one).communication_ns > 0 and not one.lost and not one.cut for one in traces)
 hta.breakdowns(traces)
 """
+ANSWERS = """
+import sys
+from pathlib import Path
+from collect.traces import trace
+from collect.traces.breakdown import breakdown
+from collect.traces.rank_analysis import analyse
+from collect.traces.run_answers import RunAnswers
+traces = [trace.read(path) for path in sorted(Path(sys.argv[1]).glob("rank-*"))]
+assert all(breakdown(one) for one in traces)
+assert RunAnswers([analyse(one) for one in traces]).document()["stragglers"]["matched"]
+"""
 HTA = """
 import logging, sys
 logging.disable(logging.CRITICAL)
@@ -122,7 +133,7 @@ def cost(python: str, code: str, folder: Path) -> tuple[float, float]:
 
 def rivals(peer: str | None) -> dict[str, tuple[str, str]]:
     """Name -> (Python, program) of everything that can run here."""
-    found = {"collect trace, both modes": (sys.executable, OURS)}
+    found = {"collect trace, both modes": (sys.executable, OURS), "collect trace with answers": (sys.executable, ANSWERS)}
     others = {
         "HolisticTraceAnalysis": ("hta", HTA),
         "simdjson, parse alone": ("simdjson", BOUND.format(module="simdjson", call="simdjson.Parser().parse(text)")),

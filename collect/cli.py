@@ -113,11 +113,11 @@ def _add_verdicts(verbs: console.Verbs) -> None:
 
 
 def _add_trace(verbs: console.Verbs) -> None:
-    summary = "show how profiled steps spend their time, and which operators differ between two runs"
+    summary = "show how profiled steps spend their time and what they wait for, and why two runs differ"
     verb = verbs.add("trace", _trace, summary)
     run_help = "a run id, or a path (with a slash) to a folder or file of Chrome traces"
     verb.add_argument("profiled", metavar="RUN", help=run_help)
-    against_help = "list operators that are new, gone or changed compared with OTHER"
+    against_help = "say why a step takes longer than one of OTHER, and which operators are new, gone or changed"
     verb.add_argument("--against", metavar="OTHER", help=against_help)
     hta_help = "round times and leave out the last step, as HolisticTraceAnalysis does"
     verb.add_argument("--like-hta", action="store_true", help=hta_help)

@@ -67,10 +67,8 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
 
         None for a single rank, too: it sends nothing.
         """
-        factor = _FACTORS.get(self.collective)
-        if self.message_bytes is None or factor is None or (self.group.size or 0) < 2:
-            return None
-        return self.message_bytes * factor(self.group.size)
+        factor, size = _FACTORS.get(self.collective), self.group.size or 0
+        return None if self.message_bytes is None or factor is None or size < 2 else self.message_bytes * factor(size)
 
     @property
     def algorithm_gb_per_s(self) -> float | None:

@@ -98,16 +98,19 @@ def _handed_over(trace: Trace, active: Activities, queued_idle: Intervals) -> in
     begin, end = trace.start_ns[active.rows], trace.end_ns[active.rows]
     stream = trace.stream[active.rows]
     lasting = end > begin  # what has no length neither begins nor ends a gap
-    begins, ends = _streams_at(begin, stream, lasting), _streams_at(end, stream, lasting & active.is_collective)
+    collective = lasting & active.is_collective
     busy = active.busy
-    # A gap lies between two busy intervals; the queued part of it is judged by the gap that it lies in.
-    gap = np.searchsorted(busy.start, queued_idle.start, side="right")
+    # A gap lies between two busy intervals. Something must have been queued when it began, at the end of a collective.
+    place = np.searchsorted(busy.start, queued_idle.start, side="right")
+    between = (place > 0) & (place < len(busy.start))
+    place, idle = place[between], Intervals(queued_idle.start[between], queued_idle.end[between])
+    behind = (idle.start == busy.end[place - 1]) & np.isin(idle.start, end[collective])
+    place, idle = place[behind], Intervals(idle.start[behind], idle.end[behind])
+    ends = _streams_at(end, stream, collective & np.isin(end, idle.start))
+    begins = _streams_at(begin, stream, lasting & np.isin(begin, busy.start[place]))
     total = 0
-    for place, first, last in zip(gap.tolist(), queued_idle.start.tolist(), queued_idle.end.tolist(), strict=True):
-        if not 0 < place < len(busy.start) or first != busy.end[place - 1]:
-            continue  # nothing was queued when the gap began
-        before, after = ends.get(int(busy.end[place - 1])), begins.get(int(busy.start[place]), set())
-        if before and any(one != other for one in before for other in after):
+    for first, last, following in zip(idle.start.tolist(), idle.end.tolist(), busy.start[place].tolist(), strict=True):
+        if any(one != other for one in ends[first] for other in begins[following]):
             total += last - first
     return total
 

@@ -53,7 +53,7 @@ def either(one: Intervals, other: Intervals) -> Intervals:
 
 def without(one: Intervals, other: Intervals) -> Intervals:
     """What of `one` is not in `other`."""
-    edges = np.unique(np.concatenate([one.start, one.end, other.start, other.end]))
+    edges = np.sort(np.concatenate([one.start, one.end, other.start, other.end]))
     start, end = edges[:-1], edges[1:]
     kept = covers(one, start) & ~covers(other, start)
     return union(start[kept], end[kept])
@@ -71,7 +71,7 @@ def complement(one: Intervals, start: int, end: int) -> Intervals:
 
 def common(one: Intervals, other: Intervals) -> Intervals:
     """The intersection of both sets."""
-    edges = np.unique(np.concatenate([one.start, one.end, other.start, other.end]))
+    edges = np.sort(np.concatenate([one.start, one.end, other.start, other.end]))
     start, end = edges[:-1], edges[1:]
     kept = covers(one, start) & covers(other, start)
     return union(start[kept], end[kept])
