@@ -44,6 +44,7 @@ def test_the_phases_of_an_example(tmp_path):
         rank.launch("kernel", support.NCCL, 20, begin + 115, begin + 120, begin + 150, tid=2)
         rank.launch("kernel", "adam", 7, begin + 165, begin + 168, begin + 230)
     rank.launch("kernel", "after the last step", 7, 1500, 1510, 1600)
+    rank.launch("kernel", "launched by nothing that is recorded", 7, None, 1700, 1710)
     found = told(tmp_path, rank)
     assert {phase: time.host_ns for phase, time in found.items()} == {
         "data": 20,

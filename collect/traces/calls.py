@@ -39,7 +39,7 @@ class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
     """One call of a collective on one rank. Times in ns.
 
     name: as torch.distributed names it. group: the place of its process group among those of the rank. step: the place of the
-    profiler step in which it was launched, -1 for none. start_ns: since the epoch if the trace says what it counts from.
+    profiler step in which it was launched, -1 for none.
     message_bytes: the size of the message as nccl-tests counts it; None if the trace does not say it. hidden_ns: how long
     something computes meanwhile. exposed: the pieces of the call in which nothing computes and no collective that started
     earlier runs, flat as (offset from the start, length, ...): over all calls of a rank they are its exposed communication.
@@ -48,7 +48,6 @@ class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
     name: str
     group: int
     step: int
-    start_ns: int
     duration_ns: int
     message_bytes: int | None
     hidden_ns: int
@@ -80,7 +79,6 @@ def calls(trace: Trace, active: Activities) -> tuple[list[ProcessGroup], list[Co
         [active.operations[index].name for index in operation],
         [of_operation[index] for index in operation],
         step,
-        (start + (trace.base_ns or 0)).tolist(),
         (end - start).tolist(),
         [sizes[index] for index in operation],
         hidden(start, end, active.compute),

@@ -104,7 +104,7 @@ def _handed_over(trace: Trace, active: Activities, queued_idle: Intervals) -> in
     place = np.searchsorted(busy.start, queued_idle.start, side="right")
     between = (place > 0) & (place < len(busy.start))
     place, idle = place[between], Intervals(queued_idle.start[between], queued_idle.end[between])
-    behind = (idle.start == busy.end[place - 1]) & np.isin(idle.start, end[collective])
+    behind = np.isin(idle.start, end[collective])  # a collective ends where a gap begins, never within it
     place, idle = place[behind], Intervals(idle.start[behind], idle.end[behind])
     ends = _streams_at(end, stream, collective & np.isin(end, idle.start))
     begins = _streams_at(begin, stream, lasting & np.isin(begin, busy.start[place]))

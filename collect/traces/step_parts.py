@@ -91,5 +91,5 @@ def mean(sums: dict[StepPart, int], steps: int) -> StepTime:
     shares = {part: ns // steps for part, ns in sums.items()}
     total = sum(sums.values()) // steps
     for part in sorted(sums, key=lambda one: (-(sums[one] % steps), one))[: total - sum(shares.values())]:
-        pass
+        shares[part] += 1
     return StepTime(steps, total, shares)
