@@ -9,6 +9,9 @@ import msgspec
 from shardlab import document
 from shardlab.cell import GpuType, seconds
 
+MOST_GPUS = 64  # of a node
+MOST_NODES = 100_000  # of a job
+MOST_CPUS_PER_RANK = 1024
 # A value that a line #SBATCH can hold without quotes; sbatch has its own rules for quotes.
 SbatchWord = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,@%+/=&|()*\[\]-]{0,200}$")]
 SbatchOption = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{1,40}$")]
@@ -31,7 +34,7 @@ class Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_gib: the memory of one GPU; null: not known before a run measures it.
     """
 
-    per_node: Annotated[int, msgspec.Meta(ge=0, le=64)]
+    per_node: Annotated[int, msgspec.Meta(ge=0, le=MOST_GPUS)]
     type: GpuType | None = None
     memory_gib: Annotated[float, msgspec.Meta(gt=0, le=4096)] | None = None
 
@@ -44,7 +47,7 @@ class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The GPUs of each node; `type` is required, and no other partition has the same type."""
     max_time: str | None = None
     """The largest time limit of a job; null: not checked."""
-    max_nodes: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    max_nodes: Annotated[int, msgspec.Meta(ge=1, le=MOST_NODES)] | None = None
     """The largest number of nodes of a job; null: not checked."""
 
     @property
@@ -82,10 +85,10 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu_request: Literal["gpus-per-node", "gres", "gpus"] = "gpus-per-node"
     time: str = "01:00:00"
     max_time: str | None = None
-    max_nodes: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    max_nodes: Annotated[int, msgspec.Meta(ge=1, le=MOST_NODES)] | None = None
     partitions: list[Partition] = []
     exclusive: bool = True
-    cpus_per_rank: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    cpus_per_rank: Annotated[int, msgspec.Meta(ge=1, le=MOST_CPUS_PER_RANK)] | None = None
     mem: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}[KMGT]?$")] | None = None
     licenses: SbatchWord | None = None
     exclude: list[NodeName] = []
