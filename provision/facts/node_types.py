@@ -43,7 +43,8 @@ class NodeType(msgspec.Struct, frozen=True):
 
 
 def command(python: str) -> list[str]:
-    return ["sinfo", "--noheader", "--exact", f"--format={FORMAT}"]
+    # Such a variable of the user would leave partitions out.
+    return ["env", "-u", "SINFO_PARTITION", "-u", "SLURM_CLUSTERS", "sinfo", "--noheader", "--exact", f"--format={FORMAT}"]
 
 
 def parse(stdout: str) -> tuple[NodeType, ...]:
