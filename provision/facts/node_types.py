@@ -44,7 +44,7 @@ class NodeType(msgspec.Struct, frozen=True):
 
 def command(python: str) -> list[str]:
     # Such a variable of the user would leave partitions out.
-    return ["env", "-u", "SINFO_PARTITION", "-u", "SLURM_CLUSTERS", "sinfo", "--noheader", "--exact", f"--format={FORMAT}"]
+    return ["env", "-u", "SINFO_PARTITION", "sinfo", "--noheader", "--exact", f"--format={FORMAT}"]
 
 
 def parse(stdout: str) -> tuple[NodeType, ...]:
