@@ -10,6 +10,7 @@ import pytest
 from support_long import LONG
 from test_provision_init import ACCOUNTS, CONFIG, FOLDERS, MODULES, NODE_TYPES, OLD_PYTHON, PARTITIONS, QUOTA, described, site
 
+from provision import cli
 from provision.facts import associations, modules, node_types, partitions, pythons, quotas, shared_folders, slurm_settings
 from provision.facts.shared_folders import SharedFolder
 from provision.site import proposal, survey
@@ -132,6 +133,50 @@ def test_a_folder_of_the_user_in_a_network_file_system_needs_no_variable(tmp_pat
     assert made.storage.shared == "/lustre/scratch/alice/shardlab"
     assert "# lustre, 1,024 GiB free\n" in text
     assert "#   /lustre/scratch/alice: lustre, 1,024 GiB free\n" in text
+
+
+@pytest.fixture
+def login(tmp_path, monkeypatch):
+    """A login node: Slurm's commands print the answers of the site, and sbatch notes its options."""
+    folder = tmp_path / "slurm"
+    (folder / "bin").mkdir(parents=True)
+    for name, answer in (("config", CONFIG), ("partition", PARTITIONS), ("nodes", NODE_TYPES), ("accounts", ACCOUNTS)):
+        (folder / name).write_text(answer)
+    scripts = {
+        "scontrol": f'cat "{folder}/$2"',
+        "sinfo": f'test "$SINFO_PARTITION" || cat {folder}/nodes',
+        "sacctmgr": f'cat {folder}/accounts || {{ echo "accounting is disabled" >&2; exit 1; }}',
+        "sbatch": f'echo "$SBATCH_PARTITION $*" >> {folder}/asked',
+    }
+    for name, script in scripts.items():
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}/bin", prepend=os.pathsep)
+    for name in ("SINFO_PARTITION", "SBATCH_PARTITION"):
+        monkeypatch.setenv(name, "cpu")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return folder
+
+
+def test_the_login_node_is_asked_and_nothing_is_submitted_or_written(tmp_path, login, capsys):
+    (tmp_path / "desk").mkdir()
+    words = ["init", "--site", "--workspace", str(tmp_path / "desk")]
+    assert cli.main(words) == 0
+    text = capsys.readouterr().out
+    asked = (login / "asked").read_text().splitlines()
+    assert len(asked) == 3
+    assert all(line.startswith(" --test-only ") for line in asked)
+    (tmp_path / "cluster.yaml").write_text(text)
+    made = cluster.load(tmp_path / "cluster.yaml")
+    assert made.slurm is not None
+    assert (made.provider, made.slurm.partition, made.slurm.account) == ("slurm", "gpu-a100", "abc_g")
+    (login / "accounts").unlink()
+    assert cli.main(words) == 0
+    assert re.search(r"account: null +# ask: .*accounting is disabled", capsys.readouterr().out)
+    (login / "partition").unlink()
+    assert cli.main(words) == 2
+    assert "this machine: Slurm shows no partition" in capsys.readouterr().err
+    assert list((tmp_path / "desk").iterdir()) == []
 
 
 HOSTILE = [
