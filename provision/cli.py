@@ -234,7 +234,7 @@ def _confirm(output: Output, confirmation: Confirmation | None, yes: bool) -> No
         raise InputError(
             f"down was not confirmed. Allowed: the option --yes, or the typed name {confirmation.name} on a terminal."
         )
-    if output.remarks.input(f"Type the name {confirmation.name} to confirm: ").strip() != confirmation.name:
+    if output.ask(f"Type the name {confirmation.name} to confirm: ") != confirmation.name:
         raise InputError(f"down was not confirmed: the typed name is not {confirmation.name}. Nothing was changed.")
 
 
