@@ -194,7 +194,9 @@ def test_the_nodes_meet_on_the_network_that_all_of_them_are_on():
     with pytest.raises(InputError, match=r"its nodes share no experiment network\. Allowed"):
         cloudlab_keys.select(apart, "alice", "m")
     bare = node("gpu1", 2).replace("<interface", "<!--").replace("</interface>", "-->")
-    with pytest.raises(InputError, match=r"share no experiment network \(gpu1: on none\)\. Allowed: a LAN that all nodes are on"):
+    with pytest.raises(
+        InputError, match=r"share no experiment network \(gpu1: on none\)\. Allowed: a LAN that all nodes are on"
+    ):
         cloudlab_keys.select(experiment(manifest(node("gpu0", 1), bare)), "alice", "m")
 
 
