@@ -39,6 +39,7 @@ def test_from_a_cluster_file_without_nodes_to_the_nodes(place):
     assert [body for _, _, body in place.portal.asked("POST")] == [BODY]
     assert "creating the experiment bench in the project myproj" in place.out
     assert "experiment provisioning, 1 of 2 nodes ready; node1: status booting, rawstate BOOTING" in place.out
+    assert place.out.count("the clock of this machine is ") == 1  # the portal of the tests is in 2031
     assert "node0" in place.out  # cannot be reached
     described = cluster.find(None, place.folder)
     assert [one.name for one in described.nodes] == ["node0", "node1"]

@@ -4,6 +4,8 @@ import logging
 import re
 import socket
 import threading
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
@@ -164,6 +166,25 @@ def test_the_portal_may_say_a_date_to_wait_for_but_never_less_than_our_own_pause
     with asked.portal as portal:
         portal.experiment(UUID)
     assert asked.pauses == [2.0, 45.0, 8.0, 16.0]  # the portal's own clock says 12:00:00
+
+
+@pytest.mark.parametrize(("minutes", "says"), [(4, ""), (-4, ""), (6, "behind"), (-181, "ahead of"), (None, "")])
+def test_a_clock_that_differs_from_that_of_the_portal_is_said(there, minutes, says):
+    there.date = "no date"
+    if minutes is not None:
+        there.date = format_datetime(datetime.now(UTC) + timedelta(minutes=minutes, seconds=30), usegmt=True)
+    asked = Asked(there.url)
+    with asked.portal as portal:
+        portal.compare_clocks()
+        assert asked.said == []  # nothing was asked yet
+        portal.user()
+        portal.compare_clocks()
+        portal.compare_clocks()
+    if says:
+        (said,) = asked.said
+        assert re.search(rf"the clock of this machine is ([56]m|3h 0)\S* .*{says} that of the portal 127.0.0.1", said)
+    else:
+        assert asked.said == []
 
 
 def test_a_creation_is_repeated_only_if_the_portal_did_nothing(there):

@@ -46,7 +46,7 @@ def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Outpu
     except InputError as error:  # wrong input would mean that nothing was changed
         raise ShardlabError(f"{error} The experiment {note.name} still exists. To end it: {DOWN}") from None
     cloudlab_experiment.store_manifests(workspace.own, texts)
-    keep_end(workspace, ready)
+    keep_end(workspace, portal, ready)
 
 
 def _granted_less(request: ProfileRequest, found: PortalExperiment) -> str:
@@ -70,12 +70,13 @@ def refresh(workspace: Workspace, portal: Portal) -> PortalExperiment | None:
     if note is None or note.uuid is None:
         return None
     found = readiness.existing(note, workspace, portal)
-    keep_end(workspace, found)
+    keep_end(workspace, portal, found)
     return found
 
 
-def keep_end(workspace: Workspace, found: PortalExperiment) -> None:
-    """Store when the experiment ends, if the portal says it."""
+def keep_end(workspace: Workspace, portal: Portal, found: PortalExperiment) -> None:
+    """Store when the experiment ends, if the portal says it; and say if the clock of this machine is wrong."""
+    portal.compare_clocks()
     if (end := moment(found.expires_at)) is not None:
         lease.keep(workspace.own, end)
 
