@@ -136,8 +136,8 @@ class Portal:
             how = "behind" if ours < theirs else "ahead of"
             by = moments.duration(abs(ours - theirs).total_seconds())
             self._say(
-                f"warning: the clock of this machine is {by} {how} that of {self._host}, so the time until the end of the lease "
-                "is wrong by as much. Set the clock."
+                f"warning: the clock of this machine is {by} {how} that of {self._host}, so the time until the end of the "
+                "lease is wrong by as much. Set the clock."
             )
 
     def user(self) -> str | None:
