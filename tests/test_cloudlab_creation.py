@@ -121,6 +121,17 @@ def test_without_a_token_nothing_is_asked(place, monkeypatch, tmp_path):
     assert place.portal.requests == []
 
 
+def test_without_a_token_an_experiment_that_was_asked_for_is_not_forgotten(place, monkeypatch, tmp_path):
+    place.portal.fail("POST", "/experiments", carried_out_then(status(500)), status(500))
+    place.portal.fail("GET", "myproj,bench", *[status(404, "not yet")] * 2)
+    assert place.provision() == 1
+    kept = place.kept()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert place.provision() == 2
+    assert "an earlier command asked the portal for the experiment bench, and there is no token" in place.out
+    assert place.kept() == kept == ["cloudlab-experiment.json"]
+
+
 @pytest.mark.parametrize("fault", [status(500), status(504), truncated, half_document])
 def test_a_creation_whose_answer_is_lost_is_found_by_its_name(place, fault):
     place.portal.fail("POST", "/experiments", carried_out_then(fault))
