@@ -23,6 +23,24 @@ def geni_get(folder, monkeypatch, text):
     program(folder, monkeypatch, f'#!/bin/sh\n[ "$1" = manifest ] && exec cat {folder}/manifest.xml\nexit 1\n')
 
 
+def test_init_on_a_node_needs_no_file(place, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert place.provision("init", "--cloudlab") == 2
+    assert "this machine is no node of an experiment, because it has no command geni-get. Allowed: --cloudlab FILE" in place.out
+    geni_get(tmp_path / "bin", monkeypatch, two_nodes())
+    monkeypatch.setattr("getpass.getuser", lambda: "alice")
+    assert place.provision("init", "--cloudlab") == 0
+    assert "`provision` reads the new end" in place.out
+    (place.folder / "cluster.yaml").write_text(place.document)
+    place.provision()
+    assert [one.name for one in cluster.find(None, place.folder).nodes] == ["node0", "node1"]
+    assert place.provision("init", "--cloudlab", "--ssh", "a") == 2
+    assert place.provision("plan", "--cloudlab") == 2
+    geni_get(tmp_path / "hostile", monkeypatch, HOSTILE["a DOCTYPE"][1])
+    assert place.provision("init", "--cloudlab") == 2
+    assert (place.document, "geni-get manifest: has a DOCTYPE" in place.out) == ("", True)
+
+
 def program(folder, monkeypatch, script):
     """A program geni-get."""
     folder.mkdir(exist_ok=True)
