@@ -13,6 +13,7 @@ from shardlab.cloudlab_manifest import Experiment, ManifestInterface, ManifestNo
 from shardlab.errors import InputError
 
 Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+TOKEN_VARIABLE = "CLOUDLAB_TOKEN"  # holds a secret, which no run needs
 EXTRA_DISK = "/mydata"  # where a node of an experiment has its local disk, by a blockstore or by mkextrafs.pl
 MOST_NAMED = 5  # nodes in a sentence
 NFS_FOLDERS = ("/proj", "/users")  # of CloudLab, over the control network: home folders and the folders of projects

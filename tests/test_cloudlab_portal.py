@@ -22,11 +22,13 @@ from support_portal import (
     truncated,
 )
 
+from jobs import run_queue
 from provision.cloudlab import portal as client
 from provision.cloudlab import token
 from provision.cloudlab.portal import NoConnection, OutcomeUnknown, Portal, PortalError
 from provision.cloudlab.token import Token
 from shardlab.errors import InputError
+from shardlab.rundir import RunDir
 
 REQUEST = {
     "name": "bench",
@@ -286,6 +288,18 @@ def test_the_token_is_in_no_text(there, caplog):
     assert TOKEN not in caplog.text
     assert TOKEN not in repr(Token(TOKEN, "a file")) + str(Token(TOKEN, "a file"))
     assert all(TOKEN not in path for _, path, _ in there.requests)
+
+
+def test_a_run_does_not_get_the_token(tmp_path, monkeypatch):
+    """Over SSH, the environment of the run's script is sent to the nodes."""
+    monkeypatch.setenv("CLOUDLAB_TOKEN", TOKEN)
+    monkeypatch.setenv("KEPT", "yes")
+    (tmp_path / run_queue.SCRIPT).write_text("env\n")
+    folder = RunDir(tmp_path)
+    assert run_queue.start(folder).wait() == 0
+    said = (folder.log / "script.log").read_text()
+    assert "KEPT=yes\n" in said
+    assert TOKEN not in said
 
 
 def test_the_token_is_that_of_the_environment_else_of_the_file(tmp_path, monkeypatch):
