@@ -39,18 +39,21 @@ _SYSTEM = Fact("system", SYSTEM.command, SYSTEM.parse, SYSTEM.timeout_s)  # the 
 _NVIDIA = Fact("nvidia", NVIDIA.command, NVIDIA.parse, NVIDIA.timeout_s)
 
 
-def run(output: Output, workspace: Workspace, site: str | None, hosts: Sequence[str], manifests: Sequence[Path] = ()) -> int:
+def run(
+    output: Output, workspace: Workspace, site: str | None, hosts: Sequence[str], manifests: Sequence[Path] | None = None
+) -> int:
     """Print the file.
 
     site: USER@HOST:PORT of a login node; empty if this machine is the login node; None if no site is meant.
     hosts: of a cluster of SSH hosts.
-    manifests: the files of the manifests of a CloudLab experiment.
+    manifests: the files of the manifests of a CloudLab experiment; none: this machine is one of its nodes; None: no experiment
+    is meant.
 
     Raises InputError, or Unreachable if a login fails.
     """
-    if sum((site is not None, bool(hosts), bool(manifests))) > 1:
+    if sum((site is not None, bool(hosts), manifests is not None)) > 1:
         raise InputError("--site, --ssh and --cloudlab describe different clusters. Allowed: one of them.")
-    if manifests:
+    if manifests is not None:
         text = cluster_file.text(manifests)
     elif hosts:
         text = _ssh_file(output, workspace, [_login(host, "--ssh") for host in hosts])
