@@ -39,8 +39,8 @@ METRICS = (
         "against the bytes that gloo sends for the collectives of these steps. Within 6 % (3 % for the payload, the rest for "
         "headers), counters and collectives agree. More: others sent too, or steps are so small that other messages count. "
         "Less: bytes are missing. Blank for NCCL, for runs with checkpoints or validation, and if the samples around the first "
-        "and the last timed step leave more than 3 % of the bytes open, as in runs of less than about a minute at 2 samples per "
-        "second (`instruments: {telemetry_hz: 50}` narrows this).",
+        "and the last timed step leave more than 3 % of the bytes open, as in runs of less than about a minute at 2 samples "
+        "per second (`instruments: {telemetry_hz: 50}` narrows this).",
         of_run=difference,
     ),
 )
