@@ -10,6 +10,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
+FASTEST_HZ = 50.0  # of telemetry: at 100 the sampler was measured to slow the ranks that it watches by a fifth
+SLOWEST_HZ = 0.5  # a node whose telemetry is silent for 10 s is taken for lost if a run fails
+TELEMETRY_HZ = 2.0
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 Checkpointing = Annotated[str, msgspec.Meta(pattern=r"^(none|full|every-[1-9][0-9]{0,3}|segments-[1-9][0-9]{0,3})$")]
@@ -125,12 +128,14 @@ class Instruments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     memory: peak (nothing more); categories (what the memory contains, over one step); or snapshot (the blocks of the CUDA
     allocator and their history).
+    telemetry_hz: samples of telemetry per second on each node. The sampler costs processor time, so a rate is an instrument.
     """
 
     memory: Literal["peak", "categories", "snapshot"] = "peak"
     profile: Profile | None = None
     validation: Validation | None = None
     checkpoints: CheckpointSettings | None = None
+    telemetry_hz: Annotated[float, msgspec.Meta(ge=SLOWEST_HZ, le=FASTEST_HZ)] = TELEMETRY_HZ
 
 
 class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -287,6 +292,8 @@ def cell_hash(cell: dict[str, Any]) -> str:
     for key in ("gpu_type", "workload_code"):
         if identity.get(key) is None:
             identity.pop(key, None)  # hashes of cells from before this key stay the same
+    if identity["instruments"].get("telemetry_hz") == TELEMETRY_HZ:
+        identity["instruments"] = {key: value for key, value in identity["instruments"].items() if key != "telemetry_hz"}
     if cell.get("rehearses") is not None:
         identity["rehearses"] = cell_hash(cell["rehearses"])
     return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]
