@@ -16,18 +16,16 @@ WRITTEN = "This page is written from the code by `make golden`.\n"
 # The key of the file under which a type stands, for the headings; a type of several places has a sentence instead.
 OMITTED = ("Inclusion", "Exclusion", "Axes")  # what they allow beyond the keys of a cell is said under `exclude` and `include`
 DOTTED = "Members of `optimizer` and `schedule` may also be given alone, such as `optimizer.lr`."
-PAGES = {
-    "cluster": (
-        "Keys of cluster.yaml",
-        "An unknown key, a duplicate key, or a value of another type is refused with file, line and column. `provision init` prints "
-        "a file with comments; [examples](../provision.md) are in `examples/`. Editors complete the keys with `shardlab schema cluster`.",
-    ),
-    "matrix": (
-        "Keys of matrix.yaml",
-        "`axes`, `exclude` and `include` mean the same as in a matrix of GitHub Actions. `jobs plan --matrix ./FILE.yaml` shows the "
-        "cells. Editors complete the keys with `shardlab schema matrix`.",
-    ),
-}
+CLUSTER = (
+    "An unknown key, a duplicate key, or a value of another type is refused with file, line and column. `provision init` prints "
+    "a file with comments; [the page on provision](../provision.md) explains the providers. Editors complete the keys with "
+    "`shardlab schema cluster`."
+)
+MATRIX = (
+    "`axes`, `exclude` and `include` mean the same as in a matrix of GitHub Actions. `jobs plan --matrix ./FILE.yaml` shows "
+    "the cells. Editors complete the keys with `shardlab schema matrix`."
+)
+PAGES = {"cluster": ("Keys of cluster.yaml", CLUSTER), "matrix": ("Keys of matrix.yaml", MATRIX)}
 
 
 def keys(name: str) -> str:
@@ -94,7 +92,11 @@ def _cell(text: str) -> str:
 
 def commands() -> str:
     """The page of all commands: their help texts, which the golden files hold."""
-    parts = ["# Commands\n", WRITTEN, "`--json` prints one document. Exit codes: 0 everything succeeded, 1 something did not succeed, "]
+    parts = [
+        "# Commands\n",
+        WRITTEN,
+        "`--json` prints one document. Exit codes: 0 everything succeeded, 1 something did not succeed, ",
+    ]
     parts[-1] += "2 the input is wrong and nothing was changed, 130 after Ctrl-C (runs continue).\n"
     order = sorted(GOLDEN.glob("help/*.txt"), key=lambda path: path.stem.replace("-", " "))
     for path in order:
