@@ -17,8 +17,8 @@ WRITTEN = "This page is written from the code by `make golden`.\n"
 OMITTED = ("Inclusion", "Exclusion", "Axes")  # what they allow beyond the keys of a cell is said under `exclude` and `include`
 DOTTED = "Members of `optimizer` and `schedule` may also be given alone, such as `optimizer.lr`."
 CLUSTER = (
-    "An unknown key, a duplicate key, or a value of another type is refused with file, line and column. `provision init` prints "
-    "a file with comments; [the page on provision](../provision.md) explains the providers. Editors complete the keys with "
+    "An unknown key, a duplicate key, or a value of another type is refused with file, line and column. `provision init` "
+    "prints a file with comments; [Provisioning](../provision.md) explains the providers. Editors complete the keys with "
     "`shardlab schema cluster`."
 )
 MATRIX = (
