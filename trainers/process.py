@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from shardlab import checkpoint, files, own_strategy, own_workload, plugin_source
+from shardlab import checkpoint, files, own_code, own_strategy, own_workload, plugin_source
 from shardlab.errors import InputError, ShardlabError
 from shardlab.run import Run
 from shardlab.rundir import RunDir
