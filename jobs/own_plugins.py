@@ -65,10 +65,10 @@ def of_run(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugins:
     workload, strategy = run.own_workload, run.own_strategy
     found = OwnPlugins()
     if workload is not None and run.cell.workload_code is not None:
-        carried = _carried(workspace, run, workload, own_workload.FOLDER, trust=trust or workload.is_data)
+        carried = _carried(workspace, run, workload, run.cell.workload_code, trust=trust or workload.is_data)
         found = OwnPlugins(OwnWorkloads({workload.name: workload}, carried))
     if strategy is not None and run.cell.strategy_code is not None:
-        carried = _carried(workspace, run, strategy, own_strategy.FOLDER, trust=trust)
+        carried = _carried(workspace, run, strategy, run.cell.strategy_code, trust=trust)
         asked = {strategy.code: RefusingProcess(Path(strategy.file))}
         found = msgspec.structs.replace(found, strategies=OwnStrategies({strategy.name: strategy}, carried, {}, asked))
     return found
@@ -87,17 +87,17 @@ def write(store: Path, run: Run, folder: Path) -> None:
 
 
 def _carried(
-    workspace: Workspace, run: Run, known: OwnWorkload | OwnStrategy, folder: str, *, trust: bool
+    workspace: Workspace, run: Run, known: OwnWorkload | OwnStrategy, code: str, *, trust: bool
 ) -> dict[str, PluginSource]:
-    """The code in the folder of a run, by its digest; none if the copy that was frozen here is used. Raises InputError."""
-    kind = f"{'workload' if isinstance(known, OwnWorkload) else 'strategy'} {known.name}"
-    frozen = own_copies.copy(own_copies.store(workspace) / known.code, known.file, known.code)
+    """The code in the folder of a run, by its digest `code`; none if the copy that was frozen here is used. Raises InputError."""
+    kind, folder = ("workload", own_workload.FOLDER) if isinstance(known, OwnWorkload) else ("strategy", own_strategy.FOLDER)
+    frozen = own_copies.copy(own_copies.store(workspace) / code, known.file, code)
     if frozen is not None and (trust or workspace_trust.is_trusted(workspace)):
         return {}
     there = workspace.runs / run.run_id / folder
-    found = own_copies.copy(there, known.file, known.code) if trust else None
+    found = own_copies.copy(there, known.file, code) if trust else None
     if found is None:
         what = "is not complete" if trust else "was not submitted from this workspace, so it is not executed"
         helps = "" if trust else " Read it; then allow it with --trust."
-        raise InputError(f"{run.run_id}: the code of its {kind} ({there}) {what}.{helps}")
+        raise InputError(f"{run.run_id}: the code of its {kind} {known.name} ({there}) {what}.{helps}")
     return {found.digest: found}

@@ -45,7 +45,7 @@ def load(source: PluginSource) -> list[Strategy]:
     return [_checked(source, one, module.__name__) for one in found]
 
 
-def add(file: Path, code: str) -> None:
+def add(file: Path, code: str | None) -> None:
     """Let `menu.strategy_of` find the strategies of a file. Raises InputError if the file has another digest than `code`."""
     source = plugin_source.read(file)
     if source.digest != code:

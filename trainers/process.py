@@ -41,7 +41,7 @@ def run(path: Path) -> str:
         if (own := frozen.own_workload) is not None:
             menu.add_own(own, run_dir.path / own_workload.FOLDER / Path(own.file).name)
         if (strategy := frozen.own_strategy) is not None:
-            strategies.add(run_dir.path / own_strategy.FOLDER / Path(strategy.file).name, strategy.code)
+            strategies.add(run_dir.path / own_strategy.FOLDER / Path(strategy.file).name, frozen.cell.strategy_code)
         from trainers import loop  # torch from here on
 
         # A rank may come early: each node of the run waits for its own GPUs before it starts its ranks.
