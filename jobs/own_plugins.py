@@ -89,7 +89,7 @@ def write(store: Path, run: Run, folder: Path) -> None:
 def _carried(
     workspace: Workspace, run: Run, known: OwnWorkload | OwnStrategy, code: str, *, trust: bool
 ) -> dict[str, PluginSource]:
-    """The code in the folder of a run, by its digest `code`; none if the copy that was frozen here is used. Raises InputError."""
+    """The code in the folder of a run, by its digest; none if the copy that was frozen here is used. Raises InputError."""
     kind, folder = ("workload", own_workload.FOLDER) if isinstance(known, OwnWorkload) else ("strategy", own_strategy.FOLDER)
     frozen = own_copies.copy(own_copies.store(workspace) / code, known.file, code)
     if frozen is not None and (trust or workspace_trust.is_trusted(workspace)):
