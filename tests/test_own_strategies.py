@@ -254,7 +254,7 @@ def test_code_that_does_not_end_is_killed_with_what_it_started(tmp_path, monkeyp
         time.sleep(1000)
     """)
     assert own_answers._run([sys.executable, "-c", code], str(tmp_path), tmp_path / "said") is None
-    wait_for_end(map(int, pids.read_text().split()))
+    wait_for_end([int(pid) for pid in pids.read_text().split()])
     assert own_answers._run([sys.executable, "-c", "import sys; sys.exit(5)"], str(tmp_path), tmp_path / "said") == 5
 
 
