@@ -81,17 +81,19 @@ def events_of(workspace, run_id):
     return read
 
 
-def logged_steps(workspace, run_id, name="loss"):
+def logged_steps(workspace, run_id):
+    if not list((workspace.path / "track" / "tensorboard").glob(f"{run_id}/events*")):
+        return []
     read = events_of(workspace, run_id)
-    return [event.step for event in read.Scalars(name)] if name in read.Tags()["scalars"] else []
+    return [event.step for event in read.Scalars("loss")] if "loss" in read.Tags()["scalars"] else []
 
 
 def test_all_trackers_hold_the_run_as_its_export_does(workspace, whole, monkeypatch, no_network):  # noqa: F811
     played = Played(workspace, whole)
-    played.play(0.6)
+    played.play(0.7)
     run_id = played.folder.run_id
     processes = [following(workspace, played.folder, tracker) for tracker in PACKAGES]
-    until(lambda: len(logged_steps(workspace, run_id)) >= 4, "steps are logged while the run goes on", least_pause_s=0.5)
+    until(lambda: len(logged_steps(workspace, run_id)) >= 3, "steps are logged while the run goes on", least_pause_s=0.5)
     assert len(logged_steps(workspace, run_id)) < 10
     played.end()
     for process in processes:
@@ -117,7 +119,7 @@ def test_a_run_whose_records_are_replaced_is_logged_anew(workspace, whole):
     played.play(0.9)
     run_id, path = played.folder.run_id, played.folder.steps_file(0)
     process = following(workspace, played.folder, "tensorboard")
-    until(lambda: len(logged_steps(workspace, run_id)) >= 8, "steps are logged", least_pause_s=0.5)
+    until(lambda: len(logged_steps(workspace, run_id)) >= 6, "steps are logged", least_pause_s=0.5)
     for rank in (0, 1):
         path = played.folder.steps_file(rank)
         support_watch.replaced(path, b"".join(path.read_bytes().splitlines(keepends=True)[:5]))
@@ -136,12 +138,15 @@ def test_it_ends_with_its_parent_and_a_later_start_replaces_what_it_logged(works
     run_id = played.folder.run_id
     with subprocess.Popen(["sleep", "600"]) as parent:
         process = following(workspace, played.folder, "tensorboard", "--parent", str(parent.pid))
-        until(lambda: logged_steps(workspace, run_id), "steps are logged", least_pause_s=0.5)
-        parent.kill()
+        try:
+            until(lambda: logged_steps(workspace, run_id), "steps are logged", least_pause_s=0.5)
+        finally:
+            parent.kill()
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
     played.end()
-    assert following(workspace, played.folder, "tensorboard").wait(120) == 0
+    said, _ = (later := following(workspace, played.folder, "tensorboard")).communicate(timeout=120)
+    assert later.returncode == 0, said
     tensorboard_is(workspace.path / "track" / "tensorboard", as_exported(workspace))
 
 
