@@ -1,7 +1,7 @@
 """The context in which engines run on tensors that have shapes but no memory. What it uses of torch's private parts stays here.
 
-torch's FakeTensorMode alone runs no engine, for three reasons. Meshes and process groups compute with small integer tensors whose
-values they need. Engines read a few numbers from tensors, such as the sign that a gradient overflowed. And nn.Module.to
+torch's FakeTensorMode alone runs no engine, for three reasons. Meshes and process groups compute with small integer tensors
+whose values they need. Engines read a few numbers from tensors, such as the sign that a gradient overflowed. And nn.Module.to
 refuses fake parameters.
 """
 
@@ -45,10 +45,22 @@ class _RealNumbers(TorchDispatchMode):
         named = kwargs or {}
         if operator is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return _number(args[0].dtype)
-        if FakeTensor not in types and not any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves((args, named))):
-            if types or any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, named))):
-                with unset_fake_temporarily():
-                    return operator(*args, **named)
+        tensors = [leaf for leaf in pytree.tree_leaves((args, named)) if isinstance(leaf, torch.Tensor)]
+        if tensors and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            with unset_fake_temporarily():
+                return operator(*args, **named)
+        return operator(*args, **named)
+
+
+class real_integers(TorchDispatchMode):  # noqa: N801 - a context, as `real_tensors`
+    """New tensors of integers are real in this context, inside `fake_tensors`."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        dtype = named.get("dtype")
+        if not types and dtype is not None and not dtype.is_floating_point:
+            with unset_fake_temporarily():
+                return operator(*args, **named)
         return operator(*args, **named)
 
 
