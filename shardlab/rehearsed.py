@@ -5,9 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import hashlib
+from typing import Any, Literal
 
 import msgspec
+
+from shardlab import source_digest
+from shardlab.cell import Cell, Role, keys_of
+from shardlab.own_workload import OwnWorkload
 
 SCHEMA = 1
 
@@ -17,6 +22,27 @@ Way = Literal["fake_tensors", "real_tensors"]
 fake_tensors: tensors have shapes and no memory (torch's FakeTensorMode), so any size of model can be rehearsed.
 real_tensors: tensors have memory, so only a small model can be rehearsed as a whole; a large one is rehearsed at small depths.
 """
+
+
+class RehearsalRequest(msgspec.Struct, frozen=True):
+    """What is to be rehearsed. Other keys are ignored, so that the run.json of a run is a request, too."""
+
+    cell: Cell
+    own_workload: OwnWorkload | None = None
+    """The workload of the cell, if a file of the workspace defines it; the file must be where `own_workload.file` says."""
+
+    def key(self, *, full_depth: bool) -> str:
+        """16 hexadecimal digits over everything that an answer depends on: the keys of the cell that change a step, our source
+        and the installed packages. The answer is in the cache under this name."""
+        depends = keys_of(
+            Role.MODEL, Role.PRECISION, Role.CLIPPING, Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES
+        )
+        cell: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(self.cell).items() if key in depends}
+        rule = self.cell.optimizer
+        cell["optimizer"] = [rule.name, rule.momentum > 0, rule.weight_decay > 0, rule.fused]
+        code = [source_digest.of(("shardlab", "trainers")), source_digest.packages()]
+        parts = msgspec.json.encode([SCHEMA, cell, full_depth, code], order="deterministic")
+        return hashlib.sha256(parts).hexdigest()[:16]
 
 
 class MemoryByCategory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

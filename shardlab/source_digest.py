@@ -14,8 +14,13 @@ OURS = "shardlab-"  # our own entry among the installed packages; a run uses a c
 
 def source(root: Path = ROOT) -> str:
     """12 hexadecimal digits over all our files that a run may use. root: the folder that holds our packages."""
+    return of(PACKAGES, root)
+
+
+def of(packages: Iterable[str], root: Path = ROOT) -> str:
+    """12 hexadecimal digits over all files of these packages of ours."""
     sha256 = hashlib.sha256()
-    for path in sources(PACKAGES, root):
+    for path in sources(packages, root):
         sha256.update(path.relative_to(root).as_posix().encode() + b"\n")
         sha256.update(path.read_bytes())
     return sha256.hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""``python -m trainers run|fork|warm|tokenize|describe``: the commands that launchers start on the nodes, and two tools."""
+"""``python -m trainers run|fork|warm|tokenize|describe|rehearse``: the commands of launchers on the nodes, and three tools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
     parser = console.Parser(prog="python -m trainers", description=__doc__)
     console.add_version(parser)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|fork|warm|tokenize|describe")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|fork|warm|tokenize|describe|rehearse")
     run = verbs.add_parser("run", help="one rank of a run, by the environment that the launcher sets; else the only rank")
     fork = verbs.add_parser("fork", help="a rehearsal: all ranks of a run on this machine's CPU, forked from the warm parent")
     for verb in (run, fork):
@@ -33,7 +33,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     describe.add_argument("file", type=Path, metavar="FILE", help="code (.py), or a model by its configuration (.json)")
     describe.add_argument("--seq-len", type=int, metavar="N", help="tokens of a sequence, for a configuration")
     describe.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="where the answer is written")
+    rehearse = verbs.add_parser(
+        "rehearse", help="memory, collectives and operations of one step of a cell, without its hardware; prints JSON"
+    )
+    rehearse.add_argument(
+        "request", metavar="FILE", help="JSON with a resolved `cell`, such as a run's run.json; -: standard input"
+    )
+    rehearse.add_argument("--full-depth", action="store_true", help="rehearse a deep model as it is, without extrapolation")
+    rehearse.add_argument("--cache", type=Path, metavar="FOLDER", help="a folder with earlier answers, which is used and filled")
     given = parser.parse_args(arguments)
+    if given.verb == "rehearse":
+        file = None if given.request == "-" else Path(given.request)
+        return console.run(lambda: _rehearse(file, given.cache, full_depth=given.full_depth))
     if given.verb == "describe":
         return console.run(lambda: _describe(given.file, given.seq_len, given.out))
     if given.verb == "tokenize":
@@ -63,6 +74,12 @@ def _describe(file: Path, seq_len: int | None, out: Path) -> int:
         found = describe.describe(file.absolute())
     files.write_json(out, found, sync=False)
     return 0
+
+
+def _rehearse(file: Path | None, cache: Path | None, *, full_depth: bool) -> int:
+    from trainers.rehearsal import command
+
+    return command.run(file, cache, full_depth=full_depth)
 
 
 def _do(verb: str, path: Path) -> int:

@@ -12,6 +12,7 @@ import torch
 
 from shardlab.cell import Cell
 from trainers.data.image_sets import open_images
+from trainers.data.synthetic_images import SyntheticImages
 from trainers.task import Batch, Task
 from trainers.tasks.device_copy import to_device
 
@@ -35,6 +36,10 @@ class ImageTask(Task):
     def classes(self) -> int:
         """Number of classes of the data, and of outputs of the model's head."""
         return self._images.classes
+
+    def imitate(self, classes: int) -> None:
+        """Read synthetic images from now on, with this number of classes."""
+        self._read(SyntheticImages("train", self.image_size, classes, None))
 
     def _opened(self, split: str, classes: int) -> ImageSet:
         asked = self._cell.options
