@@ -6,6 +6,7 @@ pipeline stages would tell each other. What it uses of torch's private parts sta
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -57,6 +58,15 @@ def fake_group(rank: int, world_size: int) -> Iterator[FakeRanks]:
             yield FakeRanks(rank, world_size)
     finally:
         dist.destroy_process_group()
+        _forget()
+
+
+def _forget() -> None:
+    """Have DeepSpeed, if it is imported, look for the process group anew."""
+    if "deepspeed" in sys.modules:
+        sys.modules["deepspeed.comm.comm"].cdb = None  # type: ignore[attr-defined]
+        for name in ("_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP"):
+            setattr(sys.modules["deepspeed.utils.groups"], name, None)
 
 
 _real_all_reduce, _real_new_group = dist.all_reduce, dist.new_group
