@@ -1,6 +1,6 @@
-"""The result of a rehearsal: memory, collectives and operations of one step, found without the hardware that a cell asks for.
+"""The result of a rehearsal: memory, collectives and operations of one step, found without the hardware that a cell needs.
 
-``python -m trainers rehearse`` writes it (docs/rehearsal.md); the planner reads it. Importing this module does not import torch.
+``python -m trainers rehearse`` writes it (docs/rehearsal.md) and the planner reads it. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MemoryByCategory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RehearsedCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A collective that a rank starts in each step; op, payload_bytes and ranks mean the same as in trainers.communication.Call."""
+    """A collective that a rank starts in each step. op, payload_bytes and ranks: as in trainers.communication.Call."""
 
     op: str
     """all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or send."""
@@ -93,7 +93,7 @@ class Rehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     device: Literal["cpu", "cuda"]
     """The device whose operators were rehearsed. Operators of a CPU keep other intermediate results than those of a GPU."""
     depths: tuple[int, int] | None
-    """The two numbers of blocks that were rehearsed and from which the cell's own depth was extrapolated; None: its own depth."""
+    """The two numbers of blocks that were rehearsed and from which the cell's own number was extrapolated; None: its own."""
     error_pct: float | None
     """The largest error of peak_bytes that was measured for this way, in percent; None if it was never measured."""
     error_from: str
