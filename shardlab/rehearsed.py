@@ -125,7 +125,7 @@ Answer = Rehearsed | NotRehearsed
 
 def decode(document: bytes) -> Answer:
     """The answer of ``python -m trainers rehearse``. Raises msgspec.DecodeError for anything else, also of another schema."""
-    answer = msgspec.json.decode(document, type=Answer)
+    answer: Answer = msgspec.json.decode(document, type=Answer)
     if answer.schema != SCHEMA:
         raise msgspec.ValidationError(f"schema: found {answer.schema}. Allowed: {SCHEMA}.")
     return answer
