@@ -13,6 +13,7 @@ from jobs.backlog import Backlog
 from jobs.gpu_hours import must_be_within
 from jobs.invocation import Invocation
 from jobs.lease_report import LeaseReport
+from jobs.planner import planner_table
 from jobs.reconcile import Status
 from jobs.run_queue import scripts_must_be_trusted
 from jobs.scheduler import Full, SubmitOptions, scheduler
@@ -94,6 +95,8 @@ def _add_submit(verbs: console.Verbs) -> None:
     )
     inside_help = "inside `salloc` or a notebook's job: run the cells in this allocation, one after another"
     verb.add_argument("--in-allocation", action="store_true", help=inside_help)
+    fit_help = "also submit cells that the planner predicts not to fit the memory of a GPU: out of memory is a result"
+    verb.add_argument("--no-fit-check", action="store_true", help=fit_help)
     bound_help = "submit nothing if the runs may take more GPU hours: by recorded times, else by their time limits"
     verb.add_argument("--max-gpu-hours", type=float, metavar="N", help=bound_help)
     verb.add_argument("--resume-from", metavar="RUN", help=resume_help)
@@ -187,6 +190,7 @@ def _submit(invocation: Invocation) -> int:
     arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
     planned = _planned(invocation)
     plan.must_fit(planned)
+    planned = _that_fit_memory(invocation, planned)
     how = shared_options.submit_options(invocation, planned.source)
     on_controller.must_suit(planned.source.where, workspace)
     _data_must_be_there(out, workspace, planned.cells, planned.source)
@@ -213,6 +217,23 @@ def _submit(invocation: Invocation) -> int:
         render.keep(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
         backlog = _send(invocation, steps, planned.source, how)
     return max(int(not readable), _sent(invocation, steps, backlog, lease, planned.remarks))
+
+
+def _that_fit_memory(invocation: Invocation, planned: plan.MatrixPlan) -> plan.MatrixPlan:
+    """The plan without cells that certainly do not fit the memory of a GPU, each of which is named; all with --no-fit-check."""
+    if invocation.arguments.no_fit_check:
+        return planned
+    fitting, names = plan.without_misfits_of_memory(planned)
+    for name in names:
+        needed, capacity = planned.predicted[name].memory_bytes, planned.predicted[name].capacity_bytes
+        assert needed is not None
+        assert capacity is not None
+        invocation.out.remark(
+            f"{name}: left out, because it needs at least {planner_table.size(needed.low)} of a GPU's "
+            f"{planner_table.size(capacity.high)}. To submit it all the same: --no-fit-check.",
+            style="yellow",
+        )
+    return fitting
 
 
 def _status(invocation: Invocation) -> int:

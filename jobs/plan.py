@@ -15,6 +15,8 @@ from jobs import repeats as number_of_runs
 from jobs.gpu_hours import CellHours
 from jobs.launcher import launcher
 from jobs.own_workloads import OwnWorkloads
+from jobs.planner import machine as planned_machine
+from jobs.planner import predict
 from jobs.reconcile import Status, not_replaceable
 from jobs.repeats import Cost
 from jobs.resolve import Capacity, Misfit, misfits, resolve
@@ -27,6 +29,7 @@ from shardlab.cluster import Cluster
 from shardlab.errors import InputError, MissingExtra
 from shardlab.login_node import is_login_node
 from shardlab.matrix import Matrix
+from shardlab.prediction import Prediction
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 from trainers import menu
@@ -39,7 +42,8 @@ class MatrixPlan(msgspec.Struct, frozen=True):
 
     repeats: the number of runs of each of `all_cells`, by its name. cost: the time of `cells`, as far as it is known.
     misfits: the `cells` that do not fit the machines of the cluster, each with its place in the file. advice: sentences that
-    name the options with which all cells fit. recorded: the mean seconds of a run, by the name of its cell.
+    name the options with which all cells fit. recorded: the mean seconds of a run, by the name of its cell. predicted: what the
+    planner predicts of `cells`, by name.
     """
 
     matrix: Matrix
@@ -52,6 +56,7 @@ class MatrixPlan(msgspec.Struct, frozen=True):
     remarks: list[str]
     misfits: list[Misfit]
     advice: list[str]
+    predicted: dict[str, Prediction]
 
 
 def of(
@@ -103,6 +108,10 @@ def of(
         remarks=[*_remarks(chosen, machine, target), *render.remarks(source)],
         misfits=unheld,
         advice=advice(asked, cells, chosen, machine, where, own) if unheld else [],
+        predicted=predict.of_cells(
+            {cell.name(): cell for cell in chosen},
+            {name: planned_machine.of_cluster(target, name) for name in {cell.gpu_type for cell in chosen}},
+        ),
     )
 
 
@@ -151,6 +160,13 @@ def account_share(plan: MatrixPlan, workspace: Workspace) -> Share | None:
         return None
     address, _ = inventory.controller(workspace, where)
     return share.of_site(address, where.slurm.account)
+
+
+def without_misfits_of_memory(plan: MatrixPlan) -> tuple[MatrixPlan, list[str]]:
+    """(the plan without the cells whose prediction says that they certainly do not fit the memory of a GPU, their names)."""
+    names = predict.that_do_not_fit({cell.name(): cell for cell in plan.cells}, plan.predicted)
+    left = [cell for cell in plan.cells if cell.name() not in names]
+    return msgspec.structs.replace(plan, cells=left, cost=number_of_runs.cost(left, plan.repeats, plan.recorded)), names
 
 
 def must_fit(plan: MatrixPlan) -> None:

@@ -11,6 +11,7 @@ from rich.console import Group
 from jobs import cell_differences, datasets, gpu_hours, own_model_facts, render, repeats, status_table
 from jobs.lease_report import LeaseReport
 from jobs.plan import MatrixPlan
+from jobs.planner import planner_table
 from jobs.reconcile import Status
 from jobs.scheduler import scheduler
 from jobs.slurm.share import Share
@@ -43,7 +44,10 @@ def plan(
     columns = PLAN_COLUMNS
     if any(differ := cell_differences.of(planned.cells)):
         rows = [[*row, one] for row, one in zip(rows, differ, strict=True)]
-        columns = [*PLAN_COLUMNS, "differs in"]
+        columns = [*columns, "differs in"]
+    foreseen = planner_table.columns([planned.predicted[cell.name()] for cell in planned.cells])
+    columns = [*columns, *foreseen]
+    rows = [[*row, *values] for row, *values in zip(rows, *foreseen.values(), strict=True)]
     named = planned.source.matrix
     title = f"{named}: {planned.matrix.file.title}" if planned.matrix.file.title else named
     out.table(title, columns, rows)
@@ -56,6 +60,8 @@ def plan(
         out.line(f"about {gpu_hours.in_words(asked)}.")
     if share is not None:
         out.line(f"sshare: the account {share.account} has {share.left:.4g} of {share.limit:.4g} GPU hours left.")
+    for sentence in planner_table.sums(planned.predicted, counts):
+        out.line(sentence)
     lease_lines(out, lease)
     for one in planned.matrix.excluded:
         keys = ", ".join(f"{key}={value}" for key, value in one.cell.items() if _varies(planned, key))
@@ -83,7 +89,15 @@ def plan(
             "gpu_hours": asked,
             "share": share,
             "lease": None if lease is None else lease.document(),
-            "cells": [{"id": cell.name(), "repeats": counts[cell.name()], "cell": cell} for cell in planned.cells],
+            "cells": [
+                {
+                    "id": cell.name(),
+                    "repeats": counts[cell.name()],
+                    "cell": cell,
+                    "predicted": planned.predicted[cell.name()],
+                }
+                for cell in planned.cells
+            ],
             "models": [own_model_facts.document(model) for model in models],
             "excluded": planned.matrix.excluded,
             "misfits": [{"id": one.cell, "why": one.why} for one in planned.misfits],
