@@ -10,12 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from jobs import frozen_source, gpu_hours, on_controller, own_workloads, render, tiny_twin
+from jobs import frozen_source, gpu_hours, on_controller, own_workloads, plan_predictions, render, tiny_twin
 from jobs import repeats as number_of_runs
 from jobs.gpu_hours import CellHours
 from jobs.launcher import launcher
 from jobs.own_workloads import OwnWorkloads
-from jobs.planner import machine as planned_machine
 from jobs.planner import predict
 from jobs.reconcile import Status, not_replaceable
 from jobs.repeats import Cost
@@ -97,6 +96,7 @@ def of(
     source = render.source(runs_as, target, workspace, wait_gpus_s=wait_gpus_s, in_allocation=in_allocation, own=own)
     counts = number_of_runs.of(asked.file, cells, repeats)
     recorded = number_of_runs.recorded_s(workspace, chosen, counts)
+    predicted = plan_predictions.of(workspace, target, chosen, recorded)
     return MatrixPlan(
         matrix=asked,
         all_cells=cells,
@@ -104,14 +104,11 @@ def of(
         repeats=counts,
         recorded=recorded,
         cost=number_of_runs.cost(chosen, counts, recorded),
-        source=source,
+        source=msgspec.structs.replace(source, predicted=predicted),
         remarks=[*_remarks(chosen, machine, target), *render.remarks(source)],
         misfits=unheld,
         advice=advice(asked, cells, chosen, machine, where, own) if unheld else [],
-        predicted=predict.of_cells(
-            {cell.name(): cell for cell in chosen},
-            {name: planned_machine.of_cluster(target, name) for name in {cell.gpu_type for cell in chosen}},
-        ),
+        predicted=predicted,
     )
 
 

@@ -19,13 +19,14 @@ from jobs.own_workloads import OwnWorkloads
 from jobs.reconcile import not_replaceable
 from jobs.scheduler import scheduler
 from jobs.slurm import request
-from shardlab import __version__, container, files, host, source_digest, tool_caches
+from shardlab import __version__, container, files, host, prediction, source_digest, tool_caches
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import ShardlabError
 from shardlab.expansion import ExpandedCell, Expansion
 from shardlab.login_node import PYTHON
 from shardlab.matrix import Matrix
+from shardlab.prediction import Prediction
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
@@ -37,6 +38,7 @@ class RenderContext(msgspec.Struct, frozen=True):
     own_templates: the workspace's folder of templates, which take precedence over the shipped ones. digests: SHA-256 of every
     template from which the scheduler's scripts may be rendered, and of the files that these templates include, by name.
     source, packages, wait_gpus_s: as in `Run`. own: the workspace's own workloads. own_code: the folder of their frozen copies.
+    predicted: what the planner predicts of a run, by the name of its cell.
     """
 
     matrix: str
@@ -54,6 +56,7 @@ class RenderContext(msgspec.Struct, frozen=True):
     own_code: Path
     wait_gpus_s: int = 0
     own: OwnWorkloads = OwnWorkloads()
+    predicted: dict[str, Prediction] = {}
 
 
 def source(
@@ -182,6 +185,8 @@ def write(run: Run, runs: Path, source: RenderContext) -> RunDir:
     try:
         files.write_new(folder.run_json, files.as_json(run))
         own_workloads.write(source.own_code, run, folder.path)
+        if (predicted := source.predicted.get(run.cell.name())) is not None:
+            files.write_new(prediction.path_in(folder.path), files.as_json(predicted))
         folder.log.mkdir()  # Slurm ends a job without a message if it cannot open its output
         rendered = script(run, final.path, source.where, source.own_templates).encode()
         files.write_new(folder.path / scheduler(run.scheduler).SCRIPT, rendered, mode=0o755)

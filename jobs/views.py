@@ -45,12 +45,10 @@ def plan(
     if any(differ := cell_differences.of(planned.cells)):
         rows = [[*row, one] for row, one in zip(rows, differ, strict=True)]
         columns = [*columns, "differs in"]
-    foreseen = planner_table.columns([planned.predicted[cell.name()] for cell in planned.cells])
-    columns = [*columns, *foreseen]
-    rows = [[*row, *values] for row, *values in zip(rows, *foreseen.values(), strict=True)]
     named = planned.source.matrix
     title = f"{named}: {planned.matrix.file.title}" if planned.matrix.file.title else named
     out.table(title, columns, rows)
+    _predictions(out, planned)
     counts = {cell.name(): planned.repeats[cell.name()] for cell in planned.cells}
     out.line(f"{repeats.in_words(counts, planned.matrix.file.repeats)}.")
     if planned.cost.cells:
@@ -104,6 +102,17 @@ def plan(
             "missing_data": data.missing,
         }
     )
+
+
+def _predictions(out: Output, planned: MatrixPlan) -> None:
+    """A table of what is predicted of a run of each cell; nothing if nothing is known."""
+    foreseen = planner_table.columns([planned.predicted[cell.name()] for cell in planned.cells])
+    if foreseen:
+        names = [cell.name() for cell in planned.cells]
+        out.table("predicted", ["cell", *foreseen], [list(row) for row in zip(names, *foreseen.values(), strict=True)])
+    if out.verbose:
+        for sentence in dict.fromkeys(planned.predicted[cell.name()].how for cell in planned.cells):
+            out.remark(f"predicted from: {sentence}")
 
 
 def steps(out: Output, decided: Sequence[RunDecision], *, sent: bool, waiting: Collection[str] = ()) -> None:

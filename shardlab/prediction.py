@@ -55,6 +55,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """Peak memory of a step on the rank that needs most."""
     memory_by_category: dict[str, PredictedRange] = {}
     """The same by category; the categories are those of docs/instruments.md, and the terms beside tensors."""
+    tensor_bytes: PredictedRange | None = None
+    """The part of it that torch's allocator counts as allocated: all but the CUDA context, NCCL's buffers and fragmentation."""
     capacity_bytes: PredictedRange | None = None
     """Memory of the GPU, or the cell's own limit."""
     fits: Fits | None = None
@@ -77,6 +79,12 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """The largest part of the step."""
     how: str = ""
     """From what the numbers were obtained, as a sentence."""
+    gpu: str | None = None
+    """The GPU for which it was made, as the cluster file or NVML names it; null: none, or not known."""
+    formula_step_s: float | None = None
+    """The likely step before it was corrected by earlier runs. The next calibration compares it with the measurement."""
+    formula_tensor_bytes: float | None = None
+    """The likely `tensor_bytes` before it was corrected."""
 
 
 def path_in(run_folder: Path) -> Path:

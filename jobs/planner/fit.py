@@ -25,8 +25,8 @@ def verdict(needed: PredictedRange, capacity: PredictedRange, *, complete: bool)
 def largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bool) -> int | None:
     """The largest micro_batch_size with as many passes that is likely to fit; 0: none. None if activations are not known.
 
-    The memory is linear in the micro-batch where activations are the peak, and constant below: two points give the line, and the
-    answer is checked against the whole formula.
+    The memory is linear in the micro-batch where activations are the peak, and constant below: two points give the line, and
+    the answer is checked against the whole formula.
     """
 
     def needed(micro: int) -> float:

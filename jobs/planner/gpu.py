@@ -37,7 +37,12 @@ def must_find(name: str) -> GpuModel:
 
 def known() -> list[str]:
     """A short name of every GPU model that the file lists."""
-    return sorted({"-".join(word for word in _words(entry.name.split("|")[0]) if word not in ("nvidia", "tesla")) for entry in gpu_models.all_models()})
+    return sorted(
+        {
+            "-".join(word for word in _words(entry.name.split("|")[0]) if word not in ("nvidia", "tesla"))
+            for entry in gpu_models.all_models()
+        }
+    )
 
 
 def capacity(gpu: GpuModel | None, memory_gib: float | None) -> PredictedRange | None:

@@ -32,7 +32,8 @@ class LinkEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlannedLink(msgspec.Struct, frozen=True):
-    """A link that collectives use. bandwidth: bus bandwidth in bytes/s; alpha_s: seconds per hop. `low` of each is the slow end."""
+    """A link that collectives use. bandwidth: bus bandwidth in bytes/s; alpha_s: seconds per hop. `low` of each is the slow
+    end."""
 
     name: str
     bandwidth: PredictedRange

@@ -1,11 +1,11 @@
 """The peak memory of a step by closed formula, by category, for the rank that needs most.
 
 Two moments can be the peak: when backward begins, all activations are saved; when it ends, all gradients exist. The optimizer's
-step follows, with its temporary copies. Each category that is tensors follows from the sizes of the model, and has a range only
-where the order of operations decides. CUDA context, NCCL's buffers and fragmentation are terms of their own (terms.yaml).
+step follows, with its temporary copies. Each category that is tensors follows from the sizes of the model, and has a range
+only where the order of operations decides. CUDA context, NCCL's buffers and fragmentation are terms of their own (terms.yaml).
 
-For an optimizer in mixed precision the model states of plain data parallelism are 16 bytes per parameter (Rajbhandari et al.,
-ZeRO, 2020, section 3.1): here 4 of weights, 4 of gradients and 8 of Adam in fp32; bf16 and fp16 add 2 for the copies that compute.
+With AdamW, the model states of plain data parallelism are 16 bytes per parameter (Rajbhandari et al., ZeRO, 2020, section 3.1):
+here 4 of weights, 4 of gradients and 8 of Adam in fp32; bf16 and fp16 add 2 for the copies that compute.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from shardlab.prediction import ZERO, PredictedRange, exactly, total
 MIB = 1 << 20
 STATES = {"adam": 2, "adamw": 2}  # tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum
 CROSS_ENTROPY_CHUNK = 3 * 2**24 * 4  # the loss casts this many logits to fp32 at a time, three tensors (trainers/tasks)
+BESIDE = ("cuda_context", "nccl_buffers", "fragmentation")  # categories that are no tensors
 COMPILED = 0.6  # torch.compile may recompute pointwise operators instead of saving their inputs; assumed
 
 
@@ -55,6 +56,11 @@ class StepMemory(msgspec.Struct, frozen=True):
     complete: bool
 
     @property
+    def tensors(self) -> PredictedRange:
+        """The sum over the categories that are tensors."""
+        return total({name: term for name, term in self.by_category.items() if name not in BESIDE})
+
+    @property
     def bytes(self) -> PredictedRange:
         """The sum over the categories."""
         return total(self.by_category)
@@ -79,9 +85,7 @@ def beside_tensors(cell: Cell, tensors: PredictedRange) -> dict[str, PredictedRa
     return {
         "cuda_context": terms()["cuda_context"].range(MIB),
         "nccl_buffers": terms()["nccl_buffers"].range(MIB * communicators),
-        "fragmentation": PredictedRange(
-            tensors.low * share.low, tensors.likely * share.likely, tensors.high * share.high
-        ),
+        "fragmentation": PredictedRange(tensors.low * share.low, tensors.likely * share.likely, tensors.high * share.high),
     }
 
 
@@ -113,7 +117,9 @@ def _of_part(cell: Cell, facts: ModelFacts, division: Division, share: StageShar
     }
     ends = {**persistent, "gathered": gathered, "gradient": gradient, "activation": ZERO, "buffer": buckets}
     unfused = cell.optimizer.name in STATES and not cell.optimizer.fused
-    copies = exactly(4 * parameters / sharded if unfused and on_gpu else 0)  # torch's foreach kernels hold one tensor per weight
+    copies = exactly(
+        4 * parameters / sharded if unfused and on_gpu else 0
+    )  # torch's foreach kernels hold one tensor per weight
     steps = {**ends, "gathered": exactly(division.copy_bytes * parameters), "temporary": copies}
     return max((begins, ends, steps), key=lambda moment: total(moment).likely)
 
@@ -131,9 +137,7 @@ def _states(cell: Cell) -> int:
     return tensors * (2 if cell.precision == "bf16-pure" else 4)
 
 
-def _gathered(
-    division: Division, parameters: float, block: float, outside: float
-) -> tuple[PredictedRange, PredictedRange]:
+def _gathered(division: Division, parameters: float, block: float, outside: float) -> tuple[PredictedRange, PredictedRange]:
     """(weights for use that a rank does not keep, buffers of collectives)."""
     fixed = exactly(division.bucket_bytes + division.bucket_parameters * parameters)
     if division.gathers == "nothing":
@@ -145,7 +149,9 @@ def _gathered(
     if division.gathers == "everything":
         gathered = PredictedRange(everything, everything, everything + one)
     else:
-        gathered = PredictedRange(min(everything, one + rest), min(everything, 2 * one + rest), min(2 * everything, 4 * one + rest))
+        gathered = PredictedRange(
+            min(everything, one + rest), min(everything, 2 * one + rest), min(2 * everything, 4 * one + rest)
+        )
     # The gradient of a block as backward made it, and the input of its reduce-scatter.
     whole = (division.gathered_bytes + 4) * block
     largest = max(whole, (division.gathered_bytes + 4) * outside)

@@ -1,13 +1,13 @@
 """What the planner must know of a cell's model: its parameters by place, its operations, and what autograd saves for backward.
 
-Transformers have a formula: a block saves these tensors for backward (Korthikanti et al., Reducing activation recomputation in
-large transformer models, 2022, section 4.1, without the dropout masks and the attention matrix, because the models that ship have
-no dropout and attention never writes its matrix, Dao et al., 2022). d: width; per token:
+Transformers have a formula: a block saves these tensors for backward (Korthikanti et al., Reducing activation recomputation
+in large transformer models, 2022, section 4.1, without the dropout masks and the attention matrix: the models that ship have no
+dropout, and attention never writes its matrix, Dao et al., 2022). d: width, i: width of the MLP; elements per token:
 
-    GPT-2, ViT   inputs of two norms 2d; inputs of the first layers of attention and MLP 2d;      tensor parallelism keeps these whole
-                 q, k, v 3d; input of the output layer d; before and behind GELU 8d               tensor parallelism splits these
-    LLaMA        inputs of two norms 2d (always fp32), normed 2d, inputs of the first layers 2d;  kept whole
-                 q, k, v 3d; input of the output layer d; the MLP's four tensors 4i               split; i: width of the MLP
+    GPT-2, ViT   kept whole on tensor-parallel ranks: inputs of two norms 2d, inputs of the first layers of attention and MLP 2d
+                 split over them: q, k, v 3d; input of the output layer d; before and behind GELU 8d
+    LLaMA        kept whole: inputs of two norms 2d (always fp32), normed 2d, inputs of the first layers 2d
+                 split: q, k, v 3d; input of the output layer d; the MLP's four tensors 4i
 
 Convolutional networks have a table of counted bytes (counted.yaml). Of a workspace's own model only parameters are known.
 """

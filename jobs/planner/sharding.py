@@ -1,7 +1,7 @@
 """How a strategy divides a model over its ranks: what each rank holds of parameters, gradients and optimizer state.
 
 One line of a table per engine. It describes the engines of this project (docs/strategies.md), which textbooks describe only
-roughly: for example, FSDP adds up whole gradients if a step has several passes, and DeepSpeed keeps a second, fp32 copy of weights.
+roughly: for example, FSDP adds up whole gradients if a step has several passes, and DeepSpeed keeps a second copy of weights.
 """
 
 from __future__ import annotations
@@ -53,6 +53,16 @@ def strategy(name: str) -> Strategy:
     return menu.strategy(name)
 
 
+@functools.cache
+def _tasks() -> dict[str, str]:
+    return {workload.name: workload.task.rpartition(".")[2] for workload in menu.workloads().values()}
+
+
+def task_of(cell: Cell) -> str:
+    """The task of a workload that ships, such as `gpt2`; an empty string for a workspace's own."""
+    return "" if cell.workload_code is not None else _tasks().get(cell.workload, "")
+
+
 def shards(cell: Cell) -> int:
     """The number of ranks over which one copy of the model is sharded by data-parallel strategies."""
     replicas = cell.options.get("replicas")
@@ -71,7 +81,9 @@ def divide(cell: Cell, parameters: int) -> Division:
         return _fsdp(cell, engine)
     if engine == "parameter_server":
         # A worker flattens the gradient that it pushes and the parameters that it pulls; servers update on the CPU.
-        return Division(weight, 1, weight, 1, optimizer_ranks=0, copy_bytes=copy, keeps_gradients=passes, bucket_parameters=weight)
+        return Division(
+            weight, 1, weight, 1, optimizer_ranks=0, copy_bytes=copy, keeps_gradients=passes, bucket_parameters=weight
+        )
     if engine == "ddp":
         views = cell.options.get("gradient_as_bucket_view", True) is True
         buckets = 0 if views else weight
@@ -127,7 +139,7 @@ KEPT = 2  # a pass uses each parameter twice: if all fit twice within max_reuse_
 
 
 def _zero(cell: Cell, parameters: int) -> Division:
-    """DeepSpeed keeps the weights in the precision of the computation, and an fp32 copy of its part of them in the optimizer."""
+    """DeepSpeed keeps the weights in the precision of the computation, and fp32 copies of its part of them in the optimizer."""
     stage = cast("int", strategy(cell.strategy).settings["stage"])
     options, ranks = cell.options, cell.dp
     computed = precision.computed_bytes(cell.precision)
@@ -141,7 +153,9 @@ def _zero(cell: Cell, parameters: int) -> Division:
     if stage < 2:
         # In 16 bits, both keep all gradients in fp32 besides the 16-bit gradients of backward (docs/gpus.md).
         whole = computed if computed == 2 else 0
-        return Division(computed, 1, 4 if not pure else 2, 1, whole, master, state_ranks, keeps_gradients=True, bucket_bytes=buckets)
+        return Division(
+            computed, 1, 4 if not pure else 2, 1, whole, master, state_ranks, keeps_gradients=True, bucket_bytes=buckets
+        )
     if stage == 2:
         return Division(
             computed, 1, 4 if not pure else 2, ranks, 0, master, state_ranks, keeps_gradients=passes, bucket_bytes=buckets
