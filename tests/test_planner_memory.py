@@ -47,8 +47,8 @@ def test_model_states_of_gpt2_large_with_adamw_in_fp32_are_16_bytes_a_parameter(
 def test_the_arithmetic_of_study_4s_table_of_zero(stage, printed_gb):
     """1.3 B parameters on 8 GPUs: 2 bytes of weights, 2 of gradients and 8 of Adam per parameter, without a master copy."""
     one = cell("llm-1.3b", f"zero{stage}", 8)
-    sharded = [sharding.divide(one, 10**9)]
-    ranks = [(d.weight_ranks, d.gradient_ranks, d.optimizer_ranks) for d in sharded][0]
+    division = sharding.divide(one, 10**9)
+    ranks = (division.weight_ranks, division.gradient_ranks, division.optimizer_ranks)
     assert ranks == ((1, 1, 1), (1, 1, 8), (1, 8, 8), (8, 8, 8))[stage]
     parameters = 1.3e9
     gigabytes = sum(parameters * size / over for size, over in zip((2, 2, 8), ranks, strict=True)) / GB
@@ -187,7 +187,7 @@ def test_1f1b_keeps_fewer_activations_than_gpipe():
 
 def test_checkpointing_keeps_a_blocks_input_and_recomputes_one_block_at_a_time():
     whole, checkpointed = (
-        memory.of(cell("llm-7b", "fsdp2", 8, precision="bf16", activation_checkpointing=which), on_gpu=False).by_category[
+        memory.of(cell("llm-7b", "fsdp2", 512, precision="bf16", activation_checkpointing=which), on_gpu=False).by_category[
             "activation"
         ]
         for which in ("none", "full")
