@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 
 from rich.console import Group
@@ -12,6 +12,7 @@ from jobs import cell_differences, datasets, gpu_hours, own_model_facts, render,
 from jobs.lease_report import LeaseReport
 from jobs.plan import MatrixPlan
 from jobs.planner import planner_table
+from jobs.planner.scale_out import ScaledCell
 from jobs.reconcile import Status
 from jobs.scheduler import scheduler
 from jobs.slurm.share import Share
@@ -34,11 +35,12 @@ def plan(
     hours: Sequence[gpu_hours.CellHours] = (),
     share: Share | None = None,
     lease: LeaseReport | None = None,
+    scaled: Mapping[str, Sequence[ScaledCell]] | None = None,
 ) -> None:
     """Print a plan.
 
     data: what is known of the data sets that the cells read. hours: the GPU hours of each cell; none without GPUs. share: what
-    Slurm says is left of them. lease: of the nodes.
+    Slurm says is left of them. lease: of the nodes. scaled: the cells on other numbers of GPUs, by name; None: not asked for.
     """
     rows = [[cell.name(), *_cell(cell)] for cell in planned.cells]
     columns = PLAN_COLUMNS
@@ -49,6 +51,8 @@ def plan(
     title = f"{named}: {planned.matrix.file.title}" if planned.matrix.file.title else named
     out.table(title, columns, rows)
     _predictions(out, planned)
+    if scaled is not None:
+        planner_table.scale_out(out, scaled)
     counts = {cell.name(): planned.repeats[cell.name()] for cell in planned.cells}
     out.line(f"{repeats.in_words(counts, planned.matrix.file.repeats)}.")
     if planned.cost.cells:
@@ -93,6 +97,7 @@ def plan(
                     "repeats": counts[cell.name()],
                     "cell": cell,
                     "predicted": planned.predicted[cell.name()],
+                    **({} if scaled is None else {"scale_out": scaled.get(cell.name(), [])}),
                 }
                 for cell in planned.cells
             ],

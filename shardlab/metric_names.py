@@ -19,6 +19,7 @@ PLAIN = (
     "memory_operations_ms", "non_compute_ms", "idle_ms", "kernel_ms", "overlap_pct", "compute_pct", "communication_pct",
     "non_compute_pct", "idle_pct", "collective_count", "collective_ms", "collective_mean_ms", "train_time_s",
     "epoch_time_s", "epoch_time_median_s", "cpu_pct", "rank_cpu_pct", "gpu_pct", "gpu_memory_pct",
+    "step_time_over_prediction", "memory_over_prediction",
 )  # fmt: skip
 WITH_ARGUMENT = {  # metric -> the argument that it needs
     "time_to_accuracy_s": "accuracy_pct",

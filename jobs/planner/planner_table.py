@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from jobs.planner.advise import Advice, AdviceReport
+from jobs.planner.scale_out import ScaledCell
 from shardlab import moments
+from shardlab.console import Output
 from shardlab.prediction import PredictedRange, Prediction, total
 
 GIB = 1 << 30
@@ -37,6 +40,50 @@ def sums(predictions: Mapping[str, Prediction], runs: Mapping[str, int]) -> list
             share = "" if len(known) == len(predictions) else f" for {len(known)} of {len(predictions)} cells"
             said.append(f"predicted: {text(every.likely)}{words}{share} ({text(every.low)} to {text(every.high)}).")
     return said
+
+
+def scale_out(out: Output, scaled: Mapping[str, Sequence[ScaledCell]]) -> None:
+    """Print the cells on other numbers of GPUs."""
+    rows = [
+        [name, str(one.gpus), _memory(one.predicted), _range(duration, one.step_s), _range(_times, one.speedup), one.trust]
+        for name, several in scaled.items()
+        for one in several
+    ]
+    out.table("scale-out, with the same batch per GPU", ["cell", "GPUs", "memory", "step", "speed-up", "trust"], rows)
+
+
+def advice(out: Output, report: AdviceReport) -> None:
+    """Print ranked strategies, and the studies' rules that apply."""
+    rows = [
+        [
+            str(place) if one.items_per_s is not None else "-",
+            one.cell.strategy,
+            _mesh(one),
+            "full" if one.cell.activation_checkpointing == "full" else "none",
+            _memory(one.predicted),
+            "" if one.predicted.largest_micro_batch is None else str(one.predicted.largest_micro_batch),
+            "" if not one.fits else str(one.cell.micro_batch_size),
+            _range(duration, one.predicted.step_s) if one.fits else "",
+            "" if one.items_per_s is None else f"{one.items_per_s * (one.cell.seq_len or 1):,.0f}",
+            "; ".join(one.reasons),
+        ]
+        for place, one in enumerate(report.ranked, 1)
+    ]
+    heads = ["rank", "strategy", "mesh", "checkpointing", "memory", "largest micro", "micro", "step", "units/s", "reasons"]
+    out.table("strategies", heads, rows)
+    for judged in report.rules:
+        verdict = "agrees" if judged.agrees else "DISAGREES"
+        rule = judged.rule
+        out.line(f"study {rule.study}, {rule.where}: {rule.says}. The planner {verdict}: {judged.why}.")
+
+
+def _mesh(one: Advice) -> str:
+    sizes = {"dp": one.cell.dp, "tp": one.cell.tp, "pp": one.cell.pp}
+    return " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or "dp=1"
+
+
+def _times(value: float) -> str:
+    return f"{value:.3g}x"
 
 
 def duration(seconds: float) -> str:
