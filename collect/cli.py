@@ -15,6 +15,7 @@ from shardlab.cell import FASTEST_HZ, TELEMETRY_HZ
 from shardlab.console import Output
 from shardlab.errors import InputError, MissingExtra
 from shardlab.rundir import RunDir
+from shardlab.trackers import TRACKERS
 from shardlab.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ EXAMPLES = {
     "compare": "collect compare ../before .",
     "export": "collect export --to latex",
     "sample": "collect sample --out node0.jsonl --hz 2",
+    "track": "collect track ddp-gpt2-tiny-g2-b8-ea59285ce745-r1 --to tensorboard",
     "metrics": "collect metrics",
 }
 # Verbs that read a workspace; without `fetch`, which does what is urged.
@@ -78,6 +80,7 @@ def parser() -> console.Parser:
         _add_compare,
         _add_export,
         _add_sample,
+        _add_track,
     ):
         add(verbs)
     metrics_help = "list all metrics, also those of the workspace, with unit, direction and definition"
@@ -157,6 +160,14 @@ def _add_sample(verbs: console.Verbs) -> None:
     verb.add_argument("--out", required=True, metavar="FILE", help="append the samples to this file")
     hz_help = f"samples per second, at most {FASTEST_HZ:g} (default: {TELEMETRY_HZ:g})"
     verb.add_argument("--hz", type=float, default=TELEMETRY_HZ, metavar="N", help=hz_help)
+    verb.add_argument("--parent", type=int, metavar="PID", help="also stop when the process with this id has ended")
+
+
+def _add_track(verbs: console.Verbs) -> None:
+    verb = verbs.add("track", _track, "log a run to an experiment tracker while it goes on, until it ends")
+    verb.add_argument("followed", metavar="RUN", help="a run id")
+    to_help = f"{', '.join(TRACKERS)}; writes into track/ of the workspace (docs/exports.md)"
+    verb.add_argument("--to", required=True, metavar="TRACKER", help=to_help)
     verb.add_argument("--parent", type=int, metavar="PID", help="also stop when the process with this id has ended")
 
 
@@ -342,27 +353,16 @@ def _export(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _sample(arguments: argparse.Namespace, output: Output) -> int:
-    from collect.sampler import loop
-    from collect.sampler.gpu import GpuSource
-    from collect.sampler.host import HostSource
-    from collect.sampler.nic import NicSource, RdmaSource
-    from collect.sampler.nvidia_smi import PROGRAM, SmiSource
+    from collect.sampler import command
 
-    if not 0 < arguments.hz <= FASTEST_HZ:
-        raise InputError(f"--hz: found {arguments.hz:g}. Allowed: more than 0, at most {FASTEST_HZ:g}.")
-    gpus: GpuSource | SmiSource = GpuSource()
-    if gpus.why_absent:
-        output.detail(f"{gpus.why_absent}; trying {PROGRAM}")
-        gpus = SmiSource(arguments.hz)
-    if gpus.why_absent:
-        output.detail(f"no GPU telemetry: {gpus.why_absent}")
-    sources = [HostSource(), NicSource(), RdmaSource(), gpus]
-    tally = loop.run(Path(arguments.out), arguments.hz, arguments.parent, sources)
-    faults = [f"{what} could not be read {count} times" for what, count in tally.failures.items()]
-    faults += [f"{what} not supported by {count}" for what, count in tally.unsupported.items()]
-    output.remark("; ".join([f"{tally.samples} samples written, {tally.missed} samples missed", *faults, *tally.remarks]))
-    output.document(tally)
-    return 0
+    return command.sample(Path(arguments.out), arguments.hz, arguments.parent, output)
+
+
+def _track(arguments: argparse.Namespace, output: Output) -> int:
+    _need_report("track", "polars")
+    from collect.tracking import command
+
+    return command.track(_workspace(arguments), arguments.followed, arguments.to, arguments.parent, output)
 
 
 def _metrics(arguments: argparse.Namespace, output: Output) -> int:

@@ -5,17 +5,29 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Protocol
 
 import msgspec
 
 from collect import atomic_folder
 from collect.loading.load import Loaded
 from collect.summary import Summary
+from collect.tracked_run import Tracked, TrackedStep
 from shardlab import registry
 from shardlab.errors import MissingExtra, UnknownName
+
+
+class OpenRun(Protocol):
+    """A run in an experiment tracker, to which points are added until it ends."""
+
+    def log(self, points: Sequence[TrackedStep]) -> None:
+        """Add points, of no earlier step than those before."""
+
+    def end(self, run: Tracked) -> None:
+        """Add what is known at the end: metrics, and keys of the configuration that are new; then close the run."""
 
 
 class Export(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +35,8 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
 
     holds: every name that its folder may contain. write: fills a new, empty folder; the second path is the final path of this
     folder, for formats that write paths into files. extra: the optional set of packages that the format needs, or None;
-    package: the package of this set that is imported.
+    package: the package of this set that is imported. follow: for a tracker: open a run that goes on, of this experiment, in a
+    folder that runs share, in place of what the folder has of this run.
     """
 
     name: str
@@ -32,6 +45,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     write: Callable[[Loaded, Summary, Path, Path], None]
     extra: str | None = None
     package: str = ""
+    follow: Callable[[str, Tracked, Path], OpenRun] | None = None
 
 
 def exports() -> dict[str, Export]:

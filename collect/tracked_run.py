@@ -7,11 +7,18 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from collect.loading.load import Loaded, LoadedCell
+from collect.findings import columns
+from collect.findings.row import flat
+from collect.loading import read_many
+from collect.loading.load import Loaded
 from collect.loading.loaded_run import LoadedRun
+from collect.metric import quantities
 from collect.sources import steps
 from collect.summary import Summary
 from shardlab import cell_names, printable
+from shardlab.cell import Cell
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
 
 
 class TrackedStep(msgspec.Struct, frozen=True):
@@ -53,25 +60,36 @@ def runs(loaded: Loaded, summary: Summary) -> list[Tracked]:
     }
     there = {run.run_id for run in loaded.runs}
     return [
-        _tracked(loaded, cell, run, labels[cell.id], metrics.get(run.run_id, {}))
+        _tracked(loaded.expansion.name, cell.cell, run, labels[cell.id], metrics.get(run.run_id, {}))
         for cell in loaded.cells
         for run in (*cell.runs, *cell.earlier)
         if run.run_id in there
     ]
 
 
-def _tracked(loaded: Loaded, cell: LoadedCell, run: LoadedRun, label: str, metrics: dict[str, float]) -> Tracked:
+def one(workspace: Workspace, folder: RunDir) -> tuple[str, Tracked]:
+    """(what a tracker calls the experiment, the run as its records are now). Raises InputError if run.json or the notes on the
+    matrix cannot be read."""
+    expansion, cell = workspace.expansion(folder.read_run().matrix), folder.read_run().cell
+    labels = columns.labels_of([flat(msgspec.to_builtins(entry.cell)) for entry in expansion.cells])
+    label = next((label for entry, label in zip(expansion.cells, labels, strict=True) if entry.id == cell.name()), cell.name())
+    (run,) = read_many.read(workspace.runs, [folder.run_id])
+    metrics = {name: float(known.value) for name, known in quantities(run).items()} if run.completed else {}
+    return printable.one_line(expansion.name), _tracked(expansion.name, cell, run, label, metrics)
+
+
+def _tracked(matrix: str, cell: Cell, run: LoadedRun, label: str, metrics: dict[str, float]) -> Tracked:
     rehearsal = run.run is not None and run.run.rehearsal
-    config = cell_names.names(msgspec.to_builtins(cell.cell)) | {
-        "matrix": loaded.expansion.name,
-        "cell": cell.id,
+    config = cell_names.names(msgspec.to_builtins(cell)) | {
+        "matrix": matrix,
+        "cell": cell.name(),
         "repeat": run.repeat,
         "attempt": run.attempt,
         "state": run.verdict.state,
         "rehearsal": rehearsal,
         "git_commit": run.run.git_commit if run.run else None,
     }
-    tags = [loaded.expansion.name, cell.cell.strategy, run.verdict.state, *(["rehearsal"] if rehearsal else [])]
+    tags = [matrix, cell.strategy, run.verdict.state, *(["rehearsal"] if rehearsal else [])]
     began, ended = run.steps.select(began=pl.col("wall_s").min(), ended=pl.col("wall_s").max()).row(0)
     hosts = ", ".join(dict.fromkeys(host.host for host in run.hosts))
     label, tags, config, hosts = printable.mapped([label, tags, config, hosts], printable.one_line)

@@ -67,6 +67,7 @@ class Attempt:
         self.in_slurm = self.run.scheduler in ("slurm", "allocation")
         self.ranks_here = self.run.scheduler == "local"  # else a step starts them on each node
         self.sampler: node_processes.Sampler | None = None  # while the ranks are here
+        self.tracker: node_processes.Tracker | None = None
         self.told = False  # whether SIGTERM told this process to end
         self.begun = time.time()  # earlier requests to cancel do not apply to this start
         self.limit_s = self.run.limit_s or self.run.cell.time_limit_s
@@ -89,12 +90,18 @@ class Attempt:
             self._event("exited", code=1, reason="node_fail" if lost else "failed", why=str(error))
             raise
         saved = _saved_step(self.folder)
+        if self.run.track is not None:
+            self.tracker = node_processes.Tracker(self.folder, self.run.track)
         code, reason = self._supervised(extra)
         if reason is None and code != 0:
             reason = self._reason_of_failure()
         if reason == "superseded":
+            if self.tracker is not None:
+                self.tracker.end(wait_s=0)
             return CLAIMED
         self._event("exited", code=code, reason=reason, why=self.why, steps=self._counted(code, reason))
+        if self.tracker is not None:
+            self.tracker.end()
         if self._goes_on(saved):
             self._wait_for_slurm()
             self._event("requeued", why=AGAIN[self.folder.judge().state])
@@ -248,6 +255,8 @@ class Attempt:
                     self._event(suspension.EVENT, seconds=round(suspended_s, 3))
                 if self.sampler is not None:
                     self.sampler.look()
+                if self.tracker is not None:
+                    self.tracker.look()
                 if (reason := self._reason_to_end(deadline, progress)) is not None:
                     self.why = self._why(reason, progress)  # before the end of the ranks, which may write more
                     grace_s = step.END_S if self.run.scheduler == "ssh" else node_processes.GRACE_S

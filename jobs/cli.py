@@ -97,6 +97,7 @@ def _add_submit(verbs: console.Verbs) -> None:
     bound_help = "submit nothing if the runs may take more GPU hours: by recorded times, else by their time limits"
     verb.add_argument("--max-gpu-hours", type=float, metavar="N", help=bound_help)
     verb.add_argument("--resume-from", metavar="RUN", help=resume_help)
+    shared_options.add_track(verb)
     shared_options.add_sharing_options(verb)
 
 
@@ -388,6 +389,7 @@ def _planned(invocation: Invocation) -> plan.MatrixPlan:
         repeats=arguments.repeats,
         scale=arguments.scale,
         in_allocation=getattr(arguments, "in_allocation", False),
+        track=shared_options.tracker(invocation),
         wait_gpus_s=shared_options.wait_gpus_s(arguments),
         trust=arguments.trust,
     )

@@ -16,11 +16,12 @@ from socket import gethostname
 import psutil
 
 from shardlab import node_folder
-from shardlab.errors import ShardlabError
-from shardlab.record import SAMPLER_ENDED
+from shardlab.errors import ShardlabError, WorkspaceError
+from shardlab.record import SAMPLER_ENDED, TRACKER_ENDED
 from shardlab.rundir import RunDir
 
 SAMPLER_STARTS = 4  # of the sampler on a node: what ends it so often, such as a full disk, does not pass
+TRACKER_END_S = 30.0  # for the end of a run in its tracker, which computes the metrics of the run
 GRACE_S = 10.0  # from SIGTERM to SIGKILL, so that ranks can close their records
 MARK = "SHARDLAB_RUN"  # variable of every process of a run, by which leftover processes are found
 _PR_SET_PDEATHSIG = 1
@@ -61,6 +62,37 @@ class Sampler:
         command.append(f"--parent={os.getpid()}")  # it ends when we do, however we end
         with (self._folder.log / f"sampler.{gethostname()}.log").open("ab") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+class Tracker:
+    """The process that logs a run to an experiment tracker while the run goes on. If it fails, the run does not notice."""
+
+    def __init__(self, folder: RunDir, tracker: str) -> None:
+        self._folder, self._failed = folder, False
+        self._process: subprocess.Popen[bytes] | None = None
+        workspace = folder.path.parents[1]
+        command = [sys.executable, "-m", "collect", "track", folder.run_id, f"--to={tracker}", f"--workspace={workspace}"]
+        command.append(f"--parent={os.getpid()}")  # it ends when this process ends
+        with contextlib.suppress(OSError), (folder.log / "tracker.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+    def look(self) -> None:
+        """If it failed, record the event TRACKER_ENDED."""
+        code = self._process.poll() if self._process is not None else 1
+        if code and not self._failed:
+            self._failed = True
+            with contextlib.suppress(WorkspaceError):
+                self._folder.write_event("tracker", TRACKER_ENDED, sync=False, code=code)
+
+    def end(self, wait_s: float = TRACKER_END_S) -> None:
+        """Wait until it has logged the end of the run, which it reads from the events; kill it after wait_s seconds."""
+        if self._process is not None:
+            try:
+                self._process.wait(wait_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self.look()
 
 
 def start(command: list[str], log: int | None, environment: dict[str, str]) -> subprocess.Popen[bytes]:

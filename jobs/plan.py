@@ -64,10 +64,13 @@ def of(
     scale: str = "full",
     wait_gpus_s: int = 0,
     in_allocation: bool = False,
+    track: str | None = None,
     trust: bool = False,
 ) -> MatrixPlan:
-    """Read, check and resolve a matrix. --where tests the cells of the file, even if their tiny twins run. wait_gpus_s: as in
-    `Run`. in_allocation: the cells run in the allocation of this process. trust: trust the code of the workspace from now on.
+    """Read, check and resolve a matrix. --where tests the cells of the file, even if their tiny twins run.
+
+    wait_gpus_s, track: as in `Run`. in_allocation: the cells run in the allocation of this process. trust: trust the code of
+    the workspace from now on.
 
     Raises InputError; nothing is written.
     """
@@ -89,7 +92,9 @@ def of(
         raise InputError(f"--where {where!r} selects none of the {len(cells)} cells.")
     unheld = misfits(asked, cells, machine, chosen)
     runs_as = asked.name if scale == "full" else f"{asked.name}-{scale}"
-    source = render.source(runs_as, target, workspace, wait_gpus_s=wait_gpus_s, in_allocation=in_allocation, own=own)
+    source = render.source(
+        runs_as, target, workspace, wait_gpus_s=wait_gpus_s, in_allocation=in_allocation, track=track, own=own
+    )
     counts = number_of_runs.of(asked.file, cells, repeats)
     recorded = number_of_runs.recorded_s(workspace, chosen, counts)
     return MatrixPlan(

@@ -36,7 +36,8 @@ class RenderContext(msgspec.Struct, frozen=True):
 
     own_templates: the workspace's folder of templates, which take precedence over the shipped ones. digests: SHA-256 of every
     template from which the scheduler's scripts may be rendered, and of the files that these templates include, by name.
-    source, packages, wait_gpus_s: as in `Run`. own: the workspace's own workloads. own_code: the folder of their frozen copies.
+    source, packages, wait_gpus_s, track: as in `Run`. own: the workspace's own workloads. own_code: the folder of their frozen
+    copies.
     """
 
     matrix: str
@@ -53,6 +54,7 @@ class RenderContext(msgspec.Struct, frozen=True):
     created: str
     own_code: Path
     wait_gpus_s: int = 0
+    track: str | None = None
     own: OwnWorkloads = OwnWorkloads()
 
 
@@ -63,6 +65,7 @@ def source(
     *,
     wait_gpus_s: int = 0,
     in_allocation: bool = False,
+    track: str | None = None,
     own: OwnWorkloads | None = None,
 ) -> RenderContext:
     """Collect the Source, once for a whole matrix. in_allocation: runs start in the allocation of this process."""
@@ -86,6 +89,7 @@ def source(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         own_code=own_workloads.store(workspace),
         wait_gpus_s=wait_gpus_s,
+        track=track,
         own=own or OwnWorkloads(),
     )
 
@@ -139,6 +143,7 @@ def run_of(
         avoid=list(avoid),
         shares_nodes=slurm is not None and source.scheduler == "slurm" and not slurm.exclusive,
         separate_folders=source.scheduler == "ssh" and source.where.has_separate_folders,
+        track=source.track,
         wait_gpus_s=source.wait_gpus_s,
         own_workload=source.own.of(cell),
     )

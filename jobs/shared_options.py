@@ -8,7 +8,7 @@ from jobs import plan
 from jobs.invocation import Invocation
 from jobs.render import RenderContext
 from jobs.scheduler import SubmitOptions
-from shardlab import console
+from shardlab import console, trackers
 from shardlab.errors import InputError
 from shardlab.workspace import chosen
 
@@ -48,6 +48,13 @@ def add_wait(verb: console.Parser) -> None:
     verb.add_argument("--wait", action="store_true", help=wait_help)
 
 
+def add_track(verb: console.Parser) -> None:
+    """The option --track."""
+    names = ", ".join(trackers.TRACKERS)
+    track_help = f"log runs while they go on, offline, into {trackers.FOLDER}/ of the workspace: {names} (docs/exports.md)"
+    verb.add_argument("--track", metavar="TRACKER", help=track_help)
+
+
 def add_sharing_options(verb: console.Parser) -> None:
     """The options that say how runs share the machines, with each other and with other users."""
     gpus_help = "how long a run waits if other processes use its GPUs, before it fails (default: 0)"
@@ -78,6 +85,24 @@ def submit_options(invocation: Invocation, source: RenderContext) -> SubmitOptio
         )
     runs_before = chosen(invocation.workspace.run_ids(), [after]) if after else []
     return SubmitOptions(at_once=arguments.max_parallel, pack=arguments.pack, after=tuple(runs_before))
+
+
+def tracker(invocation: Invocation) -> str | None:
+    """The value of --track; None if the command has no such option, or it is not given.
+
+    Raises InputError for an unknown tracker and for nodes that share no folder, MissingExtra if its package is not installed.
+    """
+    name: str | None = getattr(invocation.arguments, "track", None)
+    if name is None:
+        return None
+    trackers.must_be_known(name, "--track")
+    if invocation.cluster.has_separate_folders:
+        raise InputError(
+            f"--track: the nodes of the cluster {invocation.cluster.name} share no folder, so no process sees the records of "
+            f"all ranks while a run goes on. Allowed: leave --track out, and after `collect fetch`: collect export --to {name}"
+        )
+    trackers.must_be_installed(name, f"jobs submit --track {name}")
+    return name
 
 
 def wait_gpus_s(arguments: argparse.Namespace) -> int:

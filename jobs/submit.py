@@ -137,7 +137,7 @@ def retry(
         must_be_of_cluster(folder, source)
         old = folder.read_run()
         own = own_workloads.of_run(workspace, old, trust=trust)
-        same_matrix = msgspec.structs.replace(source, matrix=old.matrix, own=own)
+        same_matrix = msgspec.structs.replace(source, matrix=old.matrix, track=old.track, own=own)
         if unsent:
             again = render.run_of(old.cell, old.repeat, attempt_of(now.id)[1], same_matrix, old.resume, old.avoid)
             kept = not_replaceable(folder)

@@ -20,6 +20,7 @@ from shardlab.errors import WorkspaceError
 SCHEMA = 1
 CLOCK = "clock"  # event: how far the clock of the event's host was from that of rank 0's host, at the start or end of a run
 SAMPLER_ENDED = "sampler_ended"  # event: the sampler of the event's host ended while the run went on; `code` is its exit code
+TRACKER_ENDED = "tracker_ended"  # event: the process that logs the run to a tracker failed; `code` is its exit code
 _NO_OBJECT = re.compile(rb"\n[^{]")
 _UNFINISHED = "Input data was truncated"  # msgspec's words for the beginning of a record
 

@@ -64,6 +64,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     avoid: list[str] = []  # nodes that failed under earlier attempts
     shares_nodes: bool = False  # other jobs may run on its nodes at the same time, which may change its speed
     separate_folders: bool = False  # its nodes share no folder: each node has its own part of the run's folder (docs/ssh.md)
+    track: str | None = None  # the experiment tracker to which it is logged while it goes on: shardlab.trackers
     wait_gpus_s: int = 0  # how long the run waits before its ranks start, if other processes use its GPUs
     own_workload: OwnWorkload | None = None  # if a file of the workspace defines the workload; its code is in this folder
 

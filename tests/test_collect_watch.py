@@ -11,10 +11,9 @@ from support_watch import asked, running, served, step
 
 from collect.cli import main
 from collect.loading.loaded_run import LoadedRun
-from collect.sources import steps
-from collect.watch import followed_records, run_series
+from collect.sources import followed_records, steps, world_steps
+from collect.sources.followed_records import FollowedRecords
 from collect.watch.curve import MOST_POINTS, LiveCurve
-from collect.watch.followed_records import FollowedRecords
 from collect.watch.live_page import MOST_RUNS, LivePage
 from collect.watch.queue import Queue, QueuedRun
 from collect.watch.run_series import GPU_BUSY, LOSS, SENT, STEP_TIME, RunSeries
@@ -109,7 +108,7 @@ def test_loss_and_step_time_are_those_of_the_report(workspace):
 def test_a_long_run_is_read_in_parts_and_whole(workspace, monkeypatch):
     """A part is smaller than what the ranks may be apart, so no step is given up while the ranks are read in turn."""
     monkeypatch.setattr(followed_records, "MOST_BYTES", 2000)
-    monkeypatch.setattr(run_series, "MOST_WAITING", 50)
+    monkeypatch.setattr(world_steps, "MOST_WAITING", 50)
     found = series(running(workspace, steps=400, done=200))
     assert found.read_new()
     numbers = found.curves[LOSS][""].points()[0]

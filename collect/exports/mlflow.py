@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,15 @@ from collect import tracked_run
 from collect.export import Export, environment, package
 from collect.loading.load import Loaded
 from collect.summary import Summary
-from collect.tracked_run import Tracked
+from collect.tracked_run import Tracked, TrackedStep
+from shardlab import files
 
 FOLDER = "mlruns"
 STATUS = {"completed": "FINISHED", "planned": "SCHEDULED", "pending": "SCHEDULED", "running": "RUNNING", "cancelled": "KILLED",
           "preempted": "KILLED", "timeout": "KILLED"}  # fmt: skip
+# MLflow writes no file store without this consent: new features go into its databases, which need packages that are not
+# in the extra. `mlflow migrate-filestore` makes a database of it.
+_SETTINGS = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
 _KEY = re.compile(r"[^\w./ -]")  # what MLflow allows in no name
 _LONGEST = 6000  # characters of a parameter
 _METRICS, _PARAMS = 1000, 100  # of one request
@@ -23,39 +29,78 @@ _METRICS, _PARAMS = 1000, 100  # of one request
 def write(loaded: Loaded, summary: Summary, folder: Path, place: Path) -> None:
     """A file store of MLflow with one run per run. place: the final path of the folder, which MLflow writes into the files."""
     (folder / FOLDER).mkdir()  # one that is there gets no experiment besides ours
-    # MLflow writes no file store without this consent: new features go into its databases, which need packages that are not
-    # in the extra. `mlflow migrate-filestore` makes a database of it.
-    with environment(MLFLOW_ALLOW_FILE_STORE="true", MLFLOW_DISABLE_TELEMETRY="true"):
+    with environment(**_SETTINGS):
         client = package("mlflow.tracking").MlflowClient((folder / FOLDER).as_uri())
         experiment = client.create_experiment(
             tracked_run.name(loaded), artifact_location=(place / FOLDER / "artifacts").as_uri()
         )
         for run in tracked_run.runs(loaded, summary):
             try:
-                _run(client, experiment, run)
+                opened = MlflowRun(client, experiment, run)
+                opened.log(run.points)
+                opened.end(run)
             except package("mlflow.exceptions").MlflowException as error:
                 if isinstance(error.__context__, OSError):  # the client hides what the system said, such as of a full disk
                     raise error.__context__ from error
                 raise
 
 
-def _run(client: Any, experiment: str, run: Tracked) -> None:
-    entities = package("mlflow.entities")
-    began_ms, ended_ms = (None if at is None else int(1000 * at) for at in (run.began_s, run.ended_s))
-    tags = {"group": run.group, "state": run.state, "tags": ", ".join(run.tags)}
-    opened = client.create_run(experiment, start_time=began_ms, run_name=run.id, tags=tags).info.run_id
-    params = [entities.Param(_KEY.sub("_", key), str(value)[:_LONGEST]) for key, value in run.config.items()]
-    metrics = [
-        entities.Metric(name, value, int(1000 * point.wall_s), point.step)
-        for point in run.points
-        for name, value in point.values.items()
-    ]
-    metrics += [entities.Metric(f"metrics/{name}", value, ended_ms or 0, 0) for name, value in run.metrics.items()]
-    for first in range(0, len(params), _PARAMS):
-        client.log_batch(opened, params=params[first : first + _PARAMS])
-    for first in range(0, len(metrics), _METRICS):
-        client.log_batch(opened, metrics=metrics[first : first + _METRICS])
-    client.set_terminated(opened, STATUS.get(run.state, "FAILED"), ended_ms)
+class MlflowRun:
+    """A run of MLflow in an experiment."""
+
+    def __init__(self, client: Any, experiment: str, run: Tracked) -> None:
+        self._client, self._entities = client, package("mlflow.entities")
+        self._config: dict[str, Any] = {}
+        began_ms = None if run.began_s is None else int(1000 * run.began_s)
+        self._id = client.create_run(experiment, start_time=began_ms, run_name=run.id, tags=_tags(run)).info.run_id
+        self._state = run.state
+        self._configure(run.config)
+
+    def log(self, points: Sequence[TrackedStep]) -> None:
+        """Each value at the moment and step of its point."""
+        self._log(
+            self._entities.Metric(_KEY.sub("_", name), value, int(1000 * point.wall_s), point.step)
+            for point in points
+            for name, value in point.values.items()
+        )
+
+    def end(self, run: Tracked) -> None:
+        """Write the metrics, what changed since the run was opened, and the status."""
+        ended_ms = None if run.ended_s is None else int(1000 * run.ended_s)
+        self._configure({key: value for key, value in run.config.items() if key not in self._config})
+        if run.state != self._state:
+            for key, value in _tags(run).items():
+                self._client.set_tag(self._id, key, value)
+        self._log(self._entities.Metric(f"metrics/{name}", value, ended_ms or 0, 0) for name, value in run.metrics.items())
+        self._client.set_terminated(self._id, STATUS.get(run.state, "FAILED"), ended_ms)
+
+    def _configure(self, config: dict[str, Any]) -> None:
+        self._config |= config
+        params = [self._entities.Param(_KEY.sub("_", key), str(value)[:_LONGEST]) for key, value in config.items()]
+        for first in range(0, len(params), _PARAMS):
+            self._client.log_batch(self._id, params=params[first : first + _PARAMS])
+
+    def _log(self, metrics: Iterable[Any]) -> None:
+        every = list(metrics)
+        for first in range(0, len(every), _METRICS):
+            self._client.log_batch(self._id, metrics=every[first : first + _METRICS])
+
+
+def _tags(run: Tracked) -> dict[str, str]:
+    return {"group": run.group, "state": run.state, "tags": ", ".join(run.tags)}
+
+
+def follow(project: str, run: Tracked, folder: Path) -> MlflowRun:
+    """In a file store that runs share, or in the store that MLFLOW_TRACKING_URI names. Deletes an earlier run of this id."""
+    os.environ |= _SETTINGS
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    client = package("mlflow.tracking").MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or (folder / FOLDER).as_uri())
+    with files.locked(folder / "mlflow.lock"):  # a file store would make two experiments of one name
+        known = client.get_experiment_by_name(project)
+        experiment = known.experiment_id if known is not None else client.create_experiment(project)
+    for earlier in client.search_runs([experiment], f"attributes.run_name = '{run.id}'"):
+        client.delete_run(earlier.info.run_id)
+    return MlflowRun(client, experiment, run)
 
 
 EXPORT = Export(
@@ -65,4 +110,5 @@ EXPORT = Export(
     write=write,
     extra="mlflow",
     package="mlflow",
+    follow=follow,
 )

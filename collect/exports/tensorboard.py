@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,36 +11,56 @@ from collect import tracked_run
 from collect.export import Export, package
 from collect.loading.load import Loaded
 from collect.summary import Summary
-from collect.tracked_run import Tracked
+from collect.tracked_run import Tracked, TrackedStep
 
 VERSION = "brain.Event:2"  # the first event of every file: tensorflow/core/util/event.proto
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
     """One event file of TensorBoard per run."""
-    writer = package("tensorboard.summary.writer.record_writer")
     for run in tracked_run.runs(loaded, summary):
-        path = folder / "runs" / run.id / f"events.out.tfevents.{int(run.began_s or 0)}.{run.id}"
+        opened = EventFile(run, folder / "runs")
+        opened.log(run.points)
+        opened.end(run)
+
+
+class EventFile:
+    """The event file of a run: the cell as hyper-parameters, then scalars, then what the run came to."""
+
+    def __init__(self, run: Tracked, folder: Path) -> None:
+        self._event = package("tensorboard.compat.proto.event_pb2").Event
+        path = folder / run.id / f"events.out.tfevents.{int(run.began_s or 0)}.{run.id}"
         path.parent.mkdir(parents=True)
-        with path.open("wb") as handle:
-            records = writer.RecordWriter(handle)
-            for event in _events(run):
-                records.write(event.SerializeToString())
-            records.flush()
+        self._handle = path.open("wb")
+        self._records = package("tensorboard.summary.writer.record_writer").RecordWriter(self._handle)
+        began_s, hparams = run.began_s or 0.0, package("tensorboard.plugins.hparams.summary_v2")
+        self._write(wall_time=began_s, file_version=VERSION)
+        known = {key: value for key, value in run.config.items() if isinstance(value, bool | int | float | str)}
+        self._write(wall_time=began_s, summary=hparams.hparams_pb(known, trial_id=run.id, start_time_secs=began_s))
+        self._records.flush()
+
+    def log(self, points: Sequence[TrackedStep]) -> None:
+        """Each value at the moment and step of its point."""
+        for point in points:
+            self._write(wall_time=point.wall_s, step=point.step, summary=_scalars(point.values))
+        self._records.flush()
+
+    def end(self, run: Tracked) -> None:
+        """Write the metrics and whether the run was a success, and close the file."""
+        ended_s, metrics = run.ended_s or 0.0, {f"metrics/{name}": value for name, value in run.metrics.items()}
+        self._write(wall_time=ended_s, step=0, summary=_scalars(metrics))
+        self._write(wall_time=ended_s, summary=_end(run, ended_s))
+        self._records.flush()
+        self._handle.close()
+
+    def _write(self, **fields: Any) -> None:
+        self._records.write(self._event(**fields).SerializeToString())
 
 
-def _events(run: Tracked) -> Iterable[Any]:
-    """The scalars of each step; then the cell as hyper-parameters with what the run came to as their metrics."""
-    event = package("tensorboard.compat.proto.event_pb2").Event
-    hparams = package("tensorboard.plugins.hparams.summary_v2")
-    began_s, ended_s = run.began_s or 0.0, run.ended_s or 0.0
-    yield event(wall_time=began_s, file_version=VERSION)
-    known = {key: value for key, value in run.config.items() if isinstance(value, bool | int | float | str)}
-    yield event(wall_time=began_s, summary=hparams.hparams_pb(known, trial_id=run.id, start_time_secs=began_s))
-    for point in run.points:
-        yield event(wall_time=point.wall_s, step=point.step, summary=_scalars(point.values))
-    yield event(wall_time=ended_s, step=0, summary=_scalars({f"metrics/{name}": one for name, one in run.metrics.items()}))
-    yield event(wall_time=ended_s, summary=_end(run, ended_s))
+def follow(_project: str, run: Tracked, folder: Path) -> EventFile:
+    """A folder for each run; what it has of this run is removed."""
+    shutil.rmtree(folder / "tensorboard" / run.id, ignore_errors=True)
+    return EventFile(run, folder / "tensorboard")
 
 
 def _scalars(values: dict[str, float]) -> Any:
@@ -68,4 +89,5 @@ EXPORT = Export(
     write=write,
     extra="tensorboard",
     package="tensorboard",
+    follow=follow,
 )

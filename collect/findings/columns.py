@@ -117,7 +117,11 @@ def labels(rows: Sequence[CellRow]) -> list[str]:
 
     Of the other keys in which rows differ, a value is named only if most rows have another value.
     """
-    cells = [row.flat for row in rows]
+    return labels_of([row.flat for row in rows])
+
+
+def labels_of(cells: Sequence[dict[str, Any]]) -> list[str]:
+    """The same for cells with dotted keys."""
     others = [key for key in distinguishing(cells) if key not in _ALWAYS]
     usual = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in others}
     names = []

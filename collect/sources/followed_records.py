@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import stat
 from typing import Generic, TypeVar
 
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.record import Record
+from shardlab.rundir import RunDir
 
+_HOST = re.compile(r"([^/]+)\.jsonl")
 R = TypeVar("R", bound=Record)
 MOST_BYTES = 1 << 20  # of a reading: several thousand records
 
@@ -57,3 +61,18 @@ class FollowedRecords(Generic[R]):
             except DECODE_FAULTS:
                 continue
         return records
+
+
+def sampled_hosts(folder: RunDir) -> list[str]:
+    """The hosts that have a file of telemetry in a run, sorted."""
+    path = f"{folder.path}/samples"
+    names = sorted(os.listdir(path)) if is_folder(path) else []  # noqa: PTH208 - names alone
+    return [match[1] for name in names if (match := _HOST.fullmatch(name))]
+
+
+def is_folder(path: str) -> bool:
+    """Whether it is a folder and no link to a folder, which could lead out of the run."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False

@@ -1,0 +1,32 @@
+"""`collect sample`: writes the telemetry of this machine until a signal arrives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from collect.sampler import loop
+from collect.sampler.gpu import GpuSource
+from collect.sampler.host import HostSource
+from collect.sampler.nic import NicSource, RdmaSource
+from collect.sampler.nvidia_smi import PROGRAM, SmiSource
+from shardlab.cell import FASTEST_HZ
+from shardlab.console import Output
+from shardlab.errors import InputError
+
+
+def sample(out: Path, hz: float, parent: int | None, output: Output) -> int:
+    """Sample until a signal arrives or the process `parent` has ended; exit code 0. Raises InputError, WorkspaceError."""
+    if not 0 < hz <= FASTEST_HZ:
+        raise InputError(f"--hz: found {hz:g}. Allowed: more than 0, at most {FASTEST_HZ:g}.")
+    gpus: GpuSource | SmiSource = GpuSource()
+    if gpus.why_absent:
+        output.detail(f"{gpus.why_absent}; trying {PROGRAM}")
+        gpus = SmiSource(hz)
+    if gpus.why_absent:
+        output.detail(f"no GPU telemetry: {gpus.why_absent}")
+    tally = loop.run(out, hz, parent, [HostSource(), NicSource(), RdmaSource(), gpus])
+    faults = [f"{what} could not be read {count} times" for what, count in tally.failures.items()]
+    faults += [f"{what} not supported by {count}" for what, count in tally.unsupported.items()]
+    output.remark("; ".join([f"{tally.samples} samples written, {tally.missed} samples missed", *faults, *tally.remarks]))
+    output.document(tally)
+    return 0

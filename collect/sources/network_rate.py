@@ -1,0 +1,28 @@
+"""How fast a host sends or receives, from one sample to the next."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from shardlab.record import Sample
+
+
+class NetworkRate:
+    """Bytes per second over physical interfaces, or over virtual ones if the host has no physical one."""
+
+    def __init__(self, counter: Literal["tx_bytes", "rx_bytes"]) -> None:
+        self._counter = counter
+        self._t_s, self._boot_id = 0.0, ""
+        self._counts: dict[str, int] = {}
+
+    def since_last(self, sample: Sample) -> float | None:
+        """The rate since the sample before; None for the first sample, after a reboot, and where a counter began anew."""
+        by_kind: dict[str, dict[str, int]] = {}
+        for nic in sample.nics or ():
+            if (count := getattr(nic, self._counter)) is not None:
+                by_kind.setdefault(nic.kind, {})[nic.name] = count
+        counts = by_kind.get("physical") or by_kind.get("virtual") or {}
+        grown = [count - self._counts[name] for name, count in counts.items() if name in self._counts]
+        passed_s, same_boot = sample.t_s - self._t_s, sample.boot_id == self._boot_id
+        self._t_s, self._boot_id, self._counts = sample.t_s, sample.boot_id, counts
+        return sum(grown) / passed_s if same_boot and passed_s > 0 and grown and min(grown) >= 0 else None

@@ -1,0 +1,59 @@
+"""Joins the step records of ranks, as they are read from growing files, to steps of the world.
+
+The same values as those of `collect.sources.steps.of_world`, without a frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardlab.record import StepRecord
+
+MOST_WAITING = 200_000  # steps that some ranks have recorded and others have not, as where the records of a rank are missing
+
+
+class WorldStep:
+    """A step as far as ranks have recorded it. units: of all these ranks; ranks that share a model record the same units."""
+
+    __slots__ = ("_weighed_loss", "_weight", "number", "ranks", "step_ms", "units", "wall_s", "watched")
+
+    def __init__(self, number: int) -> None:
+        self.number, self.ranks, self.units, self.step_ms, self.wall_s, self.watched = number, 0, 0, 0.0, 0.0, False
+        self._weighed_loss, self._weight = 0.0, 0
+
+    def add(self, record: StepRecord) -> None:
+        """Add the record of a rank."""
+        self.ranks += 1
+        self.units += record.units
+        self.step_ms, self.wall_s = max(self.step_ms, record.step_ms), max(self.wall_s, record.wall_s)
+        self.watched |= record.watched
+        if record.loss is not None:
+            self._weighed_loss += record.loss * record.units
+            self._weight += record.units
+
+    @property
+    def loss(self) -> float | None:
+        """The mean over the global batch."""
+        return self._weighed_loss / self._weight if self._weight else None
+
+
+class WorldSteps:
+    """Steps that wait until every rank has recorded them. ranks: the number of ranks that train."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._waiting: dict[int, WorldStep] = {}
+
+    def add(self, records: Sequence[StepRecord]) -> list[WorldStep]:
+        """Add records of one rank; returns the timed steps that every rank has recorded now."""
+        complete = []
+        for record in records:
+            if record.warmup:
+                continue
+            step = self._waiting.setdefault(record.step, WorldStep(record.step))
+            step.add(record)
+            if step.ranks == self._ranks:
+                complete.append(self._waiting.pop(record.step))
+            elif len(self._waiting) > MOST_WAITING:
+                del self._waiting[next(iter(self._waiting))]
+        return complete

@@ -1,0 +1,1 @@
+"""Logs a run to an experiment tracker while the run goes on."""

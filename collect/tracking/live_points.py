@@ -1,0 +1,111 @@
+"""What a tracker gets of a run that goes on: the points of `collect.tracked_run`, and system metrics."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from statistics import fmean
+
+from collect.sources.followed_records import FollowedRecords, is_folder, sampled_hosts
+from collect.sources.network_rate import NetworkRate
+from collect.sources.world_steps import WorldStep, WorldSteps
+from collect.tracked_run import TrackedStep
+from shardlab import printable, suspension
+from shardlab.record import Sample, StepRecord, ValidationRecord
+from shardlab.run import Run
+from shardlab.rundir import RunDir
+
+SYSTEM_S = 2.0  # system metrics are means over periods of this length
+OF_GPU = ("utilization_pct", "memory_used_bytes", "power_w", "temperature_c", "sm_clock_mhz")
+
+
+class LivePoints:
+    """The records of a run, read as they grow."""
+
+    def __init__(self, folder: RunDir, run: Run) -> None:
+        self._folder = folder
+        self._data_share = run.cell.dp / run.cell.gpus  # ranks that share a model record the same units
+        self._ranks = [FollowedRecords(str(folder.steps_file(rank)), StepRecord) for rank in range(run.cell.gpus)]
+        self._validation = FollowedRecords(str(folder.validation_file), ValidationRecord)
+        self._hosts: dict[str, FollowedRecords[Sample]] = {}
+        self._world = WorldSteps(run.cell.gpus)
+        self._rates: dict[str, tuple[NetworkRate, NetworkRate]] = {}
+        self._numbers: list[int] = []  # the steps that every rank has recorded, and their moments
+        self._moments: list[float] = []
+
+    def new(self) -> list[TrackedStep] | None:
+        """The points since the last call, ordered by step; none is of an earlier step than those of earlier calls.
+
+        None: records were replaced, as where a run resumes from a checkpoint, so all earlier points are void.
+        """
+        last = self._numbers[-1] if self._numbers else 0
+        points: list[TrackedStep] = []
+        samples: dict[str, list[Sample]] = {}
+        pauses = suspension.of(self._folder.events())
+        reading = True
+        while reading:
+            reading = False
+            for file in self._ranks if is_folder(f"{self._folder.path}/steps") else ():
+                if (steps := file.new()) is None:
+                    return None
+                reading |= bool(steps)
+                points += map(self._of_step, self._world.add(suspension.set_aside(steps, pauses)))
+            for host in sampled_hosts(self._folder):
+                file_of_host = self._hosts.setdefault(host, FollowedRecords(str(self._folder.samples_file(host)), Sample))
+                if (more := file_of_host.new()) is None:
+                    return None
+                reading |= bool(more)
+                samples.setdefault(host, []).extend(more)
+        if (validations := self._validation.new()) is None:  # read last: a validation is written before the next step
+            return None
+        points += filter(None, map(self._of_validation, validations))
+        points += self._of_samples(samples, last)
+        return sorted(points, key=lambda point: point.step)
+
+    def _of_step(self, step: WorldStep) -> TrackedStep:
+        """A step that an instrument slowed down has a loss and no times."""
+        self._numbers.append(step.number)
+        self._moments.append(step.wall_s)
+        values = {} if step.loss is None else {"loss": step.loss}
+        if not step.watched:
+            per_s = 1000 * step.units * self._data_share / step.step_ms
+            values |= {"step_ms": step.step_ms, "throughput_per_s": per_s}
+        return TrackedStep(step.number, step.wall_s, values)
+
+    def _of_validation(self, record: ValidationRecord) -> TrackedStep | None:
+        """At the moment of its step; None if that step is not known."""
+        at = bisect_left(self._numbers, record.step)
+        if at == len(self._numbers) or self._numbers[at] != record.step:
+            return None
+        values = {"validation_loss": record.loss, "validation_accuracy_pct": 100 * record.accuracy}
+        return TrackedStep(record.step, self._moments[at], values)
+
+    def _of_samples(self, samples: dict[str, list[Sample]], least: int) -> Iterator[TrackedStep]:
+        """Means over periods, as points of the last step before the end of the period; step 0 before the first one."""
+        values: dict[int, dict[str, list[float]]] = {}
+        moments: dict[int, float] = {}
+        for host, of_host in samples.items():
+            for sample in of_host:
+                period = int(sample.wall_s // SYSTEM_S)
+                moments[period] = max(moments.get(period, 0.0), sample.wall_s)
+                for name, value in self._system(host, sample):
+                    values.setdefault(period, {}).setdefault(name, []).append(value)
+        for period, of_period in sorted(values.items()):
+            at = bisect_right(self._moments, moments[period])
+            step = max(self._numbers[at - 1] if at else 0, least)
+            yield TrackedStep(step, moments[period], {name: fmean(found) for name, found in of_period.items()})
+
+    def _system(self, host: str, sample: Sample) -> Iterable[tuple[str, float]]:
+        """The values of a sample that are known, by the name of the metric."""
+        sent, received = self._rates.setdefault(host, (NetworkRate("tx_bytes"), NetworkRate("rx_bytes")))
+        found = {
+            "cpu_pct": sample.cpu_pct,
+            "memory_used_bytes": sample.memory_used_bytes,
+            "network_sent_bytes_per_s": sent.since_last(sample),
+            "network_received_bytes_per_s": received.since_last(sample),
+        }
+        for gpu in sample.gpus or ():
+            found |= {f"{gpu.uuid}/{name}": getattr(gpu, name) for name in OF_GPU}
+        return (
+            (printable.one_line(f"system/{host}/{name}"), float(value)) for name, value in found.items() if value is not None
+        )
