@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 UNKNOWN = np.iinfo(np.int64).min
 _MOST = 1 << 61  # ns, 73 years (since 1970: until 2043): beyond it a span of starts and ends would not fit
-_DIGITS = 18  # of a number that surely fits into an int64
+_DIGITS = 16  # of whole us: with a 1 in front, their ns are below _MOST
 _ABSENT = Raw(b"")
-_POINT, _NEWLINE, _ZERO, _NINE = ord("."), ord("\n"), ord("0"), ord("9")
+_POINT, _NEWLINE, _ZERO, _ONE, _NINE = map(ord, ".\n019")
 
 
 class Args(Struct, gc=False):
@@ -62,7 +62,7 @@ class TraceEvent(Struct, gc=False):
 def nanoseconds(texts: Sequence[Raw]) -> NDArray[np.int64]:
     """Each text of microseconds as nanoseconds, digits below 1 ns rounded half to even; UNKNOWN for what is no number.
 
-    All at once where every text is as Kineto writes them, whole or with three decimals; else one by one, with the same result.
+    All at once where every text has at most three decimals, as Kineto writes them; else one by one, with the same result.
     """
     joined = b"\n" + b"\n".join(texts)  # a Raw is a buffer
     characters = np.frombuffer(joined, np.uint8)
@@ -71,12 +71,17 @@ def nanoseconds(texts: Sequence[Raw]) -> NDArray[np.int64]:
     digits = np.count_nonzero((characters >= _ZERO) & (characters <= _NINE))
     if len(texts) == len(begins) > 0 and digits + len(points) + len(begins) == len(characters):
         ends = np.append(begins[1:], len(characters))
-        widths = ends - begins - 1
-        least, most = widths.min(), widths.max()
-        if len(points) == len(ends) and least > 4 and most <= _DIGITS and np.all(ends - points == 4):
-            return np.fromstring(joined.replace(b".", b""), np.int64, sep="\n")
-        if not len(points) and least > 0 and most <= _DIGITS - 3:
-            return np.fromstring(joined, np.int64, sep="\n") * 1000
+        # The text that each point stands in; every text has one point where Kineto wrote all.
+        of = np.arange(len(points)) if len(points) == len(begins) else np.searchsorted(begins, points) - 1
+        decimals, whole = np.zeros((2, len(begins)), np.int64)
+        decimals[of] = ends[of] - points - 1
+        whole[:] = ends - begins - 1 - decimals
+        whole[of] -= 1
+        each = np.all((points > begins[of]) & (points < ends[of])) and np.all(np.diff(of) > 0)
+        longest = characters[begins[whole == _DIGITS] + 1]  # their first digit: 1, as in stamps since 1970
+        fits = whole.max() < _DIGITS or (whole.max() == _DIGITS and np.all(longest == _ONE))
+        if each and whole.min() > 0 and decimals.max() <= 3 and fits:
+            return np.fromstring(joined.replace(b".", b""), np.int64, sep="\n") * 10 ** (3 - decimals)
     return np.array([_one(bytes(text)) for text in texts], np.int64)
 
 

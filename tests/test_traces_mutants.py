@@ -1,0 +1,18 @@
+"""No damage to a trace makes its reading raise. By default 2,000 mutants; the long form reads 100,000."""
+
+import pytest
+import support_mutants
+import support_trace_shapes as shapes
+import support_traces as support
+from support_long import LONG
+
+WHOLE = {
+    **{name: shapes.text(shape(kernels=3)) for name, shape in shapes.SHAPES.items()},
+    "CUDA": support.Rank(0, steps=2, kernels=3).text(),
+}
+MUTANTS = (100_000 if LONG else 2_000) // len(WHOLE)
+
+
+@pytest.mark.parametrize("shape", WHOLE)
+def test_no_mutant_raises_and_its_figures_are_possible(tmp_path, shape):
+    assert not support_mutants.faults(WHOLE[shape], MUTANTS, shape, tmp_path / "t.json")
