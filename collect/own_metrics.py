@@ -18,7 +18,7 @@ from collect import metric
 from collect.loading.load import Loaded
 from collect.loading.loaded_run import Quantity
 from collect.metric import Metric, MetricColumn
-from shardlab import files, own_workload, workspace_trust
+from shardlab import files, plugin_source, workspace_trust
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
@@ -77,7 +77,7 @@ def of(workspace: Workspace, matrix: str | None, *, trusted: bool) -> OwnMetrics
 
     trusted: mark the workspace as trusted. If it is not, no file is executed, which is a fault. Raises WorkspaceError.
     """
-    found = own_workload.files_in(workspace.path / FOLDER)
+    found = plugin_source.files_in(workspace.path / FOLDER)
     if not found:
         return OwnMetrics()
     try:

@@ -15,7 +15,7 @@ from collect.loading.load import load
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric
 from collect.own_metrics import DescribedMetric, OwnMetrics
-from shardlab import files, metric_names, own_code, own_workload
+from shardlab import files, metric_names, own_code, plugin_source
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
@@ -29,7 +29,7 @@ def main(answer: str, workspace: str, matrix: str, *paths: str) -> None:
     known: dict[str, tuple[str, Metric]] = {}  # the file and the metric, by name
     for path in map(Path, paths):
         try:
-            source = own_workload.read(path)
+            source = plugin_source.read(path)
             for one in _metrics(path, getattr(own_code.execute(source), "METRICS", None)):
                 if one.name in known or one.name in taken():
                     where = known[one.name][0] if one.name in known else "shardlab"

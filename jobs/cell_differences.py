@@ -13,7 +13,7 @@ from trainers import menu
 
 COLUMNS = {  # keys that a plan shows of every cell, and those that follow from them
     "workload", "strategy", "launcher", "gpus", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps",
-    "gpu_batch_size", "steps", "epochs", "warmup_steps", "dp", "workload_code",
+    "gpu_batch_size", "steps", "epochs", "warmup_steps", "dp", "workload_code", "strategy_code",
 }  # fmt: skip
 CLOCKS = {"time_limit_s": "time_limit", "hang_limit_s": "hang_limit"}  # as matrix files spell them
 
@@ -52,7 +52,7 @@ def _flat(cell: Cell) -> dict[str, Any]:
 def _defaults(cell: Cell) -> dict[str, Any]:
     """The defaults of the strategy and the workload: the values of keys that a matrix does not set."""
     workload = menu.workload_of(cell)
-    options = (*menu.strategy(cell.strategy).options, *workload.options)
+    options = (*menu.strategy_of(cell).options, *workload.options)
     of_options = {f"options.{option.name}": option.default for option in options}
     optimizer = {f"optimizer.{name}": value for name, value in msgspec.to_builtins(workload.optimizer).items()}
     return {"seq_len": workload.seq_len, **optimizer, **of_options}

@@ -62,9 +62,10 @@ def parser() -> console.Parser:
     for add in (_add_plan, _add_render, _add_submit, _add_status, _add_cancel, _add_retry, _add_logs):
         add(verbs)
     verbs.add("matrices", _menu(menus.matrices), "list the matrices that ship with shardlab")
-    verbs.add("strategies", _menu(menus.strategies), "list the strategies and their options")
+    strategies_help = "list the strategies, also those of the workspace, and their options"
+    shared_options.add_trust(verbs.add("strategies", _own_menu(menus.strategies), strategies_help))
     workloads_help = "list the workloads, also those of the workspace, and their options"
-    shared_options.add_trust(verbs.add("workloads", _workloads, workloads_help))
+    shared_options.add_trust(verbs.add("workloads", _own_menu(menus.workloads), workloads_help))
     verbs.add("launchers", _menu(menus.launchers), "list the launchers, which start the ranks of a run")
     return top
 
@@ -375,8 +376,8 @@ def _menu(show: Callable[[Output], None]) -> Callable[[Invocation], int]:
     return run
 
 
-def _workloads(invocation: Invocation) -> int:
-    return menus.workloads(invocation.out, invocation.workspace, trust=invocation.arguments.trust)
+def _own_menu(show: Callable[..., int]) -> Callable[[Invocation], int]:
+    return lambda invocation: show(invocation.out, invocation.workspace, trust=invocation.arguments.trust)
 
 
 def _planned(invocation: Invocation) -> plan.MatrixPlan:

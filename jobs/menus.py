@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from jobs import launcher, own_workloads
+from jobs import launcher, own_strategies, own_workloads
 from shardlab import matrix
 from shardlab.console import Output
 from shardlab.workspace import Workspace
@@ -17,18 +17,29 @@ from trainers.strategy import Strategy
 from trainers.workload import Workload
 
 
-def strategies(out: Output) -> None:
-    """Print the strategies and their options."""
-    entries = list(menu.strategies().values())
-    rows = [[s.name, s.summary, ", ".join(s.precisions)] for s in entries]
-    out.table("strategies", ["name", "what it does", "precisions"], rows)
+def strategies(out: Output, workspace: Workspace, *, trust: bool) -> int:
+    """Print the strategies, also those of the workspace, and their options. Returns the exit code: 1 if a file of the workspace
+    defines no strategies, which is said with the reason."""
+    own = own_strategies.find(workspace, trust=trust)
+    entries = [*own.menu({}).values(), *menu.strategies().values()]
+    rows = [[s.name, s.summary, ", ".join(s.precisions), s.file or "ships"] for s in entries]
+    out.table("strategies", ["name", "what it does", "precisions", "from"], rows)
     _options(out, entries)
+    _faults(out, own.faults)
     out.document(
         [
-            {"name": s.name, "summary": s.summary, "precisions": s.precisions, "options": msgspec.to_builtins(s.options)}
+            {
+                "name": s.name,
+                "summary": s.summary,
+                "file": s.file,
+                "code": s.code,
+                "precisions": s.precisions,
+                "options": msgspec.to_builtins(s.options),
+            }
             for s in entries
         ]
     )
+    return int(bool(own.faults))
 
 
 def workloads(out: Output, workspace: Workspace, *, trust: bool) -> int:
@@ -39,8 +50,7 @@ def workloads(out: Output, workspace: Workspace, *, trust: bool) -> int:
     rows = [[w.name, w.summary, f"{w.parameters:,}", w.unit, _mflop(w.flops_per_unit), w.file or "ships"] for w in entries]
     out.table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"], rows)
     _options(out, entries)
-    for fault in dict.fromkeys(own.faults.values()):
-        out.remark(fault, style="red")
+    _faults(out, own.faults)
     out.document(
         [
             {
@@ -60,6 +70,11 @@ def workloads(out: Output, workspace: Workspace, *, trust: bool) -> int:
         ]
     )
     return int(bool(own.faults))
+
+
+def _faults(out: Output, faults: Mapping[str, str]) -> None:
+    for fault in dict.fromkeys(faults.values()):
+        out.remark(fault, style="red")
 
 
 def _mflop(flops: float | None) -> str:

@@ -11,7 +11,7 @@ from socket import gethostname
 from jobs.invocation import Invocation
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES
-from shardlab import cluster, first_node, inventory, matrix, own_workload, remote_workspace, upload, workspace_trust
+from shardlab import cluster, first_node, inventory, matrix, plugin_source, remote_workspace, upload, workspace_trust
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, ShardlabError
 from shardlab.login_node import PYTHON
@@ -88,7 +88,7 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
         texts = {"cluster.yaml": file.read_bytes() if where.provider != "cloudlab" else cluster.resolved_file(where)}
         for path in sorted(workspace.own_templates.rglob("*.j2")):
             texts[str(path.relative_to(workspace.path))] = path.read_bytes()
-        own = own_workload.texts(workspace.path)
+        own = plugin_source.texts(workspace.path)
         workspace_trust.must_be_trusted(workspace, [workspace.path / name for name in own], trusted=arguments.trust)
         texts |= own
         # Without Slurm, the scheduler there reads the addresses of the nodes. With a lease, it decides which runs wait.

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from jobs import frozen_source, gpu_hours, on_controller, own_workloads, render, tiny_twin
+from jobs import frozen_source, gpu_hours, on_controller, own_copies, own_plugins, render, tiny_twin
 from jobs import repeats as number_of_runs
 from jobs.gpu_hours import CellHours
 from jobs.launcher import launcher
-from jobs.own_workloads import OwnWorkloads
+from jobs.own_plugins import OwnPlugins
 from jobs.reconcile import Status, not_replaceable
 from jobs.repeats import Cost
 from jobs.resolve import Capacity, Misfit, misfits, resolve
@@ -29,7 +29,6 @@ from shardlab.login_node import is_login_node
 from shardlab.matrix import Matrix
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
-from trainers import menu
 
 SCALES = ("full", "tiny")
 
@@ -80,13 +79,14 @@ def of(
     if in_allocation and target.slurm is None:
         raise InputError(f"--in-allocation: the cluster {target.name} has no `slurm`. Allowed: a cluster file with `slurm`.")
     machine = _allocated(target) if in_allocation else _machine(target)
-    names = {str(point.keys.get("workload")) for point in asked.points}
-    models = {name: model for name, model in asked.models.items() if name in names}
-    own = own_workloads.find(workspace, names - models.keys(), trust=trust, models=models)
-    cells = resolve(asked, cluster=None if machine.here else machine, own=own)
-    if scale == "tiny":
-        cells = tiny_twin.twins(cells, menu.workloads() | own.menu())
-        tiny_twin.must_train(cells)
+    own = _own(workspace, asked, trust=trust)
+    try:
+        cells = resolve(asked, cluster=None if machine.here else machine, own=own)
+        if scale == "tiny":
+            cells = tiny_twin.twins(cells, own.workload_menu())
+            tiny_twin.must_train(cells)
+    finally:
+        own.strategies.close()
     chosen = [cell for cell in cells if where is None or holds(condition(where), cell)]
     if not chosen:
         raise InputError(f"--where {where!r} selects none of the {len(cells)} cells.")
@@ -109,6 +109,14 @@ def of(
         misfits=unheld,
         advice=advice(asked, cells, chosen, machine, where, own) if unheld else [],
     )
+
+
+def _own(workspace: Workspace, asked: Matrix, *, trust: bool) -> OwnPlugins:
+    """The plug-ins of the workspace that a matrix names."""
+    names = {str(point.keys.get("workload")) for point in asked.points}
+    models = {name: model for name, model in asked.models.items() if name in names}
+    strategies = {asked.file.baseline, *(str(point.keys.get("strategy")) for point in asked.points)}
+    return own_plugins.find(workspace, names - models.keys(), strategies, trust=trust, models=models)
 
 
 def _machine(where: Cluster) -> Capacity:
@@ -171,7 +179,7 @@ def advice(
     chosen: Sequence[Cell],
     machine: Capacity,
     where: str | None,
-    own: OwnWorkloads | None = None,
+    own: OwnPlugins | None = None,
 ) -> list[str]:
     """Options with which all cells fit: an expression for --where that selects exactly the cells that fit, and --scale tiny.
 
@@ -188,7 +196,7 @@ def advice(
         sentences.append(f"{len(fitting)} of {len(chosen)} cells fit this cluster: --where {quoted} leaves only those.")
     with contextlib.suppress(InputError):  # a workload without a twin
         if chosen[0].rehearses is None and not misfits(
-            asked, (twins := tiny_twin.twins(cells, menu.workloads() | (own or OwnWorkloads()).menu())), machine, twins
+            asked, (twins := tiny_twin.twins(cells, (own or OwnPlugins()).workload_menu())), machine, twins
         ):
             sentences.append("--scale tiny rehearses every cell at a tiny size, with its ranks on the CPU of one machine.")
     return sentences
@@ -238,7 +246,7 @@ def render_all(plan: MatrixPlan, workspace: Workspace, runs: Path) -> Rendering:
     """Write the run folders of every repeat of every cell, below `runs`. The folder of a run that was sent stays as it is."""
     folders, set_aside = [], []
     frozen_source.freeze(Path(plan.source.source), reuse=workspace_trust.is_trusted(workspace))
-    own_workloads.freeze(workspace, plan.source.own)
+    own_copies.freeze(workspace, plan.source.own.sources)
     for cell, repeat in number_of_runs.rounds(plan.cells, plan.repeats):
         run = render.run_of(cell, repeat, 1, plan.source)
         existing = RunDir(runs / run.run_id)

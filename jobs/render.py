@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 
 import templates
-from jobs import frozen_source, own_workloads, scripts
+from jobs import frozen_source, own_copies, own_plugins, scripts
 from jobs.launcher import launcher
-from jobs.own_workloads import OwnWorkloads
+from jobs.own_plugins import OwnPlugins
 from jobs.reconcile import not_replaceable
 from jobs.scheduler import scheduler
 from jobs.slurm import request
@@ -36,7 +36,7 @@ class RenderContext(msgspec.Struct, frozen=True):
 
     own_templates: the workspace's folder of templates, which take precedence over the shipped ones. digests: SHA-256 of every
     template from which the scheduler's scripts may be rendered, and of the files that these templates include, by name.
-    source, packages, wait_gpus_s, track: as in `Run`. own: the workspace's own workloads. own_code: the folder of their frozen
+    source, packages, wait_gpus_s, track: as in `Run`. own: the workspace's own plug-ins. own_code: the folder of their frozen
     copies.
     """
 
@@ -55,7 +55,7 @@ class RenderContext(msgspec.Struct, frozen=True):
     own_code: Path
     wait_gpus_s: int = 0
     track: str | None = None
-    own: OwnWorkloads = OwnWorkloads()
+    own: OwnPlugins = OwnPlugins()
 
 
 def source(
@@ -66,7 +66,7 @@ def source(
     wait_gpus_s: int = 0,
     in_allocation: bool = False,
     track: str | None = None,
-    own: OwnWorkloads | None = None,
+    own: OwnPlugins | None = None,
 ) -> RenderContext:
     """Collect the Source, once for a whole matrix. in_allocation: runs start in the allocation of this process."""
     name = "local" if cluster.provider == "local" else "ssh" if cluster.slurm is None else "slurm"
@@ -87,20 +87,22 @@ def source(
         versions={**host.packages(), "shardlab": __version__, "python": sys.version.split()[0]},
         git_commit=host.git_commit(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        own_code=own_workloads.store(workspace),
+        own_code=own_copies.store(workspace),
         wait_gpus_s=wait_gpus_s,
         track=track,
-        own=own or OwnWorkloads(),
+        own=own or OwnPlugins(),
     )
 
 
 def remarks(source: RenderContext) -> list[str]:
-    """A remark for each template and each workload of the workspace itself, which somebody else may have written."""
+    """A remark for each template and each plug-in of the workspace itself, which somebody else may have written."""
     own = [source.own_templates / name for name in source.digests if (source.own_templates / name).exists()]
-    executed = [known.file for known in source.own.known.values() if not known.is_data and not known.name.endswith("-tiny")]
+    workloads = [one.file for one in source.own.workloads.known.values() if not one.is_data and not one.name.endswith("-tiny")]
+    strategies = dict.fromkeys(one.file for one in source.own.strategies.known.values())
     return [
         *(f"scripts are rendered from the workspace's own template {path}." for path in own),
-        *(f"runs execute the workspace's own workload {path}." for path in executed),
+        *(f"runs execute the workspace's own workload {path}." for path in workloads),
+        *(f"runs execute the workspace's own strategies {path}." for path in strategies),
     ]
 
 
@@ -145,7 +147,8 @@ def run_of(
         separate_folders=source.scheduler == "ssh" and source.where.has_separate_folders,
         track=source.track,
         wait_gpus_s=source.wait_gpus_s,
-        own_workload=source.own.of(cell),
+        own_workload=source.own.workloads.of(cell),
+        own_strategy=source.own.strategies.of(cell),
     )
 
 
@@ -186,7 +189,7 @@ def write(run: Run, runs: Path, source: RenderContext) -> RunDir:
         folder.path.mkdir(parents=True)
     try:
         files.write_new(folder.run_json, files.as_json(run))
-        own_workloads.write(source.own_code, run, folder.path)
+        own_plugins.write(source.own_code, run, folder.path)
         folder.log.mkdir()  # Slurm ends a job without a message if it cannot open its output
         rendered = script(run, final.path, source.where, source.own_templates).encode()
         files.write_new(folder.path / scheduler(run.scheduler).SCRIPT, rendered, mode=0o755)

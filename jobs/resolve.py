@@ -11,14 +11,13 @@ from typing import Any
 import msgspec
 
 from jobs.launcher import Launcher, launchers
-from jobs.own_workloads import OwnWorkloads
+from jobs.own_plugins import OwnPlugins
 from shardlab import cell as cell_sizes
 from shardlab import claim_check
 from shardlab.cell import Cell, Draft
 from shardlab.document import Problem
 from shardlab.errors import UnknownName
 from shardlab.matrix import Matrix, Point
-from trainers import menu
 from trainers.instruments import observed_steps
 from trainers.strategy import Strategy
 from trainers.workload import Workload
@@ -55,24 +54,26 @@ class Menus(msgspec.Struct, frozen=True):
     strategies: dict[str, Strategy]
     workloads: dict[str, Workload]
     launchers: dict[str, Launcher]
-    faults: dict[str, str] = {}  # why a file of the workspace defines no workload, by the name that it would define
+    faults: dict[str, dict[str, str]] = {}  # by key and name: why a file of the workspace does not define it
 
 
 def resolve(
-    matrix: Matrix, machine: Capacity | None = None, cluster: Capacity | None = None, own: OwnWorkloads | None = None
+    matrix: Matrix, machine: Capacity | None = None, cluster: Capacity | None = None, own: OwnPlugins | None = None
 ) -> list[Cell]:
     """The cells of a matrix in its order, one for each point.
 
     machine: if given, all cells must fit on it. cluster: if given, a cell without nnodes gets the fewest of its nodes that hold
-    the GPUs of the cell. own: the workloads of the workspace itself.
+    the GPUs of the cell. own: the plug-ins of the workspace itself.
 
     Raises InputError that lists every problem with its place.
     """
-    own = own or OwnWorkloads()
-    menus = Menus(menu.strategies(), menu.workloads() | own.menu(), launchers(), own.faults)
+    own = own or OwnPlugins()
+    faults = {"workload": own.workloads.faults, "strategy": own.strategies.faults}
+    menus = Menus(own.strategy_menu(), own.workload_menu(), launchers(), faults)
     problems: list[Problem] = []
     if matrix.file.baseline not in menus.strategies:
-        sentence = str(UnknownName("strategy", matrix.file.baseline, menus.strategies))
+        unknown = str(UnknownName("strategy", matrix.file.baseline, menus.strategies))
+        sentence = own.strategies.faults.get(matrix.file.baseline, unknown)
         problems.append(matrix.document.problem(("baseline",), sentence))
     cells: list[Cell] = []
     first: dict[str, int] = {}
@@ -155,8 +156,10 @@ def _draft(point: Point, menus: Menus, problem: AddProblem) -> Draft | None:
         "workload": menus.workloads,
         "launcher": menus.launchers,
     }
-    if (fault := menus.faults.get(draft.workload)) is not None:
-        problem("workload", fault)
+    faults = {key: fault for key, by_name in menus.faults.items() if (fault := by_name.get(getattr(draft, key)))}
+    for key, fault in faults.items():
+        problem(key, fault)
+    if faults:
         return None
     unknown = [key for key, names in menu_of.items() if getattr(draft, key) not in names]
     for key in unknown:
@@ -208,6 +211,7 @@ def _assembled(
         expect=draft.expect,
         options=options,
         workload_code=workload.code,
+        strategy_code=strategy.code,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from jobs import frozen_source, hold, own_workloads, render
+from jobs import frozen_source, hold, own_copies, own_plugins, render
 from jobs.reconcile import Status, latest, not_replaceable, statuses
 from jobs.repeats import rounds
 from jobs.scheduler import SubmitOptions, scheduler
@@ -102,7 +102,7 @@ def send(workspace: Workspace, steps: Iterable[RunDecision], source: render.Rend
     back = [step for step in steps if step.held_back]
     if new or back:
         frozen_source.freeze(Path(source.source), reuse=workspace_trust.is_trusted(workspace))
-        own_workloads.freeze(workspace, source.own)
+        own_copies.freeze(workspace, source.own.sources)
     for step in back:
         render.write(step.run, workspace.runs, source).write_event("controller", "held", why=step.why)
     folders = [render.write(run, workspace.runs, source) for run in new]
@@ -136,7 +136,7 @@ def retry(
             continue
         must_be_of_cluster(folder, source)
         old = folder.read_run()
-        own = own_workloads.of_run(workspace, old, trust=trust)
+        own = own_plugins.of_run(workspace, old, trust=trust)
         same_matrix = msgspec.structs.replace(source, matrix=old.matrix, track=old.track, own=own)
         if unsent:
             again = render.run_of(old.cell, old.repeat, attempt_of(now.id)[1], same_matrix, old.resume, old.avoid)
@@ -161,7 +161,7 @@ def freeze_trusted(workspace: Workspace, steps: Sequence[RunDecision], *, trust:
     it is the configuration of a model, which is data."""
     for old in (workspace.run(step.now.id).read_run() for step in steps if step.send and step.now is not None):
         if trust or (old.own_workload is not None and old.own_workload.is_data):
-            own_workloads.freeze(workspace, own_workloads.of_run(workspace, old, trust=trust))
+            own_copies.freeze(workspace, own_plugins.of_run(workspace, old, trust=trust).sources)
 
 
 def lost_nodes(folder: RunDir, hosts: Sequence[str]) -> list[str]:

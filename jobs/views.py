@@ -60,7 +60,7 @@ def plan(
     for one in planned.matrix.excluded:
         keys = ", ".join(f"{key}={value}" for key, value in one.cell.items() if _varies(planned, key))
         out.line(f"excluded: {keys}: {one.why}")
-    models = own_model_facts.used(planned.source.own, planned.cells)
+    models = own_model_facts.used(planned.source.own.workloads, planned.cells)
     for sentence in (sentence for model in models for sentence in own_model_facts.sentences(model)):
         out.line(sentence)
     for why, count in Counter(misfit.why for misfit in planned.misfits).items():

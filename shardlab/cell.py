@@ -275,10 +275,12 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     resume from a checkpoint of another type.
     """
     workload_code: Annotated[str | None, Role.MODEL] = None
-    """The digest of the files of the workspace that define the workload (shardlab/own_workload.py); null: the workload ships.
+    """The digest of the files of the workspace that define the workload (shardlab/plugin_source.py); null: the workload ships.
 
     So two models of one name are two cells, whatever they have in common.
     """
+    strategy_code: Annotated[str | None, Role.STRATEGY] = None
+    """The digest of the files of the workspace that define the strategy; null: the strategy ships."""
 
     @property
     def world_size(self) -> int:
@@ -326,7 +328,7 @@ def cell_hash(cell: dict[str, Any]) -> str:
     """The hash of a resolved cell in its plain form, as in run.json. Twins of different cells have different hashes."""
     bookkeeping = keys_of(Role.BOOKKEEPING)
     identity = {key: value for key, value in cell.items() if key not in bookkeeping}
-    for key in ("gpu_type", "workload_code"):
+    for key in ("gpu_type", "workload_code", "strategy_code"):
         if identity.get(key) is None:
             identity.pop(key, None)  # hashes of cells from before this key stay the same
     if identity["instruments"].get("telemetry_hz") == TELEMETRY_HZ:

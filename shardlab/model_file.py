@@ -20,7 +20,7 @@ from shardlab import files
 from shardlab.cell import Positive
 from shardlab.document import Document, Path_, Problem
 from shardlab.errors import InputError
-from shardlab.own_workload import MOST_BYTES, WorkloadSource
+from shardlab.plugin_source import MOST_BYTES, PluginSource
 
 SUFFIX = ".json"  # of the file in the folder of a run
 LONGEST_NAME = 40
@@ -68,9 +68,9 @@ class ModelFile(msgspec.Struct, frozen=True):
     seq_len: int | None
 
     @property
-    def source(self) -> WorkloadSource:
+    def source(self) -> PluginSource:
         """What a run carries of the model."""
-        return WorkloadSource(Path(self.name + SUFFIX), {self.name + SUFFIX: self.content})
+        return PluginSource(Path(self.name + SUFFIX), {self.name + SUFFIX: self.content})
 
 
 def named(text: Document, sections: dict[str, Any], folder: Path, problems: list[Problem]) -> dict[str, ModelFile]:

@@ -12,6 +12,7 @@ from shardlab import files
 from shardlab.cell import Cell
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
+from shardlab.own_strategy import OwnStrategy
 from shardlab.own_workload import OwnWorkload
 
 SAVE_AT = "SHARDLAB_SAVE_AT"  # set by the supervisor: when ranks that keep checkpoints save and end, seconds since the epoch
@@ -67,6 +68,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     track: str | None = None  # the experiment tracker to which it is logged while it goes on: shardlab.trackers
     wait_gpus_s: int = 0  # how long the run waits before its ranks start, if other processes use its GPUs
     own_workload: OwnWorkload | None = None  # if a file of the workspace defines the workload; its code is in this folder
+    own_strategy: OwnStrategy | None = None  # the same for the strategy
 
 
 def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:

@@ -2,8 +2,8 @@
 
 The input is a JSON object of path to text.
 
-The templates and own workloads of a workspace arrive all together, with its cluster file. A file of these that does not arrive
-with a cluster file was removed on the user's machine, so it is removed here.
+The templates, own workloads and own strategies of a workspace arrive all together, with its cluster file. A file of these that
+does not arrive with a cluster file was removed on the user's machine, so it is removed here.
 
 python -m shardlab.upload --workspace DIR --json
 """
@@ -15,7 +15,7 @@ import json
 import sys
 from pathlib import PurePosixPath
 
-from shardlab import __version__, console, files, own_workload, workspace_trust
+from shardlab import __version__, console, files, plugin_source, workspace_trust
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.workspace import Workspace
 
@@ -38,7 +38,8 @@ def main() -> int:
             files.make_folder(target.parent)
             files.write_atomic(target, content)
     if "cluster.yaml" in received:
-        for file in (*workspace.own_templates.rglob("*.j2"), *own_workload.python_files(workspace.path / own_workload.FOLDER)):
+        plugins = [file for name in plugin_source.CARRIED for file in plugin_source.python_files(workspace.path / name)]
+        for file in (*workspace.own_templates.rglob("*.j2"), *plugins):
             if str(file.relative_to(workspace.path)) not in received:
                 file.unlink()
         # The workspace was made for the user's machine, and all code that is here now came from there, where it is trusted.

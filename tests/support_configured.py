@@ -4,7 +4,7 @@ import json
 
 import msgspec
 
-from shardlab import files, own_workload
+from shardlab import files, own_workload, plugin_source
 from shardlab.cell import Cell
 from shardlab.model_file import ModelByConfiguration, read_model
 from trainers import menu
@@ -50,7 +50,7 @@ def described(folder, model):
     from trainers import describe_model
 
     folder = folder / model.name
-    own_workload.write(folder, model.source)
+    plugin_source.write(folder, model.source)
     found = describe_model.describe(folder / model.source.file.name, model.seq_len)
     for known in found.workloads:
         menu.add_own(known, folder / known.file)
@@ -65,4 +65,4 @@ def use(run_dir, model, known, **options):
         run.cell, workload=known.name, seq_len=known.seq_len, workload_code=known.code, options=defaults | options
     )
     files.write_json(run_dir.run_json, msgspec.structs.replace(run, cell=cell, cell_hash=cell.hash(), own_workload=known))
-    own_workload.write(run_dir.path / own_workload.FOLDER, model.source)
+    plugin_source.write(run_dir.path / own_workload.FOLDER, model.source)

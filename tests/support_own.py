@@ -3,7 +3,7 @@
 import msgspec
 from support_cells import CELL
 
-from shardlab import files, own_workload
+from shardlab import files, own_workload, plugin_source
 from trainers import menu
 from trainers.describe import describe
 
@@ -29,5 +29,5 @@ def run_dir_of(bench, folder, known, strategy, **keys):
     run, options = run_dir.read_run(), cell_of(known, strategy).options
     cell = msgspec.structs.replace(run.cell, workload=known.name, seq_len=None, workload_code=known.code, options=options)
     files.write_json(run_dir.run_json, msgspec.structs.replace(run, cell=cell, cell_hash=cell.hash(), own_workload=known))
-    own_workload.write(run_dir.path / own_workload.FOLDER, own_workload.read(folder / "workloads" / "mine.py"))
+    plugin_source.write(run_dir.path / own_workload.FOLDER, plugin_source.read(folder / "workloads" / "mine.py"))
     return run_dir

@@ -59,6 +59,20 @@ def test_a_claim_names_an_own_workload_and_the_report_says_which_code_it_was(tmp
     assert f"rings: /w/workloads/rings.py, digest of its code {'a' * 16}" in page
 
 
+def test_two_strategies_of_one_name_are_never_compared_as_equal(tmp_path, capsys):
+    paths = []
+    for name, code in (("a", "a" * 16), ("b", "a" * 16), ("c", "c" * 16)):
+        made = Workspace(tmp_path / name)
+        what = support.cell("ddp", 2, strategy_code=code)
+        support.keep(made, [what], repeats=1)
+        support.completed(made, what, rehearsal=False)
+        paths.append(str(made.path))
+    assert len(collect(capsys, "compare", *paths[:2])["pairs"]) == 1
+    found = collect(capsys, "compare", paths[0], paths[2])
+    assert found["pairs"] == []
+    assert {"key": "strategy_code", "a": ["a" * 16], "b": ["c" * 16]} in found["apart"]
+
+
 @pytest.mark.parametrize("changed", ["workload", "workload_code"])
 def test_the_baseline_of_a_cell_is_never_another_model(tmp_path, capsys, changed):
     made = Workspace(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support_configured import model_of, write
 
-from jobs import on_controller, own_workloads, submit
+from jobs import on_controller, own_plugins, own_workloads, submit
 from jobs.cli import main
 from jobs.reconcile import statuses
 from shardlab import matrix, model_file
@@ -162,16 +162,16 @@ def test_runs_of_a_model_carry_its_configuration_and_need_no_trust(tmp_path, cap
     assert run.cell.workload_code == matrix.load(theirs.path / "m.yaml").models["my-llama"].source.digest
     assert run.cell.seq_len == 16
     shutil.copytree(run_dir.path, ours.runs / run_dir.run_id)
-    found = own_workloads.of_run(ours, run, trust=False)
-    assert found.known["my-llama"] == run.own_workload
+    found = own_plugins.of_run(ours, run, trust=False)
+    assert found.workloads.known["my-llama"] == run.own_workload
     (status,) = statuses(ours, ours.all_runs())
     submit.freeze_trusted(ours, [submit.RunDecision(run, True, "", status)], trust=False)
-    assert own_workloads.of_run(ours, run, trust=False).sources == {}  # from here on it is kept
+    assert own_plugins.of_run(ours, run, trust=False).sources == []  # from here on it is kept
     shutil.rmtree(ours.own)
     frozen = ours.runs / run_dir.run_id / "workloads" / "my-llama.json"
     frozen.write_text(frozen.read_text().replace("96", "97"))
     with pytest.raises(InputError, match="is not complete"):
-        own_workloads.of_run(ours, run, trust=False)
+        own_plugins.of_run(ours, run, trust=False)
 
 
 def test_a_cluster_gets_the_configurations_at_their_places_beside_the_matrix(tmp_path):

@@ -1,15 +1,12 @@
 """docs/own-models.md as a reader follows it: the files of the page in an empty folder, its commands, and the report."""
 
 import json
-import re
-import shlex
-from pathlib import Path
 
 import pytest
 from support_line import benches
+from support_page import follow
 
 pytestmark = pytest.mark.line
-PAGE = (Path(__file__).parent.parent / "docs" / "own-models.md").read_text()
 STRATEGIES = {"ddp", "fsdp2", "zero2", "tp", "pp-1f1b"}
 
 
@@ -17,14 +14,7 @@ STRATEGIES = {"ddp", "fsdp2", "zero2", "tp", "pp-1f1b"}
 def followed(tmp_path_factory):
     """A workspace with the files of the page, after its commands."""
     for bench in benches(tmp_path_factory.mktemp("own")):
-        bench.printed = {}
-        for kind, name, text in re.findall(r"^```(\w+)(?: title=\"(.*?)\")?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
-            if kind == "sh":
-                bench.printed |= {line: bench.run(*shlex.split(line), cwd=bench.path).stdout for line in text.splitlines()}
-            else:
-                path = bench.path / name
-                path.parent.mkdir(exist_ok=True)
-                path.write_text(text)
+        bench.printed = follow(bench, "own-models.md")
         yield bench
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from jobs import own_workloads
+from jobs import own_copies, own_plugins
 from jobs.cli import main
 from shardlab import files, workspace_trust
 from shardlab.errors import InputError
@@ -101,17 +101,17 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
     shutil.copytree(run_dir.path, ours.runs / run_dir.run_id)
     run = read(ours.runs / run_dir.run_id / "run.json")
     with pytest.raises(InputError, match=r"was not submitted from this workspace, so it is not executed.*--trust"):
-        own_workloads.of_run(ours, run, trust=False)
+        own_plugins.of_run(ours, run, trust=False)
     assert not ours.own.exists()
-    own_workloads.freeze(ours, own_workloads.of_run(ours, run, trust=True))
+    own_copies.freeze(ours, own_plugins.of_run(ours, run, trust=True).sources)
     with pytest.raises(InputError, match="--trust"):  # a copy that was not made here is no better
-        own_workloads.of_run(ours, run, trust=False)
+        own_plugins.of_run(ours, run, trust=False)
     workspace_trust.trust(ours)
-    assert own_workloads.of_run(ours, run, trust=False).known["points"] == run.own_workload
+    assert own_plugins.of_run(ours, run, trust=False).workloads.known["points"] == run.own_workload
     shutil.rmtree(ours.own)
     files.write_atomic(ours.runs / run_dir.run_id / "workloads" / "points.py", b"changed\n")
     with pytest.raises(InputError, match="is not complete"):
-        own_workloads.of_run(ours, run, trust=True)
+        own_plugins.of_run(ours, run, trust=True)
 
 
 @pytest.mark.parametrize(("named", "code"), [("points", 0), ("pionts", 2)])

@@ -1,19 +1,20 @@
-"""``python -m trainers run|fork|warm|tokenize|describe``: the commands that launchers start on the nodes, and two tools."""
+"""``python -m trainers run|fork|warm|tokenize|describe|refuse``: the commands that launchers start on the nodes, and tools."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardlab import console, files
+from shardlab import console, files, own_strategy
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
     parser = console.Parser(prog="python -m trainers", description=__doc__)
     console.add_version(parser)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|fork|warm|tokenize|describe")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|fork|warm|tokenize|describe|refuse")
     run = verbs.add_parser("run", help="one rank of a run, by the environment that the launcher sets; else the only rank")
     fork = verbs.add_parser("fork", help="a rehearsal: all ranks of a run on this machine's CPU, forked from the warm parent")
     for verb in (run, fork):
@@ -29,11 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--tokenizer", default="bytes", metavar="bytes|TOKENIZER.json",
         help="bytes: one token per byte (default); else a file of the tokenizers library",
     )  # fmt: skip
-    describe = verbs.add_parser("describe", help="find out what a workload of a user's file is; it executes a file of code")
+    describe = verbs.add_parser("describe", help="find out what workload or strategies a user's file defines; executes code")
     describe.add_argument("file", type=Path, metavar="FILE", help="code (.py), or a model by its configuration (.json)")
     describe.add_argument("--seq-len", type=int, metavar="N", help="tokens of a sequence, for a configuration")
     describe.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="where the answer is written")
+    refuse = verbs.add_parser("refuse", help="answer questions of `jobs`, lines of JSON, about a user's file of strategies")
+    refuse.add_argument("file", type=Path, metavar="FILE", help="the file, which is executed")
     given = parser.parse_args(arguments)
+    if given.verb == "refuse":
+        return console.run(lambda: _refuse(given.file))
     if given.verb == "describe":
         return console.run(lambda: _describe(given.file, given.seq_len, given.out))
     if given.verb == "tokenize":
@@ -56,12 +61,25 @@ def _describe(file: Path, seq_len: int | None, out: Path) -> int:
         vision_library.load()  # before anything imports models of transformers
         from trainers import describe_model
 
-        found = describe_model.describe(file.absolute(), seq_len)
+        files.write_json(out, describe_model.describe(file.absolute(), seq_len), sync=False)
+    elif file.absolute().parent.name == own_strategy.FOLDER:
+        from trainers import own_strategy as strategies
+
+        files.write_json(out, strategies.describe(file.absolute()), sync=False)
     else:
         from trainers import describe
 
-        found = describe.describe(file.absolute())
-    files.write_json(out, found, sync=False)
+        files.write_json(out, describe.describe(file.absolute()), sync=False)
+    return 0
+
+
+def _refuse(file: Path) -> int:
+    sys.dont_write_bytecode = True
+    from trainers import own_strategy as strategies
+
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what the user's code prints is no answer
+        strategies.answer(file.absolute(), sys.stdin.buffer, answers)
     return 0
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shardlab import own_code, own_workload
+from shardlab import own_code, plugin_source
 from shardlab.errors import InputError, ShardlabError
-from shardlab.own_workload import Description, OwnWorkload, WorkloadSource
+from shardlab.own_workload import Description, OwnWorkload
+from shardlab.plugin_source import PluginSource
 from shardlab.registry import Value
 from trainers import counted_flops, own_model
 from trainers.own_model import OwnModel
@@ -23,7 +24,7 @@ from trainers.tasks.own import GIVEN, OwnTask
 def describe(file: Path) -> Description:
     """The workload of a file and its tiny twin, if it has one. An error in the file is a fault of the description."""
     try:
-        source = own_workload.read(file)
+        source = plugin_source.read(file)
         own = own_model.load(source)
         found = [_known(own, source, source.name, {})]
         if own.tiny is not None:
@@ -35,7 +36,7 @@ def describe(file: Path) -> Description:
     return Description(workloads=found)
 
 
-def _known(own: OwnModel, source: WorkloadSource, name: str, sizes: dict[str, Value]) -> OwnWorkload:
+def _known(own: OwnModel, source: PluginSource, name: str, sizes: dict[str, Value]) -> OwnWorkload:
     options = tuple(option.with_default(sizes.get(option.name, option.default)) for option in own.options)
     task = OwnTask(own, source.digest, {option.name: option.default for option in options})
     task.must_repeat_items()

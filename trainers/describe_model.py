@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shardlab import model_file, own_workload
+from shardlab import model_file, plugin_source
 from shardlab.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.errors import InputError, ShardlabError
 from shardlab.own_workload import Description, OwnWorkload
@@ -55,7 +55,7 @@ class Sizes(NamedTuple):
 def describe(file: Path, seq_len: int | None) -> Description:
     """The workload of a file in the folder of a run (shardlab/model_file.py), and its tiny twin if it has one."""
     try:
-        source = own_workload.read(file)
+        source = plugin_source.read(file)
         content = model_file.read_content(source.contents[file.name])
         found = _known(content, source.digest, file.stem, seq_len, twin=False)
     except ShardlabError as error:

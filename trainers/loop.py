@@ -53,7 +53,7 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
 def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
     """As `train`. data_path: where this rank reads its data."""
     cell = run.cell
-    strategy, workload = menu.strategy(cell.strategy), menu.workload_of(cell)
+    strategy, workload = menu.strategy_of(cell), menu.workload_of(cell)
     if (why := menu.refuse(cell)) is not None:
         raise InputError(why)
     if cell.instruments.checkpoints is not None and strategy.no_checkpoints:
@@ -79,7 +79,7 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
         torch.manual_seed(cell.seed + 1 + engine.data_rank)  # dropout: apart where the data is, alike on ranks of one model
         company = engine.company(ranks)
         watch, resumed = _instruments(run, run_dir, ranks, company, task, engine, order)
-    meets = not menu.strategy(cell.strategy).tolerates_lost_ranks
+    meets = not menu.strategy_of(cell).tolerates_lost_ranks
     if meets:
         clock_check.check(run, run_dir, ranks, company, "start")
     with stage("training"), LineWriter(run_dir.steps_file(ranks.rank)) as lines:
@@ -109,7 +109,7 @@ def _instruments(
 ) -> tuple[RunInstruments, Resumed | None]:
     """The instruments that the cell asks for, and the point at which the run resumes, if it does."""
     cell, train_time = run.cell, TrainTime()
-    meets = not menu.strategy(cell.strategy).tolerates_lost_ranks
+    meets = not menu.strategy_of(cell).tolerates_lost_ranks
     chosen = selection.chosen(cell, task, engine, run_dir, ranks, company, order, meets=meets)
     resumed = None
     if (asked := cell.instruments.checkpoints) is not None:

@@ -1,7 +1,7 @@
 """The menus of strategies and workloads. Importing this module does not import torch.
 
-The menu of workloads is what ships. A workspace's own workloads are known by their name and the digest of their code, as a cell
-names them; so workspaces with different models of one name may be used in one process.
+The menus are what ships. A workspace's own workloads and strategies are known by their name and the digest of their code, as a
+cell names them; so workspaces with different models of one name may be used in one process.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from trainers.workload_options import refuse_tokens
 
 LAYERS_OF_PROOF = 2  # of a model by its configuration that one process cannot hold
 _own: dict[tuple[str, str], Workload] = {}  # by name and digest of the code, which say all about a workload
+_own_strategies: dict[tuple[str, str], Strategy] = {}  # likewise
 
 
 def strategies() -> dict[str, Strategy]:
@@ -33,7 +34,7 @@ def workloads() -> dict[str, Workload]:
 
 def refuse(cell: Cell) -> str | None:
     """Why a resolved cell cannot be trained, as a sentence, or None. `jobs` says the same when it reads a matrix."""
-    of_strategy, of_workload = strategy(cell.strategy), workload_of(cell)
+    of_strategy, of_workload = strategy_of(cell), workload_of(cell)
     for option in (*of_strategy.options, *of_workload.options):
         if (why := option.refuse(cell.options.get(option.name, option.default))) is not None:
             return f"{option.name}: {why}"
@@ -54,6 +55,22 @@ def workload(name: str) -> Workload:
     if name not in menu:
         raise UnknownName("workload", name, menu)
     return menu[name]
+
+
+def add_own_strategy(made: Strategy) -> None:
+    """Let `strategy_of` find a strategy of a workspace's own file from now on."""
+    assert made.code is not None
+    _own_strategies[made.name, made.code] = made
+
+
+def strategy_of(cell: Cell) -> Strategy:
+    """The strategy of a cell. Raises UnknownName with the menu, and InputError for an own strategy that nobody has added."""
+    if cell.strategy_code is None:
+        return strategy(cell.strategy)
+    found = _own_strategies.get((cell.strategy, cell.strategy_code))
+    if found is None:
+        raise InputError(f"the code {cell.strategy_code} of the strategy {cell.strategy} is not known here.")
+    return found
 
 
 def add_own(known: OwnWorkload, file: Path) -> Workload:

@@ -15,7 +15,7 @@ import msgspec
 from shardlab import own_code
 from shardlab.cell import Optimizer
 from shardlab.errors import InputError
-from shardlab.own_workload import WorkloadSource
+from shardlab.plugin_source import PluginSource
 from shardlab.registry import Option, Value
 from trainers.own_data import OwnData
 
@@ -63,7 +63,7 @@ class OwnModel(msgspec.Struct, frozen=True):
             raise InputError(own_code.sentence(self.file, error)) from error
 
 
-def load(source: WorkloadSource) -> OwnModel:
+def load(source: PluginSource) -> OwnModel:
     """Execute the file. Raises InputError that names the file, and the line if the error has one."""
     return _checked(str(source.file), own_code.execute(source))
 

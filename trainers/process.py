@@ -8,12 +8,12 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from shardlab import checkpoint, files
+from shardlab import checkpoint, files, own_code, own_strategy, own_workload, plugin_source
 from shardlab.errors import InputError, ShardlabError
-from shardlab.own_workload import FOLDER
 from shardlab.run import Run
 from shardlab.rundir import RunDir
 from trainers import hang_dump, menu, stage, world_check
+from trainers import own_strategy as strategies
 from trainers.out_of_memory import is_out_of_memory
 from trainers.rank import Rank
 from trainers.ranks import Ranks
@@ -39,7 +39,9 @@ def run(path: Path) -> str:
     try:
         _refuse(frozen, run_dir, place)
         if (own := frozen.own_workload) is not None:
-            menu.add_own(own, run_dir.path / FOLDER / Path(own.file).name)
+            menu.add_own(own, run_dir.path / own_workload.FOLDER / Path(own.file).name)
+        if (strategy := frozen.own_strategy) is not None:
+            strategies.add(run_dir.path / own_strategy.FOLDER / Path(strategy.file).name, frozen.cell.strategy_code)
         from trainers import loop  # torch from here on
 
         # A rank may come early: each node of the run waits for its own GPUs before it starts its ranks.
@@ -55,12 +57,18 @@ def run(path: Path) -> str:
         sys.stderr.flush()
 
 
-def sentence(error: BaseException) -> str:
-    """An error as one line: type and first line of the message; for our own errors, only the first line."""
+def sentence(error: BaseException, run: Path | None = None) -> str:
+    """An error as one line: type and first line of the message; for our own errors, only the first line.
+
+    run: the folder of the run, whose plug-ins are named with file and line if the error passed one of them.
+    """
     first = next(iter(str(error).splitlines()), "")
     if isinstance(error, ShardlabError):
         return first
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    said = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    folders = [run / name for name in plugin_source.CARRIED] if run is not None else []
+    where = next((place for folder in folders if (place := own_code.place(error, folder))), None)
+    return said if where is None else f"{where}: {said}"
 
 
 def _event(error: BaseException) -> str:
@@ -102,7 +110,7 @@ def _end(error: BaseException, run_dir: RunDir, place: Rank, launcher_stderr: in
     try:
         traceback.print_exception(error)
         sys.stderr.flush()
-        event, during, why = _event(error), stage.of(error), sentence(error)
+        event, during, why = _event(error), stage.of(error), sentence(error, run_dir.path)
         if event == "oom" and during is not None:
             why = f"{why} (while {during})"
         os.write(launcher_stderr, f"rank {place.rank}: {why}\n".encode())

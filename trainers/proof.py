@@ -102,7 +102,7 @@ def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | 
 
     A collective, before the cell's own engine is built. Afterwards all its memory is free again.
     """
-    strategy = menu.strategy(cell.strategy)
+    strategy = menu.strategy_of(cell)
     if cell.prove == "off":
         return SameWork(verdict="not proven", why="the cell says prove: off")
     if (why := strategy.unprovable(cell)) is not None:
@@ -158,8 +158,9 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
         sent = _sent(cell, ranks, _walk(plain, still, ranks, strategy, steps)) if counts else None
         return SameWork(verdict="other work", why=other_work, communication_bytes=sent)
     single = msgspec.structs.replace(
-        plain, strategy="single", gpus=1, dp=1, tp=1, pp=1, servers=0, activation_checkpointing="none", compile=False
-    )
+        plain, strategy="single", strategy_code=None, gpus=1, dp=1, tp=1, pp=1, servers=0, activation_checkpointing="none",
+        compile=False,
+    )  # fmt: skip
     reference = _reference(single, still, ranks, steps) if ranks.rank == 0 else None
     ours = _walk(plain, still, ranks, strategy, steps)
     if ours.normalising and (cell.dp > 1 or cell.gradient_accumulation_steps > 1):

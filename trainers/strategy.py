@@ -59,6 +59,10 @@ class Strategy(msgspec.Struct, frozen=True):
     """Why a run cannot be saved and resumed; empty if it can."""
     reasons: dict[str, str] = {}
     """Why it does not support a precision, by precision."""
+    code: str | None = None
+    """The digest of the files that define it, if they are the workspace's own (shardlab/plugin_source.py); None: it ships."""
+    file: str | None = None
+    """The workspace's own file that defines it; None: it ships."""
 
     def refuse_precision(self, precision: str) -> str | None:
         """Why the strategy does not support a precision, as a sentence, or None."""

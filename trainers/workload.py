@@ -48,7 +48,7 @@ class Workload(msgspec.Struct, frozen=True):
     most_stages: int = 0
     """Of a workspace's own workload at its default options: the number of blocks if they can be divided into stages, else 0."""
     code: str | None = None
-    """The digest of the files that define it, if they are the workspace's own (shardlab/own_workload.py); None: it ships."""
+    """The digest of the files that define it, if they are the workspace's own (shardlab/plugin_source.py); None: it ships."""
     file: str | None = None
     """The workspace's own file that defines it; None: it ships."""
     proof_options: dict[str, int] = {}

@@ -58,7 +58,7 @@ def _run(run: LoadedRun) -> RunPlace:
 def made_with(loaded: Loaded) -> list[tuple[str, list[str]]]:
     """What the runs were made with: (what, every value that occurs)."""
     runs = [run for run in loaded.runs if run.run]
-    found: dict[str, list[str]] = {"Cluster": [], "Launchers": [], "Own workloads": []}
+    found: dict[str, list[str]] = {"Cluster": [], "Launchers": [], "Own workloads": [], "Own strategies": []}
     found |= {"Git commit": [], "Versions": [], "Data": []}
     for run in runs:
         assert run.run is not None
@@ -66,6 +66,8 @@ def made_with(loaded: Loaded) -> list[tuple[str, list[str]]]:
         found["Launchers"].append(run.run.launcher)
         if (own := run.run.own_workload) is not None:
             found["Own workloads"].append(f"{own.name}: {own.file}, digest of its code {own.code}")
+        if (strategy := run.run.own_strategy) is not None:
+            found["Own strategies"].append(f"{strategy.name}: {strategy.file}, digest of its code {strategy.code}")
         found["Git commit"].append(run.run.git_commit or "not in a git repository")
         if run.result and run.result.data:
             data = run.result.data

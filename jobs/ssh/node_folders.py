@@ -19,7 +19,7 @@ from jobs.ssh.checkpoint_parts import StoredCheckpoint
 from jobs.ssh.node_task import TOKEN
 from jobs.ssh.node_transfer import Told
 from jobs.ssh.step import Lost, last_line, login
-from shardlab import files, own_workload
+from shardlab import files, plugin_source
 from shardlab.errors import ShardlabError
 from shardlab.inventory import InventoryNode
 from shardlab.run import Run
@@ -122,4 +122,4 @@ def _must_be_separate(folder: RunDir, nodes: Sequence[InventoryNode], answers: S
 
 def _is_rendered(path: Path) -> bool:
     """Whether a file of the run's folder was there before the run started."""
-    return (path.is_file() and not path.name.startswith((".", "events."))) or path.name == own_workload.FOLDER
+    return (path.is_file() and not path.name.startswith((".", "events."))) or path.name in plugin_source.CARRIED

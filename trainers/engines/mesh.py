@@ -35,7 +35,7 @@ class MeshPipelineEngine(PipelineEngine):
     """A pipeline whose blocks may be split over tp and sharded over dp."""
 
     def theory(self) -> list[Term]:
-        terms, degrees = super().theory(), menu.strategy(self.cell.strategy).degrees
+        terms, degrees = super().theory(), menu.strategy_of(self.cell).degrees
         if "tp" in degrees:
             terms += activations(self.cell, self.task, self.held)
         if "dp" in degrees:
@@ -44,7 +44,7 @@ class MeshPipelineEngine(PipelineEngine):
         return terms
 
     def effective(self) -> dict[str, Any]:
-        settings, degrees = super().effective(), menu.strategy(self.cell.strategy).degrees
+        settings, degrees = super().effective(), menu.strategy_of(self.cell).degrees
         if "tp" in degrees:
             settings["split_layers"] = split_layers(self.held)
         return settings | (fsdp.effective(self.held.module, self.held.blocks) if "dp" in degrees else {})
@@ -58,7 +58,7 @@ def shards(cell: Cell, held: MeshModel, *, block_gathers: int, other_gathers: in
 
 def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine | PipelineEngine:
     """The engine of the dimensions that the strategy's menu entry names."""
-    degrees = menu.strategy(cell.strategy).degrees
+    degrees = menu.strategy_of(cell).degrees
     if "pp" not in degrees:
         sequence = bool(cell.options["sequence_parallel"])
         held = MeshModel(cell, task, ranks, split=True, sequence=sequence, reshard_after_forward=True)

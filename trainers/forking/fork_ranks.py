@@ -93,8 +93,9 @@ def _dispensable(run_dir: RunDir) -> list[int]:
     """The ranks without which the run can continue, if its strategy allows that: all ranks that train except rank 0, after
     their setup. Before the end of the setup, the other ranks wait for them.
     """
-    cell = run_dir.read_run().cell
-    if not menu.strategy(cell.strategy).tolerates_lost_ranks:
+    run = run_dir.read_run()
+    cell = run.cell
+    if not (run.own_strategy or menu.strategy(cell.strategy)).tolerates_lost_ranks:  # no code of the user is executed here
         return []
     return [rank for rank in range(1, cell.gpus) if run_dir.steps_file(rank).exists()]
 

@@ -52,7 +52,7 @@ def _memory(cell: Cell, engine: Engine, run_dir: RunDir, ranks: Ranks, company: 
     step = observed_steps.memory_step(cell)
     if cell.instruments.memory == "categories":
         path = run_dir.memory_file(ranks.rank)
-        return [MemoryCategories(cell, menu.strategy(cell.strategy), engine, path, step, ranks, company)]
+        return [MemoryCategories(cell, menu.strategy_of(cell), engine, path, step, ranks, company)]
     if cell.instruments.memory == "snapshot":
         return [MemorySnapshot(run_dir.snapshot_file(ranks.rank), step, ranks, company)]
     return []

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shardlab import model_file, own_workload
+from shardlab import model_file, plugin_source
 from shardlab.cell import Cell
 from shardlab.errors import InputError
 from trainers import configuration, counted_flops
@@ -161,7 +161,7 @@ def of_content(content: dict[str, Any], cell: Cell, data_path: Path, *, twin: bo
 
 def build(cell: Cell, data_path: Path, *, file: Path, twin: bool) -> Task:
     """The task of a cell. Raises InputError if the file is not the one that the cell names."""
-    source = own_workload.read(file)
+    source = plugin_source.read(file)
     if source.digest != cell.workload_code:
         raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {cell.workload_code}.")
     try:

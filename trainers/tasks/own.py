@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shardlab import own_code, own_workload
+from shardlab import own_code, plugin_source
 from shardlab.cell import Cell
 from shardlab.errors import InputError, ShardlabError
 from shardlab.registry import Value
@@ -141,7 +141,7 @@ class OwnTask(Task):
 
 def build(cell: Cell, data_path: Path, *, file: Path) -> OwnTask:
     """The task of a cell. Raises InputError if the file is not the one that the cell names."""
-    source = own_workload.read(file)
+    source = plugin_source.read(file)
     if source.digest != cell.workload_code:
         raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {cell.workload_code}.")
     own = own_model.load(source)

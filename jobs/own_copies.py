@@ -1,0 +1,59 @@
+"""Frozen copies of the plug-ins of a workspace, made at submission: WORKSPACE/.shardlab/own/DIGEST.
+
+Code in the folder of a run may have come from another machine, so a new attempt uses the copy that was made here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from shardlab import files, plugin_source, workspace_trust
+from shardlab.errors import ShardlabError
+from shardlab.plugin_source import PluginSource
+from shardlab.workspace import Workspace
+
+LEFT_S = 24 * 3600  # a temporary folder that is older is in use by nobody
+
+
+def store(workspace: Workspace) -> Path:
+    """The folder of the frozen copies, each in a folder named by its digest."""
+    return workspace.own / workspace_trust.ANSWERS
+
+
+def freeze(workspace: Workspace, sources: Iterable[PluginSource]) -> None:
+    """Keep a copy of the files, unless an undamaged copy is there. Raises WorkspaceError."""
+    with files.as_workspace_error("clean up"):
+        for left in store(workspace).glob(".*.tmp"):  # by a command that was killed
+            if time.time() - left.stat().st_mtime > LEFT_S:
+                shutil.rmtree(left, ignore_errors=True)
+    for source in sources:
+        _keep(workspace, source)
+
+
+def copy(folder: Path, file: str, code: str) -> PluginSource | None:
+    """The files of a copy in this folder, or None if they have another digest than `code`. file: the file that was copied."""
+    found = folder / Path(file).name
+    return plugin_source.read(found) if _digest(found) == code else None
+
+
+def _keep(workspace: Workspace, source: PluginSource) -> None:
+    final = store(workspace) / source.digest
+    new = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    with files.as_workspace_error("write"):
+        if final.is_dir() and _digest(final / source.file.name) == source.digest:
+            return
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(final, ignore_errors=True)
+        plugin_source.write(new, source)
+        new.rename(final)
+
+
+def _digest(file: Path) -> str | None:
+    try:
+        return plugin_source.read(file).digest
+    except ShardlabError:
+        return None

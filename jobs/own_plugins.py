@@ -1,0 +1,103 @@
+"""The workloads and strategies that a workspace defines itself: found for a matrix, frozen at submission, written into runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import msgspec
+
+from jobs import own_copies, own_strategies, own_workloads
+from jobs.own_strategies import OwnStrategies, RefusingProcess
+from jobs.own_workloads import OwnWorkloads
+from shardlab import own_strategy, own_workload, plugin_source, workspace_trust
+from shardlab.errors import InputError, ShardlabError
+from shardlab.model_file import ModelFile
+from shardlab.own_strategy import OwnStrategy
+from shardlab.own_workload import OwnWorkload
+from shardlab.plugin_source import PluginSource
+from shardlab.run import Run
+from shardlab.workspace import Workspace
+from trainers import menu
+from trainers.strategy import Strategy
+from trainers.workload import Workload
+
+
+class OwnPlugins(msgspec.Struct, frozen=True):
+    """What a workspace defines itself."""
+
+    workloads: OwnWorkloads = OwnWorkloads()
+    strategies: OwnStrategies = OwnStrategies()
+
+    @property
+    def sources(self) -> list[PluginSource]:
+        """The files of all of them."""
+        return [*self.workloads.sources.values(), *self.strategies.sources.values()]
+
+    def workload_menu(self) -> dict[str, Workload]:
+        """Every workload by name, those that ship as well."""
+        return menu.workloads() | self.workloads.menu()
+
+    def strategy_menu(self) -> dict[str, Strategy]:
+        """Every strategy by name, those that ship as well."""
+        return menu.strategies() | self.strategies.menu(self.workloads.known)
+
+
+def find(
+    workspace: Workspace,
+    workloads: Collection[str],
+    strategies: Collection[str],
+    *,
+    trust: bool,
+    models: Mapping[str, ModelFile],
+) -> OwnPlugins:
+    """The plug-ins with these names. models: what a matrix describes by configuration. trust: as in `own_workloads.find`."""
+    return OwnPlugins(
+        own_workloads.find(workspace, workloads, trust=trust, models=models),
+        own_strategies.find(workspace, strategies, trust=trust),
+    )
+
+
+def of_run(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugins:
+    """The own plug-ins of a run, for a new attempt: the code that was frozen here, or with `trust` the code in its folder.
+
+    Raises InputError if the code was not submitted from this workspace and is not trusted."""
+    workload, strategy = run.own_workload, run.own_strategy
+    found = OwnPlugins()
+    if workload is not None and run.cell.workload_code is not None:
+        carried = _carried(workspace, run, workload, run.cell.workload_code, trust=trust or workload.is_data)
+        found = OwnPlugins(OwnWorkloads({workload.name: workload}, carried))
+    if strategy is not None and run.cell.strategy_code is not None:
+        carried = _carried(workspace, run, strategy, run.cell.strategy_code, trust=trust)
+        asked = {strategy.code: RefusingProcess(Path(strategy.file))}
+        found = msgspec.structs.replace(found, strategies=OwnStrategies({strategy.name: strategy}, carried, {}, asked))
+    return found
+
+
+def write(store: Path, run: Run, folder: Path) -> None:
+    """Copy the code of a run's own plug-ins from the frozen copies in `store` into the new folder of the run. Raises
+    ShardlabError."""
+    for known, name in ((run.own_workload, own_workload.FOLDER), (run.own_strategy, own_strategy.FOLDER)):
+        if known is None:
+            continue
+        frozen = own_copies.copy(store / known.code, known.file, known.code)
+        if frozen is None:
+            raise ShardlabError(f"{store / known.code}: the copy of {known.file} is missing or damaged; run the command again.")
+        plugin_source.write(folder / name, frozen)
+
+
+def _carried(
+    workspace: Workspace, run: Run, known: OwnWorkload | OwnStrategy, code: str, *, trust: bool
+) -> dict[str, PluginSource]:
+    """The code in the folder of a run, by its digest; none if the copy that was frozen here is used. Raises InputError."""
+    kind, folder = ("workload", own_workload.FOLDER) if isinstance(known, OwnWorkload) else ("strategy", own_strategy.FOLDER)
+    frozen = own_copies.copy(own_copies.store(workspace) / code, known.file, code)
+    if frozen is not None and (trust or workspace_trust.is_trusted(workspace)):
+        return {}
+    there = workspace.runs / run.run_id / folder
+    found = own_copies.copy(there, known.file, code) if trust else None
+    if found is None:
+        what = "is not complete" if trust else "was not submitted from this workspace, so it is not executed"
+        helps = "" if trust else " Read it; then allow it with --trust."
+        raise InputError(f"{run.run_id}: the code of its {kind} {known.name} ({there}) {what}.{helps}")
+    return {found.digest: found}

@@ -1,0 +1,345 @@
+"""Strategies that a workspace defines itself: what identifies them, what is refused, and which code is executed."""
+
+import json
+import os
+import shutil
+import sys
+import textwrap
+import time
+
+import msgspec
+import psutil
+import pytest
+from support_cells import CELL
+from support_page import files_of
+
+from jobs import own_answers, own_copies, own_plugins, own_strategies
+from jobs.cli import main
+from jobs.own_strategies import RefusingProcess
+from shardlab import own_code, plugin_source, workspace_trust
+from shardlab.errors import InputError
+from shardlab.upload import main as upload_main
+from shardlab.workspace import Workspace
+from trainers import menu, own_strategy
+
+PLAIN = """\
+from shardlab.registry import Option
+from trainers.strategy import Strategy
+def refuse(cell):
+    {refuse}
+VARIANTS = (Strategy(name="{name}", summary="One process.", precisions=("fp32",), refuse=refuse,
+                     engine="trainers.engines.single", options=(Option("wait", 1, "nothing", least=0),)),)
+"""
+MATRIX = """\
+schema: 1
+name: mine
+title: mine
+defaults: {workload: gpt2-tiny, launcher: fork, global_batch_size: 4, steps: 2}
+axes: {strategy: [alone]}
+"""
+
+
+def text_of(name="alone", refuse="return None"):
+    return PLAIN.format(name=name, refuse=refuse)
+
+
+def workspace(folder, text, name="alone"):
+    """A trusted workspace that defines strategies in one file, with a matrix that names `alone`."""
+    (folder / "strategies").mkdir(parents=True)
+    (folder / "strategies" / f"{name}.py").write_text(text)
+    (folder / "m.yaml").write_text(MATRIX)
+    workspace_trust.trust(Workspace(folder))
+    return Workspace(folder)
+
+
+def call(made, verb, *words):
+    return main([verb, *(["--matrix", str(made.path / "m.yaml")] if verb in ("plan", "render") else []),
+                 *words, "--workspace", str(made.path)])  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _only_ours():
+    """Helpers that a test let this process import are not those of the next test."""
+    yield
+    for finder in [entry for entry in sys.meta_path if isinstance(entry, own_code.HelperFinder)]:
+        sys.meta_path.remove(finder)
+        for name in finder.helpers:
+            sys.modules.pop(name, None)
+
+
+def described(folder, text, helper=""):
+    folder = folder / "strategies"
+    folder.mkdir()
+    (folder / "alone.py").write_text(text)
+    if helper:
+        (folder / "_engine.py").write_text(helper)
+    return own_strategy.describe(folder / "alone.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import os\n1 / 0\n", "alone.py:2: ZeroDivisionError: division by zero."),
+        ("VARIANTS = (:\n", "alone.py:1: invalid syntax."),
+        ("raise SystemExit(3)\n", "alone.py:1: SystemExit: 3."),
+        ("VARIANTS = 3\n", "alone.py: defines no VARIANTS."),
+        ("x = '\udcff'\n", "alone.py:1: (unicode error) 'utf-8' codec"),
+        (text_of("other"), "alone.py: found the strategy 'other'. Allowed: alone, or alone-..."),
+        (text_of() + "VARIANTS = VARIANTS * 2\n", "alone.py: defines the strategy alone twice."),
+        (text_of().replace('("fp32",)', '("fp31",)'), "alone.py: alone: Invalid enum value 'fp31'"),
+        (text_of().replace("precisions=", "degrees=('xp',), precisions="), "alone.py: alone: Invalid enum value 'xp'"),
+        (text_of().replace("refuse=refuse", "refuse=None"), "alone.py: alone: refuse is no function of a cell."),
+        (text_of().replace("trainers.engines.single", "os"), "alone: engine: found 'os'. Allowed: a helper beside the file"),
+        (text_of().replace('"trainers.engines.single"', "__name__"), "alone.py: defines no function `build`"),
+    ],
+)
+def test_the_fault_of_a_file_is_a_sentence_that_names_it(tmp_path, text, said):
+    (tmp_path / "strategies").mkdir()
+    (tmp_path / "strategies" / "alone.py").write_bytes(text.encode("utf-8", "surrogateescape"))
+    found = own_strategy.describe(tmp_path / "strategies" / "alone.py")
+    assert said in found.fault
+    assert found.strategies == []
+
+
+@pytest.mark.parametrize(
+    ("helper", "said"),
+    [
+        ("1 / 0\n", "_engine.py:1: ZeroDivisionError"),
+        ("def build(:\n", "_engine.py:1: invalid syntax."),
+        ("x = 3\n", "_engine.py: defines no function `build`, which makes the engine of alone."),
+        ("import _engin\n", "_engine.py:1: ModuleNotFoundError: No module named '_engin'."),
+        ("def build(cell, task, ranks):\n    pass\n", ""),
+    ],
+)
+def test_the_engine_is_a_helper_beside_the_file_and_its_faults_name_it(tmp_path, helper, said):
+    found = described(tmp_path, text_of().replace("trainers.engines.single", "_engine"), helper)
+    assert said in found.fault
+    assert [one.name for one in found.strategies] == ([] if said else ["alone"])
+
+
+def test_helpers_are_executed_as_they_were_digested_and_bytecode_beside_them_is_not(tmp_path):
+    text = text_of().replace("trainers.engines.single", "_engine")
+    assert not described(tmp_path, text, "def build(cell, task, ranks):\n    pass\n").fault
+    source = plugin_source.read(tmp_path / "strategies" / "alone.py")
+    (tmp_path / "strategies" / "_engine.py").write_text("1 / 0\n")
+    sys.modules.pop("_engine")
+    (strategy,) = own_strategy.load(source)
+    own_strategy._must_build("", strategy)  # from the bytes that were read
+    assert own_strategy.describe(source.file).fault.startswith(f"{tmp_path}/strategies/_engine.py:1: ZeroDivisionError")
+    assert not (tmp_path / "strategies" / "__pycache__").exists()
+
+
+def test_a_rank_refuses_a_file_with_another_digest(tmp_path):
+    (tmp_path / "alone.py").write_text(text_of())
+    code = plugin_source.read(tmp_path / "alone.py").digest
+    own_strategy.add(tmp_path / "alone.py", code)
+    cell = msgspec.structs.replace(CELL, strategy="alone", strategy_code=code, options={"wait": 1})
+    assert menu.strategy_of(cell).engine == "trainers.engines.single"
+    with pytest.raises(InputError, match="is not known here"):
+        menu.strategy_of(msgspec.structs.replace(cell, strategy_code="0" * 16))
+    (tmp_path / "alone.py").write_text(text_of() + "\n")
+    with pytest.raises(InputError, match=f"has the digest .*, the run was submitted with {code}"):
+        own_strategy.add(tmp_path / "alone.py", code)
+
+
+def test_faulty_files_are_named_with_their_line_and_the_others_work(tmp_path, capsys):
+    made = workspace(tmp_path, text_of())
+    folder = made.path / "strategies"
+    (folder / "broken.py").write_text("\n1 / 0\n")
+    (folder / "ddp.py").write_text(text_of("ddp"))
+    (folder / "alone_too.py").write_text(text_of("alone-too"))
+    (folder / "alone.py").write_text(text_of() + text_of("alone-too").replace("VARIANTS = ", "VARIANTS += "))
+    assert call(made, "strategies", "--json") == 1
+    shown = capsys.readouterr()
+    assert "broken.py:2: ZeroDivisionError" in shown.err
+    assert "ddp.py: the strategy ddp ships with shardlab and cannot be replaced." in shown.err
+    assert f"alone_too.py: the strategy alone-too is defined by {folder}/alone.py as well." in shown.err
+    files = {entry["name"]: entry["file"] for entry in json.loads(shown.out)}
+    assert files["alone"] == files["alone-too"] == str(folder / "alone.py")
+    assert files["ddp"] is None
+    (made.path / "m.yaml").write_text(MATRIX.replace("[alone]", "[ddp]"))
+    assert call(made, "plan") == 2
+    assert "m.yaml:5:19: axes.strategy[0]: " in (said := capsys.readouterr().err)
+    assert "the strategy ddp ships with shardlab and cannot be replaced" in said
+
+
+def test_a_helper_of_strategies_must_not_have_the_name_of_a_helper_of_workloads(tmp_path, capsys):
+    made = workspace(tmp_path, text_of())
+    (made.path / "workloads").mkdir()
+    for folder in ("strategies", "workloads"):
+        (made.path / folder / "_common.py").touch()
+    assert call(made, "plan") == 2
+    assert "strategies/_common.py: workloads/_common.py has the same name" in capsys.readouterr().err
+    own_code.execute(plugin_source.read(made.path / "strategies" / "alone.py"))
+    (made.path / "workloads" / "mine.py").touch()
+    with pytest.raises(InputError, match=r"workloads/_common\.py: .*strategies/_common\.py has the same name"):
+        own_code.execute(plugin_source.read(made.path / "workloads" / "mine.py"))
+
+
+def test_its_refusal_stands_at_the_option_and_other_files_are_not_executed(tmp_path, capsys):
+    made = workspace(tmp_path, text_of(refuse="return f'wait: found {cell.options[\"wait\"]}. Allowed: 7.'"))
+    (made.path / "strategies" / "other.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    (made.path / "m.yaml").write_text(MATRIX.replace("steps: 2", "steps: 2, options: {wait: 3}"))
+    assert call(made, "plan") == 2
+    said = capsys.readouterr().err
+    assert "options.wait: wait: found 3. Allowed: 7." in said
+    assert "m.yaml:4:" in said
+    assert not (tmp_path / "executed").exists()
+
+
+def question(strategy="alone"):
+    return msgspec.structs.replace(CELL, strategy=strategy, strategy_code="0" * 16, options={"wait": 1})
+
+
+@pytest.mark.parametrize(
+    ("refuse", "said"),
+    [
+        ("return 1 / 0", "alone.py:5: ZeroDivisionError: division by zero. So refuse of alone is not known."),
+        ("return 3", "refuse of alone returned 3. Allowed: a sentence or None."),
+        ("raise SystemExit", "alone.py:5: SystemExit. So refuse of alone is not known."),
+        ("import os; os._exit(0)", "its code ended the process that asks it"),
+        ("import time, subprocess; subprocess.Popen(['sleep', '1000']); time.sleep(1000)", "did not answer within 1 s."),
+    ],
+)
+def test_a_refusal_that_fails_is_a_sentence_and_nothing_of_it_goes_on(tmp_path, monkeypatch, refuse, said):
+    file = tmp_path / "alone.py"
+    file.write_text(text_of(refuse="if cell.steps == 1: return None\n    " + refuse))
+    process = RefusingProcess(file)
+    first = msgspec.structs.replace(question(), steps=1)
+    assert process.refuse(first, None) is None
+    monkeypatch.setattr(own_strategies, "NEXT_S", 1.0)
+    group = process._process.pid
+    with pytest.raises(InputError) as raised:
+        process.refuse(msgspec.structs.replace(first, steps=2), None)
+    assert said in str(raised.value)
+    process.close()
+    wait_for_end([pid for pid in psutil.pids() if _group(pid) == group])
+
+
+def wait_for_end(pids):
+    """Returns when these processes are gone, or wait for somebody to ask how they ended."""
+    while any(psutil.pid_exists(pid) and _is_alive(pid) for pid in pids):
+        time.sleep(0.01)
+
+
+def _group(pid):
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def test_what_the_code_prints_is_no_answer_and_a_new_question_starts_another_process(tmp_path):
+    file, said = tmp_path / "alone.py", "print('{}', flush=True)"
+    file.write_text(f"{said}\n{text_of(refuse=f'{said}; return cell.workload')}")
+    process = RefusingProcess(file)
+    try:
+        assert process.refuse(question(), None) == CELL.workload
+        process.close()
+        assert process.refuse(question(), None) == CELL.workload
+    finally:
+        process.close()
+
+
+def test_code_that_does_not_end_is_killed_with_what_it_started(tmp_path, monkeypatch):
+    """And what it prints fills no memory, and no pipe that its child keeps open is waited for."""
+    monkeypatch.setattr(own_answers, "ANSWER_S", 1.5)
+    pids = tmp_path / "pids"
+    code = textwrap.dedent(f"""
+        import os, subprocess, time
+        child = subprocess.Popen(["sleep", "1000"])
+        with open({str(pids)!r}, "w") as file:
+            file.write(f"{{os.getpid()}} {{child.pid}}")
+        print("x" * 1000000, flush=True)
+        time.sleep(1000)
+    """)
+    assert own_answers._run([sys.executable, "-c", code], str(tmp_path), tmp_path / "said") is None
+    wait_for_end([int(pid) for pid in pids.read_text().split()])
+    assert own_answers._run([sys.executable, "-c", "import sys; sys.exit(5)"], str(tmp_path), tmp_path / "said") == 5
+
+
+def _is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_two_strategies_of_one_name_are_two_cells_and_the_run_carries_its_code(tmp_path, capsys):
+    runs = {}
+    for name, text in (("a", text_of()), ("c", text_of() + "\n")):
+        made = workspace(tmp_path / name, text)
+        assert call(made, "render") == 0
+        assert f"runs execute the workspace's own strategies {made.path}/strategies/alone.py." in capsys.readouterr().err
+        (runs[name],) = made.all_runs()
+    cells = {name: run.read_run().cell for name, run in runs.items()}
+    assert cells["a"].hash() != cells["c"].hash()
+    assert (runs["c"].path / "strategies" / "alone.py").read_text() == text_of() + "\n"
+    assert runs["c"].read_run().own_strategy.code == cells["c"].strategy_code
+    assert (Workspace(tmp_path / "c").own / "own" / cells["c"].strategy_code / "alone.py").exists()
+
+
+def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
+    theirs = workspace(tmp_path / "theirs", text_of())
+    assert call(theirs, "render") == 0
+    (run_dir,) = theirs.all_runs()
+    run, ours = run_dir.read_run(), Workspace(tmp_path / "ours")
+    shutil.copytree(run_dir.path, ours.runs / run_dir.run_id)
+    with pytest.raises(InputError, match=r"the code of its strategy alone .*was not submitted from this workspace.*--trust"):
+        own_plugins.of_run(ours, run, trust=False)
+    own_copies.freeze(ours, own_plugins.of_run(ours, run, trust=True).sources)
+    with pytest.raises(InputError, match="--trust"):  # the workspace is not trusted
+        own_plugins.of_run(ours, run, trust=False)
+    workspace_trust.trust(ours)
+    found = own_plugins.of_run(ours, run, trust=False)
+    assert (found.strategies.known, found.sources) == ({"alone": run.own_strategy}, [])
+    shutil.rmtree(ours.own)
+    (ours.runs / run_dir.run_id / "strategies" / "alone.py").write_text("changed\n")
+    with pytest.raises(InputError, match="is not complete"):
+        own_plugins.of_run(ours, run, trust=True)
+
+
+def test_a_workspace_that_came_from_elsewhere_executes_no_strategy(tmp_path, capsys):
+    marker = tmp_path / "executed"
+    made = workspace(tmp_path / "w", f"open({str(marker)!r}, 'w')\n{text_of()}")
+    (made.own / workspace_trust.MARK).unlink()
+    assert call(made, "strategies") == 1
+    assert call(made, "plan") == 2
+    assert capsys.readouterr().err.count("allow it with --trust") == 2
+    assert not marker.exists()
+    assert call(made, "plan", "--trust") == 0
+    assert marker.exists()
+
+
+def test_strategies_go_to_the_cluster_and_those_that_were_removed_are_removed_there(tmp_path, monkeypatch, capsys):
+    made = workspace(tmp_path / "here", text_of())
+    (made.path / "strategies" / "_engine.py").write_text("# engine\n")
+    texts = plugin_source.texts(made.path)
+    assert set(texts) == {"strategies/alone.py", "strategies/_engine.py"}
+    there = tmp_path / "there"
+    (there / "strategies").mkdir(parents=True)
+    (there / "strategies" / "old.py").touch()
+    sent = {"cluster.yaml": "x", **{name: text.decode() for name, text in texts.items()}}
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as out:
+        json.dump(sent, out)
+    monkeypatch.setattr(sys, "argv", ["upload", "--workspace", str(there), "--json"])
+    with os.fdopen(read) as given:
+        monkeypatch.setattr(sys, "stdin", given)
+        assert upload_main() == 0
+    capsys.readouterr()
+    assert plugin_source.texts(there) == texts
+
+
+def test_the_example_of_the_docs_asks_for_no_more_than_the_interface(tmp_path):
+    """It is found, and refuses a period that does not divide the steps."""
+    for path, text in files_of("own-strategies.md").items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    source = plugin_source.read(tmp_path / "strategies" / "average.py")
+    found = own_strategy.describe(source.file)
+    assert [one.name for one in found.strategies] == ["average", "average-rarely"]
+    _, rarely = own_strategy.load(source)
+    cell = msgspec.structs.replace(CELL, strategy="average-rarely", steps=5, options={"every": 2})
+    assert rarely.refuse(cell) == "every: found 2. Allowed: a divisor of the 5 steps."
+    assert rarely.communication_period(cell) == 2

@@ -1,0 +1,142 @@
+"""Executes a file of a user that defines strategies (docs/own-strategies.md), and checks what it defines.
+
+The file has the interface of those that ship: `VARIANTS`, a tuple of `Strategy`. The module of an engine is a helper beside the
+file, or one of ours. Only ranks, `python -m trainers describe` and `python -m trainers refuse` execute it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from shardlab import own_code, plugin_source, registry
+from shardlab.cell import Cell
+from shardlab.decoders import DECODE_FAULTS
+from shardlab.errors import InputError, ShardlabError
+from shardlab.own_strategy import OwnStrategy, RefusalAnswer, RefusalQuestion, StrategyDescription
+from shardlab.plugin_source import PluginSource
+from trainers import menu
+from trainers.strategy import Strategy
+
+ENGINES = "trainers.engines"
+FUNCTIONS = ("refuse", "unprovable", "other_work")  # each returns a sentence or None
+
+
+def load(source: PluginSource) -> list[Strategy]:
+    """Execute the file, but not the modules of its engines. Raises InputError that names the file, and the line if the error
+    has one."""
+    file, module = str(source.file), own_code.execute(source)
+    found = getattr(module, "VARIANTS", None)
+    if not isinstance(found, tuple) or not found or not all(isinstance(one, Strategy) for one in found):
+        raise InputError(f"{file}: defines no VARIANTS. Needed: a tuple of Strategy (trainers.strategy).")
+    first = source.name.replace("_", "-")
+    names = [one.name for one in found]
+    for name in names:
+        if name != first and not str(name).startswith(f"{first}-"):
+            raise InputError(f"{file}: found the strategy {str(name)[:60]!r}. Allowed: {first}, or {first}-...")
+        if names.count(name) > 1:
+            raise InputError(f"{file}: defines the strategy {name} twice.")
+    return [_checked(source, one, module.__name__) for one in found]
+
+
+def add(file: Path, code: str | None) -> None:
+    """Let `menu.strategy_of` find the strategies of a file. Raises InputError if the file has another digest than `code`."""
+    source = plugin_source.read(file)
+    if source.digest != code:
+        raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {code}.")
+    for one in load(source):
+        menu.add_own_strategy(one)
+
+
+def describe(file: Path) -> StrategyDescription:
+    """The strategies of a file, whose engines are imported as well. An error in the file is a fault of the description."""
+    try:
+        source = plugin_source.read(file)
+        found = load(source)
+        for one in found:
+            _must_build(str(file), one)
+        return StrategyDescription([_plain(source, one) for one in found])
+    except ShardlabError as error:
+        return StrategyDescription(fault=str(error))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the code of a user
+        return StrategyDescription(fault=own_code.sentence(str(file), error))
+
+
+def answer(file: Path, questions: Iterable[bytes], answers: IO[bytes]) -> None:
+    """Answer each question of `jobs`, a line of JSON, with a line of JSON. The fault of a file is the answer to each."""
+    fault, known = "", dict[str, Strategy]()
+    try:
+        known = {one.name: one for one in load(plugin_source.read(file))}
+    except ShardlabError as error:
+        fault = str(error)
+    for line in questions:
+        asked = msgspec.json.decode(line, type=RefusalQuestion)
+        try:
+            if (own := asked.own_workload) is not None:
+                menu.add_own(own, Path(own.file))
+            found = RefusalAnswer(fault=fault) if fault else RefusalAnswer(why=known[asked.strategy].refuse(asked.cell))
+        except ShardlabError as error:
+            found = RefusalAnswer(fault=str(error))
+        answers.write(msgspec.json.encode(found) + b"\n")
+        answers.flush()
+
+
+def _checked(source: PluginSource, given: Strategy, module: str) -> Strategy:
+    """The strategy with its file, whose functions name the file and the line of an error. Raises InputError."""
+    file = str(source.file)
+    helpers = {name.removesuffix(".py") for name in source.contents if name.startswith("_")}
+    shipped = {f"{ENGINES}.{name}" for name in registry.modules(ENGINES)}
+    if given.engine not in {module, *helpers, *shipped}:
+        raise InputError(
+            f"{file}: {given.name}: engine: found {str(given.engine)[:60]!r}. Allowed: a helper beside the file "
+            f"({', '.join(sorted(helpers)) or 'a file whose name begins with _'}), __name__, or {', '.join(sorted(shipped))}."
+        )
+    if not isinstance(given.settings, dict):
+        raise InputError(f"{file}: {given.name}: settings is no dict.")
+    functions: dict[str, Any] = {}
+    for name in (*FUNCTIONS, "communication_period"):
+        if not callable(getattr(given, name)):
+            raise InputError(f"{file}: {given.name}: {name} is no function of a cell.")
+        allowed = (int, type(None)) if name == "communication_period" else (str, type(None))
+        functions[name] = partial(_called, file, given.name, name, getattr(given, name), allowed)
+    made = msgspec.structs.replace(given, code=source.digest, file=file, **functions)
+    _plain(source, made)
+    return made
+
+
+def _called(file: str, strategy: str, name: str, function: Callable[[Cell], Any], allowed: tuple[type, ...], cell: Cell) -> Any:
+    """What a function of the file returns for a cell. Raises InputError with the line for an error in it."""
+    try:
+        found = function(cell)
+    except ShardlabError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{own_code.sentence(file, error)} So {name} of {strategy} is not known.") from error
+    if type(found) not in allowed:
+        words = "a whole number or None" if int in allowed else "a sentence or None"
+        raise InputError(f"{file}: {name} of {strategy} returned {repr(found)[:60]}. Allowed: {words}.")
+    return found
+
+
+def _plain(source: PluginSource, one: Strategy) -> OwnStrategy:
+    """The data of a strategy, with the types checked. Raises InputError."""
+    fields = {name: getattr(one, name) for name in OwnStrategy.__struct_fields__ if name not in ("code", "file")}
+    try:
+        return msgspec.convert(msgspec.to_builtins({**fields, "code": source.digest, "file": str(source.file)}), OwnStrategy)
+    except (*DECODE_FAULTS, ValueError, TypeError) as error:
+        raise InputError(f"{source.file}: {str(one.name)[:60]}: {error}.") from None
+
+
+def _must_build(file: str, one: Strategy) -> None:
+    """Imports the module of the engine. Raises InputError if it has no function that makes the engine."""
+    module = importlib.import_module(one.engine)
+    for name in ("build", *(["build_server"] if one.servers else [])):
+        if not inspect.isfunction(getattr(module, name, None)):
+            where = getattr(module, "__file__", None) or file
+            raise InputError(f"{where}: defines no function `{name}`, which makes the engine of {one.name}.")
