@@ -1,6 +1,6 @@
 """How long the planner takes for 10,000 cells by formula. No GPU and no torch are needed.
 
-    python benchmarks/planner.py
+python benchmarks/planner.py
 """
 
 from __future__ import annotations
